@@ -14,23 +14,23 @@ use std::time::Duration;
 use levade_engine::available_memory;
 
 /// The system's allocator, which ends the process if an allocation fails.
-pub struct OrEnd;
+pub struct EndingAllocator;
 
 // SAFETY: every call is forwarded unchanged, and a null pointer is never returned to the caller.
-unsafe impl GlobalAlloc for OrEnd {
+unsafe impl GlobalAlloc for EndingAllocator {
     unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of `alloc`.
-        or_end(unsafe { System.alloc(layout) }, layout.size())
+        end_if_null(unsafe { System.alloc(layout) }, layout.size())
     }
 
     unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
         // SAFETY: the caller upholds the contract of `alloc_zeroed`.
-        or_end(unsafe { System.alloc_zeroed(layout) }, layout.size())
+        end_if_null(unsafe { System.alloc_zeroed(layout) }, layout.size())
     }
 
     unsafe fn realloc(&self, start: *mut u8, layout: Layout, size: usize) -> *mut u8 {
         // SAFETY: the caller upholds the contract of `realloc`.
-        or_end(unsafe { System.realloc(start, layout, size) }, size)
+        end_if_null(unsafe { System.realloc(start, layout, size) }, size)
     }
 
     unsafe fn dealloc(&self, start: *mut u8, layout: Layout) {
@@ -39,7 +39,7 @@ unsafe impl GlobalAlloc for OrEnd {
     }
 }
 
-fn or_end(start: *mut u8, size: usize) -> *mut u8 {
+fn end_if_null(start: *mut u8, size: usize) -> *mut u8 {
     if start.is_null() {
         end(size);
     }
@@ -53,21 +53,21 @@ thread_local! {
 
 #[cold]
 fn end(size: usize) -> ! {
-    static SAID: AtomicBool = AtomicBool::new(false);
+    static REPORTED: AtomicBool = AtomicBool::new(false);
     // Reporting the free memory allocates as well. If that allocation fails, this function is entered
     // again on the same thread and exits after the first line of the message.
     if !ENDING.replace(true) {
-        if SAID.swap(true, Ordering::SeqCst) {
+        if REPORTED.swap(true, Ordering::SeqCst) {
             // Another thread is printing the message.
             std::thread::sleep(Duration::from_secs(1));
         } else {
-            say(size);
+            report_out_of_memory(size);
         }
     }
     std::process::exit(1)
 }
 
-fn say(size: usize) {
+fn report_out_of_memory(size: usize) {
     let mut out = std::io::stderr();
     // The process ends, so a failed write cannot be reported.
     let _ = writeln!(out, "\nerror: there is no memory: {size} bytes were asked for and cannot be had");

@@ -109,14 +109,14 @@ impl Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
+    let (source, its_run) = run::resolve_model(&args.source, run::AgentScope::Default)?;
+    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = match (&args.recipe, its_run) {
         (Some(path), _) => Some(recipe::load(path, &[])?),
         (None, Some(run)) => Some(run.recipe()?),
         (None, None) => None,
     };
-    crate::runtime()?.block_on(talk(&args, &source, recipe, begun))
+    crate::runtime()?.block_on(run_chat(&args, &source, recipe, started_at))
 }
 
 /// Returns the recipe in the directory of a model, which makes the model usable without a run.
@@ -124,7 +124,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if the recipe cannot be read, or if it defines tools: such a tool can run a
 /// program that the user has not seen.
-fn recipe_beside(model: &Path) -> anyhow::Result<Option<Recipe>> {
+fn recipe_of_model(model: &Path) -> anyhow::Result<Option<Recipe>> {
     let file = model.join(RECIPE);
     if !file.is_file() {
         return Ok(None);
@@ -140,16 +140,16 @@ fn recipe_beside(model: &Path) -> anyhow::Result<Option<Recipe>> {
     Ok(Some(recipe))
 }
 
-async fn talk(
+async fn run_chat(
     args: &Args,
     source: &str,
     recipe: Option<Recipe>,
-    begun: Option<u64>,
+    started_at: Option<u64>,
 ) -> anyhow::Result<ExitCode> {
     let host = host::host()?;
     let path = model::get(source, &host)?;
     let recipe = match recipe {
-        None => recipe_beside(&path)?,
+        None => recipe_of_model(&path)?,
         recipe => recipe,
     };
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
@@ -164,7 +164,7 @@ async fn talk(
     }
     let found = model::open_at(path, args.base.as_deref().or(base.as_deref()), &host)?;
     let files = &found.files;
-    let chat = Arc::new(model::chat(files, chat_options(&keys, begun))?);
+    let chat = Arc::new(model::chat(files, chat_options(&keys, started_at))?);
     let tools = Toolboxes::new(&tools, host.supervisor().clone()).of(&keys, &chat)?;
     let params = args.sampling(&chat);
     params.validate()?;
@@ -191,7 +191,7 @@ async fn talk(
         params,
         ..AttemptContext::new("chat", vec![agent])
     });
-    let mut chat = Chatting { format, talk: talk.await.map_err(anyhow::Error::msg)?, keys };
+    let mut chat = ChatSession { format, talk: talk.await.map_err(anyhow::Error::msg)?, keys };
     let is_terminal = std::io::stdin().is_terminal();
     if is_terminal {
         eprintln!("{}", style.dim("/reset begins anew, /quit ends"));
@@ -209,7 +209,7 @@ async fn talk(
             None | Some("/quit") => break ExitCode::SUCCESS,
             Some("") => {}
             Some("/reset") => chat.talk.reset().map_err(anyhow::Error::msg)?,
-            Some(text) => chat.ask(text).await?,
+            Some(text) => chat.send_message(text).await?,
         }
     };
     chat.talk.close().await.map_err(anyhow::Error::msg)?;
@@ -246,16 +246,16 @@ fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
 }
 
 /// A conversation with a model on the terminal.
-struct Chatting {
+struct ChatSession {
     talk: Talk,
     format: Arc<Format>,
     keys: AgentKeys,
 }
 
-impl Chatting {
+impl ChatSession {
     /// Sends a message to the model, and prints its completions while they are sampled. Ctrl-C
     /// interrupts them.
-    async fn ask(&mut self, text: &str) -> anyhow::Result<()> {
+    async fn send_message(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);
         let mut screen = Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
         let finish = tokio::select! {
@@ -298,28 +298,28 @@ impl LoopObserver for Screen {
     fn tokens(&mut self, tokens: &[Token]) {
         let Some(stream) = &mut self.stream else { return };
         for token in tokens {
-            let pieces = stream.push(token.id);
-            self.text.extend(pieces.iter().filter_map(spoken));
-            screen::print(&painted(pieces, Style::stdout()));
+            let deltas = stream.push(token.id);
+            self.text.extend(deltas.iter().filter_map(content_text));
+            screen::print(&format_deltas(deltas, Style::stdout()));
         }
     }
 
     fn end(&mut self) {
         if let Some(stream) = self.stream.take() {
-            screen::say(&painted(stream.finish(), Style::stdout()));
+            screen::print_line(&format_deltas(stream.finish(), Style::stdout()));
         }
     }
 
     fn results(&mut self, results: &[Observation]) {
         for result in results {
-            screen::say(&Style::stdout().dim(&format!("→ {}", result.text)));
+            screen::print_line(&Style::stdout().dim(&format!("→ {}", result.text)));
         }
     }
 }
 
 /// Returns the text of a piece, or `None` if it is not part of the message's content.
-fn spoken(piece: &CompletionDelta) -> Option<&str> {
-    match piece {
+fn content_text(delta: &CompletionDelta) -> Option<&str> {
+    match delta {
         CompletionDelta::Speech(text) => Some(text),
         CompletionDelta::Reasoning(_) | CompletionDelta::Aside(_) | CompletionDelta::Call(_) => None,
     }
@@ -330,13 +330,13 @@ fn note(text: &str) {
 }
 
 /// Formats pieces of a completion, with reasoning and tool calls dimmed.
-fn painted(pieces: Vec<CompletionDelta>, style: Style) -> String {
-    let paint = |piece| match piece {
+fn format_deltas(deltas: Vec<CompletionDelta>, style: Style) -> String {
+    let paint = |delta| match delta {
         CompletionDelta::Speech(text) => text,
         CompletionDelta::Reasoning(text) | CompletionDelta::Aside(text) => style.dim(&text),
         CompletionDelta::Call(_) => String::new(),
     };
-    pieces.into_iter().map(paint).collect()
+    deltas.into_iter().map(paint).collect()
 }
 
 #[cfg(test)]
@@ -362,16 +362,16 @@ mod tests {
         let want = "~<think>2 < 3</think>~Let me see.~\n\
              <tool_call>{\"a\": 1 < 2}</tool_call> ~\nSo <b> it~ <tool_call>is~";
         let chat = Arc::new(tiny_chat().unwrap());
-        let drawn = |style: Style| {
+        let render = |style: Style| {
             let mut stream = chat.stream(false, Arc::new([]));
             let ids = chat.tokenizer().encode(text);
-            let mut out: String = ids.into_iter().map(|id| painted(stream.push(id), style)).collect();
-            out.push_str(&painted(stream.finish(), style));
+            let mut out: String = ids.into_iter().map(|id| format_deltas(stream.push(id), style)).collect();
+            out.push_str(&format_deltas(stream.finish(), style));
             out
         };
         // An aside is dim from start to end, regardless of the number of its pieces.
-        let dim = drawn(Style::always()).replace("\x1b[0m\x1b[2m", "");
+        let dim = render(Style::always()).replace("\x1b[0m\x1b[2m", "");
         assert_eq!(dim.replace("\x1b[2m", "~").replace("\x1b[0m", "~"), want);
-        assert_eq!(drawn(Style::default()), text.replace(" So", " \nSo"));
+        assert_eq!(render(Style::default()), text.replace(" So", " \nSo"));
     }
 }

@@ -93,8 +93,8 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
         timeout: Duration::from_secs(args.seconds),
     };
     let python = crate::runtime()?.block_on(environment.install(&host::host()?))?;
-    screen::say(&format!("the learner's environment is ready: {}", screen::path(&environment.dir)));
-    screen::say(&format!(
+    screen::print_line(&format!("the learner's environment is ready: {}", screen::path(&environment.dir)));
+    screen::print_line(&format!(
         "\nin a recipe\n  [cluster.learner]\n  kind = \"torch\"\n  start = true\n  python = {:?}",
         python.display().to_string()
     ));
@@ -104,9 +104,9 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
 fn take_part(args: Join) -> anyhow::Result<ExitCode> {
     let part = Part { run: args.run, node: args.node, wait: Duration::from_secs(args.wait.into()) };
     let host = host::host()?;
-    let left =
+    let outcome =
         crate::runtime()?.block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;
-    match left {
+    match outcome {
         JoinOutcome::Finished => Ok(ExitCode::SUCCESS),
         JoinOutcome::Replaced => {
             eprintln!("another process has taken the part of machine {}; this one ends", part.node);

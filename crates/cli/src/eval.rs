@@ -21,7 +21,7 @@ use levade_tree::{Purpose, RunId};
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::lines::{LinesFile, attempt_line};
-use crate::run::Asking;
+use crate::run::AgentScope;
 use crate::screen::{self, Style};
 use crate::stop::Requests;
 use crate::watch::Bars;
@@ -74,10 +74,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let mut recipe = recipe::load(&args.recipe, &overrides)?;
     // If the recipe is a run directory, the model is the run's, not the model with which the run
     // started, unless the user names another one.
-    let other = recipe::sets(&overrides, "model", "source");
-    let of_run =
+    let other = recipe::sets_key(&overrides, "model", "source");
+    let model_of_run =
         || RunDir::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
-    let named = args.model.or_else(of_run);
+    let named = args.model.or_else(model_of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
                     result is biased upwards\n      (with eval.select = 0.25 a run chooses by a quarter of \
@@ -85,7 +85,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!("{} {note}", Style::stderr().dim("note:"));
     }
     let model = named.unwrap_or_else(|| recipe.model.source.clone());
-    let (source, trained_by) = run::model_asked(&model, Asking::All)?;
+    let (source, trained_by) = run::resolve_model(&model, AgentScope::All)?;
     recipe.model.source = source;
     let needs_adapter = args.base.is_some();
     recipe.model.base = args.base.or(recipe.model.base);
@@ -97,7 +97,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
-        screen::say(&serde_json::to_string(&result)?);
+        screen::print_line(&serde_json::to_string(&result)?);
     } else {
         screen::print(&table::table(&[&result], Style::stdout()));
     }
@@ -106,7 +106,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 /// Prints a warning if the model was trained on evaluated tasks, according to the store of its run
 /// and the stores of the runs of the models from which it was trained.
-async fn warn_of_trained(tasks: &Tasks, model: &str) {
+async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
     let (mut questions, mut seen): (HashSet<QuestionKey>, Vec<RunDir>) = Default::default();
     let mut next = Some(model.to_owned());
     let unknown = |why: anyhow::Error| {
@@ -131,9 +131,9 @@ async fn warn_of_trained(tasks: &Tasks, model: &str) {
     let trained = tasks.evaluated_among(&questions);
     let Some(first) = trained.first() else { return };
     let question: String = first.question.chars().take(80).collect();
-    let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
+    let num_tasks: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
     eprintln!(
-        "warning: the model was trained on {} of these {asked} tasks, so its success at them says little about \
+        "warning: the model was trained on {} of these {num_tasks} tasks, so its success at them says little about \
          others; one of them is {}: {question:?}",
         trained.len(),
         first.id
@@ -170,8 +170,8 @@ async fn measure(
     let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
-    let begun = trained_by.as_ref().map(RunDir::begun).transpose()?;
-    warn_of_trained(&tasks, &recipe.model.source).await;
+    let started_at = trained_by.as_ref().map(RunDir::begun).transpose()?;
+    warn_if_trained_on(&tasks, &recipe.model.source).await;
     let external_apis = external::external_apis(recipe)?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host)?;
     if needs_adapter && found.adapter.is_none() {
@@ -184,16 +184,16 @@ async fn measure(
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let (mut agents, mut first) = (Vec::new(), None);
     for (name, keys) in recipe.agents() {
-        let chat = Arc::new(model::chat(files, chat_options(keys, begun))?);
+        let chat = Arc::new(model::chat(files, chat_options(keys, started_at))?);
         first.get_or_insert_with(|| Arc::clone(&chat));
         // All agents use the measured model, except those whose policy is an external API.
         let policy = recipe.policy_of(keys).unwrap_or_default();
-        let answers = match external_apis.get(&policy) {
+        let policy_source = match external_apis.get(&policy) {
             Some(other) => Answers::Api(Arc::clone(other)),
             None => Answers::Policy(Arc::clone(&chat)),
         };
         let (tools, when) = (toolboxes.of(keys, &chat)?, programs::when(name, keys)?);
-        agents.push(AgentParts { answers: vec![answers], when, ..AgentParts::new(name, chat, tools) });
+        agents.push(AgentParts { answers: vec![policy_source], when, ..AgentParts::new(name, chat, tools) });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
@@ -222,10 +222,10 @@ async fn measure(
         store: Arc::new(Memory::new(RunId("eval".into()))),
     };
     let stop = StopFlag::default();
-    let (mut requests, asked) = (Requests::listen()?, stop.clone());
+    let (mut requests, stop_flag) = (Requests::listen()?, stop.clone());
     let interrupts = tokio::spawn(async move {
         requests.next().await;
-        asked.stop();
+        stop_flag.stop();
     });
     let mut bars = Bars::default();
     bars.wait();
@@ -248,8 +248,8 @@ async fn measure(
         out.finish()?;
     }
     let tries = [rollouts.earlier_tries(&attempts).await?, attempts].concat();
-    for trouble in Troubles::default().add(&tries) {
-        eprintln!("{} {trouble}", Style::stderr().dim("note:"));
+    for failure in Troubles::default().add(&tries) {
+        eprintln!("{} {failure}", Style::stderr().dim("note:"));
     }
     Ok(Some(result))
 }

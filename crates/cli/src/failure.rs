@@ -19,10 +19,10 @@ use levade_trainer::TrainerError;
 
 /// Returns 2 if the user can correct the cause of an error, and 1 otherwise.
 pub fn exit_code(error: &anyhow::Error) -> ExitCode {
-    ExitCode::from(if is_users(error) { 2 } else { 1 })
+    ExitCode::from(if is_user_error(error) { 2 } else { 1 })
 }
 
-fn is_users(error: &anyhow::Error) -> bool {
+fn is_user_error(error: &anyhow::Error) -> bool {
     let is = |model: &ModelError| !matches!(model, ModelError::Fetch { .. } | ModelError::Checksum { .. });
     if let Some(error) = error.downcast_ref::<TrainerError>() {
         return error.is_user_error();
@@ -55,7 +55,7 @@ fn is_users(error: &anyhow::Error) -> bool {
 /// crate that defines the error does not know the recipe's keys.
 pub fn message(error: &anyhow::Error) -> String {
     if let Some(EngineError::Memory { plan, available }) = error.downcast_ref() {
-        let ways = ways_out(plan.largest());
+        let ways = remedies(plan.largest());
         return format!(
             "the model would take {plan}, but only {} MiB of memory may be used\n{}, raise `engine.memory_mb` if it is set, or free memory",
             available >> 20,
@@ -71,9 +71,9 @@ pub fn message(error: &anyhow::Error) -> String {
 }
 
 /// Lists ways to reduce the memory for some purposes, each way once.
-fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
+fn remedies(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
     let mut ways = Vec::new();
-    for way in purposes.into_iter().flat_map(less_for) {
+    for way in purposes.into_iter().flat_map(remedies_for) {
         if !ways.contains(way) {
             ways.push(*way);
         }
@@ -82,7 +82,7 @@ fn ways_out(purposes: impl IntoIterator<Item = Purpose>) -> Vec<&'static str> {
 }
 
 /// Lists ways to reduce the memory for one purpose, in the terms of recipes.
-fn less_for(purpose: Purpose) -> &'static [&'static str] {
+fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
     match purpose {
         Purpose::Weights => &["take a smaller model"],
         Purpose::Optimizer => &["train an adapter (`model.lora`)", "take a smaller model"],
@@ -101,7 +101,7 @@ mod tests {
 
     #[test]
     fn ways_out_removes_duplicates() {
-        let ways = ways_out([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
+        let ways = remedies([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
         let named = [
             "train an adapter (`model.lora`)",
             "take a smaller model",
@@ -112,7 +112,7 @@ mod tests {
 
     #[test]
     fn is_users_distinguishes_input_from_runtime_failures() {
-        let is = |error: anyhow::Error| is_users(&error);
+        let is = |error: anyhow::Error| is_user_error(&error);
         assert!(is(unusable("no")));
         assert!(is(TextError::NoTemplate.into()));
         assert!(is(TrainerError::NoHeldOutTasks.into()));

@@ -40,7 +40,7 @@ impl Setup {
     pub fn show(&mut self, event: &Event) {
         let dim = |text: &str| Style::stderr().dim(text);
         match event {
-            Event::Fetching { stage, done, total } => self.fetching(stage, *done, *total),
+            Event::Fetching { stage, done, total } => self.show_progress(stage, *done, *total),
             Event::Fetched => self.end(),
             Event::Setup { part, text } => eprintln!("{} {text}", dim(&format!("{part:<6}"))),
             Event::Note(note) => eprintln!("{} {note}", dim("note:")),
@@ -48,7 +48,7 @@ impl Setup {
         }
     }
 
-    fn fetching(&mut self, stage: &str, done: u64, total: Option<u64>) {
+    fn show_progress(&mut self, stage: &str, done: u64, total: Option<u64>) {
         if self.stage != stage {
             self.end();
             self.stage = stage.to_owned();

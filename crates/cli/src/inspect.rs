@@ -17,7 +17,7 @@ use levade_tree::{
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 use crate::{host, terms};
-use list::{attempts, extreme, failure_lines, no_attempts, selected, selected_failures, steps};
+use list::{attempts, failure_lines, no_attempts, select_attempts, select_extreme, select_failures, steps};
 
 mod list;
 
@@ -113,12 +113,12 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
     let store = run.open_store().await?;
     let found = match &args.attempt {
-        Some(name) => Some(named(&*store, name).await?.ok_or_else(|| {
+        Some(name) => Some(find_attempt(&*store, name).await?.ok_or_else(|| {
             let run = args.run.display();
             unusable(format!("the run has no {name}; `levade inspect {run}` lists what it has"))
         })?),
         None if args.failed => {
-            let failures = selected_failures(&args, &*store).await?;
+            let failures = select_failures(&args, &*store).await?;
             if failures.is_empty() {
                 return Err(unusable(no_attempts(&args, "failed attempts")));
             }
@@ -126,9 +126,9 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             None
         }
         None => {
-            let summaries = selected(&args, &*store).await?;
+            let summaries = select_attempts(&args, &*store).await?;
             if summaries.is_empty() {
-                let failures = selected_failures(&args, &*store).await?;
+                let failures = select_failures(&args, &*store).await?;
                 if failures.is_empty() {
                     return Err(unusable(no_attempts(&args, "attempts")));
                 }
@@ -136,7 +136,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
                 return Ok(ExitCode::SUCCESS);
             }
             if args.best || args.worst {
-                store.attempt(&extreme(&summaries, args.best)?).await?
+                store.attempt(&select_extreme(&summaries, args.best)?).await?
             } else {
                 let list = if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
                 screen::print(&list);
@@ -147,19 +147,26 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(attempt) = found {
         let tokenizer = tokenizer(&run)?;
         if args.terms {
-            let Some((step, _)) = planned(&*store, &attempt, args.step).await? else {
-                let which = args.step.map_or("no step has".to_owned(), |step| format!("step {step} has not"));
-                return Err(unusable(format!("{which} trained on {}", attempt.placement)));
+            let Some((step, _)) = find_planned_sequence(&*store, &attempt, args.step).await? else {
+                let subject =
+                    args.step.map_or("no step has".to_owned(), |step| format!("step {step} has not"));
+                return Err(unusable(format!("{subject} trained on {}", attempt.placement)));
             };
             let selected = (args.token, args.json);
-            screen::print(&terms::shown(&args.run, &attempt, step, &tokenizer, selected).await?);
+            screen::print(&terms::format_terms(&args.run, &attempt, step, &tokenizer, selected).await?);
             return Ok(ExitCode::SUCCESS);
         }
         let planned = match attempt.placement.purpose {
-            Purpose::Train => planned(&*store, &attempt, None).await?,
+            Purpose::Train => find_planned_sequence(&*store, &attempt, None).await?,
             _ => None,
         };
-        screen::print(&shown(&attempt, planned.as_ref(), &tokenizer, args.logprobs, Style::stdout()));
+        screen::print(&format_attempt(
+            &attempt,
+            planned.as_ref(),
+            &tokenizer,
+            args.logprobs,
+            Style::stdout(),
+        ));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -169,7 +176,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
-async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
+async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
     if let Some(placement) = Placement::parse(name) {
         return Ok(store.last_try(&placement).await?);
     }
@@ -186,7 +193,7 @@ async fn named(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>>
 /// Returns the first sequence of an attempt that the step `only` trained on, with the step. If `only`
 /// is `None`, returns that of the first step of the attempt's phase that trained on the attempt. This
 /// step can differ from the step for which the attempt was started.
-async fn planned(
+async fn find_planned_sequence(
     store: &dyn Store,
     attempt: &Attempt,
     only: Option<u32>,
@@ -195,9 +202,9 @@ async fn planned(
     let steps = store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase);
     for (_, step) in steps.filter(|(_, step)| only.is_none_or(|only| only == *step)) {
         let plan = store.step(phase, step).await?;
-        let mut paths = plan.iter().flat_map(|plan| plan.paths());
-        if let Some(path) = paths.find(|path| path.attempt == attempt.id) {
-            return Ok(Some((step, path.clone())));
+        let mut sequences = plan.iter().flat_map(|plan| plan.paths());
+        if let Some(sequence) = sequences.find(|sequence| sequence.attempt == attempt.id) {
+            return Ok(Some((step, sequence.clone())));
         }
     }
     Ok(None)
@@ -219,9 +226,9 @@ fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     Ok(Tokenizer::new(&source)?)
 }
 
-/// Formats an attempt: its score and reward, its advantage in the step and sequence in `planned`, its
+/// Formats an attempt: its score and reward, its advantage in the step and sequence in `find_planned_sequence`, its
 /// task and outcome, and its tokens.
-fn shown(
+fn format_attempt(
     attempt: &Attempt,
     planned: Option<&(u32, PlannedPath)>,
     tokenizer: &Tokenizer,
@@ -236,17 +243,18 @@ fn shown(
     let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
     let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
     let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
-    let parts = attempt.earned.iter().map(|Earned { by, reward }| format!("{reward} by {}", earner(by)));
+    let parts =
+        attempt.earned.iter().map(|Earned { by, reward }| format!("{reward} by {}", credit_target(by)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
     match planned {
-        Some((step, path)) => {
+        Some((step, sequence)) => {
             let _ = writeln!(
                 text,
                 "advantage  {} in step {step} (weight of a token in the loss: {})",
-                range(&path.advantage),
-                range(&path.weight)
+                range(&sequence.advantage),
+                range(&sequence.weight)
             );
         }
         None if attempt.placement.purpose == Purpose::Train => {
@@ -292,10 +300,10 @@ pub fn calls(calls: &serde_json::Value) -> String {
         let word = |name: &str| call[name].as_str().unwrap_or_default().to_owned();
         let number = |name: &str| call[name].as_u64().unwrap_or_default();
         let turn = call["turn"].as_u64().map_or("–".to_owned(), |turn| turn.to_string());
-        let fault = call["fault"].as_str().map_or(String::new(), |fault| format!(" · {fault}"));
+        let error = call["fault"].as_str().map_or(String::new(), |error| format!(" · {error}"));
         let _ = writeln!(
             text,
-            "call {turn:5} {} of {} · {} · {} + {} tokens · {}{fault}",
+            "call {turn:5} {} of {} · {} · {} + {} tokens · {}{error}",
             word("agent"),
             word("model"),
             word("history"),
@@ -339,15 +347,15 @@ fn external(recorded: &serde_json::Value) -> String {
             let calls = if calls.is_empty() { String::new() } else { format!(" → {}", calls.join(", ")) };
             let _ = writeln!(text, "  {}: {}{calls}", message.role.as_str(), message.content.as_str());
         }
-        if let Some(fault) = &call.fault {
-            let _ = writeln!(text, "  {fault}");
+        if let Some(error) = &call.fault {
+            let _ = writeln!(text, "  {error}");
         }
     }
     text
 }
 
 /// Fields of a task or an outcome that are omitted or have separate lines.
-const SHOWN_APART: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
+const SEPARATE_FIELDS: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
 /// Formats the components of a score, each with its weight if it has one. Returns an empty string if
 /// the only component is the score itself.
@@ -357,13 +365,13 @@ fn components(components: &[Component]) -> String {
     }
     let one = |Component { name, value, weight, on, .. }: &Component| {
         let weight = weight.map_or(String::new(), |weight| format!(" × {weight}"));
-        let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", earner(on)));
+        let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", credit_target(on)));
         format!("{name} {value}{weight}{on}")
     };
     format!(", of {}", components.iter().map(one).collect::<Vec<_>>().join(", "))
 }
 
-fn earner(by: &CreditTarget) -> String {
+fn credit_target(by: &CreditTarget) -> String {
     match by {
         CreditTarget::Segment(SegmentId(segment)) => format!("segment {segment}"),
         CreditTarget::Turn(turn) => format!("turn {turn}"),
@@ -383,7 +391,7 @@ fn range(numbers: &PerToken) -> String {
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
     let shown =
-        object.iter().filter(|(name, value)| !value.is_null() && !SHOWN_APART.contains(&name.as_str()));
+        object.iter().filter(|(name, value)| !value.is_null() && !SEPARATE_FIELDS.contains(&name.as_str()));
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
@@ -444,26 +452,26 @@ mod tests {
     async fn named_accepts_slots_and_ids() {
         let store = Memory::new(RunId("r".into()));
         for name in ["train/1/2/3/4", "0123456789abcdef0123456789abcdef"] {
-            assert!(named(&store, name).await.unwrap().is_none(), "{name}");
+            assert!(find_attempt(&store, name).await.unwrap().is_none(), "{name}");
         }
         for name in ["", "train/1/2/3", "0123"] {
-            let error = named(&store, name).await.unwrap_err().to_string();
+            let error = find_attempt(&store, name).await.unwrap_err().to_string();
             assert!(error.contains("PURPOSE/PHASE"), "{error}");
         }
     }
 
     #[test]
     fn components_show_weights_and_targets() {
-        let right = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
+        let correctness = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
         let step = Component {
             weight: Some(0.5),
             on: Some(CreditTarget::Turn(0)),
             ..Component::new("judge.step", -0.5)
         };
-        let all = [right.clone(), step, Component::new("judge.length", 9.0)];
+        let all = [correctness.clone(), step, Component::new("judge.length", 9.0)];
         assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
         // A single component with weight 1 is the score and is not repeated.
-        assert_eq!(components(&[Component { weight: Some(1.0), ..right }]), "");
+        assert_eq!(components(&[Component { weight: Some(1.0), ..correctness }]), "");
     }
 
     #[test]
@@ -496,9 +504,9 @@ mod tests {
             status: Status::Completed,
             trajectory,
         };
-        let text = shown(&attempt, None, &tokenizer, true, Style::default());
+        let text = format_attempt(&attempt, None, &tokenizer, true, Style::default());
         let abandoned = Attempt { status: Status::Abandoned, ..attempt.clone() };
-        let abandoned = shown(&abandoned, None, &tokenizer, true, Style::default());
+        let abandoned = format_attempt(&abandoned, None, &tokenizer, true, Style::default());
         assert!(abandoned.contains("01, try 1, abandoned\n"), "{abandoned}");
         for part in [
             "train/0/0/0/0\nid         01010101010101010101010101010101, try 1\n",

@@ -31,7 +31,7 @@ pub struct Args {
 
     /// Launcher that starts the processes
     #[arg(long)]
-    on: On,
+    on: LaunchTarget,
 
     /// Override a key of the recipe; can be repeated
     #[arg(long = "set", value_name = "KEY=VALUE")]
@@ -125,7 +125,7 @@ struct K8s {
 
 /// A launcher, which starts the processes of a run.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, clap::ValueEnum)]
-enum On {
+enum LaunchTarget {
     /// This machine; each node is a group of processes on it
     Local,
     /// Machines that ssh reaches without a password
@@ -142,16 +142,16 @@ impl Args {
     /// Returns the launcher with its options.
     fn launcher(&self) -> Launcher {
         match self.on {
-            On::Local => Launcher::Local,
-            On::Ssh => {
+            LaunchTarget::Local => Launcher::Local,
+            LaunchTarget::Ssh => {
                 Launcher::Ssh(SshOptions { hosts: self.ssh.hosts.clone(), args: self.ssh.ssh_args.clone() })
             }
-            On::Slurm => Launcher::Slurm(SlurmOptions { sbatch: self.slurm.sbatch.clone() }),
-            On::Ray => Launcher::Ray(RayOptions {
+            LaunchTarget::Slurm => Launcher::Slurm(SlurmOptions { sbatch: self.slurm.sbatch.clone() }),
+            LaunchTarget::Ray => Launcher::Ray(RayOptions {
                 address: self.ray.address.clone(),
                 python: self.ray.ray_python.clone(),
             }),
-            On::K8s => Launcher::K8s(K8sOptions {
+            LaunchTarget::K8s => Launcher::K8s(K8sOptions {
                 image: self.k8s.image.clone(),
                 claims: self.k8s.claims.clone(),
                 namespace: self.k8s.namespace.clone(),
@@ -171,14 +171,14 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::new(job, &recipe, &args.launcher())?;
     if args.dry_run {
         for (path, text) in launch.files() {
-            screen::say(&format!("{}\n{text}", Style::stdout().dim(&format!("# {}", path.display()))));
+            screen::print_line(&format!("{}\n{text}", Style::stdout().dim(&format!("# {}", path.display()))));
         }
         for command in launch.commands() {
-            screen::say(&format!("$ {command}"));
+            screen::print_line(&format!("$ {command}"));
         }
         return Ok(ExitCode::SUCCESS);
     }
-    let Job { nodes, root, folder, .. } = launch.job().clone();
+    let Job { nodes, root, folder: dir, .. } = launch.job().clone();
     let machines = screen::plural(nodes, "machine");
     eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
     let ended = crate::runtime()?.block_on(async {
@@ -187,11 +187,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     })?;
     match ended {
         LaunchOutcome::Code(code) => {
-            screen::say(&format!("logs   {}", screen::path(&folder)));
+            screen::print_line(&format!("logs   {}", screen::path(&dir)));
             Ok(ExitCode::from(code))
         }
         LaunchOutcome::Detached { watch, end } => {
-            screen::say(&format!("it goes on\nwatch it  {watch}\nend it    {end}"));
+            screen::print_line(&format!("it goes on\nwatch it  {watch}\nend it    {end}"));
             Ok(ExitCode::SUCCESS)
         }
     }

@@ -88,9 +88,9 @@ mod tests {
 
     #[test]
     fn attempt_line_contains_task_answer_and_score() {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("out.jsonl");
-        let begun = Begun {
+        let dir = tempfile::tempdir().unwrap();
+        let path = dir.path().join("out.jsonl");
+        let started_attempt = Begun {
             id: AttemptId::from_bytes([1; 16]),
             placement: Placement { purpose: Purpose::Eval, phase: 0, step: 0, group: 3, sample: 1 },
             number: 0,
@@ -102,8 +102,12 @@ mod tests {
             components: vec![Component::new("right", 1.0)],
             ..Outcome::demonstrated("It is 2.")
         };
-        let attempt =
-            Attempt { outcome, score: Some(1.0), status: Status::Completed, ..Attempt::begun(&begun) };
+        let attempt = Attempt {
+            outcome,
+            score: Some(1.0),
+            status: Status::Completed,
+            ..Attempt::begun(&started_attempt)
+        };
         let mut file = LinesFile::create(&path).unwrap();
         file.write(&attempt_line("easy", &attempt)).unwrap();
         file.finish().unwrap();
@@ -115,7 +119,7 @@ mod tests {
             "sampled_tokens": 0, "tool_calls": 2, "error": null,
         });
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), expected);
-        let nowhere = folder.path().join("none/out.jsonl");
+        let nowhere = dir.path().join("none/out.jsonl");
         let error = LinesFile::create(&nowhere).err().unwrap().to_string();
         assert!(error.contains("none/out.jsonl: No such file"), "{error}");
     }

@@ -21,7 +21,7 @@ use crate::screen::{self, Style};
 const VARIABLE: &str = "LEVADE_LOG";
 
 /// Crates whose levels a filter can set by name.
-const ROOMS: [&str; 26] = [
+const CRATES: [&str; 26] = [
     "agent",
     "call",
     "cli",
@@ -71,11 +71,11 @@ impl Args {
     /// already installed.
     pub fn install(&self) -> anyhow::Result<()> {
         let filter = match &self.log {
-            Some(text) => filter("--log", text)?,
+            Some(text) => parse_filter("--log", text)?,
             None => match read_variable(VARIABLE) {
-                Some(text) => filter(VARIABLE, &text.to_string_lossy())?,
+                Some(text) => parse_filter(VARIABLE, &text.to_string_lossy())?,
                 _ if self.log_file.is_some() => Targets::new().with_default(LevelFilter::INFO),
-                _ => quiet(),
+                _ => default_filter(),
             },
         };
         let layer: Box<dyn Layer<Registry> + Send + Sync> = match &self.log_file {
@@ -90,7 +90,7 @@ impl Args {
             // to standard error or panic.
             None => fmt::layer()
                 .with_ansi(Style::stderr().is_on())
-                .with_writer(|| BesideBars)
+                .with_writer(|| BarSuspendingWriter)
                 .log_internal_errors(false)
                 .boxed(),
         };
@@ -99,11 +99,11 @@ impl Args {
 }
 
 /// Writer to standard error that suspends the progress bar.
-struct BesideBars;
+struct BarSuspendingWriter;
 
-impl Write for BesideBars {
+impl Write for BarSuspendingWriter {
     fn write(&mut self, line: &[u8]) -> io::Result<usize> {
-        screen::beside_bar(|| io::stderr().lock().write_all(line))?;
+        screen::with_bar_suspended(|| io::stderr().lock().write_all(line))?;
         Ok(line.len())
     }
 
@@ -114,13 +114,13 @@ impl Write for BesideBars {
 
 /// Returns the default filter: warnings and errors, except those of the MCP SDK, which the tool
 /// reports itself.
-fn quiet() -> Targets {
+fn default_filter() -> Targets {
     Targets::new().with_default(LevelFilter::WARN).with_target("rmcp", LevelFilter::OFF)
 }
 
 /// Parses a comma-separated list of levels: a default level, and levels of crates or modules of
 /// crates. `origin` is the option or variable that error messages name.
-fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
+fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
     let level = |level: &str| {
         level.parse::<LevelFilter>().map_err(|_| {
             let known = "off, error, warn, info, debug or trace";
@@ -133,19 +133,23 @@ fn filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
     for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
         filter = match part.split_once('=') {
             None => filter.with_default(level(part)?),
-            Some((target, of_target)) => {
-                let (room, module) = target.split_once("::").unwrap_or((target, ""));
-                if !ROOMS.contains(&room) {
+            Some((target, target_level)) => {
+                let (crate_name, module) = target.split_once("::").unwrap_or((target, ""));
+                if !CRATES.contains(&crate_name) {
                     return Err(unusable(format!(
-                        "{origin}: there is no room `{room}`; there are {}",
-                        ROOMS.join(", ")
+                        "{origin}: there is no room `{crate_name}`; there are {}",
+                        CRATES.join(", ")
                     )));
                 }
-                let room = if room == "cli" { "levade".to_owned() } else { format!("levade_{room}") };
+                let crate_name =
+                    if crate_name == "cli" { "levade".to_owned() } else { format!("levade_{crate_name}") };
                 // `levade` is also a prefix of the other crates' names, so its target ends with `::`.
-                let target =
-                    if room == "levade" || !module.is_empty() { format!("{room}::{module}") } else { room };
-                filter.with_target(target, level(of_target)?)
+                let target = if crate_name == "levade" || !module.is_empty() {
+                    format!("{crate_name}::{module}")
+                } else {
+                    crate_name
+                };
+                filter.with_target(target, level(target_level)?)
             }
         };
     }
@@ -160,10 +164,10 @@ mod tests {
 
     #[test]
     fn filter_sets_levels_of_crates_and_modules() {
-        let warnings = filter("--log", "").unwrap();
+        let warnings = parse_filter("--log", "").unwrap();
         assert!(warnings.would_enable("levade_store::handle", &Level::WARN));
         assert!(!warnings.would_enable("levade_store::handle", &Level::INFO));
-        let mixed = filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
+        let mixed = parse_filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
         assert!(mixed.would_enable("levade_store::handle", &Level::DEBUG));
         assert!(mixed.would_enable("levade_engine::service", &Level::TRACE));
         assert!(!mixed.would_enable("levade_engine::engine", &Level::DEBUG));
@@ -173,9 +177,9 @@ mod tests {
 
     #[test]
     fn quiet_silences_mcp_sdk() {
-        assert!(!quiet().would_enable("rmcp::service", &Level::ERROR));
-        assert!(quiet().would_enable("levade_tools", &Level::WARN));
-        assert!(filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
+        assert!(!default_filter().would_enable("rmcp::service", &Level::ERROR));
+        assert!(default_filter().would_enable("levade_tools", &Level::WARN));
+        assert!(parse_filter("--log", "warn").unwrap().would_enable("rmcp::service", &Level::WARN));
     }
 
     #[test]
@@ -185,7 +189,7 @@ mod tests {
             ("store=loud", "off, error, warn"),
             ("stor=info", "no room `stor`"),
         ] {
-            let message = filter("LEVADE_LOG", text).unwrap_err().to_string();
+            let message = parse_filter("LEVADE_LOG", text).unwrap_err().to_string();
             assert!(message.starts_with("LEVADE_LOG: ") && message.contains(part), "{message}");
         }
     }
@@ -193,9 +197,9 @@ mod tests {
     #[test]
     fn rooms_include_every_crate() {
         let crates = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).parent().unwrap();
-        for room in std::fs::read_dir(crates).unwrap() {
-            let name = room.unwrap().file_name().into_string().unwrap();
-            assert!(ROOMS.contains(&name.as_str()), "{name}");
+        for crate_name in std::fs::read_dir(crates).unwrap() {
+            let name = crate_name.unwrap().file_name().into_string().unwrap();
+            assert!(CRATES.contains(&name.as_str()), "{name}");
         }
     }
 }

@@ -27,7 +27,6 @@ macro_rules! eprint {
 
 mod access;
 mod allocator;
-mod by_hand;
 mod chat;
 mod check;
 mod cluster;
@@ -35,7 +34,6 @@ mod eval;
 mod failure;
 mod host;
 mod inspect;
-mod keep;
 mod launch;
 mod lines;
 mod log;
@@ -43,10 +41,12 @@ mod merge;
 mod new;
 mod open_files;
 mod plan;
+mod process_supervisor;
 mod pull;
 mod recipe;
 mod replay;
 mod run;
+mod run_agent;
 mod sandbox;
 mod score;
 mod screen;
@@ -62,7 +62,7 @@ mod train;
 mod watch;
 
 #[global_allocator]
-static ALLOCATOR: allocator::OrEnd = allocator::OrEnd;
+static ALLOCATOR: allocator::EndingAllocator = allocator::EndingAllocator;
 
 /// Trains language-model agents with reinforcement learning, on this machine, from one recipe.
 #[derive(Parser)]
@@ -108,7 +108,7 @@ enum Command {
     Plan(plan::Args),
     Pull(pull::Args),
     Replay(replay::Args),
-    Run(by_hand::Args),
+    Run(run_agent::Args),
     Score(score::Args),
     Search(search::Args),
     Sandbox(sandbox::Args),
@@ -136,13 +136,13 @@ fn main() -> ExitCode {
         Command::Plan(args) => plan::main(&args),
         Command::Pull(args) => pull::main(args),
         Command::Replay(args) => replay::main(args),
-        Command::Run(args) => by_hand::main(args),
+        Command::Run(args) => run_agent::main(args),
         Command::Score(args) => score::main(args),
         Command::Search(args) => search::main(args),
         Command::Sandbox(args) => sandbox::main(args),
         Command::Serve(args) => serve::main(args),
         Command::Tools(args) => tools::main(&args),
-        Command::Keep => Ok(keep::main()),
+        Command::Keep => Ok(process_supervisor::main()),
     });
     match done {
         Ok(code) => code,

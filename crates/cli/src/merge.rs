@@ -33,12 +33,12 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(merge(&args))?;
-    screen::say(&args.folder.display().to_string());
+    screen::print_line(&args.folder.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
 async fn merge(args: &Args) -> anyhow::Result<()> {
-    let (source, run) = run::model_asked(&args.source, run::Asking::All)?;
+    let (source, run) = run::resolve_model(&args.source, run::AgentScope::All)?;
     let host = host::host()?;
     let found = model::open(&source, args.base.as_deref(), &host)?;
     if found.adapter.is_none() {

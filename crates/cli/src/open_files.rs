@@ -5,7 +5,7 @@
 
 /// Maximum limit that this process requests, in files.
 #[cfg(unix)]
-const MOST: u64 = 65_536;
+const MAX_OPEN_FILES: u64 = 65_536;
 
 /// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft limit.
 /// Does nothing on systems other than Unix.
@@ -14,10 +14,11 @@ pub fn raise() {
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limit = getrlimit(Resource::Nofile);
-        let most = limit.maximum.map_or(MOST, |most| most.min(MOST));
-        if limit.current.is_some_and(|now| now < most) {
+        let max_open_files =
+            limit.maximum.map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
+        if limit.current.is_some_and(|now| now < max_open_files) {
             // If the system rejects the new limit, the old one stays in effect.
-            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(most), ..limit });
+            let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(max_open_files), ..limit });
         }
     }
 }
@@ -31,11 +32,12 @@ mod tests {
     #[test]
     fn raise_lifts_low_limit_and_keeps_higher_limit() {
         let before = getrlimit(Resource::Nofile);
-        let most = before.maximum.map_or(MOST, |most| most.min(MOST));
-        setrlimit(Resource::Nofile, Rlimit { current: Some(most.min(512)), ..before }).unwrap();
+        let max_open_files =
+            before.maximum.map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(max_open_files.min(512)), ..before }).unwrap();
         raise();
-        assert_eq!(getrlimit(Resource::Nofile).current, Some(most));
-        let limit = Rlimit { current: before.current.max(Some(most)), ..before };
+        assert_eq!(getrlimit(Resource::Nofile).current, Some(max_open_files));
+        let limit = Rlimit { current: before.current.max(Some(max_open_files)), ..before };
         setrlimit(Resource::Nofile, limit).unwrap();
         raise();
         assert_eq!(getrlimit(Resource::Nofile), limit, "a higher one stays");

@@ -17,13 +17,13 @@ use crate::screen::{self, Style};
 use crate::{host, recipe};
 
 /// Maximum number of devices of a simulated fleet.
-const MOST_DEVICES: usize = 16384;
+const MAX_DEVICES: usize = 16384;
 /// Maximum length of prompts, and of the sampled tokens of an attempt, in tokens.
-const MOST_TOKENS: u64 = memory::MAX_TOKENS << 8;
+const MAX_TOKENS: u64 = memory::MAX_TOKENS << 8;
 /// Fraction of a device's memory that a server uses: the default of vLLM.
-const SERVERS_SHARE: f64 = 0.9;
+const SERVER_MEMORY_FRACTION: f64 = 0.9;
 /// Memory of a device that a sleeping server keeps: the CUDA context and captured graphs.
-const ASLEEP: Bytes = 1500 << 20;
+const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 
 /// Estimate the resources of a run: memory of every device, tokens per second, time and cost
 ///
@@ -55,15 +55,15 @@ pub struct Args {
 
     /// Number of devices that sample [default: the devices of the servers that the recipe starts].
     /// The recipe's learner determines the number of devices that train
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MOST_DEVICES as i64))]
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..=MAX_DEVICES as i64))]
     devices: Option<u32>,
 
     /// Number of tokens in the prompt and tool results of an attempt
-    #[arg(long, value_name = "TOKENS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
+    #[arg(long, value_name = "TOKENS", default_value_t = 500, value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
     prompt: u64,
 
     /// Number of tokens that an attempt samples [default: half of agent.max_tokens]
-    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MOST_TOKENS))]
+    #[arg(long, value_name = "TOKENS", value_parser = clap::value_parser!(u64).range(..=MAX_TOKENS))]
     reply: Option<u64>,
 
     /// Simulate fleets with these numbers of devices: staleness, idle fractions, and the bottleneck
@@ -112,25 +112,25 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let device = args.device.as_deref().map(Device::named).transpose().map_err(unusable)?;
     let style = Style::stdout();
-    screen::say(&format!("{} {}", style.bold("model  "), shape.describe()));
+    screen::print_line(&format!("{} {}", style.bold("model  "), shape.describe()));
 
     if let Some(price) = args.price.filter(|price| !(0.0..1e12).contains(price)) {
         return Err(unusable(format!("--price {price}: give 0 to 1e12")));
     }
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
-    let learner = of_learner(&recipe, &shape, files.as_ref(), device)?;
-    let servers = of_sampler(&recipe, &shape, context, device, (args.devices, &learner))?;
+    let learner = print_learner(&recipe, &shape, files.as_ref(), device)?;
+    let servers = print_samplers(&recipe, &shape, context, device, (args.devices, &learner))?;
     // The tasks determine which agents act, and the plan does not read them: the agent with the most
     // tokens is assumed.
     let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
     let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
-    let by_turns = learner.by_turns;
-    let turns = if by_turns { time::turns(&shape, learner.moved) } else { 0.0 };
+    let is_colocated = learner.is_colocated;
+    let handoff = if is_colocated { time::turns(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {
-        of_fleets(args, &recipe, &shape, device, (&servers, reply, turns))?;
+        simulate_fleets(args, &recipe, &shape, device, (&servers, reply, handoff))?;
     }
     let Some(device) = device else {
-        screen::say("\nname a device with --device for tokens a second, time and cost");
+        screen::print_line("\nname a device with --device for tokens a second, time and cost");
         return Ok(ExitCode::SUCCESS);
     };
     let work = time::Work {
@@ -142,32 +142,32 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         learners: learner.devices,
         stages: learner.stages,
         round: learner.round,
-        turns,
+        turns: handoff,
     };
     let mut hours = 0.0;
     for (index, phase) in recipe.phase.iter().enumerate() {
         let Phase::Rl(keys) = phase else { continue };
-        hours += of_phase(index, keys, &shape, device, &work);
+        hours += print_phase(index, keys, &shape, device, &work);
     }
     let sampling = servers.count.saturating_mul(servers.tensor);
-    let devices = match by_turns {
+    let devices = match is_colocated {
         true => sampling.max(learner.devices),
         false => sampling.saturating_add(learner.devices),
     };
-    screen::say(&format!(
+    screen::print_line(&format!(
         "\n{} {hours:.1} h of training phases on {}",
         style.bold("time   "),
         screen::plural(devices, "device")
     ));
     if let Some(price) = args.price {
         let all = hours * f64::from(devices);
-        screen::say(&format!(
+        screen::print_line(&format!(
             "{} {:.0} ({all:.0} device hours at {price})",
             style.bold("cost   "),
             all * price
         ));
     }
-    screen::say(&format!("\n{}", style.dim(&time::assumptions(device, by_turns, learner.stages))));
+    screen::print_line(&format!("\n{}", style.dim(&time::assumptions(device, is_colocated, learner.stages))));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -178,23 +178,23 @@ fn read(option: &str, file: &Path) -> anyhow::Result<String> {
 }
 
 /// The properties of the learner that determine the time of a step.
-struct Learns {
+struct LearnerEstimate {
     /// Number of its devices. 0 for the embedded engine.
     devices: u32,
     /// Memory that each device offloads to its host when servers get the device, in bytes.
     moved: Bytes,
     /// Memory of each device that the learner keeps then, in bytes.
-    stays: Bytes,
+    resident: Bytes,
     /// Number of pipeline stages.
     stages: u64,
     /// Number of tokens in the micro-batches that all ranks process at the same time.
     round: u64,
     /// Whether servers are colocated on its devices.
-    by_turns: bool,
+    is_colocated: bool,
 }
 
 /// The servers, or single devices, that sample.
-struct Serves {
+struct SamplerEstimate {
     /// Number of devices of each server.
     tensor: u32,
     /// Number of servers.
@@ -204,74 +204,83 @@ struct Serves {
 }
 
 /// Prints the learner and its memory, and returns its properties.
-fn of_learner(
+fn print_learner(
     recipe: &Recipe,
     shape: &Shape,
     files: Option<&ModelFiles>,
     device: Option<&Device>,
-) -> anyhow::Result<Learns> {
+) -> anyhow::Result<LearnerEstimate> {
     let style = Style::stdout();
-    let none = Learns { devices: 0, moved: 0, stays: 0, stages: 1, round: u64::MAX, by_turns: false };
+    let none = LearnerEstimate {
+        devices: 0,
+        moved: 0,
+        resident: 0,
+        stages: 1,
+        round: u64::MAX,
+        is_colocated: false,
+    };
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else {
         if files.is_none() {
-            screen::say("the embedded engine learns: its plan needs the model itself, leave out --config");
+            screen::print_line(
+                "the embedded engine learns: its plan needs the model itself, leave out --config",
+            );
             return Ok(none);
         }
         for EnginePlan { what, plan, .. } in
             PlannedModels::open(recipe, &host::host()?)?.plans(recipe, None)?
         {
             let what = if what.is_empty() { "this machine" } else { what };
-            screen::say(&format!("{} {what}: {plan}", style.bold("engine ")));
+            screen::print_line(&format!("{} {what}: {plan}", style.bold("engine ")));
         }
         return Ok(none);
     };
     memory::check_split(keys, shape).map_err(unusable)?;
-    let processes = keys.of_node().saturating_mul(keys.nodes);
+    let processes = keys.processes_per_node().saturating_mul(keys.nodes);
     let plan = Learner::new(recipe, keys).plan(shape);
     let total = memory::total(&plan);
-    screen::say(&format!(
+    screen::print_line(&format!(
         "{} {processes} processes of PyTorch, each {} GiB",
         style.bold("learner"),
         gib(total)
     ));
-    say_parts(&plan);
-    let by_turns = recipe.cluster.placement == Placement::Shared;
+    print_parts(&plan);
+    let is_colocated = recipe.cluster.placement == Placement::Shared;
     let moved = memory::moved(&plan);
-    let asleep = if by_turns && keys.gpus > 0 { ASLEEP } else { 0 };
-    if by_turns {
-        let host = moved.saturating_mul(keys.of_node().into());
-        screen::say(&format!(
+    let sleeping_server = if is_colocated && keys.gpus > 0 { SLEEPING_SERVER_MEMORY } else { 0 };
+    if is_colocated {
+        let host = moved.saturating_mul(keys.processes_per_node().into());
+        screen::print_line(&format!(
             "          {} GiB beside it of a server that sleeps; {} GiB of each machine's memory while servers sample",
-            gib(asleep),
+            gib(sleeping_server),
             gib(host)
         ));
     }
-    fits(
-        total.saturating_add(asleep),
+    warn_if_too_large(
+        total.saturating_add(sleeping_server),
         device.filter(|_| keys.gpus > 0),
         "take more processes, --checkpoint-activations, `tp`, `pp`, or fewer \
          `engine.micro_batch_tokens`",
     );
     let ranks = u64::from(processes) / (u64::from(keys.tp) * u64::from(keys.cp) * u64::from(keys.pp));
-    Ok(Learns {
+    Ok(LearnerEstimate {
         devices: processes,
         moved,
-        stays: if by_turns && keys.gpus > 0 { memory::CONTEXT } else { 0 },
+        resident: if is_colocated && keys.gpus > 0 { memory::CONTEXT } else { 0 },
         stages: keys.pp.into(),
         round: ranks.max(1).saturating_mul(recipe.engine.micro_batch_tokens as u64),
-        by_turns,
+        is_colocated,
     })
 }
 
-fn say_parts(parts: &[(&str, Bytes)]) {
+fn print_parts(parts: &[(&str, Bytes)]) {
     for (name, bytes) in parts.iter().filter(|(_, bytes)| *bytes > 0) {
-        screen::say(&format!("          {name:<34} {:>9} GiB", gib(*bytes)));
+        screen::print_line(&format!("          {name:<34} {:>9} GiB", gib(*bytes)));
     }
 }
 
-fn fits(total: u64, device: Option<&Device>, way_out: &str) {
+fn warn_if_too_large(total: u64, device: Option<&Device>, way_out: &str) {
     if let Some(device) = device.filter(|device| total > device.memory) {
-        screen::say(&format!(
+        screen::print_line(&format!(
             "          does not fit: a {} has {} GiB; {way_out}",
             device.name,
             gib(device.memory)
@@ -280,13 +289,13 @@ fn fits(total: u64, device: Option<&Device>, way_out: &str) {
 }
 
 /// Prints the memory and the concurrency of the samplers, and returns their properties.
-fn of_sampler(
+fn print_samplers(
     recipe: &Recipe,
     shape: &Shape,
     context: u64,
     device: Option<&Device>,
-    (devices, learner): (Option<u32>, &Learns),
-) -> anyhow::Result<Serves> {
+    (devices, learner): (Option<u32>, &LearnerEstimate),
+) -> anyhow::Result<SamplerEstimate> {
     let keys = recipe.cluster.samplers.as_ref().map(|keys| keys.servers());
     let tensor = keys.map_or(1, |keys| keys.gpus.max(1));
     let started = keys.filter(|keys| keys.start).map(|keys| keys.count as u32);
@@ -300,28 +309,32 @@ fn of_sampler(
         None => started.unwrap_or(1),
     };
     let attempts = recipe.concurrency() as u64;
-    let of_server = attempts.div_ceil(count.into());
-    let Some(device) = device else { return Ok(Serves { tensor, count, running: of_server }) };
+    let attempts_per_server = attempts.div_ceil(count.into());
+    let Some(device) = device else {
+        return Ok(SamplerEstimate { tensor, count, running: attempts_per_server });
+    };
     let weights = shape.parameters() * 2;
-    let path = shape.cache_of_token(2).saturating_mul(context);
-    let free = device.memory - learner.stays;
-    let of_device = free.min((device.memory as f64 * SERVERS_SHARE) as Bytes);
-    let room = of_device.saturating_mul(tensor.into()).saturating_sub(weights);
-    let most = room / path.max(1);
+    let sequence = shape.cache_of_token(2).saturating_mul(context);
+    let free = device.memory - learner.resident;
+    let usable = free.min((device.memory as f64 * SERVER_MEMORY_FRACTION) as Bytes);
+    let room = usable.saturating_mul(tensor.into()).saturating_sub(weights);
+    let max_attempts = room / sequence.max(1);
     let style = Style::stdout();
     let each = if tensor > 1 { format!("servers of {tensor} devices, each ") } else { String::new() };
-    screen::say(&format!(
+    screen::print_line(&format!(
         "{} {each}{} GiB of weights (bf16) and {} GiB for keys and values, {} GiB for a path of {context} tokens",
         style.bold("sampler"),
         gib(weights),
         gib(room),
-        gib(path),
+        gib(sequence),
     ));
-    if learner.stays > 0 {
-        let stays = gib(learner.stays);
-        screen::say(&format!("          {stays} GiB of each device stay with the learner that has left it"));
+    if learner.resident > 0 {
+        let resident = gib(learner.resident);
+        screen::print_line(&format!(
+            "          {resident} GiB of each device stay with the learner that has left it"
+        ));
     }
-    if most == 0 {
+    if max_attempts == 0 {
         let (who, way) = match tensor {
             1 => (
                 format!("a {} does", device.name),
@@ -333,20 +346,20 @@ fn of_sampler(
             "{who} not hold the model and one path of {context} tokens: lower `model.context`, or {way}"
         )));
     }
-    screen::say(&format!(
+    screen::print_line(&format!(
         "          {} of {attempts} attempts run together on each of {count}",
-        of_server.min(most)
+        attempts_per_server.min(max_attempts)
     ));
-    Ok(Serves { tensor, count, running: of_server.min(most) })
+    Ok(SamplerEstimate { tensor, count, running: attempts_per_server.min(max_attempts) })
 }
 
 /// Simulates the last RL phase on fleets of several sizes.
-fn of_fleets(
+fn simulate_fleets(
     args: &Args,
     recipe: &Recipe,
     shape: &Shape,
     device: Option<&Device>,
-    (servers, reply, turns): (&Serves, u64, f64),
+    (servers, reply, handoff): (&SamplerEstimate, u64, f64),
 ) -> anyhow::Result<()> {
     let service = match (&args.service, device) {
         (Some(file), _) => {
@@ -356,7 +369,7 @@ fn of_fleets(
             service.check().map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
         }
-        (None, Some(device)) => time::service(shape, device, (args.prompt, reply), servers.tensor, turns),
+        (None, Some(device)) => time::service(shape, device, (args.prompt, reply), servers.tensor, handoff),
         (None, None) => {
             return Err(unusable(
                 "--fleet needs to know how long things take: name a --device, or give measured seconds with --service",
@@ -370,16 +383,16 @@ fn of_fleets(
     let (index, keys) =
         keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
     let disaggregated = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
-    let least = if disaggregated { 2 } else { 1 };
-    if let Some(devices) = args.fleet.iter().find(|devices| !(least..=MOST_DEVICES).contains(*devices)) {
-        return Err(unusable(format!("--fleet {devices}: give {least} to {MOST_DEVICES} devices")));
+    let min_devices = if disaggregated { 2 } else { 1 };
+    if let Some(devices) = args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices)) {
+        return Err(unusable(format!("--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices")));
     }
     let limits =
         [("--tool", args.tool, 1e6), ("--spread", args.spread, 10.0), ("--learnt", args.learnt, 1000.0)];
-    if let Some((name, value, most)) =
-        limits.into_iter().find(|(_, value, most)| !(0.0..=*most).contains(value))
+    if let Some((name, value, max_value)) =
+        limits.into_iter().find(|(_, value, max_value)| !(0.0..=*max_value).contains(value))
     {
-        return Err(unusable(format!("{name} {value}: give 0 to {most}")));
+        return Err(unusable(format!("{name} {value}: give 0 to {max_value}")));
     }
     let fleet = fleet::Fleet {
         samplers: 1,
@@ -400,10 +413,10 @@ fn of_fleets(
     let sizes = fleet::Sizes { devices: &args.fleet, fleet, disaggregated };
     let num_completions = sizes.num_completions();
     if num_completions > fleet::MAX_COMPLETIONS {
-        let turns = if args.turns.is_some() { "--turns" } else { "`agent.max_turns`" };
+        let turns_key = if args.turns.is_some() { "--turns" } else { "`agent.max_turns`" };
         let key = |name: &str| format!("`phase.{index}.{name}`");
         let counts = [
-            (turns.to_owned(), sizes.fleet.turns),
+            (turns_key.to_owned(), sizes.fleet.turns),
             (key("groups"), keys.groups),
             (key("group_size"), keys.group_size),
             (key("staleness"), sizes.fleet.ahead),
@@ -421,7 +434,7 @@ fn of_fleets(
 }
 
 /// Prints the estimated time of a phase, and returns it in hours.
-fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
+fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
     let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
     // Attempts that are cancelled count as complete ones.
     let attempts = time::Attempts {
@@ -432,7 +445,7 @@ fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &
     let passes = time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
     let step = work.step(shape, device, attempts, passes);
     let style = Style::stdout();
-    screen::say(&format!(
+    screen::print_line(&format!(
         "{} {index}: {} attempts a step, {} tokens sampled, {} learnt from",
         style.bold("phase  "),
         attempts.sampled,
@@ -440,13 +453,13 @@ fn of_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &
         screen::count(step.learnt)
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
-    let turns = if step.turns > 0.0 { format!("turns {:.0} s, ", step.turns) } else { String::new() };
+    let handoff = if step.turns > 0.0 { format!("turns {:.0} s, ", step.turns) } else { String::new() };
     let bubble = match step.bubble {
         0.0 => String::new(),
         bubble => format!(", {:.0} % of it waits for other stages", 100.0 * bubble),
     };
-    screen::say(&format!(
-        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), {turns}together {seconds:.0} s \
+    screen::print_line(&format!(
+        "          sampling {:.0} s ({} tokens/s), learning {:.0} s ({} tokens/s{bubble}), {handoff}together {seconds:.0} s \
          a step",
         step.sampling,
         screen::count((step.sampled as f64 / step.sampling) as u64),

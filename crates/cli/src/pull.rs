@@ -39,7 +39,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         eprintln!(
             "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `levade search index --dense`"
         );
-        screen::say(&path.display().to_string());
+        screen::print_line(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);
     }
     let model::ResolvedModel { files, path, .. } = model::open_at(path, args.base.as_deref(), &host)?;
@@ -48,6 +48,6 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let template =
         if files.chat_template.is_some() { "with a chat template" } else { "without a chat template" };
     eprintln!("{tokenizer}, {template}");
-    screen::say(&path.display().to_string());
+    screen::print_line(&path.display().to_string());
     Ok(ExitCode::SUCCESS)
 }

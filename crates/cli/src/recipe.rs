@@ -13,7 +13,7 @@ use crate::new::example;
 /// # Errors
 /// Returns an error that names the file and the key if the recipe cannot be read or is invalid.
 pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
-    Ok(Recipe::load(&file(path)?, overrides)?)
+    Ok(Recipe::load(&recipe_file(path)?, overrides)?)
 }
 
 /// Reads the recipe of a run that starts or resumes, and sets its run directory to `run` if it is
@@ -28,25 +28,25 @@ pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyh
     let mut recipe = load(path, overrides)?;
     let inside = path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();
     let found = || RunDir::find(path).or_else(|| RunDir::find(inside?)).map(|run| run.root().to_owned());
-    let here = if sets(overrides, "run", "folder") { None } else { found() };
-    if let Some(folder) = run.map(Path::to_owned).or(here) {
+    let here = if sets_key(overrides, "run", "folder") { None } else { found() };
+    if let Some(dir) = run.map(Path::to_owned).or(here) {
         // The parent of a bare file name is the empty path.
-        recipe.run.folder = std::path::absolute(Path::new(".").join(folder))?;
+        recipe.run.folder = std::path::absolute(Path::new(".").join(dir))?;
     }
     Ok(recipe)
 }
 
 /// Returns whether an override sets a key of a table.
-pub fn sets(overrides: &[Override], table: &str, key: &str) -> bool {
+pub fn sets_key(overrides: &[Override], table: &str, key: &str) -> bool {
     let names = |change: &Override| match change.path.as_slice() {
-        [whole] => whole == table,
+        [table_key] => table_key == table,
         [outer, inner, ..] => outer == table && inner == key,
         [] => false,
     };
     overrides.iter().any(names)
 }
 
-fn file(path: &Path) -> anyhow::Result<PathBuf> {
+fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.exists() {
         let name = path.file_name().and_then(|name| name.to_str()).filter(|name| example::exists(name));
         let hint =
@@ -78,22 +78,22 @@ mod tests {
         let text = "[run]\nname = 'x'\nfolder = '/where/it/began'\n[model]\nsource = 'm'\n\
                     [[tasks]]\nkind = 'arithmetic'\n";
         std::fs::write(moved.join(RECIPE), text).unwrap();
-        let folder = |path: &Path, overrides: &[&str], run: Option<&Path>| {
+        let dir = |path: &Path, overrides: &[&str], run: Option<&Path>| {
             let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
             load_run(path, &overrides, run).unwrap().run.folder
         };
-        assert_eq!(folder(&moved, &[], None), Path::new("/where/it/began"), "no run is there yet");
+        assert_eq!(dir(&moved, &[], None), Path::new("/where/it/began"), "no run is there yet");
         std::fs::write(moved.join("run.db"), "").unwrap();
-        assert_eq!(folder(&moved, &[], None), moved);
-        assert_eq!(folder(&moved.join(RECIPE), &[], None), moved);
-        assert_eq!(folder(&moved, &["run.seed=2"], None), moved);
-        assert_eq!(folder(&moved, &["run.folder=/other"], None), Path::new("/other"));
-        assert_eq!(folder(&moved, &[], Some(Path::new("/given"))), Path::new("/given"));
+        assert_eq!(dir(&moved, &[], None), moved);
+        assert_eq!(dir(&moved.join(RECIPE), &[], None), moved);
+        assert_eq!(dir(&moved, &["run.seed=2"], None), moved);
+        assert_eq!(dir(&moved, &["run.folder=/other"], None), Path::new("/other"));
+        assert_eq!(dir(&moved, &[], Some(Path::new("/given"))), Path::new("/given"));
     }
 
     #[test]
     fn sets_matches_keys_and_whole_tables() {
-        let sets = |change: &str| super::sets(&[change.parse().unwrap()], "model", "source");
+        let sets = |change: &str| super::sets_key(&[change.parse().unwrap()], "model", "source");
         assert!(sets("model.source=x") && sets("model={source='x'}"));
         assert!(!sets("model.context=9") && !sets("policy.a.source=x"));
     }

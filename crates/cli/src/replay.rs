@@ -29,17 +29,17 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(again(args))
+    crate::runtime()?.block_on(replay_run(args))
 }
 
-async fn again(args: Args) -> anyhow::Result<ExitCode> {
+async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
-    let (mut recipe, begun) = (run.recipe()?, run.begun()?);
+    let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
     // The run may have been moved since its recipe was written.
     recipe.run.folder = std::path::absolute(&args.run)?;
     // A remote learner writes to the run directory. The lock prevents a replay from taking over the
     // learner of a run in progress.
-    let _held = match &recipe.cluster.learner {
+    let _guard = match &recipe.cluster.learner {
         Some(_) => Some(RunFolder::lock(&recipe.run.folder)?),
         None => None,
     };
@@ -49,7 +49,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     trained.cluster.placement = levade_recipe::Placement::Apart;
     let host = host::host()?;
     let StartedPolicies { policies, fingerprint, .. } =
-        policies::start(&trained, begun, &Environments::default(), &host, &mut Vec::new()).await?;
+        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
     numerics::compare(&args.run, &fingerprint, &host);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());
@@ -57,11 +57,15 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
     let mut compared = |ReplayComparison { checkpoint, step, differs }: ReplayComparison| match differs {
         None => {
             same += 1;
-            screen::say(&format!("step {step:>5}  {} {}", style.green("same"), screen::path(&checkpoint)));
+            screen::print_line(&format!(
+                "step {step:>5}  {} {}",
+                style.green("same"),
+                screen::path(&checkpoint)
+            ));
         }
         Some(file) => {
             differ += 1;
-            screen::say(&format!("step {step:>5}  {} {file}", style.red("differs")));
+            screen::print_line(&format!("step {step:>5}  {} {file}", style.red("differs")));
         }
     };
     let steps = replay(&recipe, &args.run, policies, &mut watch, &mut compared).await?;
@@ -72,7 +76,7 @@ async fn again(args: Args) -> anyhow::Result<ExitCode> {
             "{steps} done again, but nothing was compared: the run has no whole checkpoint of them"
         );
     }
-    screen::say(&format!(
+    screen::print_line(&format!(
         "{steps} done again; {same} of {} checkpoints the same, bit for bit",
         same + differ
     ));

@@ -56,7 +56,7 @@ pub fn model_source(text: &str) -> anyhow::Result<(String, Option<RunDir>)> {
 
 /// The agents that determine the model of a run that trains several policies.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Asking {
+pub enum AgentScope {
     /// All agents. They must use the same trained policy.
     All,
     /// The default agent, which gets the tasks that name no agent.
@@ -70,41 +70,42 @@ pub enum Asking {
 /// # Errors
 /// Returns the errors of [`model_source`], and an error if the recipe of the run cannot be read or
 /// its agents use several of its policies.
-pub fn model_asked(text: &str, who: Asking) -> anyhow::Result<(String, Option<RunDir>)> {
+pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, Option<RunDir>)> {
     let (source, run) = model_source(text)?;
     let policies = Path::new(&source).join(POLICIES);
     let Some(found) = run.as_ref().filter(|_| policies.is_dir()) else { return Ok((source, run)) };
     let recipe = found.recipe()?;
-    let trained = recipe.trained();
-    let agents = recipe.agents().into_iter().filter(|(name, _)| who == Asking::All || *name == DEFAULT);
-    let asked: Vec<String> = agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
-    let asked: Vec<&String> = trained.iter().filter(|name| asked.contains(name)).collect();
-    let place = |name: &String| match trained.first() == Some(name) {
+    let trained = recipe.trained_policies();
+    let agents = recipe.agents().into_iter().filter(|(name, _)| scope == AgentScope::All || *name == DEFAULT);
+    let policies_in_use: Vec<String> = agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
+    let policies_in_use: Vec<&String> =
+        trained.iter().filter(|name| policies_in_use.contains(name)).collect();
+    let model_path = |name: &String| match trained.first() == Some(name) {
         true => source.clone(),
         false => policies.join(name).to_string_lossy().into_owned(),
     };
     let is_named = text == source;
-    match asked[..] {
+    match policies_in_use[..] {
         [] => Ok((source, run)),
-        [only] if is_named && place(only) != source => {
+        [only] if is_named && model_path(only) != source => {
             let note = Style::stderr().dim("note:");
             let first = &trained[0];
-            let place = place(only);
+            let model_path = model_path(only);
             eprintln!(
-                "{note} this is the policy {first} of the run; its agents ask {only}, which is {place}"
+                "{note} this is the policy {first} of the run; its agents ask {only}, which is {model_path}"
             );
             Ok((source, run))
         }
-        [only] => Ok((place(only), run)),
+        [only] => Ok((model_path(only), run)),
         _ if is_named => Ok((source, run)),
         _ => {
-            let named = |name: &&String| format!("{} for {name}", place(name));
-            let places: Vec<String> = asked.iter().map(named).collect();
-            let asked: Vec<&str> = asked.iter().map(|name| name.as_str()).collect();
+            let named = |name: &&String| format!("{} for {name}", model_path(name));
+            let model_paths: Vec<String> = policies_in_use.iter().map(named).collect();
+            let policies_in_use: Vec<&str> = policies_in_use.iter().map(|name| name.as_str()).collect();
             Err(unusable(format!(
                 "agents of the run ask its policies {}; name the model of one: {}",
-                asked.join(", "),
-                places.join(", ")
+                policies_in_use.join(", "),
+                model_paths.join(", ")
             )))
         }
     }
@@ -136,21 +137,21 @@ mod tests {
 
     #[test]
     fn model_source_of_run_is_newest_complete_checkpoint() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
         assert_eq!(RunDir::find(root), None);
         for file in [RECIPE, STORE_FILE] {
             fs::write(root.join(file), "").unwrap();
         }
         let text = root.to_str().unwrap();
         assert!(model_source(text).unwrap_err().to_string().contains("has no checkpoint yet"));
-        for (name, whole) in
+        for (name, is_complete) in
             [("step-000009", true), ("step-000010", true), ("step-000011", false), (".tmp-step-000012", true)]
         {
-            let place = root.join(CHECKPOINTS).join(name);
-            fs::create_dir_all(&place).unwrap();
-            if whole {
-                fs::write(place.join(STATE), "").unwrap();
+            let checkpoint = root.join(CHECKPOINTS).join(name);
+            fs::create_dir_all(&checkpoint).unwrap();
+            if is_complete {
+                fs::write(checkpoint.join(STATE), "").unwrap();
             }
         }
         let run = RunDir::open(root).unwrap();
@@ -167,8 +168,8 @@ mod tests {
 
     #[test]
     fn model_asked_selects_policy_that_agents_use() {
-        let folder = tempfile::tempdir().unwrap();
-        let root = folder.path();
+        let dir = tempfile::tempdir().unwrap();
+        let root = dir.path();
         let recipe = |agents: &str| {
             let text = format!(
                 "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n\
@@ -182,29 +183,29 @@ mod tests {
         fs::create_dir_all(&second).unwrap();
         fs::write(checkpoint.join(STATE), "").unwrap();
         let text = |path: &Path| path.to_str().unwrap().to_owned();
-        let asked = |path: &Path, who| {
-            let (source, run) = model_asked(&text(path), who).unwrap();
+        let resolve = |path: &Path, scope| {
+            let (source, run) = resolve_model(&text(path), scope).unwrap();
             assert_eq!(run.unwrap().root(), root);
             source
         };
         recipe("[agent]\npolicy = 'a'\n");
-        assert_eq!(asked(root, Asking::All), text(&checkpoint));
+        assert_eq!(resolve(root, AgentScope::All), text(&checkpoint));
         // Checkpoints do not contain frozen policies.
         recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'c'\n");
-        assert_eq!(asked(root, Asking::All), text(&second));
-        assert_eq!(asked(&checkpoint, Asking::All), text(&checkpoint), "it is named");
-        assert_eq!(asked(&second, Asking::All), text(&second));
+        assert_eq!(resolve(root, AgentScope::All), text(&second));
+        assert_eq!(resolve(&checkpoint, AgentScope::All), text(&checkpoint), "it is named");
+        assert_eq!(resolve(&second, AgentScope::All), text(&second));
         fs::write(root.join("checkpoints/best"), "step-000004\n").unwrap();
-        assert_eq!(asked(&root.join("checkpoints/best"), Asking::All), text(&second));
+        assert_eq!(resolve(&root.join("checkpoints/best"), AgentScope::All), text(&second));
         recipe("[agent]\npolicy = 'b'\n[agent.other]\npolicy = 'a'\n");
-        let error = model_asked(&text(root), Asking::All).unwrap_err().to_string();
+        let error = resolve_model(&text(root), AgentScope::All).unwrap_err().to_string();
         let want = format!(
             "policies a, b; name the model of one: {} for a, {} for b",
             text(&checkpoint),
             text(&second)
         );
         assert!(error.ends_with(&want), "{error}");
-        assert_eq!(asked(root, Asking::Default), text(&second));
-        assert_eq!(asked(&checkpoint, Asking::All), text(&checkpoint));
+        assert_eq!(resolve(root, AgentScope::Default), text(&second));
+        assert_eq!(resolve(&checkpoint, AgentScope::All), text(&checkpoint));
     }
 }

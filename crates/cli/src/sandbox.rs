@@ -25,8 +25,8 @@ pub struct Args {
 
 #[derive(Subcommand)]
 enum Command {
-    Serve(Serve),
-    Run(Once),
+    Serve(ServeArgs),
+    Run(RunArgs),
 }
 
 /// Serve SandboxFusion's API: /run_code and /run_jupyter
@@ -37,7 +37,7 @@ enum Command {
   levade sandbox serve --bind 0.0.0.0:8080 --key-file keys.txt
 
   SANDBOX_FUSION_ENDPOINT=http://127.0.0.1:8080 python client.py")]
-struct Serve {
+struct ServeArgs {
     /// Address to listen on; keys are required if other machines can reach it
     #[arg(long, default_value = "127.0.0.1:8080")]
     bind: SocketAddr,
@@ -67,7 +67,7 @@ struct Serve {
     allow_origin: Vec<String>,
 
     #[command(flatten)]
-    jail: Jail,
+    jail: JailArgs,
 }
 
 /// Run a file, or standard input, and print its output
@@ -76,7 +76,7 @@ struct Serve {
   levade sandbox run script.py
   echo 'print(6 * 7)' | levade sandbox run -
   levade sandbox run steps.sh --seconds 60")]
-struct Once {
+struct RunArgs {
     /// File with the code; `-` for standard input
     file: PathBuf,
 
@@ -89,12 +89,12 @@ struct Once {
     seconds: f64,
 
     #[command(flatten)]
-    jail: Jail,
+    jail: JailArgs,
 }
 
 /// Sandbox options that `serve` and `run` share.
 #[derive(clap::Args)]
-struct Jail {
+struct JailArgs {
     /// Required protection, without which no code runs: full or best-effort
     #[arg(long, default_value = "full")]
     protection: Demand,
@@ -124,7 +124,7 @@ struct Jail {
     output_bytes: usize,
 }
 
-impl Jail {
+impl JailArgs {
     fn options(&self) -> Options {
         Options {
             python: self.python.clone(),
@@ -147,21 +147,21 @@ impl Jail {
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let runtime = crate::runtime()?;
     match args.command {
-        Command::Serve(args) => runtime.block_on(served(&args)),
-        Command::Run(args) => runtime.block_on(once(&args)),
+        Command::Serve(args) => runtime.block_on(run_server(&args)),
+        Command::Run(args) => runtime.block_on(run_once(&args)),
     }
 }
 
 /// Converts a sandbox error to a runtime failure, or to an error that the user must correct.
-fn failed(error: SandboxError) -> anyhow::Error {
+fn to_cli_error(error: SandboxError) -> anyhow::Error {
     match error {
         SandboxError::Busy { .. } | SandboxError::Broken(_) => error.into(),
         other => unusable(other.to_string()),
     }
 }
 
-async fn started(options: Options) -> anyhow::Result<Sandbox> {
-    let sandbox = Sandbox::start(options).await.map_err(failed)?;
+async fn start_sandbox(options: Options) -> anyhow::Result<Sandbox> {
+    let sandbox = Sandbox::start(options).await.map_err(to_cli_error)?;
     let style = Style::stderr();
     eprintln!("{} Python {}", style.dim("python    "), sandbox.python());
     eprintln!("{} {}", style.dim("protection"), sandbox.protection());
@@ -174,9 +174,9 @@ async fn started(options: Options) -> anyhow::Result<Sandbox> {
     Ok(sandbox)
 }
 
-async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
+async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let keys = match &args.key_file {
-        Some(path) => keys(path)?,
+        Some(path) => read_keys(path)?,
         None if args.bind.ip().is_loopback() => Vec::new(),
         None => {
             return Err(unusable(format!(
@@ -192,7 +192,7 @@ async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
     let listener = bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
     let options = Options { waiting: args.waiting, ..args.jail.options() };
     let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
-    let service = Service::new(started(options).await?, limits, &keys, access.bound_to(args.bind.ip()));
+    let service = Service::new(start_sandbox(options).await?, limits, &keys, access.bound_to(args.bind.ip()));
     let signals = Requests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
@@ -206,7 +206,7 @@ async fn served(args: &Serve) -> anyhow::Result<ExitCode> {
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or contains no key.
-fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
+fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
     let text = std::fs::read_to_string(path)
         .map_err(|error| unusable(format!("--key-file: cannot read {}: {error}", screen::path(path))))?;
     let keys: Vec<String> =
@@ -220,7 +220,7 @@ fn keys(path: &Path) -> anyhow::Result<Vec<String>> {
     Ok(keys)
 }
 
-async fn once(args: &Once) -> anyhow::Result<ExitCode> {
+async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
     let name = match &args.language {
         Some(name) => name.as_str(),
         None if args.file.extension().is_some_and(|ending| ending == "sh") => "bash",
@@ -236,8 +236,8 @@ async fn once(args: &Once) -> anyhow::Result<ExitCode> {
     };
     read.map_err(|error| unusable(format!("cannot read {}: {error}", screen::path(&args.file))))?;
     let limits = args.jail.limits(args.seconds)?;
-    let sandbox = started(args.jail.options()).await?;
-    let outcome = sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(failed)?;
+    let sandbox = start_sandbox(args.jail.options()).await?;
+    let outcome = sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(to_cli_error)?;
     screen::print(&outcome.stdout.text());
     eprint!("{}", outcome.stderr.text());
     let end = match outcome.ended {

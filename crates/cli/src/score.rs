@@ -18,7 +18,7 @@ use crate::screen::{self, Style};
 use crate::{host, recipe};
 
 /// Default names of the field that contains the completion, in search order.
-const REPLY_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "prediction", "text"];
+const COMPLETION_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "prediction", "text"];
 
 /// Score existing completions with the scorers of a recipe
 ///
@@ -74,7 +74,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     let unscored: u64 = reasons.values().sum();
     if args.json {
-        screen::say(
+        screen::print_line(
             &json!({
                 "replies": attempts.len(),
                 "unscored": unscored,
@@ -84,7 +84,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
             .to_string(),
         );
     } else {
-        screen::say(&summary(attempts.len() as u64 - unscored, success, score));
+        screen::print_line(&summary(attempts.len() as u64 - unscored, success, score));
     }
     for (reason, count) in &reasons {
         eprintln!("{} {count} without a score: {reason}", Style::stderr().dim("note:"));
@@ -116,19 +116,19 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let known = known_tasks(recipe, &environments).await;
-    let mut replies = Vec::new();
+    let mut completions = Vec::new();
     let mut own_ids = OwnIds::default();
     for row in rows(args, recipe)? {
-        let reply = reply(args, recipe, &row)?;
+        let completion = completion(args, recipe, &row)?;
         let id = match row.fields.get("id") {
             Some(Value::String(id)) => Some(id.clone()),
             Some(Value::Number(id)) => Some(id.to_string()),
             _ => None,
         };
-        let of_recipe = id.as_ref().and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
-        let task = match (known_task(of_recipe, &row)?, row.task) {
+        let recipe_tasks = id.as_ref().and_then(|id| known.get(id)).map_or(&[][..], Vec::as_slice);
+        let task = match (known_task(recipe_tasks, &row)?, row.task) {
             (Some(known), _) => known.clone(),
-            (None, Ok(task)) => own_ids.named(task, id),
+            (None, Ok(task)) => own_ids.with_final_id(task, id),
             (None, Err(error)) => {
                 let unknown = id.filter(|_| row.fields.get("question").is_none()).map(|id| {
                     format!(
@@ -139,11 +139,11 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
                 return Err(unusable(format!("{}{error}", unknown.unwrap_or_default())));
             }
         };
-        replies.push((task, reply));
+        completions.push((task, completion));
     }
     let scorers =
         Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
-    Ok(score_completions(&scorers, replies, recipe.engine.sequences()).await?)
+    Ok(score_completions(&scorers, completions, recipe.engine.sequences()).await?)
 }
 
 /// Ids of tasks that rows define themselves. Rows with the same task share an id and form a group.
@@ -156,7 +156,7 @@ struct OwnIds {
 impl OwnIds {
     /// Returns a task with its final id: the id of an earlier row with the same task, or else `id`.
     /// Keeps the task's own id if `id` is `None` or another task has it.
-    fn named(&mut self, task: Task, id: Option<String>) -> Task {
+    fn with_final_id(&mut self, task: Task, id: Option<String>) -> Task {
         let known = (id.clone(), task.question.clone(), task.answer.to_string(), task.context());
         let taken = &mut self.taken;
         let name = self.by_task.entry(known).or_insert_with(|| {
@@ -174,22 +174,22 @@ impl OwnIds {
 ///
 /// # Errors
 /// Returns an error if several tasks have the id and the row has no question to choose by.
-fn known_task<'t>(of_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
+fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&'t Task>> {
     let question = row.task.as_ref().ok().map(|task| &*task.question);
     let question = question.or_else(|| row.fields.get("question")?.as_str());
     let Some(question) = question else {
-        return match of_id {
+        return match same_id {
             [] => Ok(None),
             [only] => Ok(Some(only)),
             [first, ..] => Err(unusable(format!(
                 "{}: {} tasks of the recipe have the id {}; add the question to the row",
                 row.id,
-                of_id.len(),
+                same_id.len(),
                 first.id
             ))),
         };
     };
-    Ok(of_id.iter().find(|task| task.question.trim() == question.trim()))
+    Ok(same_id.iter().find(|task| task.question.trim() == question.trim()))
 }
 
 /// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same name.
@@ -201,9 +201,9 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     match Tasks::load(recipe, environments).await {
         Ok(tasks) => {
             for task in tasks.all() {
-                let of_id = known.entry(task.id.clone()).or_default();
-                if !of_id.contains(&task) {
-                    of_id.push(task);
+                let same_id = known.entry(task.id.clone()).or_default();
+                if !same_id.contains(&task) {
+                    same_id.push(task);
                 }
             }
         }
@@ -221,7 +221,7 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
 /// source. A row that is not a task then is parsed with the fields `question` and `answer`.
 fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
-    let read = match of_recipe(recipe) {
+    let read = match file_source(recipe) {
         Some(options) => FileOptions { path: plain.path.clone(), ..options.clone() }.rows(),
         None => plain.rows(),
     };
@@ -242,7 +242,7 @@ fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
 }
 
 /// Returns the recipe's first task source that reads files.
-fn of_recipe(recipe: &Recipe) -> Option<&FileOptions> {
+fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
     recipe.tasks.iter().find_map(|source| match source {
         TaskSource::File(options) => Some(options),
         _ => None,
@@ -251,11 +251,11 @@ fn of_recipe(recipe: &Recipe) -> Option<&FileOptions> {
 
 /// Returns the completion of a row. Fields from which the question or the expected answer is read are
 /// skipped, unless the user names one of them.
-fn reply(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
-    let asked = |field: &&str| of_recipe(recipe).is_some_and(|options| options.uses(field));
+fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
+    let is_task_field = |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.reply {
         Some(field) => vec![field],
-        None => REPLY_FIELDS.into_iter().filter(|field| !asked(field)).collect(),
+        None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),
     };
     let found = fields.iter().find_map(|field| row.field(field).filter(|value| !value.is_null()));
     match found {
@@ -290,7 +290,7 @@ mod tests {
     #[test]
     fn equal_row_tasks_share_an_id() {
         let mut ids = OwnIds::default();
-        let mut named = |task: Task, id: Option<&str>| ids.named(task, id.map(str::to_owned)).id;
+        let mut named = |task: Task, id: Option<&str>| ids.with_final_id(task, id.map(str::to_owned)).id;
         assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");
         assert_eq!(named(task("f-2", "a?", "x"), None), "f-1");
         assert_eq!(named(task("f-3", "a?", "y"), None), "f-3", "another context");

@@ -19,12 +19,12 @@ pub struct Style {
 impl Style {
     /// Creates the style of standard output.
     pub fn stdout() -> Self {
-        Style { on: std::io::stdout().is_terminal() && wanted() }
+        Style { on: std::io::stdout().is_terminal() && allows_colors() }
     }
 
     /// Creates the style of standard error.
     pub fn stderr() -> Self {
-        Style { on: std::io::stderr().is_terminal() && wanted() }
+        Style { on: std::io::stderr().is_terminal() && allows_colors() }
     }
 
     /// Creates a style that always uses colors, on a terminal or not.
@@ -70,7 +70,7 @@ impl Style {
 
 /// Returns whether the environment allows colors: `NO_COLOR` is unset or empty (see no-color.org),
 /// and `TERM` is not `dumb`.
-fn wanted() -> bool {
+fn allows_colors() -> bool {
     std::env::var_os("NO_COLOR").is_none_or(|value| value.is_empty())
         && std::env::var_os("TERM").is_none_or(|term| term != "dumb")
 }
@@ -82,7 +82,7 @@ pub fn print(text: &str) {
 }
 
 /// Writes a line to standard output.
-pub fn say(line: &str) {
+pub fn print_line(line: &str) {
     print(&format!("{line}\n"));
 }
 
@@ -106,7 +106,7 @@ pub fn bar(length: u64, template: &str) -> ProgressBar {
 }
 
 /// Calls `write`, which writes to the terminal, while the newest progress bar is suspended.
-pub fn beside_bar<T>(write: impl FnOnce() -> T) -> T {
+pub fn with_bar_suspended<T>(write: impl FnOnce() -> T) -> T {
     let newest =
         NEWEST.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
     match newest {

@@ -48,7 +48,7 @@ struct IndexArgs {
     out: PathBuf,
 
     /// Analyzer that splits texts into terms: english (stop words removed, words stemmed) or plain
-    #[arg(long, default_value = "english", value_parser = analyzer)]
+    #[arg(long, default_value = "english", value_parser = parse_analyzer)]
     analyzer: Analyzer,
 
     /// Encoder that embeds the passages, for dense and hybrid searches: a directory, pypi:PACKAGE, or
@@ -79,10 +79,10 @@ struct QueryArgs {
     query: String,
 
     #[command(flatten)]
-    how: How,
+    how: SearchOptions,
 
     /// Number of passages to show
-    #[arg(long, default_value_t = 3, value_parser = passages)]
+    #[arg(long, default_value_t = 3, value_parser = parse_num_passages)]
     top_k: usize,
 
     /// Print one JSON object per passage
@@ -99,10 +99,10 @@ struct ServeArgs {
     folder: PathBuf,
 
     #[command(flatten)]
-    how: How,
+    how: SearchOptions,
 
     /// Number of passages per query, if a request does not set it
-    #[arg(long, default_value_t = 3, value_parser = passages)]
+    #[arg(long, default_value_t = 3, value_parser = parse_num_passages)]
     top_k: usize,
 
     /// Address to listen on
@@ -123,7 +123,7 @@ struct ServeArgs {
 
 /// Search options that `query` and `serve` share.
 #[derive(clap::Args)]
-struct How {
+struct SearchOptions {
     /// Search mode: bm25, dense or hybrid [default: hybrid if the index has vectors, else bm25]
     #[arg(long)]
     mode: Option<Mode>,
@@ -141,7 +141,7 @@ struct How {
     threads: usize,
 }
 
-fn analyzer(text: &str) -> Result<Analyzer, String> {
+fn parse_analyzer(text: &str) -> Result<Analyzer, String> {
     match text {
         "english" => Ok(Analyzer::English),
         "plain" => Ok(Analyzer::Plain),
@@ -150,7 +150,7 @@ fn analyzer(text: &str) -> Result<Analyzer, String> {
 }
 
 /// Parses the number of passages for a query, from 1 to [`MAX_RESULTS`].
-fn passages(text: &str) -> Result<usize, String> {
+fn parse_num_passages(text: &str) -> Result<usize, String> {
     let count = text.parse().ok().filter(|count| (1..=MAX_RESULTS).contains(count));
     count.ok_or_else(|| format!("{text:?} is not a whole number from 1 to {MAX_RESULTS}"))
 }
@@ -160,7 +160,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         Command::Index(args) => index(&args),
         Command::Query(args) => query(&args),
         Command::Serve(args) => {
-            let keys = crate::serve::keys(&args.key_env, args.host, "search")?;
+            let keys = crate::serve::read_keys(&args.key_env, args.host, "search")?;
             crate::runtime()?.block_on(run_server(&args, keys))
         }
     }
@@ -189,7 +189,7 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         None => None,
     };
     let dense = embedder.as_ref().map(|(source, embedder)| DenseModel {
-        source: lasting(source),
+        source: absolute_source(source),
         query_prefix: prefixes.query,
         passage_prefix: prefixes.passage,
         embedder: embedder.as_ref(),
@@ -204,29 +204,29 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         manifest.passages,
         manifest.bytes() as f64 / f64::from(1 << 20)
     );
-    screen::say(&args.out.display().to_string());
+    screen::print_line(&args.out.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
 /// Opens an index, with its encoder if the mode needs one.
-fn open(folder: &Path, how: &How) -> anyhow::Result<Searcher> {
-    let index = Index::open(folder, how.verify)?;
+fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
+    let index = Index::open(dir, options.verify)?;
     let dense = index.manifest().dense.as_ref();
-    let mode = how.mode.unwrap_or(if dense.is_some() { Mode::Hybrid } else { Mode::Bm25 });
+    let mode = options.mode.unwrap_or(if dense.is_some() { Mode::Hybrid } else { Mode::Bm25 });
     let embedder = match dense {
         Some(dense) if mode != Mode::Bm25 => {
-            let source = how.dense.as_ref().unwrap_or(&dense.model);
+            let source = options.dense.as_ref().unwrap_or(&dense.model);
             let prefixes =
                 Prefixes { query: dense.query_prefix.clone(), passage: dense.passage_prefix.clone() };
-            Some(encoder::open(source, prefixes, how.threads, &host::host()?)?)
+            Some(encoder::open(source, prefixes, options.threads, &host::host()?)?)
         }
         _ => None,
     };
-    Ok(Searcher::new(index, mode, embedder, how.threads)?)
+    Ok(Searcher::new(index, mode, embedder, options.threads)?)
 }
 
 /// Returns a model source that is valid in any directory: paths are made absolute.
-fn lasting(source: &str) -> String {
+fn absolute_source(source: &str) -> String {
     let path = Path::new(source).canonicalize().ok();
     path.map_or_else(|| source.to_owned(), |path| path.display().to_string())
 }
@@ -241,12 +241,12 @@ fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
             let line = json!({
                 "id": passage.id, "title": passage.title, "text": passage.text, "score": hit.score,
             });
-            screen::say(&line.to_string());
+            screen::print_line(&line.to_string());
             continue;
         }
         let head = format!("{}. {} ", at + 1, style.bold(&passage.title));
-        screen::say(&format!("{head}{}", style.dim(&format!("[{}] {:.4}", passage.id, hit.score))));
-        screen::say(&format!("{}\n", passage.text));
+        screen::print_line(&format!("{head}{}", style.dim(&format!("[{}] {:.4}", passage.id, hit.score))));
+        screen::print_line(&format!("{}\n", passage.text));
     }
     Ok(ExitCode::SUCCESS)
 }
@@ -276,9 +276,9 @@ mod tests {
 
     #[test]
     fn passages_accepts_only_1_to_max_results() {
-        assert_eq!((passages("1"), passages("1000")), (Ok(1), Ok(1000)));
+        assert_eq!((parse_num_passages("1"), parse_num_passages("1000")), (Ok(1), Ok(1000)));
         for wrong in ["0", "1001", "-1", "many", ""] {
-            assert!(passages(wrong).unwrap_err().contains("from 1 to 1000"), "{wrong}");
+            assert!(parse_num_passages(wrong).unwrap_err().contains("from 1 to 1000"), "{wrong}");
         }
     }
 }

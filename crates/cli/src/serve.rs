@@ -95,7 +95,7 @@ pub struct Args {
     temperature: f32,
 
     /// Number format of matrix multiplications: f32 or bf16
-    #[arg(long, default_value = "f32", value_parser = precision)]
+    #[arg(long, default_value = "f32", value_parser = parse_precision)]
     precision: Precision,
 
     /// Memory for the KV cache of each model, in MiB [default: computed from the context and
@@ -108,7 +108,7 @@ pub struct Args {
     threads: usize,
 }
 
-fn precision(text: &str) -> Result<Precision, String> {
+fn parse_precision(text: &str) -> Result<Precision, String> {
     match text {
         "f32" => Ok(Precision::F32),
         "bf16" => Ok(Precision::Bf16),
@@ -117,7 +117,7 @@ fn precision(text: &str) -> Result<Precision, String> {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    let keys = keys(&args.key_env, args.host, "use the models")?;
+    let keys = read_keys(&args.key_env, args.host, "use the models")?;
     crate::runtime()?.block_on(run_server(&args, keys))
 }
 
@@ -126,7 +126,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if there are no keys and other machines can reach the address `host`. The message
 /// names `what`, which every client could do then.
-pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
+pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let value = read_variable(name).unwrap_or_default().to_string_lossy().into_owned();
     let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
     let keys: Vec<String> = keys.collect();
@@ -141,7 +141,7 @@ pub fn keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>>
 
 /// Splits an argument `NAME=SOURCE` into its name and source. If the argument is only a source, the
 /// name is its last component.
-fn named(argument: &str) -> (String, &str) {
+fn parse_model_argument(argument: &str) -> (String, &str) {
     if let Some((name, source)) = argument.split_once('=')
         && !name.is_empty()
         && !name.contains(['/', ':'])
@@ -159,14 +159,14 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
     let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
     let mut models: Vec<Model> = Vec::new();
     for argument in &args.sources {
-        let (name, source) = named(argument);
+        let (name, source) = parse_model_argument(argument);
         if models.iter().any(|model| model.party.model == name) {
             return Err(unusable(format!("two models are called {name:?}; name them apart as NAME=SOURCE")));
         }
-        models.push(started(args, name, source).await?);
+        models.push(start_model(args, name, source).await?);
     }
     for argument in &args.external {
-        let model = passed_on(args, argument)?;
+        let model = external_model(args, argument)?;
         if models.iter().any(|other| other.party.model == model.party.model) {
             return Err(unusable(format!("two models are called {:?}; name them apart", model.party.model)));
         }
@@ -194,7 +194,7 @@ async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> 
 }
 
 /// Creates a model whose calls are forwarded to an external API, from the argument `NAME=URL`.
-fn passed_on(args: &Args, argument: &str) -> anyhow::Result<Model> {
+fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
     let Some((name, url)) = argument.split_once('=').filter(|(name, _)| !name.is_empty()) else {
         return Err(unusable(format!("--external is {argument:?}, but must be NAME=URL")));
     };
@@ -208,19 +208,19 @@ fn passed_on(args: &Args, argument: &str) -> anyhow::Result<Model> {
     Ok(model(name, Backend::Messages(api), None, usize::MAX, params))
 }
 
-fn now() -> u64 {
+fn unix_time() -> u64 {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs()
 }
 
 /// Starts an engine for a source and returns its model.
-async fn started(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
-    let (source, its_run) = run::model_asked(argument, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
+async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Result<Model> {
+    let (source, its_run) = run::resolve_model(argument, run::AgentScope::Default)?;
+    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let chat_options = recipe.as_ref().map_or_else(
-        || ChatOptions { now: begun, ..ChatOptions::default() },
-        |recipe| levade_trainer::chat_options(&recipe.agent, begun),
+        || ChatOptions { now: started_at, ..ChatOptions::default() },
+        |recipe| levade_trainer::chat_options(&recipe.agent, started_at),
     );
     let host = host::host()?;
     let found = model::open(&source, args.base.as_deref().or(base.as_deref()), &host)?;
@@ -257,7 +257,7 @@ fn model(
 ) -> Model {
     let limits = PartyLimits { context, timeout: Options::default().reply };
     let party = Party::new(name, backend, format, limits, SamplingRule::Default(params));
-    Model { party: Arc::new(party), created: now() }
+    Model { party: Arc::new(party), created: unix_time() }
 }
 
 #[cfg(test)]
@@ -273,7 +273,7 @@ mod tests {
             ("models/a=b", "a=b", "models/a=b"),
             ("/models/tiny.Q8_0.gguf", "tiny.Q8_0", "/models/tiny.Q8_0.gguf"),
         ] {
-            assert_eq!(named(argument), (name.to_owned(), source), "{argument}");
+            assert_eq!(parse_model_argument(argument), (name.to_owned(), source), "{argument}");
         }
     }
 }

@@ -18,7 +18,7 @@ pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 /// Interval after a signal in which further signals belong to the same request. A supervisor forwards
 /// a signal that the keyboard has sent to both processes, and some schedulers signal the process and
 /// its group.
-const ONE_WISH: Duration = Duration::from_millis(500);
+const SAME_REQUEST_WINDOW: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
 pub use unix::Requests;
@@ -50,7 +50,7 @@ mod unix {
             // If the system does not report ignored signals, SIGHUP keeps its default action and ends
             // the process.
             let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
-            if hears(&status, Number::HUP) {
+            if is_not_ignored(&status, Number::HUP) {
                 numbers.push(Number::HUP);
             }
             let listen = |number: Number| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
@@ -60,10 +60,10 @@ mod unix {
         /// Waits for the next signal and returns its number.
         pub async fn next(&mut self) -> Number {
             std::future::poll_fn(|context| {
-                let heard = |(number, signal): &mut (Number, Signal)| {
+                let received = |(number, signal): &mut (Number, Signal)| {
                     signal.poll_recv(context).is_ready().then_some(*number)
                 };
-                self.0.iter_mut().find_map(heard).map_or(Poll::Pending, Poll::Ready)
+                self.0.iter_mut().find_map(received).map_or(Poll::Pending, Poll::Ready)
             })
             .await
         }
@@ -71,7 +71,7 @@ mod unix {
 
     /// Returns whether a process does not ignore a signal, given its `/proc/PID/status`. Returns
     /// `false` if the status has no mask of ignored signals.
-    fn hears(status: &str, signal: Number) -> bool {
+    fn is_not_ignored(status: &str, signal: Number) -> bool {
         let mask = status.lines().find_map(|line| line.strip_prefix("SigIgn:"));
         let mask = mask.and_then(|mask| u64::from_str_radix(mask.trim(), 16).ok());
         mask.is_some_and(|mask| mask >> (signal.as_raw() - 1) & 1 == 0)
@@ -84,9 +84,9 @@ mod unix {
         #[test]
         fn hears_respects_ignored_signal_mask() {
             let status = |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
-            assert!(hears(&status("0000000000001000"), Number::HUP));
-            assert!(!hears(&status("0000000000001001"), Number::HUP));
-            assert!(!hears("", Number::HUP));
+            assert!(is_not_ignored(&status("0000000000001000"), Number::HUP));
+            assert!(!is_not_ignored(&status("0000000000001001"), Number::HUP));
+            assert!(!is_not_ignored("", Number::HUP));
         }
     }
 }
@@ -124,7 +124,7 @@ impl Requests {
     ) -> anyhow::Result<ExitCode> {
         let stop = Arc::new(Notify::new());
         let stopped = Arc::clone(&stop);
-        let two = self.two(|| {
+        let two = self.wait_for_second(|| {
             first();
             stop.notify_one();
         });
@@ -136,10 +136,10 @@ impl Requests {
     }
 
     /// Calls `first` on the first request, and returns on the second.
-    pub async fn two(mut self, first: impl FnOnce()) {
+    pub async fn wait_for_second(mut self, first: impl FnOnce()) {
         self.next().await;
         first();
-        self.settle().await;
+        self.drain_signals().await;
         self.next().await;
     }
 
@@ -152,15 +152,15 @@ impl Requests {
                 if send.send(()).is_err() {
                     return;
                 }
-                self.settle().await;
+                self.drain_signals().await;
             }
         });
         requests
     }
 
     /// Waits until all signals of one request have arrived.
-    async fn settle(&mut self) {
-        let settled = tokio::time::Instant::now() + ONE_WISH;
-        while tokio::time::timeout_at(settled, self.next()).await.is_ok() {}
+    async fn drain_signals(&mut self) {
+        let deadline = tokio::time::Instant::now() + SAME_REQUEST_WINDOW;
+        while tokio::time::timeout_at(deadline, self.next()).await.is_ok() {}
     }
 }

@@ -12,7 +12,7 @@ use crate::stop::Requests;
 
 /// Uptime after which a process counts as having made progress: the count of restarts starts at 0
 /// again.
-const FRESH: Duration = Duration::from_secs(600);
+const STABLE_UPTIME: Duration = Duration::from_secs(600);
 
 /// Runs this program as a child process with the same arguments except `--restarts`, and restarts it
 /// until it exits normally or has failed more than `restarts` times in a row.
@@ -26,22 +26,22 @@ pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCo
 async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     let style = Style::stderr();
     let mut stop = Requests::listen()?;
-    let mut died = 0;
+    let mut failures = 0;
     loop {
-        let mut arguments = without_restarts(std::env::args_os().skip(1));
+        let mut arguments = remove_restarts(std::env::args_os().skip(1));
         if resumable() && !arguments.iter().any(|argument| argument == "--resume") {
             arguments.push("--resume".into());
         }
         let start = Instant::now();
         let mut child = Command::new(std::env::current_exe()?).args(arguments).kill_on_drop(true).spawn()?;
-        let mut asked = false;
+        let mut stop_requested = false;
         let status = loop {
             tokio::select! {
                 status = child.wait() => break status?,
                 // Ctrl-C on a keyboard reaches the child as well. The child treats both signals as
                 // one request and stops at its next safe point.
                 signal = stop.next() => {
-                    asked = true;
+                    stop_requested = true;
                     pass_on(&child, signal);
                 }
             }
@@ -50,16 +50,16 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
             Some(code @ (0 | 2)) => return Ok(ExitCode::from(code as u8)),
             Some(code) if code == i32::from(INTERRUPTED) => return Ok(ExitCode::from(INTERRUPTED)),
             // The run failed while it stopped, for example because a checkpoint could not be written.
-            Some(1) if asked => return Ok(ExitCode::FAILURE),
-            _ if asked => return Ok(ExitCode::from(INTERRUPTED)),
+            Some(1) if stop_requested => return Ok(ExitCode::FAILURE),
+            _ if stop_requested => return Ok(ExitCode::from(INTERRUPTED)),
             _ => {}
         }
-        if start.elapsed() > FRESH {
-            died = 0;
+        if start.elapsed() > STABLE_UPTIME {
+            failures = 0;
         }
-        died += 1;
+        failures += 1;
         let why = cause(status);
-        if died > restarts {
+        if failures > restarts {
             eprintln!(
                 "{} the run {why}; it has been started again {} in a row",
                 style.red("error:"),
@@ -67,9 +67,9 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
             );
             return Ok(ExitCode::FAILURE);
         }
-        let pause = Duration::from_secs(1 << died.min(5));
+        let pause = Duration::from_secs(1 << failures.min(5));
         eprintln!(
-            "{} the run {why} after {}; starting it again in {} s ({died} of {restarts})",
+            "{} the run {why} after {}; starting it again in {} s ({failures} of {restarts})",
             style.dim("note:"),
             screen::clock(start.elapsed()),
             pause.as_secs()
@@ -113,7 +113,7 @@ fn cause(status: ExitStatus) -> String {
 }
 
 /// Returns the arguments without `--restarts N` and `--restarts=N`.
-fn without_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
+fn remove_restarts(arguments: impl Iterator<Item = OsString>) -> Vec<OsString> {
     let mut kept = Vec::new();
     let mut skip = false;
     for argument in arguments {
@@ -136,6 +136,6 @@ mod tests {
     #[test]
     fn without_restarts_removes_both_option_forms() {
         let arguments = ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
-        assert_eq!(without_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
+        assert_eq!(remove_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
     }
 }

@@ -5,8 +5,8 @@ use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
 use crate::screen::Style;
 
 /// Formats a fraction as a percentage, such as `62.5 %`.
-fn percent(share: f64) -> String {
-    format!("{:.1} %", 100.0 * share)
+fn percent(fraction: f64) -> String {
+    format!("{:.1} %", 100.0 * fraction)
 }
 
 /// Formats an evaluation on one line: the overall success with its interval, and the slices that are
@@ -38,16 +38,19 @@ pub fn line(result: &EvalResult) -> String {
         line.push_str(&format!(" · pass@{} {pass}, maj@{} {majority}", at.k, at.k));
     }
     let SliceResult { answered, used_tool, .. } = result.overall;
-    let uncalled = result.uncalled.as_ref().map_or(String::new(), |reply| format!("\n{}", uncalled(reply)));
+    let uncalled = result
+        .uncalled
+        .as_ref()
+        .map_or(String::new(), |completion| format!("\n{}", format_uncalled(completion)));
     format!("{line} · answered {} · with a tool {}{uncalled}", percent(answered), percent(used_tool))
 }
 
 /// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
-fn uncalled(Uncalled { attempt, reply, why }: &Uncalled) -> String {
-    const LONGEST: usize = 400;
-    let end = reply.char_indices().nth(LONGEST).map_or(reply.len(), |(end, _)| end);
-    let more = if end < reply.len() { " …" } else { "" };
-    let shown = format!("{}{more}", &reply[..end]);
+fn format_uncalled(Uncalled { attempt, reply: completion, why }: &Uncalled) -> String {
+    const MAX_CHARS: usize = 400;
+    let end = completion.char_indices().nth(MAX_CHARS).map_or(completion.len(), |(end, _)| end);
+    let more = if end < completion.len() { " …" } else { "" };
+    let shown = format!("{}{more}", &completion[..end]);
     let shown: Vec<String> = shown.lines().map(|line| format!("  | {line}\n")).collect();
     format!("  no tool answered a call; of the first reply of {attempt}: {why}\n{}", shown.concat())
 }
@@ -64,7 +67,7 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
         text.push_str(&row(&eval.label, &eval.overall, width, style));
-        text.push_str(&eval.uncalled.as_ref().map_or(String::new(), uncalled));
+        text.push_str(&eval.uncalled.as_ref().map_or(String::new(), format_uncalled));
     }
     // A single slice that counts would repeat the overall result.
     let counted = first.slices.iter().filter(|slice| !slice.apart).count();
@@ -91,7 +94,7 @@ pub fn gains(gains: &[Gain]) -> String {
         let by = match graded {
             true => format!("{estimate:+.3} in score (95 %: {low:+.3} to {high:+.3})"),
             false => {
-                let [estimate, low, high] = [estimate, low, high].map(|share| 100.0 * share);
+                let [estimate, low, high] = [estimate, low, high].map(|fraction| 100.0 * fraction);
                 format!("{estimate:+.1} points (95 %: {low:+.1} to {high:+.1})")
             }
         };
@@ -102,8 +105,8 @@ pub fn gains(gains: &[Gain]) -> String {
 
 /// Formats the best checkpoint, its success, and whether the selection biases that result.
 pub fn best(best: &Best) -> String {
-    let Best { label, of, success, apart, .. } = best;
-    let by = if *apart { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
+    let Best { label, of, success, apart: is_separate, .. } = best;
+    let by = if *is_separate { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
     format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
 }
 
@@ -127,11 +130,11 @@ mod tests {
 
     use super::*;
 
-    fn slice(name: &str, apart: bool, correct: u64, tasks: u64) -> serde_json::Value {
-        let share = correct as f64 / tasks as f64;
+    fn slice(name: &str, is_separate: bool, correct: u64, tasks: u64) -> serde_json::Value {
+        let fraction = correct as f64 / tasks as f64;
         json!({
-            "name": name, "apart": apart, "tasks": tasks, "correct": correct,
-            "success": {"estimate": share, "low": share / 2.0, "high": (1.0 + share) / 2.0},
+            "name": name, "apart": is_separate, "tasks": tasks, "correct": correct,
+            "success": {"estimate": fraction, "low": fraction / 2.0, "high": (1.0 + fraction) / 2.0},
             "answered": 1.0, "used_tool": 0.5, "sampled_tokens": 31.25,
         })
     }
@@ -175,8 +178,13 @@ mod tests {
     #[test]
     fn best_states_selection_bias() {
         let success = Interval { estimate: 0.915, low: 0.87, high: 0.95 };
-        let chosen =
-            |apart| Best { checkpoint: "x".into(), label: "grpo, step 50".into(), of: 6, success, apart };
+        let chosen = |is_separate| Best {
+            checkpoint: "x".into(),
+            label: "grpo, step 50".into(),
+            of: 6,
+            success,
+            apart: is_separate,
+        };
         assert_eq!(
             best(&chosen(false)),
             "grpo, step 50, 91.5 %; best of 6 checkpoints, selected on these tasks: biased upwards"
@@ -187,10 +195,10 @@ mod tests {
     #[test]
     fn table_and_line_explain_missing_tool_calls() {
         let mut result = eval(0, 0, "before training", 2);
-        let reply = format!("one\ntwo{}", "x".repeat(500));
+        let completion = format!("one\ntwo{}", "x".repeat(500));
         result.uncalled = Some(Uncalled {
             attempt: "eval/0/0/0/0".into(),
-            reply,
+            reply: completion,
             why: "it has no <tool_call> in it".into(),
         });
         for text in [table(&[&result], Style::default()), line(&result)] {

@@ -22,16 +22,16 @@ use crate::watch::Watch;
 /// # Errors
 /// Returns an error if the recipe has a remote learner, the step cannot be replayed, or the step
 /// trained on no selected token.
-pub async fn shown(
-    folder: &Path,
+pub async fn format_terms(
+    dir: &Path,
     attempt: &Attempt,
     step: u32,
     tokenizer: &Tokenizer,
     (token, as_json): (Option<u32>, bool),
 ) -> anyhow::Result<String> {
-    let run = RunDir::open(folder)?;
+    let run = RunDir::open(dir)?;
     let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
-    recipe.run.folder = std::path::absolute(folder)?;
+    recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
             "--terms does a step again on the engine of this machine, but this run has a learner elsewhere"
@@ -45,7 +45,7 @@ pub async fn shown(
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
     let mut watch = Watch::new(Clock::default());
     let phase = attempt.placement.phase;
-    let found = terms(&recipe, folder, policies, (phase, step), &mut watch).await?;
+    let found = terms(&recipe, dir, policies, (phase, step), &mut watch).await?;
     watch.clear();
     let mut text = String::new();
     for policy in &found {
@@ -62,7 +62,7 @@ pub async fn shown(
             let shown = tokenizer.decode_with_special(&[term.token]);
             match as_json {
                 true => {
-                    let line = as_document(policy, (phase, step), &loss.formula(), term, &shown);
+                    let line = to_document(policy, (phase, step), &loss.formula(), term, &shown);
                     let _ = writeln!(text, "{line}");
                 }
                 false => write_term(&mut text, &loss.formula(), term, &shown),
@@ -71,8 +71,8 @@ pub async fn shown(
     }
     match text.is_empty() {
         true => {
-            let of = token.map_or(String::new(), |token| format!(" at index {token}"));
-            Err(unusable(format!("step {step} trained no token of {}{of}", attempt.placement)))
+            let location = token.map_or(String::new(), |token| format!(" at index {token}"));
+            Err(unusable(format!("step {step} trained no token of {}{location}", attempt.placement)))
         }
         false => Ok(text),
     }
@@ -95,7 +95,7 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
     };
 }
 
-fn as_document(
+fn to_document(
     policy: &PolicyTerms,
     (phase, step): (u32, u32),
     formula: &str,

@@ -79,7 +79,7 @@ async fn show(
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
     let tools = Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?).of(keys, &chat)?;
-    let begun = Instant::now();
+    let started_at = Instant::now();
     let context = ToolContext {
         attempt: "tools".to_owned(),
         task: Task { row: row.into(), ..Task::default() },
@@ -90,11 +90,11 @@ async fn show(
     };
     let mut tools = tools.open(&context).await?;
     let style = Style::stderr();
-    eprintln!("{} {} in {:.2?}", style.dim("opened"), tools.specs().len(), begun.elapsed());
+    eprintln!("{} {} in {:.2?}", style.dim("opened"), tools.specs().len(), started_at.elapsed());
     let code = match &args.call {
         None => {
             for spec in tools.specs() {
-                screen::say(&serde_json::to_string(spec).context("a tool cannot be written as JSON")?);
+                screen::print_line(&serde_json::to_string(spec).context("a tool cannot be written as JSON")?);
             }
             ExitCode::SUCCESS
         }
@@ -107,14 +107,14 @@ async fn show(
 /// Calls a tool and prints its result. Returns exit code 1 if the result is an error.
 async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
-    let begun = Instant::now();
-    let answers =
+    let started_at = Instant::now();
+    let observations =
         tools.answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true).await;
     let style = Style::stderr();
-    for answer in &answers {
-        eprintln!("{} {:?} in {:.2?}", style.dim("answer"), answer.kind, begun.elapsed());
-        screen::say(&answer.text);
+    for observation in &observations {
+        eprintln!("{} {:?} in {:.2?}", style.dim("answer"), observation.kind, started_at.elapsed());
+        screen::print_line(&observation.text);
     }
-    let is_ok = answers.iter().all(|answer| answer.kind == ObservationKind::Ok);
+    let is_ok = observations.iter().all(|observation| observation.kind == ObservationKind::Ok);
     if is_ok { ExitCode::SUCCESS } else { ExitCode::FAILURE }
 }

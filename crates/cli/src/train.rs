@@ -70,13 +70,13 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
-    let folder = recipe.run.folder.clone();
-    eprintln!("{} {}", dim("run   "), screen::path(&folder));
+    let dir = recipe.run.folder.clone();
+    eprintln!("{} {}", dim("run   "), screen::path(&dir));
     if let Some(note) = recipe.numerics_note() {
         eprintln!("{} {note}", dim("note:"));
     }
     let mut run = levade_run::launch(recipe, start, host::supervisor()?)?;
-    let interrupts = tokio::spawn(interrupted(Requests::listen()?, run.stop_flag()));
+    let interrupts = tokio::spawn(stop_on_signal(Requests::listen()?, run.stop_flag()));
     let (mut watch, mut setup) = (Watch::new(run.clock()), Setup::default());
     while let Some(event) = run.next().await {
         match &event {
@@ -92,20 +92,20 @@ async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitC
     interrupts.abort();
     let after = match ended? {
         Some(Ended::Finished(summary)) => {
-            finished(&summary, &folder);
+            print_summary(&summary, &dir);
             return Ok(ExitCode::SUCCESS);
         }
         Some(Ended::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
         None => "together with its learner".into(),
     };
-    eprintln!("stopped {after}; go on with\n  {}", to_go_on(&args));
+    eprintln!("stopped {after}; go on with\n  {}", resume_command(&args));
     Ok(ExitCode::from(INTERRUPTED))
 }
 
 /// Stops the run at the next safe point on the first request, and ends the process on the second.
-async fn interrupted(requests: Requests, stop: StopFlag) {
+async fn stop_on_signal(requests: Requests, stop: StopFlag) {
     requests
-        .two(|| {
+        .wait_for_second(|| {
             stop.stop();
             eprintln!(
                 "\nstopping at the next safe point; Ctrl-C again stops at once (--resume continues from the last checkpoint)"
@@ -116,17 +116,17 @@ async fn interrupted(requests: Requests, stop: StopFlag) {
 }
 
 /// Returns the command that resumes a run, quoted for a shell.
-fn to_go_on(args: &Args) -> String {
-    let mut words = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
+fn resume_command(args: &Args) -> String {
+    let mut parts = vec![program(), "train".into(), quoted(&args.recipe.to_string_lossy())];
     for change in &args.overrides {
-        words.push("--set".into());
-        words.push(quoted(&format!("{}={}", change.key(), change.value)));
+        parts.push("--set".into());
+        parts.push(quoted(&format!("{}={}", change.key(), change.value)));
     }
-    if let Some(folder) = &args.run {
-        words.extend(["--run".into(), quoted(&folder.to_string_lossy())]);
+    if let Some(dir) = &args.run {
+        parts.extend(["--run".into(), quoted(&dir.to_string_lossy())]);
     }
-    words.push("--resume".into());
-    words.join(" ")
+    parts.push("--resume".into());
+    parts.join(" ")
 }
 
 /// Returns the name by which this program was called, quoted for a shell.
@@ -134,26 +134,26 @@ fn program() -> String {
     std::env::args_os().next().map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
 }
 
-fn finished(summary: &Summary, folder: &Path) {
+fn print_summary(summary: &Summary, dir: &Path) {
     let style = Style::stdout();
     let evals = milestones(&summary.evals);
-    screen::say(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
-    for (place, times, first) in summary.troubles.iter() {
+    screen::print_line(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
+    for (source, times, first) in summary.troubles.iter() {
         let times = screen::plural(times as u32, "time");
-        screen::say(&format!("{} {place} went wrong {times}, first: {first}", style.dim("trouble")));
+        screen::print_line(&format!("{} {source} went wrong {times}, first: {first}", style.dim("trouble")));
     }
     let steps = screen::plural(summary.steps, "step");
-    let folder = screen::path(folder);
-    screen::say(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
-    screen::say(&format!("run    {folder}"));
+    let dir = screen::path(dir);
+    screen::print_line(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
+    screen::print_line(&format!("run    {dir}"));
     if let Some(best) = &summary.best {
-        screen::say(&format!("best   {} ({})", screen::path(&best.checkpoint), table::best(best)));
+        screen::print_line(&format!("best   {} ({})", screen::path(&best.checkpoint), table::best(best)));
     }
     if let Some(checkpoint) = &summary.checkpoint {
-        let (program, folder) = (program(), quoted(&folder));
-        screen::say(&format!("model  {}", screen::path(checkpoint)));
-        screen::say(&format!("\ntalk to it   {program} chat {folder}"));
-        screen::say(&format!("look inside  {program} inspect {folder} --worst"));
+        let (program, dir) = (program(), quoted(&dir));
+        screen::print_line(&format!("model  {}", screen::path(checkpoint)));
+        screen::print_line(&format!("\ntalk to it   {program} chat {dir}"));
+        screen::print_line(&format!("look inside  {program} inspect {dir} --worst"));
     }
 }
 
@@ -170,7 +170,7 @@ mod tests {
             restarts: 0,
             run: Some("runs/b".into()),
         };
-        let command = to_go_on(&args);
+        let command = resume_command(&args);
         let tail = command.split_once(" train ").unwrap().1;
         assert_eq!(
             tail,

@@ -45,17 +45,17 @@ impl Bars {
     }
 
     /// Writes a line to standard output, above the bar.
-    fn say(&self, line: &str) {
+    fn print_line(&self, line: &str) {
         match &self.activity {
-            Some(activity) => activity.bar.suspend(|| screen::say(line)),
-            None => screen::say(line),
+            Some(activity) => activity.bar.suspend(|| screen::print_line(line)),
+            None => screen::print_line(line),
         }
     }
 
     /// Moves the bar to `done` of `total` parts. `tokens` is the number of tokens that were sampled
-    /// since the last call. `whole` is a text about the progress of the run, which is appended to the
+    /// since the last call. `run_progress` is a text about the progress of the run, which is appended to the
     /// message.
-    fn progress(&mut self, name: &'static str, done: usize, total: usize, tokens: usize, whole: &str) {
+    fn progress(&mut self, name: &'static str, done: usize, total: usize, tokens: usize, run_progress: &str) {
         if self.activity.as_ref().is_none_or(|activity| activity.name != name) {
             let since = self.since;
             self.clear();
@@ -69,23 +69,23 @@ impl Bars {
         activity.tokens += tokens;
         activity.bar.set_position(done as u64);
         let elapsed = self.clock.elapsed().saturating_sub(self.since);
-        let mine = done.saturating_sub(activity.before).max(1);
-        let left = elapsed.mul_f64(total.saturating_sub(done) as f64 / mine as f64);
+        let parts_done = done.saturating_sub(activity.before).max(1);
+        let remaining = elapsed.mul_f64(total.saturating_sub(done) as f64 / parts_done as f64);
         let rate = activity.tokens as f64 / elapsed.as_secs_f64().max(1e-3);
         let rate = if activity.tokens > 0 { format!("{rate:.0} tok/s, ") } else { String::new() };
-        activity.bar.set_message(format!("{rate}{} left{whole}", screen::clock(left)));
+        activity.bar.set_message(format!("{rate}{} left{run_progress}", screen::clock(remaining)));
         if done >= total {
             self.wait();
         }
     }
 
-    fn moved(&mut self, event: &Event, whole: &str) {
+    fn update(&mut self, event: &Event, run_progress: &str) {
         match *event {
             Event::Attempt { purpose, done, total, sampled_tokens } => {
                 let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
-                self.progress(name, done, total, sampled_tokens, whole);
+                self.progress(name, done, total, sampled_tokens, run_progress);
             }
-            Event::MicroBatch { done, total } => self.progress("learning", done, total, 0, whole),
+            Event::MicroBatch { done, total } => self.progress("learning", done, total, 0, run_progress),
             _ => {}
         }
     }
@@ -93,7 +93,7 @@ impl Bars {
 
 impl Observer for Bars {
     fn event(&mut self, event: &Event) {
-        self.moved(event, "");
+        self.update(event, "");
     }
 }
 
@@ -106,7 +106,7 @@ pub struct Watch {
     /// Total number of steps, over all phases.
     steps: u32,
     /// Number of steps of the current phase that this process completed.
-    mine: u32,
+    own_steps: u32,
     /// When this process started the current phase.
     start: Duration,
 }
@@ -116,7 +116,7 @@ impl Watch {
     pub fn new(clock: Clock) -> Self {
         let (style, start) = (Style::stdout(), clock.elapsed());
         let bars = Bars { clock, since: start, activity: None };
-        Watch { style, bars, done: 0, steps: 0, mine: 0, start }
+        Watch { style, bars, done: 0, steps: 0, own_steps: 0, start }
     }
 
     /// Removes the bar.
@@ -126,11 +126,11 @@ impl Watch {
 
     /// Formats the current step of the run and the remaining time, if the remaining steps take as
     /// long as those of this phase. Omits the time before the first step of the phase.
-    fn whole(&self) -> String {
-        match self.bars.clock.elapsed().saturating_sub(self.start).checked_div(self.mine) {
-            Some(a_step) => {
-                let left = screen::clock(a_step * self.steps.saturating_sub(self.done));
-                format!(" · step {}/{}, {left} left", self.done + 1, self.steps)
+    fn run_progress(&self) -> String {
+        match self.bars.clock.elapsed().saturating_sub(self.start).checked_div(self.own_steps) {
+            Some(step_duration) => {
+                let remaining = screen::clock(step_duration * self.steps.saturating_sub(self.done));
+                format!(" · step {}/{}, {remaining} left", self.done + 1, self.steps)
             }
             None => format!(" · step {}/{}", self.done + 1, self.steps),
         }
@@ -143,7 +143,8 @@ impl Observer for Watch {
             Event::Started { from, done, steps } => {
                 (self.done, self.steps) = (*done, *steps);
                 if let Some(path) = from {
-                    self.bars.say(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
+                    self.bars
+                        .print_line(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
                 }
                 self.bars.wait();
             }
@@ -151,55 +152,56 @@ impl Observer for Watch {
                 self.bars.clear();
                 let before = if *done > 0 { format!(", {done} of them done") } else { String::new() };
                 let steps = screen::plural(*steps, "step");
-                self.bars.say(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
-                (self.mine, self.start) = (0, self.bars.clock.elapsed());
+                self.bars.print_line(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
+                (self.own_steps, self.start) = (0, self.bars.clock.elapsed());
                 self.bars.wait();
             }
-            Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.moved(event, ""),
+            Event::Attempt { purpose: Purpose::Eval, .. } => self.bars.update(event, ""),
             Event::Attempt { .. } | Event::MicroBatch { .. } => {
-                let whole = self.whole();
-                self.bars.moved(event, &whole);
+                let run_progress = self.run_progress();
+                self.bars.update(event, &run_progress);
             }
             Event::Step { kind, step, steps, metrics, .. } => {
                 self.bars.clear();
                 self.done += 1;
-                self.mine += 1;
-                self.bars.say(&step_line(kind, *step, *steps, metrics));
+                self.own_steps += 1;
+                self.bars.print_line(&step_line(kind, *step, *steps, metrics));
                 self.bars.wait();
             }
             Event::Evaluated(result) => {
                 self.bars.clear();
                 let label = self.style.bold(&format!("{}:", result.label));
-                self.bars.say(&format!("{label} {}", table::line(result)));
+                self.bars.print_line(&format!("{label} {}", table::line(result)));
                 self.bars.wait();
             }
             Event::Checkpoint(path) => {
-                self.bars.say(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
+                self.bars.print_line(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
                 self.bars.wait();
             }
-            Event::Note(note) => self.bars.say(&format!("note: {note}")),
+            Event::Note(note) => self.bars.print_line(&format!("note: {note}")),
         }
     }
 }
 
 /// Returns the values of a metric for all policies of a step. If there are several policies, the
 /// metrics of each have the prefix `POLICY/`.
-fn each<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
-    let is_of_one =
-        move |full: &str| full.strip_suffix(name).is_some_and(|of| of.is_empty() || of.ends_with('/'));
-    metrics.iter().filter(move |(full, _)| is_of_one(full)).map(|(_, value)| value)
+fn policy_values<'a>(metrics: &'a Metrics, name: &'a str) -> impl Iterator<Item = f64> + 'a {
+    let is_of_policy = move |full: &str| {
+        full.strip_suffix(name).is_some_and(|prefix| prefix.is_empty() || prefix.ends_with('/'))
+    };
+    metrics.iter().filter(move |(full, _)| is_of_policy(full)).map(|(_, value)| value)
 }
 
 /// Returns the sum of a metric over the policies of a step, or `None` if there is no value.
-fn of_all(metrics: &Metrics, name: &str) -> Option<f64> {
-    each(metrics, name).reduce(|sum, value| sum + value)
+fn sum_over_policies(metrics: &Metrics, name: &str) -> Option<f64> {
+    policy_values(metrics, name).reduce(|sum, value| sum + value)
 }
 
 /// Formats the mean score of a step: as a success rate if all scores are between 0 and 1, else as a
 /// number.
-fn scored(metrics: &Metrics, mean: f64) -> String {
-    let beyond = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
-    match beyond("critic/score/min", |least| least < 0.0) || beyond("critic/score/max", |most| most > 1.0) {
+fn format_score(metrics: &Metrics, mean: f64) -> String {
+    let exceeds = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
+    match exceeds("critic/score/min", |min| min < 0.0) || exceeds("critic/score/max", |max| max > 1.0) {
         true => format!("score {mean:>6.3}"),
         false => format!("success {:>5.1} %", 100.0 * mean),
     }
@@ -207,9 +209,11 @@ fn scored(metrics: &Metrics, mean: f64) -> String {
 
 /// Formats the number of tokens whose log-probability in training differs from the sampled one in any
 /// bit, and the maximum difference.
-fn mismatch(metrics: &Metrics, tokens: f64) -> String {
-    match each(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
-        Some(most) if most > 0.0 => format!("mismatch {tokens:.0} (up to {most:.1e})"),
+fn format_mismatch(metrics: &Metrics, tokens: f64) -> String {
+    match policy_values(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
+        Some(max_difference) if max_difference > 0.0 => {
+            format!("mismatch {tokens:.0} (up to {max_difference:.1e})")
+        }
         _ => format!("mismatch {tokens:.0}"),
     }
 }
@@ -218,22 +222,22 @@ fn mismatch(metrics: &Metrics, tokens: f64) -> String {
 fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     let width = steps.to_string().len();
     let mut line = format!("{kind} {step:>width$}/{steps}");
-    let mut say = |value: Option<f64>, format: &dyn Fn(f64) -> String| {
+    let mut append = |value: Option<f64>, format: &dyn Fn(f64) -> String| {
         if let Some(value) = value {
             line.push_str(" · ");
             line.push_str(&format(value));
         }
     };
     let first = |names: &[&str]| names.iter().find_map(|name| metrics.get(name));
-    say(first(&["critic/rewards/mean"]), &|v| format!("reward {v:>6.3}"));
-    say(first(&["critic/score/mean"]), &|v| scored(metrics, v));
-    say(first(&["actor/loss", "actor/pg_loss", "train/loss"]), &|v| format!("loss {v:>8.4}"));
-    say(first(&["actor/kl_loss"]), &|v| format!("KL {v:.4}"));
-    say(first(&["actor/grad_norm"]), &|v| format!("grad {v:>6.3}"));
-    say(of_all(metrics, "training/logprob_mismatch"), &|v| mismatch(metrics, v));
-    say(first(&["perf/throughput"]), &|v| format!("{v:>5.0} tok/s"));
-    say(first(&["timing_s/step"]), &|v| format!("{v:.1} s"));
-    if of_all(metrics, "actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
+    append(first(&["critic/rewards/mean"]), &|v| format!("reward {v:>6.3}"));
+    append(first(&["critic/score/mean"]), &|v| format_score(metrics, v));
+    append(first(&["actor/loss", "actor/pg_loss", "train/loss"]), &|v| format!("loss {v:>8.4}"));
+    append(first(&["actor/kl_loss"]), &|v| format!("KL {v:.4}"));
+    append(first(&["actor/grad_norm"]), &|v| format!("grad {v:>6.3}"));
+    append(sum_over_policies(metrics, "training/logprob_mismatch"), &|v| format_mismatch(metrics, v));
+    append(first(&["perf/throughput"]), &|v| format!("{v:>5.0} tok/s"));
+    append(first(&["timing_s/step"]), &|v| format!("{v:.1} s"));
+    if sum_over_policies(metrics, "actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
         line.push_str(" · the gradient was not finite, the step was skipped");
     }
     line

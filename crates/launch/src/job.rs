@@ -39,7 +39,9 @@ impl Job {
     pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
         let root = std::path::absolute(&recipe.run.folder)?;
         let (nodes, processes, threads) = match &recipe.cluster.learner {
-            Some(LearnerKeys::Torch(keys)) if keys.start => (keys.nodes, keys.of_node(), keys.threads),
+            Some(LearnerKeys::Torch(keys)) if keys.start => {
+                (keys.nodes, keys.processes_per_node(), keys.threads)
+            }
             Some(LearnerKeys::Torch(_)) | None => (1, 1, recipe.engine.threads.max(1) as u32),
         };
         let processors = processes.saturating_mul(threads).max(1);

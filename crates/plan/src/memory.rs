@@ -117,7 +117,7 @@ impl Learner {
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };
-        let processes = keys.of_node().saturating_mul(keys.nodes);
+        let processes = keys.processes_per_node().saturating_mul(keys.nodes);
         Learner {
             processes: processes.into(),
             tensor: keys.tp.into(),

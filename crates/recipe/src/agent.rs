@@ -38,7 +38,7 @@ impl AgentKind {
     }
 
     /// Returns whether the agent calls the model over HTTP.
-    pub fn calls(self) -> bool {
+    pub fn calls_over_http(self) -> bool {
         self != AgentKind::Tools
     }
 }
@@ -196,12 +196,12 @@ impl AgentKeys {
 
     /// Returns the messages with which a conversation about `task` starts. Instructions of the task
     /// replace those of the agent.
-    pub fn opening(&self, task: &Task) -> Vec<Message> {
-        let asked = |question: &str| self.prompt.replace(QUESTION, question);
+    pub fn initial_messages(&self, task: &Task) -> Vec<Message> {
+        let fill_prompt = |question: &str| self.prompt.replace(QUESTION, question);
         let mut messages = task.messages.clone();
         match messages.last_mut() {
-            None => messages.push(Message::user(asked(&task.question))),
-            Some(last) if last.role == Role::User => last.content = asked(&last.content).into(),
+            None => messages.push(Message::user(fill_prompt(&task.question))),
+            Some(last) if last.role == Role::User => last.content = fill_prompt(&last.content).into(),
             Some(_) => {}
         }
         if !self.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {
@@ -216,7 +216,7 @@ impl AgentKeys {
         match (self.max_prompt_tokens, self.truncation) {
             (0, Truncation::Refuse) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
-            (most, _) => most,
+            (limit, _) => limit,
         }
     }
 

@@ -7,7 +7,7 @@ use std::ops::{Bound, RangeBounds};
 
 use toml::{Table, Value};
 
-use super::patterns::each;
+use super::patterns::visit_matches;
 use super::{MAX_SECONDS, read};
 
 /// Range of the values of a key.
@@ -21,7 +21,7 @@ const fn at_most(high: f64) -> Range {
     (Bound::Unbounded, Bound::Included(high))
 }
 
-const fn within(low: f64, high: f64) -> Range {
+const fn closed_range(low: f64, high: f64) -> Range {
     (Bound::Included(low), Bound::Included(high))
 }
 
@@ -81,20 +81,20 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("tool.*.max_characters", COUNT, ""),
     ("tool.*.at_once", COUNT, ""),
     // From about one call per day to more than any toolbox can serve.
-    ("tool.*.calls_per_second", within(0.00001, 1e6), ""),
+    ("tool.*.calls_per_second", closed_range(0.00001, 1e6), ""),
     ("tool.*.condense.above", COUNT, ""),
-    ("tool.*:search.top_k", within(1.0, 1000.0), ""),
+    ("tool.*:search.top_k", closed_range(1.0, 1000.0), ""),
     ("tool.*:search.passage_chars", COUNT, ""),
-    ("tool.*:search.tries", within(1.0, 100.0), ""),
+    ("tool.*:search.tries", closed_range(1.0, 100.0), ""),
     ("agent.worker_attempts", COUNT, ""),
     ("agent.sampling.top_p", FRACTION, ""),
-    ("agent.sampling.min_p", within(0.0, 1.0), ""),
+    ("agent.sampling.min_p", closed_range(0.0, 1.0), ""),
     ("agent.context.keep", COUNT, ""),
     ("agent.context.tokens", COUNT, ""),
     ("agent.max_turns", COUNT, ""),
     ("agent.max_tokens", COUNT, ""),
     ("agent.tool_seconds", SECONDS, ""),
-    ("agent.tool_delay", within(0.0, MAX_SECONDS), ""),
+    ("agent.tool_delay", closed_range(0.0, MAX_SECONDS), ""),
     ("agent.reply_seconds", SECONDS, ""),
     ("agent.attempt_seconds", SECONDS, ""),
     ("reward.malformed_call", FINITE, ""),
@@ -113,7 +113,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.learning_rate", POSITIVE, ""),
     ("phase.*.until", FRACTION, ""),
     ("phase.*.epochs", COUNT, ""),
-    ("phase.*.optimiser.min_lr_ratio", within(0.0, 1.0), ""),
+    ("phase.*.optimiser.min_lr_ratio", closed_range(0.0, 1.0), ""),
     ("phase.*.optimiser.beta1", DECAY, ""),
     ("phase.*.optimiser.beta2", DECAY, ""),
     ("phase.*.optimiser.epsilon", POSITIVE, ""),
@@ -128,7 +128,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.groups", COUNT, ""),
     (
         "phase.*.temperature",
-        within(0.01, 100.0),
+        closed_range(0.01, 100.0),
         ": greedy attempts are all the same, and cannot be trained on",
     ),
     ("phase.*.high_entropy_share", FRACTION, ""),
@@ -139,7 +139,7 @@ const BOUNDS: &[(&str, Range, &str)] = &[
     ("phase.*.only.reward_to", FINITE, ": no reward is beyond another"),
     ("phase.*.critic.learning_rate", POSITIVE, ""),
     ("phase.*.critic.clip", NOT_NEGATIVE, ""),
-    ("phase.*.critic.optimiser.min_lr_ratio", within(0.0, 1.0), ""),
+    ("phase.*.critic.optimiser.min_lr_ratio", closed_range(0.0, 1.0), ""),
     ("phase.*.critic.optimiser.beta1", DECAY, ""),
     ("phase.*.critic.optimiser.beta2", DECAY, ""),
     ("phase.*.critic.optimiser.epsilon", POSITIVE, ""),
@@ -160,14 +160,14 @@ pub(super) struct OutOfRange {
 pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     let mut found = None;
     for (key, range, why) in BOUNDS {
-        let of_named = key.strip_prefix("agent.").map(|key| format!("{}.*.{key}", read::AGENTS));
-        for pattern in [Some((*key).to_owned()), of_named].into_iter().flatten() {
-            each(recipe, &pattern, &mut |key, value| {
+        let named_pattern = key.strip_prefix("agent.").map(|key| format!("{}.*.{key}", read::AGENTS));
+        for pattern in [Some((*key).to_owned()), named_pattern].into_iter().flatten() {
+            visit_matches(recipe, &pattern, &mut |key, value| {
                 if found.is_none() && !is_within(range, value) {
                     found = Some(OutOfRange {
                         key: key.replacen(read::AGENTS, "agent", 1),
-                        value: shown(value),
-                        range: format!("{}{why}", described(range, value)),
+                        value: format_value(value),
+                        range: format!("{}{why}", describe_range(range, value)),
                     });
                 }
             });
@@ -185,7 +185,7 @@ fn is_within(range: &Range, value: &Value) -> bool {
     }
 }
 
-fn shown(value: &Value) -> String {
+fn format_value(value: &Value) -> String {
     match value {
         Value::Float(value) => value.to_string(),
         other => other.to_string(),
@@ -193,7 +193,7 @@ fn shown(value: &Value) -> String {
 }
 
 /// Returns the description of a range that ends an error message.
-fn described(range: &Range, value: &Value) -> String {
+fn describe_range(range: &Range, value: &Value) -> String {
     let finite = if value.is_float() { "finite and " } else { "" };
     // The shorter notation: 1e9, but 16777216.
     let number = |number: &f64| {
@@ -267,11 +267,11 @@ mod tests {
 
     #[test]
     fn bounds_separate_adjacent_values() {
-        let mut tables = RECIPES.map(|text| load(text, None).unwrap().written().unwrap());
+        let mut tables = RECIPES.map(|text| load(text, None).unwrap().to_table().unwrap());
         for bound @ (pattern, range, why) in BOUNDS {
             let mut keys = Vec::new();
             for (text, table) in RECIPES.iter().zip(&mut tables) {
-                each(table, pattern, &mut |key, value| {
+                visit_matches(table, pattern, &mut |key, value| {
                     if value.is_integer() || value.is_float() {
                         keys.push((*text, key.to_owned(), value.is_float()));
                     }
@@ -282,15 +282,15 @@ mod tests {
             assert!(!outside.is_empty() && !inside.is_empty(), "{bound:?}");
             for value in outside {
                 let error = load(text, Some(&format!("{key}={value}"))).unwrap_err();
-                let range = format!("{}{why}", described(range, &value));
-                let want = format!("`{key}` is {}, but must be {range}", shown(&value));
+                let range = format!("{}{why}", describe_range(range, &value));
+                let want = format!("`{key}` is {}, but must be {range}", format_value(&value));
                 assert!(error.contains(&want), "{key}={value}\n  gave: {error}\n  want: {want}");
             }
             for value in inside {
                 let change = format!("{key}={value}");
                 // Another check may reject the value, but this range must accept it.
                 let error = load(text, Some(&change)).err().unwrap_or_default();
-                let range = format!("but must be {}{why}", described(range, &value));
+                let range = format!("but must be {}{why}", describe_range(range, &value));
                 assert!(
                     !(error.contains(&format!("`{key}` is")) && error.contains(&range)),
                     "{change}: {error}"

@@ -4,7 +4,7 @@
 use super::*;
 
 /// Asserts that every case is rejected with an error that contains its text.
-fn refused(cases: &[(&[&str], &str)]) {
+fn assert_rejected(cases: &[(&[&str], &str)]) {
     for (overrides, want) in cases {
         let error = load(SMALL, overrides).unwrap_err();
         assert!(error.contains(want), "{overrides:?}\n  gave: {error}\n  want: {want}");
@@ -19,10 +19,10 @@ fn normalizer_length_is_checked_in_all_phases() {
         load(SMALL, &[&change]).unwrap_err()
     };
     for phase in [0, 1] {
-        for (given, shown) in [("-30", "-30"), ("0", "0"), ("nan", "NaN"), ("1e-39", "0.000")] {
-            let error = length(phase, given);
+        for (value, shown) in [("-30", "-30"), ("0", "0"), ("nan", "NaN"), ("1e-39", "0.000")] {
+            let error = length(phase, value);
             let want = format!("`phase.{phase}.normaliser.length` is {shown}");
-            assert!(error.contains(&want), "{given}: {error}");
+            assert!(error.contains(&want), "{value}: {error}");
         }
     }
     assert!(length(0, "1e-39").contains("in single precision"));
@@ -31,7 +31,7 @@ fn normalizer_length_is_checked_in_all_phases() {
 /// A phase without training targets would otherwise end without an error.
 #[test]
 fn phase_without_training_targets_is_rejected() {
-    refused(&[
+    assert_rejected(&[
         (&["agent.train=false"], "`agent.train` is false, but must be true for one agent at least: phase 0"),
         (
             &["policy={a={kind='trained'}, b={kind='trained'}}", "agent.policy=a", "phase.1.policies=['b']"],
@@ -49,8 +49,8 @@ fn phase_without_training_targets_is_rejected() {
             "`phase.1.advantage.success` is NaN, but must be a number",
         ),
     ]);
-    let others = ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
-    load(SMALL, &others).unwrap();
+    let other_overrides = ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
+    load(SMALL, &other_overrides).unwrap();
     // There is nothing to train, and no phase that would train.
     load(SMALL, &["phase=[]", "agent.train=false"]).unwrap();
 }
@@ -58,7 +58,7 @@ fn phase_without_training_targets_is_rejected() {
 /// Larger counts would exhaust memory, overflow a sum, or never finish.
 #[test]
 fn counts_above_limits_are_rejected() {
-    refused(&[
+    assert_rejected(&[
         (
             &["phase.0.epochs=2147483648"],
             "`phase.0.epochs` is 2147483648, but must be so few that all phases have at most 1000000000 steps",
@@ -136,7 +136,7 @@ fn run_name_rejects_paths() {
 
 #[test]
 fn late_failures_are_rejected_at_load() {
-    refused(&[
+    assert_rejected(&[
         (
             &["metrics.mlflow=nonsense"],
             "`metrics.mlflow` is \"nonsense\", but must be an address with http:// or https://",
@@ -179,15 +179,15 @@ fn scorers_with_unknown_sources_are_rejected() {
 
 #[test]
 fn penalty_coefficients_must_be_finite_and_in_range() {
-    for (given, shown) in [("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
-        let change = format!("phase.1.kl={{estimator='k1', coefficient={given}, apply_to='reward'}}");
+    for (value, shown) in [("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
+        let change = format!("phase.1.kl={{estimator='k1', coefficient={value}, apply_to='reward'}}");
         let want = format!("`phase.1.kl.coefficient` is {shown}, but must be finite and more than 0");
-        refused(&[(&[&change], &want)]);
+        assert_rejected(&[(&[&change], &want)]);
     }
-    for (given, shown) in [("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
-        let change = format!("phase.1.overlong={{kind='penalise', buffer=2, factor={given}}}");
+    for (value, shown) in [("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
+        let change = format!("phase.1.overlong={{kind='penalise', buffer=2, factor={value}}}");
         let want = format!("`phase.1.overlong.factor` is {shown}, but must be finite and at least 0");
-        refused(&[(&[&change], &want)]);
+        assert_rejected(&[(&[&change], &want)]);
     }
     load(SMALL, &["phase.1.kl.coefficient=1e-9"]).unwrap();
     load(SMALL, &["phase.1.overlong={kind='penalise', buffer=2, factor=0}"]).unwrap();

@@ -12,7 +12,9 @@ use levade_tree::DEFAULT;
 use super::bounds::{OutOfRange, first_out_of_range};
 use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
 use super::policy::PolicyKeys;
-use super::rl::{Algorithm, Charge, CriticKeys, GroupBy, Overlong, Proximal, RlKeys, UniformGroups};
+use super::rl::{
+    Algorithm, CriticKeys, GroupBy, KlTarget, OverlongAttempts, ProximalPolicy, RlKeys, ZeroVarianceGroups,
+};
 use super::{RecipeError, write};
 
 /// Returns whether a URL has the scheme http or https.
@@ -22,7 +24,7 @@ pub(super) fn is_http(url: &str) -> bool {
 
 /// Returns a URL as it can be shown in messages. A URL with a user may contain a password, and is
 /// hidden.
-pub(super) fn shown(url: &str) -> String {
+pub(super) fn display_url(url: &str) -> String {
     if url.contains('@') { "an address with a user".into() } else { format!("\"{url}\"") }
 }
 
@@ -57,21 +59,21 @@ impl Checker<'_> {
 
     /// Checks the filters of evaluation sampling: their ranges, and that greedy sampling has no
     /// filter.
-    fn drawing(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
+    fn eval_sampling(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let EvalKeys { temperature, top_p, top_k, min_p, .. } = *eval;
         let greedy = temperature == 0.0;
-        let with_choice = "; greedy attempts (eval.temperature = 0) have no choice to narrow";
-        let narrows = |untouched: bool| untouched || !greedy;
-        let in_range = top_p > 0.0 && top_p <= 1.0 && narrows(top_p == 1.0);
-        self.check(in_range, "eval.top_p", top_p, format!("in 0..=1, not 0{with_choice}"))?;
-        self.check(narrows(top_k == 0), "eval.top_k", top_k, format!("0{with_choice}"))?;
-        let in_range = (0.0..=1.0).contains(&min_p) && narrows(min_p == 0.0);
-        self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{with_choice}"))
+        let greedy_note = "; greedy attempts (eval.temperature = 0) have no choice to narrow";
+        let is_allowed = |untouched: bool| untouched || !greedy;
+        let in_range = top_p > 0.0 && top_p <= 1.0 && is_allowed(top_p == 1.0);
+        self.check(in_range, "eval.top_p", top_p, format!("in 0..=1, not 0{greedy_note}"))?;
+        self.check(is_allowed(top_k == 0), "eval.top_k", top_k, format!("0{greedy_note}"))?;
+        let in_range = (0.0..=1.0).contains(&min_p) && is_allowed(min_p == 0.0);
+        self.check(in_range, "eval.min_p", min_p, format!("in 0..=1{greedy_note}"))
     }
 
     /// Checks that a phase with early stopping is evaluated on the way.
-    fn until(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
-        let Some(until) = phase.until() else { return Ok(()) };
+    fn early_stopping(&self, key: &str, phase: &Phase, eval: &EvalKeys) -> Result<(), RecipeError> {
+        let Some(until) = phase.early_stop_success() else { return Ok(()) };
         let measured = eval.every > 0 && eval.tasks > 0;
         let range = "left out unless evaluations on the way tell whether it is reached: set `eval.every` and `eval.tasks`";
         self.check(measured, key, until, range)
@@ -92,12 +94,12 @@ impl Checker<'_> {
                 let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
-            let (tasks, least) = (source.max_tasks(keys.demonstrations), keys.demonstrations);
+            let (tasks, min_tasks) = (source.max_tasks(keys.demonstrations), keys.demonstrations);
             self.check(
-                tasks >= least,
+                tasks >= min_tasks,
                 key("tasks"),
                 tasks,
-                format!("at least the {least} demonstrations, or 0"),
+                format!("at least the {min_tasks} demonstrations, or 0"),
             )?;
         }
         self.parameter(phase, keys.normaliser.check())
@@ -136,14 +138,15 @@ impl Checker<'_> {
 
     fn rl(&self, recipe: &Recipe, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let key = |name: &str| format!("phase.{phase}.{name}");
-        let alone = !keys.compares() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
+        let allows_single_attempt =
+            !keys.compares_attempts() || (keys.group_by == GroupBy::Step && keys.groups >= 2);
         self.check(
-            keys.group_size >= if alone { 1 } else { 2 },
+            keys.group_size >= if allows_single_attempt { 1 } else { 2 },
             key("group_size"),
             keys.group_size,
             "at least 2: an attempt is measured against the others at the same task",
         )?;
-        self.attempted(phase, keys)?;
+        self.step_attempts(phase, keys)?;
         let estimator = keys.estimator();
         let passes = keys.algorithm == Algorithm::PassK && keys.advantage.is_none();
         self.check(
@@ -156,10 +159,10 @@ impl Checker<'_> {
         if let Estimator::Group(GroupBaseline { compare: Compare::SecondBest { k: Some(k) }, .. }) = estimator
         {
             let tasks = if keys.group_by == GroupBy::Step { keys.groups } else { 1 };
-            let most = tasks * keys.group_size;
+            let max_k = tasks * keys.group_size;
             let name = if passes { "k" } else { "advantage.compare.k" };
-            let range = format!("at least 2, and at most the number of attempts that are compared, {most}");
-            self.check((2..=most).contains(&k), key(name), k, range)?;
+            let range = format!("at least 2, and at most the number of attempts that are compared, {max_k}");
+            self.check((2..=max_k).contains(&k), key(name), k, range)?;
         }
         let checks = [
             keys.loss().check_parameters(),
@@ -193,29 +196,29 @@ impl Checker<'_> {
             "\"value\"",
             "another: this one is the critic's, and trains no policy",
         )?;
-        let given =
+        let clip_options =
             [("clip_low", keys.clip_low), ("clip_high", keys.clip_high), ("clip_dual", keys.clip_dual)];
-        for (name, value) in given {
-            let used = keys.loss.is_none() && keys.algorithm.uses(name);
+        for (name, value) in clip_options {
+            let used = keys.loss.is_none() && keys.algorithm.uses_key(name);
             let range =
                 "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
             self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
             self.check(
-                kl.adaptive.is_none() || kl.apply_to == Charge::Reward,
+                kl.adaptive.is_none() || kl.apply_to == KlTarget::Reward,
                 key("kl.adaptive"),
                 "set",
                 "left out unless kl.apply_to = \"reward\"",
             )?;
             self.check(
-                !kl.importance_weighted || kl.apply_to == Charge::Loss,
+                !kl.importance_weighted || kl.apply_to == KlTarget::Loss,
                 key("kl.importance_weighted"),
                 true,
                 "left out where kl.apply_to = \"reward\": a reward is weighted by the loss, like all others",
             )?;
             self.check(
-                kl.apply_to != Charge::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
+                kl.apply_to != KlTarget::Loss || kl.estimator != KlEstimator::K1 || kl.importance_weighted,
                 key("kl.estimator"),
                 "\"k1\"",
                 "another in the loss, where the gradient of k1 is 0 in expectation: \"k2\", \
@@ -234,14 +237,14 @@ impl Checker<'_> {
         }
         let corrects = keys.correction.is_some() || !keys.rejection.is_empty();
         self.check(
-            !corrects || keys.proximal != Proximal::Behaviour,
+            !corrects || keys.proximal != ProximalPolicy::Behaviour,
             key("proximal"),
             "\"behaviour\"",
             "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
         )?;
         let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalise);
         self.check(
-            keys.proximal != Proximal::Interpolate || (of_tokens && keys.rejection.is_empty()),
+            keys.proximal != ProximalPolicy::Interpolate || (of_tokens && keys.rejection.is_empty()),
             key("proximal"),
             "\"interpolate\"",
             "\"recompute\" where there is a rejection, or a correction over paths or normalised: the guess is made \
@@ -260,17 +263,19 @@ impl Checker<'_> {
             "left out: this advantage needs no critic, `ppo` does",
         )?;
         self.check(
-            keys.overlong != Overlong::Bootstrap || keys.needs_critic(),
+            keys.overlong != OverlongAttempts::Bootstrap || keys.needs_critic(),
             key("overlong"),
             "\"bootstrap\"",
             "another: this advantage has no critic to say what an attempt that was cut would still have \
              earned, `ppo` does",
         )?;
-        if let Overlong::Penalise { buffer, .. } = keys.overlong {
+        if let OverlongAttempts::Penalise { buffer, .. } = keys.overlong {
             // The agents that act are known only together with the tasks; see `check_tasks`.
-            let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
-            let range = format!("at least 1, and at most agent.max_tokens, {most}: it lies below that limit");
-            self.check((1..=most).contains(&buffer), key("overlong.buffer"), buffer, range)?;
+            let max_buffer =
+                recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
+            let range =
+                format!("at least 1, and at most agent.max_tokens, {max_buffer}: it lies below that limit");
+            self.check((1..=max_buffer).contains(&buffer), key("overlong.buffer"), buffer, range)?;
         }
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
         self.check(
@@ -279,9 +284,10 @@ impl Checker<'_> {
             from.unwrap_or_default(),
             "at most `reward_to`: else nothing is trained",
         )?;
-        let leaves_out = matches!(keys.uniform_groups, Some(UniformGroups::Drop | UniformGroups::Refill));
+        let omits_groups =
+            matches!(keys.uniform_groups, Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill));
         self.check(
-            !leaves_out || keys.zero_variance_has_no_gradient(),
+            !omits_groups || keys.zero_variance_has_no_gradient(),
             key("uniform_groups"),
             "set",
             "left out: with this advantage attempts of equal reward learn as well",
@@ -292,20 +298,20 @@ impl Checker<'_> {
 /// Returns the key of a recipe that sets a parameter of `levade_rl`.
 fn key_of(name: &str) -> String {
     let first = name.split(' ').next().unwrap_or(name);
-    let within = |table: &str, key: &str| format!("{table}.{key}");
+    let nested_key = |table: &str, key: &str| format!("{table}.{key}");
     let bound = if first == "lower" { "low" } else { "high" };
     match name {
         "clip low" | "clip high" => name.replace(' ', "_"),
         "dual clip" => "clip_dual".into(),
-        "value clip" => within("critic", "clip"),
+        "value clip" => nested_key("critic", "clip"),
         "entropy coefficient" => "entropy".into(),
-        "KL coefficient" => within("kl", "coefficient"),
-        "weight of a component" => within("advantage", "weights"),
-        _ if name.ends_with("of the advantage") => within("advantage", first),
-        _ if name.ends_with("of the normaliser") => within("normaliser", first),
-        _ if name.ends_with("of the correction") => within("correction.bound", bound),
-        _ if name.ends_with("of the rejection") => within("rejection", bound),
-        _ => within("loss", &name.replace(' ', "_")),
+        "KL coefficient" => nested_key("kl", "coefficient"),
+        "weight of a component" => nested_key("advantage", "weights"),
+        _ if name.ends_with("of the advantage") => nested_key("advantage", first),
+        _ if name.ends_with("of the normaliser") => nested_key("normaliser", first),
+        _ if name.ends_with("of the correction") => nested_key("correction.bound", bound),
+        _ if name.ends_with("of the rejection") => nested_key("rejection", bound),
+        _ => nested_key("loss", &name.replace(' ', "_")),
     }
 }
 
@@ -332,7 +338,7 @@ impl Recipe {
         checker.check(
             mlflow.is_empty() || is_http(mlflow),
             "metrics.mlflow",
-            shown(mlflow),
+            display_url(mlflow),
             "an address with http:// or https://",
         )?;
         checker.check(
@@ -368,7 +374,7 @@ impl Recipe {
             let table = if name == DEFAULT { "agent".into() } else { format!("agent.{name}") };
             checker.agent(self, &table, keys)?;
         }
-        checker.evaluated(eval)?;
+        checker.eval_attempts(eval)?;
         let samples = (0.01..=100.0).contains(&eval.temperature);
         let several = eval.samples > 1;
         checker.check(
@@ -380,12 +386,12 @@ impl Recipe {
                 false => "0, for the most likely token, or in 0.01..=100",
             },
         )?;
-        checker.drawing(eval)?;
+        checker.eval_sampling(eval)?;
         checker.reward(self)?;
 
         for (i, phase) in phase.iter().enumerate() {
-            checker.until(&format!("phase.{i}.until"), phase, eval)?;
-            checker.names_of_phase(self, i, phase)?;
+            checker.early_stopping(&format!("phase.{i}.until"), phase, eval)?;
+            checker.phase_names(self, i, phase)?;
             match phase {
                 Phase::Sft(keys) => checker.sft(self, i, keys)?,
                 Phase::Rl(keys) => checker.rl(self, i, keys)?,

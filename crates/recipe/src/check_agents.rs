@@ -7,7 +7,7 @@ use levade_tools::OptionError;
 use super::RecipeError;
 use super::agent::{AgentKeys, AgentKind, QUESTION};
 use super::check::{Checker, is_http};
-use super::choice::Share;
+use super::choice::PolicyWeight;
 use super::context::ContextKeys;
 use super::keys::{Phase, Recipe};
 use super::policy::{ExternalKeys, PolicyKeys, PolicyModel};
@@ -15,7 +15,7 @@ use super::read::ReadError;
 use super::tools::ToolKeys;
 
 /// Returns names as the end of an error message.
-pub(super) fn one_of<T: Display>(names: impl IntoIterator<Item = T>) -> String {
+pub(super) fn format_choices<T: Display>(names: impl IntoIterator<Item = T>) -> String {
     let names: Vec<String> = names.into_iter().map(|name| format!("`{name}`")).collect();
     format!("one of {}", names.join(", "))
 }
@@ -69,12 +69,12 @@ impl Checker<'_> {
         table: &str,
         agent: &AgentKeys,
     ) -> Result<(), RecipeError> {
-        let policy = || match agent.policy.shares() {
+        let policy = || match agent.policy.weights() {
             [_, _, ..] => format!("{}, of which one is external", agent.policy),
             _ => format!("{}, which is external", agent.policy),
         };
         self.check(
-            agent.kind.calls(),
+            agent.kind.calls_over_http(),
             key("policy"),
             policy(),
             "a policy that runs here: the built-in loop asks in tokens, and only programs (kind = \"program\") and \
@@ -100,11 +100,11 @@ impl Checker<'_> {
             let key = |key: &str| format!("{table}.{key}");
             match keys.check() {
                 Ok(()) => {}
-                Err(OptionError::Range { key: of, value, range }) => {
-                    self.check(false, key(of), value, range)?;
+                Err(OptionError::Range { key: option, value, range }) => {
+                    self.check(false, key(option), value, range)?;
                 }
                 Err(OptionError::Other(why)) => {
-                    let source = ReadError::at(["tool", &i.to_string()], why);
+                    let source = ReadError::at_path(["tool", &i.to_string()], why);
                     return Err(RecipeError::Key { file: self.file().to_owned(), source });
                 }
             }
@@ -113,20 +113,20 @@ impl Checker<'_> {
     }
 
     /// Checks the policies and agents that a phase names, and that the phase trains some of them.
-    pub(super) fn names_of_phase(
+    pub(super) fn phase_names(
         &self,
         recipe: &Recipe,
         index: usize,
         phase: &Phase,
     ) -> Result<(), RecipeError> {
-        let trained = recipe.trained();
+        let trained = recipe.trained_policies();
         for name in phase.policies() {
             let ok = trained.contains(name);
             self.check(
                 ok,
                 format!("phase.{index}.policies"),
                 name,
-                format!("a list of trained policies, {}", one_of(&trained)),
+                format!("a list of trained policies, {}", format_choices(&trained)),
             )?;
         }
         let mut agents = recipe.agents();
@@ -136,14 +136,15 @@ impl Checker<'_> {
         };
         for name in only {
             let ok = agents.iter().any(|(agent, _)| agent == name);
-            let range = format!("a list of agents, {}", one_of(agents.iter().map(|(agent, _)| agent)));
+            let range =
+                format!("a list of agents, {}", format_choices(agents.iter().map(|(agent, _)| agent)));
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
         // Agents that are left after all filters are trained.
         agents.retain(|(_, keys)| keys.train);
         let range = format!("true for one agent at least: phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
-        let (trained, acting) = (recipe.trained_in(phase), agents.clone());
+        let (trained, trainable_agents) = (recipe.trained_policies_in(phase), agents.clone());
         agents.retain(|(_, keys)| recipe.policies_of(keys).iter().any(|policy| trained.contains(policy)));
         self.check(
             !agents.is_empty(),
@@ -151,10 +152,11 @@ impl Checker<'_> {
             trained.join(", "),
             format!(
                 "policies of which one plays an agent that is trained, {}: this phase would train nothing",
-                one_of(acting.iter().flat_map(|(_, keys)| recipe.policies_of(keys)))
+                format_choices(trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)))
             ),
         )?;
-        let range = format!("agents of which one is trained in this phase, {}", one_of(names(&agents)));
+        let range =
+            format!("agents of which one is trained in this phase, {}", format_choices(names(&agents)));
         agents.retain(|(name, _)| only.is_empty() || only.iter().any(|only| only == name));
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
@@ -183,13 +185,13 @@ impl Checker<'_> {
 
     /// Checks the weights of a mixture of policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
-        let fractions = agent.policy.shares();
-        for (at, Share { name, share }) in fractions.iter().enumerate() {
+        let fractions = agent.policy.weights();
+        for (at, PolicyWeight { name, share }) in fractions.iter().enumerate() {
             let ok = *share > 0.0 && share.is_finite();
             self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
-            let twice = fractions[..at].iter().any(|other| other.name == *name);
+            let is_repeated = fractions[..at].iter().any(|other| other.name == *name);
             let range = "another policy than those before; add up its shares";
-            self.check(!twice, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
+            self.check(!is_repeated, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
         }
         Ok(())
     }
@@ -207,10 +209,11 @@ impl Checker<'_> {
         }
         let agents = recipe.agents();
         // The built-in loop calls the policy with tokens.
-        let runs = |keys: &AgentKeys| agent.kind.calls() || !recipe.may_be_external(keys);
-        let can: Vec<&str> = agents.iter().filter(|(_, keys)| runs(keys)).map(|(name, _)| *name).collect();
-        let range = format!("left out, or an agent that can write summaries: {}", one_of(&can));
-        let found = can.contains(&keys.agent.as_str());
+        let can_summarize = |keys: &AgentKeys| agent.kind.calls_over_http() || !recipe.may_be_external(keys);
+        let allowed: Vec<&str> =
+            agents.iter().filter(|(_, keys)| can_summarize(keys)).map(|(name, _)| *name).collect();
+        let range = format!("left out, or an agent that can write summaries: {}", format_choices(&allowed));
+        let found = allowed.contains(&keys.agent.as_str());
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
@@ -221,17 +224,17 @@ impl Checker<'_> {
             self.name("agent", name)?;
         }
         let policies = recipe.policies();
-        let range = one_of(policies.iter().map(|(name, _)| name));
+        let range = format_choices(policies.iter().map(|(name, _)| name));
         let policy = recipe.policy_of(agent);
-        let played = recipe.policies_of(agent);
+        let agent_policies = recipe.policies_of(agent);
         let known = |name: &String| policies.iter().any(|(known, _)| known == name);
-        let unknown = played.iter().find(|name| !known(name));
+        let unknown = agent_policies.iter().find(|name| !known(name));
         self.check(policy.is_some() && unknown.is_none(), key("policy"), &agent.policy, range)?;
         self.mixture(&key, agent)?;
         if recipe.may_be_external(agent) {
             self.check_external_policy(&key, table, agent)?;
         }
-        let learns = policies.iter().any(|(name, keys)| played.contains(name) && keys.is_trained());
+        let learns = policies.iter().any(|(name, keys)| agent_policies.contains(name) && keys.is_trained());
         let sampling = &agent.sampling;
         if let Some(t) = sampling.temperature {
             let ok = t == 0.0 || (0.01..=100.0).contains(&t);
@@ -255,7 +258,7 @@ impl Checker<'_> {
         self.program(&key, agent)?;
         for name in &agent.tools {
             let ok = ToolKeys::find(&recipe.tool, name).is_some();
-            let range = format!("a list of tools; {}", ToolKeys::known(&recipe.tool, name));
+            let range = format!("a list of tools; {}", ToolKeys::describe_names(&recipe.tool, name));
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
         self.context(recipe, &key, agent)?;

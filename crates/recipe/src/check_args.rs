@@ -6,20 +6,21 @@ use super::check::Checker;
 use super::cluster::{SamplersKeys, TorchKeys};
 
 /// A flag that the run sets, and what to do instead of passing it.
-type Owned = (&'static str, &'static str);
+type ReservedFlag = (&'static str, &'static str);
 
 /// Flags for the address of a server and for its model.
-const OF_SERVERS: [Owned; 3] = [
+const SERVER_FLAGS: [ReservedFlag; 3] = [
     ("--host", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
     ("--port", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
     ("--model", "servers begin with the weights of `model.source`"),
 ];
-const OF_VLLM: [Owned; 1] =
+const VLLM_FLAGS: [ReservedFlag; 1] =
     [("--served-model-name", "the run gives it; start the server yourself and name it in `urls`")];
-const OF_SGLANG: [Owned; 1] = [("--model-path", "servers begin with the weights of `model.source`")];
+const SGLANG_FLAGS: [ReservedFlag; 1] =
+    [("--model-path", "servers begin with the weights of `model.source`")];
 
 /// Options of `levade_torch` that keys of the recipe set.
-const OF_TORCH: [Owned; 22] = [
+const TORCH_FLAGS: [ReservedFlag; 22] = [
     (
         "--host",
         "the run talks to it on this machine; start the group yourself and name it in `cluster.learner.url`",
@@ -50,29 +51,29 @@ const OF_TORCH: [Owned; 22] = [
 impl Checker<'_> {
     /// Checks arguments of servers that the run starts.
     pub(super) fn args_of_servers(&self, samplers: &SamplersKeys) -> Result<(), RecipeError> {
-        let of_kind = match samplers {
-            SamplersKeys::Vllm(_) => OF_VLLM,
-            SamplersKeys::Sglang(_) => OF_SGLANG,
+        let kind_flags = match samplers {
+            SamplersKeys::Vllm(_) => VLLM_FLAGS,
+            SamplersKeys::Sglang(_) => SGLANG_FLAGS,
         };
-        self.args("cluster.samplers.args", &samplers.servers().args, OF_SERVERS.iter().chain(&of_kind))
+        self.args("cluster.samplers.args", &samplers.servers().args, SERVER_FLAGS.iter().chain(&kind_flags))
     }
 
     /// Checks arguments of a learner's processes.
     pub(super) fn args_of_learner(&self, keys: &TorchKeys) -> Result<(), RecipeError> {
-        self.args("cluster.learner.args", &keys.args, OF_TORCH.iter())
+        self.args("cluster.learner.args", &keys.args, TORCH_FLAGS.iter())
     }
 
     fn args<'a>(
         &self,
         key: &str,
         args: &[String],
-        owned: impl Iterator<Item = &'a Owned> + Clone,
+        reserved: impl Iterator<Item = &'a ReservedFlag> + Clone,
     ) -> Result<(), RecipeError> {
         for (i, arg) in args.iter().enumerate() {
             let flag = arg.split('=').next().unwrap_or_default();
-            let known = owned.clone().find(|(owned, _)| *owned == flag);
-            let way = known.map_or("", |(_, way)| way);
-            let range = format!("another flag than {flag}: {way}");
+            let known = reserved.clone().find(|(reserved, _)| *reserved == flag);
+            let remedy = known.map_or("", |(_, remedy)| remedy);
+            let range = format!("another flag than {flag}: {remedy}");
             self.check(known.is_none(), format!("{key}.{i}"), format!("\"{arg}\""), range)?;
         }
         Ok(())

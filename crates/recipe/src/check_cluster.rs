@@ -4,7 +4,7 @@
 use std::path::Path;
 
 use super::RecipeError;
-use super::check::{Checker, is_http, shown};
+use super::check::{Checker, display_url, is_http};
 use super::cluster::{InFlightKey, LearnerKeys, Placement, TorchKeys};
 use super::keys::{Phase, Recipe};
 
@@ -23,46 +23,46 @@ impl Checker<'_> {
         )?;
         let range = "an address with http:// or https://, without a user";
         let fits = !has_url || (is_http(&keys.url) && !keys.url.contains('@'));
-        self.check(fits, key("url"), shown(&keys.url), range)?;
+        self.check(fits, key("url"), display_url(&keys.url), range)?;
         let has_token = !keys.token_env.is_empty();
         let range =
             "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
-        let of_start = TorchKeys::default();
+        let defaults = TorchKeys::default();
         for (name, is_set) in [
-            ("python", keys.python != of_start.python),
-            ("threads", keys.threads != of_start.threads),
-            ("args", keys.args != of_start.args),
-            ("environment", keys.environment != of_start.environment),
+            ("python", keys.python != defaults.python),
+            ("threads", keys.threads != defaults.threads),
+            ("args", keys.args != defaults.args),
+            ("environment", keys.environment != defaults.environment),
         ] {
             let range = "left out with `url`: whoever started the group has said so there";
             self.check(!(has_url && is_set), key(name), "given", range)?;
         }
         self.interpreter(key("python"), &keys.python)?;
-        let of_group = keys.of_node().saturating_mul(keys.nodes);
-        let shared = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
+        let group_size = keys.processes_per_node().saturating_mul(keys.nodes);
+        let parallel_size = keys.tp.saturating_mul(keys.cp).saturating_mul(keys.pp);
         self.check(
-            of_group.is_multiple_of(shared),
+            group_size.is_multiple_of(parallel_size),
             key("processes"),
-            keys.of_node(),
+            keys.processes_per_node(),
             format!(
-                "so many that all {of_group} of the group divide into `tp` × `cp` × `pp` = {shared} that share a path"
+                "so many that all {group_size} of the group divide into `tp` × `cp` × `pp` = {parallel_size} that share a path"
             ),
         )?;
         self.check(
-            keys.gpus == 0 || keys.of_node() <= keys.gpus,
+            keys.gpus == 0 || keys.processes_per_node() <= keys.gpus,
             key("processes"),
-            keys.of_node(),
+            keys.processes_per_node(),
             format!("at most the {} GPUs of a machine", keys.gpus),
         )?;
         self.check(
-            keys.ep == 1 || keys.ep.is_multiple_of(keys.tp) && (of_group / keys.pp).is_multiple_of(keys.ep),
+            keys.ep == 1 || keys.ep.is_multiple_of(keys.tp) && (group_size / keys.pp).is_multiple_of(keys.ep),
             key("ep"),
             keys.ep,
             format!(
                 "a multiple of `tp` = {}, and a divisor of the {} processes of a stage of the pipeline",
                 keys.tp,
-                of_group / keys.pp
+                group_size / keys.pp
             ),
         )?;
         let adapters = recipe.has_adapter();
@@ -71,7 +71,7 @@ impl Checker<'_> {
             self.check(value == 1 || !adapters, key(name), value, range)?;
         }
         self.args_of_learner(keys)?;
-        self.trains_one(
+        self.requires_one_trained_policy(
             recipe,
             "cluster.learner",
             "left out unless the recipe trains one policy: a group trains one",
@@ -85,17 +85,17 @@ impl Checker<'_> {
         if cluster.placement == Placement::Apart {
             return Ok(());
         }
-        let (key, shared) = ("cluster.placement", "\"shared\"");
+        let (key, value) = ("cluster.placement", "\"shared\"");
         self.check(
             cluster.learner.is_some(),
             key,
-            shared,
+            value,
             "\"apart\", or have a `cluster.learner` of kind \"torch\": the embedded engine trains on processors, which \
              nobody has to leave",
         )?;
         let Some(samplers) = &cluster.samplers else {
             let range = "\"apart\", or have `cluster.samplers`: they are what sleeps while the learner works";
-            return self.check(false, key, shared, range);
+            return self.check(false, key, value, range);
         };
         for (i, phase) in recipe.phase.iter().enumerate() {
             let Phase::Rl(keys) = phase else { continue };
@@ -124,14 +124,19 @@ impl Checker<'_> {
         self.check(
             !recipe.has_adapter(),
             key,
-            shared,
+            value,
             "\"apart\" where an adapter is trained (`model.lora`): servers that sleep forget the model beneath it",
         )
     }
 
     /// Checks that a recipe trains exactly one policy, which this part of a cluster requires.
-    pub(super) fn trains_one(&self, recipe: &Recipe, key: &str, range: &str) -> Result<(), RecipeError> {
-        let trained = recipe.trained().len();
+    pub(super) fn requires_one_trained_policy(
+        &self,
+        recipe: &Recipe,
+        key: &str,
+        range: &str,
+    ) -> Result<(), RecipeError> {
+        let trained = recipe.trained_policies().len();
         self.check(trained == 1, key, format!("given, and {trained} policies are trained"), range)
     }
 

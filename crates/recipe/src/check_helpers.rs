@@ -9,15 +9,15 @@ use super::keys::Recipe;
 use super::tools::ToolKeys;
 
 /// Returns the agents that a toolbox calls, each with the key that names it.
-fn asked(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
-    let mut asked = Vec::new();
+fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
+    let mut agents = Vec::new();
     if let ToolKind::Agent(keys) = &keys.options {
-        asked.push(("agent", keys.agent.as_str()));
+        agents.push(("agent", keys.agent.as_str()));
     }
     if let Some(keys) = &keys.condense {
-        asked.push(("condense.agent", keys.agent.as_str()));
+        agents.push(("condense.agent", keys.agent.as_str()));
     }
-    asked
+    agents
 }
 
 /// Returns whether an agent calls another agent through its tools, directly or indirectly.
@@ -26,7 +26,9 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
     // A chain longer than the number of agents contains a cycle, which another check reports.
     depth <= recipe.agents.len() + 1
         && tools
-            .flat_map(|tool| asked(&tool).into_iter().map(|(_, name)| name.to_owned()).collect::<Vec<_>>())
+            .flat_map(|tool| {
+                called_agents(&tool).into_iter().map(|(_, name)| name.to_owned()).collect::<Vec<_>>()
+            })
             .any(|name| {
                 name == other
                     || recipe.agent_named(&name).is_some_and(|next| can_query(recipe, next, other, depth + 1))
@@ -38,20 +40,21 @@ impl Checker<'_> {
     /// themselves.
     pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
-        let can = |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
-        let names: Vec<&str> = agents.iter().filter(|(_, keys)| can(keys)).map(|(name, _)| *name).collect();
+        let is_callable = |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
+        let names: Vec<&str> =
+            agents.iter().filter(|(_, keys)| is_callable(keys)).map(|(name, _)| *name).collect();
         for (i, tool) in recipe.tool.iter().enumerate() {
-            for (key, name) in asked(tool) {
+            for (key, name) in called_agents(tool) {
                 let key = format!("tool.{i}.{key}");
                 let range =
                     format!("an agent whose policy runs here, of kind \"tools\": {}", names.join(", "));
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
-                let circle = recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
+                let has_cycle = recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
                 let range = format!(
                     "an agent that does not ask itself through its tools; [agent.{name}] has those of [agent] where it does \
                      not say `tools = []`"
                 );
-                self.check(!circle, &key, format!("\"{name}\""), range)?;
+                self.check(!has_cycle, &key, format!("\"{name}\""), range)?;
             }
         }
         Ok(())
@@ -62,7 +65,7 @@ impl Checker<'_> {
 mod tests {
     use levade_tools::ToolKind;
 
-    use super::super::{Outage, Recipe, RecipeError};
+    use super::super::{Recipe, RecipeError, ToolFailureEffect};
 
     fn load(rest: &str) -> Result<Recipe, RecipeError> {
         let dir = tempfile::tempdir().unwrap();
@@ -89,10 +92,13 @@ mod tests {
              [[tool]]\nkind = 'calculator'\noutage = 'retry'\ncondense = {{ agent = 'clerk', above = 5 }}\n"
         ))
         .unwrap();
-        let [ask, calculator] = &recipe.tool[..] else { panic!("{:?}", recipe.tool) };
-        assert!(matches!(&ask.options, ToolKind::Agent(keys) if keys.agent == "clerk"));
+        let [agent_tool, calculator] = &recipe.tool[..] else { panic!("{:?}", recipe.tool) };
+        assert!(matches!(&agent_tool.options, ToolKind::Agent(keys) if keys.agent == "clerk"));
         let condense = calculator.condense.as_ref().unwrap();
-        assert_eq!((condense.agent.as_str(), condense.above, calculator.outage), ("clerk", 5, Outage::Retry));
+        assert_eq!(
+            (condense.agent.as_str(), condense.above, calculator.outage),
+            ("clerk", 5, ToolFailureEffect::Retry)
+        );
         let text = recipe.to_toml().unwrap();
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
@@ -105,8 +111,11 @@ mod tests {
         let own =
             load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}")).unwrap_err();
         assert!(own.to_string().contains("[agent.clerk] has those of [agent]"), "{own}");
-        let nobody = load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
-        assert!(nobody.contains("`tool.0.agent` is \"clerk\"") && nobody.contains("default"), "{nobody}");
+        let unknown_agent = load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
+        assert!(
+            unknown_agent.contains("`tool.0.agent` is \"clerk\"") && unknown_agent.contains("default"),
+            "{unknown_agent}"
+        );
         let program = load(&format!(
             "[agent]\ntools = ['ask']\n[agent.clerk]\nkind = 'program'\ncommand = ['x']\ntools = []\n{CLERK}"
         ));

@@ -1,7 +1,7 @@
 //! Checks external samplers: keys that must be set together, and keys that exclude each other.
 
 use super::RecipeError;
-use super::check::{Checker, is_http, shown};
+use super::check::{Checker, display_url, is_http};
 use super::cluster::{LearnerKeys, Placement, WeightsKey};
 use super::keys::Recipe;
 
@@ -22,35 +22,35 @@ impl Checker<'_> {
             let range = "an address with http:// or https://, without a user, and given once";
             let once = !keys.urls[..i].contains(url);
             let fits = is_http(url) && once && !url.contains('@');
-            self.check(fits, key(&format!("urls.{i}")), shown(url), range)?;
+            self.check(fits, key(&format!("urls.{i}")), display_url(url), range)?;
         }
         self.args_of_servers(samplers)?;
         // A server that takes all GPUs it finds would take those of the learner.
-        let beside = recipe.cluster.placement == Placement::Apart
+        let learner_takes_gpus = recipe.cluster.placement == Placement::Apart
             && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
         self.check(
-            !(keys.start && beside) || keys.gpus > 0,
+            !(keys.start && learner_takes_gpus) || keys.gpus > 0,
             key("gpus"),
             keys.gpus,
             "at least 1 beside a learner that has GPUs (`cluster.learner.gpus`): servers get those after the \
              learner's; for the same ones by turns set `cluster.placement` to \"shared\"",
         )?;
         let quoted = "\"group\"";
-        let by_group = keys.weights == WeightsKey::Group;
+        let uses_group = keys.weights == WeightsKey::Group;
         self.check(
-            !by_group || recipe.cluster.learner.is_some(),
+            !uses_group || recipe.cluster.learner.is_some(),
             key("weights"),
             quoted,
             "\"folder\", or `cluster.learner.kind` \"torch\": its processes are the ones that join a group with servers",
         )?;
         self.check(
-            !(by_group && recipe.has_adapter()),
+            !(uses_group && recipe.has_adapter()),
             key("weights"),
             quoted,
             "\"folder\" where an adapter is trained (`model.lora`): servers load it beside others, from a folder",
         )?;
         self.interpreter(key("python"), &keys.python)?;
-        self.trains_one(
+        self.requires_one_trained_policy(
             recipe,
             "cluster.samplers",
             "left out unless the recipe trains one policy: servers sample for one",

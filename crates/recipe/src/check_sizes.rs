@@ -11,20 +11,21 @@ const MAX_STEPS: u64 = 1_000_000_000;
 
 impl Checker<'_> {
     /// Checks the number of attempts of an evaluation.
-    pub(super) fn evaluated(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
-        let most = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
-        let range = format!("at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {most}");
-        self.check(eval.samples as usize <= most.max(1), "eval.samples", eval.samples, range)
+    pub(super) fn eval_attempts(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
+        let max_samples = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
+        let range =
+            format!("at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {max_samples}");
+        self.check(eval.samples as usize <= max_samples.max(1), "eval.samples", eval.samples, range)
     }
 
     /// Checks the number of attempts of a step and of those that may run ahead of it. The error
     /// names the largest factor.
-    pub(super) fn attempted(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
+    pub(super) fn step_attempts(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let RlKeys { groups, group_size, spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
-        let of_group = group_size.checked_add(spare).and_then(|attempts| attempts.checked_add(1));
-        let of_step = of_group.and_then(|attempts| attempts.checked_mul(groups));
-        let all = of_step.and_then(|attempts| attempts.checked_mul(ahead.checked_add(1)?));
+        let attempts_per_group = group_size.checked_add(spare).and_then(|attempts| attempts.checked_add(1));
+        let attempts_per_step = attempts_per_group.and_then(|attempts| attempts.checked_mul(groups));
+        let all = attempts_per_step.and_then(|attempts| attempts.checked_mul(ahead.checked_add(1)?));
         let counts = [("groups", groups), ("group_size", group_size), ("spare", spare), ("staleness", ahead)];
         let (name, value) = counts.into_iter().fold(counts[0], |a, b| if b.1 > a.1 { b } else { a });
         self.check(

@@ -10,7 +10,7 @@ use super::read::one_or_several;
 /// One policy of a mixture, `{ name, share }`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Share {
+pub struct PolicyWeight {
     /// Name of the policy.
     pub name: String,
     /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
@@ -19,7 +19,7 @@ pub struct Share {
 
 /// Policies of an agent: none if the recipe names none, one by its name, or a mixture.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct PolicyChoice(Vec<Share>);
+pub struct PolicyChoice(Vec<PolicyWeight>);
 
 impl PolicyChoice {
     /// Returns whether no policy is named.
@@ -28,7 +28,7 @@ impl PolicyChoice {
     }
 
     /// Returns all policies, in the order of the recipe.
-    pub fn shares(&self) -> &[Share] {
+    pub fn weights(&self) -> &[PolicyWeight] {
         &self.0
     }
 }
@@ -43,9 +43,9 @@ impl fmt::Display for PolicyChoice {
     }
 }
 
-impl From<String> for Share {
+impl From<String> for PolicyWeight {
     fn from(name: String) -> Self {
-        Share { name, share: 1.0 }
+        PolicyWeight { name, share: 1.0 }
     }
 }
 
@@ -53,7 +53,7 @@ impl Serialize for PolicyChoice {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0[..] {
             [] => serializer.serialize_str(""),
-            [Share { name, share: 1.0 }] => serializer.serialize_str(name),
+            [PolicyWeight { name, share: 1.0 }] => serializer.serialize_str(name),
             fractions => fractions.serialize(serializer),
         }
     }
@@ -62,8 +62,8 @@ impl Serialize for PolicyChoice {
 impl<'de> Deserialize<'de> for PolicyChoice {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         let expected = "the name of a policy, or a list of { name, share } that is not empty";
-        let mut fractions = one_or_several::<Share, D>(deserializer, expected)?;
-        if matches!(&fractions[..], [Share { name, .. }] if name.is_empty()) {
+        let mut fractions = one_or_several::<PolicyWeight, D>(deserializer, expected)?;
+        if matches!(&fractions[..], [PolicyWeight { name, .. }] if name.is_empty()) {
             fractions.clear();
         }
         Ok(PolicyChoice(fractions))

@@ -9,7 +9,7 @@ use super::read::KIND;
 
 /// Keys that may change when a run resumes. They affect how the run proceeds, and affect results
 /// only if a timeout expires.
-const FREE: [&str; 17] = [
+const FREE_KEYS: [&str; 17] = [
     "run.name",
     "run.folder",
     "run.checkpoint_every",
@@ -31,7 +31,7 @@ const FREE: [&str; 17] = [
 ];
 
 /// Keys of an external learner that may change when a run resumes.
-const FREE_OF_LEARNERS: [&str; 10] = [
+const FREE_LEARNER_KEYS: [&str; 10] = [
     "url",
     "token_env",
     "start",
@@ -45,7 +45,7 @@ const FREE_OF_LEARNERS: [&str; 10] = [
 ];
 
 /// Keys of external samplers that may change when a run resumes.
-const FREE_OF_SAMPLERS: [&str; 15] = [
+const FREE_SAMPLERS_KEYS: [&str; 15] = [
     "urls",
     "urls_file",
     "key_env",
@@ -64,30 +64,30 @@ const FREE_OF_SAMPLERS: [&str; 15] = [
 ];
 
 /// Keys of a toolbox that may change when a run resumes.
-const FREE_OF_TOOLS: [&str; 6] =
+const FREE_TOOL_KEYS: [&str; 6] =
     ["seconds", "calls_per_second", "at_once", "workers", "worker_calls", "start_seconds"];
 
 /// Returns whether a key, of any agent or scorer, may change when a run resumes.
-fn is_free(key: &str) -> bool {
-    let of_one_of_several = match key.split('.').collect::<Vec<_>>()[..] {
+fn can_differ(key: &str) -> bool {
+    let is_free_entry = match key.split('.').collect::<Vec<_>>()[..] {
         // Names of environment variables.
         ["cluster", "learner", "environment", _] => true,
         ["reward", "scorers", _, "unscored"] => true,
-        ["cluster", "learner", of_learner] => FREE_OF_LEARNERS.contains(&of_learner),
-        ["cluster", "samplers", of_samplers, ..] => FREE_OF_SAMPLERS.contains(&of_samplers),
-        ["tool", _, of_tool] => FREE_OF_TOOLS.contains(&of_tool),
+        ["cluster", "learner", learner_key] => FREE_LEARNER_KEYS.contains(&learner_key),
+        ["cluster", "samplers", samplers_key, ..] => FREE_SAMPLERS_KEYS.contains(&samplers_key),
+        ["tool", _, tool_key] => FREE_TOOL_KEYS.contains(&tool_key),
         // Interpreter, directory and concurrency of an environment's worker.
         ["tasks", _, "worker", _] => true,
-        ["agent", _, of_agent] => FREE.contains(&format!("agent.{of_agent}").as_str()),
+        ["agent", _, agent_key] => FREE_KEYS.contains(&format!("agent.{agent_key}").as_str()),
         _ => false,
     };
-    of_one_of_several || FREE.contains(&key)
+    is_free_entry || FREE_KEYS.contains(&key)
 }
 
 /// Returns whether a difference only changes the length of training, which a resumed run accepts:
 /// more steps of a phase, another success rate for early stopping, or an additional phase at the
 /// end.
-fn lengthens(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
+fn extends_training(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
     let more = || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
     match key.split('.').collect::<Vec<_>>()[..] {
         ["phase", _, "steps"] => more(),
@@ -126,7 +126,7 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
     };
     let mut found = Vec::new();
     collect(String::new(), Some(&Value::Table(before.clone())), Some(&Value::Table(now.clone())), &mut found);
-    found.into_iter().find(|one| !is_free(&one.key) && !lengthens(one, is_sft))
+    found.into_iter().find(|one| !can_differ(&one.key) && !extends_training(one, is_sft))
 }
 
 /// Collects every key whose value differs.

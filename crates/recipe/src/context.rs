@@ -16,7 +16,7 @@ pub enum ContextKeys {
     /// The oldest turns are dropped.
     DropOldest(KeepKeys),
     /// The oldest turns are replaced by a summary.
-    Summarise(SummariseKeys),
+    Summarise(SummarizeKeys),
 }
 
 /// Keys of policies that drop or truncate.
@@ -31,7 +31,7 @@ pub struct KeepKeys {
 /// Keys of the policy that summarizes.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct SummariseKeys {
+pub struct SummarizeKeys {
     /// Number of newest turns that stay unchanged, at least 1; 2 by default.
     pub keep: usize,
     /// Name of the agent that writes summaries; the agent itself if empty.
@@ -46,14 +46,14 @@ pub struct SummariseKeys {
 
 impl Default for KeepKeys {
     fn default() -> Self {
-        KeepKeys { keep: KEEP }
+        KeepKeys { keep: DEFAULT_KEEP }
     }
 }
 
-impl Default for SummariseKeys {
+impl Default for SummarizeKeys {
     fn default() -> Self {
-        SummariseKeys {
-            keep: KEEP,
+        SummarizeKeys {
+            keep: DEFAULT_KEEP,
             agent: String::new(),
             train: false,
             tokens: 256,
@@ -66,7 +66,7 @@ impl Default for SummariseKeys {
 }
 
 /// Default number of newest turns that stay unchanged.
-const KEEP: usize = 2;
+const DEFAULT_KEEP: usize = 2;
 
 impl ContextKeys {
     /// Returns the number of newest turns that stay unchanged.
@@ -81,20 +81,20 @@ impl ContextKeys {
     /// Returns the policy for prompts of at most `most` tokens. If `most` is 0, prompts leave room
     /// for a completion of `max_tokens` in a context of `context` tokens, but may always use three
     /// quarters of it.
-    pub fn policy(&self, most: usize, max_tokens: usize, context: usize) -> ContextPolicy {
+    pub fn policy(&self, max_prompt_tokens: usize, max_tokens: usize, context: usize) -> ContextPolicy {
         let (overflow, summary) = match self {
             ContextKeys::Fail => (Overflow::Fail, None),
             ContextKeys::TruncateMiddle(_) => (Overflow::TruncateMiddle, None),
             ContextKeys::DropOldest(_) => (Overflow::DropOldest, None),
             ContextKeys::Summarise(keys) => (Overflow::Summarise, Some(keys)),
         };
-        let most = match (most, overflow) {
+        let max_prompt_tokens = match (max_prompt_tokens, overflow) {
             // The model itself rejects a prompt that is too long.
             (0, Overflow::Fail) => usize::MAX,
             (0, _) => context.saturating_sub(max_tokens.min(context / 4)).max(1),
-            (most, Overflow::Fail) => most,
+            (max_prompt_tokens, Overflow::Fail) => max_prompt_tokens,
             // A prompt must leave room for at least one token.
-            (most, _) => most.min(context.saturating_sub(1)),
+            (max_prompt_tokens, _) => max_prompt_tokens.min(context.saturating_sub(1)),
         };
         let summary = summary.map_or(ContextPolicy::NONE.summary, |keys| SummaryOptions {
             agent: keys.agent.clone(),
@@ -102,7 +102,7 @@ impl ContextKeys {
             tokens: keys.tokens,
             instruction: keys.instruction.clone(),
         });
-        ContextPolicy { budget: Budget { most, overflow, keep: self.keep() }, summary }
+        ContextPolicy { budget: Budget { most: max_prompt_tokens, overflow, keep: self.keep() }, summary }
     }
 
     /// Returns whether the agent writes its own summaries and these are trained.
@@ -117,13 +117,14 @@ mod tests {
 
     #[test]
     fn budget_leaves_room_for_completion() {
-        let most = |keys: &ContextKeys, most| keys.policy(most, 300, 1000).budget.most;
-        assert_eq!(most(&ContextKeys::Fail, 0), usize::MAX);
-        assert_eq!(most(&ContextKeys::Fail, 5000), 5000);
+        let max_prompt_tokens =
+            |keys: &ContextKeys, max_prompt_tokens| keys.policy(max_prompt_tokens, 300, 1000).budget.most;
+        assert_eq!(max_prompt_tokens(&ContextKeys::Fail, 0), usize::MAX);
+        assert_eq!(max_prompt_tokens(&ContextKeys::Fail, 5000), 5000);
         let drop = ContextKeys::DropOldest(KeepKeys::default());
-        assert_eq!(most(&drop, 0), 750);
-        assert_eq!(most(&drop, 400), 400);
-        assert_eq!(most(&drop, 5000), 999);
+        assert_eq!(max_prompt_tokens(&drop, 0), 750);
+        assert_eq!(max_prompt_tokens(&drop, 400), 400);
+        assert_eq!(max_prompt_tokens(&drop, 5000), 999);
         assert_eq!(
             drop.policy(0, 100, 1000).budget,
             Budget { most: 900, overflow: Overflow::DropOldest, keep: 2 }

@@ -5,7 +5,7 @@ use levade_rl::correction::{Bound, Correction};
 
 use super::cluster::{CorrectionDefault, LearnerKeys};
 use super::keys::{Phase, Recipe};
-use super::rl::Proximal;
+use super::rl::ProximalPolicy;
 
 impl Recipe {
     /// Returns the correction of phases that set none. Log-probabilities from servers, or from the
@@ -47,15 +47,15 @@ impl Recipe {
     }
 
     /// Sets the default correction in phases that set none.
-    pub(super) fn settle(&mut self) {
+    pub(super) fn apply_defaults(&mut self) {
         let Some(correction) = self.default_correction() else { return };
         for phase in &mut self.phase {
             if let Phase::Rl(keys) = phase
-                && keys.proximal == Proximal::Behaviour
+                && keys.proximal == ProximalPolicy::Behaviour
                 && keys.correction.is_none()
                 && keys.rejection.is_empty()
             {
-                keys.proximal = Proximal::Recompute;
+                keys.proximal = ProximalPolicy::Recompute;
                 keys.correction = Some(correction);
             }
         }

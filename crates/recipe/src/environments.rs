@@ -7,7 +7,7 @@ use levade_tree::DEFAULT;
 use super::RecipeError;
 use super::agent::AgentKind;
 use super::check::Checker;
-use super::check_agents::one_of;
+use super::check_agents::format_choices;
 use super::keys::Recipe;
 
 impl Checker<'_> {
@@ -29,7 +29,7 @@ impl Checker<'_> {
             let agents = recipe.agents();
             let found = agents.iter().find(|(name, _)| *name == wanted);
             let Some((_, keys)) = found else {
-                let range = format!("left out, or {}", one_of(agents.iter().map(|(name, _)| name)));
+                let range = format!("left out, or {}", format_choices(agents.iter().map(|(name, _)| name)));
                 return self.check(false, key("agent"), format!("{agent:?}"), range);
             };
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };

@@ -19,7 +19,7 @@ use serde::{Deserialize, Serialize};
 
 use super::agent::AgentKeys;
 use super::cluster::ClusterKeys;
-use super::optimizer::OptimiserKeys;
+use super::optimizer::OptimizerKeys;
 use super::policy::{ModelKeys, PolicyKeys};
 use super::reward::RewardKeys;
 use super::rl::RlKeys;
@@ -121,7 +121,7 @@ fn ten() -> u32 {
 /// Default number of sequences computed together if the recipe does not set the number of
 /// concurrent attempts. A larger batch spreads the cost of reading the weights, but each sequence
 /// needs memory for its keys and values.
-const SEQUENCES: usize = 64;
+const DEFAULT_SEQUENCES: usize = 64;
 
 /// `[engine]`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -155,7 +155,7 @@ impl EngineKeys {
     /// Returns the maximum number of sequences that the engine computes together. It is the number
     /// of concurrent attempts if the recipe sets one.
     pub fn sequences(&self) -> usize {
-        self.attempts(SEQUENCES)
+        self.attempts(DEFAULT_SEQUENCES)
     }
 
     /// Wraps `sampler` so that its calls time out after `call_seconds`.
@@ -389,15 +389,15 @@ impl Phase {
     pub(super) fn all_steps(&self) -> u64 {
         match self {
             Phase::Sft(keys) => {
-                let a_pass = keys.demonstrations.div_ceil(keys.batch.max(1)) as u64;
-                a_pass.saturating_mul(keys.epochs.into())
+                let steps_per_epoch = keys.demonstrations.div_ceil(keys.batch.max(1)) as u64;
+                steps_per_epoch.saturating_mul(keys.epochs.into())
             }
             Phase::Rl(keys) => keys.steps.into(),
         }
     }
 
     /// Returns the optimizer of the phase.
-    pub fn optimiser(&self) -> &OptimiserKeys {
+    pub fn optimizer(&self) -> &OptimizerKeys {
         match self {
             Phase::Sft(keys) => &keys.optimiser,
             Phase::Rl(keys) => &keys.optimiser,
@@ -413,7 +413,7 @@ impl Phase {
     }
 
     /// Returns the success rate at which the phase stops early, or `None`.
-    pub fn until(&self) -> Option<f64> {
+    pub fn early_stop_success(&self) -> Option<f64> {
         match self {
             Phase::Sft(keys) => keys.until,
             Phase::Rl(keys) => keys.until,
@@ -458,7 +458,7 @@ pub struct SftKeys {
     pub normaliser: Normalizer,
     /// The optimiser.
     #[serde(default)]
-    pub optimiser: OptimiserKeys,
+    pub optimiser: OptimizerKeys,
 }
 
 /// `[phase.source]`: origin of the demonstrations: an external policy that acts in place of the

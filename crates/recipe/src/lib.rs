@@ -86,27 +86,27 @@ use levade_store::Location;
 use toml::{Table, Value};
 
 pub use agent::{AgentKeys, AgentKind, MatchKeys, QUESTION, SamplingKeys};
-pub use choice::{PolicyChoice, Share};
+pub use choice::{PolicyChoice, PolicyWeight};
 pub use cluster::{
     ClusterKeys, CorrectionDefault, InFlightKey, LearnerKeys, Placement, SamplersKeys, ServersKeys,
     TorchKeys, WeightsKey,
 };
 pub use compare::Difference;
-pub use context::{ContextKeys, KeepKeys, SummariseKeys};
+pub use context::{ContextKeys, KeepKeys, SummarizeKeys};
 pub use keys::{
     ArithmeticKeys, EngineKeys, EvalKeys, MetricsKeys, Phase, Recipe, RunKeys, SftKeys, SourceKeys,
     TaskSource,
 };
-pub use optimizer::{OptimiserKeys, Schedule};
+pub use optimizer::{OptimizerKeys, Schedule};
 pub use policy::{ExternalKeys, ModelKeys, PolicyKeys, PolicyModel};
 pub use read::ReadError;
-pub use reward::{RewardKeys, ScorerKeys, Unscored, Values, WhenKeys};
+pub use reward::{RewardKeys, ScorerKeys, UnscoredEffect, Values, WhenKeys};
 pub use rl::{
-    Algorithm, Charge, CriticKeys, Empty, GroupBy, KlKeys, OnlyKeys, Overlong, OversampleKeep, Prefer,
-    Proximal, RlKeys, UniformGroups,
+    Algorithm, CriticKeys, EmptyAttempts, GroupBy, GroupOrder, KlKeys, KlTarget, OverlongAttempts,
+    OversampleKeep, ProximalPolicy, RlKeys, TrainFilterKeys, ZeroVarianceGroups,
 };
 pub use set::{Override, SetError};
-pub use tools::{Outage, ToolKeys};
+pub use tools::{ToolFailureEffect, ToolKeys};
 pub use write::WriteError;
 
 /// Maximum duration that a recipe can set, in seconds. It stays within the range of
@@ -206,7 +206,7 @@ impl Recipe {
         reward::check_standalone(&table).map_err(wrong)?;
         named::split(&mut table);
         let mut recipe: Recipe = read::read(table).map_err(wrong)?;
-        recipe.settle();
+        recipe.apply_defaults();
         if recipe.run.folder.as_os_str().is_empty() {
             recipe.check_name(file)?;
             recipe.run.folder = here.join("runs").join(&recipe.run.name);
@@ -229,7 +229,7 @@ impl Recipe {
         let store = table.get("run").and_then(|run| run.get("store"));
         store.and_then(Value::as_str).unwrap_or_default().parse().map_err(|why: String| RecipeError::Key {
             file: file.to_owned(),
-            source: ReadError::at(["run", "store"], why),
+            source: ReadError::at_path(["run", "store"], why),
         })
     }
 
@@ -238,8 +238,8 @@ impl Recipe {
     /// # Errors
     /// Returns an error if a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String, RecipeError> {
-        let table = self.written()?;
-        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(write::unwritable(error)))
+        let table = self.to_table()?;
+        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(write::to_write_error(error)))
     }
 
     /// Returns the first key whose difference prevents one recipe from continuing the other
@@ -248,14 +248,14 @@ impl Recipe {
     /// # Errors
     /// Returns an error if a recipe cannot be written as TOML.
     pub fn difference(&self, earlier: &Recipe) -> Result<Option<Difference>, RecipeError> {
-        Ok(compare::difference(&earlier.written()?, &self.written()?))
+        Ok(compare::difference(&earlier.to_table()?, &self.to_table()?))
     }
 
     /// Returns all keys in the layout of a recipe file.
-    fn written(&self) -> Result<Table, WriteError> {
+    fn to_table(&self) -> Result<Table, WriteError> {
         let mut table = write::write(self)?;
         named::join(&mut table);
-        reward::leave_used(&mut table);
+        reward::remove_unused(&mut table);
         Ok(table)
     }
 }

@@ -6,7 +6,7 @@ use serde::{Deserialize, Serialize};
 /// phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct OptimiserKeys {
+pub struct OptimizerKeys {
     /// Schedule of the learning rate after the warm-up.
     pub schedule: Schedule,
     /// Number of warm-up steps, in which the learning rate rises to its peak.
@@ -26,9 +26,9 @@ pub struct OptimiserKeys {
     pub max_grad_norm: f32,
 }
 
-impl Default for OptimiserKeys {
+impl Default for OptimizerKeys {
     fn default() -> Self {
-        OptimiserKeys {
+        OptimizerKeys {
             schedule: Schedule::default(),
             warmup: 0,
             min_lr_ratio: 0.0,

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use toml::{Table, Value};
 
-use super::patterns::each;
+use super::patterns::visit_matches;
 use super::set::{Override, SetError};
 
 /// Condition under which a string is a path.
@@ -22,7 +22,7 @@ enum PathForm {
 
 /// Keys of files and directories that a run reads and writes. With `--set`, only an override of the
 /// key itself is relative to the working directory.
-const OWN: [(&str, PathForm); 7] = [
+const RUN_PATHS: [(&str, PathForm); 7] = [
     ("run.folder", PathForm::Path),
     ("model.source", PathForm::Model),
     ("model.base", PathForm::Model),
@@ -33,7 +33,7 @@ const OWN: [(&str, PathForm); 7] = [
 ];
 
 /// Keys of parts that are programs, or that have files of their own.
-const PARTS: [(&str, PathForm); 14] = [
+const PART_PATHS: [(&str, PathForm); 14] = [
     ("reward.scorer.file", PathForm::Path),
     ("reward.scorer.databases", PathForm::Path),
     ("reward.scorer.python", PathForm::Program),
@@ -58,32 +58,32 @@ const ENVIRONMENTS: [&str; 4] = ["reasoning_gym", "verifiers", "gymnasium", "ope
 
 /// Makes the paths of a file absolute, relative to the directory `dir`.
 pub(super) fn resolve(table: &mut Table, dir: &Path) {
-    join(table, &OWN, |path| dir.join(path).components().collect());
+    join(table, &RUN_PATHS, |path| dir.join(path).components().collect());
     resolve_parts(table, dir);
 }
 
 /// Makes the paths of parts that are programs or have files of their own absolute.
 pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
     let set_dir = |keys: &mut Table| {
-        let given = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
-        keys.insert("folder".into(), Value::String(dir.join(given).display().to_string()));
+        let relative_dir = keys.get("folder").and_then(Value::as_str).unwrap_or_default();
+        keys.insert("folder".into(), Value::String(dir.join(relative_dir).display().to_string()));
     };
     for pattern in PROGRAMS {
-        each(table, pattern, &mut |_, part| {
+        visit_matches(table, pattern, &mut |_, part| {
             let command = part.get("command").and_then(Value::as_array);
             let is_program = command.is_some_and(|command| !command.is_empty());
             part.as_table_mut().filter(|_| is_program).into_iter().for_each(set_dir);
         });
     }
     for kind in ENVIRONMENTS {
-        each(table, &format!("tasks.*:{kind}"), &mut |_, source| {
+        visit_matches(table, &format!("tasks.*:{kind}"), &mut |_, source| {
             let Value::Table(keys) = source else { return };
             let worker = keys.entry("worker").or_insert_with(|| Value::Table(Table::new()));
             // A worker that is not a table is rejected when it is read.
             worker.as_table_mut().into_iter().for_each(set_dir);
         });
     }
-    join(table, &PARTS, |path| dir.join(path));
+    join(table, &PART_PATHS, |path| dir.join(path));
 }
 
 /// Applies an override, whose paths are relative to the working directory.
@@ -91,18 +91,18 @@ pub(super) fn resolve_parts(table: &mut Table, dir: &Path) {
 /// # Errors
 /// Returns [`SetError`] with the part of the override's path that does not exist.
 pub(super) fn apply(change: &Override, table: &mut Table, dir: &Path) -> Result<(), SetError> {
-    let mut alone = Table::new();
-    change.apply(&mut alone)?;
-    join(&mut alone, &OWN, |path| dir.join(path).components().collect());
+    let mut change_table = Table::new();
+    change.apply(&mut change_table)?;
+    join(&mut change_table, &RUN_PATHS, |path| dir.join(path).components().collect());
     let mut change = change.clone();
-    each(&mut alone, &change.key(), &mut |_, value| change.value = value.clone());
+    visit_matches(&mut change_table, &change.key(), &mut |_, value| change.value = value.clone());
     change.apply(table)
 }
 
 /// Makes the values of these keys absolute if they are paths.
 fn join(table: &mut Table, keys: &[(&str, PathForm)], absolute: impl Fn(&str) -> PathBuf) {
     for (pattern, form) in keys {
-        each(table, pattern, &mut |_, value| {
+        visit_matches(table, pattern, &mut |_, value| {
             let Value::String(text) = value else { return };
             let joined = absolute(text);
             let is_path = match form {

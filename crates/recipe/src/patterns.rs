@@ -8,12 +8,18 @@ use super::read::KIND;
 ///
 /// A part of a pattern is a key, or `*` for any key and any item of a list. `NAME:KIND` matches
 /// only tables of that kind.
-pub(super) fn each(table: &mut Table, pattern: &str, visit: &mut dyn FnMut(&str, &mut Value)) {
+pub(super) fn visit_matches(table: &mut Table, pattern: &str, visit: &mut dyn FnMut(&str, &mut Value)) {
     let parts: Vec<&str> = pattern.split('.').collect();
-    table.iter_mut().for_each(|(key, value)| step("", key, value, &parts, visit));
+    table.iter_mut().for_each(|(key, value)| visit_value("", key, value, &parts, visit));
 }
 
-fn step(outer: &str, key: &str, value: &mut Value, parts: &[&str], visit: &mut dyn FnMut(&str, &mut Value)) {
+fn visit_value(
+    outer: &str,
+    key: &str,
+    value: &mut Value,
+    parts: &[&str],
+    visit: &mut dyn FnMut(&str, &mut Value),
+) {
     let Some((part, rest)) = parts.split_first() else { return };
     let (name, kind) = part.split_once(':').unwrap_or((part, ""));
     let is_kind = kind.is_empty() || value.get(KIND).and_then(Value::as_str) == Some(kind);
@@ -24,13 +30,13 @@ fn step(outer: &str, key: &str, value: &mut Value, parts: &[&str], visit: &mut d
     match value {
         value if rest.is_empty() => visit(&path, value),
         Value::Table(table) => {
-            table.iter_mut().for_each(|(key, value)| step(&path, key, value, rest, visit));
+            table.iter_mut().for_each(|(key, value)| visit_value(&path, key, value, rest, visit));
         }
         Value::Array(items) => {
             items
                 .iter_mut()
                 .enumerate()
-                .for_each(|(i, value)| step(&path, &i.to_string(), value, rest, visit));
+                .for_each(|(i, value)| visit_value(&path, &i.to_string(), value, rest, visit));
         }
         _ => {}
     }
@@ -48,7 +54,7 @@ mod tests {
                 .unwrap();
         let mut found = |pattern: &str| {
             let mut found = Vec::new();
-            each(&mut table, pattern, &mut |key, value| found.push(format!("{key}={value}")));
+            visit_matches(&mut table, pattern, &mut |key, value| found.push(format!("{key}={value}")));
             found
         };
         assert_eq!(found("a.b"), ["a.b=1"]);

@@ -38,13 +38,13 @@ enum Problem {
     UnknownKey { known: Vec<&'static str> },
     UnknownKind { found: String, known: &'static [&'static str] },
     Missing { kinds: &'static [&'static str] },
-    Wrong { found: String, expected: String },
+    InvalidValue { found: String, expected: String },
     Other(String),
 }
 
 impl ReadError {
     /// Creates an error for the value at `path`.
-    pub(super) fn at<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
+    pub(super) fn at_path<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
         ReadError { path: path.map(str::to_owned).to_vec(), problem: Problem::Other(why.to_string()) }
     }
 
@@ -77,7 +77,7 @@ impl fmt::Display for ReadError {
             Problem::UnknownKey { known } => {
                 let last = self.path.last().map_or("", String::as_str);
                 write!(f, "unknown key `{key}`; ")?;
-                match nearest(last, known) {
+                match nearest_name(last, known) {
                     Some(near) => write!(f, "did you mean `{near}`?"),
                     None if known.is_empty() => write!(f, "nothing can be set there"),
                     None => write!(f, "the keys there are {}", list(known, "`", ", ")),
@@ -85,7 +85,7 @@ impl fmt::Display for ReadError {
             }
             Problem::UnknownKind { found, known } => {
                 write!(f, "`{key}` is \"{found}\", but must be one of {}", list(known, "`", ", "))?;
-                match nearest(found, known) {
+                match nearest_name(found, known) {
                     Some(near) => write!(f, "; did you mean `{near}`?"),
                     None => Ok(()),
                 }
@@ -94,7 +94,9 @@ impl fmt::Display for ReadError {
             Problem::Missing { kinds } => {
                 write!(f, "`{key}` (which may be {}) is missing", list(kinds, "\"", " or "))
             }
-            Problem::Wrong { found, expected } => write!(f, "`{key}` is {found}, but must be {expected}"),
+            Problem::InvalidValue { found, expected } => {
+                write!(f, "`{key}` is {found}, but must be {expected}")
+            }
             Problem::Other(message) if key.is_empty() => f.write_str(message),
             Problem::Other(message) => write!(f, "`{key}`: {message}"),
         }
@@ -104,7 +106,7 @@ impl fmt::Display for ReadError {
 impl std::error::Error for ReadError {}
 
 /// Returns the known name that is most similar to `name`, or `None` if none is similar enough.
-pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
+pub(super) fn nearest_name<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
     known
         .iter()
         .filter(|candidate| !candidate.starts_with('$'))
@@ -115,7 +117,7 @@ pub(super) fn nearest<'a>(name: &str, known: &[&'a str]) -> Option<&'a str> {
 }
 
 /// Returns the name of a type that serde expects in terms of a recipe.
-fn plainly(expected: &dyn de::Expected) -> String {
+fn describe_expected(expected: &dyn de::Expected) -> String {
     let text = expected.to_string();
     match text.as_str() {
         "u8" | "u16" | "u32" | "u64" | "usize" => "a whole number, at least 0".into(),
@@ -130,7 +132,7 @@ fn plainly(expected: &dyn de::Expected) -> String {
     }
 }
 
-fn shown(found: Unexpected<'_>) -> String {
+fn describe_found(found: Unexpected<'_>) -> String {
     match found {
         Unexpected::Bool(value) => value.to_string(),
         Unexpected::Unsigned(value) => value.to_string(),
@@ -149,7 +151,7 @@ impl de::Error for ReadError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Problem::Wrong { found: shown(found), expected: plainly(expected) }.into()
+        Problem::InvalidValue { found: describe_found(found), expected: describe_expected(expected) }.into()
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -219,17 +221,17 @@ impl<'a> Reader<'a> {
             Err(Value::String(variant)) => return Ok((variant, Reader::Part(Vec::new(), &[]))),
             Err(other) => return Err(wrong(other, "a text in quotes or a table")),
         };
-        let of_kind = |error| ReadError { path: vec![KIND.into()], ..error };
+        let at_kind = |error| ReadError { path: vec![KIND.into()], ..error };
         match entries.iter().position(|(key, _)| *key == KIND).map(|at| entries.remove(at).1) {
-            None => Err(of_kind(Problem::Missing { kinds: variants }.into())),
+            None => Err(at_kind(Problem::Missing { kinds: variants }.into())),
             Some(Reader::Value(Value::String(variant))) if variants.contains(&variant.as_str()) => {
                 Ok((variant, Reader::Part(entries, outer)))
             }
             Some(Reader::Value(Value::String(found))) => {
-                Err(of_kind(de::Error::unknown_variant(found, variants)))
+                Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
-            Some(Reader::Value(other)) => Err(of_kind(wrong(other, "a text in quotes"))),
-            Some(Reader::Part(..)) => Err(of_kind(de::Error::custom("a part of a table is no text"))),
+            Some(Reader::Value(other)) => Err(at_kind(wrong(other, "a text in quotes"))),
+            Some(Reader::Part(..)) => Err(at_kind(de::Error::custom("a part of a table is no text"))),
         }
     }
 }
@@ -255,7 +257,7 @@ impl<'de> Deserializer<'de> for Reader<'de> {
             Err(Value::Integer(number)) => visitor.visit_i64(*number),
             Err(Value::Float(number)) => visitor.visit_f64(*number),
             Err(Value::Boolean(value)) => visitor.visit_bool(*value),
-            Err(other) => Err(Problem::Wrong {
+            Err(other) => Err(Problem::InvalidValue {
                 found: format!("the time {other}"),
                 expected: "a text, a number, a list or a table".into(),
             }

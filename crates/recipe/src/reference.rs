@@ -6,20 +6,20 @@ use super::rl::RlKeys;
 impl RlKeys {
     /// Returns the number of completed steps of the phase when the reference took the weights that
     /// step `step` uses. 0 is the start of the phase.
-    pub fn reference_taken(&self, step: u32) -> u32 {
+    pub fn reference_step(&self, step: u32) -> u32 {
         let every = self.kl.map_or(0, |kl| kl.reference_every);
         step.checked_rem(every).map_or(0, |since| step - since)
     }
 
     /// Returns whether the reference moves before step `step`.
-    pub fn reference_moves(&self, step: u32) -> bool {
-        step > 0 && self.reference_taken(step) == step
+    pub fn updates_reference(&self, step: u32) -> bool {
+        step > 0 && self.reference_step(step) == step
     }
 
     /// Returns whether, after `done` steps, the reference weights differ both from those at the
     /// start of the phase and from those of the policy.
-    pub fn reference_is_its_own(&self, done: u32) -> bool {
-        (1..done).contains(&self.reference_taken(done))
+    pub fn has_separate_reference(&self, done: u32) -> bool {
+        (1..done).contains(&self.reference_step(done))
     }
 }
 
@@ -37,14 +37,14 @@ mod tests {
             toml::from_str(&text).unwrap()
         };
         let moving = keys(3);
-        let taken: Vec<u32> = (0..8).map(|step| moving.reference_taken(step)).collect();
+        let taken: Vec<u32> = (0..8).map(|step| moving.reference_step(step)).collect();
         assert_eq!(taken, [0, 0, 0, 3, 3, 3, 6, 6]);
-        let moves: Vec<u32> = (0..8).filter(|step| moving.reference_moves(*step)).collect();
+        let moves: Vec<u32> = (0..8).filter(|step| moving.updates_reference(*step)).collect();
         assert_eq!(moves, [3, 6]);
-        let kept: Vec<u32> = (0..8).filter(|done| moving.reference_is_its_own(*done)).collect();
+        let kept: Vec<u32> = (0..8).filter(|done| moving.has_separate_reference(*done)).collect();
         assert_eq!(kept, [4, 5, 7]);
         let fixed = keys(0);
-        assert!((0..8).all(|step| fixed.reference_taken(step) == 0 && !fixed.reference_moves(step)));
-        assert!(!fixed.reference_is_its_own(7));
+        assert!((0..8).all(|step| fixed.reference_step(step) == 0 && !fixed.updates_reference(step)));
+        assert!(!fixed.has_separate_reference(7));
     }
 }

@@ -24,7 +24,7 @@ pub struct RewardKeys {
     /// Several scorers, each for all tasks or for some.
     pub scorers: Vec<ScorerKeys>,
     /// Effect on an attempt that a scorer cannot score. A scorer in `scorers` can set its own.
-    pub unscored: Unscored,
+    pub unscored: UnscoredEffect,
     /// Timeout for a scorer, in seconds: for one that does not respond, and for one that is
     /// unavailable while training needs its scores. After it, the run stops and can be resumed.
     pub outage_seconds: f64,
@@ -45,7 +45,7 @@ impl Default for RewardKeys {
         RewardKeys {
             scorer: ScorerKind::default(),
             scorers: Vec::new(),
-            unscored: Unscored::default(),
+            unscored: UnscoredEffect::default(),
             outage_seconds: 3600.0,
             malformed_call: 0.0,
             failed_call: 0.0,
@@ -57,7 +57,7 @@ impl Default for RewardKeys {
 
 impl RewardKeys {
     /// Returns the single scorer for all tasks as an entry of a list, named after its kind.
-    pub fn only(&self) -> ScorerKeys {
+    pub fn single_scorer(&self) -> ScorerKeys {
         ScorerKeys {
             name: self.scorer.name().to_owned(),
             weight: one(),
@@ -87,7 +87,7 @@ pub struct ScorerKeys {
     pub when: WhenKeys,
     /// Effect on an attempt that the scorer cannot score; by default `reward.unscored`.
     #[serde(default)]
-    pub unscored: Option<Unscored>,
+    pub unscored: Option<UnscoredEffect>,
     /// Kind and options of the scorer.
     #[serde(rename = "$options")]
     pub scorer: ScorerKind,
@@ -140,7 +140,7 @@ impl<'de> Deserialize<'de> for Values {
 
 /// `unscored`: effect on an attempt that a scorer cannot score.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub enum Unscored {
+pub enum UnscoredEffect {
     /// The request is retried a few times. Then the attempt counts as broken, and is retried up to
     /// `agent.retries` times.
     #[default]
@@ -154,46 +154,46 @@ pub enum Unscored {
     Value(f64),
 }
 
-impl Unscored {
+impl UnscoredEffect {
     const NAMES: &[&str] = &["retry", "drop", "park"];
 }
 
-impl Serialize for Unscored {
+impl Serialize for UnscoredEffect {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            Unscored::Retry => serializer.serialize_str("retry"),
-            Unscored::Drop => serializer.serialize_str("drop"),
-            Unscored::Park => serializer.serialize_str("park"),
-            Unscored::Value(value) => serializer.serialize_f64(*value),
+            UnscoredEffect::Retry => serializer.serialize_str("retry"),
+            UnscoredEffect::Drop => serializer.serialize_str("drop"),
+            UnscoredEffect::Park => serializer.serialize_str("park"),
+            UnscoredEffect::Value(value) => serializer.serialize_f64(*value),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for Unscored {
+impl<'de> Deserialize<'de> for UnscoredEffect {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct NameOrNumber;
         impl Visitor<'_> for NameOrNumber {
-            type Value = Unscored;
+            type Value = UnscoredEffect;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("\"retry\", \"drop\", \"park\" or a number")
             }
 
-            fn visit_str<E: de::Error>(self, name: &str) -> Result<Unscored, E> {
+            fn visit_str<E: de::Error>(self, name: &str) -> Result<UnscoredEffect, E> {
                 match name {
-                    "retry" => Ok(Unscored::Retry),
-                    "drop" => Ok(Unscored::Drop),
-                    "park" => Ok(Unscored::Park),
-                    other => Err(E::unknown_variant(other, Unscored::NAMES)),
+                    "retry" => Ok(UnscoredEffect::Retry),
+                    "drop" => Ok(UnscoredEffect::Drop),
+                    "park" => Ok(UnscoredEffect::Park),
+                    other => Err(E::unknown_variant(other, UnscoredEffect::NAMES)),
                 }
             }
 
-            fn visit_f64<E>(self, value: f64) -> Result<Unscored, E> {
-                Ok(Unscored::Value(value))
+            fn visit_f64<E>(self, value: f64) -> Result<UnscoredEffect, E> {
+                Ok(UnscoredEffect::Value(value))
             }
 
-            fn visit_i64<E>(self, value: i64) -> Result<Unscored, E> {
-                Ok(Unscored::Value(value as f64))
+            fn visit_i64<E>(self, value: i64) -> Result<UnscoredEffect, E> {
+                Ok(UnscoredEffect::Value(value as f64))
             }
         }
         deserializer.deserialize_any(NameOrNumber)
@@ -219,13 +219,13 @@ pub(super) fn check_standalone(table: &Table) -> Result<(), ReadError> {
     let reward = table.get(REWARD).and_then(Value::as_table);
     if reward.is_some_and(|reward| reward.contains_key(SCORER) && has_several(reward)) {
         let why = "`reward.scorer` is the only scorer where it is given: put it among `[[reward.scorers]]`, or leave these out";
-        return Err(ReadError::at([], why));
+        return Err(ReadError::at_path([], why));
     }
     Ok(())
 }
 
 /// Removes the key of the scorers that are not used, `scorer` or `scorers`.
-pub(super) fn leave_used(table: &mut Table) {
+pub(super) fn remove_unused(table: &mut Table) {
     let Some(Value::Table(reward)) = table.get_mut(REWARD) else { return };
     reward.remove(if has_several(reward) { SCORER } else { SCORERS });
 }

@@ -7,13 +7,13 @@ use levade_rl::{
 };
 use serde::{Deserialize, Serialize};
 
-use super::optimizer::OptimiserKeys;
+use super::optimizer::OptimizerKeys;
 
 /// `[[phase]] kind = "rl"`
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct RlKeys {
-    /// Preset for `advantage`, `loss` and `normaliser`. Each of the three can be set separately.
+    /// Preset for `advantage`, `loss` and `normalizer`. Each of the three can be set separately.
     #[serde(default)]
     pub algorithm: Algorithm,
     /// Maximum number of steps, at least 1.
@@ -38,7 +38,7 @@ pub struct RlKeys {
     pub staleness: u32,
     /// Order in which a step selects complete groups if there are more than it needs.
     #[serde(default)]
-    pub prefer: Prefer,
+    pub prefer: GroupOrder,
     /// Peak learning rate.
     pub learning_rate: f32,
     /// Advantage estimator; by default that of the algorithm. The components that GDPO weighs are the score
@@ -72,7 +72,7 @@ pub struct RlKeys {
     pub entropy: f64,
     /// Proximal policy: the denominator of the ratios in the loss.
     #[serde(default)]
-    pub proximal: Proximal,
+    pub proximal: ProximalPolicy,
     /// Importance weights of tokens that were not sampled by the weights at the start of the step. It needs
     /// `proximal`; with `proximal`, the default is decoupled PPO's weight, at most 5 per token. Bounds of 1
     /// and 1 disable the correction. The critic gives all tokens the same weight.
@@ -84,13 +84,13 @@ pub struct RlKeys {
     pub rejection: Vec<Rejection>,
     /// Treatment of groups whose rewards are all equal; by default that of the algorithm.
     #[serde(default)]
-    pub uniform_groups: Option<UniformGroups>,
+    pub uniform_groups: Option<ZeroVarianceGroups>,
     /// Treatment of attempts that were truncated at a limit.
     #[serde(default)]
-    pub overlong: Overlong,
+    pub overlong: OverlongAttempts,
     /// Treatment of attempts in which no token was sampled.
     #[serde(default)]
-    pub empty: Empty,
+    pub empty: EmptyAttempts,
     /// Attempts that are compared with each other.
     #[serde(default)]
     pub group_by: GroupBy,
@@ -102,7 +102,7 @@ pub struct RlKeys {
     pub oversample_keep: OversampleKeep,
     /// Filter on the attempts that are trained. The remaining attempts still count in the baselines.
     #[serde(default)]
-    pub only: OnlyKeys,
+    pub only: TrainFilterKeys,
     /// Maximum number of turns of an attempt that are trained, chosen at random; their weights are scaled up
     /// for the turns that are left out. 0 trains all turns.
     #[serde(default)]
@@ -125,7 +125,7 @@ pub struct RlKeys {
     pub critic: CriticKeys,
     /// The optimiser.
     #[serde(default)]
-    pub optimiser: OptimiserKeys,
+    pub optimiser: OptimizerKeys,
 }
 
 fn unit() -> f32 {
@@ -210,7 +210,7 @@ impl Algorithm {
     }
 
     /// Returns whether the loss uses the clip parameter `key`.
-    pub(super) fn uses(self, key: &str) -> bool {
+    pub(super) fn uses_key(self, key: &str) -> bool {
         match self.loss(None, None, None) {
             PolicyLoss::Clip { .. } => true,
             PolicyLoss::Gspo { .. }
@@ -275,7 +275,7 @@ impl Algorithm {
         }
     }
 
-    fn normaliser(self, max_tokens: usize) -> Normalizer {
+    fn normalizer(self, max_tokens: usize) -> Normalizer {
         match self {
             // Means over attempts of token means: the losses of these algorithms are derived with
             // this average.
@@ -309,7 +309,7 @@ pub struct KlKeys {
     pub reference_every: u32,
     /// Where the penalty is applied: in the loss or in the reward.
     #[serde(default, alias = "charge")]
-    pub apply_to: Charge,
+    pub apply_to: KlTarget,
     /// Controller that adapts β to reach a target divergence. Only for a penalty in the reward.
     #[serde(default)]
     pub adaptive: Option<AdaptiveKl>,
@@ -318,7 +318,7 @@ pub struct KlKeys {
 /// Where a KL penalty is applied.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Charge {
+pub enum KlTarget {
     /// In the loss of every trained token.
     #[default]
     Loss,
@@ -329,7 +329,7 @@ pub enum Charge {
 /// Order in which a step selects complete groups.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Prefer {
+pub enum GroupOrder {
     /// Groups are trained on in task order.
     #[default]
     Oldest,
@@ -342,7 +342,7 @@ pub enum Prefer {
 /// Proximal policy: the denominator of the ratios in the loss.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Proximal {
+pub enum ProximalPolicy {
     /// The policy that sampled the token.
     #[default]
     Behaviour,
@@ -358,7 +358,7 @@ pub enum Proximal {
 /// token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Empty {
+pub enum EmptyAttempts {
     /// Their rewards count in the baselines of the remaining attempts.
     #[default]
     Keep,
@@ -395,7 +395,7 @@ pub enum GroupBy {
 /// `[phase.only]`: filter on what is trained
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct OnlyKeys {
+pub struct TrainFilterKeys {
     /// Names of the agents that are trained; all if empty.
     pub agents: Vec<String>,
     /// Minimum reward of trained attempts; no minimum by default.
@@ -404,14 +404,14 @@ pub struct OnlyKeys {
     pub reward_to: Option<f64>,
 }
 
-impl OnlyKeys {
+impl TrainFilterKeys {
     /// Returns whether an attempt with this reward is trained.
-    pub fn reward(&self, reward: f64) -> bool {
+    pub fn accepts_reward(&self, reward: f64) -> bool {
         self.reward_from.is_none_or(|from| reward >= from) && self.reward_to.is_none_or(|to| reward <= to)
     }
 
     /// Returns whether the tokens of an agent with this name are trained.
-    pub fn agent(&self, name: &str) -> bool {
+    pub fn accepts_agent(&self, name: &str) -> bool {
         self.agents.is_empty() || self.agents.iter().any(|agent| agent == name)
     }
 }
@@ -419,7 +419,7 @@ impl OnlyKeys {
 /// Treatment of groups whose rewards are all equal. With group advantages, these groups have no gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum UniformGroups {
+pub enum ZeroVarianceGroups {
     /// They are trained as sampled, and count in the averages.
     #[default]
     Keep,
@@ -433,7 +433,7 @@ pub enum UniformGroups {
 /// Treatment of attempts that were truncated at a limit on tokens, turns, context or time.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
-pub enum Overlong {
+pub enum OverlongAttempts {
     /// Truncated attempts are treated like all attempts.
     #[default]
     Keep,
@@ -471,12 +471,12 @@ pub struct CriticKeys {
     /// Number of steps at the start of the phase in which only the critic is trained.
     pub warmup: u32,
     /// Optimizer of the critic.
-    pub optimiser: OptimiserKeys,
+    pub optimiser: OptimizerKeys,
 }
 
 impl Default for CriticKeys {
     fn default() -> Self {
-        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimiser: OptimiserKeys::default() }
+        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimiser: OptimizerKeys::default() }
     }
 }
 
@@ -490,10 +490,10 @@ impl RlKeys {
     pub fn loss(&self) -> Loss {
         let policy =
             self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
-        let kl = self.kl.filter(|kl| kl.apply_to == Charge::Loss).map(|kl| kl.penalty());
+        let kl = self.kl.filter(|kl| kl.apply_to == KlTarget::Loss).map(|kl| kl.penalty());
         let interpolated = self
             .correction()
-            .filter(|_| self.proximal == Proximal::Interpolate)
+            .filter(|_| self.proximal == ProximalPolicy::Interpolate)
             .map(|correction| Interpolated { by: Interpolation::LogLinear, bound: correction.bound });
         Loss { policy, kl, entropy: self.entropy, interpolated }
     }
@@ -501,7 +501,7 @@ impl RlKeys {
     /// Returns the importance weights from the policy that sampled the tokens to the proximal policy, or
     /// `None` if the two are the same.
     pub fn correction(&self) -> Option<Correction> {
-        (self.proximal != Proximal::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
+        (self.proximal != ProximalPolicy::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
     /// Returns the loss of the critic.
@@ -511,15 +511,15 @@ impl RlKeys {
 
     /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of
     /// an attempt.
-    pub fn normaliser(&self, max_tokens: usize) -> Normalizer {
-        self.normaliser.unwrap_or_else(|| self.algorithm.normaliser(max_tokens))
+    pub fn normalizer(&self, max_tokens: usize) -> Normalizer {
+        self.normaliser.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
     }
 
     /// Returns the treatment of zero-variance groups.
-    pub fn uniform_groups(&self) -> UniformGroups {
+    pub fn zero_variance_groups(&self) -> ZeroVarianceGroups {
         self.uniform_groups.unwrap_or(match self.algorithm {
-            Algorithm::Dapo => UniformGroups::Refill,
-            _ => UniformGroups::Keep,
+            Algorithm::Dapo => ZeroVarianceGroups::Refill,
+            _ => ZeroVarianceGroups::Keep,
         })
     }
 
@@ -552,8 +552,8 @@ impl RlKeys {
 
     /// Returns whether a group has no gradient if all its attempts have the same reward.
     pub fn zero_variance_has_no_gradient(&self) -> bool {
-        let charged = self.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
-        let differs = match self.estimator() {
+        let in_reward = self.kl.is_some_and(|kl| kl.apply_to == KlTarget::Reward);
+        let can_vary = match self.estimator() {
             // Equal sums can have different components.
             Estimator::Gdpo { .. } => true,
             // With a discount, the same outcome is worth less after more turns.
@@ -564,18 +564,18 @@ impl RlKeys {
             Estimator::ReinforcePlusPlusBaseline { recentre, .. } => recentre,
             _ => false,
         };
-        self.compares() && self.group_by != GroupBy::Step && !charged && !differs
+        self.compares_attempts() && self.group_by != GroupBy::Step && !in_reward && !can_vary
     }
 
     /// Returns whether the estimator depends on where in an attempt each part of its reward was earned.
-    pub fn sees_parts(&self) -> bool {
-        let whole =
+    pub fn uses_reward_components(&self) -> bool {
+        let uses_total_reward =
             matches!(self.estimator(), Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. });
-        !whole || self.group_by == GroupBy::Agent
+        !uses_total_reward || self.group_by == GroupBy::Agent
     }
 
     /// Returns whether attempts are compared with other attempts of their group.
-    pub fn compares(&self) -> bool {
+    pub fn compares_attempts(&self) -> bool {
         !matches!(
             self.estimator(),
             Estimator::Gae { .. } | Estimator::ReinforcePlusPlus { .. } | Estimator::ReMax

@@ -41,7 +41,7 @@ impl Recipe {
     /// no policy and there are several, or if it names an unknown policy.
     pub fn policy_of(&self, agent: &AgentKeys) -> Option<String> {
         let policies = self.policies();
-        if let Some(first) = agent.policy.shares().first() {
+        if let Some(first) = agent.policy.weights().first() {
             return policies.into_iter().map(|(name, _)| name).find(|name| *name == first.name);
         }
         match &policies[..] {
@@ -52,7 +52,7 @@ impl Recipe {
 
     /// Returns the names of all policies of an agent, in the order of the recipe.
     pub fn policies_of(&self, agent: &AgentKeys) -> Vec<String> {
-        match agent.policy.shares() {
+        match agent.policy.weights() {
             [] => self.policy_of(agent).into_iter().collect(),
             shares => shares.iter().map(|fraction| fraction.name.clone()).collect(),
         }
@@ -74,15 +74,15 @@ impl Recipe {
     }
 
     /// Returns the names of the trained policies, in order.
-    pub fn trained(&self) -> Vec<String> {
+    pub fn trained_policies(&self) -> Vec<String> {
         self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name).collect()
     }
 
     /// Returns the names of the policies that a phase trains, in order: those that it names, or all
     /// trained policies.
-    pub fn trained_in(&self, phase: &Phase) -> Vec<String> {
+    pub fn trained_policies_in(&self, phase: &Phase) -> Vec<String> {
         let named: BTreeSet<&String> = phase.policies().iter().collect();
-        let mut policies = self.trained();
+        let mut policies = self.trained_policies();
         policies.retain(|name| named.is_empty() || named.contains(name));
         policies
     }

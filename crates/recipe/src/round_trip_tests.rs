@@ -18,10 +18,10 @@ fn recipe_round_trips_through_toml() {
 
 #[test]
 fn resolved_recipe_omits_skipped_phases() {
-    let whole = load(SMALL, &["phase.1.steps=7"]).unwrap();
+    let complete = load(SMALL, &["phase.1.steps=7"]).unwrap();
     // Overrides count phases as in the file, whether or not phases are skipped.
     let rest = load(SMALL, &["run.skip_phases=1", "phase.1.steps=7"]).unwrap();
-    assert_eq!(rest.phase, whole.phase[1..]);
+    assert_eq!(rest.phase, complete.phase[1..]);
     assert_eq!(load(&rest.to_toml().unwrap(), &[]).unwrap(), rest, "nothing more is skipped");
     let wrong = load(SMALL, &["run.skip_phases=1", "phase.1.steps=0"]).unwrap_err();
     assert!(wrong.contains("`phase.1.steps` is 0"), "{wrong}");
@@ -74,16 +74,25 @@ fn several_scorers_round_trip() {
          {name='right', kind='numeric', extract='boxed', when={source='arithmetic', data_source=['b', 'c']}}, \
          {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
     let recipe = load(SMALL, &[several]).unwrap();
-    let [right, form] = &recipe.reward.scorers[..] else { panic!() };
-    assert_eq!((right.name.as_str(), right.weight, right.unscored), ("right", 1.0, None));
+    let [answer_scorer, format_scorer] = &recipe.reward.scorers[..] else { panic!() };
+    assert_eq!(
+        (answer_scorer.name.as_str(), answer_scorer.weight, answer_scorer.unscored),
+        ("right", 1.0, None)
+    );
     let fields: Vec<(&str, Vec<String>)> =
-        right.when.fields().map(|(name, values)| (name, values.to_vec())).collect();
+        answer_scorer.when.fields().map(|(name, values)| (name, values.to_vec())).collect();
     assert_eq!(
         fields,
         [("source", vec!["arithmetic".into()]), ("data_source", vec!["b".into(), "c".into()])]
     );
-    assert_eq!((form.weight, form.weights["length"], form.unscored), (0.25, -0.5, Some(Unscored::Park)));
-    assert_eq!((form.scorer.name(), recipe.reward.unscored), ("command", Unscored::Value(0.5)));
+    assert_eq!(
+        (format_scorer.weight, format_scorer.weights["length"], format_scorer.unscored),
+        (0.25, -0.5, Some(UnscoredEffect::Park))
+    );
+    assert_eq!(
+        (format_scorer.scorer.name(), recipe.reward.unscored),
+        ("command", UnscoredEffect::Value(0.5))
+    );
     let text = recipe.to_toml().unwrap();
     assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);

@@ -7,7 +7,7 @@ use toml::{Table, Value};
 pub enum SetError {
     /// The override has no `=`, or no key before it.
     #[error("--set {0}: give it as key=value, as in `--set run.seed=2`")]
-    Form(String),
+    Syntax(String),
     /// The path leads through a value that has no keys.
     #[error("--set {key}: `{inner}` is {found}, which has no keys")]
     NoKeys {
@@ -45,10 +45,10 @@ impl std::str::FromStr for Override {
     /// Parses `key=value`. The value is parsed as TOML. If it is not TOML, it is taken as a string,
     /// so that quotes can be left out.
     fn from_str(text: &str) -> Result<Self, SetError> {
-        let (key, value) = text.split_once('=').ok_or_else(|| SetError::Form(text.into()))?;
+        let (key, value) = text.split_once('=').ok_or_else(|| SetError::Syntax(text.into()))?;
         let path: Vec<String> = key.trim().split('.').map(str::to_owned).collect();
         if path.iter().any(String::is_empty) {
-            return Err(SetError::Form(text.into()));
+            return Err(SetError::Syntax(text.into()));
         }
         let value = value.trim();
         // A line break could inject a second key.
@@ -71,10 +71,10 @@ impl Override {
     /// Returns [`SetError`] with the part of the path that does not exist.
     pub fn apply(&self, table: &mut Table) -> Result<(), SetError> {
         let Some((first, rest)) = self.path.split_first() else { return Ok(()) };
-        let mut place = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
+        let mut target = table.entry(first).or_insert_with(|| Value::Table(Table::new()));
         for (depth, key) in rest.iter().enumerate() {
             let inner = || self.path[..=depth].join(".");
-            place = match place {
+            target = match target {
                 Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
                 Value::Array(items) => {
                     let len = items.len();
@@ -90,7 +90,7 @@ impl Override {
                 }
             };
         }
-        *place = self.value.clone();
+        *target = self.value.clone();
         Ok(())
     }
 }

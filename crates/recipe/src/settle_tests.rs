@@ -3,7 +3,7 @@
 use levade_rl::correction::Bound;
 
 use super::super::cluster::CorrectionDefault;
-use super::super::rl::Proximal;
+use super::super::rl::ProximalPolicy;
 use super::super::{Override, Phase, Recipe, RlKeys};
 
 const SMALL: &str = "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[[phase]]\nkind = 'rl'\n\
@@ -32,7 +32,7 @@ fn external_samplers_round_trip_and_set_correction() {
     let keys = recipe.cluster.samplers.as_ref().unwrap().servers();
     assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
     assert_eq!(rl(&recipe).correction, CorrectionDefault::Tis.correction());
-    assert_eq!(rl(&recipe).proximal, Proximal::Recompute);
+    assert_eq!(rl(&recipe).proximal, ProximalPolicy::Recompute);
     let text = recipe.to_toml().unwrap();
     assert_eq!(load(&text, &[]).unwrap(), recipe);
     // On other machines it is the same run; with another treatment of completions in flight it is
@@ -49,7 +49,7 @@ fn external_samplers_round_trip_and_set_correction() {
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
     assert_eq!(rl(&plain).correction, None);
     let none = load(SMALL, &[started, "cluster.samplers.correction=none"]).unwrap();
-    assert_eq!((rl(&none).correction, rl(&none).proximal), (None, Proximal::Behaviour));
+    assert_eq!((rl(&none).correction, rl(&none).proximal), (None, ProximalPolicy::Behaviour));
     let mask = load(SMALL, &[started, "cluster.samplers.correction=icepop"]).unwrap();
     assert!(matches!(rl(&mask).correction.unwrap().bound, Bound::Mask { .. }));
     assert_eq!(rl(&load(SMALL, &[]).unwrap()).correction, None);
@@ -146,16 +146,16 @@ fn adapters_reject_tensor_and_expert_parallelism() {
 
 #[test]
 fn shared_placement_requires_servers_and_torch_learner() {
-    let shared = "cluster.placement=shared";
+    let colocated = "cluster.placement=shared";
     let learner = "cluster.learner={kind='torch', start=true}";
     let samplers = "cluster.samplers={kind='vllm', start=true}";
-    let recipe = load(SMALL, &[learner, samplers, shared]).unwrap();
+    let recipe = load(SMALL, &[learner, samplers, colocated]).unwrap();
     let text = recipe.to_toml().unwrap();
     assert!(text.contains("placement = \"shared\""), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
     // The run is the same under either placement.
-    let apart = load(SMALL, &[learner, samplers]).unwrap();
-    assert_eq!(recipe.difference(&apart).unwrap(), None);
+    let disaggregated = load(SMALL, &[learner, samplers]).unwrap();
+    assert_eq!(recipe.difference(&disaggregated).unwrap(), None);
     assert_eq!(load(SMALL, &["cluster.placement=apart"]).unwrap(), load(SMALL, &[]).unwrap());
     for (changes, want) in [
         (&[][..], "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`"),
@@ -187,7 +187,7 @@ fn shared_placement_requires_servers_and_torch_learner() {
     ] {
         let mut all = changes.to_vec();
         if !changes.iter().any(|change| change.contains("hybrid")) {
-            all.push(shared);
+            all.push(colocated);
         }
         let error = load(SMALL, &all).unwrap_err();
         assert!(error.contains(want), "{changes:?}\n  gave: {error}\n  want: {want}");

@@ -396,15 +396,18 @@ fn algorithm_defaults_match_papers() {
         Phase::Sft(_) => panic!(),
     };
     for (algorithm, want) in [
-        ("dapo", UniformGroups::Refill),
-        ("grpo", UniformGroups::Keep),
-        ("gpg", UniformGroups::Keep),
-        ("reinforce_plus_plus_baseline", UniformGroups::Keep),
+        ("dapo", ZeroVarianceGroups::Refill),
+        ("grpo", ZeroVarianceGroups::Keep),
+        ("gpg", ZeroVarianceGroups::Keep),
+        ("reinforce_plus_plus_baseline", ZeroVarianceGroups::Keep),
     ] {
         let change = format!("phase.1.algorithm={algorithm}");
-        assert_eq!(keys(&[&change]).uniform_groups(), want, "{algorithm}");
-        assert_eq!(keys(&[&change, "phase.1.uniform_groups=drop"]).uniform_groups(), UniformGroups::Drop);
-        assert_eq!(keys(&[&change]).overlong, Overlong::Keep, "{algorithm}");
+        assert_eq!(keys(&[&change]).zero_variance_groups(), want, "{algorithm}");
+        assert_eq!(
+            keys(&[&change, "phase.1.uniform_groups=drop"]).zero_variance_groups(),
+            ZeroVarianceGroups::Drop
+        );
+        assert_eq!(keys(&[&change]).overlong, OverlongAttempts::Keep, "{algorithm}");
     }
 
     use levade_rl::correction::{Bound, Correction};

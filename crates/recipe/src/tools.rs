@@ -8,7 +8,7 @@ use std::path::Path;
 use levade_tools::{CallLimits, CondenseKeys, OptionError, Side, ToolKind};
 use serde::{Deserialize, Serialize};
 
-use super::read::nearest;
+use super::read::nearest_name;
 
 /// `[[tool]]`: keys of every toolbox, and the options of its kind.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -44,7 +44,7 @@ pub struct ToolKeys {
     pub condense: Option<CondenseKeys>,
     /// Effect of a failure of the toolbox on the attempt.
     #[serde(default)]
-    pub outage: Outage,
+    pub outage: ToolFailureEffect,
     /// Options of the toolbox's kind.
     #[serde(rename = "$options")]
     pub options: ToolKind,
@@ -54,7 +54,7 @@ pub struct ToolKeys {
 /// respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Outage {
+pub enum ToolFailureEffect {
     /// The model sees that the call failed, and the attempt continues.
     #[default]
     Observe,
@@ -79,7 +79,7 @@ impl From<ToolKind> for ToolKeys {
             calls_per_second: None,
             at_once: None,
             condense: None,
-            outage: Outage::default(),
+            outage: ToolFailureEffect::default(),
             options,
         }
     }
@@ -95,11 +95,11 @@ impl ToolKeys {
 
     /// Returns the end of an error message: the names that agents can use, and the name nearest to
     /// `wrong`.
-    pub fn known(tools: &[ToolKeys], wrong: &str) -> String {
+    pub fn describe_names(tools: &[ToolKeys], wrong: &str) -> String {
         let mut known: Vec<&str> = tools.iter().map(ToolKeys::name).collect();
         let plain = ToolKind::plain().into_iter().map(|kind| kind.name());
         known.extend(plain.filter(|kind| !tools.iter().any(|keys| keys.name() == *kind)));
-        let meant = nearest(wrong, &known);
+        let meant = nearest_name(wrong, &known);
         let meant = meant.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
         format!("there is {}{meant}", known.join(", "))
     }

@@ -11,27 +11,29 @@ use super::read::{KIND, OPTIONS};
 #[error("{0}")]
 pub struct WriteError(String);
 
-pub(super) fn unwritable(error: impl std::fmt::Display) -> WriteError {
+pub(super) fn to_write_error(error: impl std::fmt::Display) -> WriteError {
     WriteError(error.to_string())
 }
 
 /// Returns the configuration as a table without `None` values.
 pub(super) fn write<T: Serialize>(value: &T) -> Result<Table, WriteError> {
-    let content = Serializer::new().serialize(value).map_err(unwritable)?;
-    match written(content)? {
+    let content = Serializer::new().serialize(value).map_err(to_write_error)?;
+    match to_value(content)? {
         Some(Value::Table(table)) => Ok(table),
         _ => Err(WriteError("a configuration must be a table".into())),
     }
 }
 
 /// Returns the TOML value, or `None` if the content is absent.
-fn written(content: Content<'_>) -> Result<Option<Value>, WriteError> {
+fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
     Ok(Some(match content {
         Content::Unit | Content::Option(None) => return Ok(None),
-        Content::Option(Some(content)) => return written(*content),
+        Content::Option(Some(content)) => return to_value(*content),
         // By way of the shortest decimal form: 0.1f32 is written as 0.1, and reads back as the same
         // f32.
-        Content::Number(Number::F32(value)) => Value::Float(value.to_string().parse().map_err(unwritable)?),
+        Content::Number(Number::F32(value)) => {
+            Value::Float(value.to_string().parse().map_err(to_write_error)?)
+        }
         Content::Seq(items) | Content::Tuple(items) => list(items)?,
         Content::Map(entries) => {
             let entries = entries.into_iter().map(|(key, value)| match key {
@@ -55,14 +57,14 @@ fn written(content: Content<'_>) -> Result<Option<Value>, WriteError> {
                 }
             }
         }
-        leaf => Value::try_from(leaf).map_err(unwritable)?,
+        leaf => Value::try_from(leaf).map_err(to_write_error)?,
     }))
 }
 
 fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
     match data {
         Data::Unit => Ok(None),
-        Data::NewType { value } => written(value),
+        Data::NewType { value } => to_value(value),
         Data::Tuple { values } => list(values).map(Some),
         Data::Struct { fields } => table(fields).map(Some),
     }
@@ -70,7 +72,11 @@ fn data(data: Data<'_>) -> Result<Option<Value>, WriteError> {
 
 fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
     let empty = || WriteError("a list has no empty places".into());
-    items.into_iter().map(|item| written(item)?.ok_or_else(empty)).collect::<Result<_, _>>().map(Value::Array)
+    items
+        .into_iter()
+        .map(|item| to_value(item)?.ok_or_else(empty))
+        .collect::<Result<_, _>>()
+        .map(Value::Array)
 }
 
 /// Name of the only field of a `serde_json` number, which contains its digits.
@@ -79,7 +85,7 @@ const NUMBER: &str = "$serde_json::private::Number";
 fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) -> Result<Value, WriteError> {
     let mut table = Table::new();
     for (key, content) in fields {
-        match (key.as_ref(), written(content)?) {
+        match (key.as_ref(), to_value(content)?) {
             (NUMBER, Some(Value::String(digits))) => return json_number(&digits),
             (OPTIONS, Some(Value::Table(options))) => table.extend(options),
             // This kind has no contents.

@@ -11,9 +11,9 @@ use serde_json::Value;
 
 use crate::boxed::{last_box, without_text_commands};
 use crate::contained::contains;
-use crate::scorer::{expected, of_answer, task_field};
-use crate::short::Short;
-use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use crate::scorer::{answer_components, expected, task_field};
+use crate::short::ShortAnswer;
+use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 
 /// Compares a short text answer with one or several accepted answers.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -22,18 +22,23 @@ pub struct AnswerScorer {
     /// Criterion for a correct answer.
     pub compare: Comparison,
     /// Location of the answer in the completion.
-    pub place: Place,
+    pub place: AnswerLocation,
     /// Score of an answer that is present but wrong, in 0..=1. The default is 0.
     pub wrong: f64,
     /// Maximum number of `<answer>` tags, and of `</answer>` tags. If a text has more of either, a
     /// correct answer keeps a quarter of its score, because a model that emits tags at random is
-    /// sometimes correct by chance. Applies only to [`Place::Tag`]. The default is 10.
+    /// sometimes correct by chance. Applies only to [`AnswerLocation::Tag`]. The default is 10.
     pub most_tags: usize,
 }
 
 impl Default for AnswerScorer {
     fn default() -> Self {
-        AnswerScorer { compare: Comparison::default(), place: Place::default(), wrong: 0.0, most_tags: 10 }
+        AnswerScorer {
+            compare: Comparison::default(),
+            place: AnswerLocation::default(),
+            wrong: 0.0,
+            most_tags: 10,
+        }
     }
 }
 
@@ -53,7 +58,7 @@ pub enum Comparison {
 /// Location of the answer in the completion.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Place {
+pub enum AnswerLocation {
     /// Inside the last `<answer>…</answer>`.
     #[default]
     Tag,
@@ -77,7 +82,7 @@ pub fn f1(found: &str, expected: &str) -> f64 {
     }
     let (found, mut expected): (Vec<&str>, Vec<&str>) =
         (found.split_whitespace().collect(), expected.split_whitespace().collect());
-    let (given, wanted) = (found.len() as f64, expected.len() as f64);
+    let (num_found, num_expected) = (found.len() as f64, expected.len() as f64);
     let mut common = 0.0;
     for word in found {
         if let Some(at) = expected.iter().position(|other| *other == word) {
@@ -85,7 +90,7 @@ pub fn f1(found: &str, expected: &str) -> f64 {
             common += 1.0;
         }
     }
-    if common == 0.0 { 0.0 } else { 2.0 * common / (given + wanted) }
+    if common == 0.0 { 0.0 } else { 2.0 * common / (num_found + num_expected) }
 }
 
 #[async_trait]
@@ -94,8 +99,8 @@ impl Scorer for AnswerScorer {
         self.grade_of("", task).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        of_answer(evidence, self.grade_of(evidence.text(), &evidence.task))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        answer_components(input, self.grade_of(input.text(), &input.task))
     }
 }
 
@@ -111,30 +116,35 @@ impl AnswerScorer {
     /// Grades a text as an answer to a task.
     fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
         let schema = match self.place {
-            Place::Schema => Some(schema_of(task)?),
+            AnswerLocation::Schema => Some(schema_of(task)?),
             _ => None,
         };
-        self.graded(text, expected(task), schema.as_deref())
+        self.grade_with_schema(text, expected(task), schema.as_deref())
     }
 
     #[cfg(test)]
     fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        self.graded(text, expected, None)
+        self.grade_with_schema(text, expected, None)
     }
 
-    fn graded(&self, text: &str, expected: &Value, schema: Option<&str>) -> Result<Score, ScoreError> {
+    fn grade_with_schema(
+        &self,
+        text: &str,
+        expected: &Value,
+        schema: Option<&str>,
+    ) -> Result<Score, ScoreError> {
         self.check()?;
-        let expected = answers(expected)?;
+        let expected = parse_expected(expected)?;
         let found = match schema {
             Some("boxed") => last_box(text).map(str::trim),
-            Some(tag) => in_tag(text, tag),
+            Some(tag) => text_in_tag(text, tag),
             None => self.place.find(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let grade = |found: &str| {
-            let own = Short::new(found, false);
-            let agrees = |want: &Short| match self.compare {
-                _ if own.text == want.text => f64::from(u8::from(own.is(want))),
+            let own = ShortAnswer::new(found, false);
+            let agrees = |want: &ShortAnswer| match self.compare {
+                _ if own.text == want.text => f64::from(u8::from(own.equals(want))),
                 _ if want.closed => 0.0,
                 Comparison::Exact => 0.0,
                 Comparison::Contains => f64::from(u8::from(contains(found, want))),
@@ -145,17 +155,17 @@ impl AnswerScorer {
         let plain = (schema == Some("boxed")).then(|| without_text_commands(found));
         let best = plain.map_or(0.0, |plain| grade(&plain)).max(grade(found));
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
-        let scale = if self.place == Place::Tag && tags > self.most_tags { 0.25 } else { 1.0 };
+        let scale = if self.place == AnswerLocation::Tag && tags > self.most_tags { 0.25 } else { 1.0 };
         let value = if best > 0.0 { best * scale } else { self.wrong };
         Ok(Score { value, extracted: Some(found.to_owned()) })
     }
 }
 
-impl Place {
+impl AnswerLocation {
     fn find(self, text: &str) -> Option<&str> {
         match self {
-            Place::Text => Some(text.trim()),
-            Place::Tag | Place::Schema => in_tag(text, "answer"),
+            AnswerLocation::Text => Some(text.trim()),
+            AnswerLocation::Tag | AnswerLocation::Schema => text_in_tag(text, "answer"),
         }
     }
 }
@@ -174,7 +184,7 @@ pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
 
 /// Returns the text between the last opening tag that is closed and its closing tag. Tags that the
 /// text only mentions before the answer (`I answer in <answer>`) are ignored.
-pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
+pub(crate) fn text_in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
     let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
     let (before, _) = text.rsplit_once(&close)?;
     let start = before.rfind(&open)? + open.len();
@@ -183,18 +193,18 @@ pub(crate) fn in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
 
 /// Parses the expected answers: one text or several. `true` accepts `yes` or `true`, and `false`
 /// accepts `no` or `false`.
-fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
-    let open = |text: &str| vec![Short::new(text, false)];
+fn parse_expected(expected: &Value) -> Result<Vec<ShortAnswer>, ScoreError> {
+    let open = |text: &str| vec![ShortAnswer::new(text, false)];
     let texts = |value: &Value| match value {
         Value::String(text) => Some(open(text)),
         Value::Number(number) => Some(open(number.as_str())),
         Value::Bool(truth) => {
             let names = if *truth { ["yes", "true"] } else { ["no", "false"] };
-            Some(names.map(|name| Short::new(name, true)).into())
+            Some(names.map(|name| ShortAnswer::new(name, true)).into())
         }
         _ => None,
     };
-    let found: Option<Vec<Short>> = match expected {
+    let found: Option<Vec<ShortAnswer>> = match expected {
         Value::Array(several) => several
             .iter()
             .map(texts)
@@ -203,13 +213,14 @@ fn answers(expected: &Value) -> Result<Vec<Short>, ScoreError> {
         one => texts(one),
     };
     // Every answer would contain an empty text.
-    let is_given = |found: &Vec<Short>| !found.is_empty() && found.iter().all(|one| !one.text.is_empty());
-    found.filter(is_given).ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
+    let is_valid =
+        |found: &Vec<ShortAnswer>| !found.is_empty() && found.iter().all(|one| !one.text.is_empty());
+    found.filter(is_valid).ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
 /// Partial rewards for the output format, as in Search-R1.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct FormScore {
+pub struct FormatScore {
     /// Reward for a well-formed text with a wrong answer, and the deduction for a correct answer in
     /// a malformed text.
     pub structure: f64,
@@ -220,11 +231,11 @@ pub struct FormScore {
     pub retrieval: f64,
 }
 
-impl FormScore {
+impl FormatScore {
     /// Returns the score of a text: `right` is whether its answer is correct, `form` whether the
     /// text is well-formed, and `retrieved` whether the retrieved documents contain the answer.
-    pub fn score(&self, right: bool, form: bool, retrieved: bool) -> f64 {
-        match (right, form) {
+    pub fn score(&self, is_correct: bool, is_well_formed: bool, retrieved: bool) -> f64 {
+        match (is_correct, is_well_formed) {
             (true, true) => 1.0,
             (true, false) => 1.0 - self.structure,
             (false, true) if retrieved => self.structure + self.retrieval,

@@ -3,17 +3,17 @@
 use serde_json::json;
 
 use super::*;
-use crate::short::normalise;
+use crate::short::normalize;
 use crate::testing::{Dice, thousands};
 
 /// Datasets such as BoolQ expect `true` or `false`.
 #[test]
 fn booleans_accept_yes_no_true_false() {
     for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
-        let scorer = AnswerScorer { compare, place: Place::Text, ..AnswerScorer::default() };
+        let scorer = AnswerScorer { compare, place: AnswerLocation::Text, ..AnswerScorer::default() };
         let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
-        for right in ["yes", "Yes.", "True", "TRUE!", " true "] {
-            assert_eq!((grade(right, json!(true)), grade(right, json!(false))), (1.0, 0.0), "{right}");
+        for answer in ["yes", "Yes.", "True", "TRUE!", " true "] {
+            assert_eq!((grade(answer, json!(true)), grade(answer, json!(false))), (1.0, 0.0), "{answer}");
         }
         for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
             assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
@@ -39,7 +39,7 @@ fn normalization_matches_squad_reference() {
         ("Vitamin A", "vitamin a"),
         ("Cafe\u{301}", "caf\u{e9}"),
     ] {
-        assert_eq!(normalise(text), want);
+        assert_eq!(normalize(text), want);
     }
 }
 
@@ -47,7 +47,7 @@ fn normalization_matches_squad_reference() {
 #[test]
 fn exact_and_contains_scores_match_verl() {
     let many = format!("<answer>Beijing{}", "</answer>".repeat(11));
-    for (text, exact, with_form, contains) in [
+    for (text, exact, with_format, contains) in [
         ("<answer> beijing. </answer>", 1.0, 1.0, 1.0),
         ("<answer>x</answer> ... <answer>The Beijing</answer>", 1.0, 1.0, 1.0),
         ("<answer>in Beijing</answer>", 0.0, 0.1, 1.0),
@@ -57,7 +57,7 @@ fn exact_and_contains_scores_match_verl() {
         let expected = json!(["Beijing", "Peking"]);
         let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
         assert_eq!(of(AnswerScorer::default()), exact, "{text}");
-        assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_form, "{text}");
+        assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_format, "{text}");
         // In verl's contains mode, the number of tags has no effect.
         let compare = Comparison::Contains;
         assert_eq!(
@@ -70,7 +70,7 @@ fn exact_and_contains_scores_match_verl() {
 
 #[test]
 fn exact_match_requires_equal_numbers() {
-    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
     for (expected, text) in [
         ("1,844", "1844"),
@@ -111,9 +111,9 @@ fn exact_match_requires_equal_numbers() {
 
 #[test]
 fn exact_match_requires_equal_symbols() {
-    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
     let value =
-        |expected: &str, text: &str| scorer.grade(text, &expected.into()).map_or(0.0, |given| given.value);
+        |expected: &str, text: &str| scorer.grade(text, &expected.into()).map_or(0.0, |score| score.value);
     for (expected, text) in [
         ("C++", "c++."),
         ("Paris", "**Paris**!"),
@@ -207,8 +207,11 @@ fn exact_match_requires_equal_symbols() {
 
 #[test]
 fn contains_matches_only_separate_words() {
-    let scorer =
-        AnswerScorer { compare: Comparison::Contains, place: Place::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer {
+        compare: Comparison::Contains,
+        place: AnswerLocation::Text,
+        ..AnswerScorer::default()
+    };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
     for (expected, text) in [
         ("Paris", "It is Paris."),
@@ -245,7 +248,7 @@ fn mentioned_tags_are_not_answers() {
 /// Generates pairs that are equal, or differ in one respect that changes the value.
 #[test]
 fn exact_match_distinguishes_generated_answers() {
-    let scorer = AnswerScorer { place: Place::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
     let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
     let frames =
         ["{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?"];
@@ -253,14 +256,14 @@ fn exact_match_distinguishes_generated_answers() {
     for _ in 0..6_000 {
         let (number, at) = (dice.number(40), dice.below(units.len()));
         let frame = frames[dice.below(frames.len())];
-        let say = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
-        let expected = serde_json::Value::from(say(&number, at));
+        let phrase = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
+        let expected = serde_json::Value::from(phrase(&number, at));
         let value = |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
         let same = if dice.below(2) == 0 { thousands(&number) } else { number.clone() };
         right += 1;
-        found += usize::from(value(say(&same, at)) == 1.0);
+        found += usize::from(value(phrase(&same, at)) == 1.0);
         let other_unit = (at + 1 + dice.below(units.len() - 1)) % units.len();
-        for answer in [say(&dice.changed(&number), at), say(&number, other_unit)] {
+        for answer in [phrase(&dice.changed(&number), at), phrase(&number, other_unit)] {
             wrong += 1;
             assert_eq!(value(answer.clone()), 0.0, "{expected} {answer}");
         }
@@ -271,7 +274,7 @@ fn exact_match_distinguishes_generated_answers() {
 
 #[test]
 fn answer_schema_selects_answer_location() {
-    let scorer = AnswerScorer { place: Place::Schema, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { place: AnswerLocation::Schema, ..AnswerScorer::default() };
     for (schema, text, value) in [
         (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
         (json!("boxed"), "so \\boxed{Beijing", 0.0),
@@ -296,20 +299,21 @@ fn f1_counts_shared_words() {
     assert_eq!(f1("new york city", "new york"), 0.8);
     assert_eq!(f1("york york", "york"), 2.0 / 3.0);
     assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
-    let scorer = AnswerScorer { compare: Comparison::F1, place: Place::Text, ..AnswerScorer::default() };
+    let scorer =
+        AnswerScorer { compare: Comparison::F1, place: AnswerLocation::Text, ..AnswerScorer::default() };
     assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
 }
 
 /// Reference values come from running Search-R1's `qa_em_format` with 0.2, 0.1 and 0.1.
 #[test]
 fn form_score_matches_search_r1() {
-    let form = FormScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
+    let format = FormatScore { structure: 0.2, last: 0.1, retrieval: 0.1 };
     let close = |got: f64, want: f64| assert!((got - want).abs() < 1e-12, "{got} {want}");
-    close(form.score(true, true, false), 1.0);
-    close(form.score(false, true, true), 0.3);
-    close(form.score(false, true, false), 0.2);
-    close(form.score(true, false, false), 0.8);
-    close(form.score(false, false, false), 0.1);
+    close(format.score(true, true, false), 1.0);
+    close(format.score(false, true, true), 0.3);
+    close(format.score(false, true, false), 0.2);
+    close(format.score(true, false, false), 0.8);
+    close(format.score(false, false, false), 0.1);
 }
 
 #[test]

@@ -32,7 +32,7 @@ struct Fence<'t> {
     /// Column of the first fence character.
     column: usize,
     /// Column of the text around the fence: the content column of the enclosing list item, or 0.
-    around: usize,
+    outer_column: usize,
     /// Number of quotation markers before the fence.
     quotes: usize,
     info: &'t str,
@@ -52,8 +52,8 @@ impl<'t> Cursor<'t> {
     }
 
     /// Skips white space up to column `most`; `usize::MAX` skips all of it.
-    fn skip_blanks(&mut self, most: usize) {
-        while self.column < most {
+    fn skip_blanks(&mut self, max_column: usize) {
+        while self.column < max_column {
             self.column += match self.rest.as_bytes().first() {
                 Some(b' ') => 1,
                 Some(b'\t') => 4 - self.column % 4,
@@ -92,8 +92,9 @@ impl<'t> Cursor<'t> {
         after.skip_blanks(usize::MAX);
         // If more than four columns of white space follow, all after the first column belong to the
         // content. If nothing follows, the content starts one column after the marker.
-        let most = if after.rest.is_empty() || after.column > start + 4 { start + 1 } else { usize::MAX };
-        self.skip_blanks(most);
+        let max_column =
+            if after.rest.is_empty() || after.column > start + 4 { start + 1 } else { usize::MAX };
+        self.skip_blanks(max_column);
         self.column = self.column.max(start + 1);
         true
     }
@@ -134,11 +135,11 @@ fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     if (mark == '`' && info.contains('`')) || info.starts_with("</") {
         return None;
     }
-    let around = items.last().copied().unwrap_or(0);
+    let outer_column = items.last().copied().unwrap_or(0);
     // CommonMark would not accept a fence that is indented more deeply. Here it is accepted, and
     // its own column counts.
-    let around = if cursor.column > around + 3 { cursor.column } else { around };
-    Some(Fence { mark, length, column: cursor.column, around, quotes, info })
+    let outer_column = if cursor.column > outer_column + 3 { cursor.column } else { outer_column };
+    Some(Fence { mark, length, column: cursor.column, outer_column, quotes, info })
 }
 
 impl<'t> Fence<'t> {
@@ -154,14 +155,14 @@ impl<'t> Fence<'t> {
     fn closing(&self, mut cursor: Cursor<'t>) -> Option<&'t str> {
         cursor.skip_blanks(usize::MAX);
         let length = fence_length(cursor.rest, self.mark);
-        let fits = length >= self.length && cursor.column <= self.around + 3;
+        let fits = length >= self.length && cursor.column <= self.outer_column + 3;
         fits.then(|| cursor.rest[length..].trim_end())
     }
 
     /// Returns whether a line is outside the list item that contains the block.
     fn is_outside(&self, mut cursor: Cursor<'t>) -> bool {
         cursor.skip_blanks(usize::MAX);
-        !cursor.rest.trim_end().is_empty() && cursor.column < self.around.min(self.column)
+        !cursor.rest.trim_end().is_empty() && cursor.column < self.outer_column.min(self.column)
     }
 
     /// Appends a line of the block to `code`, without the indentation of the opening fence.
@@ -210,27 +211,27 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
     let (mut blocks, mut items, mut at, mut is_open) = (Vec::new(), Vec::new(), 0, false);
     // The last lines that can close a block. Searching beyond them is unnecessary.
-    let alone = |mark: char| {
-        let is_alone = |line: &&str| {
+    let last_closing_line = |mark: char| {
+        let is_fence_line = |line: &&str| {
             let line = line.trim_matches(|c: char| c.is_whitespace() || c == '>');
             line.split("</")
                 .next()
                 .is_some_and(|fence| fence_length(fence, mark) == fence.len() && fence.len() > 2)
         };
-        lines.iter().rposition(is_alone)
+        lines.iter().rposition(is_fence_line)
     };
-    let (backticks, tildes) = (alone('`'), alone('~'));
-    let last_alone = |mark: char| if mark == '`' { backticks } else { tildes };
+    let (backticks, tildes) = (last_closing_line('`'), last_closing_line('~'));
+    let last_closing = |mark: char| if mark == '`' { backticks } else { tildes };
     while at < lines.len() {
         let line = lines[at];
         at += 1;
         let Some(fence) = opening(line.trim_end_matches(['\n', '\r']), &mut items) else { continue };
         let body = || lines[at..].iter().copied().map_while(move |line| fence.inside(line));
-        let alone = |after: &str| lenient || after.is_empty() || after.starts_with("</");
+        let is_closing = |after: &str| lenient || after.is_empty() || after.starts_with("</");
         let closed =
             |fits: &dyn Fn(&str) -> bool| body().position(|line| fence.closing(line).is_some_and(fits));
-        let is_last = !lenient && last_alone(fence.mark).is_none_or(|last| last < at);
-        let end = if is_last { None } else { closed(&alone) }.or_else(|| closed(&|_| true));
+        let is_last = !lenient && last_closing(fence.mark).is_none_or(|last| last < at);
+        let end = if is_last { None } else { closed(&is_closing) }.or_else(|| closed(&|_| true));
         let end = end.map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
         // A block without a closing fence ends with the list item that contains it.
         let length = end.unwrap_or_else(|| {

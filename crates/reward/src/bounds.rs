@@ -410,9 +410,9 @@ pub(crate) fn joined_before(text: &str) -> Option<&'static str> {
 /// Returns the effect and the number of words of the longest matching phrase at the start of
 /// `words`, which must be in lower case.
 fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'static str, usize)> {
-    let of = BY_WORD.get(*words.first()?)?;
+    let candidates = BY_WORD.get(*words.first()?)?;
     let starts = |phrase: &Phrase| words.len() >= phrase.words.len() && words.starts_with(&phrase.words);
-    let found = of.iter().find(|phrase| fits(phrase.position, phrase.sign) && starts(phrase))?;
+    let found = candidates.iter().find(|phrase| fits(phrase.position, phrase.sign) && starts(phrase))?;
     Some((found.sign, found.words.len()))
 }
 
@@ -438,8 +438,8 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
     };
     // 最大 means "at most", 最大值 means "maximum", and 最大公约数 means "greatest common divisor".
     let is_part = |part: &str| {
-        let mut places = first.match_indices(part).map(|(at, _)| &first[at + part.len()..]);
-        places.any(|rest| !rest.starts_with(['值', '値', '公', '的', '数', '공', '값']))
+        let mut rests = first.match_indices(part).map(|(at, _)| &first[at + part.len()..]);
+        rests.any(|rest| !rest.starts_with(['值', '値', '公', '的', '数', '공', '값']))
     };
     if let Some((_, bound)) = JOINED.iter().find(|(part, _)| is_part(part)) {
         return Some((bound, 1));

@@ -13,11 +13,11 @@ use crate::pattern::pattern;
 /// content extends to white space or to the end of the formula. Returns `None` if there is no box,
 /// or if the last box is not closed.
 pub(crate) fn last_box(text: &str) -> Option<&str> {
-    last_box_and_place(text).map(|(inside, _)| inside)
+    last_box_and_range(text).map(|(inside, _)| inside)
 }
 
 /// Returns the content of the last box, and the byte range from its command to its end.
-pub(crate) fn last_box_and_place(text: &str) -> Option<(&str, Range<usize>)> {
+pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
     let find = |name: &str| text.rfind(name).map(|at| (at, at + name.len()));
     let (start, after) = find("\\boxed").max(find("\\fbox"))?;
     let rest = text[after..].trim_start();

@@ -3,7 +3,7 @@
 use crate::words;
 
 /// Maximum number of characters of a sentence that are examined.
-pub(crate) const LONGEST: usize = 2000;
+pub(crate) const MAX_CHARS: usize = 2000;
 
 /// A part of a sentence between white space.
 #[derive(Debug)]
@@ -69,7 +69,7 @@ impl Chunk<'_> {
     }
 
     /// Returns whether a word belongs to the value before it.
-    pub fn is_beside(&self) -> bool {
+    pub fn belongs_to_value(&self) -> bool {
         let lower = self.text.to_lowercase();
         let word = lower.replace('.', "");
         words::units(self.text).is_some()
@@ -214,7 +214,7 @@ pub(crate) fn without_marks(sentence: &str) -> String {
     let mut rest = sentence;
     while let Some(c) = rest.chars().next() {
         let before = out.chars().last();
-        let is_alone = |mark: &str| {
+        let is_markup = |mark: &str| {
             let after = rest[mark.len()..].chars().next();
             let is_part = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == ')');
             // 2 == 3 is a relation, but ==3== is highlighted text.
@@ -222,7 +222,7 @@ pub(crate) fn without_marks(sentence: &str) -> String {
             !(is_sign || is_part(before) && is_part(after))
         };
         if let Some(mark) =
-            ["**", "__", "==", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_alone(mark))
+            ["**", "__", "==", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_markup(mark))
         {
             rest = &rest[mark.len()..];
             continue;

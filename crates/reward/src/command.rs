@@ -14,8 +14,8 @@ use levade_process::{Launch, Run, Supervisor, Tail, exit_status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::scorer::{expected_value, of_answer, shown};
-use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use crate::scorer::{answer_components, excerpt, expected_value};
+use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 
 /// Maximum number of bytes that are kept from the beginning, and from the end, of a program's output.
 const MAX_OUTPUT: usize = 512 << 10;
@@ -51,7 +51,7 @@ pub struct CommandScorer {
 
 /// Parses the output of a program, which is a number or an object with `value`. Returns `None` if it is
 /// neither.
-fn printed(text: &str) -> Option<Score> {
+fn parse_score(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
 }
@@ -62,12 +62,12 @@ impl Scorer for CommandScorer {
         self.grade("", expected_value(task)).await.map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        if !evidence.is_answered() {
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        if !input.is_answered() {
             // There is no final answer to score.
             return Ok(vec![Component::score(0.0)]);
         }
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected_value()).await)
+        answer_components(input, self.grade(input.text(), input.expected_value()).await)
     }
 }
 
@@ -103,15 +103,15 @@ impl CommandScorer {
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.keys.check()?;
         let limit = Duration::from_secs_f64(self.keys.seconds);
-        match with_timeout(limit, self.ask(text, expected)).await {
+        match with_timeout(limit, self.run_program(text, expected)).await {
             Some(score) => score,
             None => Err(self.broken(format!("did not answer within {limit:?}"))),
         }
     }
 
-    async fn ask(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
-        let CommandKeys { command, folder, environment, .. } = &self.keys;
-        let (dir, passes) = (folder.clone(), environment.clone());
+    async fn run_program(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
+        let CommandKeys { command, folder: work_dir, environment, .. } = &self.keys;
+        let (dir, passes) = (work_dir.clone(), environment.clone());
         let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
         let started = Run::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
@@ -126,8 +126,8 @@ impl CommandScorer {
             return Err(self.broken(format!("ended with {}: {last}", exit_status(output.code))));
         }
         let said = output.stdout.text();
-        let Some(score) = printed(said.trim()) else {
-            let start = shown(&said);
+        let Some(score) = parse_score(said.trim()) else {
+            let start = excerpt(&said);
             return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
         };
         if !(0.0..=1.0).contains(&score.value) {
@@ -164,11 +164,11 @@ mod tests {
         let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
         assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
-        let evidence = testing::evidence("x", json!({ "answer": "1E5", "answer_number": 1e5 }));
+        let input = testing::scorer_input("x", json!({ "answer": "1E5", "answer_number": 1e5 }));
         let number = shell(r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#);
-        assert_eq!(number.score(&evidence).await.unwrap(), [Component::score(1.0)]);
-        let whole = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
-        assert_eq!(whole, Score { value: 1.0, extracted: Some("72".into()) });
+        assert_eq!(number.score(&input).await.unwrap(), [Component::score(1.0)]);
+        let full = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
+        assert_eq!(full, Score { value: 1.0, extracted: Some("72".into()) });
         for number in ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#] {
             let score = shell(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
             assert_eq!(score, Score { value: 0.5, extracted: None }, "{number}");
@@ -194,12 +194,12 @@ mod tests {
     /// The timeout also ends child processes of the program.
     #[tokio::test]
     async fn timeout_ends_child_processes() {
-        let folder = tempfile::tempdir().unwrap();
+        let dir = tempfile::tempdir().unwrap();
         let script = "(sleep 0.4; touch late) & wait";
-        let scorer = with(script, |keys| (keys.seconds, keys.folder) = (0.1, folder.path().into()));
+        let scorer = with(script, |keys| (keys.seconds, keys.folder) = (0.1, dir.path().into()));
         scorer.grade("", &Value::Null).await.unwrap_err();
         tokio::time::sleep(Duration::from_millis(600)).await;
-        assert!(!folder.path().join("late").exists());
+        assert!(!dir.path().join("late").exists());
     }
 
     #[tokio::test]

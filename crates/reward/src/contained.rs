@@ -12,12 +12,12 @@ use regex::{Captures, Regex};
 use crate::bounds::{joined_before, joined_behind};
 use crate::pattern::pattern;
 use crate::retraction::{REJECTIONS, takes_back};
-use crate::short::{Short, normalise};
+use crate::short::{ShortAnswer, normalize};
 use crate::{Rational, doubts, numbers};
 
 /// Returns whether a text states an answer at least once without a denial. Returns false if the answer
 /// contains neither words nor digits.
-pub(crate) fn contains(text: &str, want: &Short) -> bool {
+pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
         return false;
@@ -28,14 +28,16 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
     let text = LINK.replace_all(text, "$1");
     let text = text.as_ref();
     let value = value(&want.written, 0..want.written.len());
-    let is_own_value = |place: Range<usize>| value.is_none() || self::value(text, place) == value;
+    let is_own_value = |range: Range<usize>| value.is_none() || self::value(text, range) == value;
     let tokens: Vec<(usize, usize)> =
         TOKEN.find_iter(text).map(|found| (found.start(), found.end())).collect();
     tokens.iter().enumerate().any(|(first, (start, end))| {
         let token = &text[*start..*end];
-        let begins = normalise(POSSESSIVE.find(token).map_or(token, |owned| &token[..owned.start()]));
-        let is_article = begins == "a" && want.symbols.contains(&'A');
-        if !(want.text.starts_with(&begins) || is_article) || (begins.is_empty() && want.symbols.is_empty()) {
+        let first_word = normalize(POSSESSIVE.find(token).map_or(token, |owned| &token[..owned.start()]));
+        let is_article = first_word == "a" && want.symbols.contains(&'A');
+        if !(want.text.starts_with(&first_word) || is_article)
+            || (first_word.is_empty() && want.symbols.is_empty())
+        {
             return false;
         }
         // Articles and separate marks are not counted as words, so more tokens than `words` are tried.
@@ -43,8 +45,8 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
         let mut fits = ends.take_while(|end| {
             let has_initials = INITIALS.is_match(&text[*start..*end]);
             let found = match has_initials {
-                true => Short::new(&text[*start..*end], false).text,
-                false => normalise(&text[*start..*end]),
+                true => ShortAnswer::new(&text[*start..*end], false).text,
+                false => normalize(&text[*start..*end]),
             };
             want.text.starts_with(&found)
                 || POSSESSIVE.is_match(&text[*start..*end])
@@ -52,11 +54,11 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
                 || has_initials
         });
         fits.any(|end| {
-            let whole = &text[*start..end];
-            let owner = start + POSSESSIVE.find(whole).map_or(whole.len(), |owned| owned.start());
-            let word = start + whole.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
-            let unquoted = start + whole.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
-            let is_it = |end: usize| Short::new(&text[*start..end.max(*start)], false).is(want);
+            let span = &text[*start..end];
+            let owner = start + POSSESSIVE.find(span).map_or(span.len(), |owned| owned.start());
+            let word = start + span.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
+            let unquoted = start + span.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
+            let is_it = |end: usize| ShortAnswer::new(&text[*start..end.max(*start)], false).equals(want);
             let is_stated = || {
                 !is_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
@@ -73,26 +75,27 @@ pub(crate) fn contains(text: &str, want: &Short) -> bool {
 /// Returns the value of the number that starts in a byte range of a text, according to [`numbers`]. Thus
 /// "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does not contain
 /// exactly one number.
-fn value(text: &str, place: Range<usize>) -> Option<Rational> {
-    let digit = place.start + text[place.clone()].find(|c: char| c.is_ascii_digit())?;
-    let is_only = numbers::count(&text[place]) == 1;
+fn value(text: &str, range: Range<usize>) -> Option<Rational> {
+    let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
+    let is_only = numbers::count(&text[range]) == 1;
     numbers::at(text, digit).filter(|_| is_only)?.value
 }
 
 /// Returns whether a text states an answer in a script that is written without spaces between words.
-fn is_in_joined_script(text: &str, want: &Short) -> bool {
-    let own = Short::new(text, false);
+fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
+    let own = ShortAnswer::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
     let is_letter = |c: Option<char>| c.is_some_and(char::is_lowercase);
     let (first, last) = (want.text.chars().next(), want.text.chars().next_back());
     // The end of a clause ends a denial: 不，是巴黎.
-    let parted = normalise(&MARKS.replace_all(text, " "));
-    let within = if parted.contains(&want.text) { &parted } else { &own.text };
-    let mut places =
-        within.match_indices(&want.text).map(|(at, _)| (&within[..at], &within[at + want.text.len()..]));
+    let parted = normalize(&MARKS.replace_all(text, " "));
+    let haystack = if parted.contains(&want.text) { &parted } else { &own.text };
+    let mut matches = haystack
+        .match_indices(&want.text)
+        .map(|(at, _)| (&haystack[..at], &haystack[at + want.text.len()..]));
     has_all
-        && places.any(|(before, after)| {
+        && matches.any(|(before, after)| {
             let joins = is_letter(first) && is_letter(before.chars().next_back())
                 || is_letter(last) && is_letter(after.chars().next());
             !joins
@@ -208,7 +211,7 @@ mod tests {
     use super::*;
 
     fn states(text: &str, answer: &str) -> bool {
-        contains(text, &Short::new(answer, false))
+        contains(text, &ShortAnswer::new(answer, false))
     }
 
     #[test]
@@ -323,7 +326,7 @@ mod tests {
 
     #[test]
     fn contains_ignores_retracted_and_rejected_answers() {
-        let mut apart = Vec::new();
+        let mut failures = Vec::new();
         for (want, text) in [
             (false, "It is Oslo. Wait, Bergen."),
             (false, "It is Oslo. Actually, it is Bergen."),
@@ -362,7 +365,7 @@ mod tests {
             (true, "It is Bergen. Wait, it is Oslo."),
         ] {
             if states(text, "Oslo") != want {
-                apart.push(text);
+                failures.push(text);
             }
         }
         for (want, text) in [
@@ -374,7 +377,7 @@ mod tests {
             (true, "答案是东京。"),
         ] {
             if states(text, "东京") != want {
-                apart.push(text);
+                failures.push(text);
             }
         }
         for (want, text) in [
@@ -385,18 +388,18 @@ mod tests {
             (true, "No"),
         ] {
             if states(text, "no") != want {
-                apart.push(text);
+                failures.push(text);
             }
         }
-        assert!(apart.is_empty(), "{apart:#?}");
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 
     #[test]
     fn contains_handles_long_texts_in_linear_time() {
-        let begun = std::time::Instant::now();
-        for piece in ["not ", "a ", "Paris is wrong. ", "no, ", "x", "'s ", "- ", "5,"] {
-            states(&piece.repeat(50_000 / piece.len()), "Paris in the spring");
+        let started = std::time::Instant::now();
+        for text in ["not ", "a ", "Paris is wrong. ", "no, ", "x", "'s ", "- ", "5,"] {
+            states(&text.repeat(50_000 / text.len()), "Paris in the spring");
         }
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10), "{:?}", begun.elapsed());
+        assert!(started.elapsed() < std::time::Duration::from_secs(10), "{:?}", started.elapsed());
     }
 }

@@ -30,7 +30,7 @@ use crate::words::{self, About};
 const REACH: usize = 80;
 
 /// A number and its position in a text.
-pub(crate) struct Place<'t> {
+pub(crate) struct NumberPosition<'t> {
     pub chars: &'t [char],
     /// Character range of the number, including its sign and currency.
     pub range: Range<usize>,
@@ -135,9 +135,9 @@ pub(crate) fn is_one_of_several(before: &str) -> bool {
     SEVERAL.is_match(before)
 }
 
-impl Place<'_> {
+impl NumberPosition<'_> {
     /// Returns the effect of the surrounding text on the number.
-    pub fn change(&self) -> Change {
+    pub fn parse_change(&self) -> Change {
         let mut change = Change {
             factor: Some(Rational::from(1)),
             base: None,
@@ -152,7 +152,7 @@ impl Place<'_> {
         change
     }
 
-    fn at(&self, at: usize) -> Option<char> {
+    fn char_at(&self, at: usize) -> Option<char> {
         self.chars.get(at).copied()
     }
 
@@ -160,7 +160,7 @@ impl Place<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `change`. Returns whether the number keeps a value.
+    /// Applies the text before the number to `parse_change`. Returns whether the number keeps a value.
     fn before(&self, change: &mut Change) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
@@ -278,11 +278,13 @@ impl Place<'_> {
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `change`. Returns whether the number keeps a value.
+    /// Applies the text after the number to `parse_change`. Returns whether the number keeps a value.
     fn after(&self, change: &mut Change) -> bool {
         let mut end = self.range.end;
-        if self.at(end) == Some('_') && self.at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{') {
-            let braced = usize::from(self.at(end + 1) == Some('{'));
+        if self.char_at(end) == Some('_')
+            && self.char_at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{')
+        {
+            let braced = usize::from(self.char_at(end + 1) == Some('{'));
             let digits: String =
                 self.chars[end + 1 + braced..].iter().take_while(|c| c.is_ascii_digit()).take(3).collect();
             change.base = digits.parse().ok();
@@ -290,14 +292,14 @@ impl Place<'_> {
         }
         let number = self.number();
         // In `$42$`, the sign marks a formula.
-        let is_formula = self.at(end) == Some('$');
+        let is_formula = self.char_at(end) == Some('$');
         let currency = number.chars().find(|c| "$€£¥₹".contains(*c)).filter(|_| !is_formula);
         if let Some(units) = currency.and_then(|sign| words::units(&sign.to_string())) {
             units.into_iter().for_each(|(unit, power)| change.about.add_unit(unit, power));
         }
         // Suffixes of magnitude: `5k`, `$5M`.
-        if let Some(letter) = self.at(end).filter(|c| "kKMBmbT".contains(*c))
-            && !self.at(end + 1).is_some_and(|c| c.is_alphanumeric() || c == '^')
+        if let Some(letter) = self.char_at(end).filter(|c| "kKMBmbT".contains(*c))
+            && !self.char_at(end + 1).is_some_and(|c| c.is_alphanumeric() || c == '^')
         {
             let is_amount = currency.is_some() || letter == 'k';
             if let (true, Some(factor)) = (is_amount, words::suffix(&letter.to_string())) {
@@ -329,15 +331,15 @@ impl Place<'_> {
         }
         let part = PART.captures(&line).map(|found| found[1].to_lowercase());
         if let Some(bottom) = part.as_deref().and_then(small_part) {
-            let part = Rational::from(1).over(&Rational::from(bottom));
+            let part = Rational::from(1).divide(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
         }
         // Words of magnitude.
         while let Some((word, next)) = self.word_at(end) {
             let length = word.chars().count();
-            let whole = words::magnitude(&word).map(|factor| (factor, length));
+            let full_magnitude = words::magnitude(&word).map(|factor| (factor, length));
             let leading = || languages::leading_magnitude(&word).map(|factor| (factor, 1));
-            let Some((factor, used)) = whole.or_else(leading) else { break };
+            let Some((factor, used)) = full_magnitude.or_else(leading) else { break };
             if !self.multiply(change, factor) {
                 return false;
             }
@@ -346,7 +348,7 @@ impl Place<'_> {
         }
         let rest: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
         if let Some((bottom, used)) = words::part(rest.trim_start()) {
-            let part = Rational::from(1).over(&Rational::from(bottom));
+            let part = Rational::from(1).divide(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
             let used = &rest[..rest.len() - rest.trim_start().len() + used];
             change.range.end = end + used.chars().count();
@@ -421,7 +423,7 @@ impl Place<'_> {
             at -= 1;
         }
         let Some(open) = at.checked_sub(1).filter(|open| self.chars[*open] == '(') else { return false };
-        let before = |steps: usize| open.checked_sub(steps).and_then(|at| self.at(at)).unwrap_or(' ');
+        let before = |steps: usize| open.checked_sub(steps).and_then(|at| self.char_at(at)).unwrap_or(' ');
         let closes = self.chars[self.range.end..].iter().find(|c| !matches!(c, ' ' | '$')) == Some(&')');
         let is_letter = before(1).is_ascii_alphabetic() && !before(2).is_alphanumeric() && before(2) != '\\';
         closes && (is_letter || before(1) == ')' || before(1).is_ascii_digit())
@@ -456,8 +458,8 @@ impl Place<'_> {
     /// comma, a list or a version. `side` is -1 for digits before the number and 1 for digits after it.
     fn is_joined(&self, side: isize) -> bool {
         let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
-        let beside = |steps: isize| self.at(edge.checked_add_signed(steps * side)?);
-        matches!(beside(1), Some(',' | '.')) && beside(2).is_some_and(|c| c.is_ascii_digit())
+        let neighbor = |steps: isize| self.char_at(edge.checked_add_signed(steps * side)?);
+        matches!(neighbor(1), Some(',' | '.')) && neighbor(2).is_some_and(|c| c.is_ascii_digit())
     }
 
     fn multiply(&self, change: &mut Change, factor: u64) -> bool {
@@ -466,7 +468,7 @@ impl Place<'_> {
         change.factor.is_some()
     }
 
-    /// Returns the word at or after the index `at`, and the index of its end. Spaces, hyphens and LaTeX
+    /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens and LaTeX
     /// markup before the word are skipped.
     fn word_at(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();

@@ -34,8 +34,8 @@ impl Decimal {
             Some(at) => (&rest[..at], rest[at + 1..].parse::<i32>().ok()?.into()),
             None => (rest, 0i64),
         };
-        let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        let mut digits: Vec<u8> = whole.bytes().chain(decimals.bytes()).collect();
+        let (integer, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        let mut digits: Vec<u8> = integer.bytes().chain(decimals.bytes()).collect();
         if digits.is_empty() || !digits.iter().all(u8::is_ascii_digit) {
             return None;
         }
@@ -51,7 +51,7 @@ impl Decimal {
 
     /// Creates a decimal from a float. An integer gets all of its digits, and another value the
     /// shortest decimal that is closest to it. Returns `None` if the value is not finite.
-    pub fn of(value: f64) -> Option<Self> {
+    pub fn from_f64(value: f64) -> Option<Self> {
         Decimal::parse(&if value.fract() == 0.0 { format!("{value:.0}") } else { value.to_string() })
     }
 
@@ -70,18 +70,18 @@ impl Decimal {
     /// Returns |self − other|, computed on the digits and rounded once.
     pub fn difference(&self, other: &Decimal) -> f64 {
         let low = self.exponent.min(other.exponent);
-        let width = |of: &Decimal| of.digits.len() as i64 + of.exponent - low;
+        let width = |number: &Decimal| number.digits.len() as i64 + number.exponent - low;
         let length = width(self).max(width(other));
         if length > MAX_DIGITS {
             return (self.to_f64() - other.to_f64()).abs();
         }
         let length = length as usize + 1;
         // Signed digits of the difference, lowest digit first.
-        let mut places = vec![0i8; length];
-        let mut add = |of: &Decimal, sign: i8| {
-            let start = (of.exponent - low) as usize;
-            for (at, digit) in of.digits.iter().rev().enumerate() {
-                places[start + at] += sign * (digit - b'0') as i8;
+        let mut signed_digits = vec![0i8; length];
+        let mut add = |number: &Decimal, sign: i8| {
+            let start = (number.exponent - low) as usize;
+            for (at, digit) in number.digits.iter().rev().enumerate() {
+                signed_digits[start + at] += sign * (digit - b'0') as i8;
             }
         };
         add(self, if self.negative { -1 } else { 1 });
@@ -89,27 +89,29 @@ impl Decimal {
         // If both numbers have the same sign, each entry is in −9..=9. Otherwise all entries have
         // the same sign. In both cases the sign of the difference is the sign of its highest
         // non-zero entry. Make it positive, then carry.
-        if places.iter().rev().find(|place| **place != 0).is_some_and(|place| *place < 0) {
-            places.iter_mut().for_each(|place| *place = -*place);
+        if signed_digits.iter().rev().find(|signed_digit| **signed_digit != 0).is_some_and(|place| *place < 0)
+        {
+            signed_digits.iter_mut().for_each(|signed_digit| *signed_digit = -*signed_digit);
         }
         let mut carry = 0i8;
-        for place in &mut places {
-            let sum = *place + carry;
-            (*place, carry) = (sum.rem_euclid(10), sum.div_euclid(10));
+        for signed_digit in &mut signed_digits {
+            let sum = *signed_digit + carry;
+            (*signed_digit, carry) = (sum.rem_euclid(10), sum.div_euclid(10));
         }
-        let text: String = places.iter().rev().map(|place| char::from(b'0' + *place as u8)).collect();
+        let text: String =
+            signed_digits.iter().rev().map(|signed_digit| char::from(b'0' + *signed_digit as u8)).collect();
         format!("{text}e{low}").parse().unwrap_or(f64::INFINITY)
     }
 
     /// Compares the values of two decimals.
     pub fn compare(&self, other: &Decimal) -> Ordering {
-        let sign = |of: &Decimal| match (of.digits.is_empty(), of.negative) {
+        let sign = |number: &Decimal| match (number.digits.is_empty(), number.negative) {
             (true, _) => 0,
             (false, true) => -1,
             (false, false) => 1,
         };
         // Power of ten of the first digit, plus 1.
-        let size = |of: &Decimal| of.exponent.saturating_add(of.digits.len() as i64);
+        let size = |number: &Decimal| number.exponent.saturating_add(number.digits.len() as i64);
         let (own, its) = (sign(self), sign(other));
         let sizes = size(self).cmp(&size(other)).then_with(|| self.digits.cmp(&other.digits));
         own.cmp(&its).then(match own {
@@ -121,8 +123,8 @@ impl Decimal {
 
     /// Returns whether the value is an integer multiple of `step`, which must not be 0.
     pub fn is_multiple_of(&self, step: &Decimal) -> bool {
-        let whole = |of: &Decimal| BigInt::parse_bytes(&of.digits, 10).unwrap_or_default();
-        let (value, step_digits) = (whole(self), whole(step));
+        let to_integer = |number: &Decimal| BigInt::parse_bytes(&number.digits, 10).unwrap_or_default();
+        let (value, step_digits) = (to_integer(self), to_integer(step));
         let tens = self.exponent.saturating_sub(step.exponent);
         // The last digit of the value is not 0, so the value is not a multiple of ten steps.
         value.is_zero()
@@ -159,9 +161,9 @@ mod tests {
             "1e400",
         ];
         for (at, low) in ascending.iter().enumerate() {
-            for (place, high) in ascending.iter().enumerate() {
+            for (index, high) in ascending.iter().enumerate() {
                 let (low, high) = (Decimal::parse(low).unwrap(), Decimal::parse(high).unwrap());
-                assert_eq!(low.compare(&high), at.cmp(&place), "{low:?} {high:?}");
+                assert_eq!(low.compare(&high), at.cmp(&index), "{low:?} {high:?}");
             }
         }
         assert_eq!(

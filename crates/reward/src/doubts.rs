@@ -93,12 +93,12 @@ const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
 /// Maximum number of characters before or after a number that are inspected.
 const REACH: usize = 300;
 
-fn has(list: &str, word: &str) -> bool {
+fn contains_word(list: &str, word: &str) -> bool {
     list.split_whitespace().any(|own| own == word)
 }
 
 /// Splits a text into lower-case words. Apostrophes belong to their word.
-fn words(text: &str) -> Vec<String> {
+fn split_words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
     let parts = text.split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));
     parts.map(word).filter(|word| !word.is_empty()).collect()
@@ -132,10 +132,12 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
             let stop = rest.chars().next_back()?;
             let rest = &rest[..rest.len() - stop.len_utf8()];
             let label = rest.rsplit(STOPS).next().unwrap_or_default();
-            let list = words(label);
+            let list = split_words(label);
             let is_label = match stop {
                 '.' => list.last().is_some_and(|word| ["max", "min"].contains(&word.as_str())),
-                ':' if list.last().is_some_and(|w| has(WRONG, w) || w == "not") => return Some("≠"),
+                ':' if list.last().is_some_and(|w| contains_word(WRONG, w) || w == "not") => {
+                    return Some("≠");
+                }
                 _ => false,
             };
             if !is_label {
@@ -149,19 +151,19 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
     if let Some(sign) = joined_before(clause.trim_end_matches([' ', '*', '"', '\'', '「', '$'])) {
         return Some(sign);
     }
-    let all = words(clause);
+    let all = split_words(clause);
     // In Portuguese, "mais de" means `more than`; in French, "mais" means `but`.
     let is_compared =
         |at: usize| all.get(at + 1).is_some_and(|next| ["de", "do", "que"].contains(&next.as_str()));
     let is_reset = |at: &usize| {
-        (has(RESETS, &all[*at]) && !(all[*at] == "mais" && is_compared(*at)))
+        (contains_word(RESETS, &all[*at]) && !(all[*at] == "mais" && is_compared(*at)))
             || all[*at].starts_with(|c: char| c.is_ascii_digit())
     };
     let start = (0..all.len()).rev().find(is_reset).map_or(0, |at| at + 1);
     let words: Vec<&str> = all[start..].iter().map(String::as_str).collect();
     // "all but 5", "anything but 5"
-    let is_exception = start > 1 && all[start - 1] == "but" && has(EXCEPTED, &all[start - 2]);
-    if is_exception && words.iter().all(|word| has(FILLERS, word)) {
+    let is_exception = start > 1 && all[start - 1] == "but" && contains_word(EXCEPTED, &all[start - 2]);
+    if is_exception && words.iter().all(|word| contains_word(FILLERS, word)) {
         return Some("≠");
     }
     for at in 0..words.len() {
@@ -170,13 +172,13 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
         let is_near = match sign {
             "maybe" | "supposed" => true,
             "≠" => {
-                let carries = |word: &&str| has(CARRIERS, word) || has(FILLERS, word);
+                let carries = |word: &&str| contains_word(CARRIERS, word) || contains_word(FILLERS, word);
                 between.iter().all(carries)
             }
-            _ => between.iter().all(|word| has(FILLERS, word)),
+            _ => between.iter().all(|word| contains_word(FILLERS, word)),
         };
         // "It adds up to 5" states 5.
-        let is_sum = sign == "≤" && at.checked_sub(1).is_some_and(|at| has(SUMS, words[at]));
+        let is_sum = sign == "≤" && at.checked_sub(1).is_some_and(|at| contains_word(SUMS, words[at]));
         if is_near && !is_sum {
             return Some(sign);
         }
@@ -187,7 +189,7 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
 /// Returns whether the last clause of a text consists only of a supposition or a doubt: "Angenommen, ".
 pub(crate) fn is_supposed(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
-    let clause = words(before.rsplit(STOPS).next().unwrap_or_default());
+    let clause = split_words(before.rsplit(STOPS).next().unwrap_or_default());
     let clause: Vec<&str> = clause.iter().map(String::as_str).collect();
     clause.first() == Some(&"were")
         || bound(&clause, false)
@@ -227,19 +229,19 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     {
         return true;
     }
-    let list = words(clause);
+    let list = split_words(clause);
     let list: Vec<&str> =
-        list.iter().map(String::as_str).skip_while(|word| has(CLAUSE_STARTS, word)).collect();
+        list.iter().map(String::as_str).skip_while(|word| contains_word(CLAUSE_STARTS, word)).collect();
     let own = &after[..sentence_end(after)];
     // For example `It would be 5 if it rained`.
     let conditional = ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
     if conditional {
-        let rest = words(own);
+        let rest = split_words(own);
         let is_perfect = list.ends_with(&["have", "been"]);
-        return is_perfect || rest.iter().take(4).any(|word| has("if wenn si se", word));
+        return is_perfect || rest.iter().take(4).any(|word| contains_word("if wenn si se", word));
     }
     let Some((first, rest)) = list.split_first() else { return false };
-    if !has(SUPPOSES, first) {
+    if !contains_word(SUPPOSES, first) {
         return false;
     }
     // The text after the word, with its punctuation.
@@ -253,18 +255,21 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     }
     // A single number is a trial value. In "check: 5", the clause starts only after the colon.
     if rest.is_empty() || (rest.len() == 1 && rest[0] == "try") {
-        return !has("say take se", first) && !clause.contains('{');
+        return !contains_word("say take se", first) && !clause.contains('{');
     }
-    if !has(CONDITIONS, first) || list.iter().any(|word| has("get gets have gives give obtain equals", word))
+    if !contains_word(CONDITIONS, first)
+        || list.iter().any(|word| contains_word("get gets have gives give obtain equals", word))
     {
         return false;
     }
-    if list.iter().any(|word| has(CONCLUDES, word)) {
+    if list.iter().any(|word| contains_word(CONCLUDES, word)) {
         return false;
     }
     let is_subjunctive = list.contains(&"were");
     let behind = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
-    is_subjunctive || behind.contains([',', '，']) || words(behind).iter().any(|word| has(CONCLUDES, word))
+    is_subjunctive
+        || behind.contains([',', '，'])
+        || split_words(behind).iter().any(|word| contains_word(CONCLUDES, word))
 }
 
 /// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x =,
@@ -291,9 +296,9 @@ pub(crate) fn gives_up(before: &str) -> bool {
     let (rest, own) = before.rsplit_once(is_stop).unwrap_or(("", before.as_str()));
     let has_phrase = |text: &str| {
         let is_own = |before: &str| {
-            let words = words(before);
-            let mut subject = words.iter().rev().skip_while(|word| has(OWN_VERBS, word));
-            subject.next().is_none_or(|word| has(OWN, word))
+            let words = split_words(before);
+            let mut subject = words.iter().rev().skip_while(|word| contains_word(OWN_VERBS, word));
+            subject.next().is_none_or(|word| contains_word(OWN, word))
         };
         let phrases = GIVING_UP.split('|').map(|phrase| (phrase, false));
         phrases.chain(OWN_GIVING_UP.split('|').map(|phrase| (phrase, true))).any(|(phrase, own)| {
@@ -306,71 +311,73 @@ pub(crate) fn gives_up(before: &str) -> bool {
     if has_phrase(own) {
         return true;
     }
-    let is_bare = !own.contains(|c: char| c.is_ascii_digit() || c == '=') && words(own).len() < 3;
+    let is_bare = !own.contains(|c: char| c.is_ascii_digit() || c == '=') && split_words(own).len() < 3;
     let previous = rest.trim_end_matches(|c: char| is_stop(c) || c == ' ').rsplit(is_stop).next();
     is_bare && previous.is_some_and(has_phrase)
 }
 
 /// Returns whether the text after a number denies or retracts the number. If `asks`, a question without
 /// another number also counts, unless its answer is yes.
-pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
+pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
     let (own, next) = after.split_at(end);
     if own.trim_start_matches([' ', '*', '$', '"']).starts_with(['吗', '么']) {
         return true;
     }
-    if let Some(reply) = next.strip_prefix('?') {
-        let answer = words(first_chars(reply, 30));
+    if let Some(after_question) = next.strip_prefix('?') {
+        let answer = split_words(first_chars(after_question, 30));
         // "Is it 5? Yes."
-        if answer.first().is_some_and(|word| has(YES, word)) {
+        if answer.first().is_some_and(|word| contains_word(YES, word)) {
             return false;
         }
-        let is_no = answer.first().is_some_and(|word| has(NO, word));
+        let is_no = answer.first().is_some_and(|word| contains_word(NO, word));
         // A tag question, as in "5, isn't it?", states 5.
-        let asks = asks && !own.contains([',', '(']);
-        if is_no || (asks && !own.contains(|c: char| c.is_ascii_digit())) {
+        let question_denies = question_denies && !own.contains([',', '(']);
+        if is_no || (question_denies && !own.contains(|c: char| c.is_ascii_digit())) {
             return true;
         }
     }
-    let cut = own.find(|c: char| c.is_ascii_digit());
-    let is_cut = cut.is_some();
-    let own = &own[..cut.unwrap_or(own.len())];
+    let digit_at = own.find(|c: char| c.is_ascii_digit());
+    let has_digit = digit_at.is_some();
+    let own = &own[..digit_at.unwrap_or(own.len())];
     if own.trim_start().starts_with("~~") {
         return true;
     }
     let clauses: Vec<&str> = own.split([',', ';', '(', '—', '-', ':']).collect();
     let is_wrong = |(at, clause): (usize, &&str)| {
-        let list = words(clause);
+        let list = split_words(clause);
         let reason = |word: &&str| !["because", "since", "as", "so"].contains(word);
         let list: Vec<&str> = list.iter().map(String::as_str).take_while(reason).collect();
         // The clause `(wrong)` of `5 (wrong)` is complete; in `5, not 6`, another number truncates the
         // clause.
-        let is_complete = !is_cut || at + 1 < clauses.len();
+        let is_complete = !has_digit || at + 1 < clauses.len();
         // In English, "12 wrong" can be the number of wrong answers; "12 неверно" cannot.
-        let is_beside = list.len() == 1
+        let is_bare_denial = list.len() == 1
             && is_complete
-            && (has(WRONG, list[0]) || list[0] == "not")
+            && (contains_word(WRONG, list[0]) || list[0] == "not")
             && (at > 0 || !list[0].is_ascii());
-        is_beside || (0..list.len()).any(|at| is_denial(&list, at))
+        is_bare_denial || (0..list.len()).any(|at| is_denial(&list, at))
     };
     let is_own_wrong = clauses.iter().enumerate().take(3).any(is_wrong);
-    let no_wait = words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
+    let no_wait = split_words(own).windows(2).any(|pair| pair[0] == "no" && pair[1] == "wait");
     // Examples: "5 — no.", "5. No, wait.", "5. That can't be right."
     let is_no = clauses.len() > 1
-        && !is_cut
-        && clauses
-            .last()
-            .is_some_and(|last| matches!(&words(last)[..], [only] if has("no nein non nope", only)));
+        && !has_digit
+        && clauses.last().is_some_and(
+            |last| matches!(&split_words(last)[..], [only] if contains_word("no nein non nope", only)),
+        );
     let follows = next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']);
-    let follows = words(&follows[..sentence_end(follows)]);
+    let follows = split_words(&follows[..sentence_end(follows)]);
     let follows: Vec<&str> = follows.iter().map(String::as_str).collect();
     let is_waiting = !follows.is_empty()
         && follows.len() < 4
-        && follows.iter().all(|word| has(NO, word) || has("wait hmm sorry oops actually moment warte", word))
-        && (has(NO, follows[0]) || follows.len() > 1);
+        && follows.iter().all(|word| {
+            contains_word(NO, word) || contains_word("wait hmm sorry oops actually moment warte", word)
+        })
+        && (contains_word(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
-        if rest.first().is_some_and(|verb| has(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
+        if rest.first().is_some_and(|verb| contains_word(SHORT_DENIALS, verb) || *verb == "cannot") && is_denial(rest, 0));
     is_own_wrong
         || no_wait
         || is_no
@@ -384,7 +391,7 @@ pub(crate) fn is_taken_back(after: &str, asks: bool) -> bool {
 fn is_denial(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
-    let is_verb = |word: &str| has(COPULAS, word) || has(SHORT_DENIALS, word);
+    let is_verb = |word: &str| contains_word(COPULAS, word) || contains_word(SHORT_DENIALS, word);
     let next = |by: usize| words.get(at + by).copied().unwrap_or_default();
     let is_near = at < 3 || (words.first().is_some_and(|word| is_verb(word)) && at < 10);
     if !is_near {
@@ -393,23 +400,24 @@ fn is_denial(words: &[&str], at: usize) -> bool {
     let follows_verb = before(1).is_some_and(is_verb)
         || (before(1).is_some_and(|word| ["a", "an", "the"].contains(&word))
             && before(2).is_some_and(is_verb));
-    let is_short = has(SHORT_DENIALS, word);
+    let is_short = contains_word(SHORT_DENIALS, word);
     let denies = is_short
         || (["not", "nicht", "pas", "niet", "не"].contains(&word)
             && (at == 0 || follows_verb || before(1) == Some("but")))
         || (["no", "não", "non", "не"].contains(&word) && at == 0);
-    let light = |word: &str| has(LIGHT, word);
+    let light = |word: &str| contains_word(LIGHT, word);
     let skipped = (1..4).take_while(|by| light(next(*by))).count();
-    let held = next(1 + skipped);
-    let holds = has(HOLDS, held) && held != "answer" || (held == "answer" && skipped > 0);
-    let is_long = word == "not" && at == 1 && before(1).is_some_and(|word| has(AUXILIARIES, word));
+    let next_word = next(1 + skipped);
+    let holds =
+        contains_word(HOLDS, next_word) && next_word != "answer" || (next_word == "answer" && skipped > 0);
+    let is_long = word == "not" && at == 1 && before(1).is_some_and(|word| contains_word(AUXILIARIES, word));
     // For example `5 is not an integer solution`.
     let is_solution = word == "not"
         && follows_verb
         && (1..5).any(|by| ["solution", "answer", "root", "option"].contains(&next(by)))
         && ["a", "an", "the"].contains(&next(1));
-    let is_act = (is_short && at == 0 || is_long) && has(ACTS, next(1));
-    (has(WRONG, word) && word != "out" && !["to", "that", "for"].contains(&next(1)) && follows_verb)
+    let is_act = (is_short && at == 0 || is_long) && contains_word(ACTS, next(1));
+    (contains_word(WRONG, word) && word != "out" && !["to", "that", "for"].contains(&next(1)) && follows_verb)
         || (denies && (holds || (next(1) == "be" && words.len() == at + 2)))
         || is_act
         || is_solution

@@ -6,8 +6,8 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
-use crate::asked::{Service, components};
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::services::{Service, components};
+use crate::{Component, ScoreError, Scorer, ScorerInput};
 
 /// Options of a scoring service, to which attempts are posted individually or per group.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -59,16 +59,16 @@ impl HttpKeys {
     }
 
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        let invalid = |what: String| Err(ScoreError::Unusable(what));
         if !["http://", "https://"].iter().any(|scheme| self.url.starts_with(scheme)) {
-            return refuse(format!("url = {:?}, but it must begin with http:// or https://", self.url));
+            return invalid(format!("url = {:?}, but it must begin with http:// or https://", self.url));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
-            return refuse(format!("seconds = {}, but it must be in 0..=1e9, not 0", self.seconds));
+            return invalid(format!("seconds = {}, but it must be in 0..=1e9, not 0", self.seconds));
         }
         for (name, value) in [("tries", self.tries), ("concurrency", self.concurrency)] {
             if !(1..=10_000).contains(&value) {
-                return refuse(format!("{name} = {value}, but it must be in 1..=10000"));
+                return invalid(format!("{name} = {value}, but it must be in 1..=10000"));
             }
         }
         Ok(())
@@ -94,39 +94,39 @@ impl HttpScorer {
 }
 
 /// Returns the request for an attempt: all facts about it except its tokens.
-fn question(evidence: &Evidence) -> Value {
+fn request_body(input: &ScorerInput) -> Value {
     json!({
-        "attempt": evidence.attempt.to_string(),
-        "task": evidence.task,
-        "text": evidence.text(),
-        "thought": evidence.thought(),
-        "expected": evidence.expected_value(),
-        "finish": evidence.outcome.finish,
-        "turns": evidence.outcome.turns,
-        "evidence": evidence.handed(),
+        "attempt": input.attempt.to_string(),
+        "task": input.task,
+        "text": input.text(),
+        "thought": input.reasoning(),
+        "expected": input.expected_value(),
+        "finish": input.outcome.finish,
+        "turns": input.outcome.turns,
+        "evidence": input.toolbox_data(),
     })
 }
 
 #[async_trait]
 impl Scorer for HttpScorer {
-    fn is_by_group(&self) -> bool {
+    fn scores_groups(&self) -> bool {
         self.keys.group
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let said = self.service.ask(&question(evidence)).await?;
-        components(&said).map_err(|what| self.unusable(&what))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let response = self.service.request(&request_body(input)).await?;
+        components(&response).map_err(|what| self.unusable(&what))
     }
 
-    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
-        let asked: Vec<Value> = group.iter().map(question).collect();
-        let said = self.service.ask(&json!({ "group": asked })).await?;
-        let each = said.as_array().filter(|each| each.len() == group.len());
+    async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
+        let requests: Vec<Value> = group.iter().map(request_body).collect();
+        let response = self.service.request(&json!({ "group": requests })).await?;
+        let each = response.as_array().filter(|each| each.len() == group.len());
         let each = each.ok_or_else(|| {
-            let shown = crate::scorer::shown(&said.to_string());
+            let shown = crate::scorer::excerpt(&response.to_string());
             self.unusable(&format!("{shown:?}, which is no list of {} scores", group.len()))
         })?;
-        each.iter().map(|said| components(said).map_err(|what| self.unusable(&what))).collect()
+        each.iter().map(|response| components(response).map_err(|what| self.unusable(&what))).collect()
     }
 }
 
@@ -135,35 +135,36 @@ mod tests {
     use std::sync::Mutex;
 
     use super::*;
-    use crate::testing::evidence;
+    use crate::testing::scorer_input;
 
     /// A service that returns prepared responses in order, and records the requests.
     #[derive(Debug)]
-    struct Scripted(Mutex<Vec<Result<Value, ScoreError>>>, Mutex<Vec<Value>>);
+    struct ScriptedService(Mutex<Vec<Result<Value, ScoreError>>>, Mutex<Vec<Value>>);
 
     #[async_trait]
-    impl Service for Scripted {
-        async fn ask(&self, question: &Value) -> Result<Value, ScoreError> {
-            self.1.lock().unwrap().push(question.clone());
+    impl Service for ScriptedService {
+        async fn request(&self, request: &Value) -> Result<Value, ScoreError> {
+            self.1.lock().unwrap().push(request.clone());
             self.0.lock().unwrap().remove(0)
         }
     }
 
-    fn scripted(answers: Vec<Result<Value, ScoreError>>) -> (Arc<Scripted>, Arc<HttpScorer>) {
-        let service = Arc::new(Scripted(Mutex::new(answers), Mutex::default()));
+    fn scripted(responses: Vec<Result<Value, ScoreError>>) -> (Arc<ScriptedService>, Arc<HttpScorer>) {
+        let service = Arc::new(ScriptedService(Mutex::new(responses), Mutex::default()));
         (service.clone(), HttpScorer::new(HttpKeys::new("http://h/score"), service))
     }
 
     #[tokio::test]
     async fn service_returns_number_or_components() {
-        let away = ScoreError::Unavailable("away".into());
-        let answers = [Ok(json!(0.5)), Ok(json!({"score": 1, "style": 0.25, "why": "x"})), Err(away.clone())];
-        let (service, scorer) = scripted(answers.to_vec());
-        let evidence = evidence("72", json!({ "answer": "72" }));
-        assert_eq!(scorer.score(&evidence).await.unwrap(), [Component::score(0.5)]);
+        let unavailable = ScoreError::Unavailable("away".into());
+        let responses =
+            [Ok(json!(0.5)), Ok(json!({"score": 1, "style": 0.25, "why": "x"})), Err(unavailable.clone())];
+        let (service, scorer) = scripted(responses.to_vec());
+        let input = scorer_input("72", json!({ "answer": "72" }));
+        assert_eq!(scorer.score(&input).await.unwrap(), [Component::score(0.5)]);
         let both = [Component::score(1.0), Component::new("style", 0.25)];
-        assert_eq!(scorer.score(&evidence).await.unwrap(), both);
-        assert_eq!(scorer.score(&evidence).await.unwrap_err(), away);
+        assert_eq!(scorer.score(&input).await.unwrap(), both);
+        assert_eq!(scorer.score(&input).await.unwrap_err(), unavailable);
         let seen = service.1.lock().unwrap()[0].clone();
         assert_eq!(
             (&seen["text"], &seen["expected"], &seen["finish"]),
@@ -173,16 +174,16 @@ mod tests {
 
     #[tokio::test]
     async fn invalid_responses_are_rejected() {
-        for said in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
-            let (_, scorer) = scripted(vec![Ok(said.clone())]);
-            let error = scorer.score(&evidence("", json!({}))).await.unwrap_err();
+        for response in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
+            let (_, scorer) = scripted(vec![Ok(response.clone())]);
+            let error = scorer.score(&scorer_input("", json!({}))).await.unwrap_err();
             assert!(error.to_string().starts_with("the scorer at http://h/score answered"), "{error}");
-            assert!(!error.may_pass());
+            assert!(!error.is_temporary());
         }
         let (_, scorer) = scripted(vec![Ok(json!([1, {"score": 0}])), Ok(json!([1]))]);
-        let group = [evidence("a", json!({})), evidence("b", json!({}))];
-        let given = scorer.score_group(&group).await.unwrap();
-        assert_eq!(given, [[Component::score(1.0)], [Component::score(0.0)]]);
+        let group = [scorer_input("a", json!({})), scorer_input("b", json!({}))];
+        let components = scorer.score_group(&group).await.unwrap();
+        assert_eq!(components, [[Component::score(1.0)], [Component::score(0.0)]]);
         assert!(scorer.score_group(&group).await.unwrap_err().to_string().contains("no list of 2 scores"));
     }
 }

@@ -257,11 +257,11 @@ pub(crate) fn chinese_number(text: &str) -> Option<String> {
         let bottom = if bottom == "百" { 100 } else { chinese_integer(bottom)? };
         return Some(format!("{}/{bottom}", chinese_integer(top)?));
     }
-    if let Some((whole, decimals)) = text.split_once(['点', '點']) {
+    if let Some((integer, decimals)) = text.split_once(['点', '點']) {
         let digits: Option<String> =
             decimals.chars().map(|c| chinese_digit(c).map(|digit| digit.to_string())).collect();
         let digits = digits.filter(|digits| !digits.is_empty())?;
-        return Some(format!("{}.{digits}", chinese_integer(whole)?));
+        return Some(format!("{}.{digits}", chinese_integer(integer)?));
     }
     chinese_integer(text).map(|value| value.to_string())
 }

@@ -33,10 +33,9 @@
 //! attempts without a score (`levade-trainer`).
 
 mod answer;
-mod around;
-mod asked;
 mod blocks;
 mod bounds;
+mod box_context;
 mod boxed;
 mod characters;
 mod choice;
@@ -47,7 +46,7 @@ mod contained;
 mod context;
 mod decimal;
 mod doubts;
-mod form;
+mod format;
 mod http;
 mod json;
 mod judge;
@@ -62,6 +61,7 @@ mod rational;
 mod retraction;
 mod schema;
 mod scorer;
+mod services;
 mod short;
 mod sql;
 #[cfg(test)]
@@ -71,27 +71,27 @@ mod words;
 
 use std::sync::Arc;
 
-use asked::Unwired;
 use levade_process::Supervisor;
 use serde::{Deserialize, Serialize};
+use services::UnconnectedScorer;
 
-pub use answer::{AnswerScorer, Comparison, FormScore, Place, f1};
-pub use asked::{Chat, ChatText, Service};
-pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, lettered};
-pub use code::{CodeKeys, CodeScorer, Passing, Program, ProgramEnd, Ran, Runner, Walls};
+pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, f1};
+pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, split_letters};
+pub use code::{CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, TestScoring};
 pub use command::{CommandKeys, CommandScorer};
-pub use form::FormScorer;
+pub use format::FormatScorer;
 pub use http::{HttpKeys, HttpScorer};
 pub use judge::{Group, JudgeEndpoint, JudgeKeys, JudgeScorer, Verdict};
 pub use levade_tree::Component;
-pub use maths::{MathsPlace, MathsScorer, Percent, Units};
-pub use numeric::{Extract, NumericScorer, Tolerance};
-pub use program::{ProgramScorer, Said};
-pub use python::{Completions, PythonKeys, PythonScorer, Solution};
+pub use maths::{MathsLocation, MathsScorer, Percent, Units};
+pub use numeric::{NumberLocation, NumericScorer, Tolerance};
+pub use program::{ProgramScorer, RewardSource};
+pub use python::{Completions, PythonKeys, PythonScorer, SolutionText};
 pub use rational::Rational;
 pub use schema::SchemaScorer;
-pub use scorer::{Evidence, Scorer, task_field};
-pub use short::normalise;
+pub use scorer::{Scorer, ScorerInput, task_field};
+pub use services::{Chat, ChatText, Service};
+pub use short::normalize;
 pub use sql::{Columns, SqlScorer};
 
 /// A scorer's configuration in a recipe: its kind and options.
@@ -107,7 +107,7 @@ pub enum ScorerKind {
     /// Checks the selected option of a multiple-choice task.
     Choice(ChoiceScorer),
     /// Checks the format of a completion.
-    Form(FormScorer),
+    Form(FormatScorer),
     /// Validates JSON against a schema.
     JsonSchema(SchemaScorer),
     /// Compares the rows that a query returns.
@@ -201,7 +201,7 @@ pub enum ScoreError {
 
 impl ScoreError {
     /// Returns whether the error may be temporary, so that a later call of the scorer can succeed.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_temporary(&self) -> bool {
         matches!(self, ScoreError::Unavailable(_) | ScoreError::Command { .. })
     }
 }
@@ -267,7 +267,7 @@ impl ScorerKind {
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), Supervisor::default())),
             ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
-                Arc::new(Unwired(self.name()))
+                Arc::new(UnconnectedScorer(self.name()))
             }
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone(), Supervisor::default()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),

@@ -19,7 +19,7 @@ use std::ops::Range;
 
 use crate::Rational;
 use crate::characters::spelled;
-use crate::context::{Change, Place};
+use crate::context::{Change, NumberPosition};
 use crate::words::About;
 
 /// A number found in a text.
@@ -66,9 +66,9 @@ pub(crate) fn at(text: &str, byte: usize) -> Option<Found> {
     let before = text[..byte].chars().count();
     let start = text[..byte].char_indices().rev().nth(NEAR).map_or(0, |(at, _)| at);
     let end = text[byte..].char_indices().nth(NEAR).map_or(text.len(), |(at, _)| byte + at);
-    let place = before - text[..start].chars().count();
+    let offset = before - text[..start].chars().count();
     let (reader, found) = read(&text[start..end]);
-    let found = found.into_iter().find(|found| found.range.contains(&place))?;
+    let found = found.into_iter().find(|found| found.range.contains(&offset))?;
     Some(reader.in_context(found))
 }
 
@@ -98,7 +98,7 @@ const NEAR: usize = 2000;
 const DEPTH: u32 = 8;
 
 /// Maximum number of characters of an exponent or a subscript in braces.
-const LONGEST: usize = 100;
+const MAX_BRACED_CHARS: usize = 100;
 
 /// A parser at a position in a text.
 pub(crate) struct Reader {
@@ -111,11 +111,11 @@ pub(crate) struct Reader {
 }
 
 /// A number without its sign.
-struct Unsigned {
+struct UnsignedNumber {
     value: Option<Rational>,
     decimals: u32,
     /// Whether the number consists of digits only, so that a fraction may follow (mixed number).
-    whole: bool,
+    is_integer: bool,
 }
 
 /// Interprets digits in a base, and returns their value. Returns `None` if the digits do not fit
@@ -249,7 +249,7 @@ impl Reader {
             Some('{') => {
                 let group = self.attempt(|r| {
                     let mut depth = 0;
-                    for _ in 0..LONGEST {
+                    for _ in 0..MAX_BRACED_CHARS {
                         depth += match r.peek(0)? {
                             '{' => 1,
                             '}' => -1,
@@ -262,7 +262,7 @@ impl Reader {
                     }
                     None
                 });
-                // A brace that is not closed within [`LONGEST`] characters does not open a group.
+                // A brace that is not closed within [`MAX_BRACED_CHARS`] characters does not open a group.
                 if group.is_none() {
                     self.at += 1;
                 }
@@ -297,7 +297,8 @@ impl Reader {
     /// Applies the effects of the surrounding text to a number.
     pub fn in_context(&self, found: Found) -> Found {
         let Change { factor, base, range, about } =
-            Place { chars: &self.chars, range: found.range.clone(), formula: self.formula }.change();
+            NumberPosition { chars: &self.chars, range: found.range.clone(), formula: self.formula }
+                .parse_change();
         let own = match (base, found.value) {
             (Some(base), Some(value)) => in_base(&value, base),
             (_, value) => value,
@@ -346,12 +347,13 @@ impl Reader {
                 self.at += 1;
             }
         }
-        let Unsigned { value, decimals, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
+        let UnsignedNumber { value, decimals, .. } =
+            self.attempt(Self::fraction).or_else(|| self.quotient())?;
         Some((value.map(|v| if negative { v.negate() } else { v }), decimals))
     }
 
     /// Parses `\frac{a}{b}` or `\frac12`, also as `\dfrac`, `\tfrac` and `\cfrac`.
-    fn fraction(&mut self) -> Option<Unsigned> {
+    fn fraction(&mut self) -> Option<UnsignedNumber> {
         if self.depth == DEPTH || !self.take_any(&["\\frac", "\\dfrac", "\\tfrac", "\\cfrac"]) {
             return None;
         }
@@ -359,7 +361,11 @@ impl Reader {
         let parts = self.argument().and_then(|top| Some((top, self.argument()?)));
         self.depth -= 1;
         let (top, bottom) = parts?;
-        Some(Unsigned { value: top.zip(bottom).and_then(|(t, b)| t.over(&b)), decimals: 0, whole: false })
+        Some(UnsignedNumber {
+            value: top.zip(bottom).and_then(|(t, b)| t.divide(&b)),
+            decimals: 0,
+            is_integer: false,
+        })
     }
 
     /// Parses a number in braces, or one digit. The inner value is `None` if it cannot be
@@ -376,37 +382,37 @@ impl Reader {
         if !negative {
             self.take("+");
         }
-        let Unsigned { value, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
+        let UnsignedNumber { value, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
         self.skip_spaces();
         self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
     }
 
     /// Parses an operand, two operands separated by a slash, or digits and a LaTeX fraction.
-    fn quotient(&mut self) -> Option<Unsigned> {
+    fn quotient(&mut self) -> Option<UnsignedNumber> {
         let follows_slash = self.before() == Some('/');
         let top = self.operand()?;
         let end = self.at;
         self.skip_spaces();
-        if top.whole
+        if top.is_integer
             && let Some(part) = self.attempt(Self::fraction)
         {
-            let value = top.value.zip(part.value).and_then(|(whole, part)| whole.plus(&part));
-            return Some(Unsigned { value, ..part });
+            let value = top.value.zip(part.value).and_then(|(integer, part)| integer.plus(&part));
+            return Some(UnsignedNumber { value, ..part });
         }
-        if top.whole
+        if top.is_integer
             && self.before() == Some(' ')
             && let Some(part) = self.attempt(Self::part)
         {
-            let value = top.value.as_ref().and_then(|whole| whole.plus(&part));
-            return Some(Unsigned { value, decimals: 0, whole: false });
+            let value = top.value.as_ref().and_then(|integer| integer.plus(&part));
+            return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
         if !follows_slash && self.take("/") {
             self.skip_spaces();
             if let Some(bottom) = self.operand() {
                 // A third part makes it a date rather than a fraction.
                 if self.peek(0) != Some('/') {
-                    let value = top.value.zip(bottom.value).and_then(|(t, b)| t.over(&b));
-                    return Some(Unsigned { value, decimals: 0, whole: false });
+                    let value = top.value.zip(bottom.value).and_then(|(t, b)| t.divide(&b));
+                    return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
                 }
             }
         }
@@ -423,32 +429,32 @@ impl Reader {
         let decimal = self.peek(0) == Some('.') && self.is_digit(1);
         let ends = !decimal && !self.peek(0).is_some_and(|c| c == '/' || c.is_alphanumeric());
         let (top, bottom) = (Rational::parse(&top)?, Rational::parse(&bottom)?);
-        (slash && ends && top.compare(&bottom).is_lt()).then(|| top.over(&bottom)).flatten()
+        (slash && ends && top.compare(&bottom).is_lt()).then(|| top.divide(&bottom)).flatten()
     }
 
     /// Parses digits, a repeating decimal, or a power.
-    fn operand(&mut self) -> Option<Unsigned> {
+    fn operand(&mut self) -> Option<UnsignedNumber> {
         let Digits { plain, decimals, exponent } = self.digits()?;
         let value = Rational::parse(&plain);
         if exponent {
-            return Some(Unsigned { value, decimals: 0, whole: false });
+            return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
         if let Some(block) = self.attempt(|r| r.period(decimals)) {
             let ninths =
                 Rational::from(10).power(block.len() as i32).and_then(|p| p.minus(&Rational::from(1)));
             let unit = Rational::from(10).power(-(decimals as i32));
             let repeated =
-                Rational::parse(&block).zip(ninths).and_then(|(block, by)| block.over(&by)?.times(&unit?));
+                Rational::parse(&block).zip(ninths).and_then(|(block, by)| block.divide(&by)?.times(&unit?));
             let value = value.zip(repeated).and_then(|(value, repeated)| value.plus(&repeated));
-            return Some(Unsigned { value, decimals: 0, whole: false });
+            return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
         match self.attempt(|r| if r.take("^") { r.signed() } else { None }) {
             Some(power) => {
                 let power = power.parse().ok();
                 let value = value.zip(power).and_then(|(base, power)| base.power(power));
-                Some(Unsigned { value, decimals: 0, whole: false })
+                Some(UnsignedNumber { value, decimals: 0, is_integer: false })
             }
-            None => Some(Unsigned { value, decimals, whole: decimals == 0 }),
+            None => Some(UnsignedNumber { value, decimals, is_integer: decimals == 0 }),
         }
     }
 
@@ -489,9 +495,9 @@ impl Reader {
         if self.peek(0) == Some('.') && self.is_digit(1) {
             self.at += 1;
             plain.push('.');
-            let whole = plain.len();
+            let integer_length = plain.len();
             self.run(&mut plain);
-            decimals = (plain.len() - whole) as u32;
+            decimals = (plain.len() - integer_length) as u32;
         }
         let exponent = self.attempt(Self::exponent);
         if let Some(exponent) = &exponent {

@@ -4,17 +4,17 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::around::in_place;
-use crate::boxed::{last_box, last_box_and_place, only_number};
-use crate::maths::{first_sentence, readable, stated_answer, statement};
+use crate::box_context::answer_in_context;
+use crate::boxed::{last_box, last_box_and_range, only_number};
+use crate::maths::{first_sentence, stated_answer, statement, to_readable};
 use crate::numbers::{self, Found};
-use crate::scorer::{expected, of_answer};
-use crate::{Component, Evidence, Rational, Score, ScoreError, Scorer};
+use crate::scorer::{answer_components, expected};
+use crate::{Component, Rational, Score, ScoreError, Scorer, ScorerInput};
 
 /// Location of the answer in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Extract {
+pub enum NumberLocation {
     /// The last number of the text.
     #[default]
     LastNumber,
@@ -55,7 +55,7 @@ pub enum Tolerance {
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {
     /// Location of the answer.
-    pub extract: Extract,
+    pub extract: NumberLocation,
     /// Criterion for a correct number.
     pub tolerance: Tolerance,
 }
@@ -66,8 +66,8 @@ impl Scorer for NumericScorer {
         self.grade("", expected(task)).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        answer_components(input, self.grade(input.text(), input.expected()))
     }
 }
 
@@ -85,8 +85,8 @@ impl NumericScorer {
         let Some(found) = self.extract(text) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
-        let right = targets.iter().any(|target| self.accepts(&found, target));
-        Ok(Score { value: if right { 1.0 } else { 0.0 }, extracted: Some(found.text) })
+        let is_correct = targets.iter().any(|target| self.accepts(&found, target));
+        Ok(Score { value: if is_correct { 1.0 } else { 0.0 }, extracted: Some(found.text) })
     }
 
     /// Checks the tolerances.
@@ -106,18 +106,18 @@ impl NumericScorer {
 
     fn extract(&self, text: &str) -> Option<Found> {
         match self.extract {
-            Extract::LastNumber => numbers::last(text),
-            Extract::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
-            Extract::AnswerIs => {
-                let text = readable(text);
+            NumberLocation::LastNumber => numbers::last(text),
+            NumberLocation::Hashes => first_stated(&text[text.rfind("####")? + "####".len()..]),
+            NumberLocation::AnswerIs => {
+                let text = to_readable(text);
                 let stated = stated_answer(&text)?;
                 // The answer may be on the next line.
                 let is_next = stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
                 first_stated(if is_next { stated.trim_start_matches([':', ' ', '*', '\n']) } else { stated })
             }
-            Extract::Boxed => {
-                let (inside, place) = last_box_and_place(text)?;
-                only_number(&in_place(text, inside, &place)?)
+            NumberLocation::Boxed => {
+                let (inside, range) = last_box_and_range(text)?;
+                only_number(&answer_in_context(text, inside, &range)?)
             }
         }
     }
@@ -140,7 +140,7 @@ impl NumericScorer {
             Tolerance::AsWritten => {
                 // Half a unit of the last decimal, in either direction.
                 let power = i32::try_from(decimals).ok().and_then(|power| Rational::from(10).power(-power));
-                let bound = power.and_then(|unit| unit.over(&Rational::from(2)));
+                let bound = power.and_then(|unit| unit.divide(&Rational::from(2)));
                 decimals > 0 && bound.is_some_and(|bound| distance.compare(&bound).is_le())
             }
             Tolerance::Within { absolute, relative } => {
@@ -160,15 +160,15 @@ fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
 
 /// Parses one expected number, which must have a value.
 fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
-    let refused = || ScoreError::Expected { expected: expected.to_string() };
+    let to_error = || ScoreError::Expected { expected: expected.to_string() };
     let text = match expected {
         Value::String(text) => text.clone(),
         Value::Number(number) => number.to_string(),
-        _ => return Err(refused()),
+        _ => return Err(to_error()),
     };
     match only_number(last_box(&text).unwrap_or(&text)) {
         Some(found) if found.value.is_some() => Ok(found),
-        _ => Err(refused()),
+        _ => Err(to_error()),
     }
 }
 
@@ -210,7 +210,7 @@ mod tests {
 
     #[track_caller]
     fn check(
-        extract: Extract,
+        extract: NumberLocation,
         tolerance: Tolerance,
         text: &str,
         expected: Value,
@@ -224,7 +224,7 @@ mod tests {
     #[test]
     fn last_number_is_extracted() {
         let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
-            check(Extract::LastNumber, Tolerance::Exact, text, expected, value, extracted);
+            check(NumberLocation::LastNumber, Tolerance::Exact, text, expected, value, extracted);
         };
         check("The answer is 1,234.50.", json!(1234.5), 1.0, Some("1,234.50"));
         check("48 + 24 = 72", json!("72"), 1.0, Some("72"));
@@ -243,7 +243,7 @@ mod tests {
     #[test]
     fn number_after_hashes_is_extracted() {
         let check = |text: &str, value: f64, extracted: Option<&str>| {
-            check(Extract::Hashes, Tolerance::Exact, text, json!(72), value, extracted);
+            check(NumberLocation::Hashes, Tolerance::Exact, text, json!(72), value, extracted);
         };
         check("48+24 = 72\n#### 72", 1.0, Some("72"));
         check("#### 71\nno:\n#### 72 clips (not 71)", 1.0, Some("72"));
@@ -256,7 +256,7 @@ mod tests {
     #[test]
     fn boxed_number_is_extracted() {
         let check = |text: &str, expected: Value, value: f64, extracted: Option<&str>| {
-            check(Extract::Boxed, Tolerance::Exact, text, expected, value, extracted);
+            check(NumberLocation::Boxed, Tolerance::Exact, text, expected, value, extracted);
         };
         check("so \\boxed{72} and 5", json!(72), 1.0, Some("72"));
         check("\\boxed{1} then \\boxed{\\frac{3}{4}}", json!(0.75), 1.0, Some("\\frac{3}{4}"));
@@ -272,7 +272,7 @@ mod tests {
     #[test]
     fn number_after_answer_phrase_is_extracted() {
         let check = |text: &str, value: f64, extracted: Option<&str>| {
-            check(Extract::AnswerIs, Tolerance::Exact, text, json!(72), value, extracted);
+            check(NumberLocation::AnswerIs, Tolerance::Exact, text, json!(72), value, extracted);
         };
         check("The Answer is: **72** clips, 5 more", 1.0, Some("72"));
         check("the answer is 71. Wait, the answer is 72.", 1.0, Some("72"));
@@ -282,7 +282,7 @@ mod tests {
 
     #[test]
     fn tolerances_accept_close_non_integers() {
-        let number = Extract::LastNumber;
+        let number = NumberLocation::LastNumber;
         check(number, Tolerance::Exact, "2.4649", json!(2.46), 0.0, Some("2.4649"));
         check(number, Tolerance::AsWritten, "2.4649", json!(2.46), 1.0, Some("2.4649"));
         check(number, Tolerance::AsWritten, "3.15", json!("3.14"), 0.0, Some("3.15"));
@@ -334,11 +334,11 @@ mod tests {
             json!("at least 3"),
             json!("\\sqrt{3}"),
         ] {
-            let refused = scorer.grade("3", &expected);
-            assert!(matches!(refused, Err(ScoreError::Expected { .. })), "{expected}");
+            let result = scorer.grade("3", &expected);
+            assert!(matches!(result, Err(ScoreError::Expected { .. })), "{expected}");
         }
         let tolerance = Tolerance::Within { absolute: -1.0, relative: 0.0 };
-        let refused = NumericScorer { tolerance, ..scorer }.grade("3", &json!(3));
-        assert_eq!(refused, Err(ScoreError::Tolerance { name: "absolute", value: -1.0 }));
+        let result = NumericScorer { tolerance, ..scorer }.grade("3", &json!(3));
+        assert_eq!(result, Err(ScoreError::Tolerance { name: "absolute", value: -1.0 }));
     }
 }

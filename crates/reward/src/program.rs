@@ -5,12 +5,12 @@ use levade_tree::{Component, CreditTarget};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::{Evidence, ScoreError, Scorer};
+use crate::{ScoreError, Scorer, ScorerInput};
 
 /// Way in which an agent's program reports the rewards of its attempt.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Said {
+pub enum RewardSource {
     /// The program posts rewards to the attempt's reward endpoint, `LEVADE_REWARD_URL`.
     #[default]
     Posted,
@@ -25,12 +25,12 @@ pub enum Said {
 #[serde(deny_unknown_fields, default)]
 pub struct ProgramScorer {
     /// Way in which the program reports rewards. Default: posted.
-    pub from: Said,
+    pub from: RewardSource,
 }
 
 /// A reward in the format that the gateway accepts.
 #[derive(Deserialize)]
-struct Posted {
+struct PostedReward {
     value: f64,
     #[serde(default = "reward")]
     name: String,
@@ -50,16 +50,16 @@ const REWARDS: &str = "rewards";
 
 #[async_trait]
 impl Scorer for ProgramScorer {
-    fn is_led(&self, _task: &Value) -> bool {
+    fn needs_reported_score(&self, _task: &Value) -> bool {
         true
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let program = evidence.handed().get("program").unwrap_or(&Value::Null);
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let program = input.toolbox_data().get("program").unwrap_or(&Value::Null);
         match self.from {
-            Said::LastLine => last_line(evidence, &program["last_line"]),
-            Said::Posted => {
-                posted(evidence, &program["rewards"], "the program has posted no reward to LEVADE_REWARD_URL")
+            RewardSource::LastLine => last_line(input, &program["last_line"]),
+            RewardSource::Posted => {
+                posted(input, &program["rewards"], "the program has posted no reward to LEVADE_REWARD_URL")
             }
         }
     }
@@ -71,29 +71,29 @@ impl Scorer for ProgramScorer {
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.
-fn none(evidence: &Evidence, why: &str) -> Result<Vec<Component>, ScoreError> {
-    match evidence.is_answered() {
+fn none(input: &ScorerInput, why: &str) -> Result<Vec<Component>, ScoreError> {
+    match input.is_answered() {
         true => Err(ScoreError::Unusable(why.to_owned())),
         false => Ok(vec![Component::score(0.0)]),
     }
 }
 
-fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreError> {
+fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreError> {
     let text = line.as_str().unwrap_or_default();
-    let said = crate::json::parse(text).unwrap_or_default();
-    if let Some(rewards) = said.get(REWARDS) {
-        return posted(evidence, rewards, "the last line of the program has no reward among its `rewards`");
+    let parsed = crate::json::parse(text).unwrap_or_default();
+    if let Some(rewards) = parsed.get(REWARDS) {
+        return posted(input, rewards, "the last line of the program has no reward among its `rewards`");
     }
-    let value = match &said {
+    let value = match &parsed {
         Value::Number(number) => number.as_f64(),
-        said => said.get(REWARD).and_then(Value::as_f64),
+        parsed => parsed.get(REWARD).and_then(Value::as_f64),
     };
     match value.filter(|value| value.is_finite()) {
         Some(value) => Ok(vec![Component::score(value)]),
         None => {
             let start: String = text.chars().take(80).collect();
             none(
-                evidence,
+                input,
                 &format!(
                     "the program's last line is {start:?}, which is neither a number nor {{\"reward\": …}}"
                 ),
@@ -102,17 +102,17 @@ fn last_line(evidence: &Evidence, line: &Value) -> Result<Vec<Component>, ScoreE
     }
 }
 
-fn posted(evidence: &Evidence, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
-    let rewards = match serde_json::from_value::<Option<Vec<Posted>>>(rewards.clone()) {
+fn posted(input: &ScorerInput, rewards: &Value, why: &str) -> Result<Vec<Component>, ScoreError> {
+    let rewards = match serde_json::from_value::<Option<Vec<PostedReward>>>(rewards.clone()) {
         Ok(rewards) => rewards.unwrap_or_default(),
-        Err(error) => return none(evidence, &format!("a reward of the program is invalid: {error}")),
+        Err(error) => return none(input, &format!("a reward of the program is invalid: {error}")),
     };
     if rewards.is_empty() {
-        return none(evidence, why);
+        return none(input, why);
     }
     // Rewards with the same name and the same credited turn or agent are summed.
     let mut components: Vec<Component> = Vec::new();
-    for Posted { value, name, agent, turn } in rewards {
+    for PostedReward { value, name, agent, turn } in rewards {
         let name = if name == REWARD { Component::SCORE.to_owned() } else { name };
         let on = match (turn, agent) {
             (Some(turn), _) => Some(CreditTarget::Turn(turn)),

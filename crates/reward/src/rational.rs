@@ -56,19 +56,19 @@ impl Rational {
             Some(at) => (&text[..at], text[at + 1..].parse::<i32>().ok()?),
             None => (text, 0),
         };
-        let (whole, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
-        if whole.is_empty() && decimals.is_empty() {
+        let (integer, decimals) = mantissa.split_once('.').unwrap_or((mantissa, ""));
+        if integer.is_empty() && decimals.is_empty() {
             return None;
         }
-        if !whole.bytes().chain(decimals.bytes()).all(|digit| digit.is_ascii_digit()) {
+        if !integer.bytes().chain(decimals.bytes()).all(|digit| digit.is_ascii_digit()) {
             return None;
         }
         // Leading and trailing zeros do not change the value, however many there are.
-        let (whole, decimals) = (whole.trim_start_matches('0'), decimals.trim_end_matches('0'));
-        if whole.len() + decimals.len() > MAX_DIGITS {
+        let (integer, decimals) = (integer.trim_start_matches('0'), decimals.trim_end_matches('0'));
+        if integer.len() + decimals.len() > MAX_DIGITS {
             return None;
         }
-        let digits = BigInt::parse_bytes(format!("0{whole}{decimals}").as_bytes(), 10)?;
+        let digits = BigInt::parse_bytes(format!("0{integer}{decimals}").as_bytes(), 10)?;
         if digits.is_zero() {
             return Some(Rational::from(0));
         }
@@ -137,7 +137,7 @@ impl Rational {
     }
 
     /// Returns self ÷ other, or `None` if `other` is 0 or the result has too many bits.
-    pub fn over(&self, other: &Self) -> Option<Self> {
+    pub fn divide(&self, other: &Self) -> Option<Self> {
         if other.0.is_zero() { None } else { Self::bounded(&self.0 / &other.0) }
     }
 
@@ -164,7 +164,7 @@ impl Rational {
     /// Returns self modulo other, with the sign of `other`. Returns `None` if `other` is 0 or the
     /// result has too many bits.
     pub fn modulo(&self, other: &Self) -> Option<Self> {
-        self.minus(&other.times(&self.over(other)?.floor())?)
+        self.minus(&other.times(&self.divide(other)?.floor())?)
     }
 
     /// Returns the greatest common divisor of two integers, or `None` if either value is not an
@@ -231,8 +231,8 @@ mod tests {
     #[test]
     fn decimal_arithmetic_is_exact() {
         assert_eq!(q("0.1").plus(&q("0.2")), Some(q("0.3")));
-        assert_eq!(q("1").over(&q("3")).unwrap().times(&q("3")), Some(q("1")));
-        assert_eq!(q("1").over(&q("0")), None);
+        assert_eq!(q("1").divide(&q("3")).unwrap().times(&q("3")), Some(q("1")));
+        assert_eq!(q("1").divide(&q("0")), None);
         assert_eq!(q("-1.5").power(3), Some(q("-3.375")));
         assert_eq!((q("0.5").power(-4), q("7").power(0)), (Some(q("16")), Some(q("1"))));
         assert_eq!(
@@ -246,10 +246,10 @@ mod tests {
 
     #[test]
     fn oversized_results_are_none() {
-        let most = q("2").power(4095).unwrap();
-        assert_eq!(most.plus(&most), None);
-        assert_eq!(most.times(&q("2")), None);
-        assert_eq!(most.times(&q("1").over(&most).unwrap()), Some(q("1")));
+        let largest = q("2").power(4095).unwrap();
+        assert_eq!(largest.plus(&largest), None);
+        assert_eq!(largest.times(&q("2")), None);
+        assert_eq!(largest.times(&q("1").divide(&largest).unwrap()), Some(q("1")));
         assert_eq!(Rational::new(1, 0), None);
         assert_eq!((q("1e-1200").to_f64(), q("-1e1200").to_f64()), (0.0, f64::NEG_INFINITY));
     }
@@ -265,7 +265,7 @@ mod tests {
             prop_assert!(near(x.plus(&y), p + q));
             prop_assert!(near(x.minus(&y), p - q));
             prop_assert!(near(x.times(&y), p * q));
-            prop_assert!(c == 0 || near(x.over(&y), p / q));
+            prop_assert!(c == 0 || near(x.divide(&y), p / q));
             prop_assert_eq!(x.compare(&y), (a * d).cmp(&(c * b)));
         }
     }

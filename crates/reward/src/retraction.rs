@@ -4,7 +4,7 @@ use std::sync::LazyLock;
 
 use regex::Regex;
 
-use crate::chunks::{Chunk, Kind, LONGEST, chunks, without_marks};
+use crate::chunks::{Chunk, Kind, MAX_CHARS, chunks, without_marks};
 use crate::pattern::pattern;
 
 /// Words that retract a statement.
@@ -102,7 +102,7 @@ pub(crate) fn takes_back(sentence: &str) -> bool {
 /// Returns whether a text starts by retracting the statement before it. A single word, such as "wait",
 /// counts only if the text contains a digit.
 pub(crate) fn retracts(text: &str) -> bool {
-    let near = &text[..text.char_indices().nth(LONGEST).map_or(text.len(), |(at, _)| at)];
+    let near = &text[..text.char_indices().nth(MAX_CHARS).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
     let chunks = chunks(&near);
     let is_end = |chunk: &Chunk| matches!(chunk.stop, Some('.' | '!' | '?'));

@@ -7,10 +7,10 @@ use jsonschema::{Keyword, ValidationError, Validator};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use crate::answer::{in_tag, schema_of};
+use crate::answer::{schema_of, text_in_tag};
 use crate::decimal::Decimal;
-use crate::scorer::{of_answer, task_field};
-use crate::{Component, Evidence, Score, ScoreError, Scorer, blocks, json};
+use crate::scorer::{answer_components, task_field};
+use crate::{Component, Score, ScoreError, Scorer, ScorerInput, blocks, json};
 
 /// Scorer that gives 1 if the JSON in an answer conforms to a schema, else 0.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -29,8 +29,8 @@ impl Scorer for SchemaScorer {
         self.validator(task).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        of_answer(evidence, self.grade(evidence.text(), &evidence.task))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        answer_components(input, self.grade(input.text(), &input.task))
     }
 }
 
@@ -164,8 +164,8 @@ impl<'i> Keyword<'i> for Limit {
 /// code block, whichever parses first.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
-    let places: [Option<Cow<str>>; 3] = [Some(text.into()), in_tag(text, tag).map(Cow::from), block];
-    places.into_iter().flatten().find_map(|written| {
+    let candidates: [Option<Cow<str>>; 3] = [Some(text.into()), text_in_tag(text, tag).map(Cow::from), block];
+    candidates.into_iter().flatten().find_map(|written| {
         let json = json::parse(written.trim_start_matches('\u{feff}').trim()).ok()?;
         Some((json, written))
     })

@@ -12,7 +12,7 @@ use crate::{Score, ScoreError};
 /// Input of a scorer: all data about one attempt. It is collected before the attempt's sessions close and
 /// is kept in the store, so that the attempt can be scored at any later time.
 #[derive(Debug, Clone)]
-pub struct Evidence {
+pub struct ScorerInput {
     /// Identifier of the attempt.
     pub attempt: AttemptId,
     /// The task with all of its fields, as in the store.
@@ -23,7 +23,7 @@ pub struct Evidence {
     pub trajectory: Arc<Trajectory>,
 }
 
-impl Evidence {
+impl ScorerInput {
     /// Returns the text of the final answer, without reasoning and tool calls. Empty unless the attempt
     /// ended with an answer.
     pub fn text(&self) -> &str {
@@ -32,20 +32,20 @@ impl Evidence {
 
     /// Returns the final assistant message, with its reasoning between `<think>` and `</think>`. Empty
     /// unless the attempt ended with an answer.
-    pub fn whole(&self) -> String {
-        match self.thought().trim() {
+    pub fn full_text(&self) -> String {
+        match self.reasoning().trim() {
             "" => self.text().to_owned(),
-            thought => format!("<think>\n{thought}\n</think>\n\n{}", self.text()),
+            reasoning => format!("<think>\n{reasoning}\n</think>\n\n{}", self.text()),
         }
     }
 
     /// Returns the reasoning of the final assistant message.
-    pub fn thought(&self) -> &str {
+    pub fn reasoning(&self) -> &str {
         &self.outcome.thought
     }
 
     /// Returns data that toolboxes provided before they were closed, by toolbox name.
-    pub fn handed(&self) -> &Map<String, Value> {
+    pub fn toolbox_data(&self) -> &Map<String, Value> {
         &self.outcome.evidence
     }
 
@@ -71,7 +71,7 @@ pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
 }
 
-/// Returns the expected answer of a task for programs and functions, see [`Evidence::expected_value`].
+/// Returns the expected answer of a task for programs and functions, see [`ScorerInput::expected_value`].
 pub(crate) fn expected_value(task: &Value) -> &Value {
     task.get("answer_number").filter(|number| number.is_number()).unwrap_or(expected(task))
 }
@@ -79,8 +79,8 @@ pub(crate) fn expected_value(task: &Value) -> &Value {
 /// Returns a field of a task. If the task does not have it, or it is null, returns the field of the data
 /// set row that the task was read from.
 pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
-    let of_row = || task.get("row")?.get(name);
-    task.get(name).filter(|value| !value.is_null()).or_else(of_row)
+    let row_field = || task.get("row")?.get(name);
+    task.get(name).filter(|value| !value.is_null()).or_else(row_field)
 }
 
 /// Scores attempts, individually or all attempts of a group together.
@@ -92,13 +92,13 @@ pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
 pub trait Scorer: Debug + Send + Sync {
     /// Returns whether the scorer scores all attempts of a group together
     /// ([`score_group`](Self::score_group)), and does not score single attempts.
-    fn is_by_group(&self) -> bool {
+    fn scores_groups(&self) -> bool {
         false
     }
 
     /// Returns whether only the program or environment that ran an attempt at this task can report its
     /// score.
-    fn is_led(&self, _task: &Value) -> bool {
+    fn needs_reported_score(&self, _task: &Value) -> bool {
         false
     }
 
@@ -122,28 +122,28 @@ pub trait Scorer: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the scorer fails. Model output is never a reason.
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError>;
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError>;
 
     /// Scores the attempts of a group relative to each other. Returns the components of each attempt, in
     /// the order of `group`.
     ///
     /// # Errors
     /// Returns an error if the scorer cannot score all of the attempts.
-    async fn score_group(&self, _group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+    async fn score_group(&self, _group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
         Ok(Vec::new())
     }
 }
 
 /// Returns the components of a scorer that looks only at the final answer: the grade in `graded`, or 0 if
 /// the attempt ended without an answer.
-pub(crate) fn of_answer(
-    evidence: &Evidence,
+pub(crate) fn answer_components(
+    input: &ScorerInput,
     graded: Result<Score, ScoreError>,
 ) -> Result<Vec<Component>, ScoreError> {
     // An error in `graded` is returned even without an answer, so that an invalid task is found whatever
     // the model writes.
     let Score { value, extracted } = graded?;
-    let score = if evidence.is_answered() {
+    let score = if input.is_answered() {
         Component { extracted, ..Component::score(value) }
     } else {
         Component::score(0.0)
@@ -152,6 +152,6 @@ pub(crate) fn of_answer(
 }
 
 /// Returns the first 80 characters of a trimmed text, for a message.
-pub(crate) fn shown(text: &str) -> String {
+pub(crate) fn excerpt(text: &str) -> String {
     text.trim().chars().take(80).collect()
 }

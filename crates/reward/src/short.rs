@@ -30,23 +30,23 @@ fn plain(text: &str) -> String {
 /// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a number,
 /// it loses its article, quotes, markup, final punctuation and trailing zeros of the decimals, and its
 /// currency symbol is moved before it.
-fn unified(plain: &str) -> String {
+fn canonical_text(plain: &str) -> String {
     let text = INITIALS.replace_all(plain, "$1$2");
     let text = INITIALS.replace_all(&text, "$1$2");
     let text = RANGE.replace_all(&text, "$1-$2");
-    let alone = text.trim_matches(|c: char| c.is_whitespace() || "*_`()".contains(c));
-    let quoted = |quote| alone.strip_prefix(quote)?.strip_suffix(quote);
-    let alone = quoted('"').or_else(|| quoted('\'')).unwrap_or(alone);
+    let bare = text.trim_matches(|c: char| c.is_whitespace() || "*_`()".contains(c));
+    let quoted = |quote| bare.strip_prefix(quote)?.strip_suffix(quote);
+    let bare = quoted('"').or_else(|| quoted('\'')).unwrap_or(bare);
     let number = |found: &Captures<'_>| {
-        let of = |group: usize| found.get(group).map_or("", |part| part.as_str());
-        let (whole, decimals) = (of(3), of(4).trim_end_matches('0'));
-        let whole = if whole.is_empty() { "0" } else { whole };
-        let (point, unit) = (if decimals.is_empty() { "" } else { "." }, of(5));
+        let group_text = |group: usize| found.get(group).map_or("", |part| part.as_str());
+        let (integer, decimals) = (group_text(3), group_text(4).trim_end_matches('0'));
+        let integer = if integer.is_empty() { "0" } else { integer };
+        let (point, unit) = (if decimals.is_empty() { "" } else { "." }, group_text(5));
         let (before, behind) = if "€$£¥₹".contains(unit) { (unit, "") } else { ("", unit) };
-        format!("{}{}{before}{whole}{point}{decimals}{behind}", of(1), of(2))
+        format!("{}{}{before}{integer}{point}{decimals}{behind}", group_text(1), group_text(2))
     };
-    match ONLY_NUMBER.captures(alone) {
-        Some(found) if found.get(3).is_some_and(|whole| !whole.is_empty()) || found.get(4).is_some() => {
+    match ONLY_NUMBER.captures(bare) {
+        Some(found) if found.get(3).is_some_and(|integer| !integer.is_empty()) || found.get(4).is_some() => {
             number(&found)
         }
         _ => text.into_owned(),
@@ -77,11 +77,11 @@ fn is_mark(c: char) -> bool {
 /// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and the
 /// articles a, an and the. The last word is always kept: no noun follows it, so it is not an article
 /// (vitamin A, The The).
-pub fn normalise(text: &str) -> String {
-    words(&plain(text))
+pub fn normalize(text: &str) -> String {
+    normalized_words(&plain(text))
 }
 
-fn words(plain: &str) -> String {
+fn normalized_words(plain: &str) -> String {
     let plain: String = plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
     let plain = plain.to_lowercase();
     let plain = plain.trim_end();
@@ -250,8 +250,8 @@ fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
 }
 
 /// A short answer in normalized form.
-pub(crate) struct Short {
-    /// The text before normalization of its words, with punctuation, as returned by [`unified`].
+pub(crate) struct ShortAnswer {
+    /// The text before normalization of its words, with punctuation, as returned by [`canonical_text`].
     pub written: String,
     /// Normalized words; the trimmed original text if it consists of punctuation only.
     pub text: String,
@@ -264,11 +264,11 @@ pub(crate) struct Short {
     pub closed: bool,
 }
 
-impl Short {
+impl ShortAnswer {
     pub fn new(text: &str, closed: bool) -> Self {
-        let written = unified(&plain(text));
-        let words = Some(words(&written)).filter(|words| !words.is_empty());
-        Short {
+        let written = canonical_text(&plain(text));
+        let words = Some(normalized_words(&written)).filter(|words| !words.is_empty());
+        ShortAnswer {
             has_words: words.is_some(),
             text: words.unwrap_or_else(|| text.trim().to_owned()),
             numbers: numbers(&written),
@@ -280,7 +280,7 @@ impl Short {
 
     /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want` is
     /// closed.
-    pub fn is(&self, want: &Short) -> bool {
+    pub fn equals(&self, want: &ShortAnswer) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)
     }

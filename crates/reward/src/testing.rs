@@ -5,13 +5,13 @@ use std::sync::Arc;
 use levade_tree::{AttemptId, Outcome, Trajectory};
 use serde_json::Value;
 
-use crate::Evidence;
+use crate::ScorerInput;
 
 /// Returns the input of a scorer for an attempt at `task` that ended with the answer `text`.
-pub(crate) fn evidence(text: &str, task: Value) -> Evidence {
+pub(crate) fn scorer_input(text: &str, task: Value) -> ScorerInput {
     let outcome = Outcome { turns: 1, ..Outcome::demonstrated(text) };
     let trajectory = Arc::new(Trajectory::default());
-    Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory }
+    ScorerInput { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory }
 }
 
 /// A deterministic random number generator for generated tests.
@@ -32,8 +32,8 @@ impl Dice {
     }
 
     /// Returns an integer of 1 to `most` random digits, without leading zeros.
-    pub fn digits(&mut self, most: usize) -> String {
-        let count = 1 + self.below(most);
+    pub fn digits(&mut self, max_digits: usize) -> String {
+        let count = 1 + self.below(max_digits);
         let first = char::from(b'1' + self.below(9) as u8);
         let rest = (1..count).map(|_| char::from(b'0' + self.below(10) as u8));
         std::iter::once(first).chain(rest).collect()
@@ -41,15 +41,15 @@ impl Dice {
 
     /// Returns a random integer or decimal, with a minus sign in half of the cases. The integer part has
     /// at most `most` digits, and the decimal part at most 6.
-    pub fn number(&mut self, most: usize) -> String {
+    pub fn number(&mut self, max_digits: usize) -> String {
         let sign = if self.below(2) == 0 { "-" } else { "" };
-        let whole = self.digits(most);
+        let integer = self.digits(max_digits);
         match self.below(3) {
             0 => {
                 let decimals = self.digits(6);
-                format!("{sign}{whole}.{decimals}")
+                format!("{sign}{integer}.{decimals}")
             }
-            _ => format!("{sign}{whole}"),
+            _ => format!("{sign}{integer}"),
         }
     }
 
@@ -77,12 +77,12 @@ impl Dice {
 
 /// Returns a number with commas between groups of three digits.
 pub(crate) fn thousands(number: &str) -> String {
-    let (whole, decimals) =
-        number.split_once('.').map_or((number, None), |(whole, decimals)| (whole, Some(decimals)));
-    let (sign, whole) = whole.strip_prefix('-').map_or(("", whole), |whole| ("-", whole));
+    let (integer, decimals) =
+        number.split_once('.').map_or((number, None), |(integer, decimals)| (integer, Some(decimals)));
+    let (sign, integer) = integer.strip_prefix('-').map_or(("", integer), |integer| ("-", integer));
     let mut grouped = String::new();
-    for (at, digit) in whole.chars().enumerate() {
-        if at > 0 && (whole.len() - at) % 3 == 0 {
+    for (at, digit) in integer.chars().enumerate() {
+        if at > 0 && (integer.len() - at) % 3 == 0 {
             grouped.push(',');
         }
         grouped.push(digit);

@@ -288,8 +288,8 @@ pub(crate) fn number_word(word: &str) -> Option<u64> {
     ];
     const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
     let word = word.to_lowercase();
-    let place = |of: &[&str]| of.iter().position(|own| *own == word).map(|at| at as u64);
-    place(&ONES).or_else(|| place(&TENS).map(|at| 10 * (at + 2)))
+    let index_in = |list: &[&str]| list.iter().position(|own| *own == word).map(|at| at as u64);
+    index_in(&ONES).or_else(|| index_in(&TENS).map(|at| 10 * (at + 2)))
 }
 
 /// Returns the denominator of a word for a fraction: half, thirds, tenth.

@@ -129,10 +129,10 @@ pub async fn start(
     let options = LearnerOptions {
         url,
         token,
-        call: keys.call(),
-        silence: keys.silence(),
-        reconnect: keys.silence(),
-        start: keys.start(),
+        call: keys.call_timeout(),
+        silence: keys.silence_timeout(),
+        reconnect: keys.silence_timeout(),
+        start: keys.start_timeout(),
     };
     let policy = RemoteLearner::connect(options, processes, &expected).await?;
     let described = policy.description();
@@ -155,8 +155,8 @@ pub async fn start(
 
 fn size(keys: &TorchKeys) -> String {
     match keys.nodes {
-        1 => format!("{} processes", keys.of_node()),
-        nodes => format!("{} processes on each of {nodes} machines", keys.of_node()),
+        1 => format!("{} processes", keys.processes_per_node()),
+        nodes => format!("{} processes on each of {nodes} machines", keys.processes_per_node()),
     }
 }
 

@@ -67,7 +67,7 @@ pub struct Requirements<'a> {
 pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
     let is_colocated = recipe.cluster.placement == Placement::Shared;
-    is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_within()))
+    is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_timeout()))
 }
 
 /// Sampler and learner of a policy that servers sample for. They replace the policy's own.
@@ -129,7 +129,7 @@ pub async fn start(
         let server = Server::new(ServerOptions { url: url.clone(), ..options.clone() })?;
         named_servers.push((url, server));
     }
-    let start_timeout = if keys.start { keys.start_within() } else { options.silence };
+    let start_timeout = if keys.start { keys.start_timeout() } else { options.silence };
     // A server that is still starting could not be put to sleep.
     let servers = await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
     tokio::select! {
@@ -329,14 +329,14 @@ fn router(
         policy: policy.to_owned(),
         max_waiting: usize::MAX,
         // Calls wait for a server that is being restarted.
-        replica_timeout: keys.start_within(),
+        replica_timeout: keys.start_timeout(),
         tries: 3 + named_servers.len(),
         accept: seconds(keys.silent_seconds),
         silence: seconds(keys.silent_seconds),
         response_timeout: seconds(keys.answer_seconds),
         // The sum of the timeouts for pausing, reading and probing.
         update_timeout: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
-            .max(if keys.start { keys.start_within() } else { Duration::ZERO }),
+            .max(if keys.start { keys.start_timeout() } else { Duration::ZERO }),
         probe,
         probe_within: seconds(keys.silent_seconds),
         ..RouterOptions::default()

@@ -217,7 +217,7 @@ async fn sampled_elsewhere(
 /// fewer than two policies. Policies are chosen in proportion to their weights, as a function of the
 /// run's seed, the attempt's stream and the agent.
 fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
-    let policy_weights = keys.policy.shares();
+    let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);
     }
@@ -237,7 +237,7 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
     let mut models: Vec<Model> = Vec::new();
     for (name, keys) in recipe.policies() {
         let Some(own) = keys.model(&recipe.model) else { continue };
-        let trains = |phase: &&Phase| recipe.trained_in(phase).contains(&name);
+        let trains = |phase: &&Phase| recipe.trained_policies_in(phase).contains(&name);
         let needs = |needs: fn(&RlKeys) -> bool| {
             recipe.phase.iter().filter(trains).any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };

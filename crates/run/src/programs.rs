@@ -107,11 +107,11 @@ pub async fn put_in(
     host: &Host,
 ) -> anyhow::Result<()> {
     let agents = recipe.agents();
-    if !agents.iter().any(|(_, keys)| keys.kind.calls()) {
+    if !agents.iter().any(|(_, keys)| keys.kind.calls_over_http()) {
         return Ok(());
     }
     let started = ProgramGateway::start(host.supervisor().clone()).await?;
-    for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls()) {
+    for (name, keys) in agents.into_iter().filter(|(_, keys)| keys.kind.calls_over_http()) {
         let program = started.program(keys, takes_rewards(&recipe.reward));
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();

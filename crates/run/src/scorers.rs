@@ -37,7 +37,7 @@ pub fn custom_scorers(
     environments: &Environments,
     host: &Host,
 ) -> anyhow::Result<CustomScorers> {
-    let only = [keys.only()];
+    let only = [keys.single_scorer()];
     let supervisor = host.supervisor();
     let all = if keys.scorers.is_empty() { &only[..] } else { &keys.scorers[..] };
     let mut scorers = CustomScorers::new();
@@ -72,7 +72,7 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
 /// Returns warnings about scorers that work but are unsafe, each with a remedy.
 pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
     let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
-    let note = |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.note() } else { None };
+    let note = |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.warning() } else { None };
     kinds.filter_map(note).collect()
 }
 
@@ -118,7 +118,7 @@ struct HttpService(Service);
 
 #[async_trait]
 impl reward::Service for HttpService {
-    async fn ask(&self, question: &Value) -> Result<Value, ScoreError> {
+    async fn request(&self, question: &Value) -> Result<Value, ScoreError> {
         self.0.ask(question).await.map_err(|error| score_error(&error))
     }
 }
@@ -134,7 +134,7 @@ impl fmt::Debug for Judge {
 
 #[async_trait]
 impl reward::Chat for Judge {
-    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError> {
+    async fn complete(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError> {
         let system = Some(system).filter(|system| !system.is_empty()).map(Message::system);
         let messages = system.into_iter().chain([Message::user(prompt)]).collect();
         let mut request = Request::new(Input::Messages(messages));
@@ -163,7 +163,7 @@ impl reward::Chat for Judge {
 #[cfg(test)]
 mod tests {
     use levade_recipe::ScorerKeys;
-    use levade_reward::Evidence;
+    use levade_reward::ScorerInput;
     use levade_tree::{AttemptId, Component, Outcome};
     use serde_json::json;
     use tokio::io::{AsyncReadExt, AsyncWriteExt};
@@ -189,8 +189,8 @@ mod tests {
         url
     }
 
-    fn evidence() -> Evidence {
-        Evidence {
+    fn evidence() -> ScorerInput {
+        ScorerInput {
             attempt: AttemptId::from_bytes([1; 16]),
             task: json!({ "question": "2 + 3?", "answer": "5" }),
             outcome: Outcome::demonstrated("5"),
@@ -199,7 +199,7 @@ mod tests {
     }
 
     fn named(name: &str, scorer: ScorerKind) -> ScorerKeys {
-        ScorerKeys { name: name.into(), ..RewardKeys { scorer, ..RewardKeys::default() }.only() }
+        ScorerKeys { name: name.into(), ..RewardKeys { scorer, ..RewardKeys::default() }.single_scorer() }
     }
 
     #[tokio::test]
@@ -233,7 +233,7 @@ mod tests {
             let url = server(status, json!({ "error": "oh" })).await;
             let keys = HttpKeys { tries: 1, ..HttpKeys::new(url) };
             let error = http(&keys).unwrap().score(&evidence()).await.unwrap_err();
-            assert_eq!(error.may_pass(), may_pass, "{error}");
+            assert_eq!(error.is_temporary(), may_pass, "{error}");
         }
         let keys = JudgeKeys {
             endpoints: vec![reward::JudgeEndpoint {

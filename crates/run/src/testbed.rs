@@ -5,7 +5,9 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use levade_reward::{CodeKeys, CodeScorer, Program, ProgramEnd, Ran, Runner, ScoreError, Scorer, Walls};
+use levade_reward::{
+    CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, ScoreError, Scorer,
+};
 use levade_sandbox::service::{CodeResponse, CommandStatus, RunCode};
 use levade_sandbox::{Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError};
 use tokio::sync::OnceCell;
@@ -29,8 +31,8 @@ fn options(keys: &CodeKeys) -> Options {
         python: (&keys.python).into(),
         preload: keys.preload.clone(),
         protection: match keys.protection {
-            Walls::Full => Demand::Full,
-            Walls::BestEffort => Demand::BestEffort,
+            Isolation::Full => Demand::Full,
+            Isolation::BestEffort => Demand::BestEffort,
         },
         // Never reject an attempt's program because the queue is full.
         waiting: usize::MAX,
@@ -77,7 +79,7 @@ impl Runner for LocalRunner {
         self.sandbox().await.map(drop)
     }
 
-    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+    async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError> {
         let Program { language, code, stdin, output_bytes } = program;
         let language = Language::named(language).ok_or_else(|| {
             ScoreError::Unusable(format!("the sandbox does not know the language {language}"))
@@ -93,7 +95,7 @@ impl Runner for LocalRunner {
             Ended::TimeLimit => ProgramEnd::TimeLimit,
             Ended::MemoryLimit => ProgramEnd::MemoryLimit,
         };
-        Ok(Ran { stdout: stdout.text(), is_whole: stdout.left_out() == 0, end })
+        Ok(ProgramResult { stdout: stdout.text(), is_complete: stdout.left_out() == 0, end })
     }
 }
 
@@ -128,7 +130,7 @@ impl Runner for RemoteRunner {
         self.run(&Program { language, code, stdin: String::new(), output_bytes: 0 }).await.map(drop)
     }
 
-    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+    async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError> {
         let Program { language, code, stdin, .. } = program.clone();
         let request = RunCode {
             code,
@@ -149,17 +151,17 @@ impl Runner for RemoteRunner {
 
 /// Converts a response of the service. If the program did not compile, the result of the compiler is
 /// used.
-fn to_ran(response: CodeResponse) -> Ran {
+fn to_ran(response: CodeResponse) -> ProgramResult {
     let compiled = response.compile_result.filter(|_| response.run_result.is_none());
     let Some(result) = response.run_result.or(compiled) else {
-        return Ran { stdout: String::new(), is_whole: true, end: ProgramEnd::Exit(1) };
+        return ProgramResult { stdout: String::new(), is_complete: true, end: ProgramEnd::Exit(1) };
     };
     let end = match (result.status, result.return_code) {
         (CommandStatus::TimeLimitExceeded, _) => ProgramEnd::TimeLimit,
         (CommandStatus::Finished, code) => ProgramEnd::Exit(code.unwrap_or(1)),
         (CommandStatus::Error, code) => ProgramEnd::Exit(code.filter(|code| *code != 0).unwrap_or(1)),
     };
-    Ran { stdout: result.stdout.unwrap_or_default(), is_whole: true, end }
+    ProgramResult { stdout: result.stdout.unwrap_or_default(), is_complete: true, end }
 }
 
 #[cfg(test)]

@@ -1,7 +1,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use levade_reward::{CodeKeys, Evidence, Passing, Scorer, Walls};
+use levade_reward::{CodeKeys, Isolation, Scorer, ScorerInput, TestScoring};
 use levade_sandbox::service::{Service, serve};
 use levade_tree::{AttemptId, Component, Outcome};
 use serde_json::{Value, json};
@@ -10,18 +10,18 @@ use super::*;
 
 fn keys() -> CodeKeys {
     CodeKeys {
-        value: Passing::Share,
-        protection: Walls::BestEffort,
+        value: TestScoring::Share,
+        protection: Isolation::BestEffort,
         seconds: 3.0,
         memory_mb: 128,
         ..CodeKeys::default()
     }
 }
 
-fn evidence(code_block: &str, tests: Value) -> Evidence {
+fn evidence(code_block: &str, tests: Value) -> ScorerInput {
     let outcome = Outcome::demonstrated(code_block);
     let task = json!({ "row": { "tests": tests } });
-    Evidence { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory: Arc::default() }
+    ScorerInput { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory: Arc::default() }
 }
 
 async fn score(scorer: &Arc<dyn Scorer>, program: &str, tests: Value) -> Vec<f64> {
@@ -89,7 +89,7 @@ async fn service_runs_programs() {
 
     let unreachable = scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
     let error = unreachable.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
-    assert!(error.may_pass(), "{error}");
+    assert!(error.is_temporary(), "{error}");
     assert!(unreachable.check_ready(&Value::Null).await.is_err());
     let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
     assert!(scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));

@@ -346,7 +346,7 @@ fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Nu
             Operation::Plus => a.plus(b),
             Operation::Minus => a.minus(b),
             Operation::Times => a.times(b),
-            Operation::Over => a.over(b),
+            Operation::Over => a.divide(b),
         };
         if let Some(value) = exact.filter(fits) {
             return Ok(Number::Exact(value));

@@ -86,7 +86,7 @@ impl NamedAgent {
         HelperAgent {
             agent: self.agent.name.clone(),
             roster: Arc::downgrade(roster),
-            build_prompt: Arc::new(move |task| keys.opening(task)),
+            build_prompt: Arc::new(move |task| keys.initial_messages(task)),
         }
     }
 }
@@ -149,7 +149,7 @@ impl Agents {
         parts: &[AgentParts],
         policies: &Policies,
     ) -> Result<Self, TrainerError> {
-        let trained = recipe.trained();
+        let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);

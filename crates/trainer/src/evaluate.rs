@@ -77,7 +77,7 @@ fn find_uncalled(
     let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
     let completion = chat.decode_completion(&tokens);
-    let in_thought = chat.opened_reasoning(&agent.keys.opening(task), &tools)?.is_some();
+    let in_thought = chat.opened_reasoning(&agent.keys.initial_messages(task), &tools)?.is_some();
     let mut why = chat.why_no_call(&completion, in_thought, &tools);
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
         why.push_str("; it was cut at a limit");

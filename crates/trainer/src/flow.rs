@@ -23,7 +23,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use levade_policy::SamplingParams;
-use levade_recipe::{OversampleKeep, Prefer, RlKeys, UniformGroups};
+use levade_recipe::{GroupOrder, OversampleKeep, RlKeys, ZeroVarianceGroups};
 use levade_store::{Attempt, Status};
 use levade_tasks::Task;
 use levade_tree::{Placement, Purpose};
@@ -407,7 +407,7 @@ impl Flow {
 
     /// Returns whether a group carries no training signal and the recipe replaces such groups.
     fn is_uninformative(&self, place: u64) -> bool {
-        let refills = self.keys.uniform_groups() == UniformGroups::Refill;
+        let refills = self.keys.zero_variance_groups() == ZeroVarianceGroups::Refill;
         self.open.get(&place).filter(|_| refills).is_some_and(|group| {
             // The group is informative for any policy whose own attempts got different rewards.
             self.initial_versions.keys().all(|policy| {
@@ -436,9 +436,9 @@ impl Flow {
             .filter(|(place, group)| !chosen.contains(place) && teaches(group) && group.completed.is_some())
             .collect();
         match self.keys.prefer {
-            Prefer::Oldest => {}
-            Prefer::FirstDone => others.sort_by_key(|(_, group)| group.completed),
-            Prefer::Freshest => others.sort_by_key(|(place, group)| {
+            GroupOrder::Oldest => {}
+            GroupOrder::FirstDone => others.sort_by_key(|(_, group)| group.completed),
+            GroupOrder::Freshest => others.sort_by_key(|(place, group)| {
                 std::cmp::Reverse((freshness(&group.attempts, &self.initial_versions), **place))
             }),
         }

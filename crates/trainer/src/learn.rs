@@ -6,7 +6,7 @@ use std::time::Instant;
 use levade_policy::{
     ForwardBackward, Learner, MicroBatchPlan, OptimParams, TrainReport, TrainRequest, crash_point,
 };
-use levade_recipe::{OptimiserKeys, Phase, Recipe, Schedule};
+use levade_recipe::{OptimizerKeys, Phase, Recipe, Schedule};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Loss, PolicyLoss, explained_variance};
 use levade_store::{PlannedPath, PolicyPlan, StepPlan, Update};
@@ -70,7 +70,7 @@ pub(crate) fn loss_of(phase: &Phase) -> Loss {
 }
 
 /// Returns the optimizer's parameters for one step.
-fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
+fn optim_params(keys: &OptimizerKeys, peak: f32, step: u32, steps: u32) -> OptimParams {
     OptimParams {
         learning_rate: peak * fraction_of_peak(keys, step, steps),
         beta1: keys.beta1,
@@ -84,7 +84,7 @@ fn optim_params(keys: &OptimiserKeys, peak: f32, step: u32, steps: u32) -> Optim
 /// Returns the fraction of the peak learning rate at `step`, from 0, of `steps`. It rises linearly
 /// over the warm-up, whose last step has the peak. Then it follows the schedule, which would reach
 /// its end one step after the last.
-fn fraction_of_peak(keys: &OptimiserKeys, step: u32, steps: u32) -> f32 {
+fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
     if step < keys.warmup {
         return (f64::from(step + 1) / f64::from(keys.warmup)) as f32;
     }
@@ -136,7 +136,7 @@ impl<'a> Rules<'a> {
         // Schedules use the number of steps that the phase had when the step was planned.
         let steps = phase.steps();
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
-        let policy = optim_params(phase.optimiser(), phase.learning_rate(), step, steps);
+        let policy = optim_params(phase.optimizer(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
             return Rules {
                 phase,
@@ -425,13 +425,13 @@ mod tests {
 
     #[test]
     fn learning_rate_follows_warmup_and_schedule() {
-        let keys = |schedule, warmup, min_lr_ratio| OptimiserKeys {
+        let keys = |schedule, warmup, min_lr_ratio| OptimizerKeys {
             schedule,
             warmup,
             min_lr_ratio,
             ..Default::default()
         };
-        let shares = |keys: &OptimiserKeys, steps| -> Vec<f32> {
+        let shares = |keys: &OptimizerKeys, steps| -> Vec<f32> {
             (0..steps).map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0).collect()
         };
         assert_eq!(shares(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
@@ -475,7 +475,7 @@ mod tests {
         let rules = rules(&recipe, 3);
         let norms = [rules.policy, rules.critic].map(|params| params.unwrap().max_grad_norm);
         assert_eq!(norms, [0.5, 3.0]);
-        let unclipped = OptimiserKeys { max_grad_norm: 0.0, ..OptimiserKeys::default() };
+        let unclipped = OptimizerKeys { max_grad_norm: 0.0, ..OptimizerKeys::default() };
         assert_eq!(optim_params(&unclipped, 1.0, 0, 1).max_grad_norm, f32::INFINITY);
     }
 

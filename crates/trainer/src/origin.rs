@@ -348,7 +348,7 @@ fn falls(phase: &Phase) -> bool {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimiser.schedule,
         _ => Schedule::Constant,
     };
-    phase.optimiser().schedule != Schedule::Constant || critic != Schedule::Constant
+    phase.optimizer().schedule != Schedule::Constant || critic != Schedule::Constant
 }
 
 #[cfg(test)]

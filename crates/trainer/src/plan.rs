@@ -13,7 +13,7 @@
 use std::collections::HashMap;
 
 use levade_policy::UpdateSequences;
-use levade_recipe::{Charge, GroupBy, OnlyKeys, Overlong, RlKeys, UniformGroups};
+use levade_recipe::{GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, ZeroVarianceGroups};
 use levade_rl::{Counting, Normalizer, PathAdvantages, RolloutTokens, prepare};
 use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
 use levade_tree::{AttemptId, Component, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory};
@@ -54,8 +54,8 @@ struct Way {
 impl Way {
     /// Returns the number of tokens of trained agents. Actions that the limit of trained turns
     /// leaves out are counted.
-    fn tokens(&self, only: &OnlyKeys) -> u64 {
-        let trained = self.path.turns.iter().filter(|action| only.agent(&action.agent));
+    fn tokens(&self, only: &TrainFilterKeys) -> u64 {
+        let trained = self.path.turns.iter().filter(|action| only.accepts_agent(&action.agent));
         trained.map(Action::tokens).sum::<usize>() as u64
     }
 
@@ -90,7 +90,7 @@ impl<'a> Rollout<'a> {
     /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
     /// sequences. Both are empty or 0 if the recipe does not apply the penalty to rewards.
     fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
-        let Some(kl) = keys.kl.filter(|kl| kl.apply_to == Charge::Reward) else {
+        let Some(kl) = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward) else {
             return (vec![Vec::new(); self.paths.len()], 0.0);
         };
         let penalty = levade_rl::KlPenalty { coefficient, ..kl.penalty() };
@@ -108,11 +108,11 @@ impl<'a> Rollout<'a> {
     /// Sets the factor of untrained actions to 0. If more than `most` turns remain, keeps a random
     /// sample of `most` turns and scales their factors by `total / most`, so that the total weight
     /// stays the same. 0 disables the limit.
-    fn select(&mut self, only: &OnlyKeys, most: usize, seed: u64) {
+    fn select(&mut self, only: &TrainFilterKeys, most: usize, seed: u64) {
         let mut shares: Vec<&mut f32> = Vec::new();
         for way in &mut self.paths {
             for (share, action) in way.shares.iter_mut().zip(&way.path.turns) {
-                if only.agent(&action.agent) {
+                if only.accepts_agent(&action.agent) {
                     shares.push(share);
                 } else {
                     *share = 0.0;
@@ -138,7 +138,7 @@ fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
     let keys = setting.keys;
     match keys.overlong {
         _ if !is_sample(baseline, setting.targets) => None,
-        Overlong::Drop => baseline.reward,
+        OverlongAttempts::Drop => baseline.reward,
         _ => reward_of(baseline, keys, setting.limits).map(|(reward, _)| reward),
     }
 }
@@ -172,7 +172,7 @@ pub(crate) fn census<'a>(
     keys: &RlKeys,
 ) -> Census {
     let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
-    let trained = |segment: &Segment| targets.are_of(segment) && keys.only.agent(&segment.agent);
+    let trained = |segment: &Segment| targets.are_of(segment) && keys.only.accepts_agent(&segment.agent);
     Census::of(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
@@ -205,7 +205,7 @@ impl<'a> Gathered<'a> {
         }
         let samples = attempts.iter().filter(|attempt| is_sample(attempt, setting.targets));
         let found = rewarded(samples, keys, setting.limits);
-        if is_uninformative(keys, &found) && keys.uniform_groups() != UniformGroups::Keep {
+        if is_uninformative(keys, &found) && keys.zero_variance_groups() != ZeroVarianceGroups::Keep {
             return;
         }
         let agents = match keys.group_by {
@@ -217,7 +217,7 @@ impl<'a> Gathered<'a> {
         let members = found
             .into_iter()
             .map(|(attempt, reward, trained)| {
-                let trained = trained && keys.only.reward(reward);
+                let trained = trained && keys.only.accepts_reward(reward);
                 self.add(setting, (group, &agents, rival), attempt, reward, trained)
             })
             .collect();
@@ -244,7 +244,7 @@ impl<'a> Gathered<'a> {
         let answer = attempt.score.unwrap_or(0.0) - early;
         let earnings = Earnings::new(&attempt.trajectory, &paths, reward, answer, &attempt.earned);
         let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
-        let masked = |agent: &str| !trained || !keys.only.agent(agent);
+        let masked = |agent: &str| !trained || !keys.only.accepts_agent(agent);
         // If several policies play an agent that did not act, the outcome names the policy that was
         // selected for it.
         let cast = |agent: &&String| {
@@ -380,7 +380,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     gathered.give(advantages);
     let Gathered { mut groups, divergences, .. } = gathered;
 
-    let kl = keys.kl.filter(|kl| kl.apply_to == Charge::Reward).map(|_| ChargedKl {
+    let kl = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward).map(|_| ChargedKl {
         coefficient: kl_coefficient,
         found: Counting::Exact.mean(divergences.iter().copied()),
         rollouts: divergences.len() as u64,
@@ -389,7 +389,7 @@ pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, 
     let share = |i: usize| i * n / keys.mini_batches;
     // A critic learns from every rollout, whatever its advantage.
     let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let normalizer = keys.normaliser(setting.constant_length);
+    let normalizer = keys.normalizer(setting.constant_length);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
     let mut once = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
@@ -414,7 +414,7 @@ pub(crate) fn sft(
     let groups: Vec<Vec<Rollout>> =
         demonstrations.iter().map(|attempt| vec![Rollout::new(attempt, targets, None)]).collect();
     // Cross-entropy has a gradient whatever the advantage.
-    let updates = vec![update(&groups, targets, normalizer, &OnlyKeys::default(), true)];
+    let updates = vec![update(&groups, targets, normalizer, &TrainFilterKeys::default(), true)];
     let plan = PolicyPlan { policy: targets.policy.to_owned(), version, ..PolicyPlan::default() };
     Draft { plan, updates, epochs: 1 }
 }
@@ -451,7 +451,7 @@ fn update(
     groups: &[Vec<Rollout>],
     targets: Targets<'_>,
     normalizer: Normalizer,
-    only: &OnlyKeys,
+    only: &TrainFilterKeys,
     all_learn: bool,
 ) -> Vec<GroupSequences> {
     let tokens = |rollout: &Rollout| {

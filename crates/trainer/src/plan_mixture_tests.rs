@@ -39,7 +39,7 @@ fn attempts_of_another_policy_are_not_samples() {
     let mut group = mixed();
     group[2].reward = Some(1.0);
     group[1].reward = Some(0.0);
-    let drop = RlKeys { uniform_groups: Some(UniformGroups::Drop), ..keys() };
+    let drop = RlKeys { uniform_groups: Some(ZeroVarianceGroups::Drop), ..keys() };
     assert_eq!(plan_of(&[group], &drop, 1000).unwrap().updates, [Update::default()]);
     // Stores of older builds do not contain the selected policy, so the mean is over all attempts:
     // 3/4.
@@ -104,13 +104,13 @@ fn baseline_is_greedy_attempt_of_same_policy() {
         };
         rival_of(&setting, baseline)
     };
-    let buffer = Overlong::Penalise { buffer: 2, factor: 1.0 };
+    let buffer = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
     let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
     assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
     assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
     // Truncated samples are dropped, but not their baseline.
-    assert_eq!(rival(&cut(long), &RlKeys { overlong: Overlong::Drop, ..keys }), Some(1.0));
+    assert_eq!(rival(&cut(long), &RlKeys { overlong: OverlongAttempts::Drop, ..keys }), Some(1.0));
 }
 
 /// Groups in which only another policy acted are not part of a policy's step. They affect neither
@@ -140,7 +140,7 @@ fn groups_of_another_policy_are_ignored() {
     let step = plan_of(&all, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     let alone = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     assert_eq!(step.updates, alone.updates);
-    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K1, Charge::Reward, None);
+    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K1, KlTarget::Reward, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
     let kl =
         Some(KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive });
@@ -179,7 +179,7 @@ fn entropy_fraction_excludes_masked_attempts() {
         };
         Signals { entropies, ..Signals::default() }
     };
-    let keys = RlKeys { overlong: Overlong::Mask, high_entropy_share: 0.5, ..keys() };
+    let keys = RlKeys { overlong: OverlongAttempts::Mask, high_entropy_share: 0.5, ..keys() };
     let plan = plan_with(&[group], &keys, 1000, &entropies).unwrap();
     let want = HighEntropy { tokens: 4, kept: 2, thresholds: vec![f64::from(0.3f32)] };
     assert_eq!(plan.high_entropy, Some(want));
@@ -209,7 +209,7 @@ fn constant_normalizer_is_largest_agent_limit() {
 /// The length penalty starts below the limit of the acting agent.
 #[test]
 fn length_penalty_uses_limit_of_acting_agent() {
-    let overlong = Overlong::Penalise { buffer: 2, factor: 1.0 };
+    let overlong = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
     let long = |sample, reply: &[u32]| attempt(0, sample, &[1], reply, Some(1.0));
     let group = vec![long(0, &[3, 4, 5]), long(1, &[3])];
     let keys = RlKeys { overlong, ..keys() };

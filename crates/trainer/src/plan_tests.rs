@@ -1,7 +1,7 @@
 //! Tests of plans.
 
 use levade_policy::{Simulator, SimulatorConfig};
-use levade_recipe::{Empty, KlKeys};
+use levade_recipe::{EmptyAttempts, KlKeys};
 use levade_rl::{Estimator, GroupBaseline};
 use levade_store::{CreditTarget, Earned, Status, testing::wait};
 use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
@@ -112,11 +112,11 @@ fn plan_matches_values_computed_by_hand() {
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
 
-    let drop = Some(UniformGroups::Drop);
+    let drop = Some(ZeroVarianceGroups::Drop);
     let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
-    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K3, Charge::Loss, None);
+    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K3, KlTarget::Loss, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
     let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
@@ -134,7 +134,7 @@ fn plan_matches_values_computed_by_hand() {
 #[test]
 fn uniform_group_yields_update_without_batches() {
     let uniform = vec![groups()[1].clone()];
-    for uniform_groups in [UniformGroups::Keep, UniformGroups::Drop] {
+    for uniform_groups in [ZeroVarianceGroups::Keep, ZeroVarianceGroups::Drop] {
         let keys = RlKeys { uniform_groups: Some(uniform_groups), ..keys() };
         let plan = plan_of(&uniform, &keys, 10).unwrap();
         assert_eq!(plan.updates, [Update::default()]);
@@ -215,17 +215,17 @@ fn truncated_attempts_follow_overlong_rule() {
     groups[0][0] = cut(groups[0][0].clone());
     let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
     let all = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
-    assert_eq!(all(&with(Overlong::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
+    assert_eq!(all(&with(OverlongAttempts::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
     // The truncated attempt still serves for comparison, and the remaining attempt is the only trained one.
-    assert_eq!(all(&with(Overlong::Mask)), [(0, 1, -0.5, 1.0)]);
-    assert_eq!(all(&with(Overlong::Drop)), []);
+    assert_eq!(all(&with(OverlongAttempts::Mask)), [(0, 1, -0.5, 1.0)]);
+    assert_eq!(all(&with(OverlongAttempts::Drop)), []);
     // The remaining attempts, with 1 and 3 tokens, are still compared with each other.
     let mut three = groups[0].clone();
     three[2].reward = Some(1.0);
-    let dropped = plan_of(&[three], &RlKeys { overlong: Overlong::Drop, ..keys() }, 1000).unwrap();
+    let dropped = plan_of(&[three], &RlKeys { overlong: OverlongAttempts::Drop, ..keys() }, 1000).unwrap();
     assert_eq!(all(&dropped), [(0, 1, -0.5, 0.25), (0, 2, 0.5, 0.25)]);
     // Two tokens of at most four, with a buffer of three: a third of the factor.
-    let penalised = all(&with(Overlong::Penalise { buffer: 3, factor: 0.6 }));
+    let penalised = all(&with(OverlongAttempts::Penalise { buffer: 3, factor: 0.6 }));
     assert!((penalised[0].2 - 0.4).abs() < 1e-6, "{penalised:?}");
 }
 
@@ -341,7 +341,7 @@ fn group_by_compares_tasks_agents_or_steps() {
 #[test]
 fn only_keys_restrict_agents_and_rewards() {
     let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
-    let agents = OnlyKeys { agents: vec!["b".into()], ..OnlyKeys::default() };
+    let agents = TrainFilterKeys { agents: vec!["b".into()], ..TrainFilterKeys::default() };
     let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
     let [short, long] = &plan.updates[0].paths[..] else { panic!() };
     // "b" has two tokens in the first attempt and four in the second.
@@ -350,7 +350,7 @@ fn only_keys_restrict_agents_and_rewards() {
     assert_eq!(long.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]);
     assert_eq!((same(&short.advantage), same(&long.advantage)), (0.5, -0.5));
 
-    let winners = OnlyKeys { reward_from: Some(0.5), ..OnlyKeys::default() };
+    let winners = TrainFilterKeys { reward_from: Some(0.5), ..TrainFilterKeys::default() };
     let plan = plan_of(&groups, &RlKeys { only: winners, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.5, 0.25)]]);
 }
@@ -397,8 +397,8 @@ fn empty_attempts_follow_empty_rule() {
     let with = |empty| plan_of(&groups, &RlKeys { empty, ..keys() }, 1000).unwrap();
     let advantages =
         |plan: &PolicyPlan| rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>();
-    assert_eq!(advantages(&with(Empty::Keep)), [2.0 / 3.0, -1.0 / 3.0]);
-    assert_eq!(advantages(&with(Empty::Drop)), [0.5, -0.5]);
+    assert_eq!(advantages(&with(EmptyAttempts::Keep)), [2.0 / 3.0, -1.0 / 3.0]);
+    assert_eq!(advantages(&with(EmptyAttempts::Drop)), [0.5, -0.5]);
 }
 
 #[test]
@@ -425,7 +425,7 @@ fn kl_penalty_on_rewards_changes_advantages() {
         coefficient: 9.0,
         importance_weighted: false,
         reference_every: 0,
-        apply_to: Charge::Reward,
+        apply_to: KlTarget::Reward,
         adaptive: None,
     });
     let signals = |_, _| Signals {
@@ -447,9 +447,13 @@ fn kl_penalty_on_rewards_changes_advantages() {
         reference: if place(id).1 == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
         ..Signals::default()
     };
-    let plan =
-        plan_with(&groups, &RlKeys { kl, uniform_groups: Some(UniformGroups::Drop), ..keys() }, 1000, &far)
-            .unwrap();
+    let plan = plan_with(
+        &groups,
+        &RlKeys { kl, uniform_groups: Some(ZeroVarianceGroups::Drop), ..keys() },
+        1000,
+        &far,
+    )
+    .unwrap();
     assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
 }
 
@@ -556,8 +560,8 @@ fn empty_attempts_are_compared_with_each_agent() {
     };
     // Rewards of "a" were 1, 0 and −2, with a mean of −1/3; those of "b" were 2 and −2.
     let third = 1.0f32 / 3.0;
-    assert_eq!(with(Empty::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
-    assert_eq!(with(Empty::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
+    assert_eq!(with(EmptyAttempts::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
+    assert_eq!(with(EmptyAttempts::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
     let nobody = [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
     let plan = plan_of(&nobody, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
     assert_eq!(plan.updates, [Update::default()]);
@@ -568,7 +572,7 @@ fn empty_attempts_are_compared_with_each_agent() {
 fn whitening_uses_only_trained_tokens() {
     let gamma = 1.0;
     let plain = Estimator::ReinforcePlusPlus { gamma, counting: Counting::Exact, one_turn: false };
-    let keys = || RlKeys { advantage: Some(plain.clone()), overlong: Overlong::Mask, ..keys() };
+    let keys = || RlKeys { advantage: Some(plain.clone()), overlong: OverlongAttempts::Mask, ..keys() };
     let advantages = |groups: &[Vec<Attempt>], keys: &RlKeys| -> Vec<f32> {
         let plan = plan_of(groups, keys, 1000).unwrap();
         plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
@@ -579,11 +583,14 @@ fn whitening_uses_only_trained_tokens() {
     assert!((alone[0] - root).abs() < 1e-6 && (alone[1] + root).abs() < 1e-6, "{alone:?}");
     group.push(cut(attempt(0, 2, &[1], &[5, 5, 5, 5], Some(-9.0))));
     assert_eq!(advantages(&[group.clone()], &keys()), alone);
-    let from = OnlyKeys { reward_from: Some(-1.0), ..OnlyKeys::default() };
-    assert_eq!(advantages(&[group], &RlKeys { only: from, overlong: Overlong::Keep, ..keys() }), alone);
+    let from = TrainFilterKeys { reward_from: Some(-1.0), ..TrainFilterKeys::default() };
+    assert_eq!(
+        advantages(&[group], &RlKeys { only: from, overlong: OverlongAttempts::Keep, ..keys() }),
+        alone
+    );
 
     // One of two agents is trained. In `marked` the other agent's tokens have a different return.
-    let agents = OnlyKeys { agents: vec!["a".into()], ..OnlyKeys::default() };
+    let agents = TrainFilterKeys { agents: vec!["a".into()], ..TrainFilterKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
     let early = Earned { by: CreditTarget::Agent("a".into()), reward: 5.0 };
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];

@@ -14,7 +14,7 @@
 use std::collections::HashMap;
 
 use levade_policy::{Learner, uniform};
-use levade_recipe::{Proximal, RlKeys};
+use levade_recipe::{ProximalPolicy, RlKeys};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Counting, Loss, Point, PolicyLoss, prepare};
 use levade_tree::{PathInput, PathTarget, Term};
@@ -71,7 +71,7 @@ impl<'a> Preparer<'a> {
     /// update. Uses the recorded ones for tokens that these weights sampled, because they are
     /// bitwise equal.
     pub async fn begin(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
-        if self.keys.proximal != Proximal::Recompute {
+        if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());
         }
         for batch in batches {
@@ -106,13 +106,14 @@ impl<'a> Preparer<'a> {
     /// recomputed.
     pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
         let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.apart.clone());
-        (self.keys.proximal == Proximal::Recompute).then(found)
+        (self.keys.proximal == ProximalPolicy::Recompute).then(found)
     }
 
     /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
     /// bounds of the correction. Returns `None` if it was not computed.
     pub fn beyond(&self) -> Option<f64> {
-        let correction = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)?;
+        let correction =
+            self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)?;
         let log_ratios = |path: &Vec<(f64, f64)>| path.iter().map(|(p, b)| p - b).collect();
         correction.beyond(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
     }
@@ -186,7 +187,8 @@ impl<'a> Preparer<'a> {
     /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0. If
     /// the proximal policy is only approximated, the loss corrects each token itself.
     fn correct(&mut self, inputs: &mut [&mut PathInput]) {
-        let Some(correction) = self.keys.correction().filter(|_| self.keys.proximal == Proximal::Recompute)
+        let Some(correction) =
+            self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)
         else {
             return;
         };

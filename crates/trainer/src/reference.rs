@@ -45,8 +45,8 @@ pub(crate) fn reference_to_keep<'a>(
 ) -> Option<&'a dyn Learner> {
     let phase = run.recipe.phase.get(progress.position.phase as usize)?;
     let Phase::Rl(keys) = phase else { return None };
-    let trains = run.recipe.trained_in(phase).iter().any(|trained| trained == name);
-    learns.reference.as_deref().filter(|_| trains && keys.reference_is_its_own(progress.position.step))
+    let trains = run.recipe.trained_policies_in(phase).iter().any(|trained| trained == name);
+    learns.reference.as_deref().filter(|_| trains && keys.has_separate_reference(progress.position.step))
 }
 
 /// Loads references with the weights that they had when the run was interrupted within the phase.
@@ -59,11 +59,12 @@ pub(crate) async fn restore_references(
     phase: &Phase,
 ) -> Result<(), TrainerError> {
     let Phase::Rl(keys) = phase else { return Ok(()) };
-    let Some(latest) = progress.latest.as_ref().filter(|_| keys.reference_is_its_own(progress.position.step))
+    let Some(latest) =
+        progress.latest.as_ref().filter(|_| keys.has_separate_reference(progress.position.step))
     else {
         return Ok(());
     };
-    for (name, learns) in run.policies.among(&run.recipe.trained_in(phase)) {
+    for (name, learns) in run.policies.among(&run.recipe.trained_policies_in(phase)) {
         if let Some(reference) = &learns.reference {
             reference.load(&run.policies.place(&latest.path, name).join(REFERENCE), false).await?;
         }
@@ -78,8 +79,8 @@ pub(crate) async fn restore_references(
 /// Returns an error if weights cannot be saved or loaded.
 pub(crate) async fn move_references(run: &RunContext, phase: &Phase, step: u32) -> Result<(), TrainerError> {
     let Phase::Rl(keys) = phase else { return Ok(()) };
-    for (_, Learns { learner, reference, .. }) in run.policies.among(&run.recipe.trained_in(phase)) {
-        if let Some(reference) = reference.as_deref().filter(|_| keys.reference_moves(step)) {
+    for (_, Learns { learner, reference, .. }) in run.policies.among(&run.recipe.trained_policies_in(phase)) {
+        if let Some(reference) = reference.as_deref().filter(|_| keys.updates_reference(step)) {
             copy_weights(&**learner, reference, &run.checkpoints.scratch()).await?;
         }
     }

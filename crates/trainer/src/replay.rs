@@ -99,7 +99,7 @@ pub async fn terms(
     // A reference that has not moved is that of the start of the phase. Checkpoints within the
     // phase do not contain it.
     let has_reference = |at: &&Checkpoint| match keys {
-        Phase::Rl(keys) => !keys.needs_reference() || keys.reference_is_its_own(at.position.step),
+        Phase::Rl(keys) => !keys.needs_reference() || keys.has_separate_reference(at.position.step),
         Phase::Sft(_) => true,
     };
     let usable = checkpoints.iter().filter(before).filter(has_reference);
@@ -155,10 +155,10 @@ impl<'a> Again<'a> {
     /// Initializes the models of a phase's policies, as the run did.
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
         let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
-        let trained = self.recipe.trained_in(phase);
+        let trained = self.recipe.trained_policies_in(phase);
         for (name, learns) in self.policies.among(&trained).filter(|_| !before.is_empty()) {
             let has_critic = |phase: &Phase| {
-                self.recipe.trained_in(phase).iter().any(|trained| trained == name)
+                self.recipe.trained_policies_in(phase).iter().any(|trained| trained == name)
                     && learns.models(phase).critic.is_some()
             };
             enter(learns.models(phase), before.iter().any(has_critic), &self.scratch.0).await?;
@@ -169,7 +169,7 @@ impl<'a> Again<'a> {
     /// Loads the models of a phase from a checkpoint within it.
     async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
-        for (name, learns) in self.policies.among(&self.recipe.trained_in(phase)) {
+        for (name, learns) in self.policies.among(&self.recipe.trained_policies_in(phase)) {
             let (place, models) = (self.policies.place(checkpoint, name), learns.models(phase));
             models.policy.load(&place, true).await?;
             if let Some(critic) = models.critic {
@@ -205,7 +205,7 @@ impl<'a> Again<'a> {
             let learns = self.policies.learns(name)?;
             let models = learns.models(phase);
             if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
-                && keys.reference_moves(plan.step)
+                && keys.updates_reference(plan.step)
             {
                 copy_weights(models.policy, reference, &self.scratch.0).await?;
             }
@@ -231,7 +231,7 @@ impl<'a> Again<'a> {
     /// Returns the first file of a checkpoint that differs from the current weights.
     async fn compare(&self, index: usize, checkpoint: &Path) -> Result<Option<String>, TrainerError> {
         let phase = &self.recipe.phase[index];
-        let trained = self.recipe.trained_in(phase);
+        let trained = self.recipe.trained_policies_in(phase);
         let mut differs = None;
         for (name, learns) in self.policies.trained() {
             // For a policy that the phase does not train, only the weights are comparable.

@@ -5,7 +5,7 @@
 //! [`flow`](crate::flow) uses this module to complete a step, [`plan`](crate::plan) to compute
 //! advantages.
 
-use levade_recipe::{Empty, Overlong, RlKeys};
+use levade_recipe::{EmptyAttempts, OverlongAttempts, RlKeys};
 use levade_rl::shaping;
 use levade_store::Attempt;
 use levade_tree::{Finish, Kind, Trajectory};
@@ -24,10 +24,10 @@ pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
 pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
     let reward = attempt.reward?;
     match keys.overlong {
-        Overlong::Keep | Overlong::Bootstrap => Some((reward, true)),
-        Overlong::Mask => Some((reward, !is_truncated(attempt))),
-        Overlong::Drop => (!is_truncated(attempt)).then_some((reward, true)),
-        Overlong::Penalise { buffer, factor } => {
+        OverlongAttempts::Keep | OverlongAttempts::Bootstrap => Some((reward, true)),
+        OverlongAttempts::Mask => Some((reward, !is_truncated(attempt))),
+        OverlongAttempts::Drop => (!is_truncated(attempt)).then_some((reward, true)),
+        OverlongAttempts::Penalise { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
             let limit = limits.of(&attempt.task) as u64;
             Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
@@ -53,7 +53,7 @@ pub(crate) fn rewarded<'a>(
     limits: &TokenLimits,
 ) -> Vec<(&'a Attempt, f64, bool)> {
     attempts
-        .filter(|attempt| keys.empty == Empty::Keep || attempt.trajectory.sampled_tokens() > 0)
+        .filter(|attempt| keys.empty == EmptyAttempts::Keep || attempt.trajectory.sampled_tokens() > 0)
         .filter_map(|attempt| reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained)))
         .collect()
 }
@@ -62,7 +62,7 @@ pub(crate) fn rewarded<'a>(
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
-        r == reward && (!keys.sees_parts() || attempt.earned == first.earned)
+        r == reward && (!keys.uses_reward_components() || attempt.earned == first.earned)
     };
     keys.zero_variance_has_no_gradient() && rewarded.iter().all(alike)
 }

@@ -149,7 +149,7 @@ impl Rollouts {
         trains: bool,
     ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
         let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
-        let (messages, retries) = (agent.keys.opening(&task), agent.keys.retries);
+        let (messages, retries) = (agent.keys.initial_messages(&task), agent.keys.retries);
         let runs = agent.runs.clone();
         let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
         let (roster, teacher) = (self.agents.roster.clone(), self.agents.teacher.clone());

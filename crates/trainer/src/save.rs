@@ -58,7 +58,7 @@ fn critic_in_use<'a>(
 ) -> Option<&'a dyn Learner> {
     let mut begun = run.recipe.phase.iter().take(progress.position.phase as usize + 1);
     let needs = |phase: &Phase| {
-        let trains = run.recipe.trained_in(phase).iter().any(|trained| trained == name);
+        let trains = run.recipe.trained_policies_in(phase).iter().any(|trained| trained == name);
         trains && matches!(phase, Phase::Rl(keys) if keys.needs_critic())
     };
     learns.critic.as_deref().filter(|_| begun.any(needs))

@@ -12,8 +12,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_policy::process_time;
-use levade_recipe::{RewardKeys, ScorerKeys, Unscored, WhenKeys};
-use levade_reward::{Evidence, ScoreError, Scorer, task_field};
+use levade_recipe::{RewardKeys, ScorerKeys, UnscoredEffect, WhenKeys};
+use levade_reward::{ScoreError, Scorer, ScorerInput, task_field};
 use levade_store::{Attempt, CreditTarget, Earned, Status};
 use levade_tasks::without_endings;
 use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
@@ -44,7 +44,7 @@ struct NamedScorer {
     weight: f64,
     weights: BTreeMap<String, f64>,
     when: WhenKeys,
-    unscored: Unscored,
+    unscored: UnscoredEffect,
     scorer: Arc<dyn Scorer>,
 }
 
@@ -136,7 +136,7 @@ impl NamedScorer {
         longest: Duration,
         ask: impl Fn(Arc<dyn Scorer>) -> W,
     ) -> Result<T, ScoreError> {
-        let mut left = if self.unscored == Unscored::Retry { MAX_CALLS } else { 1 };
+        let mut left = if self.unscored == UnscoredEffect::Retry { MAX_CALLS } else { 1 };
         let mut pause = PAUSE;
         loop {
             left -= 1;
@@ -149,7 +149,7 @@ impl NamedScorer {
                 }
             };
             match answer {
-                Err(error) if left > 0 && error.may_pass() => {
+                Err(error) if left > 0 && error.is_temporary() => {
                     process_time::sleep(pause).await;
                     pause *= 2;
                 }
@@ -162,11 +162,11 @@ impl NamedScorer {
     async fn rehearse(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
         let outcome = Outcome::demonstrated(first_text(&task["answer"]));
         let attempt = AttemptId::from_bytes([0; 16]);
-        let scorer_input = Evidence { attempt, task, outcome, trajectory: Arc::default() };
+        let scorer_input = ScorerInput { attempt, task, outcome, trajectory: Arc::default() };
         self.scorer.check_task(&scorer_input.task)?;
         self.scorer.check_ready(&scorer_input.task).await?;
         let asked = async {
-            match self.scorer.is_by_group() {
+            match self.scorer.scores_groups() {
                 false => self.scorer.score(&scorer_input).await,
                 true => {
                     let group =
@@ -181,11 +181,11 @@ impl NamedScorer {
     }
 
     fn not_scored(&self, error: &ScoreError) -> ScoringFailure {
-        let again = error.may_pass();
+        let again = error.is_temporary();
         let fate = match self.unscored {
-            Unscored::Drop => Fate::Dropped,
+            UnscoredEffect::Drop => Fate::Dropped,
             // Deferring helps only if the error is temporary.
-            Unscored::Park if again => Fate::Parked,
+            UnscoredEffect::Park if again => Fate::Parked,
             _ => Fate::Broken { again },
         };
         let (scorer, source) = (self.name.clone(), self.source.clone());
@@ -214,13 +214,18 @@ fn first_text(expected: &Value) -> String {
 }
 
 /// Moves the trajectory of an attempt into a scorer input.
-fn scorer_input(attempt: &mut Attempt) -> Evidence {
+fn scorer_input(attempt: &mut Attempt) -> ScorerInput {
     let trajectory = Arc::new(std::mem::take(&mut attempt.trajectory));
-    Evidence { attempt: attempt.id, task: attempt.task.clone(), outcome: attempt.outcome.clone(), trajectory }
+    ScorerInput {
+        attempt: attempt.id,
+        task: attempt.task.clone(),
+        outcome: attempt.outcome.clone(),
+        trajectory,
+    }
 }
 
 /// Moves the trajectory back into its attempt.
-fn give_back(attempt: &mut Attempt, scorer_input: Evidence) {
+fn give_back(attempt: &mut Attempt, scorer_input: ScorerInput) {
     attempt.trajectory = Arc::unwrap_or_clone(scorer_input.trajectory);
 }
 
@@ -237,7 +242,7 @@ impl Scorers {
             scorer: custom.remove(&scorer.name).unwrap_or_else(|| scorer.scorer.scorer()),
         };
         let scorers = match &keys.scorers[..] {
-            [] => vec![of(&keys.only(), "scorer".into())],
+            [] => vec![of(&keys.single_scorer(), "scorer".into())],
             several => several.iter().map(|keys| of(keys, format!("scorer {}", keys.name))).collect(),
         };
         Scorers(Arc::new(All { scorers, keys: keys.clone() }))
@@ -260,19 +265,19 @@ impl Scorers {
 
     /// Returns the names of the scorers that compare the attempts of a group.
     pub(crate) fn by_group(&self) -> impl Iterator<Item = &str> {
-        self.0.scorers.iter().filter(|named| named.scorer.is_by_group()).map(|named| named.name.as_str())
+        self.0.scorers.iter().filter(|named| named.scorer.scores_groups()).map(|named| named.name.as_str())
     }
 
     /// Returns whether the attempts at a task are scored together, after each has been scored
     /// independently.
     pub(crate) fn compares(&self, task: &Value) -> bool {
-        self.of(task).any(|named| named.scorer.is_by_group())
+        self.of(task).any(|named| named.scorer.scores_groups())
     }
 
     /// Returns whether an attempt at a task may have to wait for its score. Such an attempt is
     /// recorded before it has a score.
     pub(crate) fn may_wait(&self, task: &Value) -> bool {
-        self.of(task).any(|named| named.unscored == Unscored::Park || named.scorer.is_by_group())
+        self.of(task).any(|named| named.unscored == UnscoredEffect::Park || named.scorer.scores_groups())
     }
 
     /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
@@ -335,7 +340,7 @@ impl Scorers {
         for named in &self.0.scorers {
             let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
             // A dry run has no program that drives the attempt and could score it.
-            let task = find(&is_for).filter(|task| !named.scorer.is_led(task));
+            let task = find(&is_for).filter(|task| !named.scorer.needs_reported_score(task));
             let gave = match task {
                 None => None,
                 Some(task) => Some(named.rehearse(task).await),
@@ -353,7 +358,7 @@ impl Scorers {
         let task = attempt.task.clone();
         let scorer_input = Arc::new(scorer_input(attempt));
         let (mut components, mut troubles, mut failed) = (Vec::new(), Vec::new(), None);
-        let alone: Vec<&NamedScorer> = self.of(&task).filter(|named| !named.scorer.is_by_group()).collect();
+        let alone: Vec<&NamedScorer> = self.of(&task).filter(|named| !named.scorer.scores_groups()).collect();
         for named in alone {
             let of = scorer_input.clone();
             let ask = |scorer: Arc<dyn Scorer>| {
@@ -363,7 +368,7 @@ impl Scorers {
             let answer = named.ask(self.outage(), ask).await;
             match (answer.and_then(|answer| named.named(answer)), named.unscored) {
                 (Ok(answer), _) => components.extend(answer),
-                (Err(error), Unscored::Value(value)) => {
+                (Err(error), UnscoredEffect::Value(value)) => {
                     troubles.push((named.source.clone(), error.to_string()));
                     components.extend(named.named(vec![Component::score(value)]).unwrap_or_default());
                 }
@@ -401,11 +406,11 @@ impl Scorers {
         let mut members: Vec<&mut Attempt> =
             attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut other_attempts).collect();
         members.sort_by_key(|attempt| attempt.placement.sample);
-        let group: Arc<Vec<Evidence>> = Arc::new(members.iter_mut().map(|of| scorer_input(of)).collect());
+        let group: Arc<Vec<ScorerInput>> = Arc::new(members.iter_mut().map(|of| scorer_input(of)).collect());
         let mut given: Vec<Vec<Component>> = vec![Vec::new(); members.len()];
         let (mut troubles, mut failed) = (Vec::new(), None);
         let comparing: Vec<&NamedScorer> =
-            self.of(&task).filter(|named| named.scorer.is_by_group()).collect();
+            self.of(&task).filter(|named| named.scorer.scores_groups()).collect();
         for named in comparing {
             let ask = |scorer: Arc<dyn Scorer>| {
                 let group = group.clone();
@@ -420,7 +425,7 @@ impl Scorers {
             });
             match (answer, named.unscored) {
                 (Ok(answer), _) => given.iter_mut().zip(answer).for_each(|(of, more)| of.extend(more)),
-                (Err(error), Unscored::Value(value)) => {
+                (Err(error), UnscoredEffect::Value(value)) => {
                     troubles.push((named.source.clone(), error.to_string()));
                     for of in &mut given {
                         of.extend(named.named(vec![Component::score(value)]).unwrap_or_default());

@@ -11,7 +11,7 @@ struct Gives(Vec<Component>);
 
 #[async_trait]
 impl Scorer for Gives {
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         Ok(self.0.clone())
     }
 }
@@ -21,7 +21,7 @@ struct Panics;
 
 #[async_trait]
 impl Scorer for Panics {
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         panic!("a bug in the scorer")
     }
 }
@@ -32,7 +32,7 @@ struct Hangs;
 
 #[async_trait]
 impl Scorer for Hangs {
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         std::future::pending().await
     }
 }
@@ -56,7 +56,7 @@ fn attempt(task: Value) -> Attempt {
 }
 
 fn scorer(name: &str) -> ScorerKeys {
-    ScorerKeys { name: name.into(), ..RewardKeys::default().only() }
+    ScorerKeys { name: name.into(), ..RewardKeys::default().single_scorer() }
 }
 
 fn when(source: &str, data_source: &str) -> WhenKeys {
@@ -153,14 +153,16 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     ] {
         // Either a substitute value is used, or the attempt fails, or it is deferred if a later
         // call may succeed.
-        for unscored in [Unscored::Retry, Unscored::Drop, Unscored::Park, Unscored::Value(0.5)] {
+        for unscored in
+            [UnscoredEffect::Retry, UnscoredEffect::Drop, UnscoredEffect::Park, UnscoredEffect::Value(0.5)]
+        {
             let keys = ScorerKeys { unscored: Some(unscored), ..scorer("judge") };
             let all = scorers(vec![keys], vec![("judge", scorer_of.clone())]);
             let mut made = attempt(json!({}));
             let result = all.score(&mut made).await;
             assert_eq!(made.trajectory.segments().len(), 1, "{want}");
             match unscored {
-                Unscored::Value(value) => {
+                UnscoredEffect::Value(value) => {
                     result.unwrap();
                     assert!(made.outcome.troubles[0].why.contains(want), "{:?}", made.outcome.troubles);
                     assert_eq!(all.finish(made).score, Some(value));
@@ -169,8 +171,8 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
                     let not_scored = result.unwrap_err();
                     assert!(not_scored.why.contains(want), "{not_scored:?}");
                     let fate = match unscored {
-                        Unscored::Drop => Fate::Dropped,
-                        Unscored::Park if again => Fate::Parked,
+                        UnscoredEffect::Drop => Fate::Dropped,
+                        UnscoredEffect::Park if again => Fate::Parked,
                         _ => Fate::Broken { again },
                     };
                     assert_eq!(not_scored.fate, fate, "{want}");
@@ -188,15 +190,15 @@ struct Places;
 
 #[async_trait]
 impl Scorer for Places {
-    fn is_by_group(&self) -> bool {
+    fn scores_groups(&self) -> bool {
         true
     }
 
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         Err(ScoreError::Unusable("it compares".into()))
     }
 
-    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+    async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
         assert!(group.iter().all(|evidence| evidence.trajectory.segments().len() == 1));
         let share = |place: usize| (place as f64 + 1.0) / group.len() as f64;
         Ok((0..group.len()).map(|place| vec![Component::score(share(place))]).collect())

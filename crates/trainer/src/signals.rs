@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use levade_recipe::{Charge, Overlong, RlKeys};
+use levade_recipe::{KlTarget, OverlongAttempts, RlKeys};
 use levade_store::{Attempt, PerToken, PlannedPath};
 use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
 
@@ -52,7 +52,7 @@ impl Heard {
         context: usize,
         budget: usize,
     ) -> Result<Self, TrainerError> {
-        let charged = keys.kl.is_some_and(|kl| kl.apply_to == Charge::Reward);
+        let charged = keys.kl.is_some_and(|kl| kl.apply_to == KlTarget::Reward);
         let mut heard = Heard::default();
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
@@ -62,7 +62,7 @@ impl Heard {
             for (key, values) in survey(critic, Question::Values, &paths, budget).await? {
                 heard.at(key).values = values;
             }
-            if keys.overlong == Overlong::Bootstrap {
+            if keys.overlong == OverlongAttempts::Bootstrap {
                 heard.bootstrap(critic, targets, groups, context, budget).await?;
             }
         }

@@ -6,7 +6,7 @@ use levade_agent::Truncation;
 use levade_agent::environments::{Environments, Listed};
 use levade_conversation::Overflow;
 use levade_policy::SamplingParams;
-use levade_recipe::{AgentKeys, Overlong, Phase, Recipe, TaskSource};
+use levade_recipe::{AgentKeys, OverlongAttempts, Phase, Recipe, TaskSource};
 use levade_store::Store;
 use levade_tasks::{
     Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
@@ -492,12 +492,12 @@ pub async fn check_tasks(
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
         let cuts = opening.truncation != Truncation::Refuse;
-        let tokens = format.chat().prompt(&keys.opening(&task), &agent.tools.specs(&task))?.len();
+        let tokens = format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();
         if tokens > opening.max_tokens && !cuts {
             return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: opening.max_tokens });
         }
         let budget = player.context_policy.budget;
-        let fails = budget.overflow == Overflow::Fail && !keys.kind.calls();
+        let fails = budget.overflow == Overflow::Fail && !keys.kind.calls_over_http();
         if fails && tokens.min(opening.max_tokens) > budget.most {
             return Err(TrainerError::PromptOverContext { task: task.id, tokens, most: budget.most });
         }
@@ -523,7 +523,7 @@ pub async fn check_tasks(
 fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     recipe.phase.iter().enumerate().filter_map(|(index, phase)| match phase {
         Phase::Rl(keys) => match keys.overlong {
-            Overlong::Penalise { buffer, .. } => Some((index, buffer)),
+            OverlongAttempts::Penalise { buffer, .. } => Some((index, buffer)),
             _ => None,
         },
         Phase::Sft(_) => None,

@@ -176,10 +176,10 @@ fn opening_prefers_system_message_of_task() {
     let agent =
         AgentKeys { system: "Be brief.".into(), prompt: "Q: {question}".into(), ..AgentKeys::default() };
     let plain = Task { question: "1 + 1?".into(), ..Task::default() };
-    assert_eq!(agent.opening(&plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
+    assert_eq!(agent.initial_messages(&plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
     let chat = |messages: &[Message]| {
         let question = messages.last().unwrap().content.to_string();
-        agent.opening(&Task { question, messages: messages.to_vec(), ..Task::default() })
+        agent.initial_messages(&Task { question, messages: messages.to_vec(), ..Task::default() })
     };
     let shown = [Message::user("2 + 2?"), Message::assistant("4"), Message::user("1 + 1?")];
     let want = [Message::user("2 + 2?"), Message::assistant("4"), Message::user("Q: 1 + 1?")];

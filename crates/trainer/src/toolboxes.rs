@@ -5,7 +5,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use levade_process::Supervisor;
-use levade_recipe::{AgentKeys, Outage, ToolKeys};
+use levade_recipe::{AgentKeys, ToolFailureEffect, ToolKeys};
 use levade_text::Chat;
 use levade_tools::{CallLimits, Cut, Delayed, Limited, Shortened, SummarizedToolbox, ToolSet, Toolbox};
 
@@ -35,7 +35,7 @@ impl Toolboxes {
         let named = |name: &String| {
             let unknown = || TrainerError::UnknownTool {
                 name: name.clone(),
-                known: ToolKeys::known(&self.tools, name),
+                known: ToolKeys::describe_names(&self.tools, name),
             };
             let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
             let wrong = |why| TrainerError::Tool { name: name.clone(), why };
@@ -56,8 +56,9 @@ impl Toolboxes {
                 Duration::from_secs_f64(keys.options.timeout(keys.seconds).unwrap_or(agent.tool_seconds)),
             ))
         };
-        let retries =
-            |name: &str| ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == Outage::Retry);
+        let retries = |name: &str| {
+            ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == ToolFailureEffect::Retry)
+        };
         let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
         Ok(ToolSet::timed(boxes)?.strict(retries))
     }

@@ -130,7 +130,7 @@ impl Trainer {
             {
                 return Err(TrainerError::NotCompared { phase: i, scorer: scorer.to_owned() });
             }
-            for name in recipe.trained_in(phase) {
+            for name in recipe.trained_policies_in(phase) {
                 let learns = policies.learns(&name)?;
                 let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
                 if needs(RlKeys::needs_reference) && learns.reference.is_none() {
@@ -315,7 +315,7 @@ impl Trainer {
         let Position { phase, step, .. } = self.progress.position;
         let here =
             self.progress.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
-        let (Some(eval), Some(until)) = (here, keys.until()) else { return Ok(false) };
+        let (Some(eval), Some(until)) = (here, keys.early_stop_success()) else { return Ok(false) };
         Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
 
@@ -331,7 +331,7 @@ impl Trainer {
         observer.event(&Event::Note(format!(
             "phase {phase} ({}) ends after step {step} of {steps}: the success on held-out tasks has reached `phase.{phase}.until` = {}",
             keys.name(),
-            keys.until().unwrap_or_default()
+            keys.early_stop_success().unwrap_or_default()
         )));
         let is_written = |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
         if !self.progress.latest.as_ref().is_some_and(is_written) {
@@ -353,7 +353,7 @@ impl Trainer {
         self.progress.position.global_step += 1;
         self.progress.position.evaluated = false;
         let Position { phase, step, global_step, .. } = self.progress.position;
-        let trained = self.run.recipe.trained_in(keys);
+        let trained = self.run.recipe.trained_policies_in(keys);
         for (name, _) in self.run.policies.among(&trained) {
             let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;

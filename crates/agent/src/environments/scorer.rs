@@ -1,7 +1,7 @@
 //! Scorer whose scores come from environments.
 
 use async_trait::async_trait;
-use levade_reward::{Evidence, ProgramScorer, Said, ScoreError, Scorer};
+use levade_reward::{ProgramScorer, RewardSource, ScoreError, Scorer, ScorerInput};
 use levade_tree::Component;
 use serde_json::{Value, json};
 
@@ -35,7 +35,7 @@ impl EnvironmentScorer {
 
 #[async_trait]
 impl Scorer for EnvironmentScorer {
-    fn is_led(&self, task: &Value) -> bool {
+    fn needs_reported_score(&self, task: &Value) -> bool {
         self.of(task).is_ok_and(|environment| environment.options.leads())
     }
 
@@ -43,10 +43,10 @@ impl Scorer for EnvironmentScorer {
         self.of(task).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let environment = self.of(&evidence.task)?;
         let EnvironmentOptions::ReasoningGym(options) = &environment.options else {
-            return ProgramScorer { from: Said::LastLine }.score(evidence).await;
+            return ProgramScorer { from: RewardSource::LastLine }.score(evidence).await;
         };
         let task = &evidence.task;
         let order = json!({

@@ -13,7 +13,7 @@ use levade_agent::environments::{
     VerifiersOptions, WorkerOptions,
 };
 use levade_process::Supervisor;
-use levade_reward::{Evidence, ScoreError, Scorer};
+use levade_reward::{ScoreError, Scorer, ScorerInput};
 use levade_tasks::Task;
 use levade_tree::{AttemptId, Component, Outcome, Trajectory};
 use serde_json::{Map, json};
@@ -106,7 +106,7 @@ async fn listed(environments: &Environments, seed: u64, split_seed: u64) -> Resu
 async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f64, ScoreError> {
     let (task, trajectory) = (json!(task), Arc::new(Trajectory::default()));
     let (attempt, outcome) = (AttemptId::from_bytes([1; 16]), Outcome::demonstrated(text));
-    let evidence = Evidence { attempt, task, outcome, trajectory };
+    let evidence = ScorerInput { attempt, task, outcome, trajectory };
     let components = EnvironmentScorer::new(environments.clone()).score(&evidence).await?;
     assert_eq!(components[0].name, Component::SCORE);
     Ok(components[0].value)
@@ -154,7 +154,7 @@ async fn invalid_score_is_reported_as_error() {
     ] {
         let error = score(&environments, task, &format!("<answer>{answer}</answer>")).await.unwrap_err();
         assert!(error.to_string().contains(want), "{error}");
-        assert!(error.may_pass(), "another try may be better: {error}");
+        assert!(error.is_temporary(), "another try may be better: {error}");
     }
     assert_eq!(score(&environments, task, "").await.unwrap(), 0.25, "another process has taken its place");
 }

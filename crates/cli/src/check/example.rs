@@ -3,29 +3,29 @@
 use serde_json::{Map, Value, json};
 
 /// Maximum depth of nested schemas. Deeper values are null.
-const DEEPEST: usize = 8;
+const MAX_DEPTH: usize = 8;
 
 /// Generates valid arguments for the schema of a tool, with the required fields only. Strings are
 /// `text`, unless the schema constrains them.
 pub fn arguments(schema: &Value, text: &str) -> Map<String, Value> {
-    match value(schema, schema, text, 0) {
+    match generate_value(schema, schema, text, 0) {
         Value::Object(fields) => fields,
         _ => Map::new(),
     }
 }
 
-fn value(schema: &Value, root: &Value, text: &str, depth: usize) -> Value {
-    if depth > DEEPEST {
+fn generate_value(schema: &Value, root: &Value, text: &str, depth: usize) -> Value {
+    if depth > MAX_DEPTH {
         return Value::Null;
     }
-    let inner = |schema: &Value| value(schema, root, text, depth + 1);
+    let inner = |schema: &Value| generate_value(schema, root, text, depth + 1);
     if let Some(reference) = schema["$ref"].as_str() {
         let found = reference.strip_prefix('#').and_then(|pointer| root.pointer(pointer));
         return found.map_or(Value::Null, inner);
     }
     for key in ["const", "default"] {
-        if let Some(given) = schema.get(key) {
-            return given.clone();
+        if let Some(preset) = schema.get(key) {
+            return preset.clone();
         }
     }
     for key in ["examples", "enum"] {
@@ -66,10 +66,10 @@ fn value(schema: &Value, root: &Value, text: &str, depth: usize) -> Value {
         "boolean" => json!(false),
         "null" => Value::Null,
         _ => {
-            let least = schema["minLength"].as_u64().unwrap_or(0).min(4096) as usize;
-            let most = schema["maxLength"].as_u64().unwrap_or(u64::MAX).min(1 << 20) as usize;
-            let mut text: String = text.chars().take(most).collect();
-            while text.chars().count() < least {
+            let min_length = schema["minLength"].as_u64().unwrap_or(0).min(4096) as usize;
+            let max_length = schema["maxLength"].as_u64().unwrap_or(u64::MAX).min(1 << 20) as usize;
+            let mut text: String = text.chars().take(max_length).collect();
+            while text.chars().count() < min_length {
                 text.push('x');
             }
             json!(text)

@@ -15,18 +15,18 @@ use crate::screen;
 
 /// Runs a step of one group, and reports an estimate of the time of a full step.
 pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, report: &mut Report) {
-    let Some((small, groups)) = reduced(recipe) else {
+    let Some((small, groups)) = reduce_recipe(recipe) else {
         report.note("time", "the recipe has no phase whose step could be measured");
         return;
     };
-    let measured = measured(small, environments, host).await;
-    report.item("time", measured, |metrics| described(metrics, groups));
+    let measured = measure_step(small, environments, host).await;
+    report.item("time", measured, |metrics| describe_time(metrics, groups));
 }
 
 /// Returns the recipe with a single step of one group, and the number of groups of a full step. The
 /// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the recipe
 /// has no phase.
-fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
+fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
     let mut phase = attempts.or(recipe.phase.first())?.clone();
@@ -43,16 +43,20 @@ fn reduced(recipe: &Recipe) -> Option<(Recipe, usize)> {
 }
 
 /// Runs the trainer until its first step is done, and returns the metrics of that step.
-async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -> anyhow::Result<Metrics> {
-    let folder = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
-    recipe.run.folder = folder.path().join("run");
-    let begun = dir::start_time_or_now(&recipe.run.folder)?;
+async fn measure_step(
+    mut recipe: Recipe,
+    environments: Environments,
+    host: &Host,
+) -> anyhow::Result<Metrics> {
+    let temp_dir = tempfile::Builder::new().prefix("levade-check-").tempdir()?;
+    recipe.run.folder = temp_dir.path().join("run");
+    let started_at = dir::start_time_or_now(&recipe.run.folder)?;
     let StartedPolicies { policies, agents, model_files, teachers, .. } =
-        policies::start(&recipe, begun, &environments, host, &mut Vec::new()).await?;
+        policies::start(&recipe, started_at, &environments, host, &mut Vec::new()).await?;
     let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
-    let parts = Parts { policies, agents, scorers, environments, begun, model_files, teachers };
+    let parts = Parts { policies, agents, scorers, environments, begun: started_at, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
-    let first = First::default();
+    let first = FirstStep::default();
     let (mut watch, stop) = (first.clone(), StopFlag::default());
     // The run is cancelled when the step is done, because its checkpoint is not needed.
     let ended = tokio::select! {
@@ -66,9 +70,9 @@ async fn measured(mut recipe: Recipe, environments: Environments, host: &Host) -
 
 /// An observer that stores the metrics of the first step, and notifies when that step is done.
 #[derive(Clone, Default)]
-struct First(Arc<(Mutex<Option<Metrics>>, Notify)>);
+struct FirstStep(Arc<(Mutex<Option<Metrics>>, Notify)>);
 
-impl Observer for First {
+impl Observer for FirstStep {
     fn event(&mut self, event: &Event) {
         if let Event::Step { metrics, .. } = event {
             let mut found = self.0.0.lock().unwrap_or_else(PoisonError::into_inner);
@@ -80,9 +84,9 @@ impl Observer for First {
 
 /// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so a
 /// step of n groups takes at most n times as long as a step of one group.
-fn described(metrics: &Metrics, groups: usize) -> String {
+fn describe_time(metrics: &Metrics, groups: usize) -> String {
     let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
-    let whole = seconds("timing_s/step");
+    let step_seconds = seconds("timing_s/step");
     let parts: Vec<String> = [("sampling", "timing_s/gen"), ("update", "timing_s/update_actor")]
         .iter()
         .filter(|(_, name)| metrics.get(name).is_some())
@@ -90,11 +94,11 @@ fn described(metrics: &Metrics, groups: usize) -> String {
         .collect();
     let parts = parts.join(", ");
     match groups {
-        1 => format!("a step took {whole:.1} s ({parts})"),
+        1 => format!("a step took {step_seconds:.1} s ({parts})"),
         _ => format!(
-            "a step of {} may take {:.0} s or less: one of a single group took {whole:.1} s ({parts})",
+            "a step of {} may take {:.0} s or less: one of a single group took {step_seconds:.1} s ({parts})",
             screen::plural(groups as u32, "group"),
-            whole * groups as f64
+            step_seconds * groups as f64
         ),
     }
 }

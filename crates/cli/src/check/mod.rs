@@ -8,7 +8,7 @@ mod example;
 mod measure;
 mod programs;
 mod report;
-mod room;
+mod resources;
 mod scripted;
 mod tools;
 
@@ -74,7 +74,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     if let Some(recipe) = report.item("recipe", loaded, describe) {
         crate::runtime()?.block_on(check(args, &recipe, &mut report))?;
     }
-    Ok(report.end())
+    Ok(report.finish())
 }
 
 fn describe(recipe: &Recipe) -> String {
@@ -85,21 +85,21 @@ fn describe(recipe: &Recipe) -> String {
 }
 
 async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Result<()> {
-    folder(recipe, report);
+    check_run_dir(recipe, report);
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
     let tasks = Tasks::load(recipe, &environments).await;
     let tasks = report.item("tasks", tasks, |tasks| {
-        let asked: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
-        format!("{} to train on, {asked} to evaluate on", tasks.train_len())
+        let num_tasks: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
+        format!("{} to train on, {num_tasks} to evaluate on", tasks.train_len())
     });
     for note in tasks.iter().flat_map(|tasks| &tasks.notes) {
         report.note("tasks", note);
     }
     let first = tasks.as_ref().and_then(first_task).unwrap_or_default();
-    report.quiet("policies", external::external_apis(recipe));
-    let planned = report.quiet("model", PlannedModels::open(recipe, &host));
-    let chats = planned.as_ref().map(|planned| chats(recipe, planned, report));
+    report.ok_or_fail("policies", external::external_apis(recipe));
+    let planned = report.ok_or_fail("model", PlannedModels::open(recipe, &host));
+    let chats = planned.as_ref().map(|planned| open_chats(recipe, planned, report));
     let start = chats.as_deref().filter(|_| !args.no_start);
     programs::check(recipe, planned.as_ref(), start, &first, report).await;
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
@@ -116,18 +116,18 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         report.note("scorer", note);
     }
     let made = scorers::custom_scorers(&recipe.reward, &environments, &host);
-    let scorers = report.quiet("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
+    let scorers = report.ok_or_fail("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
-        score(scorers, tasks, report).await;
+        check_scorers(scorers, tasks, report).await;
         let needed = recipe.agents().iter().filter(|(_, keys)| !recipe.may_be_external(keys)).count();
         if let Some(planned) = planned.as_ref().filter(|_| parts.len() == needed) {
-            prompts(recipe, planned, &parts, scorers, tasks, report).await;
+            check_prompts(recipe, planned, &parts, scorers, tasks, report).await;
         }
     }
     if let Some(planned) = &planned {
-        room::check(recipe, planned, report);
+        resources::check(recipe, planned, report);
     }
-    if args.measure && !report.has_faults() {
+    if args.measure && !report.has_failures() {
         measure::check(recipe, environments, &host, report).await;
     }
     Ok(())
@@ -140,32 +140,33 @@ fn first_task(tasks: &Tasks) -> Option<Task> {
 }
 
 /// Checks that the run directory can be written and contains no run.
-fn folder(recipe: &Recipe, report: &mut Report) {
-    let folder = &recipe.run.folder;
-    if folder.join(RECIPE).exists() {
-        let shown = crate::screen::path(folder);
+fn check_run_dir(recipe: &Recipe, report: &mut Report) {
+    let dir = &recipe.run.folder;
+    if dir.join(RECIPE).exists() {
+        let shown = crate::screen::path(dir);
         report.note(
             "folder",
             &format!("{shown} holds a run: `train` goes on with --resume, or takes another --run"),
         );
         return;
     }
-    let there = room::there(folder).unwrap_or(Path::new("/"));
-    let written = tempfile::tempfile_in(there)
-        .map_err(|error| anyhow::anyhow!("{} cannot be written ({error}): set run.folder", there.display()));
-    report.item("folder", written, |_| crate::screen::path(folder));
+    let existing_dir = resources::nearest_existing(dir).unwrap_or(Path::new("/"));
+    let written = tempfile::tempfile_in(existing_dir).map_err(|error| {
+        anyhow::anyhow!("{} cannot be written ({error}): set run.folder", existing_dir.display())
+    });
+    report.item("folder", written, |_| crate::screen::path(dir));
 }
 
 /// Returns the chats of all agents whose policy is sampled here, and reports the models.
-fn chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
+fn open_chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
     for (source, what) in planned.described() {
-        report.fine("model", &format!("{source}: {what}"));
+        report.pass("model", &format!("{source}: {what}"));
     }
     let mut chats = Vec::new();
     for (name, keys) in recipe.agents() {
         let Some(policy) = recipe.policy_of(keys).filter(|_| !recipe.may_be_external(keys)) else { continue };
         let Some(files) = planned.files_of(&policy) else { continue };
-        if let Some(chat) = report.quiet("chat", model::chat(files, chat_options(keys, None))) {
+        if let Some(chat) = report.ok_or_fail("chat", model::chat(files, chat_options(keys, None))) {
             chats.push((name.to_owned(), Arc::new(chat)));
         }
     }
@@ -174,25 +175,25 @@ fn chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> Vec<(
 
 /// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
 /// task.
-async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
+async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
     for DryRunScore { scorer, gave } in rehearse(scorers, tasks).await {
         match gave {
             None => report.note(
                 "scorer",
                 &format!("{scorer}: not asked, since it scores no task here without a real attempt"),
             ),
-            Some(Err(error)) => report.fault("scorer", &format!("{scorer}: {error}")),
-            Some(Ok(given)) => {
+            Some(Err(error)) => report.fail("scorer", &format!("{scorer}: {error}")),
+            Some(Ok(components)) => {
                 let part = |part: &Component| format!("{} {}", part.name, part.value);
-                let is_nothing = given.first().is_none_or(|score| score.value <= 0.0);
-                let given = given.iter().map(part).collect::<Vec<_>>().join(", ");
+                let is_nothing = components.first().is_none_or(|score| score.value <= 0.0);
+                let components = components.iter().map(part).collect::<Vec<_>>().join(", ");
                 match is_nothing {
-                    false => report.fine("scorer", &format!("gave {given} for what a task expects")),
+                    false => report.pass("scorer", &format!("gave {components} for what a task expects")),
                     // The scorer may look for the answer in a tag or in a code block.
                     true => report.note(
                         "scorer",
                         &format!(
-                            "gave {given} for a reply that is nothing but what a task expects: fine where it \
+                            "gave {components} for a reply that is nothing but what a task expects: fine where it \
                              looks for more than that"
                         ),
                     ),
@@ -204,7 +205,7 @@ async fn score(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
 
 /// Checks all tasks as training does: whether their prompts fit the context, whether they can be
 /// scored, and whether each phase has the tasks that it trains on.
-async fn prompts(
+async fn check_prompts(
     recipe: &Recipe,
     planned: &PlannedModels,
     parts: &[AgentParts],
@@ -215,10 +216,12 @@ async fn prompts(
     let context = planned.context();
     // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
-    let Some(agents) = report.quiet("agents", Agents::over(recipe, parts, &sampler, context)) else { return };
+    let Some(agents) = report.ok_or_fail("agents", Agents::over(recipe, parts, &sampler, context)) else {
+        return;
+    };
     let looked = check_tasks(recipe, scorers, tasks, &agents).await;
     let fit = report.item("prompts", looked, |()| format!("fit the context of {context} tokens"));
     if fit.is_some() {
-        report.quiet("phases", check_phases(recipe, tasks, &agents));
+        report.ok_or_fail("phases", check_phases(recipe, tasks, &agents));
     }
 }

@@ -15,7 +15,7 @@ use levade_tasks::Task;
 use levade_text::Chat;
 
 use super::report::Report;
-use super::scripted::Scripted;
+use super::scripted::ScriptedSampler;
 use crate::failure::unusable;
 use crate::host;
 
@@ -37,25 +37,25 @@ pub async fn check(
         let Some(program) = keys.command.first().filter(|_| keys.kind == AgentKind::Program) else {
             continue;
         };
-        let Some(path) = report.quiet("program", find(program, &keys.folder)) else { continue };
+        let Some(path) = report.ok_or_fail("program", find(program, &keys.folder)) else { continue };
         let path = path.display();
         let (Some(planned), Some(chats)) = (planned, chats) else {
-            report.fine("program", &format!("{name}: {path}"));
+            report.pass("program", &format!("{name}: {path}"));
             continue;
         };
-        if !chats.iter().any(|(of, _)| of == name) {
-            report.fine(
+        if !chats.iter().any(|(agent_name, _)| agent_name == name) {
+            report.pass(
                 "program",
                 &format!("{name}: {path}; not started, since its policy is served elsewhere"),
             );
             continue;
         }
-        match started(recipe, planned, chats, (name, keys), task).await {
-            Err(error) => report.fault("program", &format!("{name}: {}", crate::failure::message(&error))),
-            Ok(rehearsal) => match judged(&rehearsal) {
-                Verdict::Well(text) => report.fine("program", &format!("{name}: {path}; {text}")),
+        match trial_run(recipe, planned, chats, (name, keys), task).await {
+            Err(error) => report.fail("program", &format!("{name}: {}", crate::failure::message(&error))),
+            Ok(rehearsal) => match judge(&rehearsal) {
+                Verdict::Working(text) => report.pass("program", &format!("{name}: {path}; {text}")),
                 Verdict::Unclear(text) => report.note("program", &format!("{name}: {path}; {text}")),
-                Verdict::Broken(text) => report.fault("program", &format!("{name}: {path} {text}")),
+                Verdict::Broken(text) => report.fail("program", &format!("{name}: {path} {text}")),
             },
         }
     }
@@ -65,33 +65,32 @@ pub async fn check(
 ///
 /// # Errors
 /// Returns an error if there is no such file.
-pub fn find(program: &str, folder: &Path) -> anyhow::Result<PathBuf> {
+pub fn find(program: &str, dir: &Path) -> anyhow::Result<PathBuf> {
     let found = if program.contains('/') {
-        Some(folder.join(program)).filter(|path| path.is_file())
+        Some(dir.join(program)).filter(|path| path.is_file())
     } else {
         let path = std::env::var_os("PATH").unwrap_or_default();
-        std::env::split_paths(&path).map(|folder| folder.join(program)).find(|path| path.is_file())
+        std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
     };
-    let missing =
-        || format!("there is no program {program:?}, neither in {} nor on the PATH", folder.display());
+    let missing = || format!("there is no program {program:?}, neither in {} nor on the PATH", dir.display());
     found.ok_or_else(|| unusable(missing()))
 }
 
 /// Verdict on a program after its trial run, with a text for the report.
 enum Verdict {
-    Well(String),
+    Working(String),
     Unclear(String),
     Broken(String),
 }
 
-fn judged(rehearsal: &Rehearsal) -> Verdict {
+fn judge(rehearsal: &Rehearsal) -> Verdict {
     let Rehearsal { answered, rejected, code, printed } = rehearsal;
     let printed = match printed.as_str() {
         "" => "it printed nothing".to_owned(),
         text => format!("it printed:\n{text}"),
     };
     match (answered, code) {
-        (1.., None | Some(0)) => Verdict::Well("it called the model".into()),
+        (1.., None | Some(0)) => Verdict::Working("it called the model".into()),
         // The program may be unable to continue after the scripted completion.
         (1.., Some(code)) => Verdict::Unclear(format!(
             "it called the model, and ended with code {code} after a scripted reply; {printed}"
@@ -119,7 +118,7 @@ fn judged(rehearsal: &Rehearsal) -> Verdict {
 
 /// Starts the program of an agent for a task, and answers all of its calls with a scripted
 /// completion.
-async fn started(
+async fn trial_run(
     recipe: &Recipe,
     planned: &PlannedModels,
     chats: &[(String, Arc<Chat>)],
@@ -130,9 +129,9 @@ async fn started(
     let (mut agents, mut samplers) = (Vec::new(), BTreeMap::<String, Arc<dyn Sampler>>::new());
     let first = Arc::new(tokio::sync::Notify::new());
     for (other, keys) in recipe.agents() {
-        let Some((_, chat)) = chats.iter().find(|(of, _)| of == other) else { continue };
+        let Some((_, chat)) = chats.iter().find(|(agent_name, _)| agent_name == other) else { continue };
         let Some(policy) = recipe.policy_of(keys) else { continue };
-        let scripted = || Arc::new(Scripted::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
+        let scripted = || Arc::new(ScriptedSampler::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
         let sampler = samplers.entry(policy.clone()).or_insert_with(scripted);
         let format = keys.format(Arc::clone(chat));
         let player = Player {
@@ -149,7 +148,7 @@ async fn started(
     let program = ProgramGateway::start(host::supervisor()?).await?.program(keys, true);
     let context = AttemptContext {
         task: task.clone(),
-        messages: keys.opening(task),
+        messages: keys.initial_messages(task),
         seed: recipe.run.seed,
         params: SamplingParams { max_tokens: context, ..SamplingParams::default() },
         limits,

@@ -9,7 +9,7 @@ use crate::screen::{self, Style};
 /// Printer of findings, which counts the faults.
 #[derive(Debug, Default)]
 pub struct Report {
-    faults: u32,
+    num_failures: u32,
 }
 
 /// Width of the column of item names, in characters.
@@ -24,25 +24,25 @@ impl Report {
         found: Result<T, E>,
         describe: impl FnOnce(&T) -> String,
     ) -> Option<T> {
-        let found = self.quiet(name, found)?;
-        self.fine(name, &describe(&found));
+        let found = self.ok_or_fail(name, found)?;
+        self.pass(name, &describe(&found));
         Some(found)
     }
 
     /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item if
     /// it has no fault.
-    pub fn quiet<T, E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<T, E>) -> Option<T> {
+    pub fn ok_or_fail<T, E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<T, E>) -> Option<T> {
         match found {
             Ok(found) => Some(found),
             Err(error) => {
-                self.fault(name, &failure::message(&error.into()));
+                self.fail(name, &failure::message(&error.into()));
                 None
             }
         }
     }
 
     /// Reports an item without a fault.
-    pub fn fine(&mut self, name: &str, text: &str) {
+    pub fn pass(&mut self, name: &str, text: &str) {
         line(&Style::stdout().green("✓"), name, text);
     }
 
@@ -52,22 +52,22 @@ impl Report {
     }
 
     /// Reports a fault.
-    pub fn fault(&mut self, name: &str, text: &str) {
-        self.faults += 1;
+    pub fn fail(&mut self, name: &str, text: &str) {
+        self.num_failures += 1;
         line(&Style::stdout().red("✗"), name, text);
     }
 
     /// Returns whether a fault was reported.
-    pub fn has_faults(&self) -> bool {
-        self.faults > 0
+    pub fn has_failures(&self) -> bool {
+        self.num_failures > 0
     }
 
     /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else 0.
-    pub fn end(self) -> ExitCode {
-        match self.faults {
+    pub fn finish(self) -> ExitCode {
+        match self.num_failures {
             0 => ExitCode::SUCCESS,
-            faults => {
-                screen::say(&format!("{} would fail", screen::plural(faults, "item")));
+            failures => {
+                screen::print_line(&format!("{} would fail", screen::plural(failures, "item")));
                 ExitCode::from(2)
             }
         }
@@ -79,5 +79,5 @@ impl Report {
 fn line(mark: &str, name: &str, text: impl Display) {
     let indent = format!("\n{:width$}", "", width = WIDTH + 3);
     let text = text.to_string().trim_end().replace('\n', &indent);
-    screen::say(&format!("{mark} {name:WIDTH$} {text}"));
+    screen::print_line(&format!("{mark} {name:WIDTH$} {text}"));
 }

@@ -10,31 +10,31 @@ use levade_text::Chat;
 use tokio::sync::Notify;
 
 /// Text of every completion.
-const REPLY: &str = "This is a scripted reply.";
+const COMPLETION: &str = "This is a scripted reply.";
 
 /// A sampler without a model, for trial runs of agent programs.
-pub struct Scripted {
+pub struct ScriptedSampler {
     tokens: Vec<u32>,
     /// Notified of every completion.
-    replied: Arc<Notify>,
+    completed: Arc<Notify>,
 }
 
-impl Scripted {
-    /// Creates a sampler whose completion is encoded for `chat`. It notifies `replied` of every
+impl ScriptedSampler {
+    /// Creates a sampler whose completion is encoded for `chat`. It notifies `completed` of every
     /// completion.
-    pub fn new(chat: &Chat, replied: Arc<Notify>) -> Self {
-        let mut tokens = chat.tokenizer().encode(REPLY);
+    pub fn new(chat: &Chat, completed: Arc<Notify>) -> Self {
+        let mut tokens = chat.tokenizer().encode(COMPLETION);
         tokens.extend(chat.stop_ids().first());
-        Scripted { tokens, replied }
+        ScriptedSampler { tokens, completed: completed }
     }
 }
 
 #[async_trait]
-impl Sampler for Scripted {
+impl Sampler for ScriptedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         let (sender, stream) = SampleStream::channel();
-        let most = request.params.max_tokens.min(self.tokens.len());
-        let tokens = self.tokens[..most].to_vec();
+        let length = request.params.max_tokens.min(self.tokens.len());
+        let tokens = self.tokens[..length].to_vec();
         // A token of probability 1 has no alternatives.
         let top = |ids: &[u32]| ids.iter().map(|id| vec![(*id, 0.0)]).collect::<Vec<TopLogprobs>>();
         if let Some(count) = request.params.prompt_logprobs {
@@ -45,9 +45,9 @@ impl Sampler for Scripted {
         let top = if request.params.top_logprobs > 0 { top(&tokens) } else { Vec::new() };
         let logprobs = vec![0.0; tokens.len()];
         let _ = sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 }));
-        let reason = if most < self.tokens.len() { FinishReason::Length } else { FinishReason::StopId };
+        let reason = if length < self.tokens.len() { FinishReason::Length } else { FinishReason::StopId };
         let _ = sender.send(Ok(SampleEvent::Finished(reason)));
-        self.replied.notify_one();
+        self.completed.notify_one();
         Ok(stream)
     }
 

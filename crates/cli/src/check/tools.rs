@@ -30,38 +30,38 @@ pub struct Trial<'a> {
 /// the toolboxes again, or `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
-    let (mut found, mut is_well) = (Vec::new(), true);
+    let (mut found, mut all_work) = (Vec::new(), true);
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
-        let checked = one(trial, &tool).await.map_err(|error| at(name, error));
-        let checked = report.item("tool", checked, |(said, _)| format!("{name}: {said}"));
+        let checked = check_toolbox(trial, &tool).await.map_err(|error| with_tool_name(name, error));
+        let checked = report.item("tool", checked, |(description, _)| format!("{name}: {description}"));
         match checked {
             Some((_, specs)) => found.push((tool.name().to_owned(), specs)),
-            None => is_well = false,
+            None => all_work = false,
         }
     }
-    let made = is_well.then(|| toolboxes.of(keys, chat))?;
-    let set = report.quiet("tools", made)?;
-    report.quiet("tools", set.assume(&found)).map(|()| set)
+    let made = all_work.then(|| toolboxes.of(keys, chat))?;
+    let set = report.ok_or_fail("tools", made)?;
+    report.ok_or_fail("tools", set.assume(&found)).map(|()| set)
 }
 
-fn at(name: &str, error: anyhow::Error) -> anyhow::Error {
+fn with_tool_name(name: &str, error: anyhow::Error) -> anyhow::Error {
     crate::failure::unusable(format!("{name}: {}", crate::failure::message(&error)))
 }
 
 /// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the
 /// specifications of its tools.
-async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
+async fn check_toolbox(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
     let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
     if let ToolKind::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
     {
-        let is_there = keys.folder.as_os_str().is_empty() || keys.folder.is_dir();
-        anyhow::ensure!(is_there, "there is no folder {}, in which it runs", keys.folder.display());
+        let dir_exists = keys.folder.as_os_str().is_empty() || keys.folder.is_dir();
+        anyhow::ensure!(dir_exists, "there is no folder {}, in which it runs", keys.folder.display());
         programs::find(program, &keys.folder)?;
     }
-    let alone = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
-    let set = toolboxes.of(&alone, chat)?;
+    let single_tool_keys = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
+    let set = toolboxes.of(&single_tool_keys, chat)?;
     let context = ToolContext {
         attempt: "check".to_owned(),
         task: task.clone().selecting_no_tools(),
@@ -74,16 +74,16 @@ async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<
     let specs = tools.specs().to_vec();
     let names = specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", ");
     let harmless = !tool.options.has_effects();
-    let mut said = match (&tool.options, harmless || call) {
+    let mut description = match (&tool.options, harmless || call) {
         (ToolKind::Agent(keys), _) => format!("asks the agent {}", keys.agent),
-        (_, true) => called(&mut tools, &specs, task, harmless).await?,
+        (_, true) => call_tools(&mut tools, &specs, task, harmless).await?,
         (_, false) => "not called, since that might have effects (--call does)".to_owned(),
     };
     tools.close().await?;
     if specs.is_empty() {
-        said = "it has no tools".to_owned();
+        description = "it has no tools".to_owned();
     }
-    Ok((format!("{names}; {said}"), specs))
+    Ok((format!("{names}; {description}"), specs))
 }
 
 /// Calls each tool once, and describes the results. An error result for the generated arguments is
@@ -91,28 +91,28 @@ async fn one(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<
 ///
 /// # Errors
 /// Returns an error if a tool does not work.
-async fn called(
+async fn call_tools(
     tools: &mut OpenTools,
     specs: &[ToolSpec],
     task: &Task,
     harmless: bool,
 ) -> anyhow::Result<String> {
-    let mut said = Vec::new();
+    let mut descriptions = Vec::new();
     for spec in specs {
         let arguments = arguments(spec, task);
         let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
-        let answers = tools
+        let observations = tools
             .answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
             .await;
-        for Observation { text, kind, trouble, .. } in answers {
+        for Observation { text, kind, trouble, .. } in observations {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             let works = kind == ObservationKind::Ok
                 || (!harmless && trouble.is_none() && kind != ObservationKind::Timeout);
             anyhow::ensure!(works, "a call of {} was answered: {text}", spec.name);
-            said.push(format!("{} answered {short:?}", spec.name));
+            descriptions.push(format!("{} answered {short:?}", spec.name));
         }
     }
-    Ok(said.join(", "))
+    Ok(descriptions.join(", "))
 }
 
 /// Returns arguments for a simple call of a tool.

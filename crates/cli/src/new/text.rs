@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 use std::path::Path;
 
-use super::{Chosen, Scorer, TasksFrom, Tool};
+use super::{RecipeChoices, Scorer, TaskInput, Tool};
 use crate::screen;
 
 /// Initial content of `tools.py`, with one example tool.
@@ -34,8 +34,8 @@ fn quoted(text: &str) -> String {
 }
 
 /// Returns the text of `recipe.toml`.
-pub fn recipe(chosen: &Chosen) -> String {
-    let Chosen { name, model, context, tasks, tools, scorer, options, algorithm } = chosen;
+pub fn recipe(choices: &RecipeChoices) -> String {
+    let RecipeChoices { name, model, context, tasks, tools, scorer, options, algorithm } = choices;
     let mut text = String::new();
     let mut add = |part: &str| {
         // Writing to a `String` cannot fail.
@@ -79,7 +79,7 @@ context = {context}
     add(
         "[eval]\n# Held-out tasks that success is measured on, before training and after each phase.\ntasks = 100",
     );
-    let demonstrated = *tasks == TasksFrom::Arithmetic && tools.contains(&Tool::Calculator);
+    let demonstrated = *tasks == TaskInput::Arithmetic && tools.contains(&Tool::Calculator);
     if demonstrated {
         add(r#"
 # A few demonstrations show the form of a call; the tasks bring them.
@@ -97,9 +97,9 @@ learning_rate = 1e-4
     text
 }
 
-fn tasks_of(tasks: &TasksFrom) -> String {
+fn tasks_of(tasks: &TaskInput) -> String {
     match tasks {
-        TasksFrom::Arithmetic => r#"[[tasks]]
+        TaskInput::Arithmetic => r#"[[tasks]]
 # A generator. In its place: kind = "file", path = "train.jsonl", held_out = 200 (docs/data.md).
 kind = "arithmetic"
 operands = 3
@@ -109,7 +109,7 @@ max_digits = 3
 words = 0.5
 stories = false"#
             .to_owned(),
-        TasksFrom::File { path, question, answer, held_out } => format!(
+        TaskInput::File { path, question, answer, held_out } => format!(
             r#"[[tasks]]
 kind = "file"
 # A file, a folder, a pattern such as "train-*.parquet", or a list of these.
@@ -137,7 +137,7 @@ fn agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
             Tool::Python => Some("\"python\""),
         })
         .collect();
-    let asks = match scorer {
+    let instruction = match scorer {
         Scorer::Numeric => "End with the answer, a number.",
         Scorer::Maths => "Put the final answer into \\boxed{}.",
         Scorer::Answer => {
@@ -159,7 +159,7 @@ max_turns = {}
 max_tokens = {tokens}
 # How often an attempt that broke is made again.
 retries = 2"#,
-        quoted(asks),
+        quoted(instruction),
         names.join(", "),
         if names.is_empty() { 1 } else { 4 },
     )
@@ -202,24 +202,24 @@ min_lr_ratio = 0.1"#,
 
 /// Returns the text of `README.md`. `folder` is the directory of the recipe, for the commands in the
 /// text.
-pub fn readme(chosen: &Chosen, folder: &Path) -> String {
-    let Chosen { name, model, tasks, tools, scorer, algorithm, .. } = chosen;
+pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
+    let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;
     let tasks = match tasks {
-        TasksFrom::Arithmetic => "arithmetic that a generator makes up".to_owned(),
-        TasksFrom::File { path, held_out, .. } => format!("`{path}`, of which {held_out} are held out"),
+        TaskInput::Arithmetic => "arithmetic that a generator makes up".to_owned(),
+        TaskInput::File { path, held_out, .. } => format!("`{path}`, of which {held_out} are held out"),
     };
     let tools = match &tools[..] {
         [] => "no tools".to_owned(),
         tools => tools.iter().map(|tool| format!("{tool:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
     };
     let scorer = format!("{scorer:?}").to_lowercase();
-    let folder = screen::quoted(&folder.display());
+    let dir = screen::quoted(&dir.display());
     format!(
         "# {name}\n\n\
          | | |\n|---|---|\n| model | `{model}` |\n| tasks | {tasks} |\n| tools | {tools} |\n| scorer | {scorer} |\n\
          | algorithm | {algorithm} |\n\n\
-         ```sh\nlevade check {folder}      # everything that would fail, in seconds\n\
-         levade train {folder}      # --resume goes on with a run that was stopped\n\
+         ```sh\nlevade check {dir}      # everything that would fail, in seconds\n\
+         levade train {dir}      # --resume goes on with a run that was stopped\n\
          levade inspect runs/{name} --worst\n```\n\n\
          ## What it gives\n\nSuccess on held-out tasks before and after, n and interval, as `train` prints it at the end.\n"
     )

@@ -7,7 +7,7 @@ use crate::screen::{self, Style};
 /// Prints a line for each fleet size, and the bottleneck of the last one.
 pub fn print(sizes: &Sizes<'_>) {
     let style = Style::stdout();
-    screen::say(&format!(
+    screen::print_line(&format!(
         "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {:.0} % learnt from, {} steps ahead",
         style.bold("fleet  "),
         sizes.fleet.turns,
@@ -17,7 +17,7 @@ pub fn print(sizes: &Sizes<'_>) {
         100.0 * sizes.fleet.learnt,
         sizes.fleet.ahead,
     ));
-    screen::say(&format!(
+    screen::print_line(&format!(
         "{:>10} {:>9} {:>9} {:>9} {:>9} {:>11} {:>9} {:>5} {:>9} {:>7}",
         "devices",
         "sampling",
@@ -32,25 +32,25 @@ pub fn print(sizes: &Sizes<'_>) {
     ));
     let mut last = None;
     for &devices in sizes.devices {
-        let (fleet, found) = sizes.best_split(devices);
-        screen::say(&format!(
+        let (fleet, outcome) = sizes.best_split(devices);
+        screen::print_line(&format!(
             "{devices:>10} {:>9} {:>9} {:>9.1} {:>9} {:>10.0} % {:>7.0} % {:>5.2} {:>9.1} {:>5.1} %",
             fleet.samplers,
             fleet.groups * fleet.group_size,
-            found.step,
-            screen::count(found.tokens as u64),
-            100.0 * found.sampler_idle_fraction,
-            100.0 * (1.0 - found.learner_idle_fraction),
-            found.age,
-            found.calls,
-            100.0 * found.attempts / STORE,
+            outcome.step,
+            screen::count(outcome.tokens as u64),
+            100.0 * outcome.sampler_idle_fraction,
+            100.0 * (1.0 - outcome.learner_idle_fraction),
+            outcome.age,
+            outcome.calls,
+            100.0 * outcome.attempts / STORE,
         ));
-        last = Some(found);
+        last = Some(outcome);
     }
-    if let Some(found) = last {
-        screen::say(&format!("{} {}", style.dim("first at its end:"), found.bottleneck()));
+    if let Some(outcome) = last {
+        screen::print_line(&format!("{} {}", style.dim("first at its end:"), outcome.bottleneck()));
     }
-    screen::say(&style.dim(&format!(
+    screen::print_line(&style.dim(&format!(
         "assumed: a core of the gateway answers {GATEWAY:.0} calls a second and the store writes {STORE:.0} attempts, as measured\n\
          here on two slow cores; groups grow with the devices; nothing fails; the learner's devices lose nothing to each other"
     )));

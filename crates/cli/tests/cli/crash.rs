@@ -12,7 +12,7 @@ use levade_store::testing::{undisturbed, undisturbed_plan, wait};
 use levade_store::{AttemptSummary, Sqlite, StepPlan, Store};
 use levade_tree::Purpose;
 
-use crate::support::{Place, stderr};
+use crate::support::{Workspace, stderr};
 
 const SIGKILL: i32 = 9;
 
@@ -28,11 +28,11 @@ struct Trace {
 }
 
 impl Trace {
-    fn of(place: &Place) -> Self {
-        let store = wait(Sqlite::open_existing(&place.path("run/run.db"))).unwrap();
+    fn read(workspace: &Workspace) -> Self {
+        let store = wait(Sqlite::open_existing(&workspace.path("run/run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let steps = wait(store.planned_steps()).unwrap();
-        let metrics = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+        let metrics = std::fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
         let name = |line: &str| {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
             format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
@@ -52,7 +52,7 @@ impl Trace {
             undisturbed_plan(&plan, &names)
         };
         Trace {
-            weights: place.weights("run"),
+            weights: workspace.weights("run"),
             attempts: purposes.into_iter().flat_map(summaries).collect(),
             plans: steps.into_iter().map(plan).collect(),
             lines: metrics.lines().map(name).collect(),
@@ -60,11 +60,11 @@ impl Trace {
     }
 
     fn assert_same(&self, what: &str) {
-        let whole = uninterrupted();
-        assert_eq!(self.lines, whole.lines, "{what}");
-        assert_eq!(self.attempts, whole.attempts, "{what}");
-        assert!(self.plans == whole.plans, "{what}: the plans differ");
-        assert!(self.weights == whole.weights, "{what}: the weights differ");
+        let expected = uninterrupted();
+        assert_eq!(self.lines, expected.lines, "{what}");
+        assert_eq!(self.attempts, expected.attempts, "{what}");
+        assert!(self.plans == expected.plans, "{what}: the plans differ");
+        assert!(self.weights == expected.weights, "{what}: the weights differ");
     }
 }
 
@@ -72,40 +72,40 @@ impl Trace {
 fn uninterrupted() -> &'static Trace {
     static TRACE: OnceLock<Trace> = OnceLock::new();
     TRACE.get_or_init(|| {
-        let place = Place::with_trained_model();
-        let output = place.train().output().unwrap();
+        let workspace = Workspace::with_trained_model();
+        let output = workspace.train().output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        let trace = Trace::of(&place);
+        let trace = Trace::read(&workspace);
         assert_eq!(trace.attempts.len(), 4 + 3 * 6 + 3 * 7);
         trace
     })
 }
 
 /// Returns a command that starts the run with one thread, or resumes it if it exists.
-fn command(place: &Place) -> Command {
+fn command(workspace: &Workspace) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
-    command.current_dir(place.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
-    if Path::new(&place.path("run/recipe.toml")).exists() {
+    command.current_dir(workspace.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
+    if Path::new(&workspace.path("run/recipe.toml")).exists() {
         command.arg("--resume");
     }
     command.stdout(Stdio::null()).stderr(Stdio::piped());
     command
 }
 
-fn dies_at_and_goes_on(points: &[&str]) {
+fn assert_recovers_at(points: &[&str]) {
     for point in points {
-        let place = Place::with_trained_model();
-        let status = command(&place).env("LEVADE_CRASH_AT", point).output().unwrap();
+        let workspace = Workspace::with_trained_model();
+        let status = command(&workspace).env("LEVADE_CRASH_AT", point).output().unwrap();
         assert_eq!(status.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&status));
-        let output = command(&place).output().unwrap();
+        let output = command(&workspace).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));
-        Trace::of(&place).assert_same(point);
+        Trace::read(&workspace).assert_same(point);
     }
 }
 
 #[test]
 fn run_recovers_after_kill_during_sampling() {
-    dies_at_and_goes_on(&[
+    assert_recovers_at(&[
         "sampling:1",
         "sampling:11",
         "decode_step:120",
@@ -117,7 +117,7 @@ fn run_recovers_after_kill_during_sampling() {
 
 #[test]
 fn run_recovers_after_kill_during_update() {
-    dies_at_and_goes_on(&[
+    assert_recovers_at(&[
         "ledger_written:2",
         "micro_batch:3",
         "before_optim_step:1",
@@ -129,7 +129,7 @@ fn run_recovers_after_kill_during_update() {
 
 #[test]
 fn run_recovers_after_kill_during_checkpoint() {
-    dies_at_and_goes_on(&[
+    assert_recovers_at(&[
         "checkpoint_file:2",
         "weights_saved:3",
         "companions_saved:1",
@@ -141,13 +141,13 @@ fn run_recovers_after_kill_during_checkpoint() {
 /// Kills the run repeatedly, after increasing random delays.
 #[test]
 fn run_recovers_after_kills_at_random_times() {
-    let place = Place::with_trained_model();
+    let workspace = Workspace::with_trained_model();
     let mut random = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().subsec_nanos();
     let mut killed = 0;
     for round in 0u64.. {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
         let delay = Duration::from_millis(10 + 8 * round + u64::from(random >> 16) % (20 + 25 * round));
-        let mut child = command(&place).spawn().unwrap();
+        let mut child = command(&workspace).spawn().unwrap();
         std::thread::sleep(delay);
         // The run may have ended already.
         let _ = child.kill();
@@ -159,5 +159,5 @@ fn run_recovers_after_kills_at_random_times() {
         killed += 1;
     }
     assert!(killed > 0);
-    Trace::of(&place).assert_same("killed at random times");
+    Trace::read(&workspace).assert_same("killed at random times");
 }

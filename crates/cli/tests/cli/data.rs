@@ -9,31 +9,31 @@ use levade_tasks::{QuestionKey, Task};
 use levade_tree::Purpose;
 use serde_json::{Value, json};
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 /// Creates a directory with a recipe that has these task sources and trains two RL steps.
-fn with_sources(sources: &str) -> Place {
-    let place = Place::new();
+fn with_sources(sources: &str) -> Workspace {
+    let workspace = Workspace::new();
     let recipe = format!(
         "run = {{ name = 'tiny', folder = 'run' }}\nmodel = {{ source = './model' }}\nagent = {{ max_tokens \
          = 4 }}\n\
          eval = {{ tasks = 20 }}\n{sources}\n[[phase]]\nkind = 'rl'\nsteps = 2\ngroups = 16\ngroup_size = 2\n\
          learning_rate = 1e-3\nuniform_groups = 'keep'\n"
     );
-    place.write("recipe.toml", recipe);
-    place
+    workspace.write("recipe.toml", recipe);
+    workspace
 }
 
 /// Returns the questions of the recorded attempts of a run.
-fn questions(place: &Place, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey> {
-    let record = wait(Sqlite::open_existing(&place.path(run).join("run.db"))).unwrap();
-    let tasks = wait(record.tasks(purpose)).unwrap().into_iter();
+fn questions(workspace: &Workspace, run: &str, purpose: Purpose) -> BTreeSet<QuestionKey> {
+    let store = wait(Sqlite::open_existing(&workspace.path(run).join("run.db"))).unwrap();
+    let tasks = wait(store.tasks(purpose)).unwrap().into_iter();
     tasks.map(|task| serde_json::from_value::<Task>(task).unwrap().key()).collect()
 }
 
 #[test]
 fn held_out_tasks_are_not_trained_on() {
-    let place = with_sources(
+    let workspace = with_sources(
         "tasks = [{ kind = 'file', path = 'a.jsonl', held_out = 12 }, { kind = 'file', path = 'b.jsonl', \
          held_out = 8 }]",
     );
@@ -43,13 +43,13 @@ fn held_out_tasks_are_not_trained_on() {
             .map(|i| format!("{}\n", json!({"question": format!("{i} + 1?{blank}"), "answer": i + 1})))
             .collect()
     };
-    place.write("a.jsonl", rows(0..28, ""));
-    place.write("b.jsonl", rows(8..36, "  "));
+    workspace.write("a.jsonl", rows(0..28, ""));
+    workspace.write("b.jsonl", rows(8..36, "  "));
     let (mut trained, mut measured) = (BTreeSet::new(), Vec::new());
     for seed in ["1", "2"] {
         let run = format!("run-{seed}");
         let output =
-            place.train().args(["--run", &run, "--set", &format!("run.seed={seed}")]).output().unwrap();
+            workspace.train().args(["--run", &run, "--set", &format!("run.seed={seed}")]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
             stdout(&output)
@@ -57,15 +57,15 @@ fn held_out_tasks_are_not_trained_on() {
             "{}",
             stdout(&output)
         );
-        trained.extend(questions(&place, &run, Purpose::Train));
-        measured.push(questions(&place, &run, Purpose::Eval));
+        trained.extend(questions(&workspace, &run, Purpose::Train));
+        measured.push(questions(&workspace, &run, Purpose::Eval));
     }
     assert_eq!(measured[0], measured[1]);
     assert!(measured[0].len() >= 12 && trained.len() >= 12, "{} and {}", measured[0].len(), trained.len());
     assert!(trained.is_disjoint(&measured[0]));
 
     let eval = |args: &[&str]| {
-        let output = place.levade().arg("eval").args(args).output().unwrap();
+        let output = workspace.levade().arg("eval").args(args).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -73,61 +73,61 @@ fn held_out_tasks_are_not_trained_on() {
     assert!(!notes.contains("was trained on"), "{notes}");
     // Another split evaluates trained questions. The store of the run contains them, even if the run
     // was moved and its task files do not exist.
-    fs::rename(place.path("run-1"), place.path("moved")).unwrap();
-    place.write("c.jsonl", rows(0..36, ""));
+    fs::rename(workspace.path("run-1"), workspace.path("moved")).unwrap();
+    workspace.write("c.jsonl", rows(0..36, ""));
     let sources = "tasks=[{ kind = 'file', path = 'c.jsonl', held_out = 'all' }]";
     let set = ["--set", sources, "--set", "eval.tasks=36", "--set", "phase=[]"];
     let notes = eval(&[&["recipe.toml", "--model", "moved"][..], &set].concat());
-    let count = questions(&place, "moved", Purpose::Train).len();
+    let count = questions(&workspace, "moved", Purpose::Train).len();
     let warning = format!("warning: the model was trained on {count} of these 36 tasks");
     assert!(notes.contains(&warning) && notes.contains("one of them is c-"), "no {warning:?} in\n{notes}");
     // A model that was trained from that one has seen the same questions.
     let from = "model.source=./moved/checkpoints/step-000002";
-    let begin = ["--run", "second", "--set", from, "--set", "eval.tasks=0"];
-    let output = place.train().args(begin).output().unwrap();
+    let train_args = ["--run", "second", "--set", from, "--set", "eval.tasks=0"];
+    let output = workspace.train().args(train_args).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let mut both = questions(&place, "moved", Purpose::Train);
-    both.extend(questions(&place, "second", Purpose::Train));
+    let mut both = questions(&workspace, "moved", Purpose::Train);
+    both.extend(questions(&workspace, "second", Purpose::Train));
     let notes = eval(&[&["recipe.toml", "--model", "second"][..], &set].concat());
     assert!(notes.contains(&format!("trained on {} of these 36", both.len())), "{notes}");
 }
 
 #[test]
 fn merged_model_inherits_trained_tasks_of_run() {
-    let place = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 4 }]");
+    let workspace = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 4 }]");
     let rows = (0..20).map(|i| format!("{}\n", json!({"question": format!("{i} + 1?"), "answer": i + 1})));
-    place.write("rows.jsonl", rows.collect::<String>());
+    workspace.write("rows.jsonl", rows.collect::<String>());
     let adapter = ["--set", "model.lora={ rank = 2 }", "--set", "eval.tasks=0"];
-    let output = place.train().args(adapter).output().unwrap();
+    let output = workspace.train().args(adapter).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let output = place.levade().args(["merge", "run", "merged"]).output().unwrap();
+    let output = workspace.levade().args(["merge", "run", "merged"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let eval = || {
         let sources = "tasks=[{ kind = 'file', path = 'rows.jsonl', held_out = 'all' }]";
         let set = ["--set", sources, "--set", "phase=[]"];
         let output =
-            place.levade().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
+            workspace.levade().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
-    let (notes, count) = (eval(), questions(&place, "run", Purpose::Train).len());
+    let (notes, count) = (eval(), questions(&workspace, "run", Purpose::Train).len());
     assert!(notes.contains(&format!("trained on {count} of these 20 tasks")), "{notes}");
-    fs::rename(place.path("run"), place.path("moved")).unwrap();
+    fs::rename(workspace.path("run"), workspace.path("moved")).unwrap();
     let notes = eval();
     assert!(notes.contains("is not known: merged was merged from the run in"), "{notes}");
 }
 
 #[test]
 fn chat_rows_and_large_integers_are_preserved() {
-    let place = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
+    let workspace = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
     let chat =
         |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
     let rows = json!([
         {"prompt": chat("1 + 1?"), "reward_model": {"ground_truth": "2"}, "data_source": "sums"},
         {"prompt": chat("1 + 2?"), "reward_model": {"ground_truth": "3"}, "data_source": "sums"},
     ]);
-    place.write("rows.json", format!("\u{feff}{rows}"));
-    let output = place.train().output().unwrap();
+    workspace.write("rows.json", format!("\u{feff}{rows}"));
+    let output = workspace.train().output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(
         stderr(&output).contains("every task is held out, so there is nothing to train on"),
@@ -135,18 +135,18 @@ fn chat_rows_and_large_integers_are_preserved() {
         stderr(&output)
     );
     let untrained = ["--set", "phase=[]", "--set", "reward.scorer={kind='numeric'}"];
-    let output = place.train().args(untrained).output().unwrap();
+    let output = workspace.train().args(untrained).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |run: &str| {
-        let output = place.levade().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
+        let output = workspace.levade().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
     let text = inspect("run");
     assert!(text.contains("Be brief.") && text.contains("<|im_start|>user"), "{text}");
 
-    place.write("big.json", r#"{"question": "large?", "answer": 18446744073709551617}"#);
-    let output = place
+    workspace.write("big.json", r#"{"question": "large?", "answer": 18446744073709551617}"#);
+    let output = workspace
         .train()
         .args(untrained)
         .args(["--run", "big", "--set", "tasks.0.path=big.json"])
@@ -158,12 +158,12 @@ fn chat_rows_and_large_integers_are_preserved() {
 
 #[test]
 fn score_finds_tasks_by_id_and_by_row() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     let eval = ["eval", "recipe.toml", "--tasks", "3", "--out", "replies.jsonl"];
-    let output = place.levade().args(eval).output().unwrap();
+    let output = workspace.levade().args(eval).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let lines = |name: &str| -> Vec<Value> {
-        let text = std::fs::read_to_string(place.path(name)).unwrap();
+        let text = std::fs::read_to_string(workspace.path(name)).unwrap();
         text.lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     // The untrained model answers no task correctly. One completion is replaced with the right
@@ -173,26 +173,26 @@ fn score_finds_tasks_by_id_and_by_row() {
     let answer = rows[1]["answer"].clone();
     rows[1]["reply"] = answer;
     rows.iter_mut().for_each(|row| row["answer"] = json!("0"));
-    let own = |id: &str, reply: &str| json!({"id": id, "question": "1 + 1?", "answer": "2", "reply": reply});
+    let own = |id: &str, completion: &str| json!({"id": id, "question": "1 + 1?", "answer": "2", "reply": completion});
     rows.extend([own("mine", "2"), own("mine", "It is 3.")]);
     let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-    place.write("changed.jsonl", text);
+    workspace.write("changed.jsonl", text);
     let score = ["score", "changed.jsonl", "--recipe", "recipe.toml"];
-    let output = place.levade().args(score).args(["--out", "scored.jsonl"]).output().unwrap();
+    let output = workspace.levade().args(score).args(["--out", "scored.jsonl"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let scored = lines("scored.jsonl");
     assert_eq!(scored.len(), rows.len());
     for (at, (row, line)) in rows.iter().zip(&scored).enumerate() {
-        let is_right = at == 1 || at == rows.len() - 2;
+        let is_correct = at == 1 || at == rows.len() - 2;
         assert_eq!(
             (&line["id"], &line["score"]),
-            (&row["id"], &json!(f64::from(u8::from(is_right)))),
+            (&row["id"], &json!(f64::from(u8::from(is_correct)))),
             "{line}"
         );
     }
     assert!(stdout(&output).contains(&format!(" right of {} ", rows.len())), "{}", stdout(&output));
 
-    let output = place.levade().args(score).args(["--reply", "said"]).output().unwrap();
+    let output = workspace.levade().args(score).args(["--reply", "said"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
 }
@@ -201,13 +201,13 @@ fn score_finds_tasks_by_id_and_by_row() {
 /// result.
 #[test]
 fn score_matches_ids_by_question_and_counts_equal_replies() {
-    let place =
+    let workspace =
         with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]");
-    place.write(
+    workspace.write(
         "rows.jsonl",
         "{\"question\": \"2 + 2?\", \"output\": \"4\"}\n{\"question\": \"3 + 3?\", \"output\": \"6\"}\n",
     );
-    for (rows, share) in [
+    for (rows, fraction) in [
         // The id is from a file with another order of rows.
         (
             vec![json!({"id": "rows-1", "question": "3 + 3?", "output": "6", "text": "6"})],
@@ -229,12 +229,13 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
         ),
     ] {
         let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
-        place.write("replies.jsonl", &text);
+        workspace.write("replies.jsonl", &text);
         let output =
-            place.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
-        assert!(stdout(&output).starts_with(share), "{text}{}{}", stdout(&output), stderr(&output));
+            workspace.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+        assert!(stdout(&output).starts_with(fraction), "{text}{}{}", stdout(&output), stderr(&output));
     }
-    place.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
-    let output = place.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+    workspace.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
+    let output =
+        workspace.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
     assert!(stderr(&output).contains("has no reply in reply, "), "{}", stderr(&output));
 }

@@ -7,7 +7,7 @@
 use std::fs;
 use std::process::Command;
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 /// The stand-in package with one environment, a corridor that ends after two steps. Each step has a
 /// reward, unless the configured fault occurs.
@@ -75,22 +75,22 @@ scorer = { kind = "environment" }
 tasks = 2
 "#;
 
-fn corridor() -> Place {
-    let place = Place::new();
-    fs::create_dir(place.path("gymnasium")).unwrap();
-    place.write("gymnasium/__init__.py", PACKAGE);
-    place.write("recipe.toml", RECIPE);
-    place
+fn corridor() -> Workspace {
+    let workspace = Workspace::new();
+    fs::create_dir(workspace.path("gymnasium")).unwrap();
+    workspace.write("gymnasium/__init__.py", PACKAGE);
+    workspace.write("recipe.toml", RECIPE);
+    workspace
 }
 
 /// Returns one line for each attempt in the store. `print` is a Python expression over `status`,
 /// `score`, `earned` and `outcome`.
-fn recorded(place: &Place, print: &str) -> String {
+fn query_store(workspace: &Workspace, print: &str) -> String {
     let program = format!(
         "import json, sqlite3\nrows = sqlite3.connect('{}').execute('SELECT status, score, earned, outcome FROM attempts')\n\
          for status, score, earned, outcome in rows:\n    earned, outcome = json.loads(earned), json.loads(outcome)\n    \
          print({print})",
-        place.path("run/run.db").display()
+        workspace.path("run/run.db").display()
     );
     let output = Command::new("python3").args(["-c", &program]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
@@ -99,14 +99,14 @@ fn recorded(place: &Place, print: &str) -> String {
 
 #[test]
 fn environment_reward_is_kept_at_token_limit() {
-    let place = corridor();
-    let output = place.train().output().unwrap();
+    let workspace = corridor();
+    let output = workspace.train().output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    let told = recorded(&place, "status, score, [[part['reward'], part['by']] for part in earned]");
+    let rows = query_store(&workspace, "status, score, [[part['reward'], part['by']] for part in earned]");
     // The first completion of a model with random weights uses all tokens of the attempt, so there is
     // no second turn.
     let one = "completed 0.5 [[0.5, {'turn': 0}]]\n";
-    assert_eq!(told, [one, one].concat());
+    assert_eq!(rows, [one, one].concat());
 }
 
 #[test]
@@ -115,52 +115,55 @@ fn environment_failure_is_reported_and_gives_no_reward() {
         ("raise", "Corridor-v0 ended with 1: RuntimeError: the floor gave way (__init__.py, line "),
         ("no number", "Corridor-v0 ended with 1: the reward of step 1 is nan, which is no reward"),
     ] {
-        let place = corridor();
+        let workspace = corridor();
         let output =
-            place.train().args(["--set", &format!("tasks.0.config.fault={fault}")]).output().unwrap();
+            workspace.train().args(["--set", &format!("tasks.0.config.fault={fault}")]).output().unwrap();
         assert!(stderr(&output).contains(want), "{}", stderr(&output));
-        assert_eq!(recorded(&place, "status, score, earned"), "abandoned None []\n".repeat(2));
+        assert_eq!(query_store(&workspace, "status, score, earned"), "abandoned None []\n".repeat(2));
     }
 }
 
 #[test]
 fn hanging_environment_is_stopped_at_attempt_timeout() {
-    let place = corridor();
-    let output = place
+    let workspace = corridor();
+    let output = workspace
         .train()
         .args(["--set", "tasks.0.config.fault=hang", "--set", "agent.attempt_seconds=3"])
         .output()
         .unwrap();
-    let told = recorded(&place, "outcome['finish'], outcome['troubles'][0]['why']");
-    assert!(told.lines().all(|line| line.contains("was not done within 3s, and was stopped")), "{told}");
-    assert_eq!(told.lines().count(), 2, "{}", stderr(&output));
+    let message = query_store(&workspace, "outcome['finish'], outcome['troubles'][0]['why']");
+    assert!(
+        message.lines().all(|line| line.contains("was not done within 3s, and was stopped")),
+        "{message}"
+    );
+    assert_eq!(message.lines().count(), 2, "{}", stderr(&output));
 }
 
 #[test]
 fn check_does_not_call_environment_scorer() {
-    let place = corridor();
-    let output = place.levade().args(["check", "recipe.toml"]).output().unwrap();
+    let workspace = corridor();
+    let output = workspace.levade().args(["check", "recipe.toml"]).output().unwrap();
     assert_eq!(output.status.code(), Some(0), "{}{}", stdout(&output), stderr(&output));
     assert!(stdout(&output).contains("not asked"), "{}", stdout(&output));
 }
 
 #[test]
 fn invalid_environment_recipe_is_rejected_with_remedy() {
-    let refused = |change: &str| {
-        let place = corridor();
-        let output = place.train().args(["--set", change]).output().unwrap();
+    let reject = |change: &str| {
+        let workspace = corridor();
+        let output = workspace.train().args(["--set", change]).output().unwrap();
         assert_eq!(output.status.code(), Some(2), "{}", stderr(&output));
         stderr(&output)
     };
-    let told = refused("agent.kind=tools");
+    let message = reject("agent.kind=tools");
     assert!(
-        told.contains("`agent.kind` is \"tools\", but must be \"environment\" for the tasks of"),
-        "{told}"
+        message.contains("`agent.kind` is \"tools\", but must be \"environment\" for the tasks of"),
+        "{message}"
     );
-    let told = refused("tasks.0.environment=Nowhere-v0");
-    assert!(told.contains("gymnasium cannot make Nowhere-v0"), "{told}");
-    let told = refused("tasks.0.worker.python=/nonexistent/python");
-    assert!(told.contains("cannot start /nonexistent/python"), "{told}");
-    let told = refused("tasks.0.train=0");
-    assert!(told.contains("`tasks.0.train` is 0, but must be at least 1"), "{told}");
+    let message = reject("tasks.0.environment=Nowhere-v0");
+    assert!(message.contains("gymnasium cannot make Nowhere-v0"), "{message}");
+    let message = reject("tasks.0.worker.python=/nonexistent/python");
+    assert!(message.contains("cannot start /nonexistent/python"), "{message}");
+    let message = reject("tasks.0.train=0");
+    assert!(message.contains("`tasks.0.train` is 0, but must be at least 1"), "{message}");
 }

@@ -6,25 +6,25 @@ use std::process::Output;
 use levade_model::ModelConfig;
 use serde_json::json;
 
-use crate::support::{Place, config, stderr, stdout, write_model};
+use crate::support::{Workspace, config, stderr, stdout, write_model};
 
 /// Runs `levade check` and returns its standard output and exit code.
-fn check(place: &Place, arguments: &[&str]) -> (String, Option<i32>) {
-    let output: Output = place.levade().arg("check").args(arguments).output().unwrap();
+fn check(workspace: &Workspace, arguments: &[&str]) -> (String, Option<i32>) {
+    let output: Output = workspace.levade().arg("check").args(arguments).output().unwrap();
     (stdout(&output), output.status.code().or_else(|| panic!("{}", stderr(&output))))
 }
 
 /// Returns the line of an item in the output of a check.
-fn line<'t>(said: &'t str, item: &str) -> &'t str {
+fn line<'t>(report: &'t str, item: &str) -> &'t str {
     let is_of = |line: &&str| line.split_whitespace().nth(1) == Some(item);
-    said.lines().find(is_of).unwrap_or_else(|| panic!("no {item} in\n{said}"))
+    report.lines().find(is_of).unwrap_or_else(|| panic!("no {item} in\n{report}"))
 }
 
 #[test]
 fn check_reports_each_item_and_leaves_no_files() {
-    let place = Place::new();
-    let (said, code) = check(&place, &["recipe.toml"]);
-    assert_eq!(code, Some(0), "{said}");
+    let workspace = Workspace::new();
+    let (report, code) = check(&workspace, &["recipe.toml"]);
+    assert_eq!(code, Some(0), "{report}");
     for (item, parts) in [
         ("recipe", &["✓", "tiny: sft, grpo; agents default"][..]),
         ("folder", &["✓"]),
@@ -37,47 +37,48 @@ fn check_reports_each_item_and_leaves_no_files() {
         ("disk", &["✓", "checkpoints of up to"]),
     ] {
         for part in parts {
-            assert!(line(&said, item).contains(part), "no {part:?} in\n{said}");
+            assert!(line(&report, item).contains(part), "no {part:?} in\n{report}");
         }
     }
-    assert!(!place.path("run").exists());
+    assert!(!workspace.path("run").exists());
     // One check reports all faults, each with a remedy.
-    place.write("tools.py", "import nothing_of_this_name\n");
+    workspace.write("tools.py", "import nothing_of_this_name\n");
     let tool = "[[tool]]\nkind = \"python\"\nname = \"own\"\nfile = \"tools.py\"\n\n[agent]\ntools = [\"own\", \"calculator\"]";
-    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tool);
+    workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tool);
     let scorer = "[reward]\nscorer = { kind = \"http\", url = \"http://127.0.0.1:9/\", tries = 1 }";
-    place.replace("recipe.toml", "[reward]", scorer);
-    let (said, code) = check(&place, &["recipe.toml", "--set", "engine.memory_mb=1"]);
-    assert_eq!(code, Some(2), "{said}");
+    workspace.replace("recipe.toml", "[reward]", scorer);
+    let (report, code) = check(&workspace, &["recipe.toml", "--set", "engine.memory_mb=1"]);
+    assert_eq!(code, Some(2), "{report}");
     for (item, part) in
         [("tool", "nothing_of_this_name"), ("scorer", "127.0.0.1:9"), ("memory", "engine.memory_mb")]
     {
-        let found = said
+        let found = report
             .lines()
-            .skip_while(|line| *line != self::line(&said, item))
+            .skip_while(|line| *line != self::line(&report, item))
             .take(8)
             .collect::<Vec<_>>()
             .join("\n");
-        assert!(found.starts_with('✗') && said.contains(part), "no {part:?} in\n{said}");
+        assert!(found.starts_with('✗') && report.contains(part), "no {part:?} in\n{report}");
     }
-    assert!(said.ends_with("3 items would fail\n"), "{said}");
+    assert!(report.ends_with("3 items would fail\n"), "{report}");
 }
 
 #[test]
 fn plan_prints_estimates_and_rejects_invalid_options() {
-    let place = Place::new();
-    let plan =
-        |arguments: &[&str]| place.levade().args(["plan", "recipe.toml"]).args(arguments).output().unwrap();
-    let said = stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
+    let workspace = Workspace::new();
+    let plan = |arguments: &[&str]| {
+        workspace.levade().args(["plan", "recipe.toml"]).args(arguments).output().unwrap()
+    };
+    let report = stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
     for part in
         ["this machine: ", "devices", "sampling", "first at its end:", "a core of the gateway", "cost"]
     {
-        assert!(said.contains(part), "no {part:?} in\n{said}");
+        assert!(report.contains(part), "no {part:?} in\n{report}");
     }
     let fleets: Vec<&str> =
-        said.lines().filter(|line| line.ends_with(" %") && !line.contains("phase")).collect();
-    assert_eq!(fleets.len(), 2, "{said}");
-    place.write(
+        report.lines().filter(|line| line.ends_with(" %") && !line.contains("phase")).collect();
+    assert_eq!(fleets.len(), 2, "{report}");
+    workspace.write(
         "seconds.json",
         r#"{"prompt":0.001,"batch":0.02,"sequence":0.001,"learn":0.01,"update":0,"publish":0}"#,
     );
@@ -105,23 +106,23 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
             stderr(&output)
         );
     }
-    assert!(!place.path("run").exists());
+    assert!(!workspace.path("run").exists());
 }
 
 #[test]
 fn check_names_bad_key_and_bad_row() {
-    let place = Place::new();
-    let (said, code) = check(&place, &["recipe.toml", "--set", "phase.1.group_size=1"]);
+    let workspace = Workspace::new();
+    let (report, code) = check(&workspace, &["recipe.toml", "--set", "phase.1.group_size=1"]);
     assert_eq!(code, Some(2));
-    assert!(line(&said, "recipe").contains("`phase.1.group_size` is 1"), "{said}");
+    assert!(line(&report, "recipe").contains("`phase.1.group_size` is 1"), "{report}");
     let rows = [
         json!({ "question": "1+1?", "answer": "2" }),
         json!({ "question": "2+2?" }),
         json!({ "answer": "3" }),
     ];
-    place.write("rows.jsonl", rows.map(|row| row.to_string()).join("\n"));
-    let (said, code) = check(
-        &place,
+    workspace.write("rows.jsonl", rows.map(|row| row.to_string()).join("\n"));
+    let (report, code) = check(
+        &workspace,
         &[
             "recipe.toml",
             "--set",
@@ -132,51 +133,52 @@ fn check_names_bad_key_and_bad_row() {
     );
     assert_eq!(code, Some(2));
     assert!(
-        line(&said, "tasks").starts_with('✗') && said.contains("rows.jsonl") && said.contains("answer"),
-        "{said}"
+        line(&report, "tasks").starts_with('✗') && report.contains("rows.jsonl") && report.contains("answer"),
+        "{report}"
     );
     // The remaining items are checked after a fault.
-    assert!(line(&said, "model").starts_with('✓') && line(&said, "tool").starts_with('✓'), "{said}");
+    assert!(line(&report, "model").starts_with('✓') && line(&report, "tool").starts_with('✓'), "{report}");
 }
 
 /// Training would reject these phases and prompts at its start.
 #[test]
 fn check_rejects_phases_and_prompts_like_train() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     let rows = (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
-    place.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
-    let (said, code) =
-        check(&place, &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"]);
+    workspace.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
+    let (report, code) =
+        check(&workspace, &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"]);
     assert_eq!(code, Some(2));
-    assert!(line(&said, "phases").contains("`phase.0.demonstrations` is 4, but only 0"), "{said}");
-    let (said, code) = check(&place, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
+    assert!(line(&report, "phases").contains("`phase.0.demonstrations` is 4, but only 0"), "{report}");
+    let (report, code) = check(&workspace, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
     assert_eq!(code, Some(2));
-    assert!(line(&said, "prompts").contains("more than `agent.max_context_tokens` = 9"), "{said}");
+    assert!(line(&report, "prompts").contains("more than `agent.max_context_tokens` = 9"), "{report}");
 }
 
 #[test]
 fn check_measure_reports_step_time_without_run() {
-    let place = Place::new();
-    let (said, code) = check(&place, &["recipe.toml", "--measure"]);
-    assert_eq!(code, Some(0), "{said}");
-    assert!(line(&said, "time").contains("a step of 2 groups may take"), "{said}");
-    assert!(!place.path("run").exists());
+    let workspace = Workspace::new();
+    let (report, code) = check(&workspace, &["recipe.toml", "--measure"]);
+    assert_eq!(code, Some(0), "{report}");
+    assert!(line(&report, "time").contains("a step of 2 groups may take"), "{report}");
+    assert!(!workspace.path("run").exists());
 }
 
 #[test]
 fn new_recipe_passes_check_and_is_never_overwritten() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     // The context must hold the description of a tool, with one token per byte.
-    write_model(&place.path("wide"), &ModelConfig { context: 2048, ..config() });
-    let new = |arguments: &[&str]| place.levade().args(["new", "recipe"]).args(arguments).output().unwrap();
+    write_model(&workspace.path("wide"), &ModelConfig { context: 2048, ..config() });
+    let new =
+        |arguments: &[&str]| workspace.levade().args(["new", "recipe"]).args(arguments).output().unwrap();
     let output = new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("levade check sums"), "{}", stdout(&output));
-    let recipe = fs::read_to_string(place.path("sums/recipe.toml")).unwrap();
+    let recipe = fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap();
     assert!(recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"), "{recipe}");
-    assert!(fs::read_to_string(place.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
-    let (said, code) = check(&place, &["sums"]);
-    assert_eq!(code, Some(0), "{said}\n{recipe}");
+    assert!(fs::read_to_string(workspace.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
+    let (report, code) = check(&workspace, &["sums"]);
+    assert_eq!(code, Some(0), "{report}\n{recipe}");
     // The recipe can be trained.
     let short = [
         "--set",
@@ -188,28 +190,28 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
         "--set",
         "eval.tasks=2",
     ];
-    let output = place.levade().args(["train", "sums"]).args(short).output().unwrap();
+    let output = workspace.levade().args(["train", "sums"]).args(short).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
     let again = new(&["sums", "--model", "./model"]);
     assert_eq!(again.status.code(), Some(2));
     assert!(stderr(&again).contains("sums/recipe.toml exists; name another folder"), "{}", stderr(&again));
-    assert_eq!(fs::read_to_string(place.path("sums/recipe.toml")).unwrap(), recipe);
+    assert_eq!(fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap(), recipe);
 
     // The rows of a file determine the scorer, and a fifth of them is held out.
     let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();
-    place.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
+    workspace.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
     let output = new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    let recipe = fs::read_to_string(place.path("who/recipe.toml")).unwrap();
+    let recipe = fs::read_to_string(workspace.path("who/recipe.toml")).unwrap();
     assert!(recipe.contains("held_out = 10") && recipe.contains("kind = \"answer\""), "{recipe}");
-    let (said, code) = check(&place, &["who"]);
-    assert_eq!(code, Some(0), "{said}");
+    let (report, code) = check(&workspace, &["who"]);
+    assert_eq!(code, Some(0), "{report}");
 
     let wrong = new(&["other", "--model", "./model", "--algorithm", "gpro"]);
     assert_eq!(wrong.status.code(), Some(2));
     assert!(
-        stderr(&wrong).contains("did you mean `grpo`?") && !place.path("other").exists(),
+        stderr(&wrong).contains("did you mean `grpo`?") && !workspace.path("other").exists(),
         "{}",
         stderr(&wrong)
     );

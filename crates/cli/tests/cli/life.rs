@@ -4,12 +4,12 @@ use std::fs;
 
 use serde_json::Value;
 
-use crate::support::{Place, copy_folder, stderr, stdout};
+use crate::support::{Workspace, copy_dir, stderr, stdout};
 
 #[test]
 fn run_can_be_trained_evaluated_chatted_and_inspected() {
-    let place = Place::with_trained_model();
-    let output = place.train().output().unwrap();
+    let workspace = Workspace::with_trained_model();
+    let output = workspace.train().output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
     for part in
@@ -28,37 +28,37 @@ fn run_can_be_trained_evaluated_chatted_and_inspected() {
     assert!(notes.contains("memory ") && notes.contains("49.5 k parameters"), "{notes}");
     assert!(!text.contains('\x1b') && !notes.contains('\x1b'), "colours for nobody");
     for file in ["recipe.toml", "run.db", "metrics.jsonl", "engine.json"] {
-        assert!(place.path("run").join(file).is_file(), "{file}");
+        assert!(workspace.path("run").join(file).is_file(), "{file}");
     }
-    assert_eq!(place.checkpoints("run").len(), 4);
+    assert_eq!(workspace.checkpoints("run").len(), 4);
 
-    it_is_not_run_twice(&place);
-    it_is_measured_alike(&place);
-    it_can_be_talked_to(&place);
-    it_can_be_looked_into(&place);
+    second_run_is_rejected(&workspace);
+    eval_matches_training(&workspace);
+    chat_answers(&workspace);
+    inspect_shows_attempts(&workspace);
 }
 
-fn it_is_not_run_twice(place: &Place) {
-    let weights = place.weights("run");
-    let output = place.train().output().unwrap();
+fn second_run_is_rejected(workspace: &Workspace) {
+    let weights = workspace.weights("run");
+    let output = workspace.train().output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     let message = stderr(&output);
     assert!(message.contains("already holds a run") && message.contains("--resume"), "{message}");
     assert!(message.contains("--run"), "{message}");
     // The run directory contains the recipe of the run.
-    let output = place.levade().args(["train", "run", "--resume"]).output().unwrap();
+    let output = workspace.levade().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("after grpo "), "{}", stdout(&output));
-    assert_eq!(place.weights("run"), weights);
+    assert_eq!(workspace.weights("run"), weights);
 }
 
 /// Asserts that `eval` reproduces the results of the evaluations in training.
-fn it_is_measured_alike(place: &Place) {
-    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+fn eval_matches_training(workspace: &Workspace) {
+    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     assert_eq!(last["eval"], "after grpo");
     let measure = |recipe: &str, model: &[&str]| {
-        let output = place.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
+        let output = workspace.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str::<Value>(&stdout(&output)).unwrap()
     };
@@ -77,7 +77,7 @@ fn it_is_measured_alike(place: &Place) {
     assert_eq!(eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"], 3.0);
     // Without --model, the model of the recipe is measured. --tasks reduces the number of tasks.
     assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
-    let output = place
+    let output = workspace
         .levade()
         .args(["eval", "recipe.toml", "--model", "run/checkpoints/step-000001"])
         .output()
@@ -89,9 +89,9 @@ fn it_is_measured_alike(place: &Place) {
     );
 }
 
-fn it_can_be_talked_to(place: &Place) {
+fn chat_answers(workspace: &Workspace) {
     let chat = |args: &[&str], input: &str| {
-        let output = place.levade().arg("chat").args(args).write_stdin(input).output().unwrap();
+        let output = workspace.levade().arg("chat").args(args).write_stdin(input).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         (stdout(&output), stderr(&output))
     };
@@ -115,9 +115,9 @@ fn it_can_be_talked_to(place: &Place) {
     );
 }
 
-fn it_can_be_looked_into(place: &Place) {
+fn inspect_shows_attempts(workspace: &Workspace) {
     let inspect = |args: &[&str]| {
-        let output = place.levade().args(["inspect", "run"]).args(args).output().unwrap();
+        let output = workspace.levade().args(["inspect", "run"]).args(args).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -149,16 +149,16 @@ fn it_can_be_looked_into(place: &Place) {
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
     let (terms, lines) =
         (inspect(&["--attempt", name, "--terms"]), inspect(&["--attempt", name, "--terms", "--json"]));
-    terms_of_a_step_add_up_to_its_recorded_loss(place, &terms, &lines);
+    terms_of_a_step_add_up_to_its_recorded_loss(workspace, &terms, &lines);
 }
 
 /// Asserts that the terms of a step sum to its recorded loss. `terms` and `lines` are the text and
 /// JSON output for one attempt of the second step of its phase; the remaining terms are those of
 /// other attempts.
-fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines: &str) {
+fn terms_of_a_step_add_up_to_its_recorded_loss(workspace: &Workspace, terms: &str, lines: &str) {
     let sum = terms.lines().find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
     let sum: f64 = sum.expect(terms).strip_suffix(", to the bit").expect(terms).parse().unwrap();
-    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let losses = metrics.lines().filter_map(|line| {
         let line: Value = serde_json::from_str(line).unwrap();
         ["actor/pg_loss", "actor/loss"].iter().find_map(|name| line[name].as_f64())
@@ -182,7 +182,7 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(place: &Place, terms: &str, lines
 /// several updates, and for demonstrations in the second step that trains on them.
 #[test]
 fn terms_of_several_updates_add_up_in_the_learners_order() {
-    let place = Place::with_trained_model();
+    let workspace = Workspace::with_trained_model();
     let keys = [
         "eval.tasks=0",
         "phase.0.epochs=2",
@@ -190,10 +190,10 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
         "phase.1.mini_batches=2",
         "phase.1.entropy=0.01",
     ];
-    let output = place.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
+    let output = workspace.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |args: &[&str]| {
-        let output = place.levade().args(["inspect", "run"]).args(args).output().unwrap();
+        let output = workspace.levade().args(["inspect", "run"]).args(args).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -202,7 +202,7 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
         let terms = names.map(|name| inspect(&["--attempt", name, "--step", step, "--terms", "--json"]));
         terms.collect::<String>().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
-    let metrics = fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+    let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let recorded = |name: &str| -> Vec<f64> {
         let lines = metrics.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
         lines.filter_map(|line| line[name].as_f64()).collect()
@@ -222,7 +222,7 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
 
     let terms = terms_of(&inspect(&["--demonstrations", "--phase", "0", "--step", "0"]), "1");
     assert_eq!(sum(&terms).to_bits(), recorded("train/loss")[1].to_bits());
-    let output = place
+    let output = workspace
         .levade()
         .args(["inspect", "run", "--attempt", "train/1/0/0/0", "--step", "0"])
         .output()
@@ -253,41 +253,41 @@ fn sum(terms: &[Value]) -> f64 {
 /// A copied run is independent of the original, and a moved run continues at its new location.
 #[test]
 fn copied_or_moved_run_resumes_at_new_location() {
-    let place = Place::new();
-    let first = place.train().args(["--set", "eval.tasks=0"]).output().unwrap();
+    let workspace = Workspace::new();
+    let first = workspace.train().args(["--set", "eval.tasks=0"]).output().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
-    copy_folder(&place.path("run"), &place.path("copy"));
-    let left = || (fs::read(place.path("run/metrics.jsonl")).unwrap(), place.weights("run"));
-    let before = left();
-    let train = |arguments: &[&str]| place.levade().arg("train").args(arguments).output().unwrap();
+    copy_dir(&workspace.path("run"), &workspace.path("copy"));
+    let run_state = || (fs::read(workspace.path("run/metrics.jsonl")).unwrap(), workspace.weights("run"));
+    let before = run_state();
+    let train = |arguments: &[&str]| workspace.levade().arg("train").args(arguments).output().unwrap();
     let output = train(&["copy"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("/copy already holds a run"), "{}", stderr(&output));
     let output = train(&["copy", "--resume", "--set", "phase.1.steps=4"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("goes on from copy/checkpoints/step-000004"), "{}", stdout(&output));
-    assert!(left() == before && place.weights("copy") != before.1);
+    assert!(run_state() == before && workspace.weights("copy") != before.1);
 
-    fs::rename(place.path("run"), place.path("moved")).unwrap();
+    fs::rename(workspace.path("run"), workspace.path("moved")).unwrap();
     let output = train(&["moved/recipe.toml", "--resume"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(!place.path("run").exists());
-    let folder = |run: &str| fs::read_to_string(place.path(run).join("recipe.toml")).unwrap();
-    assert!(folder("copy").contains("/copy\"") && folder("moved").contains("/moved\""));
+    assert!(!workspace.path("run").exists());
+    let dir = |run: &str| fs::read_to_string(workspace.path(run).join("recipe.toml")).unwrap();
+    assert!(dir("copy").contains("/copy\"") && dir("moved").contains("/moved\""));
 }
 
 /// Replaying a run succeeds only if there are checkpoints to compare with.
 #[test]
 fn replay_reproduces_checkpoints_and_fails_without_any() {
-    let place = Place::with_trained_model();
-    assert!(place.train().args(["--set", "eval.tasks=0"]).output().unwrap().status.success());
-    let replay = || place.levade().args(["replay", "run"]).output().unwrap();
+    let workspace = Workspace::with_trained_model();
+    assert!(workspace.train().args(["--set", "eval.tasks=0"]).output().unwrap().status.success());
+    let replay = || workspace.levade().args(["replay", "run"]).output().unwrap();
     let output = replay();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("the same, bit for bit"), "{}", stdout(&output));
 
-    std::fs::remove_dir_all(place.path("run/checkpoints")).unwrap();
-    std::fs::create_dir(place.path("run/checkpoints")).unwrap();
+    std::fs::remove_dir_all(workspace.path("run/checkpoints")).unwrap();
+    std::fs::create_dir(workspace.path("run/checkpoints")).unwrap();
     let output = replay();
     assert_eq!(output.status.code(), Some(1), "{}", stdout(&output));
     assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
@@ -298,9 +298,9 @@ fn replay_reproduces_checkpoints_and_fails_without_any() {
 #[test]
 #[cfg(unix)]
 fn interrupted_run_resumes_with_equal_weights() {
-    let place = Place::with_trained_model();
+    let workspace = Workspace::with_trained_model();
     let steps = ["--set", "phase.1.steps=12", "--set", "run.checkpoint_every=0"];
-    let output = place.train().args(steps).args(["--run", "whole"]).output().unwrap();
+    let output = workspace.train().args(steps).args(["--run", "whole"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 
     // If the tests run under `nohup`, the run ignores SIGHUP as well.
@@ -312,7 +312,8 @@ fn interrupted_run_resumes_with_equal_weights() {
             continue;
         }
         let run = format!("run{signal}");
-        let output = place.train_until_signal(signal, &["--set", "run.checkpoint_every=0", "--run", &run]);
+        let output =
+            workspace.train_until_signal(signal, &["--set", "run.checkpoint_every=0", "--run", &run]);
         let notes = stderr(&output);
         assert_eq!(output.status.code(), Some(130), "{notes}");
         let hint = format!(
@@ -320,23 +321,23 @@ fn interrupted_run_resumes_with_equal_weights() {
         );
         assert!(notes.contains("stopped after step ") && notes.ends_with(&hint), "{notes}");
 
-        let output = place.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
+        let output = workspace.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
             stdout(&output).contains(&format!("goes on from {run}/checkpoints/step-0000")),
             "{}",
             stdout(&output)
         );
-        assert_eq!(place.weights(&run), place.weights("whole"));
+        assert_eq!(workspace.weights(&run), workspace.weights("whole"));
     }
 }
 
 /// A KL penalty is computed against a frozen copy of the model, in a second engine.
 #[test]
 fn kl_penalty_is_measured_against_frozen_copy() {
-    let place = Place::with_trained_model();
+    let workspace = Workspace::with_trained_model();
     let penalty = ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
-    let output = place.train().args(penalty).output().unwrap();
+    let output = workspace.train().args(penalty).output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
     assert!(notes.contains(" for the frozen copy"), "{notes}");
@@ -351,8 +352,8 @@ fn kl_penalty_is_measured_against_frozen_copy() {
 
 #[test]
 fn pull_prints_path_and_description() {
-    let place = Place::new();
-    let output = place.levade().args(["pull", "model"]).output().unwrap();
+    let workspace = Workspace::new();
+    let output = workspace.levade().args(["pull", "model"]).output().unwrap();
     assert!(output.status.success());
     assert_eq!(stdout(&output), "model\n");
     assert!(stderr(&output).contains("llama, 49.5 k parameters, 2 layers of 48, 259 tokens, context 640"));
@@ -361,42 +362,42 @@ fn pull_prints_path_and_description() {
 
 #[test]
 fn completions_and_manual_pages_name_every_command() {
-    let place = Place::new();
-    let help = stdout(&place.levade().arg("--help").output().unwrap());
+    let workspace = Workspace::new();
+    let help = stdout(&workspace.levade().arg("--help").output().unwrap());
     let listed = help.lines().skip_while(|line| *line != "Commands:").skip(1);
     let listed = listed.take_while(|line| !line.is_empty()).filter(|line| line.starts_with("  "));
     let commands: Vec<&str> = listed.filter_map(|line| line.split_whitespace().next()).collect();
     assert!(commands.contains(&"train") && commands.contains(&"man"), "{commands:?}");
     for (shell, option) in [("bash", "--resume"), ("zsh", "--resume"), ("fish", "-l resume")] {
-        let script = stdout(&place.levade().args(["completions", shell]).output().unwrap());
+        let script = stdout(&workspace.levade().args(["completions", shell]).output().unwrap());
         for part in commands.iter().chain([&option]) {
             assert!(script.contains(part), "{shell}: {part}");
         }
     }
-    let output = place.levade().args(["man", "pages"]).output().unwrap();
+    let output = workspace.levade().args(["man", "pages"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let pages = commands.iter().filter(|command| **command != "help");
     let pages = pages.map(|command| format!("levade-{command}.1"));
     for page in pages.chain(["levade.1".into(), "levade-sandbox-serve.1".into()]) {
-        let text = fs::read_to_string(place.path("pages").join(&page)).unwrap();
+        let text = fs::read_to_string(workspace.path("pages").join(&page)).unwrap();
         assert!(text.contains(".TH"), "{page}: {text}");
     }
-    fs::write(place.path("file"), "").unwrap();
-    let output = place.levade().args(["man", "file"]).output().unwrap();
+    fs::write(workspace.path("file"), "").unwrap();
+    let output = workspace.levade().args(["man", "file"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("cannot write manual pages to file"), "{}", stderr(&output));
 }
 
 #[test]
 fn help_and_version_show_commands_and_release() {
-    let place = Place::new();
-    let help = stdout(&place.levade().arg("--help").output().unwrap());
+    let workspace = Workspace::new();
+    let help = stdout(&workspace.levade().arg("--help").output().unwrap());
     for part in ["train", "eval", "chat", "inspect", "pull", "Examples:", "Exit codes:"] {
         assert!(help.contains(part), "no {part:?} in\n{help}");
     }
-    let version = stdout(&place.levade().arg("--version").output().unwrap());
+    let version = stdout(&workspace.levade().arg("--version").output().unwrap());
     let release = concat!("levade ", env!("CARGO_PKG_VERSION"));
     assert!(version.starts_with(&format!("{release} (")) && version.contains("commit"), "{version}");
-    assert_eq!(stdout(&place.levade().arg("-V").output().unwrap()), format!("{release}\n"));
-    assert_eq!(place.levade().output().unwrap().status.code(), Some(2));
+    assert_eq!(stdout(&workspace.levade().arg("-V").output().unwrap()), format!("{release}\n"));
+    assert_eq!(workspace.levade().output().unwrap().status.code(), Some(2));
 }

@@ -2,16 +2,16 @@
 
 use std::fs;
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 #[test]
 fn log_options_select_destination_and_levels() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     let run = ["--set", "phase.1.steps=1", "--log", "debug", "--log-file", "run.log"];
-    let output = place.train().args(run).output().unwrap();
+    let output = workspace.train().args(run).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(!stderr(&output).contains("DEBUG") && !stdout(&output).contains("DEBUG"));
-    let log = fs::read_to_string(place.path("run.log")).unwrap();
+    let log = fs::read_to_string(workspace.path("run.log")).unwrap();
     let events = [
         (" INFO levade_trainer::trainer: run begins ", 1),
         ("levade_trainer::trainer: step done phase=1 ", 1),
@@ -25,30 +25,30 @@ fn log_options_select_destination_and_levels() {
         ("learner is done policy=0 command=\"optim_step\" ", 2),
         ("levade_store::sqlite: recorded key=plan of phase 1/step 0 ", 1),
     ];
-    for (event, least) in events {
+    for (event, min_count) in events {
         let found = log.matches(event).count();
-        assert!(found >= least, "{found} of {least} {event:?} in\n{log}");
+        assert!(found >= min_count, "{found} of {min_count} {event:?} in\n{log}");
     }
     // The log contains no system prompts, no tasks and no colors.
     assert!(!log.contains("calculator") && !log.contains("What") && !log.contains('\x1b'), "{log}");
 
     // The next process appends to the file, and only events of the requested levels.
     let inspect = |arguments: &[&str]| {
-        let output = place.levade().args(["inspect", "run"]).args(arguments).output().unwrap();
+        let output = workspace.levade().args(["inspect", "run"]).args(arguments).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
     assert_eq!(inspect(&["--log-file", "run.log"]), "");
-    assert_eq!(fs::read_to_string(place.path("run.log")).unwrap(), log);
+    assert_eq!(fs::read_to_string(workspace.path("run.log")).unwrap(), log);
     assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
-    let longer = fs::read_to_string(place.path("run.log")).unwrap();
+    let longer = fs::read_to_string(workspace.path("run.log")).unwrap();
     assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE levade_store::sqlite: read "));
     // Without a file, and with the environment variable, which the option overrides.
     assert_eq!(inspect(&[]), "");
     let by_environment = |arguments: &[&str]| {
         let command = ["inspect", "run"];
         let output =
-            place.levade().env("LEVADE_LOG", "trace").args(command).args(arguments).output().unwrap();
+            workspace.levade().env("LEVADE_LOG", "trace").args(command).args(arguments).output().unwrap();
         stderr(&output)
     };
     assert!(by_environment(&[]).contains("TRACE levade_store::sqlite: read "));
@@ -57,13 +57,13 @@ fn log_options_select_destination_and_levels() {
 
 #[test]
 fn invalid_log_filter_or_file_is_reported() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     for (arguments, part) in [
         (["--log", "loud"], "`loud` is no level"),
         (["--log", "stor=debug"], "there is no room `stor`"),
         (["--log-file", "no/such/folder"], "no/such/folder"),
     ] {
-        let output = place.train().args(arguments).output().unwrap();
+        let output = workspace.train().args(arguments).output().unwrap();
         assert_eq!(output.status.code(), Some(2));
         assert!(stderr(&output).contains(part), "{}", stderr(&output));
     }

@@ -11,18 +11,18 @@ use std::time::{Duration, Instant};
 
 use serde_json::{Value, json};
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 /// Timeout for an event that a test waits for.
-const LONGEST: Duration = Duration::from_secs(90);
+const EVENT_TIMEOUT: Duration = Duration::from_secs(90);
 
 fn wait_for<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
-    let begun = Instant::now();
+    let started_at = Instant::now();
     loop {
         if let Some(found) = found() {
             return found;
         }
-        assert!(begun.elapsed() < LONGEST, "waited {LONGEST:?} for {what}");
+        assert!(started_at.elapsed() < EVENT_TIMEOUT, "waited {EVENT_TIMEOUT:?} for {what}");
         std::thread::sleep(Duration::from_millis(20));
     }
 }
@@ -32,9 +32,9 @@ fn kill(pid: &str) {
 }
 
 /// Starts a run.
-fn start(place: &Place) -> Child {
+fn start(workspace: &Workspace) -> Child {
     Command::new(env!("CARGO_BIN_EXE_levade"))
-        .current_dir(place.path(""))
+        .current_dir(workspace.path(""))
         .args(["train", "recipe.toml"])
         .stdout(Stdio::piped())
         .stderr(Stdio::piped())
@@ -49,24 +49,24 @@ fn end(run: Child) -> Output {
 }
 
 /// Returns the values of a metric in all steps.
-fn metric(place: &Place, name: &str) -> Vec<f64> {
-    let text = std::fs::read_to_string(place.path("run/metrics.jsonl")).unwrap();
+fn metric(workspace: &Workspace, name: &str) -> Vec<f64> {
+    let text = std::fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let lines = text.lines().map(|line| serde_json::from_str::<Value>(line).unwrap());
     lines.filter_map(|line| line.get(name).and_then(Value::as_f64)).collect()
 }
 
 /// Creates a directory with a model that calls its tool, and a recipe with the RL phase only. `tool`
 /// and `reward` are added to the recipe.
-fn place(tool: &str, reward: &str) -> Place {
-    let place = Place::with_trained_model();
-    let recipe = std::fs::read_to_string(place.path("recipe.toml")).unwrap();
+fn new_workspace(tool: &str, reward: &str) -> Workspace {
+    let workspace = Workspace::with_trained_model();
+    let recipe = std::fs::read_to_string(workspace.path("recipe.toml")).unwrap();
     let (before, rest) = recipe.split_once("[[phase]]").unwrap();
     let (_, rl) = rest.split_once("[[phase]]").unwrap();
     let recipe = format!("{before}{tool}\n[[phase]]{rl}")
         .replace("[reward]", &format!("[reward]\n{reward}"))
         .replace("max_turns = 2", "max_turns = 2\nretries = 3");
-    place.write("recipe.toml", recipe);
-    place
+    workspace.write("recipe.toml", recipe);
+    workspace
 }
 
 /// An MCP server with a calculator. In the first call of all its processes, it writes its process id
@@ -117,31 +117,31 @@ name = "sums"
 command = ["python3", "server.py"]
 outage = "retry"
 "#;
-    let place = place(tool, "");
-    place.write("server.py", SERVER);
-    place.replace("recipe.toml", "tools = [\"calculator\"]", "tools = [\"sums\"]");
-    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
-    place.replace("recipe.toml", "unseen_wordings = 3", "");
-    let run = start(&place);
+    let workspace = new_workspace(tool, "");
+    workspace.write("server.py", SERVER);
+    workspace.replace("recipe.toml", "tools = [\"calculator\"]", "tools = [\"sums\"]");
+    workspace.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    workspace.replace("recipe.toml", "unseen_wordings = 3", "");
+    let run = start(&workspace);
     let pid = wait_for("a call", || {
-        let said = std::fs::read_to_string(place.path("calling")).ok()?;
-        said.strip_suffix('\n').map(str::to_owned)
+        let text = std::fs::read_to_string(workspace.path("calling")).ok()?;
+        text.strip_suffix('\n').map(str::to_owned)
     });
     kill(&pid);
     let output = end(run);
-    let said = stdout(&output);
-    assert!(said.contains("3 steps"), "{said}");
-    assert_eq!(metric(&place, "training/retried"), [1.0, 0.0, 0.0]);
+    let report = stdout(&output);
+    assert!(report.contains("3 steps"), "{report}");
+    assert_eq!(metric(&workspace, "training/retried"), [1.0, 0.0, 0.0]);
     // The failure is reported once, and there are no other failures.
-    let troubles: Vec<&str> = said.lines().filter(|line| line.contains("went wrong")).collect();
-    assert!(troubles.iter().all(|line| line.contains("1 time,")), "{said}");
-    assert!(troubles.iter().any(|line| line.contains("tool calculator")), "{said}");
-    assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
+    let troubles: Vec<&str> = report.lines().filter(|line| line.contains("went wrong")).collect();
+    assert!(troubles.iter().all(|line| line.contains("1 time,")), "{report}");
+    assert!(troubles.iter().any(|line| line.contains("tool calculator")), "{report}");
+    assert_eq!(metric(&workspace, "response/aborted_ratio"), [0.0; 3]);
 }
 
 /// A judge server that drops its third connection, is unreachable for a second, and starts again.
 struct Judge {
-    answered: Arc<AtomicUsize>,
+    responses: Arc<AtomicUsize>,
     url: String,
 }
 
@@ -149,51 +149,51 @@ impl Judge {
     fn start() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = listener.local_addr().unwrap();
-        let answered = Arc::new(AtomicUsize::new(0));
-        let count = answered.clone();
+        let responses = Arc::new(AtomicUsize::new(0));
+        let count = responses.clone();
         std::thread::spawn(move || {
             let mut listener = Some(listener);
-            let mut asked = 0;
+            let mut num_connections = 0;
             loop {
                 let open = listener
                     .take()
                     .unwrap_or_else(|| wait_for("the judge's port", || TcpListener::bind(address).ok()));
                 let Ok((socket, _)) = open.accept() else { return };
-                asked += 1;
-                if asked == 3 {
+                num_connections += 1;
+                if num_connections == 3 {
                     // Dropping the listener also closes the connections that wait to be accepted.
                     drop((socket, open));
                     std::thread::sleep(Duration::from_secs(1));
                     continue;
                 }
-                answer(socket);
+                respond(socket);
                 count.fetch_add(1, Ordering::SeqCst);
                 listener = Some(open);
             }
         });
-        Judge { answered, url: format!("http://{address}/v1") }
+        Judge { responses: responses, url: format!("http://{address}/v1") }
     }
 }
 
-fn answer(mut socket: TcpStream) {
+fn respond(mut socket: TcpStream) {
     let mut read = vec![0; 1 << 16];
     socket.set_read_timeout(Some(Duration::from_secs(10))).unwrap();
     let mut request = Vec::new();
     // The request is read completely: closing a connection with unread data resets it, which would
     // lose the response.
-    while !is_whole(&request) {
+    while !is_complete(&request) {
         match socket.read(&mut read) {
             Ok(count @ 1..) => request.extend_from_slice(&read[..count]),
             _ => return,
         }
     }
-    let reply = json!({ "choices": [{ "message": { "role": "assistant", "content": "4" }, "finish_reason": "stop" }] });
-    let body = reply.to_string();
+    let response = json!({ "choices": [{ "message": { "role": "assistant", "content": "4" }, "finish_reason": "stop" }] });
+    let body = response.to_string();
     let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
     let _ = socket.write_all(format!("HTTP/1.1 200 OK\r\n{head} {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
-fn is_whole(request: &[u8]) -> bool {
+fn is_complete(request: &[u8]) -> bool {
     let text = String::from_utf8_lossy(request).to_lowercase();
     let Some((head, body)) = text.split_once("\r\n\r\n") else { return false };
     let length = head.lines().find_map(|line| line.strip_prefix("content-length:"));
@@ -210,22 +210,22 @@ unscored = "park""#,
         judge.url
     )
     .replace(",\n           ", ", ");
-    let place = place("", &keys);
-    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
-    place.replace("recipe.toml", "unseen_wordings = 3", "");
-    let output = end(start(&place));
+    let workspace = new_workspace("", &keys);
+    workspace.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    workspace.replace("recipe.toml", "unseen_wordings = 3", "");
+    let output = end(start(&workspace));
     assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
     // Every attempt got its score, even if late. No attempt was repeated or left out because of the
     // outage.
-    assert_eq!(metric(&place, "critic/score/max"), [0.75; 3]);
-    assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
-    assert_eq!(metric(&place, "response/aborted_ratio"), [0.0; 3]);
-    assert!(judge.answered.load(Ordering::SeqCst) > 3, "{}", judge.answered.load(Ordering::SeqCst));
+    assert_eq!(metric(&workspace, "critic/score/max"), [0.75; 3]);
+    assert_eq!(metric(&workspace, "training/retried"), [0.0; 3]);
+    assert_eq!(metric(&workspace, "response/aborted_ratio"), [0.0; 3]);
+    assert!(judge.responses.load(Ordering::SeqCst) > 3, "{}", judge.responses.load(Ordering::SeqCst));
 }
 
 /// Returns the ids and commands of the child processes of a process.
 #[cfg(target_os = "linux")]
-fn below(pid: u32) -> Vec<(u32, String)> {
+fn descendants(pid: u32) -> Vec<(u32, String)> {
     let mut found = Vec::new();
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(child) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
@@ -245,27 +245,29 @@ fn below(pid: u32) -> Vec<(u32, String)> {
 #[test]
 fn killed_sandbox_loses_no_score() {
     let keys = r#"scorer = { kind = "code", tests = "tests", value = "share", protection = "best-effort", seconds = 20 }"#;
-    let place = place("", keys);
+    let workspace = new_workspace("", keys);
     let tests = json!(["import time; time.sleep(0.2); assert add(1, 2) == 3"]);
     let rows: Vec<String> = (1..30)
         .map(|n| {
             json!({ "question": format!("What is {n} + 7?"), "answer": "x", "tests": tests }).to_string()
         })
         .collect();
-    place.write("tasks.jsonl", rows.join("\n"));
-    let recipe = std::fs::read_to_string(place.path("recipe.toml")).unwrap();
+    workspace.write("tasks.jsonl", rows.join("\n"));
+    let recipe = std::fs::read_to_string(workspace.path("recipe.toml")).unwrap();
     let (before, rest) = recipe.split_once("[[tasks]]").unwrap();
     let (_, after) = rest.split_once("[agent]").unwrap();
     let tasks = "[[tasks]]\nkind = \"file\"\npath = \"tasks.jsonl\"\n";
-    place.write("recipe.toml", format!("{before}{tasks}\n[agent]{after}"));
-    place.replace("recipe.toml", "tasks = 4", "tasks = 0");
-    place.replace("recipe.toml", "unseen_wordings = 3", "");
-    let run = start(&place);
+    workspace.write("recipe.toml", format!("{before}{tasks}\n[agent]{after}"));
+    workspace.replace("recipe.toml", "tasks = 4", "tasks = 0");
+    workspace.replace("recipe.toml", "unseen_wordings = 3", "");
+    let run = start(&workspace);
     let forks = |run: u32| {
-        below(run).into_iter().find(|(pid, command)| command.contains("python") && !below(*pid).is_empty())
+        descendants(run)
+            .into_iter()
+            .find(|(pid, command)| command.contains("python") && !descendants(*pid).is_empty())
     };
     // The sandbox is tested before the run starts, so the first programs are not those of attempts.
-    wait_for("the run to begin", || place.path("run/recipe.toml").exists().then_some(()));
+    wait_for("the run to begin", || workspace.path("run/recipe.toml").exists().then_some(()));
     let mut killed = Vec::new();
     // A scorer is called at most three times, so two kills must not fail an attempt.
     for _ in 0..2 {
@@ -277,7 +279,7 @@ fn killed_sandbox_loses_no_score() {
     let output = end(run);
     assert!(stdout(&output).contains("3 steps"), "{}", stdout(&output));
     // The repeated calls of the scorer got a new sandbox: no attempt was repeated or left out.
-    assert_eq!(metric(&place, "training/retried"), [0.0; 3]);
-    assert_eq!(metric(&place, "critic/score/mean").len(), 3);
-    assert!(Path::new(&place.path("run/checkpoints")).exists());
+    assert_eq!(metric(&workspace, "training/retried"), [0.0; 3]);
+    assert_eq!(metric(&workspace, "critic/score/mean").len(), 3);
+    assert!(Path::new(&workspace.path("run/checkpoints")).exists());
 }

@@ -6,23 +6,23 @@ use std::fs;
 use std::os::unix::process::ExitStatusExt;
 use std::process::Command;
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 const SIGKILL: i32 = 9;
 
 /// Creates a directory with tasks that alternate between two agents, and a recipe with one adapter
 /// for each.
-fn place() -> Place {
-    let place = Place::with_trained_model();
+fn new_workspace() -> Workspace {
+    let workspace = Workspace::with_trained_model();
     let mut rows = String::new();
     for i in 0..60u32 {
         let (a, b) = (i + 3, 7 * i % 40 + 2);
         let agent = if i % 2 == 0 { r#", "agent_name": "checker""# } else { "" };
         writeln!(rows, r#"{{"question": "What is {a} + {b}?", "answer": {}{agent}}}"#, a + b).unwrap();
     }
-    place.write("rows.jsonl", rows);
-    place.write("recipe.toml", RECIPE);
-    place
+    workspace.write("rows.jsonl", rows);
+    workspace.write("recipe.toml", RECIPE);
+    workspace
 }
 
 const RECIPE: &str = r#"
@@ -77,10 +77,10 @@ kl = { estimator = "k3", coefficient = 0.01 }
 "#;
 
 /// Returns a command that starts the run, or resumes it if it exists.
-fn command(place: &Place) -> Command {
+fn command(workspace: &Workspace) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
-    command.current_dir(place.path("")).args(["train", "recipe.toml"]).env_remove("LEVADE_CRASH_AT");
-    if place.path("run/recipe.toml").exists() {
+    command.current_dir(workspace.path("")).args(["train", "recipe.toml"]).env_remove("LEVADE_CRASH_AT");
+    if workspace.path("run/recipe.toml").exists() {
         command.arg("--resume");
     }
     command
@@ -88,45 +88,45 @@ fn command(place: &Place) -> Command {
 
 /// Reads the adapter of a policy after a step, counted from 1. `None` selects the first trained
 /// policy, whose adapter is in the checkpoint directory itself.
-fn adapter(place: &Place, step: usize, policy: Option<&str>) -> Vec<u8> {
-    let checkpoint = place.checkpoints("run").remove(step - 1);
-    let folder = policy.map_or(checkpoint.clone(), |name| checkpoint.join("policies").join(name));
-    fs::read(folder.join("adapter_model.safetensors")).unwrap()
+fn adapter(workspace: &Workspace, step: usize, policy: Option<&str>) -> Vec<u8> {
+    let checkpoint = workspace.checkpoints("run").remove(step - 1);
+    let dir = policy.map_or(checkpoint.clone(), |name| checkpoint.join("policies").join(name));
+    fs::read(dir.join("adapter_model.safetensors")).unwrap()
 }
 
 /// Reads both adapters after the last step, ordered by the names of their policies.
-fn adapters(place: &Place) -> [Vec<u8>; 2] {
-    [adapter(place, 3, None), adapter(place, 3, Some("solver"))]
+fn adapters(workspace: &Workspace) -> [Vec<u8>; 2] {
+    [adapter(workspace, 3, None), adapter(workspace, 3, Some("solver"))]
 }
 
-fn whole() -> Place {
-    let place = place();
-    let output = command(&place).output().unwrap();
+fn train_both_adapters() -> Workspace {
+    let workspace = new_workspace();
+    let output = command(&workspace).output().unwrap();
     let text = stdout(&output);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
-    place
+    workspace
 }
 
 /// Each adapter ends with the same bits as in a run in which the other policy is frozen. A run that
 /// is killed and resumed, or replayed, ends with the same two adapters.
 #[test]
 fn two_adapters_in_one_run_match_separate_runs() {
-    let place = whole();
-    let both = adapters(&place);
+    let workspace = train_both_adapters();
+    let both = adapters(&workspace);
     assert!(
-        both[0] != adapter(&place, 1, None) && both[1] != adapter(&place, 1, Some("solver")),
+        both[0] != adapter(&workspace, 1, None) && both[1] != adapter(&workspace, 1, Some("solver")),
         "both learn"
     );
     assert_ne!(both[0], both[1]);
 
-    let replay = place.levade().args(["replay", "run"]).output().unwrap();
+    let replay = workspace.levade().args(["replay", "run"]).output().unwrap();
     assert!(replay.status.success(), "{}", stderr(&replay));
     assert!(stdout(&replay).contains("the same, bit for bit"), "{}", stdout(&replay));
 
     // `eval` measures one model. The user must name it if the agents use several policies.
     let eval = |arguments: &[&str]| {
-        place.levade().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
+        workspace.levade().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
     };
     let held_out = ["--set", "tasks.0.held_out=all"];
     let output = eval(&held_out);
@@ -138,22 +138,22 @@ fn two_adapters_in_one_run_match_separate_runs() {
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stderr(&output).contains("the model was trained on"), "{}", stderr(&output));
 
-    for (alone, other) in ["solver", "checker"].into_iter().enumerate() {
-        let place = self::place();
+    for (index, other) in ["solver", "checker"].into_iter().enumerate() {
+        let workspace = self::new_workspace();
         let frozen = format!("policy.{other}.kind=frozen");
-        let output = command(&place).args(["--set", &frozen]).output().unwrap();
+        let output = command(&workspace).args(["--set", &frozen]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        assert!(adapter(&place, 3, None) == both[alone], "with {other} frozen");
+        assert!(adapter(&workspace, 3, None) == both[index], "with {other} frozen");
     }
 
     for point in
         ["attempt_recorded:9", "ledger_written:2", "micro_batch:3", "after_optim_step:3", "weights_saved:3"]
     {
-        let place = self::place();
-        let killed = command(&place).env("LEVADE_CRASH_AT", point).output().unwrap();
+        let workspace = self::new_workspace();
+        let killed = command(&workspace).env("LEVADE_CRASH_AT", point).output().unwrap();
         assert_eq!(killed.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&killed));
-        let output = command(&place).output().unwrap();
+        let output = command(&workspace).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));
-        assert!(adapters(&place) == both, "{point}");
+        assert!(adapters(&workspace) == both, "{point}");
     }
 }

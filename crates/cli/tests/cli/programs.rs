@@ -7,7 +7,7 @@ use std::process::Command;
 
 use serde_json::json;
 
-use crate::support::{Place, stderr, stdout};
+use crate::support::{Workspace, stderr, stdout};
 
 /// Returns the directory of the small client programs and of the script that checks their recorded
 /// attempts.
@@ -18,19 +18,19 @@ fn conformance() -> PathBuf {
 /// Trains with a client program that asks two questions and has its own calculator. Asserts that each
 /// of its tokens is recorded once and that training reproduces the log-probabilities to the bit.
 fn trains_with(python: &str, program: &str, mode: &[&str]) {
-    let place = Place::with_trained_model();
+    let workspace = Workspace::with_trained_model();
     for name in ["calculator.py", program] {
-        fs::copy(conformance().join("clients").join(name), place.path(name)).unwrap();
+        fs::copy(conformance().join("clients").join(name), workspace.path(name)).unwrap();
     }
     let command = [&[python, program][..], mode].concat();
     let agent = format!("[agent]\nkind = \"program\"\ncommand = {}\n", json!(command));
-    place.replace("recipe.toml", "[agent]\n", &agent);
-    place.replace(
+    workspace.replace("recipe.toml", "[agent]\n", &agent);
+    workspace.replace(
         "recipe.toml",
         "[reward]\n",
         "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n",
     );
-    let mut train = place.train();
+    let mut train = workspace.train();
     // The limits suffice for two questions of three turns each.
     for change in [
         "eval.tasks=0",
@@ -47,15 +47,15 @@ fn trains_with(python: &str, program: &str, mode: &[&str]) {
     let checked = Command::new("python3")
         .arg(conformance().join("clients.py"))
         .arg("--check")
-        .arg(place.path(""))
+        .arg(workspace.path(""))
         .output()
         .unwrap();
-    let told = stdout(&checked);
-    assert!(checked.status.success(), "{program} {mode:?}: {told}{}", stderr(&checked));
+    let report = stdout(&checked);
+    assert!(checked.status.success(), "{program} {mode:?}: {report}{}", stderr(&checked));
     // Each of six attempts has two questions: the second one continues the conversation without a
     // fork.
-    assert!(told.contains(", 6 began, ") && !told.contains("forked"), "{told}");
-    assert!(!told.contains(" 0 continued") && !told.contains(" 0 tool calls"), "{told}");
+    assert!(report.contains(", 6 began, ") && !report.contains("forked"), "{report}");
+    assert!(!report.contains(" 0 continued") && !report.contains(" 0 tool calls"), "{report}");
 }
 
 #[test]
@@ -65,11 +65,11 @@ fn program_without_packages_is_recorded_and_trained() {
 
 #[test]
 fn openai_package_is_recorded_and_trained() {
-    let Some(folder) = std::env::var_os("LEVADE_CLIENTS") else {
+    let Some(dir) = std::env::var_os("LEVADE_CLIENTS") else {
         eprintln!("skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one");
         return;
     };
-    let python = Path::new(&folder).join("bin/python");
+    let python = Path::new(&dir).join("bin/python");
     for (program, mode) in [
         ("openai_chat.py", "whole"),
         ("openai_chat.py", "stream"),

@@ -6,10 +6,10 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
-use crate::support::{Place, stdout};
+use crate::support::{Workspace, stdout};
 
 /// Returns whether a process is running and not a zombie.
-fn runs(pid: &str) -> bool {
+fn is_running(pid: &str) -> bool {
     let found = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
     !stdout(&found).trim().is_empty() && !stdout(&found).starts_with('Z')
 }
@@ -26,9 +26,9 @@ fn wait_until(what: &str, holds: impl Fn() -> bool) {
 /// Trains until a scorer has written the ids of its process and of a detached child, kills the
 /// trainer, and waits until both processes have exited.
 fn killed_trainer_leaves_nothing(scorer: &str) {
-    let place = Place::new();
-    place.replace("recipe.toml", "[reward]\n", &format!("[reward]\nscorer = {scorer}\n"));
-    place.write(
+    let workspace = Workspace::new();
+    workspace.replace("recipe.toml", "[reward]\n", &format!("[reward]\nscorer = {scorer}\n"));
+    workspace.write(
         "score.py",
         "import os, subprocess, time\n\
          def compute_score(**_):\n    \
@@ -37,19 +37,19 @@ fn killed_trainer_leaves_nothing(scorer: &str) {
              time.sleep(300)\n",
     );
     let mut run = Command::new(env!("CARGO_BIN_EXE_levade"))
-        .current_dir(place.path(""))
+        .current_dir(workspace.path(""))
         .args(["train", "recipe.toml"])
         .stdout(Stdio::null())
         .stderr(Stdio::null())
         .spawn()
         .unwrap();
-    let pids = || fs::read_to_string(place.path("pids")).unwrap_or_default();
+    let pids = || fs::read_to_string(workspace.path("pids")).unwrap_or_default();
     wait_until("the scorer starts", || pids().lines().count() == 2);
-    assert!(pids().lines().all(runs));
+    assert!(pids().lines().all(is_running));
     // This sends SIGKILL, which the trainer cannot handle.
     run.kill().unwrap();
     run.wait().unwrap();
-    wait_until("the scorer and its child end", || !pids().lines().any(runs));
+    wait_until("the scorer and its child end", || !pids().lines().any(is_running));
 }
 
 #[test]
@@ -65,14 +65,14 @@ fn python_scorer_ends_with_killed_trainer() {
 
 /// Checks a recipe whose agent is a Python program with this source. Returns the lines of the program
 /// in the report, and the exit code.
-fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
-    let place = Place::new();
-    place.write("agent.py", program);
+fn run_check(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
+    let workspace = Workspace::new();
+    workspace.write("agent.py", program);
     let agent = "[agent]\nkind = \"program\"\ncommand = [\"python3\", \"agent.py\"]\n";
-    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n", agent);
+    workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n", agent);
     let scorer = "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n";
-    place.replace("recipe.toml", "[reward]\n", scorer);
-    let output = place.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+    workspace.replace("recipe.toml", "[reward]\n", scorer);
+    let output = workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
     let text = stdout(&output);
     let from = text.lines().position(|line| line.contains(" program ")).expect(&text);
     let line =
@@ -81,7 +81,7 @@ fn checked(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
 }
 
 /// Returns the source of a Python program that calls the model once and continues with `rest`.
-fn calling(rest: &str) -> String {
+fn program_text(rest: &str) -> String {
     format!(
         "import json, os, sys, time, urllib.request\n\
          body = json.dumps({{'model': os.environ['OPENAI_MODEL'], 'messages': [{{'role': 'user', 'content': 'hi'}}]}})\n\
@@ -94,7 +94,7 @@ fn calling(rest: &str) -> String {
 
 #[test]
 fn check_starts_program_against_scripted_completion() {
-    let (line, code) = checked(&calling("print(json.dumps({'reward': len(text)}))"), &[]);
+    let (line, code) = run_check(&program_text("print(json.dumps({'reward': len(text)}))"), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
     // Programs that were written for the former name of the project read the variables with the older
@@ -102,57 +102,57 @@ fn check_starts_program_against_scripted_completion() {
     let older = "ours = {name: value for name, value in os.environ.items() if name.startswith('LEVADE_')}\n\
          assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for name in ours)\n\
          print(json.dumps({'reward': len(text)}))";
-    let (line, code) = checked(&calling(older), &[]);
+    let (line, code) = run_check(&program_text(older), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
     // A program that keeps running is stopped.
-    let (line, code) = checked(&calling("time.sleep(300)"), &[]);
+    let (line, code) = run_check(&program_text("time.sleep(300)"), &[]);
     assert!(line.starts_with('✓'), "{line}");
     assert_eq!(code, Some(0));
     // A program that cannot use the scripted completion gets a note instead of a fault.
-    let (line, code) = checked(&calling("json.loads(text)"), &[]);
+    let (line, code) = run_check(&program_text("json.loads(text)"), &[]);
     assert!(line.starts_with('·') && line.contains("JSONDecodeError"), "{line}");
     assert_eq!(code, Some(0));
 }
 
 #[test]
 fn check_reports_missing_package_and_missing_call() {
-    let (line, code) = checked("import no_package_of_this_name\n", &[]);
+    let (line, code) = run_check("import no_package_of_this_name\n", &[]);
     assert!(line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"), "{line}");
     assert!(line.contains("install what it lacks") && line.contains("agent.py"), "{line}");
     assert_eq!(code, Some(2));
-    let (line, code) = checked("print('done')\n", &[]);
+    let (line, code) = run_check("print('done')\n", &[]);
     assert!(line.starts_with('✗') && line.contains("without a call of the model"), "{line}");
     assert_eq!(code, Some(2));
-    let (line, code) = checked("import no_package_of_this_name\n", &["--no-start"]);
+    let (line, code) = run_check("import no_package_of_this_name\n", &["--no-start"]);
     assert!(line.starts_with('✓'), "{line}");
     assert_eq!(code, Some(0));
 }
 
 #[test]
 fn check_opens_each_tool_once() {
-    let place = Place::new();
+    let workspace = Workspace::new();
     let file = "open('loaded', 'a').write('x')\nclass Shop:\n    def __init__(self): open('made', 'a').write('x')\n    \
                 def buy(self) -> str: return 'a pen'\n";
-    place.write("shop.py", file);
+    workspace.write("shop.py", file);
     let tools = "[[tool]]\nkind = \"python\"\nname = \"shop\"\nfile = \"shop.py\"\nworkers = 1\n[[tool]]\nkind = \"command\"\n\
                  name = \"run\"\ndescription = \"It runs.\"\ncommand = [\"true\"]\nfolder = \"nowhere\"\n\n[agent]\n\
                  tools = [\"shop\", \"run\"]";
-    place.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);
+    workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);
     let check = |arguments: &[&str]| {
-        let output = place.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+        let output = workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
         (stdout(&output), output.status.code())
     };
     let (text, code) = check(&[]);
     assert!(text.contains("✗ tool      run: there is no folder") && text.contains("nowhere"), "{text}");
     assert_eq!(code, Some(2));
     for file in ["loaded", "made"] {
-        std::fs::remove_file(place.path(file)).unwrap();
+        std::fs::remove_file(workspace.path(file)).unwrap();
     }
     let (text, code) = check(&["--set", "tool.1.folder=."]);
     assert!(text.contains("✓ tool      shop: buy") && text.contains("✓ prompts"), "{text}");
     assert_eq!(code, Some(0), "{text}");
     for file in ["loaded", "made"] {
-        assert_eq!(std::fs::read_to_string(place.path(file)).unwrap(), "x", "{file}");
+        assert_eq!(std::fs::read_to_string(workspace.path(file)).unwrap(), "x", "{file}");
     }
 }

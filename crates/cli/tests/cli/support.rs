@@ -50,43 +50,42 @@ pub fn config() -> ModelConfig {
 }
 
 /// Writes a model directory with random weights.
-pub fn write_model(folder: &Path, config: &ModelConfig) {
-    fs::create_dir_all(folder).unwrap();
+pub fn write_model(dir: &Path, config: &ModelConfig) {
+    fs::create_dir_all(dir).unwrap();
     let weights = random_weights(&Compute::new(1), config, 7);
-    write_json(&folder.join("config.json"), &config.to_hf_json()).unwrap();
-    weights.layout.tensors.write(&folder.join("model.safetensors"), &weights.master).unwrap();
+    write_json(&dir.join("config.json"), &config.to_hf_json()).unwrap();
+    weights.layout.tensors.write(&dir.join("model.safetensors"), &weights.master).unwrap();
     let chat = tiny_chat().unwrap();
-    fs::write(folder.join("tokenizer.json"), chat.tokenizer().to_json().unwrap()).unwrap();
+    fs::write(dir.join("tokenizer.json"), chat.tokenizer().to_json().unwrap()).unwrap();
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
     let template = Some(chat.template().source());
-    write_tokenizer_config(&folder.join("tokenizer_config.json"), &special, template, config.context)
-        .unwrap();
+    write_tokenizer_config(&dir.join("tokenizer_config.json"), &special, template, config.context).unwrap();
 }
 
 /// A temporary directory with a model in `model`, and a `recipe.toml` that trains it in seconds.
-pub struct Place {
-    folder: TempDir,
+pub struct Workspace {
+    temp_dir: TempDir,
 }
 
-impl Place {
+impl Workspace {
     /// Creates a directory with a model of random weights.
     pub fn new() -> Self {
-        let place = Place { folder: tempfile::tempdir().unwrap() };
-        write_model(&place.path("model"), &config());
-        place.write("recipe.toml", RECIPE);
-        place
+        let workspace = Workspace { temp_dir: tempfile::tempdir().unwrap() };
+        write_model(&workspace.path("model"), &config());
+        workspace.write("recipe.toml", RECIPE);
+        workspace
     }
 
     /// Creates a directory with a model that has learned to call the calculator in most cases.
     pub fn with_trained_model() -> Self {
-        let place = Place { folder: tempfile::tempdir().unwrap() };
-        copy_folder(trained_model(), &place.path("model"));
-        place.write("recipe.toml", RECIPE);
-        place
+        let workspace = Workspace { temp_dir: tempfile::tempdir().unwrap() };
+        copy_dir(trained_model(), &workspace.path("model"));
+        workspace.write("recipe.toml", RECIPE);
+        workspace
     }
 
     pub fn path(&self, name: &str) -> PathBuf {
-        self.folder.path().join(name)
+        self.temp_dir.path().join(name)
     }
 
     pub fn write(&self, name: &str, contents: impl AsRef<[u8]>) {
@@ -103,7 +102,7 @@ impl Place {
     /// Returns a command that runs the binary in this directory.
     pub fn levade(&self) -> Command {
         let mut command = levade();
-        command.current_dir(self.folder.path());
+        command.current_dir(self.temp_dir.path());
         command
     }
 
@@ -146,7 +145,7 @@ impl Place {
         let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
-        let is_whole = |path: &PathBuf| {
+        let is_complete = |path: &PathBuf| {
             path.file_name().unwrap().to_str().unwrap().starts_with("step-")
                 && path.join("trainer.json").is_file()
         };
@@ -157,20 +156,20 @@ impl Place {
                 "the best is {name:?} of {paths:?}"
             );
         }
-        assert!(paths.iter().all(is_whole), "{paths:?}");
+        assert!(paths.iter().all(is_complete), "{paths:?}");
         paths
     }
 }
 
 /// Copies a directory recursively.
-pub fn copy_folder(from: &Path, to: &Path) {
+pub fn copy_dir(from: &Path, to: &Path) {
     fs::create_dir_all(to).unwrap();
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
-        let place = to.join(entry.file_name());
+        let target = to.join(entry.file_name());
         match entry.path().is_dir() {
-            true => copy_folder(&entry.path(), &place),
-            false => fs::copy(entry.path(), place).map(drop).unwrap(),
+            true => copy_dir(&entry.path(), &target),
+            false => fs::copy(entry.path(), target).map(drop).unwrap(),
         }
     }
 }
@@ -229,22 +228,22 @@ learning_rate = 1e-3
 fn trained_model() -> &'static Path {
     static MODEL: OnceLock<(TempDir, PathBuf)> = OnceLock::new();
     let (_, path) = MODEL.get_or_init(|| {
-        let folder = tempfile::tempdir().unwrap();
-        write_model(&folder.path().join("model"), &config());
-        fs::write(folder.path().join("recipe.toml"), SCHOOL).unwrap();
-        let output = levade().current_dir(folder.path()).args(["train", "recipe.toml"]).output().unwrap();
+        let dir = tempfile::tempdir().unwrap();
+        write_model(&dir.path().join("model"), &config());
+        fs::write(dir.path().join("recipe.toml"), TRAINING_RECIPE).unwrap();
+        let output = levade().current_dir(dir.path()).args(["train", "recipe.toml"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         let mut checkpoints: Vec<PathBuf> =
-            fs::read_dir(folder.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
+            fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
         checkpoints.sort();
         let path = checkpoints.pop().unwrap();
-        (folder, path)
+        (dir, path)
     });
     path
 }
 
 /// A recipe that trains on demonstrations until the model writes complete tool calls.
-const SCHOOL: &str = r#"
+const TRAINING_RECIPE: &str = r#"
 run = { name = "school", folder = "run", checkpoint_every = 0 }
 model = { source = "./model" }
 engine = { micro_batch_tokens = 4096 }

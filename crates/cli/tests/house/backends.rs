@@ -4,30 +4,34 @@
 use std::fs;
 use std::path::Path;
 
-use super::circles::names;
-use super::{ROOMS, exists, root};
+use super::cycles::modules_using;
+use super::{CRATES, exists, root};
 
 /// Backend types, each with its crate.
 const BACKENDS: [(&str, &str); 3] = [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
 
 /// Returns `CRATE::MODULE` of each module of `room`, outside of tests, that names the type `name` of
 /// the crate `of`.
-fn naming(crates: &Path, room: &str, of: &str, name: &str) -> Vec<String> {
-    let names = names(&crates.join(room).join("src"), &format!("levade_{of}"), name);
-    names.into_iter().map(|module| format!("{room}::{module}")).collect()
+fn modules_naming(crates: &Path, crate_name: &str, backend: &str, name: &str) -> Vec<String> {
+    let names = modules_using(&crates.join(crate_name).join("src"), &format!("levade_{backend}"), name);
+    names.into_iter().map(|module| format!("{crate_name}::{module}")).collect()
 }
 
 #[test]
 fn backend_types_are_named_in_run_only() {
-    for (of, name) in BACKENDS {
-        let rooms = ROOMS.iter().map(|(room, _)| *room).filter(|room| exists(room) && *room != of);
-        let mut found: Vec<_> =
-            rooms.flat_map(|room| naming(&root().join("crates"), room, of, name)).collect();
+    for (backend, name) in BACKENDS {
+        let crate_names = CRATES
+            .iter()
+            .map(|(crate_name, _)| *crate_name)
+            .filter(|crate_name| exists(crate_name) && *crate_name != backend);
+        let mut found: Vec<_> = crate_names
+            .flat_map(|crate_name| modules_naming(&root().join("crates"), crate_name, backend, name))
+            .collect();
         let all = found.len();
         found.retain(|module| !module.starts_with("run::"));
-        assert!(found.is_empty(), "{found:?} name `{name}` of `{of}`; only `run` may");
+        assert!(found.is_empty(), "{found:?} name `{name}` of `{backend}`; only `run` may");
         // Stores are opened by their location, so `run` names no backend of the store.
-        assert_eq!(all > 0, of != "store", "`run` names `{name}`");
+        assert_eq!(all > 0, backend != "store", "`run` names `{name}`");
     }
 }
 
@@ -38,7 +42,7 @@ fn naming_finds_imports_and_paths_outside_of_tests() {
         let src = dir.join("made-up/src");
         fs::create_dir_all(&src).unwrap();
         fs::write(src.join("lib.rs"), text).unwrap();
-        !naming(dir, "made-up", "engine", "Engine").is_empty()
+        !modules_naming(dir, "made-up", "engine", "Engine").is_empty()
     };
     for text in [
         "use levade_engine::Engine;",

@@ -1,16 +1,16 @@
 //! Checks that models are called in one crate only.
 
-use super::circles::modules;
-use super::{ROOMS, exists, root};
+use super::cycles::modules;
+use super::{CRATES, exists, root};
 
 /// Returns `CRATE::MODULE` of each module, outside of tests, that contains these tokens
 /// consecutively.
-fn containing(pattern: &[&str]) -> Vec<String> {
+fn modules_containing(pattern: &[&str]) -> Vec<String> {
     let mut found = Vec::new();
-    for (room, _) in ROOMS.iter().filter(|(room, _)| exists(room)) {
-        for (module, tokens) in modules(&root().join("crates").join(room).join("src")) {
+    for (crate_name, _) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
+        for (module, tokens) in modules(&root().join("crates").join(crate_name).join("src")) {
             if tokens.windows(pattern.len()).any(|window| window == pattern) {
-                found.push(format!("{room}::{module}"));
+                found.push(format!("{crate_name}::{module}"));
             }
         }
     }
@@ -19,18 +19,20 @@ fn containing(pattern: &[&str]) -> Vec<String> {
 
 #[test]
 fn samplers_are_called_by_call_and_the_health_probe_only() {
-    let mut found = containing(&[".", "sample", "("]);
+    let mut found = modules_containing(&[".", "sample", "("]);
     // In these crates, `sample` is also a method of samplers, routers and the engine itself.
-    found.retain(|module| !["policy::", "engine::", "remote::"].iter().any(|room| module.starts_with(room)));
+    found.retain(|module| {
+        !["policy::", "engine::", "remote::"].iter().any(|crate_name| module.starts_with(crate_name))
+    });
     assert_eq!(found, ["gateway::info", "call::generate"]);
 }
 
 #[test]
 fn chat_apis_are_called_by_call_only() {
-    assert_eq!(containing(&[".", "respond", "("]), ["call::relay"]);
+    assert_eq!(modules_containing(&[".", "respond", "("]), ["call::relay"]);
 }
 
 #[test]
 fn gateway_methods_are_in_one_file() {
-    assert_eq!(containing(&["impl", "Gateway", "{"]), ["gateway::gateway"]);
+    assert_eq!(modules_containing(&["impl", "Gateway", "{"]), ["gateway::gateway"]);
 }

@@ -5,21 +5,21 @@
 
 mod backends;
 mod calls;
-mod circles;
-mod words;
+mod comment_width;
+mod cycles;
 
 use std::collections::BTreeSet;
 use std::fs;
 use std::path::{Path, PathBuf};
 
-use circles::Circle;
+use cycles::Cycle;
 
 /// Maximum number of lines of a source file. Longer files are hard to read in one sitting.
-const MOST_LINES: usize = 600;
+const MAX_LINES: usize = 600;
 
 /// Crates in order from top to bottom, each with the crates that it may depend on. An entry may
 /// precede the creation of its crate.
-const ROOMS: [(&str, &[&str]); 26] = [
+const CRATES: [(&str, &[&str]); 26] = [
     (
         "cli",
         &[
@@ -104,15 +104,15 @@ const ROOMS: [(&str, &[&str]); 26] = [
 ];
 
 /// Files of a crate that may depend on each other in a circle. ARCHITECTURE.md explains the reasons.
-const CIRCLES: [(&str, &[&str]); 0] = [];
+const KNOWN_CYCLES: [(&str, &[&str]); 0] = [];
 
 fn root() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).ancestors().nth(2).unwrap().to_owned()
 }
 
 /// Adds the source files (Rust, Python, shell) under a directory to `found`.
-fn sources(folder: &Path, found: &mut Vec<PathBuf>) {
-    for entry in fs::read_dir(folder).unwrap() {
+fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
+    for entry in fs::read_dir(dir).unwrap() {
         let path = entry.unwrap().path();
         let name = path.file_name().unwrap().to_string_lossy();
         // Skip build outputs, runs and hidden files, which are not sources.
@@ -137,16 +137,13 @@ fn source_files_have_at_most_max_lines() {
     assert!(found.iter().any(|path| path.ends_with("cli/src/main.rs")), "the sources were not found");
     let lines = |path: &PathBuf| fs::read_to_string(path).unwrap().lines().count();
     let long: Vec<_> =
-        found.iter().map(|path| (path, lines(path))).filter(|(_, lines)| *lines > MOST_LINES).collect();
-    assert!(
-        long.is_empty(),
-        "more than {MOST_LINES} lines; take them apart by what they are about: {long:?}"
-    );
+        found.iter().map(|path| (path, lines(path))).filter(|(_, lines)| *lines > MAX_LINES).collect();
+    assert!(long.is_empty(), "more than {MAX_LINES} lines; take them apart by what they are about: {long:?}");
 }
 
 /// Returns the crates that a manifest names as dependencies, without those of tests, which may use
 /// any crate.
-fn known(manifest: &str) -> BTreeSet<String> {
+fn parse_dependencies(manifest: &str) -> BTreeSet<String> {
     let name = |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
     let mut found = BTreeSet::new();
     let mut lists = false;
@@ -164,27 +161,32 @@ fn known(manifest: &str) -> BTreeSet<String> {
     found
 }
 
-fn exists(room: &str) -> bool {
-    root().join("crates").join(room).exists()
+fn exists(crate_name: &str) -> bool {
+    root().join("crates").join(crate_name).exists()
 }
 
 #[test]
 fn crates_depend_only_on_allowed_crates() {
-    for room in fs::read_dir(root().join("crates")).unwrap() {
-        let room = room.unwrap().file_name().into_string().unwrap();
-        let Some((_, may)) = ROOMS.iter().find(|(name, _)| *name == room) else {
-            panic!("`{room}` is missing from the list of rooms in {}", file!())
+    for crate_name in fs::read_dir(root().join("crates")).unwrap() {
+        let crate_name = crate_name.unwrap().file_name().into_string().unwrap();
+        let Some((_, allowed_crates)) = CRATES.iter().find(|(name, _)| *name == crate_name) else {
+            panic!("`{crate_name}` is missing from the list of rooms in {}", file!())
         };
-        let manifest = fs::read_to_string(root().join("crates").join(&room).join("Cargo.toml")).unwrap();
-        for neighbour in known(&manifest) {
-            let allowed = may.contains(&neighbour.as_str());
-            assert!(allowed, "`{room}` knows `{neighbour}`, but may know only {may:?} ({})", file!());
+        let manifest =
+            fs::read_to_string(root().join("crates").join(&crate_name).join("Cargo.toml")).unwrap();
+        for dependency in parse_dependencies(&manifest) {
+            let allowed = allowed_crates.contains(&dependency.as_str());
+            assert!(
+                allowed,
+                "`{crate_name}` knows `{dependency}`, but may know only {allowed_crates:?} ({})",
+                file!()
+            );
         }
     }
-    for (place, (room, may)) in ROOMS.iter().enumerate() {
-        for neighbour in *may {
-            let below = ROOMS[place..].iter().any(|(name, _)| name == neighbour);
-            assert!(below, "the list lets `{room}` know `{neighbour}`, which is not below it");
+    for (index, (crate_name, allowed_crates)) in CRATES.iter().enumerate() {
+        for dependency in *allowed_crates {
+            let below = CRATES[index..].iter().any(|(name, _)| name == dependency);
+            assert!(below, "the list lets `{crate_name}` know `{dependency}`, which is not below it");
         }
     }
 }
@@ -193,13 +195,21 @@ fn crates_depend_only_on_allowed_crates() {
 fn architecture_page_lists_same_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
-    for (room, may) in ROOMS.iter().filter(|(room, _)| exists(room)) {
-        let row =
-            page.lines().find_map(|line| line.strip_prefix(&format!("| `{room}` | "))).unwrap_or_default();
+    for (crate_name, allowed_crates) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
+        let row = page
+            .lines()
+            .find_map(|line| line.strip_prefix(&format!("| `{crate_name}` | ")))
+            .unwrap_or_default();
         let listed: BTreeSet<String> =
             quoted(row.split('|').next().unwrap()).into_iter().filter(|r| exists(r)).collect();
-        let may = may.iter().map(|room| (*room).to_owned()).filter(|r| exists(r)).collect();
-        assert_eq!(listed, may, "which rooms `{room}` may know, in ARCHITECTURE.md and in {}", file!());
+        let allowed_crates =
+            allowed_crates.iter().map(|crate_name| (*crate_name).to_owned()).filter(|r| exists(r)).collect();
+        assert_eq!(
+            listed,
+            allowed_crates,
+            "which rooms `{crate_name}` may know, in ARCHITECTURE.md and in {}",
+            file!()
+        );
     }
 }
 
@@ -209,28 +219,33 @@ fn known_parses_all_forms_of_dependencies() {
         levade-a.workspace = true\nserde = \"1\"\n\
         levade-b = { path = \"../b\" }\n[target.'cfg(unix)'.dependencies]\nlevade-c.workspace = true\n\
         [dependencies.levade-d]\nworkspace = true\n[dev-dependencies]\nlevade-e.workspace = true\n";
-    assert_eq!(known(manifest).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
+    assert_eq!(parse_dependencies(manifest).into_iter().collect::<Vec<_>>(), ["a", "b", "c", "d"]);
 }
 
 #[test]
 fn files_of_crates_have_no_circular_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let mut met = BTreeSet::new();
-    for (room, _) in ROOMS.iter().filter(|(room, _)| exists(room)) {
-        for Circle { files, uses } in circles::circles(&root().join("crates").join(room).join("src")) {
-            let known = CIRCLES.iter().position(|(of, known)| {
-                of == room && files.iter().all(|file| known.contains(&file.as_str()))
+    for (crate_name, _) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
+        for Cycle { files, uses } in cycles::find_cycles(&root().join("crates").join(crate_name).join("src"))
+        {
+            let known = KNOWN_CYCLES.iter().position(|(crate_of_cycle, known)| {
+                crate_of_cycle == crate_name && files.iter().all(|file| known.contains(&file.as_str()))
             });
             let Some(known) = known else {
-                panic!("`{room}` has a circle among the files {files:?}:\n  {}", uses.join("\n  "))
+                panic!("`{crate_name}` has a circle among the files {files:?}:\n  {}", uses.join("\n  "))
             };
             met.insert(known);
         }
     }
-    for (place, (room, files)) in CIRCLES.iter().enumerate() {
-        assert!(met.contains(&place), "the circle of `{room}` among {files:?} is gone: take it off the list");
+    for (index, (crate_name, files)) in KNOWN_CYCLES.iter().enumerate() {
+        assert!(
+            met.contains(&index),
+            "the circle of `{crate_name}` among {files:?} is gone: take it off the list"
+        );
         let named = |line: &str| files.iter().all(|file| line.contains(&format!("`{file}`")));
-        let explained = page.lines().any(|line| line.starts_with(&format!("- `{room}`: ")) && named(line));
-        assert!(explained, "ARCHITECTURE.md does not explain the circle of `{room}` among {files:?}");
+        let explained =
+            page.lines().any(|line| line.starts_with(&format!("- `{crate_name}`: ")) && named(line));
+        assert!(explained, "ARCHITECTURE.md does not explain the circle of `{crate_name}` among {files:?}");
     }
 }

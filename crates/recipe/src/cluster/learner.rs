@@ -93,22 +93,22 @@ impl Default for TorchKeys {
 
 impl TorchKeys {
     /// Returns the number of processes per node.
-    pub fn of_node(&self) -> u32 {
+    pub fn processes_per_node(&self) -> u32 {
         if self.processes > 0 { self.processes } else { self.gpus.max(1) }
     }
 
     /// Returns the timeout for the first response of a group.
-    pub fn start(&self) -> Duration {
+    pub fn start_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.start_seconds)
     }
 
     /// Returns the timeout for one call.
-    pub fn call(&self) -> Duration {
+    pub fn call_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.call_seconds)
     }
 
     /// Returns the maximum time without a message.
-    pub fn silence(&self) -> Duration {
+    pub fn silence_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.silent_seconds)
     }
 }

@@ -102,10 +102,10 @@ pub enum CorrectionDefault {
 impl CorrectionDefault {
     /// Returns the correction that this default stands for.
     pub fn correction(self) -> Option<Correction> {
-        let of = |bound| Some(Correction { level: Level::Token, bound, normalise: false });
+        let to_correction = |bound| Some(Correction { level: Level::Token, bound, normalise: false });
         match self {
-            CorrectionDefault::Tis => of(Bound::Clamp { low: 0.0, high: 2.0 }),
-            CorrectionDefault::Icepop => of(Bound::Mask { low: 0.5, high: 5.0 }),
+            CorrectionDefault::Tis => to_correction(Bound::Clamp { low: 0.0, high: 2.0 }),
+            CorrectionDefault::Icepop => to_correction(Bound::Mask { low: 0.5, high: 5.0 }),
             CorrectionDefault::None => None,
         }
     }
@@ -137,7 +137,7 @@ impl Default for ServersKeys {
 
 impl ServersKeys {
     /// Returns the timeout for the first response of a started server.
-    pub fn start_within(&self) -> Duration {
+    pub fn start_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.start_seconds)
     }
 }

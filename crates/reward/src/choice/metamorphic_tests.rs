@@ -2,7 +2,7 @@
 //! nearly all of the right ones must be.
 
 use super::Options;
-use super::named::named;
+use super::named::find_named;
 
 /// Options of the generated questions. Models may also use their texts as ordinary words.
 fn options() -> Options {
@@ -263,7 +263,7 @@ const UNSTATED: [&str; 84] = [
 ];
 
 /// Sentences that do not state anything.
-const BESIDE: [&str; 16] = [
+const FILLER_SENTENCES: [&str; 16] = [
     "Let us compute each value.",
     "A is too small.",
     "It cannot be A, since the sum is odd.",
@@ -283,8 +283,8 @@ const BESIDE: [&str; 16] = [
 ];
 
 /// Returns the letter of the option that a text names.
-fn found(text: &str) -> Option<char> {
-    let (number, _) = named(text, 4, &options())?;
+fn named_letter(text: &str) -> Option<char> {
+    let (number, _) = find_named(text, 4, &options())?;
     "ABCD".chars().nth(number)
 }
 
@@ -295,13 +295,16 @@ fn stated_option_is_found_among_sentences() {
         for letter in "ABCD".chars() {
             let stated = template.replace('@', &letter.to_string());
             let mut texts = vec![stated.clone()];
-            for (number, sentence) in BESIDE.iter().enumerate() {
+            for (number, sentence) in FILLER_SENTENCES.iter().enumerate() {
                 texts.push(format!("{sentence}\n{stated}"));
-                texts.push(format!("{sentence}\n\n{stated}\n\n{}", BESIDE[(number + 5) % BESIDE.len()]));
+                texts.push(format!(
+                    "{sentence}\n\n{stated}\n\n{}",
+                    FILLER_SENTENCES[(number + 5) % FILLER_SENTENCES.len()]
+                ));
             }
             for text in texts {
                 count += 1;
-                match found(&text) {
+                match named_letter(&text) {
                     Some(found) if found == letter => {}
                     None => {
                         lost += 1;
@@ -326,13 +329,13 @@ fn unstated_option_is_not_found() {
         for (letter, other) in [('A', 'B'), ('B', 'C'), ('C', 'D'), ('D', 'A'), ('B', 'A'), ('D', 'C')] {
             let text = template.replace('@', &letter.to_string()).replace('#', &other.to_string());
             let mut texts = vec![text.clone()];
-            for sentence in BESIDE {
+            for sentence in FILLER_SENTENCES {
                 texts.push(format!("{sentence}\n{text}"));
                 texts.push(format!("{text}\n\n{sentence}"));
             }
             for text in texts {
                 count += 1;
-                if let Some(found) = found(&text) {
+                if let Some(found) = named_letter(&text) {
                     wrong += 1;
                     println!("FALSE: {text:?} gave {found}");
                 }
@@ -353,7 +356,7 @@ fn later_statement_wins_and_denial_keeps_earlier() {
         {
             let text = format!("{before}\n\n{}\n\n{after}", first.replace('@', "B"));
             count += 1;
-            match found(&text) {
+            match named_letter(&text) {
                 Some('B') => {}
                 // A bare letter or a box is not a sentence, so the preceding statement counts.
                 _ if is_short => {}

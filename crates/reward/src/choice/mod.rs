@@ -16,11 +16,11 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use self::options::Options;
-pub use self::options::{OPTION_LABELS, OPTION_TEXTS, lettered};
+pub use self::options::{OPTION_LABELS, OPTION_TEXTS, split_letters};
 use crate::pattern::pattern;
-use crate::scorer::{expected, of_answer};
-use crate::short::normalise;
-use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use crate::scorer::{answer_components, expected};
+use crate::short::normalize;
+use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 
 /// Scores 1 if the option that the answer names is the expected one, else 0.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -43,13 +43,13 @@ const LETTERS: usize = 26;
 #[async_trait]
 impl Scorer for ChoiceScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        let options = Options::of(task);
+        let options = Options::from_task(task);
         self.grade("", expected(task), &options).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let options = Options::of(&evidence.task);
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected(), &options))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let options = Options::from_task(&input.task);
+        answer_components(input, self.grade(input.text(), input.expected(), &options))
     }
 }
 
@@ -82,14 +82,14 @@ impl ChoiceScorer {
             Value::Number(number) => {
                 let is_numbered = options.labels.iter().any(|label| label.parse::<f64>().is_ok());
                 let position = || number.as_u64().filter(|_| !is_numbered).map(|at| at as usize);
-                options.of_label(number.as_str()).or_else(position)
+                options.index_of_label(number.as_str()).or_else(position)
             }
             Value::String(text) => {
-                let alone = text.trim().trim_matches(['(', ')', '.']).trim();
+                let bare = text.trim().trim_matches(['(', ')', '.']).trim();
                 // Datasets store numbers as text.
-                let number = || alone.parse::<usize>().ok().filter(|_| options.labels.is_empty());
-                let label = options.of_label(alone).or_else(|| options.letter(alone));
-                label.or_else(|| option_of(alone, &options.texts)).or_else(number)
+                let number = || bare.parse::<usize>().ok().filter(|_| options.labels.is_empty());
+                let label = options.index_of_label(bare).or_else(|| options.letter(bare));
+                label.or_else(|| option_of(bare, &options.texts)).or_else(number)
             }
             _ => None,
         };
@@ -99,7 +99,7 @@ impl ChoiceScorer {
                 if options.labels.is_empty() { "letter" } else { "label" }
             ))
         })?;
-        let Some((found, extracted)) = named::named(text, count, options) else {
+        let Some((found, extracted)) = named::find_named(text, count, options) else {
             return Ok(Score { value: 0.0, extracted: None });
         };
         Ok(Score { value: f64::from(u8::from(found == want)), extracted: Some(extracted) })
@@ -115,7 +115,7 @@ fn letter(text: &str) -> Option<usize> {
 
 /// Returns the index of the option with this text, if there is exactly one.
 fn option_of(text: &str, options: &[String]) -> Option<usize> {
-    let normal = normalise(text);
+    let normal = normalize(text);
     let exact = with_signs(text);
     // "C++" and "C" are equal after normalization.
     let mut written = options.iter().enumerate().filter(|(_, option)| with_signs(option) == exact);
@@ -125,7 +125,7 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let is_same = |option: &String| {
         // Signs and decimal points, which normalization removes, belong to numbers.
         let has_digits = option.contains(|c: char| c.is_ascii_digit());
-        normalise(option) == normal && (!has_digits || with_signs(option) == exact)
+        normalize(option) == normal && (!has_digits || with_signs(option) == exact)
     };
     let mut same = options.iter().enumerate().filter(|(_, option)| is_same(option));
     let found = same.next().filter(|_| !normal.is_empty())?;
@@ -196,7 +196,7 @@ mod tests {
     #[test]
     fn grade_uses_last_stated_option() {
         let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
-        let mut apart = Vec::new();
+        let mut failures = Vec::new();
         for (text, want) in [
             ("We get \\boxed{42}.\nAnswer: D", Some("D")),
             ("The answer is A. No: \\boxed{D}", Some("D")),
@@ -346,16 +346,16 @@ mod tests {
         ] {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             if score.extracted.as_deref() != want {
-                apart.push((text, score.extracted));
+                failures.push((text, score.extracted));
             }
         }
-        assert!(apart.is_empty(), "{apart:#?}");
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 
     #[test]
     fn grade_ignores_reported_and_conditional_options() {
         let options = texts(&["iron", "gold", "zinc", "lead"]);
-        let mut apart = Vec::new();
+        let mut failures = Vec::new();
         for (text, want) in [
             ("A hasty student would say the answer is B.", None),
             ("You would think the answer is B.", None),
@@ -412,16 +412,17 @@ mod tests {
         ] {
             let score = ChoiceScorer::default().grade(text, &json!("B"), &options).unwrap();
             if score.extracted.as_deref() != want {
-                apart.push((text, score.extracted));
+                failures.push((text, score.extracted));
             }
         }
-        assert!(apart.is_empty(), "{apart:#?}");
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 
     #[test]
     fn option_called_false_answers_question_for_false() {
         let named = |question: &str, text: &str| {
-            named::named(text, 4, &Options::of(&json!({ "question": question, "row": {} }))).is_some()
+            named::find_named(text, 4, &Options::from_task(&json!({ "question": question, "row": {} })))
+                .is_some()
         };
         for (text, taken_back) in [
             ("Answer: B\n\nB is false, since iron is a metal.", false),
@@ -449,9 +450,9 @@ mod tests {
             &format!("{lead}in the valley that is named in the question"),
         ]);
         for (at, option) in options.texts.iter().enumerate() {
-            for reply in [format!("**{option}**"), format!("The answer is **{option}**.")] {
-                let score = ChoiceScorer::default().grade(&reply, &json!(at), &options).unwrap();
-                assert_eq!(score.value, 1.0, "{reply}");
+            for completion in [format!("**{option}**"), format!("The answer is **{option}**.")] {
+                let score = ChoiceScorer::default().grade(&completion, &json!(at), &options).unwrap();
+                assert_eq!(score.value, 1.0, "{completion}");
             }
         }
     }
@@ -460,7 +461,7 @@ mod tests {
     fn option_text_is_not_read_as_letter() {
         let named = |all: &[&str], text: &str| {
             let choices = json!({ "row": { "choices": all } });
-            named::named(text, all.len(), &Options::of(&choices)).map(|(number, _)| number)
+            named::find_named(text, all.len(), &Options::from_task(&choices)).map(|(number, _)| number)
         };
         for (all, text, want) in [
             (&["D. pulex", "C. elegans", "D. rerio", "yeast"][..], "The answer is D. rerio.", Some(2)),
@@ -476,7 +477,7 @@ mod tests {
         }
         // Numeric labels.
         let choices = json!({ "text": ["red", "green", "blue"], "label": ["1", "2", "3"] });
-        let options = Options::of(&json!({ "row": { "choices": choices } }));
+        let options = Options::from_task(&json!({ "row": { "choices": choices } }));
         for (text, want) in [
             ("Answer: 2", Some(1)),
             ("(2) green", Some(1)),
@@ -485,7 +486,7 @@ mod tests {
             ("2. Then we add.", None),
             ("2 colors are left.", None),
         ] {
-            assert_eq!(named::named(text, 3, &options).map(|(number, _)| number), want, "{text}");
+            assert_eq!(named::find_named(text, 3, &options).map(|(number, _)| number), want, "{text}");
         }
     }
 
@@ -497,8 +498,8 @@ mod tests {
             assert_eq!((grade("(B)"), grade("green"), grade("(C)")), (1.0, 1.0, 0.0), "{expected}");
         }
         for expected in [json!("D"), json!(3), json!("purple"), json!(null)] {
-            let refused = ChoiceScorer::default().grade("", &expected, &options).unwrap_err();
-            assert!(refused.to_string().contains("none of 3 options"), "{refused}");
+            let error = ChoiceScorer::default().grade("", &expected, &options).unwrap_err();
+            assert!(error.to_string().contains("none of 3 options"), "{error}");
         }
         let wrong = ChoiceScorer { options: 1 };
         assert!(wrong.check().unwrap_err().to_string().contains("options = 1"));
@@ -507,7 +508,7 @@ mod tests {
     #[test]
     fn numeric_labels_select_expected_option() {
         let choices = json!({ "text": ["10 g", "2 kg", "3"], "label": ["1", "2", "3"] });
-        let options = Options::of(&json!({ "row": { "choices": choices } }));
+        let options = Options::from_task(&json!({ "row": { "choices": choices } }));
         for (text, want) in [
             ("The answer is (2)", 1.0),
             ("The answer is 2.", 1.0),
@@ -526,7 +527,7 @@ mod tests {
         }
         // Letters are labels in any order.
         let letters = json!({ "row": { "choices": { "text": ["x", "y"], "label": ["A", "B"] } } });
-        let score = ChoiceScorer::default().grade("b", &json!("B"), &Options::of(&letters)).unwrap();
+        let score = ChoiceScorer::default().grade("b", &json!("B"), &Options::from_task(&letters)).unwrap();
         assert_eq!(score.value, 1.0);
     }
 
@@ -537,15 +538,15 @@ mod tests {
             json!({"row": {"options": {"B": "y", "A": "x"}}}),
             json!({"row": {"choices": {"label": ["A", "B"], "text": ["x", "y"]}}}),
         ] {
-            assert_eq!(Options::of(&task).texts, ["x", "y"], "{task}");
+            assert_eq!(Options::from_task(&task).texts, ["x", "y"], "{task}");
         }
     }
 
     #[test]
     fn grade_is_linear_in_line_length() {
         let options = texts(&["11 cm", "cheesecake", "-84", "Paris"]);
-        let begun = std::time::Instant::now();
-        for piece in [
+        let started = std::time::Instant::now();
+        for text in [
             "answer ",
             "the answer is B ",
             "The answer is B. ",
@@ -560,11 +561,9 @@ mod tests {
             "B or ",
             "B\n",
         ] {
-            ChoiceScorer::default()
-                .grade(&piece.repeat(10_000 / piece.len()), &json!("B"), &options)
-                .unwrap();
+            ChoiceScorer::default().grade(&text.repeat(10_000 / text.len()), &json!("B"), &options).unwrap();
         }
-        assert!(begun.elapsed() < std::time::Duration::from_secs(20), "{:?}", begun.elapsed());
+        assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());
     }
 
     proptest! {

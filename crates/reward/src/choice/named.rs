@@ -17,9 +17,9 @@ use regex::Regex;
 
 use super::options::{LETTERED, Options};
 use super::patterns::{
-    AGAINST, ALONE, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSES, CONDITION, COUNTERFACTUAL, DENIES,
-    IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEMS, JOINS, LABEL_BEHIND, LEAD, LETTER, OPENS, SENTENCE,
-    SENTENCE_END, SURE,
+    AGAINST, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSING_MARKS, CONDITION, COUNTERFACTUAL, DENIES,
+    IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEMS, JOINS, LABEL_BEHIND, LEAD, LETTER, OPENING_MARKS, SENTENCE,
+    SENTENCE_END, SINGLE_LETTER, SURE,
 };
 use super::plain::plain;
 use super::words::{
@@ -27,46 +27,47 @@ use super::words::{
     DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, IS_TRUE, JOINED,
     NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED, RULED_OUT, STATES, SUPPOSED, UNDONE,
 };
-use crate::boxed::last_box_and_place;
+use crate::boxed::last_box_and_range;
 use crate::retraction::takes_back;
 use crate::{bounds, doubts};
 
 /// The index of an option, and the text that named it.
-type Named = (usize, String);
+type NamedOption = (usize, String);
 
 /// Returns the option that a text names, with the text that named it. `count` is the number of
 /// options.
-pub(super) fn named(text: &str, count: usize, options: &Options) -> Option<Named> {
+pub(super) fn find_named(text: &str, count: usize, options: &Options) -> Option<NamedOption> {
     let text = plain(text);
     let reader = Reader { count, options };
     // Text after a statement may retract it.
-    let unless_undone =
-        |end: usize, found: Named| Some(found).filter(|found| !reader.is_taken_back(&text[end..], found.0));
-    let behind = |place: usize, found: &Named| {
-        place + text[place..].find(found.1.as_str()).map_or(0, |at| at + found.1.len())
+    let unless_undone = |end: usize, found: NamedOption| {
+        Some(found).filter(|found| !reader.is_taken_back(&text[end..], found.0))
     };
-    if let Some((end, marked)) = reader.in_box(&text).or_else(|| reader.in_tag(&text)) {
+    let behind = |offset: usize, found: &NamedOption| {
+        offset + text[offset..].find(found.1.as_str()).map_or(0, |at| at + found.1.len())
+    };
+    if let Some((end, marked)) = reader.option_in_box(&text).or_else(|| reader.option_in_tag(&text)) {
         let marked = marked?;
         // The following text may repeat the option ("Wait, I check: B is correct") or state another
         // one.
-        return match reader.stated(&text[end..]) {
+        return match reader.find_stated(&text[end..]) {
             None => unless_undone(end, marked),
             Some((_, later)) if later.0 != marked.0 => None,
-            Some((place, later)) => unless_undone(behind(end + place, &later), marked),
+            Some((offset, later)) => unless_undone(behind(end + offset, &later), marked),
         };
     }
-    if let Some((place, stated)) = reader.stated(&text) {
-        return unless_undone(behind(place, &stated), stated);
+    if let Some((offset, stated)) = reader.find_stated(&text) {
+        return unless_undone(behind(offset, &stated), stated);
     }
-    if let Some((place, found)) = reader.on_an_edge(&text) {
-        return unless_undone(behind(place, &found), found);
+    if let Some((offset, found)) = reader.option_on_edge(&text) {
+        return unless_undone(behind(offset, &found), found);
     }
-    reader.in_brackets(&text).or_else(|| reader.only_called(&text))
+    reader.option_in_brackets(&text).or_else(|| reader.only_called_option(&text))
 }
 
 /// Whether a lower-case letter can name an option.
 #[derive(Clone, Copy, PartialEq)]
-enum Case {
+enum LetterCase {
     Any,
     Capital,
 }
@@ -96,7 +97,7 @@ impl Reader<'_> {
         }
         // "Answer: C", with the text of another option on the next line.
         let below = rest.split_once('\n').filter(|(line, _)| !line.contains(char::is_alphanumeric));
-        let below = below.and_then(|(_, below)| self.of_text(below.lines().next()?));
+        let below = below.and_then(|(_, below)| self.option_with_text(below.lines().next()?));
         if below.is_some_and(|(other, how)| other != number && how.len() > 1) {
             return true;
         }
@@ -109,18 +110,18 @@ impl Reader<'_> {
             (text, sentence, std::mem::replace(&mut question, sentence))
         });
         // "Is C possible? No" is about C.
-        let asks_of_other = |question: &str| {
+        let is_about_other = |question: &str| {
             question.trim_end().ends_with('?')
                 && LETTER.find(question).is_some_and(|letter| is_other(letter.as_str()))
         };
         let is_denied = later.any(|(text, sentence, before)| {
-            (takes_back(text) && !asks_of_other(before))
+            (takes_back(text) && !is_about_other(before))
                 || IGNORES.is_match(sentence)
                 || names_other(&ANOTHER, sentence)
                 || (!asks_for_wrong && CALLED_WRONG.is_match(text))
         });
         let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| self.options.letter(&found[1]));
-        let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
+        let closed = rest.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c));
         let is_denied_here = closed.trim_start().starts_with(char::is_alphabetic)
             && closed.starts_with(' ')
             && !closed.trim_start().starts_with("not ")
@@ -130,7 +131,7 @@ impl Reader<'_> {
 
     /// Returns the only option that the text calls false or true, depending on what the question
     /// asks for.
-    fn only_called(&self, text: &str) -> Option<Named> {
+    fn only_called_option(&self, text: &str) -> Option<NamedOption> {
         let only = |expression: &Regex| {
             let mut called = expression.captures_iter(text).filter_map(|found| found.get(1));
             let only = called.next()?;
@@ -146,32 +147,32 @@ impl Reader<'_> {
 
     /// Returns the option in the last box that names one, with the end of the box. The option is
     /// `None` if the preceding box names another option and is joined to this box ("or").
-    fn in_box(&self, text: &str) -> Option<(usize, Option<Named>)> {
+    fn option_in_box(&self, text: &str) -> Option<(usize, Option<NamedOption>)> {
         let mut boxes = Vec::new();
         let mut end = text.len();
-        while let Some((inside, place)) = last_box_and_place(&text[..end]) {
-            end = place.start;
-            if let Some(found) = self.inside(inside, &text[..place.start]) {
-                boxes.push((found, place));
+        while let Some((inside, range)) = last_box_and_range(&text[..end]) {
+            end = range.start;
+            if let Some(found) = self.option_inside(inside, &text[..range.start]) {
+                boxes.push((found, range));
                 if boxes.len() == 2 {
                     break;
                 }
             }
         }
         let mut boxes = boxes.into_iter();
-        let ((last, place), before) = (boxes.next()?, boxes.next());
+        let ((last, range), before) = (boxes.next()?, boxes.next());
         let is_one = before.is_none_or(|(other, before)| {
-            other.0 == last.0 || !JOINS.is_match(&text[before.end..place.start])
+            other.0 == last.0 || !JOINS.is_match(&text[before.end..range.start])
         });
-        Some((place.end, is_one.then_some(last)))
+        Some((range.end, is_one.then_some(last)))
     }
 
     /// Returns the option in the last `<answer>` that names one, with the end of the tag.
-    fn in_tag(&self, text: &str) -> Option<(usize, Option<Named>)> {
+    fn option_in_tag(&self, text: &str) -> Option<(usize, Option<NamedOption>)> {
         let mut end = text.len();
         while let Some(close) = text[..end].rfind("</answer>") {
             let open = text[..close].rfind("<answer>")?;
-            if let Some(found) = self.inside(&text[open + "<answer>".len()..close], &text[..open]) {
+            if let Some(found) = self.option_inside(&text[open + "<answer>".len()..close], &text[..open]) {
                 return Some((close + "</answer>".len(), Some(found)));
             }
             end = open;
@@ -181,7 +182,7 @@ impl Reader<'_> {
 
     /// Returns the option that the content of a box or tag names, unless the text before it negates
     /// the option.
-    fn inside(&self, inside: &str, before: &str) -> Option<Named> {
+    fn option_inside(&self, inside: &str, before: &str) -> Option<NamedOption> {
         let before = tail(before.trim_end_matches(['$', '(', '*', ' ', '\\', '[']));
         let line = before.rsplit('\n').next().unwrap_or_default();
         if RULED_OUT.is_match(&format!("{line} ")) || SUPPOSED.is_match(sentence(before)) {
@@ -189,17 +190,17 @@ impl Reader<'_> {
         }
         let inside = inside.trim().trim_start_matches(['{', '$', '*']).trim_end_matches('~');
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
-        let short = self.short(inside, Case::Any);
+        let short = self.leading_option(inside, LetterCase::Any);
         // A tag with several lines is read like a complete text.
-        short.or_else(|| (lines > 1).then(|| self.stated(inside)).flatten().map(|(_, found)| found))
+        short.or_else(|| (lines > 1).then(|| self.find_stated(inside)).flatten().map(|(_, found)| found))
     }
 
     /// Returns the option of the last sentence that states one, with its position.
-    fn stated(&self, text: &str) -> Option<(usize, Named)> {
-        let mut last: Option<(usize, Named)> = None;
-        let mut take = |at: usize, found: Option<Named>| {
+    fn find_stated(&self, text: &str) -> Option<(usize, NamedOption)> {
+        let mut last: Option<(usize, NamedOption)> = None;
+        let mut take = |at: usize, found: Option<NamedOption>| {
             if let Some(found) = found
-                && last.as_ref().is_none_or(|(place, _)| at >= *place)
+                && last.as_ref().is_none_or(|(offset, _)| at >= *offset)
             {
                 last = Some((at, found));
             }
@@ -214,17 +215,17 @@ impl Reader<'_> {
                 || all.as_str().to_lowercase().contains("would") && COUNTERFACTUAL.is_match(lead);
             let is_own = is_own_answer(&text[..all.start()]);
             if is_stated(&text[..all.start()], gap) && is_own && !is_list && !is_supposed {
-                take(all.end(), self.short(&text[all.end()..], Case::Any));
+                take(all.end(), self.leading_option(&text[all.end()..], LetterCase::Any));
             }
         }
         for found in CHOSEN.find_iter(text).filter(|found| is_stated(&text[..found.start()], "")) {
-            take(found.end(), self.capital(&text[found.end()..]));
+            take(found.end(), self.capital_option(&text[found.end()..]));
         }
         for found in ANNOUNCED_ELSEWHERE.captures_iter(text) {
             let option = found.get(1).or_else(|| found.get(2));
             let (Some(all), Some(option)) = (found.get(0), option) else { continue };
             if is_stated(&text[..all.start()], "") {
-                take(option.start(), self.capital(&text[option.start()..]));
+                take(option.start(), self.capital_option(&text[option.start()..]));
             }
         }
         for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text)) {
@@ -238,27 +239,27 @@ impl Reader<'_> {
                 && is_stated(before, "");
             take(letter.start(), self.letter(letter.as_str()).filter(|_| is_one));
         }
-        let mut alone = Vec::new();
+        let mut line_options = Vec::new();
         let mut at = 0;
         for line in text.split_inclusive('\n') {
             if !line.trim().is_empty() {
-                let letter = ALONE.captures(line.trim()).and_then(|found| found.get(1));
-                alone.push((at, letter.and_then(|letter| self.letter(letter.as_str()))));
+                let letter = SINGLE_LETTER.captures(line.trim()).and_then(|found| found.get(1));
+                line_options.push((at, letter.and_then(|letter| self.letter(letter.as_str()))));
             }
             at += line.len();
         }
         // Headings and lists of options do not state an option.
         let mut distinct: Vec<usize> =
-            alone.iter().filter_map(|(_, found)| Some(found.as_ref()?.0)).collect();
+            line_options.iter().filter_map(|(_, found)| Some(found.as_ref()?.0)).collect();
         distinct.sort_unstable();
         distinct.dedup();
-        let is_answer = match &alone[..] {
+        let is_answer = match &line_options[..] {
             [.., (_, None), (_, Some(_))] => true,
             // "Answer:", B and C on separate lines.
             [.., (_, Some(_)), (_, Some(_))] => distinct.len() == 1,
             _ => distinct.len() == 1,
         };
-        if let Some((at, found)) = alone.into_iter().rev().find(|(_, found)| found.is_some())
+        if let Some((at, found)) = line_options.into_iter().rev().find(|(_, found)| found.is_some())
             && is_answer
         {
             take(at, found);
@@ -275,17 +276,17 @@ impl Reader<'_> {
 
     /// Returns the option that the last line starts with, or else the first line. Returns `None` if
     /// lines start with different options.
-    fn on_an_edge(&self, text: &str) -> Option<(usize, Named)> {
-        let place = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
+    fn option_on_edge(&self, text: &str) -> Option<(usize, NamedOption)> {
+        let offset_of = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
-        let begins = |line: &str| {
-            let found = ITEM.captures(line.trim()).or_else(|| ALONE.captures(line.trim()))?;
+        let option_at_start = |line: &str| {
+            let found = ITEM.captures(line.trim()).or_else(|| SINGLE_LETTER.captures(line.trim()))?;
             Some(self.letter(found.get(1)?.as_str())?.0)
         };
-        let mut begun: Vec<usize> = lines.clone().filter_map(begins).collect();
-        begun.sort_unstable();
-        begun.dedup();
-        if begun.len() > 1 {
+        let mut leading: Vec<usize> = lines.clone().filter_map(option_at_start).collect();
+        leading.sort_unstable();
+        leading.dedup();
+        if leading.len() > 1 {
             return None;
         }
         let (first, last) = (lines.next()?, lines.next_back());
@@ -293,7 +294,7 @@ impl Reader<'_> {
         // A line with several options does not state one.
         let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
         // "B: wrong", "B. No", "2. Then we add".
-        let holds = |line: &str, (number, how): &Named| {
+        let holds = |line: &str, (number, how): &NamedOption| {
             let written = line.find(how.as_str()).or_else(|| line.find(&how.to_lowercase()));
             let Some(at) = written.filter(|_| how.chars().count() == 1) else { return true };
             let rest =
@@ -315,17 +316,19 @@ impl Reader<'_> {
         };
         let short = Some(last)
             .filter(is_one)
-            .and_then(|line| self.short(line, Case::Any).filter(|found| holds(line, found)));
+            .and_then(|line| self.leading_option(line, LetterCase::Any).filter(|found| holds(line, found)));
         let capital = || {
-            Some(first).filter(is_one).and_then(|line| self.capital(line).filter(|found| holds(line, found)))
+            Some(first)
+                .filter(is_one)
+                .and_then(|line| self.capital_option(line).filter(|found| holds(line, found)))
         };
-        let short = short.map(|found| (place(last), found));
-        short.or_else(|| capital().map(|found| (place(first), found)))
+        let short = short.map(|found| (offset_of(last), found));
+        short.or_else(|| capital().map(|found| (offset_of(first), found)))
     }
 
     /// Returns the option in brackets at the end of the last sentence, if the sentence states it
     /// and has no other brackets.
-    fn in_brackets(&self, text: &str) -> Option<Named> {
+    fn option_in_brackets(&self, text: &str) -> Option<NamedOption> {
         let text = text.trim_end();
         let start = SENTENCE_END.find_iter(text).filter(|end| end.end() < text.len()).last();
         let sentence = &text[start.map_or(0, |end| end.end())..];
@@ -345,39 +348,41 @@ impl Reader<'_> {
     }
 
     /// Returns the option that a letter names.
-    fn letter(&self, letter: &str) -> Option<Named> {
+    fn letter(&self, letter: &str) -> Option<NamedOption> {
         let number = self.options.letter(letter).filter(|number| *number < self.count)?;
         Some((number, letter.to_ascii_uppercase()))
     }
 
     /// Returns the option at the start of a text: either its letter or label, with any marks around
     /// it, or its text, if that is a complete sentence.
-    fn short(&self, text: &str, case: Case) -> Option<Named> {
-        let longest = self.options.texts.iter().map(String::len).max().unwrap_or(0);
+    fn leading_option(&self, text: &str, case: LetterCase) -> Option<NamedOption> {
+        let max_length = self.options.texts.iter().map(String::len).max().unwrap_or(0);
         let mut line = text.lines().next()?;
         let (mut open, mut is_marked);
         loop {
             // A text longer than any option with marks around it does not name an option.
-            line = line.char_indices().nth(1000 + 4 * longest).map_or(line, |(end, _)| &line[..end]);
-            is_marked = line.trim_start().starts_with(OPENS);
-            open = line.trim_start().trim_start_matches(OPENS);
+            line = line.char_indices().nth(1000 + 4 * max_length).map_or(line, |(end, _)| &line[..end]);
+            is_marked = line.trim_start().starts_with(OPENING_MARKS);
+            open = line.trim_start().trim_start_matches(OPENING_MARKS);
             match LEAD.find(open).or_else(|| INSTEAD.find(open)) {
                 Some(lead) => line = &open[lead.end()..],
                 None => break,
             }
         }
-        let whole = || self.of_text(line);
+        let by_text = || self.option_with_text(line);
         let word = open.split(|c: char| !c.is_alphanumeric()).next().unwrap_or_default();
         // "E. coli" is not option E.
-        if let Some(found) = whole().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
+        if let Some(found) =
+            by_text().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
         {
             // "A. carbon dioxide", if carbon dioxide is the text of B.
             let label = |text: &str| LETTERED.captures(text).and_then(|label| self.options.letter(&label[1]));
             let own = self.options.texts.get(found.0).and_then(|text| label(text));
-            return Some(found)
-                .filter(|(number, how)| own.is_some() || label(how).is_none_or(|of| of == *number));
+            return Some(found).filter(|(number, how)| {
+                own.is_some() || label(how).is_none_or(|labeled| labeled == *number)
+            });
         }
-        if let Some(found) = self.options.labelled(word).filter(|found| *found < self.count) {
+        if let Some(found) = self.options.non_letter_label(word).filter(|found| *found < self.count) {
             let rest = &open[word.len()..];
             let is_other = rest.starts_with(['.', ',', '-', '/'])
                 && rest[1..].starts_with(|c: char| c.is_alphanumeric());
@@ -388,21 +393,21 @@ impl Reader<'_> {
         }
         let first = open.chars().next()?;
         let rest = &open[first.len_utf8()..];
-        let is_letter = first.is_ascii_uppercase() || (case == Case::Any && first.is_ascii_lowercase());
+        let is_letter = first.is_ascii_uppercase() || (case == LetterCase::Any && first.is_ascii_lowercase());
         let found = self.letter(&first.to_string()).filter(|_| is_letter);
-        let Some(found) = found else { return whole() };
+        let Some(found) = found else { return by_text() };
         if self.is_alternative(rest, false) || self.is_of_another(found.0, rest) {
             return None;
         }
         match self.ends(&found, rest, first, is_marked) {
             true => Some(found),
-            false => whole(),
+            false => by_text(),
         }
     }
 
     /// Returns the option whose capital letter is at the start of a text.
-    fn capital(&self, text: &str) -> Option<Named> {
-        self.short(text, Case::Capital).filter(|(_, how)| how.len() == 1)
+    fn capital_option(&self, text: &str) -> Option<NamedOption> {
+        self.leading_option(text, LetterCase::Capital).filter(|(_, how)| how.len() == 1)
     }
 
     /// Returns whether another option follows as a part of the same answer.
@@ -416,8 +421,10 @@ impl Reader<'_> {
     /// starts a name ("B. subtilis").
     fn is_of_another(&self, number: usize, rest: &str) -> bool {
         let line = rest.lines().next().unwrap_or_default();
-        let behind = line.trim_start_matches(|c: char| CLOSES.contains(&c) || "\\.,:-–—( ".contains(c));
-        let text = behind.strip_prefix("i.e. ").unwrap_or(behind).trim_end_matches(|c| CLOSES.contains(&c));
+        let behind =
+            line.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c) || "\\.,:-–—( ".contains(c));
+        let text =
+            behind.strip_prefix("i.e. ").unwrap_or(behind).trim_end_matches(|c| CLOSING_MARKS.contains(&c));
         if behind.len() == line.len() || self.options.texts.is_empty() {
             return false;
         }
@@ -429,12 +436,12 @@ impl Reader<'_> {
         // Chinese and Japanese have no capital letters; text that follows a label there is an
         // explanation.
         let is_name = line.starts_with(". ") && is_word && text.chars().all(|c| c < '\u{2e80}');
-        !own && (is_name || self.of_text(text).is_some_and(|(other, _)| other != number))
+        !own && (is_name || self.option_with_text(text).is_some_and(|(other, _)| other != number))
     }
 
     /// Returns whether a letter is a complete option name, judging by the text after it.
-    fn ends(&self, found: &Named, rest: &str, letter: char, is_marked: bool) -> bool {
-        let closed = rest.trim_start_matches(|c| CLOSES.contains(&c) || (is_marked && c == '\''));
+    fn ends(&self, found: &NamedOption, rest: &str, letter: char, is_marked: bool) -> bool {
+        let closed = rest.trim_start_matches(|c| CLOSING_MARKS.contains(&c) || (is_marked && c == '\''));
         let is_closed = closed.len() < rest.len();
         let Some(next) = closed.chars().next() else { return true };
         let behind = closed.trim_start();
@@ -454,18 +461,18 @@ impl Reader<'_> {
             '\\' => !follows.is_some_and(char::is_alphabetic),
             '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '…' => true,
             '\'' => false,
-            ' ' | '\t' if behind.trim_start_matches(CLOSES).is_empty() => true,
+            ' ' | '\t' if behind.trim_start_matches(CLOSING_MARKS).is_empty() => true,
             ' ' | '\t' => {
                 if DENIED.is_match(behind) {
                     return false;
                 }
                 let is_capital = letter.is_ascii_uppercase();
-                let goes_on = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
+                let continues = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
                 // "A is correct" is not an answer if the question asks for the false statement.
-                let goes_on = goes_on && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
+                let continues = continues && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
-                    || (is_capital && goes_on)
+                    || (is_capital && continues)
                     || (is_capital && !is_word && BEHIND_CAPITAL.is_match(behind))
                     || ENDS_ELSEWHERE.is_match(behind)
             }
@@ -474,7 +481,7 @@ impl Reader<'_> {
     }
 
     /// Returns the only option whose text equals a line or its first sentence.
-    fn of_text(&self, line: &str) -> Option<Named> {
+    fn option_with_text(&self, line: &str) -> Option<NamedOption> {
         let line = line.trim().trim_matches(['*', '"', '`', '$', ':', '_', ' ']);
         let sentence = SENTENCE.find(line).map_or(line, |end| &line[..end.start()]);
         // "ice, not sand".

@@ -37,16 +37,16 @@ impl Options {
     /// Parses the options in the field `choices` or `options` of a task. The field is a list of
     /// texts, a list of objects with a label and a text, an object from labels to texts, or an
     /// object with the lists `text` and `label`, as in published datasets.
-    pub fn of(task: &Value) -> Self {
+    pub fn from_task(task: &Value) -> Self {
         let found = task_field(task, "choices").or_else(|| task_field(task, "options"));
-        let (mut texts, mut labels) = listed(found.unwrap_or(&Value::Null));
+        let (mut texts, mut labels) = parse_options(found.unwrap_or(&Value::Null));
         if labels.is_empty()
-            && let Some((own, rest)) = lettered(&texts)
+            && let Some((own, rest)) = split_letters(&texts)
         {
             (texts, labels) = (rest, own);
         }
         // The labels A, B, C… in this order are the default.
-        if labels.iter().enumerate().all(|(at, label)| in_order(at).as_ref() == Some(label)) {
+        if labels.iter().enumerate().all(|(at, label)| letter_at(at).as_ref() == Some(label)) {
             labels.clear();
         }
         let question = task_field(task, "question").and_then(Value::as_str).unwrap_or_default();
@@ -68,12 +68,12 @@ impl Options {
     /// labels, else by its position in the alphabet.
     pub fn letter(&self, text: &str) -> Option<usize> {
         let position = letter(text)?;
-        if self.labels.is_empty() { Some(position) } else { self.of_label(text) }
+        if self.labels.is_empty() { Some(position) } else { self.index_of_label(text) }
     }
 
     /// Returns the index of the only option with this label. If no label matches exactly, ignores
     /// case.
-    pub fn of_label(&self, name: &str) -> Option<usize> {
+    pub fn index_of_label(&self, name: &str) -> Option<usize> {
         let only = |is_it: &dyn Fn(&str) -> bool| {
             let mut found =
                 self.labels.iter().enumerate().filter(|(_, label)| is_it(label)).map(|(at, _)| at);
@@ -84,13 +84,13 @@ impl Options {
 
     /// Returns the index of the option with this label, if the label is not a single letter. ARC
     /// has questions with options from 1 to 4.
-    pub fn labelled(&self, name: &str) -> Option<usize> {
-        self.of_label(name).filter(|_| letter(name).is_none())
+    pub fn non_letter_label(&self, name: &str) -> Option<usize> {
+        self.index_of_label(name).filter(|_| letter(name).is_none())
     }
 }
 
 /// Returns the texts of options, and their labels if they have any.
-fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
+fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
     let texts = |list: &[Value]| -> Vec<String> { list.iter().map(plain).collect() };
     match options {
         Value::Array(list) => {
@@ -117,7 +117,7 @@ fn listed(options: &Value) -> (Vec<String>, Vec<String>) {
 
 /// Splits the texts of options into their letters and the remaining texts, such as `B) 21` into `B`
 /// and `21`. Returns `None` unless each text starts with a letter and the letters differ.
-pub fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
+pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
     let label = |text: &String| Some(LETTERED.captures(text)?[1].to_owned());
     let labels: Vec<String> = texts.iter().map(label).collect::<Option<_>>()?;
     let is_distinct = labels.iter().collect::<HashSet<_>>().len() == labels.len();
@@ -126,7 +126,7 @@ pub fn lettered(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
 }
 
 /// Returns the letter at an index of the alphabet, from 0.
-fn in_order(at: usize) -> Option<String> {
+fn letter_at(at: usize) -> Option<String> {
     u8::try_from(at).ok().filter(|at| usize::from(*at) < LETTERS).map(|at| char::from(b'A' + at).to_string())
 }
 
@@ -152,7 +152,7 @@ mod tests {
             let texts = ["red", "green", "blue", "grey"];
             json!({ "text": &texts[..labels.len()], "label": labels })
         };
-        for (choices, expected, says, due) in [
+        for (choices, expected, stated, due) in [
             (listed(&["C", "A", "B", "D"]), "C", "A", Some(0.0)),
             (listed(&["C", "A", "B", "D"]), "C", "C", Some(1.0)),
             (listed(&["C", "A", "B", "D"]), "C", "red", Some(1.0)),
@@ -185,14 +185,14 @@ mod tests {
             (json!(["B) 21", "A) 22"]), "B", "22", Some(0.0)),
             (json!({"A": "red", "B": "green"}), "B", "B", Some(1.0)),
         ] {
-            let options = Options::of(&json!({ "row": { "choices": &choices } }));
-            let said = format!("The answer is {says}.");
-            let score = ChoiceScorer::default().grade(&said, &json!(expected), &options);
-            assert_eq!(score.ok().map(|score| score.value), due, "{choices} expects {expected}: {said}");
+            let options = Options::from_task(&json!({ "row": { "choices": &choices } }));
+            let text = format!("The answer is {stated}.");
+            let score = ChoiceScorer::default().grade(&text, &json!(expected), &options);
+            assert_eq!(score.ok().map(|score| score.value), due, "{choices} expects {expected}: {text}");
         }
         // An expected number is a label if the labels are numbers, else an index.
         let number = |choices: Value| {
-            let options = Options::of(&json!({ "choices": choices }));
+            let options = Options::from_task(&json!({ "choices": choices }));
             ChoiceScorer::default().grade("green", &json!(1), &options).unwrap().value
         };
         assert_eq!(number(json!({"1": "red", "2": "green"})), 0.0);

@@ -7,9 +7,9 @@ use regex::Regex;
 use crate::pattern::pattern;
 
 /// Characters that can precede the letter of an option.
-pub(super) const OPENS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
+pub(super) const OPENING_MARKS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
 /// Characters that can follow the letter of an option.
-pub(super) const CLOSES: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
+pub(super) const CLOSING_MARKS: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
 
 /// Words that can follow the letter of an option. Before other words, "A" is an article.
 pub(super) const BEHIND: [&str; 19] = [
@@ -95,7 +95,7 @@ pub(super) static AGAINST: LazyLock<Regex> =
 pub(super) static SENTENCE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
 /// Matches a text that is one letter with marks around it.
-pub(super) static ALONE: LazyLock<Regex> = LazyLock::new(|| {
+pub(super) static SINGLE_LETTER: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
 });
 /// Matches a line that starts with the letter of an option and its text: "B) Paris".

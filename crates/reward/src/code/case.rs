@@ -26,50 +26,52 @@ pub(super) enum Case {
 ///
 /// # Errors
 /// Returns a message if a test cannot be parsed, or if there are no tests.
-pub(super) fn of(task: &Value, field: &str) -> Result<Vec<Case>, String> {
-    let given = task_field(task, field).unwrap_or_else(|| expected(task));
-    let cases = read(given, task).map_err(|why| format!("the tests of the task {why}"))?;
+pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<Case>, String> {
+    let tests = task_field(task, field).unwrap_or_else(|| expected(task));
+    let cases = parse_tests(tests, task).map_err(|why| format!("the tests of the task {why}"))?;
     if cases.is_empty() {
         return Err(format!("the task has no tests, neither in its field {field:?} nor as its answer"));
     }
     Ok(cases)
 }
 
-fn read(given: &Value, task: &Value) -> Result<Vec<Case>, String> {
-    match given {
+fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
+    match value {
         Value::Null => Ok(Vec::new()),
         Value::String(text) => match json::parse(text) {
             // Tabular data sets store tests as JSON text.
-            Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
+            Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
                 let tests = packed::unpack(text).and_then(|json| {
                     json::parse(&json).map_err(|error| format!("packed, but its text is no JSON: {error}"))
                 });
                 match tests {
-                    Ok(inner @ (Value::Array(_) | Value::Object(_))) => read(&inner, task),
-                    Ok(other) => Err(format!("are packed, but hold {}, no list and no table", shown(&other))),
+                    Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
+                    Ok(other) => {
+                        Err(format!("are packed, but hold {}, no list and no table", excerpt(&other)))
+                    }
                     Err(why) => Err(format!(
                         "are {}, which is {why}; give code, JSON, or tests as LiveCodeBench packs them",
-                        shown(given)
+                        excerpt(value)
                     )),
                 }
             }
-            _ => Ok(vec![asserts(checked(text, task), task)]),
+            _ => Ok(vec![asserts(with_setup(text, task), task)]),
         },
-        Value::Array(items) => items.iter().map(|item| one(item, task)).collect(),
-        Value::Object(fields) => fields_of(fields, task),
-        other => Err(format!("are {}: give a list, a table or code", shown(other))),
+        Value::Array(items) => items.iter().map(|item| parse_test(item, task)).collect(),
+        Value::Object(fields) => parse_fields(fields, task),
+        other => Err(format!("are {}: give a list, a table or code", excerpt(other))),
     }
 }
 
 /// Parses an item of a list of tests: code, or an input with its output.
-fn one(item: &Value, task: &Value) -> Result<Case, String> {
+fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
     match item {
-        Value::String(code) => Ok(asserts(checked(code, task), task)),
+        Value::String(code) => Ok(asserts(with_setup(code, task), task)),
         Value::Object(fields) => {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
-                return Err(format!("have {}, which is no `input` with an `output`", shown(item)));
+                return Err(format!("have {}, which is no `input` with an `output`", excerpt(item)));
             };
             let is = |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
             // `testtype` of LiveCodeBench and DeepCoder; `type` of PrimeIntellect.
@@ -77,23 +79,23 @@ fn one(item: &Value, task: &Value) -> Result<Case, String> {
             if !is_functional && !is_call {
                 return prints(input, output);
             }
-            let beside = |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
-            let function = ["fn_name", "func_name"].iter().find_map(beside).map(str::to_owned);
-            let function = function.or_else(|| named_in(fields.get("metadata")?));
-            match function.or_else(|| named_in(task_field(task, "metadata")?)) {
-                Some(function) => called(&function, input, output, is_call),
+            let text_field = |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
+            let function = ["fn_name", "func_name"].iter().find_map(text_field).map(str::to_owned);
+            let function = function.or_else(|| function_name(fields.get("metadata")?));
+            match function.or_else(|| function_name(task_field(task, "metadata")?)) {
+                Some(function) => call_case(&function, input, output, is_call),
                 None => Err("are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
                              `func_name` to call"
                     .into()),
             }
         }
-        other => Err(format!("have {}, which is neither code nor a table", shown(other))),
+        other => Err(format!("have {}, which is neither code nor a table", excerpt(other))),
     }
 }
 
 /// Returns the function that `metadata` names. LiveCodeBench has metadata once per row, as JSON text, and
 /// DeepCoder has it in each test.
-fn named_in(metadata: &Value) -> Option<String> {
+fn function_name(metadata: &Value) -> Option<String> {
     let parsed = metadata.as_str().and_then(|text| json::parse(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
@@ -101,18 +103,18 @@ fn named_in(metadata: &Value) -> Option<String> {
 
 /// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without a
 /// function to call, or a list of assertions.
-fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
+fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
     if let Some(Value::Array(list)) = fields.get("assert_case") {
         let assertion = |item: &Value| match item.as_str() {
-            Some(code) => Ok(asserts(format!("{before}\n{}", checked(code, task)), task)),
-            None => Err(format!("have the assertion {}, which is no code", shown(item))),
+            Some(code) => Ok(asserts(format!("{before}\n{}", with_setup(code, task)), task)),
+            None => Err(format!("have the assertion {}, which is no code", excerpt(item))),
         };
         return list.iter().map(assertion).collect();
     }
     // PrimeIntellect's `verification_info`.
     if let Some(cases @ Value::Array(_)) = fields.get("test_cases") {
-        return read(cases, task);
+        return parse_tests(cases, task);
     }
     // CodeContests names the fields `input` and `output`.
     let list = |name: &str| {
@@ -127,7 +129,7 @@ fn fields_of(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, Str
     }
     let function = fields.get("fn_name").and_then(Value::as_str).filter(|name| !name.is_empty());
     let case = |(input, output): (&Value, &Value)| match function {
-        Some(function) => called(function, input, output, true),
+        Some(function) => call_case(function, input, output, true),
         None => prints(input, output),
     };
     inputs.iter().zip(outputs).map(case).collect()
@@ -142,7 +144,7 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
         Value::Null => Err("have an output that is null, though nothing is returned".into()),
         Value::Object(_) | Value::Bool(_) => {
-            Err(format!("have the output {}, which no program prints: give it as text", shown(output)))
+            Err(format!("have the output {}, which no program prints: give it as text", excerpt(output)))
         }
         _ => Ok(Case::Prints { input: text(input), output: text(output) }),
     }
@@ -159,7 +161,7 @@ fn prints(input: &Value, output: &Value) -> Result<Case, String> {
 ///
 /// # Errors
 /// Returns a message if an argument is not JSON.
-fn called(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
+fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Result<Case, String> {
     let parsed = |line: &str| {
         json::parse(line).map_err(|error| format!("have the argument {line:?}, no JSON: {error}"))
     };
@@ -199,15 +201,15 @@ fn asserts(code: String, task: &Value) -> Case {
 
 /// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP). If the
 /// code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is appended.
-fn checked(code: &str, task: &Value) -> String {
+fn with_setup(code: &str, task: &Value) -> String {
     let lines = |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
     let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);
-    let mut whole: Vec<String> = before.collect();
-    whole.push(code.to_owned());
+    let mut parts: Vec<String> = before.collect();
+    parts.push(code.to_owned());
     let entry =
         task_field(task, "entry_point").and_then(Value::as_str).filter(|_| code.contains("def check("));
-    whole.extend(entry.map(|entry| format!("check({entry})\n")));
-    whole.join("\n")
+    parts.extend(entry.map(|entry| format!("check({entry})\n")));
+    parts.join("\n")
 }
 
 /// Returns an input or output as text. The items of a list become lines.
@@ -220,6 +222,6 @@ fn text(value: &Value) -> String {
     }
 }
 
-fn shown(value: &Value) -> String {
-    crate::scorer::shown(&value.to_string())
+fn excerpt(value: &Value) -> String {
+    crate::scorer::excerpt(&value.to_string())
 }

@@ -78,8 +78,10 @@ pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> b
             found.len() == want.len() && want.iter().all(same)
         }
         (Value::Number(_) | Value::Bool(_), Value::Number(_) | Value::Bool(_)) => {
-            let (Some(found), Some(want)) = (Number::of(found), Number::of(want)) else { return false };
-            found.is(&want, tolerance)
+            let (Some(found), Some(want)) = (Number::from_json(found), Number::from_json(want)) else {
+                return false;
+            };
+            found.equals(&want, tolerance)
         }
         _ => found == want,
     }
@@ -92,7 +94,7 @@ enum Number {
 }
 
 impl Number {
-    fn of(value: &Value) -> Option<Self> {
+    fn from_json(value: &Value) -> Option<Self> {
         match value {
             // `True == 1` in Python.
             Value::Bool(value) => Decimal::parse(if *value { "1" } else { "0" }).map(Number::Integer),
@@ -104,14 +106,14 @@ impl Number {
         }
     }
 
-    fn is(&self, want: &Number, tolerance: Tolerance) -> bool {
+    fn equals(&self, want: &Number, tolerance: Tolerance) -> bool {
         match (self, want) {
             (Number::Integer(found), Number::Integer(want)) => found.is_value_of(want),
             (Number::Float(found), Number::Integer(want)) => {
-                Decimal::of(*found).is_some_and(|found| found.is_value_of(want))
+                Decimal::from_f64(*found).is_some_and(|found| found.is_value_of(want))
             }
             // An integer may have more digits than a float can hold: 10^22 + 1 is not 1e22.
-            (Number::Integer(found), Number::Float(value)) => Decimal::of(*value).is_some_and(|want| {
+            (Number::Integer(found), Number::Float(value)) => Decimal::from_f64(*value).is_some_and(|want| {
                 found.is_value_of(&want) || tolerance.allows(found.difference(&want), *value)
             }),
             (Number::Float(found), Number::Float(want)) => {

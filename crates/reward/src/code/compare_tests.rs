@@ -177,7 +177,7 @@ fn generated_outputs_and_values_are_distinguished() {
     let (mut right, mut found, mut wrong) = (0, 0, 0);
     // Numbers have at most six decimals, so the tolerance is below a change of the last digit.
     let tolerance = Tolerance { absolute: 1e-9, relative: 0.0 };
-    let told = |found: &str, want: &str| same_output(found, want, tolerance);
+    let accepts = |found: &str, want: &str| same_output(found, want, tolerance);
     let valued = |found: &str, want: &str| same_value(&read(found), &read(want), tolerance);
     for _ in 0..6_000 {
         let number = dice.number(40);
@@ -191,7 +191,7 @@ fn generated_outputs_and_values_are_distinguished() {
         let output = |number: &str| frame.trim().replace("{}", number);
         let value = |number: &str| nest.replace("{}", number);
         right += 2;
-        found += usize::from(told(&frame.replace("{}", &same), &output(&number)));
+        found += usize::from(accepts(&frame.replace("{}", &same), &output(&number)));
         // A float preserves 15 digits; an integer has any number of digits.
         let short = if is_float {
             format!("{}.5", &number[..number.find('.').unwrap().min(9)])
@@ -201,7 +201,7 @@ fn generated_outputs_and_values_are_distinguished() {
         found += usize::from(valued(&value(&short), &value(&short)));
         for other in [dice.changed(&number), dice.changed(&number)] {
             wrong += 1;
-            assert!(!told(&output(&other), &output(&number)), "{other} {number}");
+            assert!(!accepts(&output(&other), &output(&number)), "{other} {number}");
         }
         for other in [dice.changed(&short), dice.changed(&short)] {
             wrong += 1;
@@ -211,8 +211,8 @@ fn generated_outputs_and_values_are_distinguished() {
         wrong += 2;
         let two = |a: &str, b: &str| format!("{a}\n{b}");
         let other = dice.changed(&number);
-        assert!(!told(&two(&other, &number), &two(&number, &other)));
-        assert!(!told(&number, &two(&number, &other)));
+        assert!(!accepts(&two(&other, &number), &two(&number, &other)));
+        assert!(!accepts(&number, &two(&number, &other)));
     }
     println!("code: {found} of {right} right, 0 of {wrong} wrong");
     assert!(found * 100 >= right * 98 && right + wrong > 10_000);

@@ -19,8 +19,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 use tokio::sync::OnceCell;
 
-use crate::answer::in_tag;
-use crate::{Component, Evidence, ScoreError, Scorer, blocks};
+use crate::answer::text_in_tag;
+use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
 use case::Case;
 use compare::Tolerance;
 
@@ -35,7 +35,7 @@ pub struct CodeKeys {
     /// may support more. Tests that are code are always Python.
     pub language: String,
     /// Score of a program that passes some of the tests.
-    pub value: Passing,
+    pub value: TestScoring,
     /// Maximum number of tests that run, in the order of the task. 0 (the default) runs all.
     pub most_tests: usize,
     /// Timeout for one test, in seconds. Above 0 and at most 86400. Default: 10.
@@ -49,7 +49,7 @@ pub struct CodeKeys {
     /// 0..1. 0 (the default) disables it.
     pub relative_tolerance: f64,
     /// Isolation that the sandbox must provide; without it, no program runs.
-    pub protection: Walls,
+    pub protection: Isolation,
     /// Python interpreter: a command name, a file, or the directory of a virtual environment. Default:
     /// `python3`.
     pub python: String,
@@ -68,13 +68,13 @@ impl Default for CodeKeys {
         CodeKeys {
             tests: "tests".into(),
             language: PYTHON.into(),
-            value: Passing::default(),
+            value: TestScoring::default(),
             most_tests: 0,
             seconds: 10.0,
             memory_mb: 1024,
             tolerance: 1e-6,
             relative_tolerance: 0.0,
-            protection: Walls::default(),
+            protection: Isolation::default(),
             python: "python3".into(),
             preload: Vec::new(),
             concurrency: 0,
@@ -89,7 +89,7 @@ const PYTHON: &str = "python";
 /// Score of a program that passes some of its tests.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Passing {
+pub enum TestScoring {
     /// 1 if all tests pass, else 0. Testing stops at the first failure.
     #[default]
     All,
@@ -100,7 +100,7 @@ pub enum Passing {
 /// Isolation of the sandbox that runs programs.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "kebab-case")]
-pub enum Walls {
+pub enum Isolation {
     /// All isolation mechanisms of the sandbox are required.
     #[default]
     Full,
@@ -123,11 +123,11 @@ pub struct Program {
 
 /// Result of running a program.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Ran {
+pub struct ProgramResult {
     /// Standard output. Output that is too long is truncated to its beginning and end.
     pub stdout: String,
     /// Whether `stdout` is complete.
-    pub is_whole: bool,
+    pub is_complete: bool,
     /// How the program ended.
     pub end: ProgramEnd,
 }
@@ -157,7 +157,7 @@ pub trait Runner: Debug + Send + Sync {
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if the program was not run but a later call may succeed, and
     /// [`ScoreError::Unusable`] if it can never run.
-    async fn run(&self, program: &Program) -> Result<Ran, ScoreError>;
+    async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError>;
 }
 
 /// Scorer of programs, with the runner for its tests.
@@ -178,10 +178,10 @@ const MAX_CHECKS: usize = 1 << 14;
 /// Name of the component with the fraction of tests that passed.
 const PASSED: &str = "passed";
 /// Name of the component that is 1 if a time or memory limit was exceeded, else 0.
-const LIMITED: &str = "limited";
+const LIMIT_EXCEEDED: &str = "limited";
 
 /// Minimum size of a test's output that is kept, in bytes.
-const OUTPUT: usize = 64 << 10;
+const MIN_OUTPUT_BYTES: usize = 64 << 10;
 
 /// Word with which `runner.py` reports that the tests, and not the program, are at fault.
 const UNUSABLE: &str = "unusable";
@@ -190,23 +190,23 @@ const RUNNER: &str = include_str!("runner.py");
 
 impl CodeKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        let invalid = |what: String| Err(ScoreError::Unusable(what));
         if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
-            return refuse(format!("seconds = {}, but it must be above 0 and at most 86400", self.seconds));
+            return invalid(format!("seconds = {}, but it must be above 0 and at most 86400", self.seconds));
         }
         if !(32..=1 << 24).contains(&self.memory_mb) {
-            return refuse(format!("memory_mb = {}, but it must be in 32..={}", self.memory_mb, 1 << 24));
+            return invalid(format!("memory_mb = {}, but it must be in 32..={}", self.memory_mb, 1 << 24));
         }
         let tolerances = [("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)];
         if let Some((name, value)) = tolerances.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
-            return refuse(format!("{name} = {value}, but it must be in 0..1"));
+            return invalid(format!("{name} = {value}, but it must be in 0..1"));
         }
         let known = [PYTHON, "bash"];
         match &self.url {
             Some(url) if !["http://", "https://"].iter().any(|scheme| url.starts_with(scheme)) => {
-                refuse(format!("url = {url:?}, but it must begin with http:// or https://"))
+                invalid(format!("url = {url:?}, but it must begin with http:// or https://"))
             }
-            None if !known.contains(&&*self.language) => refuse(format!(
+            None if !known.contains(&&*self.language) => invalid(format!(
                 "language = {:?}, but the sandbox of this machine runs {}: give the `url` of a service that knows it",
                 self.language,
                 known.join(" and ")
@@ -223,7 +223,7 @@ impl CodeScorer {
     }
 
     fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
-        let mut cases = case::of(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
+        let mut cases = case::parse_cases(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
         if self.keys.most_tests > 0 {
             cases.truncate(self.keys.most_tests);
         }
@@ -255,10 +255,10 @@ impl CodeScorer {
         };
         let run = || async {
             let token = "control";
-            let mut test = asserted(code, start.as_ref());
+            let mut test = assertion_input(code, start.as_ref());
             test["control"] = true.into();
-            let ran = self.runner.run(&order(test, "", token, OUTPUT)).await?;
-            Ok::<_, ScoreError>(unusable(&ran, token))
+            let result = self.runner.run(&runner_program(test, "", token, MIN_OUTPUT_BYTES)).await?;
+            Ok::<_, ScoreError>(unusable(&result, token))
         };
         check.get_or_try_init(run).await?.clone().map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
     }
@@ -269,31 +269,33 @@ impl CodeScorer {
         let program = match case {
             Case::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
-                code: if self.keys.language == PYTHON { limited(code) } else { code.to_owned() },
+                code: if self.keys.language == PYTHON { with_memory_limit(code) } else { code.to_owned() },
                 stdin: input.clone(),
-                output_bytes: OUTPUT.max(2 * output.len()),
+                output_bytes: MIN_OUTPUT_BYTES.max(2 * output.len()),
             },
             Case::Asserts { code: tests, start } => {
-                order(asserted(tests, start.as_ref()), code, token, OUTPUT)
+                runner_program(assertion_input(tests, start.as_ref()), code, token, MIN_OUTPUT_BYTES)
             }
             Case::Returns { function, arguments, values } => {
                 // Half of the kept output is its end, and escapes take up to three times as many bytes.
-                let longest = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
+                let max_length = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
                 let test = json!({ "function": function, "arguments": arguments });
-                order(test, code, token, OUTPUT.max(8 * longest))
+                runner_program(test, code, token, MIN_OUTPUT_BYTES.max(8 * max_length))
             }
         };
-        let ran = self.runner.run(&program).await?;
-        if let Some(why) = unusable(&ran, token) {
+        let result = self.runner.run(&program).await?;
+        if let Some(why) = unusable(&result, token) {
             return Err(ScoreError::Unusable(why));
         }
-        let Ran { stdout, is_whole, end } = ran;
+        let ProgramResult { stdout, is_complete, end } = result;
         let tolerance = Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
-                Case::Prints { output, .. } => is_whole && compare::same_output(&stdout, output, tolerance),
+                Case::Prints { output, .. } => {
+                    is_complete && compare::same_output(&stdout, output, tolerance)
+                }
                 Case::Asserts { .. } => stdout.trim_end().ends_with(token),
-                Case::Returns { values, .. } => returned(&stdout, token).is_some_and(|found| {
+                Case::Returns { values, .. } => returned_value(&stdout, token).is_some_and(|found| {
                     values.iter().any(|want| compare::same_value(&found, want, tolerance))
                 }),
             };
@@ -302,7 +304,7 @@ impl CodeScorer {
 }
 
 /// Returns the runner's input for a test that is code.
-fn asserted(code: &str, start: Option<&(String, String)>) -> Value {
+fn assertion_input(code: &str, start: Option<&(String, String)>) -> Value {
     let mut test = json!({ "asserts": code });
     if let Some((start, entry)) = start {
         (test["start"], test["entry"]) = (start.as_str().into(), entry.as_str().into());
@@ -311,7 +313,7 @@ fn asserted(code: &str, start: Option<&(String, String)>) -> Value {
 }
 
 /// Creates the program that runs `runner.py` on `code` and its test.
-fn order(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Program {
+fn runner_program(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Program {
     test["program"] = code.into();
     test["sign"] = format!("end of {token}").into();
     Program {
@@ -323,20 +325,20 @@ fn order(mut test: Value, code: &str, token: &str, output_bytes: usize) -> Progr
 }
 
 /// Returns why the tests are unusable, or `None` if the runner did not report that they are.
-fn unusable(ran: &Ran, token: &str) -> Option<String> {
-    let (_, why) = ran.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
+fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
+    let (_, why) = result.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
     Some(format!("the tests of the task cannot be used: {}", why.lines().next().unwrap_or_default()))
 }
 
 /// Returns the value that the runner prints after the token.
-fn returned(stdout: &str, token: &str) -> Option<Value> {
+fn returned_value(stdout: &str, token: &str) -> Option<Value> {
     let (_, after) = stdout.rsplit_once(token)?;
     crate::json::parse(after.lines().next()?).ok()
 }
 
 /// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000 digits
 /// can be parsed and printed, and the recursion limit is 50,000.
-fn limited(code: &str) -> String {
+fn with_memory_limit(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
     // Imports from `__future__` must come first.
@@ -363,30 +365,30 @@ impl Scorer for CodeScorer {
         }
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let cases = self.cases(&evidence.task)?;
-        let code = program_in(evidence.text(), &self.keys.language).filter(|_| evidence.is_answered());
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let cases = self.cases(&input.task)?;
+        let code = program_in(input.text(), &self.keys.language).filter(|_| input.is_answered());
         let (mut passed, mut limited) = (0, false);
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = &code else { break };
             self.check_test(case).await?;
-            let token = format!("passed {} {number}", evidence.attempt);
+            let token = format!("passed {} {number}", input.attempt);
             let (ok, end) = self.passes(code, case, &token).await?;
             passed += usize::from(ok);
             limited = !matches!(end, ProgramEnd::Exit(_));
             // A program that exceeds a limit in one test would probably do so in every test.
-            if limited || (!ok && self.keys.value == Passing::All) {
+            if limited || (!ok && self.keys.value == TestScoring::All) {
                 break;
             }
         }
-        let share = passed as f64 / cases.len() as f64;
+        let fraction = passed as f64 / cases.len() as f64;
         let value = match self.keys.value {
-            Passing::Share => share,
-            Passing::All => f64::from(u8::from(passed == cases.len())),
+            TestScoring::Share => fraction,
+            TestScoring::All => f64::from(u8::from(passed == cases.len())),
         };
         let score = Component { extracted: code.map(Cow::into_owned), ..Component::score(value) };
-        let limited = Component::new(LIMITED, f64::from(u8::from(limited)));
-        Ok(vec![score, Component::new(PASSED, share), limited])
+        let limited = Component::new(LIMIT_EXCEEDED, f64::from(u8::from(limited)));
+        Ok(vec![score, Component::new(PASSED, fraction), limited])
     }
 }
 
@@ -398,7 +400,7 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
         "bash" => &["bash", "sh", "shell"],
         other => &[other],
     };
-    let answer = in_tag(text, "answer").unwrap_or(text);
+    let answer = text_in_tag(text, "answer").unwrap_or(text);
     let code = match blocks::has_fence(answer) && !is_bare_python(answer, language) {
         true => blocks::last_in(answer, names),
         false => Some(answer.into()),
@@ -410,12 +412,12 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
 /// backticks.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
-    let begins =
+    let starts_like_python =
         ["import ", "def ", "class ", "async def ", "@", "#!"].iter().any(|word| first.starts_with(word))
             || (first.starts_with("from ") && first.contains(" import "));
     // In a bare program, fences occur only inside indented strings, such as docstrings.
     let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.starts_with(fence));
-    language == PYTHON && begins && !text.lines().any(is_fence)
+    language == PYTHON && starts_like_python && !text.lines().any(is_fence)
 }
 
 #[cfg(test)]

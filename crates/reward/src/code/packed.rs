@@ -122,9 +122,9 @@ mod tests {
         let size = text.len();
         let short = [&[0x80, 4, 0x95], &(size as u64 + 4).to_le_bytes()[..], &[0x8C, size as u8]].concat();
         let long = [&[0x80, 3, b'X'], &(size as u32).to_le_bytes()[..]].concat();
-        let longest = [&[0x80, 4, 0x8D], &(size as u64).to_le_bytes()[..]].concat();
+        let max_length = [&[0x80, 4, 0x8D], &(size as u64).to_le_bytes()[..]].concat();
         let ends: [&[u8]; 4] = [&[0x94, b'.'], &[b'q', 0, b'.'], b".", b"r\0\0\0\0."];
-        let starts = [short, long.clone(), longest, long];
+        let starts = [short, long.clone(), max_length, long];
         starts.iter().zip(ends).map(|(start, end)| [&start[..], text.as_bytes(), end].concat()).collect()
     }
 

@@ -5,7 +5,7 @@ use std::time::Duration;
 use tokio::io::{AsyncReadExt, AsyncWriteExt};
 
 use super::*;
-use crate::testing::evidence;
+use crate::testing::scorer_input;
 
 /// Runs trusted Python programs of these tests without a sandbox.
 #[derive(Debug, Default)]
@@ -19,7 +19,7 @@ impl Runner for Bare {
         Ok(())
     }
 
-    async fn run(&self, program: &Program) -> Result<Ran, ScoreError> {
+    async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError> {
         *self.runs.lock().unwrap() += 1;
         let mut python = tokio::process::Command::new("python3")
             .args(["-c", &program.code])
@@ -35,36 +35,40 @@ impl Runner for Bare {
         let mut bytes = Vec::new();
         let read = tokio::time::timeout(Duration::from_secs(20), stdout.read_to_end(&mut bytes)).await;
         if read.is_err() {
-            return Ok(Ran { stdout: String::new(), is_whole: true, end: ProgramEnd::TimeLimit });
+            return Ok(ProgramResult {
+                stdout: String::new(),
+                is_complete: true,
+                end: ProgramEnd::TimeLimit,
+            });
         }
         let code = python.wait().await.unwrap().code().unwrap_or(-9);
         let stdout = String::from_utf8_lossy(&bytes).into_owned();
-        Ok(Ran { stdout, is_whole: true, end: ProgramEnd::Exit(code) })
+        Ok(ProgramResult { stdout, is_complete: true, end: ProgramEnd::Exit(code) })
     }
 }
 
-fn scorer(value: Passing) -> (Arc<Bare>, Arc<CodeScorer>) {
+fn scorer(value: TestScoring) -> (Arc<Bare>, Arc<CodeScorer>) {
     let runner = Arc::new(Bare::default());
     (runner.clone(), CodeScorer::new(CodeKeys { value, ..CodeKeys::default() }, runner))
 }
 
 async fn values(scorer: &CodeScorer, answer: &str, task: Value) -> Vec<f64> {
     scorer.check_task(&task).unwrap();
-    let given = scorer.score(&evidence(answer, task)).await.unwrap();
-    let names: Vec<&str> = given.iter().map(|component| component.name.as_str()).collect();
-    assert_eq!(names, [Component::SCORE, PASSED, LIMITED]);
-    given.iter().map(|component| component.value).collect()
+    let components = scorer.score(&scorer_input(answer, task)).await.unwrap();
+    let names: Vec<&str> = components.iter().map(|component| component.name.as_str()).collect();
+    assert_eq!(names, [Component::SCORE, PASSED, LIMIT_EXCEEDED]);
+    components.iter().map(|component| component.value).collect()
 }
 
 const ADD: &str = "Here:\n```python\na, b = map(int, input().split())\nprint(a + b)\n```\nDone.";
 
 #[tokio::test]
 async fn program_output_is_compared_for_each_input() {
-    let (runner, share) = scorer(Passing::Share);
+    let (runner, scorer_by_fraction) = scorer(TestScoring::Share);
     let tests = json!({ "answer": "", "row": { "tests": { "inputs": ["1 2", "3 4\n", "0 0"], "outputs": ["3", "7\n", "1"] } } });
-    assert_eq!(values(&share, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
+    assert_eq!(values(&scorer_by_fraction, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
     assert_eq!(*runner.runs.lock().unwrap(), 3);
-    let (runner, all) = scorer(Passing::All);
+    let (runner, all) = scorer(TestScoring::All);
     let pairs = json!({ "tests": [{ "input": "1 2", "output": "3" }, { "input": "1 1", "output": "2" }] });
     assert_eq!(values(&all, ADD, pairs.clone()).await, [1.0, 1.0, 0.0]);
     // Testing stops at the first failure.
@@ -75,12 +79,12 @@ async fn program_output_is_compared_for_each_input() {
     assert_eq!(*runner.runs.lock().unwrap(), 3);
     // verl stores tests as JSON text in the expected answer.
     let text = json!({ "answer": tests["row"]["tests"].to_string() });
-    assert_eq!(values(&share, ADD, text).await[0], 2.0 / 3.0);
+    assert_eq!(values(&scorer_by_fraction, ADD, text).await[0], 2.0 / 3.0);
 }
 
 #[tokio::test]
 async fn program_passes_if_test_code_holds() {
-    let (_, scorer) = scorer(Passing::Share);
+    let (_, scorer) = scorer(TestScoring::Share);
     let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise SystemExit(1)\n```";
     let asserts = json!({ "row": { "tests": ["assert add(1, 2) == 3", "assert add(1, 1) == 3"] } });
     assert_eq!(values(&scorer, add, asserts.clone()).await, [0.5, 0.5, 0.0]);
@@ -104,7 +108,7 @@ async fn program_passes_if_test_code_holds() {
 
 #[tokio::test]
 async fn vacuous_tests_leave_program_unscored() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let program = "```python\ndef f(n):\n    return n\n```";
     for (tests, why) in [
         ("def check(candidate):\n    assert candidate(1) == 2\n", "define `check`, which nothing calls"),
@@ -158,7 +162,7 @@ async fn vacuous_tests_leave_program_unscored() {
     ] {
         for answer in [program, "```python\ndef f(n):\n    return 2\n```"] {
             let task = json!({ "tests": tests });
-            let error = scorer.score(&evidence(answer, task)).await.unwrap_err();
+            let error = scorer.score(&scorer_input(answer, task)).await.unwrap_err();
             assert!(error.to_string().contains(why), "{tests}: {error}");
         }
     }
@@ -169,7 +173,7 @@ async fn vacuous_tests_leave_program_unscored() {
 
 #[tokio::test]
 async fn pytest_and_unittest_tests_are_run() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let case = "import unittest\nclass TestCases(unittest.TestCase):\n    def test_f(self):\n        \
                 self.assertEqual(f(1), 1)\nif __name__ == '__main__':\n    unittest.main()\n";
     for tests in [
@@ -213,18 +217,18 @@ async fn pytest_and_unittest_tests_are_run() {
 
 #[tokio::test]
 async fn tests_can_patch_builtins_of_program() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let tests = "import unittest\nfrom unittest.mock import patch\nclass A(unittest.TestCase):\n    @patch('builtins.print')\n    \
                  def test_f(self, shown):\n        f(3)\n        shown.assert_called_once_with(3)\n";
-    for (program, right) in [("print(n)", 1.0), ("print(n + 1)", 0.0)] {
+    for (program, score) in [("print(n)", 1.0), ("print(n + 1)", 0.0)] {
         let answer = format!("```python\ndef f(n):\n    {program}\n```");
-        assert_eq!(values(&scorer, &answer, json!({ "tests": tests })).await[0], right, "{program}");
+        assert_eq!(values(&scorer, &answer, json!({ "tests": tests })).await[0], score, "{program}");
     }
 }
 
 #[tokio::test]
 async fn cases_parse_primeintellect_and_codecontests_formats() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let add = "```python\ndef add(a, b):\n    return a + b\n```";
     let call = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": [3] });
     let wrong = json!({ "type": "function_call", "fn_name": "add", "input": [1, 2], "output": 4 });
@@ -241,9 +245,9 @@ async fn cases_parse_primeintellect_and_codecontests_formats() {
 
 #[tokio::test]
 async fn decimal_and_fraction_results_compare_as_numbers() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let task = |output: Value| json!({ "tests": { "fn_name": "f", "inputs": [[1]], "outputs": [output] } });
-    for (value, output, right) in [
+    for (value, output, score) in [
         ("Decimal(5)", json!(5), 1.0),
         ("Decimal('5.5')", json!(5), 0.0),
         ("Decimal(10) ** 25 + 1", json!(10), 0.0),
@@ -255,13 +259,13 @@ async fn decimal_and_fraction_results_compare_as_numbers() {
         let program = format!(
             "```python\nfrom decimal import Decimal\nfrom fractions import Fraction\ndef f(n):\n    return {value}\n```"
         );
-        assert_eq!(values(&scorer, &program, task(output)).await[0], right, "{value}");
+        assert_eq!(values(&scorer, &program, task(output)).await[0], score, "{value}");
     }
 }
 
 #[tokio::test]
 async fn program_cannot_find_expected_value_or_token() {
-    let (_, scorer) = scorer(Passing::Share);
+    let (_, scorer) = scorer(TestScoring::Share);
     let task =
         json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
     // Searches all objects of its process for the token and the value, and prints what resembles them.
@@ -285,7 +289,7 @@ async fn program_cannot_find_expected_value_or_token() {
 
 #[tokio::test]
 async fn function_results_are_compared_with_expected_values() {
-    let (_, scorer) = scorer(Passing::Share);
+    let (_, scorer) = scorer(TestScoring::Share);
     let tests = json!({ "tests": {
         "fn_name": "pair", "inputs": [[1, 2], "3\n4", [0.1, 0.2]], "outputs": [[1, 2], "[3, 4]", [0.1, 0.30000000001]],
     } });
@@ -303,11 +307,11 @@ async fn function_results_are_compared_with_expected_values() {
 
 #[tokio::test]
 async fn json_string_is_parsed_only_for_text_input() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let object = r#"{"$serde_json::private::Number": "5"}"#;
     let text = |output: &str| json!({ "fn_name": "f", "inputs": [[1]], "outputs": [output] });
     let lines = |output: &str| json!({ "fn_name": "f", "inputs": ["1"], "outputs": [output] });
-    for (tests, value, right) in [
+    for (tests, value, score) in [
         (text("[1, 2]"), "'[1, 2]'", 1.0),
         (text("[1, 2]"), "[1, 2]", 0.0),
         (text("3"), "'3'", 1.0),
@@ -322,13 +326,13 @@ async fn json_string_is_parsed_only_for_text_input() {
         (lines("5"), "{'$serde_json::private::Number': '5'}", 0.0),
     ] {
         let program = format!("```python\ndef f(n):\n    return {value}\n```");
-        assert_eq!(values(&scorer, &program, json!({ "tests": tests })).await[0], right, "{tests} {value}");
+        assert_eq!(values(&scorer, &program, json!({ "tests": tests })).await[0], score, "{tests} {value}");
     }
 }
 
 #[tokio::test]
 async fn function_calls_match_data_set_harnesses() {
-    let (_, scorer) = scorer(Passing::Share);
+    let (_, scorer) = scorer(TestScoring::Share);
     let program = |code: &str| format!("```python\n{code}\n```");
     // APPS and TACO wrap the return value in a list.
     let wrapped =
@@ -370,7 +374,7 @@ async fn function_calls_match_data_set_harnesses() {
 
 #[tokio::test]
 async fn test_code_does_not_provide_missing_names() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let program = |code: &str| format!("```python\n{code}\n```");
     let check = "def check(candidate):\n    assert candidate(1, 2) == 3\n    assert candidate(-1, 1) == 0\n";
     let rows = [
@@ -380,7 +384,7 @@ async fn test_code_does_not_provide_missing_names() {
         json!({ "tests": "from solution import *\ndef test_add():\n    assert add(1, 2) == 3 and add(0, 1) == 1" }),
     ];
     for row in rows {
-        for (answer, right) in [
+        for (answer, score) in [
             ("def add(a, b):\n    return a + b", 1.0),
             ("from operator import add", 1.0),
             ("def addition(a, b):\n    return a - b", 0.0),
@@ -390,19 +394,19 @@ async fn test_code_does_not_provide_missing_names() {
             ("import math\ndef add(a, b):\n    return int(math.fsum([a, b]))", 1.0),
         ] {
             let task = json!({ "row": row });
-            assert_eq!(values(&scorer, &program(answer), task).await[0], right, "{answer} {row}");
+            assert_eq!(values(&scorer, &program(answer), task).await[0], score, "{answer} {row}");
         }
     }
     // Both tests are usable: a test of truth passes with a stand-in that returns objects, but fails
     // without a program.
     let row = json!({ "row": { "tests": ["assert add(1, 2)", "assert not add(2, 1)"] } });
-    let right = "def add(a, b):\n    return a < b";
-    assert_eq!(values(&scorer, &program(right), row).await[0], 1.0);
+    let correct = "def add(a, b):\n    return a < b";
+    assert_eq!(values(&scorer, &program(correct), row).await[0], 1.0);
 }
 
 #[tokio::test]
 async fn program_is_module_and_row_setup_code_runs() {
-    let (_, scorer) = scorer(Passing::Share);
+    let (_, scorer) = scorer(TestScoring::Share);
     let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\
         @dataclass\nclass Point:\n    x: int\n    y: typing.ClassVar[int] = 5\n\
         def area(p):\n    return p.x * Point.y + len(typing.get_type_hints(Point))\n```";
@@ -416,14 +420,14 @@ async fn program_is_module_and_row_setup_code_runs() {
 
 #[tokio::test]
 async fn integers_of_any_length_compare_exactly() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let task = |function: &str, input: &str, output: &str| -> Value {
         let tests = format!(r#"{{"fn_name": "{function}", "inputs": [[{input}]], "outputs": [{output}]}}"#);
         json!({ "tests": serde_json::from_str::<Value>(&tests).unwrap() })
     };
     let big = "10000000000000000000000003";
     let program = "```python\ndef next(n): return n + 1\ndef kind(n): return type(n).__name__\ndef near(n): return float(n)\n```";
-    for (function, input, output, right) in [
+    for (function, input, output, score) in [
         ("next", big, "10000000000000000000000004", 1.0),
         ("next", big, "10000000000000000000000005", 0.0),
         ("next", "-9223372036854775810", "-9223372036854775809", 1.0),
@@ -435,7 +439,7 @@ async fn integers_of_any_length_compare_exactly() {
     ] {
         assert_eq!(
             values(&scorer, program, task(function, input, output)).await[0],
-            right,
+            score,
             "{function} {input}"
         );
     }
@@ -458,11 +462,11 @@ async fn integers_of_any_length_compare_exactly() {
 
 #[tokio::test]
 async fn program_can_complete_prompt_of_row() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let row = |prompt: &str, test: &str| json!({ "row": { "prompt": prompt, "tests": test, "entry_point": "twice" } });
     let prompt = "from typing import List\n\ndef half(x):\n    return x // 2\n\ndef twice(x: List) -> List:\n    \"\"\" Doubles. \"\"\"\n";
     let test = "def check(candidate):\n    assert candidate([1]) == [2]\n    assert half(4) == 2\n";
-    for (reply, right) in [
+    for (completion, score) in [
         // The body: indented, not indented, and with only its first line not indented.
         ("```python\n    return [2 * y for y in x]\n```", 1.0),
         ("```python\nz = []\nfor y in x:\n    z.append(2 * y)\nreturn z\n```", 1.0),
@@ -479,23 +483,23 @@ async fn program_can_complete_prompt_of_row() {
         ("```python\ndef other(x):\n    return [2 * y for y in x]\n```", 0.0),
         ("I do not know.", 0.0),
     ] {
-        assert_eq!(values(&scorer, reply, row(prompt, test)).await[0], right, "{reply}");
+        assert_eq!(values(&scorer, completion, row(prompt, test)).await[0], score, "{completion}");
     }
     // An invalid program does not leave the prompt's function, with only its docstring, as the answer.
     let lenient = "def check(candidate):\n    assert candidate(1) is None\n";
     assert_eq!(values(&scorer, "```python\nx = (\n```", row(prompt, lenient)).await[0], 0.0);
     // A prompt in natural language is not treated as code.
-    let words = "Write a function that doubles a list. Call it twice(x).";
-    let alone = "def check(candidate):\n    assert candidate([1]) == [2]\n";
-    let whole = "```python\ndef twice(x):\n    return [2 * y for y in x]\n```";
-    assert_eq!(values(&scorer, whole, row(words, alone)).await[0], 1.0);
+    let text = "Write a function that doubles a list. Call it twice(x).";
+    let test_code = "def check(candidate):\n    assert candidate([1]) == [2]\n";
+    let program_text = "```python\ndef twice(x):\n    return [2 * y for y in x]\n```";
+    assert_eq!(values(&scorer, program_text, row(text, test_code)).await[0], 1.0);
 }
 
 #[tokio::test]
 async fn packed_tests_are_unpacked_or_rejected() {
     use base64::Engine;
     use std::io::Write;
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     let json = r#"[{"input": "1 2\n", "output": "3\n", "testtype": "stdin"}]"#;
     let pickle = [&[0x80, 4, 0x8C, json.len() as u8], json.as_bytes(), &[0x94, b'.']].concat();
     let mut encoder = flate2::write::ZlibEncoder::new(Vec::new(), flate2::Compression::default());
@@ -535,7 +539,7 @@ fn program_in_finds_last_code_block() {
 
 #[test]
 fn invalid_tests_and_keys_are_rejected() {
-    let (_, scorer) = scorer(Passing::All);
+    let (_, scorer) = scorer(TestScoring::All);
     for (task, want) in [
         (json!({}), "the task has no tests, neither in its field \"tests\" nor as its answer"),
         (json!({ "answer": 5 }), "the tests of the task are 5"),
@@ -567,7 +571,7 @@ fn invalid_tests_and_keys_are_rejected() {
 
 #[tokio::test]
 async fn concurrent_attempts_validate_test_code_once() {
-    let (runner, scorer) = scorer(Passing::All);
+    let (runner, scorer) = scorer(TestScoring::All);
     let task = json!({ "tests": "def test_f():\n    assert f(1) == 1\n" });
     let attempt = || values(&scorer, "```python\ndef f(n):\n    return n\n```", task.clone());
     let (one, two, three) = tokio::join!(attempt(), attempt(), attempt());

@@ -51,9 +51,9 @@ pub(super) fn is_operand(text: &str, negative: bool) -> bool {
         "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times", "\\cdot",
         "\\div", "^", " x",
     ];
-    let Some(left) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
+    let Some(prefix) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
     // Markdown marks before a number are not operators, but the hyphen of a range such as 12-13 is.
-    let before = left.trim_end_matches(['*', ' ']);
+    let before = prefix.trim_end_matches(['*', ' ']);
     let is_mark =
         text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
     let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
@@ -62,7 +62,7 @@ pub(super) fn is_operand(text: &str, negative: bool) -> bool {
         back.next().is_some_and(|c| c.is_ascii_lowercase() && c != 'a')
             && !back.next().is_some_and(|c| c.is_alphabetic() || c == '\\' || c == '\'')
     };
-    !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(left))
+    !negative && !is_mark && (before.ends_with(|c: char| c.is_ascii_digit()) || is_variable(prefix))
 }
 
 /// Returns whether a text ends with the name of a function, such as `log`. The number is then its
@@ -76,24 +76,24 @@ pub(super) fn is_function(text: &str) -> bool {
 /// Returns whether a text ends with the left side of an equation that is not solved for its only unknown:
 /// `2x =`, `x/2 =`, `-x =`. Returns false if the left side is only an unknown: `x =`, `x_1 =`, `f(2) =`.
 pub(super) fn is_multiple(text: &str) -> bool {
-    let Some(left) = text.strip_suffix('=') else { return false };
-    let left =
-        left.rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$']).next().unwrap_or_default();
+    let Some(prefix) = text.strip_suffix('=') else { return false };
+    let prefix =
+        prefix.rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$']).next().unwrap_or_default();
     let is_word = |token: &&str| {
         token.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_alphabetic))
             || token.contains('(')
     };
     // Exponents and subscripts in braces belong to the unknown before them.
-    let left = without_groups(left);
-    let terms: Vec<&str> = left.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
+    let prefix = without_groups(prefix);
+    let terms: Vec<&str> = prefix.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
     let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
-    let at = |place: Option<usize>| place.and_then(|place| terms.get(place)).copied().unwrap_or(' ');
+    let at = |index: Option<usize>| index.and_then(|index| terms.get(index)).copied().unwrap_or(' ');
     let mut unknowns = Vec::new();
     let mut is_changed = false;
-    for (place, &c) in terms.iter().enumerate() {
-        let (before, next) = (at(place.checked_sub(1)), at(Some(place + 1)));
+    for (index, &c) in terms.iter().enumerate() {
+        let (before, next) = (at(index.checked_sub(1)), at(Some(index + 1)));
         // In `3 x 4`, `3x4` and "8 parts x 2", the x is a multiplication sign.
-        let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(place + 2)));
+        let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(index + 2)));
         let is_sign = c == 'x' && (is_spaced || before.is_ascii_digit() && next.is_ascii_digit());
         if "xyzn".contains(c) && !is_sign && !unknowns.contains(&c) {
             unknowns.push(c);

@@ -7,12 +7,12 @@ use std::sync::{Mutex, PoisonError};
 /// cache, because the key contains neither the model nor the sampling parameters.
 #[derive(Debug)]
 pub(super) struct Cache<T> {
-    most: usize,
-    kept: Mutex<Kept<T>>,
+    max_entries: usize,
+    entries: Mutex<CacheEntries<T>>,
 }
 
 #[derive(Debug)]
-struct Kept<T> {
+struct CacheEntries<T> {
     by_prompt: HashMap<String, T>,
     order: VecDeque<String>,
     bytes: usize,
@@ -22,28 +22,28 @@ struct Kept<T> {
 const BYTES: usize = 64 << 20;
 
 impl<T: Clone> Cache<T> {
-    pub fn new(most: usize) -> Self {
-        let kept = Kept { by_prompt: HashMap::new(), order: VecDeque::new(), bytes: 0 };
-        Cache { most, kept: Mutex::new(kept) }
+    pub fn new(max_entries: usize) -> Self {
+        let entries = CacheEntries { by_prompt: HashMap::new(), order: VecDeque::new(), bytes: 0 };
+        Cache { max_entries: max_entries, entries: Mutex::new(entries) }
     }
 
     pub fn get(&self, prompt: &str) -> Option<T> {
-        self.kept.lock().unwrap_or_else(PoisonError::into_inner).by_prompt.get(prompt).cloned()
+        self.entries.lock().unwrap_or_else(PoisonError::into_inner).by_prompt.get(prompt).cloned()
     }
 
     pub fn put(&self, prompt: String, verdict: T) {
-        if self.most == 0 {
+        if self.max_entries == 0 {
             return;
         }
-        let mut kept = self.kept.lock().unwrap_or_else(PoisonError::into_inner);
-        if kept.by_prompt.insert(prompt.clone(), verdict).is_none() {
-            kept.bytes += prompt.len();
-            kept.order.push_back(prompt);
+        let mut entries = self.entries.lock().unwrap_or_else(PoisonError::into_inner);
+        if entries.by_prompt.insert(prompt.clone(), verdict).is_none() {
+            entries.bytes += prompt.len();
+            entries.order.push_back(prompt);
         }
-        while kept.order.len() > self.most || kept.bytes > BYTES {
-            let Some(oldest) = kept.order.pop_front() else { break };
-            kept.bytes -= oldest.len();
-            kept.by_prompt.remove(&oldest);
+        while entries.order.len() > self.max_entries || entries.bytes > BYTES {
+            let Some(oldest) = entries.order.pop_front() else { break };
+            entries.bytes -= oldest.len();
+            entries.by_prompt.remove(&oldest);
         }
     }
 }

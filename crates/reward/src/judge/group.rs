@@ -2,20 +2,20 @@
 
 use serde_json::Value;
 
-use super::number::share;
+use super::number::to_fraction;
 use super::verdict::json_values;
 
 /// Returns a permutation of 0..n that depends only on `seed`.
-pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
+pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     let mut order: Vec<usize> = (0..n).collect();
     let mut state = seed;
     for last in (1..n).rev() {
         // splitmix64
         state = state.wrapping_add(0x9e37_79b9_7f4a_7c15);
-        let mut drawn = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
-        drawn = (drawn ^ (drawn >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
-        drawn ^= drawn >> 31;
-        order.swap(last, (drawn % (last as u64 + 1)) as usize);
+        let mut random = (state ^ (state >> 30)).wrapping_mul(0xbf58_476d_1ce4_e5b9);
+        random = (random ^ (random >> 27)).wrapping_mul(0x94d0_49bb_1331_11eb);
+        random ^= random >> 31;
+        order.swap(last, (random % (last as u64 + 1)) as usize);
     }
     order
 }
@@ -26,8 +26,8 @@ pub(super) fn shuffled(n: usize, seed: u64) -> Vec<usize> {
 /// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best first,
 /// and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer scores 0.5.
 /// Returns `None` if there is no such line.
-pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
-    reply.lines().rev().find_map(|line| {
+pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
+    completion.lines().rev().find_map(|line| {
         let line = line.trim().trim_start_matches(['*', '_', '`', '#', ' ']);
         let line = match line.split_once([':', '：']) {
             Some((label, rest)) if !label.contains(|c: char| c.is_ascii_digit()) => rest,
@@ -44,9 +44,9 @@ pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
             return None;
         }
         for (rank, number) in numbers.into_iter().enumerate() {
-            let place = worth.get_mut(number.checked_sub(1)?)?;
+            let slot = worth.get_mut(number.checked_sub(1)?)?;
             let value = if n > 1 { 1.0 - rank as f64 / (n - 1) as f64 } else { 0.5 };
-            if place.replace(value).is_some() {
+            if slot.replace(value).is_some() {
                 return None;
             }
         }
@@ -60,20 +60,20 @@ pub(super) fn ranking(reply: &str, n: usize) -> Option<Vec<f64>> {
 /// The list is the last one on a line of its own. If there is none, it is the only list in the
 /// completion; equal lists count as one. The range from `least` to `most` is mapped to 0..=1. Returns
 /// `None` if no list is found, if its length is not `n`, or if a number is out of range.
-pub(super) fn scores(reply: &str, n: usize, least: f64, most: f64) -> Option<Vec<f64>> {
+pub(super) fn scores(completion: &str, n: usize, min: f64, max: f64) -> Option<Vec<f64>> {
     let numbers =
         |value: Value| -> Option<Vec<f64>> { value.as_array()?.iter().map(Value::as_f64).collect() };
-    let alone = |line: &str| {
+    let parse_line = |line: &str| {
         let line = line.trim().trim_matches(['*', '`', ' ']);
         numbers(serde_json::from_str(line).ok()?)
     };
-    let list = reply.lines().rev().find_map(alone).or_else(|| {
-        let mut lists = json_values(reply, '[').into_iter().filter_map(|(.., value)| numbers(value));
+    let list = completion.lines().rev().find_map(parse_line).or_else(|| {
+        let mut lists = json_values(completion, '[').into_iter().filter_map(|(.., value)| numbers(value));
         let first = lists.next()?;
         lists.all(|other| other == first).then_some(first)
     })?;
     let list = Some(list).filter(|list| list.len() == n)?;
-    list.into_iter().map(|number| share(number, least, most)).collect()
+    list.into_iter().map(|number| to_fraction(number, min, max)).collect()
 }
 
 #[cfg(test)]
@@ -82,17 +82,17 @@ mod tests {
 
     #[test]
     fn shuffled_is_deterministic_and_reaches_all_orders() {
-        assert_eq!(shuffled(8, 1), shuffled(8, 1));
-        let mut seen: Vec<Vec<usize>> = (0..200).map(|seed| shuffled(3, seed)).collect();
+        assert_eq!(permutation(8, 1), permutation(8, 1));
+        let mut seen: Vec<Vec<usize>> = (0..200).map(|seed| permutation(3, seed)).collect();
         seen.sort();
         seen.dedup();
         assert_eq!(seen.len(), 6);
-        assert_eq!((shuffled(0, 1).len(), shuffled(1, 1)), (0, vec![0]));
+        assert_eq!((permutation(0, 1).len(), permutation(1, 1)), (0, vec![0]));
     }
 
     #[test]
     fn ranking_and_scores_parse_unambiguous_completions() {
-        for (reply, want) in [
+        for (completion, want) in [
             ("Answer 2 is best.\n2 > 3 > 1", Some(vec![0.0, 1.0, 0.5])),
             ("[3, 1, 2]\nThat is all.", Some(vec![0.5, 0.0, 1.0])),
             ("Ranking: **2 > 3 > 1**\nAnswers 1, 2 and 3 are all short.", Some(vec![0.0, 1.0, 0.5])),
@@ -105,7 +105,7 @@ mod tests {
             ("1 > 2 > 4", None),
             ("", None),
         ] {
-            assert_eq!(ranking(reply, 3), want, "{reply}");
+            assert_eq!(ranking(completion, 3), want, "{completion}");
         }
         assert_eq!(ranking("1", 1), Some(vec![0.5]));
         assert_eq!(scores("so [1, 2, 3] or [10, 0]", 3, 0.0, 10.0), None);

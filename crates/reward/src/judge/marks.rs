@@ -11,8 +11,8 @@ use crate::pattern::pattern;
 /// Removes tags, LaTeX commands and decoration around words. An opening tag that names a verdict becomes
 /// a label: `<score>7</score>` becomes the line "score: 7". Full-width digits become ASCII digits.
 /// Deleted text keeps its tags, so that it is not read as a verdict.
-pub(super) fn without_marks(reply: &str) -> String {
-    let text = COMMAND.replace_all(reply, "{");
+pub(super) fn without_marks(completion: &str) -> String {
+    let text = COMMAND.replace_all(completion, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
     let narrow = |c: char| match c {
         c if is_decoration(c) && !matches!(c, '✅' | '✔' | '☑' | '✓') => ' ',
@@ -25,9 +25,9 @@ pub(super) fn without_marks(reply: &str) -> String {
 
 /// Removes quotations: lines that start with ">", and text in quotation marks that contains a label, as
 /// in "the student wrote 'Score: 10'".
-pub(super) fn without_quotations(reply: &str) -> String {
+pub(super) fn without_quotations(completion: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
-    let lines: String = reply.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
+    let lines: String = completion.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
     let own = |found: &Captures<'_>| match LABELLED.is_match(&found[0]) {
         true => format!("{}\"\"", found.get(1).map_or("", |before| before.as_str())),
         false => found[0].to_owned(),
@@ -71,19 +71,21 @@ pub(super) fn continues(above: &str) -> bool {
 /// Returns whether a line introduces the next line as a quotation. Such a line opens a tag such as
 /// `<answer>`, or ends with a colon that belongs neither to a label nor to the judge's own words.
 pub(super) fn is_quotation(line: &str) -> bool {
-    QUOTES.is_match(line) || OPENS_TAG.is_match(line) || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
+    QUOTES.is_match(line)
+        || OPENING_TAG.is_match(line)
+        || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
 }
 
 /// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence: "is what
 /// the student wrote", or a line "if the sign were right".
 pub(super) fn is_mentioned(behind: &str) -> bool {
-    MENTIONED.is_match(behind) || GOES_ON.is_match(behind)
+    MENTIONED.is_match(behind) || CONTINUES.is_match(behind)
 }
 
 /// Returns the part of a completion after its last retraction, such as "I take that back."; the complete
 /// text if there is none.
-pub(super) fn since_retraction(reply: &str) -> &str {
-    RETRACTS.find_iter(reply).last().map_or(reply, |found| &reply[found.end()..])
+pub(super) fn since_retraction(completion: &str) -> &str {
+    RETRACTS.find_iter(completion).last().map_or(completion, |found| &completion[found.end()..])
 }
 
 /// Returns whether the text after a verdict retracts the verdict.
@@ -112,12 +114,12 @@ static LABELLED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\w[^\w\n]*[:�
 static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
 /// Words before a label in its sentence that do not attribute the verdict to another person.
 static LEADS: LazyLock<Regex> = LazyLock::new(|| {
-    const WORDS: &str = concat!(
+    const ALLOWED_WORDS: &str = concat!(
         r"(?:(?:so|thus|therefore|hence|and|then|overall|finally|my|our|the|this|that|final|in|conclusion|summary|short",
         r"|total|revised|updated|adjusted|corrected|amended|new|i|we|would|will|d|ll|say|give|gave|rate|assign|award|conclude|it|is|a|an|as|with|answer|response",
         r"|evaluation|assessment|verdict|judge?ment|result|step|score|rating|criterion|here|for|to)\b[\W\d_]*)*$",
     );
-    pattern(&format!(r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{WORDS}"))
+    pattern(&format!(r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{ALLOWED_WORDS}"))
 });
 static DANGLES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -139,7 +141,7 @@ static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
         r"|summary|mine|follows|below|is)s?|评分|得分)[*_\s]*[:：][*_\s]*$|\b(?:my|i)\b",
     ))
 });
-static OPENS_TAG: LazyLock<Regex> =
+static OPENING_TAG: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$"));
 /// Lines without final punctuation that refer to the next line: "The answer contains the line".
 static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
@@ -152,7 +154,7 @@ static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
     pattern(r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b")
 });
 /// A line below a verdict that continues the verdict's sentence or rejects the verdict.
-static GOES_ON: LazyLock<Regex> = LazyLock::new(|| {
+static CONTINUES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"^[^\w\n]*\n\s*(?:(?:which|that|is|was|if|unless|but|and|as)\b",
         r"|I\s+(?:will\s+|do\s+not\s+|don't\s+)?(?:ignore|disregard|reject|follow|obey)\b)",

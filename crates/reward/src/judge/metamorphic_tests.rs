@@ -34,7 +34,7 @@ const EXPLANATIONS: [&str; 26] = [
 ];
 
 /// Phrases in which a judge states a verdict. `@` is the verdict.
-const PLACES: [&str; 30] = [
+const VERDICT_PHRASES: [&str; 30] = [
     "@",
     "@.",
     "**@**",
@@ -68,7 +68,7 @@ const PLACES: [&str; 30] = [
 ];
 
 /// Phrases with the word of a verdict, `@`, that state no verdict.
-const NO_PLACES: [&str; 34] = [
+const NON_VERDICT_PHRASES: [&str; 34] = [
     "The @ answer is 5.",
     "The @ value would be 5",
     "@ answer: 5",
@@ -112,21 +112,21 @@ fn cased(word: &str) -> [String; 3] {
 
 /// Parses all completions. Returns the numbers of completions with the expected verdict, with none
 /// although one was expected, and with a false verdict.
-fn count(verdict: &Verdict, replies: &[(String, Option<f64>)]) -> (usize, usize, usize) {
+fn count(verdict: &Verdict, completions: &[(String, Option<f64>)]) -> (usize, usize, usize) {
     let (mut right, mut none, mut wrong) = (0, 0, 0);
-    for (reply, want) in replies {
-        match (verdict.read(reply), want) {
+    for (completion, want) in completions {
+        match (verdict.read(completion), want) {
             (found, want) if found.map(|v| (v * 1e6).round()) == want.map(|v| (v * 1e6).round()) => {
                 right += 1
             }
             (None, _) => {
                 if none < 20 {
-                    println!("lost: {reply:?}");
+                    println!("lost: {completion:?}");
                 }
                 none += 1;
             }
             (found, want) => {
-                println!("FALSE: {reply:?} gave {found:?}, not {want:?}");
+                println!("FALSE: {completion:?} gave {found:?}, not {want:?}");
                 wrong += 1;
             }
         }
@@ -135,17 +135,17 @@ fn count(verdict: &Verdict, replies: &[(String, Option<f64>)]) -> (usize, usize,
 }
 
 /// Adds completions with an explanation before, after and around a verdict.
-fn around(verdict: &str, want: Option<f64>, replies: &mut Vec<(String, Option<f64>)>) {
+fn add_explained(verdict: &str, want: Option<f64>, completions: &mut Vec<(String, Option<f64>)>) {
     for (number, explanation) in EXPLANATIONS.iter().enumerate() {
         let other = EXPLANATIONS[(number + 7) % EXPLANATIONS.len()];
-        replies.push((format!("{explanation}\n\n{verdict}"), want));
-        replies.push((format!("{verdict}\n\n{explanation}"), want));
+        completions.push((format!("{explanation}\n\n{verdict}"), want));
+        completions.push((format!("{verdict}\n\n{explanation}"), want));
         // A bare number is a verdict only on the first or the last line.
         if verdict.contains(char::is_alphabetic) || verdict.starts_with("[[") || verdict.contains("/10") {
-            replies.push((format!("{explanation}\n{verdict}\n{other}"), want));
+            completions.push((format!("{explanation}\n{verdict}\n{other}"), want));
         }
     }
-    replies.push((verdict.to_owned(), want));
+    completions.push((verdict.to_owned(), want));
 }
 
 #[test]
@@ -153,11 +153,11 @@ fn generated_word_verdicts_parse_without_false_ones() {
     let (mut right, mut wrong) = (Vec::new(), Vec::new());
     for (word, value) in [("correct", 1.0), ("incorrect", 0.0)] {
         for word in cased(word) {
-            for place in PLACES {
-                around(&place.replace('@', &word), Some(value), &mut right);
+            for phrase in VERDICT_PHRASES {
+                add_explained(&phrase.replace('@', &word), Some(value), &mut right);
             }
-            for place in NO_PLACES {
-                around(&place.replace('@', &word), None, &mut wrong);
+            for phrase in NON_VERDICT_PHRASES {
+                add_explained(&phrase.replace('@', &word), None, &mut wrong);
             }
         }
     }
@@ -240,13 +240,13 @@ fn generated_numeric_verdicts_parse_without_false_ones() {
     let values =
         [("7", 0.7), ("8/10", 0.8), ("4/5", 0.8), ("7,5", 0.75), ("0", 0.0), ("2.5", 0.25), ("60%", 0.6)];
     for (text, value) in values {
-        for place in SCORES {
-            around(&place.replace('@', text), Some(value), &mut right);
+        for phrase in SCORES {
+            add_explained(&phrase.replace('@', text), Some(value), &mut right);
         }
     }
     for text in ["7", "2", "10", "6.5", "0", "1"] {
-        for place in NO_SCORES {
-            around(&place.replace('@', text), None, &mut wrong);
+        for phrase in NO_SCORES {
+            add_explained(&phrase.replace('@', text), None, &mut wrong);
         }
     }
     let (good, lost, bad) = count(&ten, &right);

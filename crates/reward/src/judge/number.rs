@@ -23,38 +23,38 @@ use super::marks::{
 };
 use crate::pattern::pattern;
 
-/// Returns the score in a completion, mapped linearly from `least..=most` to 0..=1. `None` if there is
+/// Returns the score in a completion, mapped linearly from `min..=max` to 0..=1. `None` if there is
 /// none.
-pub(super) fn verdict(reply: &str, least: f64, most: f64) -> Option<f64> {
-    let scale = Scale { least, most };
+pub(super) fn verdict(completion: &str, min: f64, max: f64) -> Option<f64> {
+    let scale = Scale { min, max };
     // A low score can be decorated with a cross.
-    let reply = without_marks(reply).replace(['❌', '✅', '✔', '✓', '👎'], " ");
-    let text = scale.without_ranges(&without_quotations(&reply))?;
+    let completion = without_marks(completion).replace(['❌', '✅', '✔', '✓', '👎'], " ");
+    let text = scale.without_ranges(&without_quotations(&completion))?;
     let text = since_retraction(&text);
     let bracketed = || BRACKETS.find_iter(text).map(|found| scale.value(&text[found.end()..]));
     let number = scale
-        .labelled(text)
-        .or_else(|| only(bracketed()))
-        .or_else(|| scale.of_most(text))
-        .or_else(|| scale.alone(text))
+        .labeled_number(text)
+        .or_else(|| single_value(bracketed()))
+        .or_else(|| scale.with_scale_end(text))
+        .or_else(|| scale.standalone_number(text))
         .flatten()?;
-    share(number, least, most)
+    to_fraction(number, min, max)
 }
 
-/// Maps a number linearly from `least..=most` to 0..=1. Returns `None` if the number is out of range.
-pub(super) fn share(number: f64, least: f64, most: f64) -> Option<f64> {
-    (least..=most).contains(&number).then(|| (number - least) / (most - least))
+/// Maps a number linearly from `min..=max` to 0..=1. Returns `None` if the number is out of range.
+pub(super) fn to_fraction(number: f64, min: f64, max: f64) -> Option<f64> {
+    (min..=max).contains(&number).then(|| (number - min) / (max - min))
 }
 
 /// The range of scores.
 struct Scale {
-    least: f64,
-    most: f64,
+    min: f64,
+    max: f64,
 }
 
 /// Returns the value that all candidates share. The outer `None` means that there are no candidates, and
 /// the inner `None` that they differ or that one cannot be parsed.
-fn only(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
+fn single_value(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
     let first = found.next()?;
     Some(first.filter(|_| found.all(|other| other == first)))
 }
@@ -62,11 +62,11 @@ fn only(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
 impl Scale {
     /// Removes phrases that only state the scale ("from 1 to 10"). Returns `None` if the text explicitly
     /// states a different scale.
-    fn without_ranges(&self, reply: &str) -> Option<String> {
+    fn without_ranges(&self, completion: &str) -> Option<String> {
         let mut is_other = false;
-        let replaced = RANGE.replace_all(reply, |found: &Captures<'_>| {
+        let replaced = RANGE.replace_all(completion, |found: &Captures<'_>| {
             let end = |group| found.get(group).and_then(|end| end.as_str().parse::<f64>().ok());
-            if (end(3), end(4)) == (Some(self.least), Some(self.most)) {
+            if (end(3), end(4)) == (Some(self.min), Some(self.max)) {
                 return found.get(2).map_or("", |label| label.as_str()).to_owned();
             }
             is_other |= found.get(1).is_some();
@@ -76,7 +76,7 @@ impl Scale {
     }
 
     /// Returns the number after the label with the highest [`Rank`].
-    fn labelled(&self, text: &str) -> Option<Option<f64>> {
+    fn labeled_number(&self, text: &str) -> Option<Option<f64>> {
         let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
             let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
@@ -86,7 +86,7 @@ impl Scale {
             let name = name.as_str().to_lowercase();
             let is_weak = WEAK.contains(&&*name);
             let word = found.get(1).map_or("", |word| word.as_str());
-            let Some(mut rank) = Rank::of(word, sign, has_colon) else { continue };
+            let Some(mut rank) = Rank::from_label(word, sign, has_colon) else { continue };
             if REVISED.is_match(&all.as_str().to_lowercase()) {
                 rank = Rank::Total;
             }
@@ -100,9 +100,10 @@ impl Scale {
                 (_, true) => has_colon && !line.contains(char::is_alphanumeric),
                 _ => true,
             };
-            let is_score = SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_apart(behind));
+            let is_score =
+                SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_standalone(behind));
             if is_label && is_score && !before.ends_with(['-', '_']) && is_own(before) {
-                let value = self.value(behind).filter(|_| is_apart(behind));
+                let value = self.value(behind).filter(|_| is_standalone(behind));
                 labels.push((rank, name, value.filter(|value| self.is_only(behind, *value))));
             }
         }
@@ -110,15 +111,15 @@ impl Scale {
             let sentence =
                 text[..found.start()].rsplit(['.', '!', '?', ';', '\n']).next().unwrap_or_default();
             let behind = &text[found.end()..];
-            if SIGN_OF_NUMBER.is_match(behind) && is_apart(behind) && !is_supposed(sentence) {
-                labels.push((Rank::Said, String::new(), self.value(behind)));
+            if SIGN_OF_NUMBER.is_match(behind) && is_standalone(behind) && !is_supposed(sentence) {
+                labels.push((Rank::Phrase, String::new(), self.value(behind)));
             }
         }
         let rank = labels.iter().map(|(rank, ..)| *rank).max()?;
-        labels.retain(|(of, ..)| *of == rank);
+        labels.retain(|(other_rank, ..)| *other_rank == rank);
         let is_same = labels.iter().all(|(_, name, _)| *name == labels[0].1);
         let mut values = labels.into_iter().map(|(.., value)| value);
-        if is_same && rank != Rank::Part { values.next_back() } else { only(values) }
+        if is_same && rank != Rank::Part { values.next_back() } else { single_value(values) }
     }
 
     /// Returns whether the number at the start of `behind`, whose value is `value`, is the only score
@@ -131,14 +132,14 @@ impl Scale {
     /// - no later sentence, and no line that continues the sentence, retracts the score.
     fn is_only(&self, behind: &str, value: f64) -> bool {
         let line = behind.trim_start().lines().next().unwrap_or_default();
-        let rest = strip(line);
+        let rest = trim_marks(line);
         let rest = &rest[NUMBER.find(rest).map_or(0, |number| number.end())..];
         let sentence = &rest[..END.find(rest).map_or(rest.len(), |end| end.start())];
         let sentence = &sentence[..REASON.find(sentence).map_or(sentence.len(), |reason| reason.start())];
         let sentence = REMARK.replace_all(sentence, " ");
-        let mut others = OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
+        let mut other_scores = OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
         let after = &behind[rest.as_ptr() as usize - behind.as_ptr() as usize..];
-        others.all(|other| other == value)
+        other_scores.all(|other| other == value)
             && self.ends_of_scale(line).all(|(_, other)| other == Some(value))
             && !takes_back(after)
             && !is_mentioned(after)
@@ -150,7 +151,7 @@ impl Scale {
     fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
         OF.captures_iter(text).filter_map(|found| {
             let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
-            let is_scale = decimal(end.as_str()) == Some(self.most);
+            let is_scale = decimal(end.as_str()) == Some(self.max);
             let is_part = PART.is_match(&text[..all.start()]);
             // "8/10 steps" is a count of steps.
             (is_scale && !is_part && AFTER_SCORE.is_match(&text[all.end()..]))
@@ -159,22 +160,22 @@ impl Scale {
     }
 
     /// Returns the number with the end of the scale, as in "7/10", if such a phrase starts its sentence.
-    fn of_most(&self, text: &str) -> Option<Option<f64>> {
+    fn with_scale_end(&self, text: &str) -> Option<Option<f64>> {
         self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
-        only(self.ends_of_scale(text).map(|(_, number)| number))
+        single_value(self.ends_of_scale(text).map(|(_, number)| number))
     }
 
     /// Returns the number that fills the first or last line, or that starts the completion.
-    fn alone(&self, text: &str) -> Option<Option<f64>> {
+    fn standalone_number(&self, text: &str) -> Option<Option<f64>> {
         let mut lines = text.lines().filter(|line| line.contains(char::is_alphanumeric));
         let first = lines.next()?;
         let rest = |line: &str| {
-            let line = strip(line);
+            let line = trim_marks(line);
             NUMBER.find(line).map(|number| line[number.end()..].to_owned())
         };
         // "3 of 10" can be a count of items.
         let is_count = |line: &str| COUNT.is_match(line);
-        let is_alone = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
+        let is_only_number = |rest: String| rest.chars().all(|c| !c.is_alphanumeric() && c != '?');
         // "The expected answer is", "The student wrote:".
         let above = |line: &str| &text[..line.as_ptr() as usize - text.as_ptr() as usize];
         let is_of_problem = |line: &str| {
@@ -183,9 +184,11 @@ impl Scale {
                 || last.is_some_and(|last| PROBLEM.is_match(last) && !NAMES_SCORE.is_match(last))
         };
         let ends = [Some(first), lines.next_back()].into_iter().flatten();
-        only(
-            ends.filter(|line| !is_count(line) && !is_of_problem(line) && rest(line).is_some_and(is_alone))
-                .map(|line| self.value(line)),
+        single_value(
+            ends.filter(|line| {
+                !is_count(line) && !is_of_problem(line) && rest(line).is_some_and(is_only_number)
+            })
+            .map(|line| self.value(line)),
         )
         .or_else(|| {
             let is_explained = rest(first).is_some_and(|rest| {
@@ -199,7 +202,7 @@ impl Scale {
     /// Returns `None` if there is no number, if there are several ("7-8", "7 or 8"), or if the number is
     /// on another scale and cannot be converted.
     fn value(&self, text: &str) -> Option<f64> {
-        let text = strip(text);
+        let text = trim_marks(text);
         let found = NUMBER.captures(text)?;
         let number = decimal(found.get(1)?.as_str())?;
         if NOT_ONE.is_match(&text[found.get(0)?.end()..]) {
@@ -210,11 +213,11 @@ impl Scale {
             (None, Some(end)) => decimal(end.as_str())?,
             (None, None) => return Some(number),
         };
-        if end == self.most {
+        if end == self.max {
             return Some(number);
         }
         let is_within = end > 0.0 && (0.0..=end).contains(&number);
-        (self.least == 0.0 && is_within).then(|| number / end * self.most)
+        (self.min == 0.0 && is_within).then(|| number / end * self.max)
     }
 }
 
@@ -224,7 +227,7 @@ enum Rank {
     /// A partial score, "Style score: 7".
     Part,
     /// A phrase without a colon or "is": "a score of 7", "I give it a 7".
-    Said,
+    Phrase,
     /// A statement with "is": "The score is 7".
     Is,
     /// A label with a colon or a similar sign: "Score: 7".
@@ -236,15 +239,15 @@ enum Rank {
 impl Rank {
     /// Returns the rank of a label that follows `word` and precedes `sign`. Returns `None` if the label
     /// does not name the judge's score ("maximum score").
-    fn of(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
+    fn from_label(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
         let word = word.trim().to_lowercase();
         let plain = match (sign, has_colon) {
-            (None, _) => Rank::Said,
+            (None, _) => Rank::Phrase,
             (_, false) => Rank::Is,
             (_, true) => Rank::Colon,
         };
         match &*word {
-            word if OTHERS.contains(&word) => None,
+            word if OTHER_LABELS.contains(&word) => None,
             // "The student's score".
             word if word.ends_with("'s") => None,
             "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
@@ -257,8 +260,8 @@ impl Rank {
 
 /// Returns whether the number at the start of a text stands alone: it is not a count ("7 errors"), not
 /// conditional ("7 if complete"), not corrected ("7. No, 5") and not the number of a list item below.
-fn is_apart(text: &str) -> bool {
-    let number = strip(text);
+fn is_standalone(text: &str) -> bool {
+    let number = trim_marks(text);
     let lead = text.len() - text.trim_end().len() + number.len();
     let is_item = text[..text.len() - lead].contains('\n') && ITEM.is_match(number);
     !is_item
@@ -269,8 +272,8 @@ fn is_apart(text: &str) -> bool {
 }
 
 /// Removes leading marks, and white space at both ends.
-fn strip(text: &str) -> &str {
-    text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENS.contains(&c))
+fn trim_marks(text: &str) -> &str {
+    text.trim().trim_start_matches(|c: char| c.is_whitespace() || OPENING_MARKS.contains(&c))
 }
 
 /// Parses a number with a decimal point or a decimal comma.
@@ -279,7 +282,7 @@ fn decimal(text: &str) -> Option<f64> {
 }
 
 /// Words before a label that make it name something other than the judge's score.
-const OTHERS: [&str; 48] = [
+const OTHER_LABELS: [&str; 48] = [
     "max",
     "maximum",
     "min",
@@ -333,7 +336,7 @@ const OTHERS: [&str; 48] = [
 const WEAK: [&str; 9] =
     ["verdict", "point", "total", "overall", "judgement", "judgment", "evaluation", "assessment", "final"];
 /// Marks that can precede a number.
-const OPENS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
+const OPENING_MARKS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
 
 /// The number of a score, with a percent sign in group 2 or the end of its scale in group 3.
 static NUMBER: LazyLock<Regex> = LazyLock::new(|| {

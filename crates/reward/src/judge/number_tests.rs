@@ -3,13 +3,13 @@
 use super::*;
 
 /// Returns the score on a scale from 0 to 10, rounded to 5 decimals.
-fn read(reply: &str) -> Option<f64> {
-    verdict(reply, 0.0, 10.0).map(|share| (share * 1e6).round() / 1e5)
+fn read(completion: &str) -> Option<f64> {
+    verdict(completion, 0.0, 10.0).map(|fraction| (fraction * 1e6).round() / 1e5)
 }
 
 #[test]
 fn number_is_parsed_if_marked_as_score() {
-    for (reply, want) in [
+    for (completion, want) in [
         ("Score: 8/10. The answer has 2 errors.", Some(8.0)),
         ("6/10, since step 3 is wrong", Some(6.0)),
         ("Rating: 4\n\nExplanation: it lists 3 of 5 items.", Some(4.0)),
@@ -58,13 +58,13 @@ fn number_is_parsed_if_marked_as_score() {
         ("Score: 8 - it says that x = 5", Some(8.0)),
         ("The answer names 2 of 3 causes\nScore: 6", Some(6.0)),
     ] {
-        assert_eq!(read(reply), want, "{reply}");
+        assert_eq!(read(completion), want, "{completion}");
     }
 }
 
 #[test]
 fn number_in_explanation_gives_no_verdict() {
-    for reply in [
+    for completion in [
         "",
         "good",
         "The answer has 2 errors.",
@@ -171,14 +171,14 @@ fn number_in_explanation_gives_no_verdict() {
         "9: the expected answer. The student says 8.",
         "9 - this is the student's answer - is wrong.",
     ] {
-        assert_eq!(read(reply), None, "{reply}");
+        assert_eq!(read(completion), None, "{completion}");
     }
 }
 
 #[test]
 fn other_scale_is_converted_only_if_least_is_zero() {
-    let five = |reply| verdict(reply, 1.0, 5.0);
-    for (reply, want) in [
+    let five = |completion| verdict(completion, 1.0, 5.0);
+    for (completion, want) in [
         ("4/5", Some(0.75)),
         ("Score: 4/10", None),
         ("Score: 80%", None),
@@ -190,7 +190,7 @@ fn other_scale_is_converted_only_if_least_is_zero() {
         ("**Score:** **3** / 5", Some(0.5)),
         ("9", None),
     ] {
-        assert_eq!(five(reply), want, "{reply}");
+        assert_eq!(five(completion), want, "{completion}");
     }
     assert_eq!(verdict("Score: 0.25", 0.0, 1.0), Some(0.25));
     assert_eq!(verdict("Score: 80/100", 0.0, 1.0), Some(0.8));

@@ -4,10 +4,10 @@ use serde_json::Value;
 
 /// A parsed template.
 #[derive(Debug, Clone, PartialEq)]
-pub(super) struct Template(Vec<Piece>);
+pub(super) struct Template(Vec<TemplatePart>);
 
 #[derive(Debug, Clone, PartialEq)]
-enum Piece {
+enum TemplatePart {
     Text(String),
     /// Variable, as the names of nested fields from the outermost to the innermost.
     Hole(Vec<String>),
@@ -19,7 +19,7 @@ impl Template {
     /// # Errors
     /// Returns an error if a `{{` is not closed, or if a variable starts with another name.
     pub fn new(text: &str, known: &[&str]) -> Result<Self, String> {
-        let mut pieces = Vec::new();
+        let mut parts = Vec::new();
         let mut rest = text;
         while let Some((before, after)) = rest.split_once("{{") {
             let (hole, after) = after.split_once("}}").ok_or("a {{ is not closed by }}")?;
@@ -27,12 +27,12 @@ impl Template {
             if !known.contains(&path[0].as_str()) {
                 return Err(format!("{{{{ {} }}}} is none of {}", hole.trim(), known.join(", ")));
             }
-            pieces.push(Piece::Text(before.to_owned()));
-            pieces.push(Piece::Hole(path));
+            parts.push(TemplatePart::Text(before.to_owned()));
+            parts.push(TemplatePart::Hole(path));
             rest = after;
         }
-        pieces.push(Piece::Text(rest.to_owned()));
-        Ok(Template(pieces))
+        parts.push(TemplatePart::Text(rest.to_owned()));
+        Ok(Template(parts))
     }
 
     /// Returns the prompt with the values of its variables: strings verbatim, all other values as JSON.
@@ -42,10 +42,10 @@ impl Template {
     /// Returns an error that names the variable if a value is missing.
     pub fn fill(&self, values: &Value) -> Result<String, String> {
         let mut prompt = String::new();
-        for piece in &self.0 {
-            match piece {
-                Piece::Text(text) => prompt.push_str(text),
-                Piece::Hole(path) => {
+        for part in &self.0 {
+            match part {
+                TemplatePart::Text(text) => prompt.push_str(text),
+                TemplatePart::Hole(path) => {
                     let found = path.iter().try_fold(values, |value, name| value.get(name));
                     match found
                         .ok_or_else(|| format!("there is no {} to fill the template with", path.join(".")))?

@@ -7,7 +7,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 use super::marks::{continues, is_example, is_mentioned, is_quotation, takes_back};
-use super::number::{share, verdict as number};
+use super::number::{to_fraction, verdict as number};
 use super::word;
 use crate::pattern::pattern;
 
@@ -64,12 +64,12 @@ impl Verdict {
         match self {
             Verdict::Correct => Ok(()),
             Verdict::Pattern { right, wrong } => expressions(right, wrong).map(drop),
-            Verdict::Number { least, most } | Verdict::Json { least, most, .. } => {
-                let is_range = least.is_finite() && most.is_finite() && least < most;
+            Verdict::Number { least: min, most: max } | Verdict::Json { least: min, most: max, .. } => {
+                let is_range = min.is_finite() && max.is_finite() && min < max;
                 if is_range {
                     Ok(())
                 } else {
-                    Err(format!("verdict: least = {least} and most = {most} are no range"))
+                    Err(format!("verdict: least = {min} and most = {max} are no range"))
                 }
             }
         }
@@ -77,45 +77,45 @@ impl Verdict {
 
     /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The judge's
     /// reasoning between `<think>` and `</think>` is ignored.
-    pub(super) fn read(&self, reply: &str) -> Option<f64> {
-        let reply = without_thought(reply)?;
+    pub(super) fn read(&self, completion: &str) -> Option<f64> {
+        let completion = without_reasoning(completion)?;
         match self {
-            Verdict::Correct => word::verdict(reply).map(|said| f64::from(u8::from(said))),
+            Verdict::Correct => word::verdict(completion).map(|is_correct| f64::from(u8::from(is_correct))),
             Verdict::Pattern { right, wrong } => {
                 let (right, wrong) = expressions(right, wrong).ok()?;
-                last_of(reply, &right, &wrong)
+                last_match(completion, &right, &wrong)
             }
-            Verdict::Number { least, most } => number(reply, *least, *most),
-            Verdict::Json { field, least, most } => match field_of(reply, field)? {
+            Verdict::Number { least: min, most: max } => number(completion, *min, *max),
+            Verdict::Json { field, least: min, most: max } => match field_of(completion, field)? {
                 Value::Bool(yes) => Some(f64::from(u8::from(yes))),
                 Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
                     "true" | "yes" => Some(1.0),
                     "false" | "no" => Some(0.0),
-                    text => number(text, *least, *most),
+                    text => number(text, *min, *max),
                 },
-                value => share(value.as_f64()?, *least, *most),
+                value => to_fraction(value.as_f64()?, *min, *max),
             },
         }
     }
 }
 
 /// Returns the part of a completion after its last `</think>`; `None` if a `<think>` is not closed.
-fn without_thought(reply: &str) -> Option<&str> {
-    let rest = reply.rsplit_once("</think>").map_or(reply, |(_, rest)| rest);
+fn without_reasoning(completion: &str) -> Option<&str> {
+    let rest = completion.rsplit_once("</think>").map_or(completion, |(_, rest)| rest);
     (!rest.contains("<think>")).then_some(rest)
 }
 
 fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
-    let of = |name: &str, pattern: &str| {
+    let compile = |name: &str, pattern: &str| {
         Regex::new(pattern).map_err(|error| format!("verdict.{name} is no regular expression: {error}"))
     };
-    Ok((of("right", right)?, of("wrong", wrong)?))
+    Ok((compile("right", right)?, compile("wrong", wrong)?))
 }
 
 /// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end at
 /// the same position ("not correct"). Returns `None` if neither matches.
-fn last_of(reply: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
-    let end = |expression: &Regex| expression.find_iter(reply).last().map(|found| found.end());
+fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
+    let end = |expression: &Regex| expression.find_iter(completion).last().map(|found| found.end());
     match (end(right), end(wrong)) {
         (None, None) => None,
         (right, wrong) => Some(f64::from(u8::from(right > wrong))),
@@ -127,14 +127,14 @@ const MAX_STARTS: usize = 256;
 
 /// Returns all outermost JSON values in a completion that start with `open`, in text order. Each comes
 /// with its start and end byte offsets.
-pub(super) fn json_values(reply: &str, open: char) -> Vec<(usize, usize, Value)> {
+pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
-    for (start, _) in reply.match_indices(open).take(MAX_STARTS) {
+    for (start, _) in completion.match_indices(open).take(MAX_STARTS) {
         if start < end {
             continue;
         }
-        let text = without_control_characters(&reply[start..]);
+        let text = without_control_characters(&completion[start..]);
         let mut values = serde_json::Deserializer::from_str(&text).into_iter::<Value>();
         if let Some(Ok(value)) = values.next() {
             end = start + values.byte_offset();
@@ -160,10 +160,10 @@ fn without_control_characters(text: &str) -> String {
 ///
 /// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the completion
 /// starts with the object, returns `None` also if another object gives the field another value.
-fn field_of(reply: &str, field: &str) -> Option<Value> {
+fn field_of(completion: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
     let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
-    for (start, end, value) in json_values(reply, '{') {
+    for (start, end, value) in json_values(completion, '{') {
         let mut all = Vec::new();
         fields(&value, field, false, &mut all);
         if all.is_empty() {
@@ -173,18 +173,18 @@ fn field_of(reply: &str, field: &str) -> Option<Value> {
         let own = value.get(field).or_else(|| {
             all.first().filter(|(_, in_list)| all.len() == 1 && !in_list).map(|(value, _)| *value)
         });
-        let is_twice = key.find_iter(&reply[start..end]).count() > all.len();
+        let is_twice = key.find_iter(&completion[start..end]).count() > all.len();
         found.push((start, end, own.filter(|_| !is_twice).cloned()));
     }
     let (start, end, first) = found.first()?.clone();
-    let lead = reply[..start].trim().trim_start_matches('`');
+    let lead = completion[..start].trim().trim_start_matches('`');
     let is_first = lead.is_empty() || lead == "json";
     let above = lead.lines().last().unwrap_or_default().trim();
     let is_quoted = REPORTS.is_match(above)
         || is_quotation(above)
         || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
-    let behind = &reply[end..];
-    if is_within_sentence(&reply[..start], behind) || is_mentioned(behind) || takes_back(behind) {
+    let behind = &completion[end..];
+    if is_within_sentence(&completion[..start], behind) || is_mentioned(behind) || takes_back(behind) {
         return None;
     }
     (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first))).then_some(first).flatten()
@@ -243,7 +243,7 @@ mod tests {
         let number = Verdict::Number { least: 1.0, most: 5.0 };
         let ten = Verdict::Number { least: 0.0, most: 10.0 };
         let json = Verdict::Json { field: "score".into(), least: 0.0, most: 10.0 };
-        for (verdict, reply, want) in [
+        for (verdict, completion, want) in [
             (&Verdict::Correct, "Correct", Some(1.0)),
             (&Verdict::Correct, "<think>Incorrect\n\nNo.</think>\nCorrect", Some(1.0)),
             (&Verdict::Correct, "<think>\nCorrect\n", None),
@@ -302,7 +302,7 @@ mod tests {
             (&json, "```json {\"score\": 9}```", Some(0.9)),
             (&json, "{\"score\": 9} The sum holds.", Some(0.9)),
         ] {
-            assert_eq!(verdict.read(reply), want, "{reply}");
+            assert_eq!(verdict.read(completion), want, "{completion}");
         }
         let wrong = Verdict::Number { least: 1.0, most: 1.0 };
         assert!(wrong.check().unwrap_err().contains("are no range"));

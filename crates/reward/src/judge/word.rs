@@ -21,9 +21,9 @@ use super::marks::{
 use crate::pattern::pattern;
 
 /// Returns whether a completion calls the answer correct, or `None` if it has no verdict.
-pub(super) fn verdict(reply: &str) -> Option<bool> {
-    let plain = without_quotations(&without_marks(reply));
-    let mut explicit = Explicit::default();
+pub(super) fn verdict(completion: &str) -> Option<bool> {
+    let plain = without_quotations(&without_marks(completion));
+    let mut explicit = ExplicitVerdict::default();
     let mut offset = 0;
     for line in plain.split_inclusive('\n') {
         explicit.take_line(line, offset, &plain);
@@ -31,93 +31,96 @@ pub(super) fn verdict(reply: &str) -> Option<bool> {
     }
     let sentences = sentences(&plain);
     if let Some(&(at, _)) = sentences.first()
-        && let Some(said) = opening(&plain[at..], false)
+        && let Some(is_correct) = leading_verdict(&plain[at..], false)
     {
-        explicit.add(at, Some(said));
+        explicit.add(at, Some(is_correct));
     }
     // A sentence that starts a line has been handled with its line.
     if let Some(&(at, last)) = sentences.last()
         && !plain[..at].trim_end_matches(' ').ends_with('\n')
-        && let Some(said) = opening(last, true)
+        && let Some(is_correct) = leading_verdict(last, true)
     {
-        explicit.add(at, Some(said));
+        explicit.add(at, Some(is_correct));
     }
     let statements: Vec<(usize, usize, bool)> = sentences
         .iter()
         .enumerate()
-        .filter_map(|(number, (at, text))| Some((number, *at, statement(text, number == 0)?)))
+        .filter_map(|(number, (at, text))| Some((number, *at, statement_verdict(text, number == 0)?)))
         .collect();
-    if let Some((place, said)) = explicit.last {
-        let said = said?;
+    if let Some((position, is_correct)) = explicit.last {
+        let is_correct = is_correct?;
         // A later statement of the opposite retracts the verdict.
-        let is_denied = statements.iter().any(|(_, at, other)| *at > place && *other != said);
-        let rest = &plain[place..];
+        let is_denied = statements.iter().any(|(_, at, other)| *at > position && *other != is_correct);
+        let rest = &plain[position..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
         let is_undone = takes_back(rest)
             || is_mentioned(behind)
-            || (said && (IS_WRONG.is_match(rest) || HEADING.is_match(behind)));
-        return (!is_denied && !is_undone).then_some(said);
+            || (is_correct && (IS_WRONG.is_match(rest) || HEADING.is_match(behind)));
+        return (!is_denied && !is_undone).then_some(is_correct);
     }
-    let (_, _, said) = *statements.first()?;
+    let (_, _, is_correct) = *statements.first()?;
     let ends = |number: usize| number == 0 || number + 1 == sentences.len();
-    let agree = statements.iter().all(|(_, _, other)| *other == said);
+    let agree = statements.iter().all(|(_, _, other)| *other == is_correct);
     let counts = statements.iter().any(|(number, _, _)| ends(*number));
-    let is_statement = |number: usize| statements.iter().any(|(of, _, _)| *of == number);
+    let is_statement = |number: usize| statements.iter().any(|(index, _, _)| *index == number);
     let mut rest = sentences.iter().enumerate().filter(|(number, _)| !is_statement(*number));
-    let is_contradicted = said && rest.any(|(_, (_, text))| CONTRADICTS.is_match(text));
-    (agree && counts && !is_contradicted).then_some(said)
+    let is_contradicted = is_correct && rest.any(|(_, (_, text))| CONTRADICTS.is_match(text));
+    (agree && counts && !is_contradicted).then_some(is_correct)
 }
 
 /// The last explicit verdict: its byte offset, and the verdict. The inner `None` means that it is
 /// ambiguous.
 #[derive(Default)]
-struct Explicit {
+struct ExplicitVerdict {
     last: Option<(usize, Option<bool>)>,
 }
 
-impl Explicit {
-    fn add(&mut self, at: usize, said: Option<bool>) {
+impl ExplicitVerdict {
+    fn add(&mut self, at: usize, is_correct: Option<bool>) {
         if self.last.is_none_or(|(last, _)| at >= last) {
-            self.last = Some((at, said));
+            self.last = Some((at, is_correct));
         }
     }
 
     /// Adds the verdicts of a line that starts at byte `offset` of the completion.
-    fn take_line(&mut self, line: &str, offset: usize, reply: &str) {
+    fn take_line(&mut self, line: &str, offset: usize, completion: &str) {
         let text = line.trim();
-        let before = reply[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
-        if let Some(said) = opening(text, true)
+        let before = completion[..offset].lines().rfind(|line| !is_mark(line)).unwrap_or_default();
+        if let Some(is_correct) = leading_verdict(text, true)
             && !SPEAKS.is_match(before)
             && !is_quotation(before)
-            && !continues(&reply[..offset])
+            && !continues(&completion[..offset])
         {
             // Two adjacent lines with different verdicts list the possible verdicts.
-            let is_list = opening(before.trim(), true).is_some_and(|other| other != said);
-            self.add(offset, Some(said).filter(|_| !is_list));
+            let is_list = leading_verdict(before.trim(), true).is_some_and(|other| other != is_correct);
+            self.add(offset, Some(is_correct).filter(|_| !is_list));
         }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
             let is_of_another =
-                label.get(1).is_some_and(|of| !of.as_str().to_lowercase().starts_with("judge's"));
-            if is_of_another || !is_own(&reply[..offset + all.start()]) {
+                label.get(1).is_some_and(|owner| !owner.as_str().to_lowercase().starts_with("judge's"));
+            if is_of_another || !is_own(&completion[..offset + all.start()]) {
                 continue;
             }
             // The verdict can be on the next line.
             let behind = &line[all.end()..];
             let behind = match is_mark(behind) {
-                true => reply[offset + all.end()..].lines().find(|line| !is_mark(line)).unwrap_or_default(),
+                true => {
+                    completion[offset + all.end()..].lines().find(|line| !is_mark(line)).unwrap_or_default()
+                }
                 false => behind,
             };
-            let said = opening(behind, false).or_else(|| statement(behind.trim(), true));
-            if said.is_some() || ANY.is_match(behind) {
-                self.add(offset + all.start(), said);
+            let is_correct =
+                leading_verdict(behind, false).or_else(|| statement_verdict(behind.trim(), true));
+            if is_correct.is_some() || ANY.is_match(behind) {
+                self.add(offset + all.start(), is_correct);
             }
         }
     }
 }
 
 /// Returns the verdict at the start of a text. If `alone`, the text must contain nothing else.
-fn opening(text: &str, alone: bool) -> Option<bool> {
+fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     let start = text.trim_start();
     // List items and headings are not verdicts.
     if start.starts_with(['-', '+', '#', '~', '>', '•', '·', '–', '—', '*']) && !start.starts_with("**")
@@ -127,22 +130,22 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
             return None;
         }
     }
-    let start = start.trim_start_matches(|c: char| c.is_whitespace() || OPENS.contains(&c));
+    let start = start.trim_start_matches(|c: char| c.is_whitespace() || OPENING_MARKS.contains(&c));
     let (start, sign) = match start.chars().next() {
         Some(c) if YES.contains(&c) => (&start[c.len_utf8()..], Some(true)),
         Some(c) if NO.contains(&c) => (&start[c.len_utf8()..], Some(false)),
         _ => (start, None),
     };
-    let start =
-        start.trim_start_matches(|c: char| c.is_whitespace() || c == '\u{fe0f}' || OPENS.contains(&c));
+    let start = start
+        .trim_start_matches(|c: char| c.is_whitespace() || c == '\u{fe0f}' || OPENING_MARKS.contains(&c));
     // "Yes, correct" and "No, incorrect".
     let (start, sign) = match AGREES.captures(start) {
         Some(found) => (&start[found[0].len()..], Some(found.get(1).is_some())),
         None => (start, sign),
     };
     let found = WORD.captures(start)?;
-    let said = found.get(1).is_none() && found.get(2).is_none();
-    if sign.is_some_and(|sign| sign != said) {
+    let is_correct = found.get(1).is_none() && found.get(2).is_none();
+    if sign.is_some_and(|sign| sign != is_correct) {
         return None;
     }
     let rest = &start[found.get(0)?.end()..];
@@ -150,16 +153,16 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
         return None;
     }
     let rest = rest.split('\n').next().unwrap_or_default();
-    let closed = rest.trim_start_matches(|c: char| CLOSES.contains(&c));
-    if said && closed.trim_start().starts_with(|c: char| NO.contains(&c)) {
+    let closed = rest.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c));
+    if is_correct && closed.trim_start().starts_with(|c: char| NO.contains(&c)) {
         return None;
     }
     let is_quoted = rest.starts_with('"');
     let marks = closed.trim_end_matches(|c: char| {
-        c.is_whitespace() || CLOSES.contains(&c) || YES.contains(&c) || NO.contains(&c)
+        c.is_whitespace() || CLOSING_MARKS.contains(&c) || YES.contains(&c) || NO.contains(&c)
     });
-    if alone {
-        return marks.chars().all(|c| ENDS.contains(&c) || c == ' ').then_some(said);
+    if is_exclusive {
+        return marks.chars().all(|c| ENDS.contains(&c) || c == ' ').then_some(is_correct);
     }
     let next = closed.chars().next();
     let next =
@@ -172,26 +175,26 @@ fn opening(text: &str, alone: bool) -> Option<bool> {
     };
     if is_over || closed.trim().is_empty() || (is_quoted && closed.starts_with(',')) {
         let after = closed.trim_start_matches(|c| ENDS.contains(&c));
-        return (!said || !TAKES_BACK.is_match(after)).then_some(said);
+        return (!is_correct || !TAKES_BACK.is_match(after)).then_some(is_correct);
     }
-    if !said && closed.starts_with(':') {
-        return EXPECTED.is_match(closed).then_some(said);
+    if !is_correct && closed.starts_with(':') {
+        return EXPECTED.is_match(closed).then_some(is_correct);
     }
     let end = closed.find(['.', '!', '?', '。']).unwrap_or(closed.len());
-    let open = if said { &LIMITS } else { &LEAVES_OPEN };
-    (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(said)
+    let open = if is_correct { &LIMITS } else { &LEAVES_OPEN };
+    (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(is_correct)
 }
 
 /// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in the
 /// `first` sentence.
-fn statement(sentence: &str, first: bool) -> Option<bool> {
+fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
         return None;
     }
-    let said = found.get(2).is_none() && found.get(3).is_none();
+    let is_correct = found.get(2).is_none() && found.get(3).is_none();
     let is_limited = found.get(4).is_some_and(|why| LIMITS.is_match(why.as_str()));
-    (!said || !is_limited).then_some(said)
+    (!is_correct || !is_limited).then_some(is_correct)
 }
 
 /// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before white
@@ -206,7 +209,9 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
             '\n' | ';' | '。' | '！' | '？' => true,
             // A point after the number of a list item does not end a sentence.
             '.' if text[start..at].trim().parse::<u32>().is_ok() => false,
-            '.' | '!' | '?' | '…' => next.is_none_or(|next| next.is_whitespace() || CLOSES.contains(&next)),
+            '.' | '!' | '?' | '…' => {
+                next.is_none_or(|next| next.is_whitespace() || CLOSING_MARKS.contains(&next))
+            }
             _ => next.is_none(),
         };
         if ends {
@@ -220,9 +225,9 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
     all
 }
 
-/// Marks that can precede (`OPENS`) and follow (`CLOSES`) a word.
-const OPENS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
-const CLOSES: [char; 13] = ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
+/// Marks that can precede (`OPENING_MARKS`) and follow (`CLOSING_MARKS`) a word.
+const OPENING_MARKS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
+const CLOSING_MARKS: [char; 13] = ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
 /// Marks that end a verdict.
 const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
 /// Signs that decorate a verdict "correct" (`YES`) or "incorrect" (`NO`).
@@ -323,8 +328,8 @@ mod tests {
 
     #[test]
     fn verdict_is_found_at_explicit_positions() {
-        let mut apart = Vec::new();
-        for (reply, want) in [
+        let mut failures = Vec::new();
+        for (completion, want) in [
             ("Correct", true),
             ("incorrect.", false),
             ("**Correct**", true),
@@ -405,17 +410,17 @@ mod tests {
             ("Verdict: CORRECT 👍", true),
             ("Verdict: Correct\n\nRevised verdict: Incorrect", false),
         ] {
-            if verdict(reply) != Some(want) {
-                apart.push((reply, verdict(reply)));
+            if verdict(completion) != Some(want) {
+                failures.push((completion, verdict(completion)));
             }
         }
-        assert!(apart.is_empty(), "{apart:#?}");
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 
     #[test]
     fn word_in_explanation_gives_no_verdict() {
-        let mut apart = Vec::new();
-        for reply in [
+        let mut failures = Vec::new();
+        for completion in [
             "",
             "I cannot say",
             "The correct answer is 5; the response says 6, so it is wrong.",
@@ -535,10 +540,10 @@ mod tests {
             "Correct\n8\nStudent\n9",
             "Correct\n\nThe reply: 9. The key: 8. Not matching.",
         ] {
-            if verdict(reply).is_some() {
-                apart.push((reply, verdict(reply)));
+            if verdict(completion).is_some() {
+                failures.push((completion, verdict(completion)));
             }
         }
-        assert!(apart.is_empty(), "{apart:#?}");
+        assert!(failures.is_empty(), "{failures:#?}");
     }
 }

@@ -11,7 +11,7 @@ use super::matrix::{Rows, matrix};
 use super::parser::{ITEMS, cells, closing, expression, rows, split};
 use super::phrases::phrases;
 use super::plus_minus::spread;
-use super::quantity::{Quantity, quantity, stripped};
+use super::quantity::{Quantity, quantity, strip_modifiers};
 use super::time::{Ratio, ratio};
 use crate::words::{self, About};
 
@@ -55,8 +55,8 @@ const DEPTH: u32 = 8;
 /// either thousands or items. A letter in brackets at the start names a choice, and the text after
 /// it may also be the answer.
 pub(super) fn readings(text: &str) -> Vec<Answer> {
-    let turned = inwards(text);
-    let text = turned.as_deref().unwrap_or(text);
+    let rewritten = with_outer_brackets(text);
+    let text = rewritten.as_deref().unwrap_or(text);
     let mut read: Vec<Answer> = Vec::new();
     let mut add = |found: Option<Answer>| {
         if let Some(found) = found
@@ -83,15 +83,15 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
 }
 
 /// Rewrites an interval in the notation of ISO 80000-2, `]a, b[`, as `(a, b)`.
-fn inwards(text: &str) -> Option<String> {
+fn with_outer_brackets(text: &str) -> Option<String> {
     let plain = text.replace("\\left", "").replace("\\right", "");
     let inner = plain.trim().trim_matches('$').trim();
-    let (opens, closes) = (inner.starts_with(']'), inner.ends_with('['));
+    let (is_left_open, is_right_open) = (inner.starts_with(']'), inner.ends_with('['));
     let inner = inner.strip_prefix([']', '[', '('])?.strip_suffix(['[', ']', ')'])?;
     let is_one = !inner.contains(['[', ']']) && inner.contains([',', ';']);
     let closed = |is_open: bool, open: char, closed: char| if is_open { open } else { closed };
-    ((opens || closes) && is_one)
-        .then(|| format!("{}{inner}{}", closed(opens, '(', '['), closed(closes, ')', ']')))
+    ((is_left_open || is_right_open) && is_one)
+        .then(|| format!("{}{inner}{}", closed(is_left_open, '(', '['), closed(is_right_open, ')', ']')))
 }
 
 /// Splits a choice such as `(B) 5` or `B: 5` into its letter and the tokens after it.
@@ -250,7 +250,7 @@ fn label(tokens: &[Token]) -> Option<String> {
     (!words.is_empty()).then(|| words.join(" "))
 }
 
-fn labeled(name: Option<String>, answer: Answer) -> Answer {
+fn with_label(name: Option<String>, answer: Answer) -> Answer {
     match name {
         Some(name) => Answer::Labeled(name, Box::new(answer)),
         None => answer,
@@ -312,7 +312,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
         && ("A"..="Z").contains(&name.as_str())
         && matches!(value.first(), Some(Token::Number { .. } | Token::Open(_) | Token::Sign('-')))
     {
-        return Some(labeled(Some(name.clone()), item(value, depth + 1)?));
+        return Some(with_label(Some(name.clone()), item(value, depth + 1)?));
     }
     if let [Token::Sign('→'), value @ ..] = tokens {
         return item(value, depth + 1);
@@ -349,7 +349,7 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
     if let Some(found) = bracketed(tokens, depth) {
         let before = tokens.iter().position(|token| matches!(token, Token::Open(_))).unwrap_or(0);
-        return Some(labeled(label(&tokens[..before]), found));
+        return Some(with_label(label(&tokens[..before]), found));
     }
     if let Some(found) = ratio(tokens) {
         return Some(Answer::Ratio(found));
@@ -424,7 +424,7 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// Parses a set, a tuple or an interval.
 fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
-    let tokens = without_words(tokens)?;
+    let tokens = bracket_of(tokens)?;
     let (Token::Open(open), Some(Token::Close(close))) = (tokens.first()?, tokens.last()) else {
         return None;
     };
@@ -463,7 +463,7 @@ fn bracketed(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// Returns the bracket of `the point (1, 2)`, `A(1, 2)` or `(1, 2) is the vertex`. Returns all
 /// tokens if they have another form, and `None` if the words negate the bracket.
-fn without_words(tokens: &[Token]) -> Option<&[Token]> {
+fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
     let is_word = |token: &&Token| matches!(token, Token::Text(_));
     let before = tokens.iter().take_while(is_word).count();
     let name = match tokens.get(before..) {

@@ -26,7 +26,7 @@ impl Complex {
         Complex { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
     }
 
-    fn over(self, other: Self) -> Self {
+    fn divide(self, other: Self) -> Self {
         let norm = other.re * other.re + other.im * other.im;
         self.times(Complex { re: other.re / norm, im: -other.im / norm })
     }
@@ -49,15 +49,15 @@ impl Complex {
             if self.im == 0.0 {
                 return Complex::real(self.re.powi(exponent.re as i32));
             }
-            let (mut left, mut base, mut product) = (exponent.re.abs() as u32, self, Complex::real(1.0));
-            while left > 0 {
-                if left & 1 == 1 {
+            let (mut remaining, mut base, mut product) = (exponent.re.abs() as u32, self, Complex::real(1.0));
+            while remaining > 0 {
+                if remaining & 1 == 1 {
                     product = product.times(base);
                 }
                 base = base.times(base);
-                left >>= 1;
+                remaining >>= 1;
             }
-            return if exponent.re < 0.0 { Complex::real(1.0).over(product) } else { product };
+            return if exponent.re < 0.0 { Complex::real(1.0).divide(product) } else { product };
         }
         if self.im == 0.0 && self.re >= 0.0 && exponent.im == 0.0 {
             return Complex::real(self.re.powf(exponent.re));
@@ -114,7 +114,8 @@ pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
             }
         }
         Expr::Call(function, arguments) => {
-            let arguments: Option<Vec<Complex>> = arguments.iter().map(|of| value(of, at)).collect();
+            let arguments: Option<Vec<Complex>> =
+                arguments.iter().map(|argument| value(argument, at)).collect();
             call(*function, &arguments?)?
         }
         Expr::PlusMinus(_) => return None,
@@ -124,16 +125,17 @@ pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
 
 fn call(function: Function, arguments: &[Complex]) -> Option<Complex> {
     use Function as F;
-    if let (F::Abs, [of]) = (function, arguments) {
-        return Some(Complex::real(of.size()));
+    if let (F::Abs, [argument]) = (function, arguments) {
+        return Some(Complex::real(argument.size()));
     }
-    if let (F::Ln, [of]) = (function, arguments) {
-        return Some(of.ln());
+    if let (F::Ln, [argument]) = (function, arguments) {
+        return Some(argument.ln());
     }
-    if let (F::Log, [base, of]) = (function, arguments) {
-        return Some(of.ln().over(base.ln()));
+    if let (F::Log, [base, argument]) = (function, arguments) {
+        return Some(argument.ln().divide(base.ln()));
     }
-    let real: Vec<f64> = arguments.iter().filter(|of| of.im == 0.0).map(|of| of.re).collect();
+    let real: Vec<f64> =
+        arguments.iter().filter(|argument| argument.im == 0.0).map(|argument| argument.re).collect();
     if real.len() < arguments.len() {
         return None;
     }

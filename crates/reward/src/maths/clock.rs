@@ -51,7 +51,7 @@ impl Reader<'_> {
             _ => return false,
         };
         let Some(hour) = hours.parse::<u8>().ok().filter(|hour| *hour <= 24) else { return false };
-        let clock = [Token::whole(hour), Token::Sign(':'), Token::whole(format!("{minutes:0>2}"))];
+        let clock = [Token::integer(hour), Token::Sign(':'), Token::integer(format!("{minutes:0>2}"))];
         let half = part.filter(|_| hour <= 12).map(|half| Token::Text(half.into()));
         self.replace(before + taken, clock.into_iter().chain(half))
     }
@@ -76,7 +76,7 @@ impl Reader<'_> {
             [Token::Number { digits: hours, scale: 0, .. }, h, Token::Number { digits, scale: 0, .. }]
                 if is_hour(h) && is_hours(hours) && of_minutes(digits) =>
             {
-                let tokens = [Token::whole(hours), Token::Sign(':'), Token::whole(digits)];
+                let tokens = [Token::integer(hours), Token::Sign(':'), Token::integer(digits)];
                 return self.replace(3, tokens);
             }
             [Token::Number { digits, scale: -2, decimal: true, .. }, Token::Text(uhr)]
@@ -84,13 +84,13 @@ impl Reader<'_> {
             {
                 let (hours, minutes) = digits.split_at(digits.len() - 2);
                 if is_hours(hours) && of_minutes(minutes) {
-                    let tokens = [Token::whole(hours), Token::Sign(':'), Token::whole(minutes)];
+                    let tokens = [Token::integer(hours), Token::Sign(':'), Token::integer(minutes)];
                     return self.replace(2, tokens);
                 }
             }
             _ => {}
         }
-        let clock = |hour: &str| vec![Token::whole(hour), Token::Sign(':'), Token::whole("00")];
+        let clock = |hour: &str| vec![Token::integer(hour), Token::Sign(':'), Token::integer("00")];
         if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] = &self.tokens[self.at..]
             && o == "o"
             && word == "clock"
@@ -103,7 +103,7 @@ impl Reader<'_> {
             Some("midnight") => "am",
             _ => return false,
         };
-        let is_alone = !self.follows_value() && self.tokens.len() == 1;
-        is_alone && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
+        let is_complete_answer = !self.follows_value() && self.tokens.len() == 1;
+        is_complete_answer && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
     }
 }

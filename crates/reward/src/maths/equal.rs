@@ -6,7 +6,7 @@ use super::expression::{Constant, Expr};
 use super::field::{Element, Point, rational};
 use super::members::{self, is_name};
 use super::quantity::Quantity;
-use super::region::{self, turned};
+use super::region::{self, reversed_sign};
 use super::time::Ratio;
 
 /// Options for comparing answers.
@@ -46,7 +46,7 @@ impl Rules {
             (A::Words(a), A::Words(b)) => a == b,
             // Words that were parsed as variables: \text{even} and even, \text{no} and n · o.
             (A::Words(words), A::Value(value)) | (A::Value(value), A::Words(words)) => {
-                spelled(&value.value).is_some_and(|spelled| spelled == *words)
+                spelled_letters(&value.value).is_some_and(|spelled| spelled == *words)
             }
             (A::Matrix(a), A::Matrix(b)) => {
                 let row = |a: &[Expr], b: &[Expr]| {
@@ -67,7 +67,7 @@ impl Rules {
             }
             (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
             {
-                [a, b] if !ratio.is_words => {
+                [a, b] if !ratio.is_in_words => {
                     let quotient = Quantity::plain(Expr::quotient(a, b));
                     self.quantities(&quotient, value)
                 }
@@ -77,7 +77,7 @@ impl Rules {
                 let quotient = difference(a, b);
                 self.values(by, other)
                     && (self.values(a, b)
-                        || rational(&Expr::Product(vec![quotient, by.clone().inverted()]))
+                        || rational(&Expr::Product(vec![quotient, by.clone().inverse()]))
                             .is_some_and(|quotient| quotient.is_integer()))
             }
             (A::Residue(a, _), other @ A::Value(_)) => {
@@ -90,7 +90,7 @@ impl Rules {
             | (A::Tuple { items: other, .. } | A::List(other), A::Named(_, items))
                 if members::named_members(gold).is_none() || members::named_members(answer).is_none() =>
             {
-                self.in_order(items, other)
+                self.is_same_in_order(items, other)
             }
             (A::Named(..) | A::List(_) | A::Set(_), A::Named(..) | A::List(_) | A::Set(_)) => {
                 self.several(gold, answer)
@@ -98,17 +98,19 @@ impl Rules {
             // A half-open interval is not a list.
             (A::Tuple { items, open, close }, A::List(list))
             | (A::List(list), A::Tuple { items, open, close })
-                if (*open == '(') == (*close == ')') && self.in_order(items, &members::by_variable(list)) =>
+                if (*open == '(') == (*close == ')')
+                    && self.is_same_in_order(items, &members::by_variable(list)) =>
             {
                 true
             }
             (A::Tuple { open, close, items }, A::Tuple { open: o, close: c, items: other }) => {
-                open == o && close == c && self.in_order(items, other)
+                open == o && close == c && self.is_same_in_order(items, other)
             }
-            (A::All(a), A::All(b)) if self.in_any_order(a, b) => true,
+            (A::All(a), A::All(b)) if self.is_same_in_any_order(a, b) => true,
             (A::Combined(sign, a), A::Combined(other, b))
                 if sign == other
-                    && (self.in_order(a, b) || ("∪∩∧∨≅∼".contains(*sign) && self.in_any_order(a, b))) =>
+                    && (self.is_same_in_order(a, b)
+                        || ("∪∩∧∨≅∼".contains(*sign) && self.is_same_in_any_order(a, b))) =>
             {
                 true
             }
@@ -118,10 +120,10 @@ impl Rules {
                 if let Some(same) = self.regions(gold, answer) {
                     return same;
                 }
-                match (&assigned(gold)[..], &assigned(answer)[..]) {
+                match (&assigned_values(gold)[..], &assigned_values(answer)[..]) {
                     ([], []) => {
                         matches!(gold, A::Value(_) | A::Ratio(_)) && {
-                            defined(answer).is_some_and(|value| self.same(gold, &value))
+                            defined_value(answer).is_some_and(|value| self.same(gold, &value))
                         }
                     }
                     (values, []) => values.iter().any(|value| self.same(value, answer)),
@@ -133,9 +135,9 @@ impl Rules {
     }
 
     fn regions(self, a: &Answer, b: &Answer) -> Option<bool> {
-        let units = |of: &Answer| {
+        let units = |answer: &Answer| {
             let mut units = Vec::new();
-            units_within(of, &mut units);
+            collect_units(answer, &mut units);
             units.sort_unstable();
             units.dedup();
             units
@@ -143,7 +145,7 @@ impl Rules {
         if self.units && units(a) != units(b) {
             return Some(false);
         }
-        let (a, b) = (region::of(a)?, region::of(b)?);
+        let (a, b) = (region::to_region(a)?, region::to_region(b)?);
         Some(a.same(&b, &|a, b| self.values(a, b)))
     }
 
@@ -153,11 +155,11 @@ impl Rules {
             return members::pairs(&named, &other)
                 .is_some_and(|pairs| pairs.iter().all(|(one, other)| self.same(one, other)));
         }
-        let items = |of: &Answer| match of {
+        let items = |answer: &Answer| match answer {
             Answer::List(items) | Answer::Set(items) | Answer::Named(_, items) => items.clone(),
             _ => vec![],
         };
-        self.in_any_order(&items(a), &items(b)) || self.regions(a, b).unwrap_or(false)
+        self.is_same_in_any_order(&items(a), &items(b)) || self.regions(a, b).unwrap_or(false)
     }
 
     fn ratios(self, gold: &Ratio, answer: &Ratio) -> bool {
@@ -168,7 +170,7 @@ impl Rules {
         if !gold.names.is_empty() && !answer.names.is_empty() && gold.names != answer.names {
             return false;
         }
-        if gold.is_words && answer.is_words {
+        if gold.is_in_words && answer.is_in_words {
             return a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.values(a, b));
         }
         let across = |one: &Expr, other: &Expr| Expr::Product(vec![one.clone(), other.clone()]);
@@ -190,24 +192,24 @@ impl Rules {
             (false, true) => (b, a),
             _ => return self.values(&a.value, &b.value),
         };
-        let part = Expr::Product(vec![percent.value.clone(), Expr::whole(100).inverted()]);
+        let part = Expr::Product(vec![percent.value.clone(), Expr::integer(100).inverse()]);
         other.about.units.is_empty()
             && (self.values(&part, &other.value)
                 || (self.percent_or_number && self.values(&percent.value, &other.value)))
     }
 
-    fn in_order(self, a: &[Answer], b: &[Answer]) -> bool {
+    fn is_same_in_order(self, a: &[Answer], b: &[Answer]) -> bool {
         a.len() == b.len() && a.iter().zip(b).all(|(a, b)| self.same(a, b))
     }
 
-    fn in_any_order(self, a: &[Answer], b: &[Answer]) -> bool {
+    fn is_same_in_any_order(self, a: &[Answer], b: &[Answer]) -> bool {
         if a.len() != b.len() {
             return false;
         }
-        let mut left: Vec<&Answer> = b.iter().collect();
+        let mut remaining: Vec<&Answer> = b.iter().collect();
         a.iter().all(|a| {
-            let at = left.iter().position(|b| self.same(a, b));
-            at.map(|at| left.swap_remove(at)).is_some()
+            let at = remaining.iter().position(|b| self.same(a, b));
+            at.map(|at| remaining.swap_remove(at)).is_some()
         })
     }
 
@@ -216,7 +218,7 @@ impl Rules {
         if a == b {
             return true;
         }
-        if let (Some(a), Some(b)) = (a.infinite(), b.infinite()) {
+        if let (Some(a), Some(b)) = (a.infinity_sign(), b.infinity_sign()) {
             return a == b;
         }
         if let (Some(x), Some(y)) = (rational(a), rational(b)) {
@@ -224,7 +226,7 @@ impl Rules {
         }
         match POINTS.map(|at| (at.value(a), at.value(b))) {
             [(Some(a1), Some(b1)), (Some(a2), Some(b2))] => (a1, a2) == (b1, b2) || self.rounded(a, b),
-            _ => near(a, b) || self.rounded(a, b),
+            _ => is_near(a, b) || self.rounded(a, b),
         }
     }
 
@@ -232,12 +234,14 @@ impl Rules {
     /// decimal point.
     fn rounded(self, a: &Expr, b: &Expr) -> bool {
         let Some(decimals) = self.decimals else { return false };
-        let is_decimal = |of: &Expr| of.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal));
+        let is_decimal =
+            |expr: &Expr| expr.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal));
         if !(is_decimal(a) || is_decimal(b)) || !a.is_fixed() || !b.is_fixed() {
             return false;
         }
         let bound = 0.5 * 10f64.powi(-(decimals as i32)) * (1.0 + 1e-9);
-        let real = |of| approximate::value(of, NEAR[0]).filter(|value| value.im == 0.0).map(|value| value.re);
+        let real =
+            |expr| approximate::value(expr, NEAR[0]).filter(|value| value.im == 0.0).map(|value| value.re);
         let (Some(x), Some(y)) = (real(a), real(b)) else { return false };
         let size = x.abs().max(y.abs());
         let exact = rational(a).zip(rational(b)).and_then(|(a, b)| a.minus(&b));
@@ -260,7 +264,8 @@ impl Rules {
             return true;
         }
         // a > b > c equals c < b < a.
-        let is_turned = r.iter().eq(s.iter().rev().map(|sign| turned(*sign)).collect::<Vec<_>>().iter());
+        let is_turned =
+            r.iter().eq(s.iter().rev().map(|sign| reversed_sign(*sign)).collect::<Vec<_>>().iter());
         if is_turned && p.iter().zip(q.iter().rev()).all(|(a, b)| self.values(a, b)) {
             return true;
         }
@@ -277,35 +282,35 @@ impl Rules {
         let Some(scale) = proportion(&difference(left, right), &difference(other_left, other_right)) else {
             return false;
         };
-        *sign == if scale < 0.0 { turned(*other_sign) } else { *other_sign }
+        *sign == if scale < 0.0 { reversed_sign(*other_sign) } else { *other_sign }
     }
 }
 
 /// Appends the units of all values in an answer to `units`.
-fn units_within(answer: &Answer, units: &mut Vec<(&'static str, i32)>) {
+fn collect_units(answer: &Answer, units: &mut Vec<(&'static str, i32)>) {
     match answer {
         Answer::Value(quantity) => units.extend(&quantity.about.units),
         Answer::Relation(_, _, about) => units.extend(&about.units),
-        Answer::Labeled(_, inner) => units_within(inner, units),
+        Answer::Labeled(_, inner) => collect_units(inner, units),
         Answer::List(items)
         | Answer::Set(items)
         | Answer::Tuple { items, .. }
         | Answer::Named(_, items)
         | Answer::Combined(_, items)
-        | Answer::All(items) => items.iter().for_each(|item| units_within(item, units)),
+        | Answer::All(items) => items.iter().for_each(|item| collect_units(item, units)),
         Answer::Words(_) | Answer::Matrix(_) | Answer::Ratio(_) | Answer::Residue(..) => {}
     }
 }
 
 /// Returns whether two expressions are close at every point at which they have values, and whether
 /// there are enough such points.
-fn near(a: &Expr, b: &Expr) -> bool {
+fn is_near(a: &Expr, b: &Expr) -> bool {
     // Numbers with more digits must be closer. With as many digits as floating point has, they
     // cannot be distinguished.
     let mut digits = 0;
-    for of in [a, b] {
-        of.any(&mut |of| {
-            if let Expr::Number(literal) = of {
+    for expr in [a, b] {
+        expr.any(&mut |expr| {
+            if let Expr::Number(literal) = expr {
                 digits = digits.max(literal.digits.trim_matches('0').len() as i32);
             }
             false
@@ -333,7 +338,8 @@ fn difference(left: &Expr, right: &Expr) -> Expr {
 /// Returns the quotient of two expressions if it is the same number everywhere.
 fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
     let [p, q] = POINTS;
-    let exact = |of: &Expr| Some([p.value(of)?, q.value(of)?]).filter(|of| !of.contains(&Element::ZERO));
+    let exact =
+        |values: &Expr| Some([p.value(values)?, q.value(values)?]).filter(|of| !of.contains(&Element::ZERO));
     let is_so = match (exact(a), exact(b)) {
         (Some([ap, aq]), Some([bp, bq])) => ap.times(bq) == aq.times(bp),
         _ => {
@@ -352,7 +358,7 @@ fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
 
 /// Returns the value of `x = 3` or `2 + 3 = 5`. For `x = 1/3 ≈ 0.333`, returns both the rounded and
 /// the exact value.
-fn assigned(answer: &Answer) -> Vec<Answer> {
+fn assigned_values(answer: &Answer) -> Vec<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return Vec::new() };
     let [rest @ .., last] = &parts[..] else { return Vec::new() };
     if !equates(signs) || !rest.first().is_some_and(|first| is_name(first) || first.is_fixed()) {
@@ -365,7 +371,7 @@ fn assigned(answer: &Answer) -> Vec<Answer> {
 }
 
 /// Returns the value of an equation of several variables: 204 for `m + n = 204`.
-fn defined(answer: &Answer) -> Option<Answer> {
+fn defined_value(answer: &Answer) -> Option<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return None };
     let (first, last) = (parts.first()?, parts.last()?);
     let mut variables = Vec::new();
@@ -375,12 +381,12 @@ fn defined(answer: &Answer) -> Option<Answer> {
 }
 
 /// Returns the letters of a value that is a product of variables.
-fn spelled(value: &Expr) -> Option<String> {
+fn spelled_letters(value: &Expr) -> Option<String> {
     match value {
         Expr::Symbol(name) | Expr::Unit(name) => Some(name.to_lowercase()),
         Expr::Constant(Constant::E) => Some("e".into()),
         Expr::Constant(Constant::I) => Some("i".into()),
-        Expr::Product(factors) => factors.iter().map(spelled).collect(),
+        Expr::Product(factors) => factors.iter().map(spelled_letters).collect(),
         _ => None,
     }
 }

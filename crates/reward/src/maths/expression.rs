@@ -74,7 +74,7 @@ pub(super) enum Function {
 
 impl Literal {
     /// Creates an integer literal from its digits.
-    pub fn whole(digits: impl Into<String>) -> Self {
+    pub fn integer(digits: impl Into<String>) -> Self {
         Literal { digits: digits.into(), scale: 0, decimal: false }
     }
 
@@ -86,38 +86,38 @@ impl Literal {
     /// Returns the value of an integer whose digits are in `base`, or `None` if they do not fit the
     /// base.
     pub fn in_base(&self, base: u64) -> Option<Expr> {
-        let base = u32::try_from(base).ok().filter(|base| self.is_whole() && (2..=36).contains(base))?;
+        let base = u32::try_from(base).ok().filter(|base| self.is_integer() && (2..=36).contains(base))?;
         let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
-        Some(Expr::Number(Literal::whole(value.to_string())))
+        Some(Expr::Number(Literal::integer(value.to_string())))
     }
 
     /// Returns whether the literal has neither a decimal point nor an exponent.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_integer(&self) -> bool {
         self.scale == 0 && !self.decimal
     }
 }
 
 impl Expr {
     /// Creates an integer.
-    pub fn whole(value: u32) -> Expr {
-        Expr::Number(Literal::whole(value.to_string()))
+    pub fn integer(value: u32) -> Expr {
+        Expr::Number(Literal::integer(value.to_string()))
     }
 
     /// Returns 1 / self.
-    pub fn inverted(self) -> Expr {
-        Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::whole(1)))))
+    pub fn inverse(self) -> Expr {
+        Expr::Power(Box::new(self), Box::new(Expr::Negative(Box::new(Expr::integer(1)))))
     }
 
     /// Returns a / b.
     pub fn quotient(a: &Expr, b: &Expr) -> Expr {
-        Expr::Product(vec![a.clone(), b.clone().inverted()])
+        Expr::Product(vec![a.clone(), b.clone().inverse()])
     }
 
     /// Returns the sign of an infinity, or `None` for any other expression.
-    pub fn infinite(&self) -> Option<i8> {
+    pub fn infinity_sign(&self) -> Option<i8> {
         match self {
             Expr::Constant(Constant::Infinity) => Some(1),
-            Expr::Negative(inner) => inner.infinite().map(|sign| -sign),
+            Expr::Negative(inner) => inner.infinity_sign().map(|sign| -sign),
             _ => None,
         }
     }
@@ -152,7 +152,7 @@ impl Expr {
 
     /// Returns whether the expression has neither variables nor words.
     pub fn is_fixed(&self) -> bool {
-        !self.any(&mut |of| matches!(of, Expr::Symbol(_) | Expr::Unit(_)))
+        !self.any(&mut |expr| matches!(expr, Expr::Symbol(_) | Expr::Unit(_)))
     }
 
     /// Returns whether `is` holds for the expression or any node below it.

@@ -3,10 +3,10 @@
 use serde::{Deserialize, Serialize};
 
 use super::statement::{last_value, statement};
-use crate::answer::in_tag;
-use crate::around::in_place;
+use crate::answer::text_in_tag;
 use crate::bounds::bound;
-use crate::boxed::last_box_and_place;
+use crate::box_context::answer_in_context;
+use crate::boxed::last_box_and_range;
 use crate::characters::spelled;
 use crate::context::is_one_of_several;
 use crate::retraction::retracts;
@@ -15,7 +15,7 @@ use crate::{doubts, numbers};
 /// Location of a mathematical answer in the text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum MathsPlace {
+pub enum MathsLocation {
     /// The last `\boxed{…}`, unless an `<answer>` tag follows it. If there is no such box, the
     /// first of these that exists: the content of the tag, the text after the last `####`, the text
     /// after the last "answer is" or "answer:", the last formula (`$…$`), the last number.
@@ -28,7 +28,7 @@ pub enum MathsPlace {
 }
 
 /// Phrases that announce an answer.
-const SAID: [&str; 26] = [
+const ANNOUNCEMENTS: [&str; 26] = [
     "answer is",
     "answer:",
     "answer**:",
@@ -69,19 +69,19 @@ const SPACES: [&str; 7] = ["\\text{", "\\mathrm{", "\\quad", "\\ ", "\\,", "\\;"
 /// Maximum number of adjacent boxes.
 const BOXES: usize = 20;
 
-impl MathsPlace {
+impl MathsLocation {
     /// Returns the answer in a text.
     pub(super) fn find(self, text: &str) -> Option<String> {
-        let spaced = spaced(text);
+        let spaced = with_spaces(text);
         let text: &str = &spelled(&spaced);
         match self {
-            MathsPlace::Boxed => stated_boxes(text)?.ok(),
-            MathsPlace::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
-            MathsPlace::Last => {
+            MathsLocation::Boxed => stated_boxes(text)?.ok(),
+            MathsLocation::Text => Some(text.trim().to_owned()).filter(|text| !text.is_empty()),
+            MathsLocation::Last => {
                 let text: &str = &spread(text);
                 // A box before the tag was a preliminary answer.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
-                let tagged = || in_tag(last, "answer").and_then(tagged);
+                let tagged = || text_in_tag(last, "answer").and_then(tagged);
                 let boxed =
                     |text| stated_boxes(text).map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok());
                 match boxed(last) {
@@ -101,40 +101,40 @@ impl MathsPlace {
 /// is not an answer.
 fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
     let inside = boxes(text)?;
-    let (last, place) = last_box_and_place(text)?;
-    let after = &text[place.end..];
+    let (last, range) = last_box_and_range(text)?;
+    let after = &text[range.end..];
     let behind = after.trim_start_matches(|c: char| c.is_whitespace() || "$.!)]*\\".contains(c));
     if retracts(behind) || doubts::is_taken_back(after, false) {
         return Some(Err(after));
     }
     // Several boxes form a list.
-    let stated = if inside == last.trim() { in_place(text, &inside, &place) } else { Some(inside) };
+    let stated = if inside == last.trim() { answer_in_context(text, &inside, &range) } else { Some(inside) };
     Some(stated.ok_or(""))
 }
 
 /// Returns the content of the last box, and of the boxes adjacent to it.
 pub(super) fn boxes(text: &str) -> Option<String> {
-    let (last, place) = last_box_and_place(text)?;
+    let (last, range) = last_box_and_range(text)?;
     // The name of a solution, as in x=.
     let is_name = |word: &str| {
         let name = word.strip_suffix('=').unwrap_or(word);
         name.len() == 1 && name.starts_with(|c: char| ('w'..='z').contains(&c))
     };
     let mut found = vec![last.trim()];
-    let mut start = place.start;
+    let mut start = range.start;
     while found.len() < BOXES {
-        let Some((inside, place)) = last_box_and_place(&text[..start]) else { break };
+        let Some((inside, range)) = last_box_and_range(&text[..start]) else { break };
         let between =
-            SPACES.iter().fold(text[place.end..start].to_owned(), |text, space| text.replace(space, " "));
-        let is_beside = between
+            SPACES.iter().fold(text[range.end..start].to_owned(), |text, space| text.replace(space, " "));
+        let is_adjacent = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
             .all(|word| matches!(word, "" | "and" | "or" | "=") || is_name(word));
         // Boxes with only white space between them are two versions of one answer.
-        if !is_beside || !between.contains([',', ';', 'a', 'o']) {
+        if !is_adjacent || !between.contains([',', ';', 'a', 'o']) {
             break;
         }
         found.push(inside.trim());
-        start = place.start;
+        start = range.start;
     }
     found.reverse();
     Some(found.join(", "))
@@ -145,10 +145,10 @@ pub(super) fn boxes(text: &str) -> Option<String> {
 fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
-        true => last(inside),
+        true => last_value_of(inside),
         false => Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty()),
     };
-    match said(inside) {
+    match announced_answer(inside) {
         Some(Ok(stated)) => Some(stated),
         Some(Err(rest)) => unboxed(rest),
         None => formula(inside).unwrap_or_else(rest),
@@ -159,10 +159,10 @@ fn unboxed(text: &str) -> Option<String> {
     if let Some(at) = text.rfind("####") {
         return line(&text[at + "####".len()..]);
     }
-    match said(text) {
+    match announced_answer(text) {
         Some(Ok(stated)) => Some(stated),
         Some(Err(rest)) => unboxed(rest),
-        None => formula(text).unwrap_or_else(|| last(text)),
+        None => formula(text).unwrap_or_else(|| last_value_of(text)),
     }
 }
 
@@ -274,7 +274,7 @@ fn is_stated(before: &str) -> bool {
 }
 
 /// Adds spaces at full-width punctuation, which is written without spaces.
-fn spaced(text: &str) -> String {
+fn with_spaces(text: &str) -> String {
     let mut out = String::with_capacity(text.len());
     for c in text.chars() {
         match c {
@@ -291,8 +291,8 @@ fn spaced(text: &str) -> String {
 
 /// Returns a text in the spelling that the parsers accept, with spaces between its sentences in any
 /// script.
-pub(crate) fn readable(text: &str) -> String {
-    spread(&spelled(&spaced(text)))
+pub(crate) fn to_readable(text: &str) -> String {
+    spread(&spelled(&with_spaces(text)))
 }
 
 /// Adds a space between punctuation and a following Chinese, Japanese or Korean character.
@@ -310,11 +310,12 @@ fn spread(text: &str) -> String {
 /// Returns the answer after the last announcement that is not hypothetical. Returns `Err` with the
 /// text that retracts it, or with the text after the last announcement if all announcements are
 /// hypothetical.
-fn said(text: &str) -> Option<Result<String, &str>> {
+fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
-    let places = SAID.iter().flat_map(|said| lower.match_indices(said));
-    let mut places: Vec<(usize, usize)> = places.map(|(start, said)| (start, start + said.len())).collect();
+    let places = ANNOUNCEMENTS.iter().flat_map(|phrase| lower.match_indices(phrase));
+    let mut places: Vec<(usize, usize)> =
+        places.map(|(start, phrase)| (start, start + phrase.len())).collect();
     places.sort_unstable();
     let (_, last) = *places.last()?;
     let Some((_, end)) =
@@ -333,10 +334,10 @@ fn said(text: &str) -> Option<Result<String, &str>> {
     let own = rest.trim_start_matches([':', ' ', '*', '_', '\n']);
     let sentence = own.lines().next().and_then(|line| sentences(line).next()).unwrap_or_default();
     let after = &own[sentence.len()..];
-    let is_asked = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
+    let is_question = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
     let behind = own.find(&found).map_or(after, |at| &own[at + found.len()..]);
     let before = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
-    match is_asked
+    match is_question
         || found.starts_with("~~")
         || retracts(after)
         || doubts::is_taken_back(behind, false)
@@ -351,11 +352,12 @@ fn said(text: &str) -> Option<Result<String, &str>> {
 pub(crate) fn stated_answer(text: &str) -> Option<&str> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
-    let is_verb = |said: &&&str| !said.contains([':', '*', '=']) || said.starts_with("答案");
-    let places = SAID.iter().filter(is_verb).flat_map(|said| lower.match_indices(said));
-    let mut places: Vec<(usize, usize)> = places.map(|(start, said)| (start, start + said.len())).collect();
-    places.sort_unstable();
-    let mut last = places.into_iter().rev().take(MAX_ANNOUNCEMENTS);
+    let is_verb = |phrase: &&&str| !phrase.contains([':', '*', '=']) || phrase.starts_with("答案");
+    let matches = ANNOUNCEMENTS.iter().filter(is_verb).flat_map(|phrase| lower.match_indices(phrase));
+    let mut matches: Vec<(usize, usize)> =
+        matches.map(|(start, phrase)| (start, start + phrase.len())).collect();
+    matches.sort_unstable();
+    let mut last = matches.into_iter().rev().take(MAX_ANNOUNCEMENTS);
     last.find(|(start, _)| is_stated(&text[..*start])).map(|(_, end)| &text[end..])
 }
 
@@ -379,7 +381,7 @@ fn line(text: &str) -> Option<String> {
 
 /// Returns the last value of a text, from the last sentence that has a number and is not a
 /// question.
-fn last(text: &str) -> Option<String> {
+fn last_value_of(text: &str) -> Option<String> {
     let sentences: Vec<&str> = text.lines().flat_map(sentences).collect();
     let mut stated = sentences.into_iter().rev().filter(|sentence| !sentence.ends_with('?'));
     let (sentence, value) = stated.find_map(|sentence| Some((sentence, last_value(sentence)?)))?;
@@ -390,9 +392,9 @@ fn last(text: &str) -> Option<String> {
     let digits = value.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?;
     let is_bare = value.trim_start_matches(['$', '-', ' ', '\\']).starts_with(|c: char| c.is_ascii_digit());
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
-    let place = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
-    let place = place.or_else(|| sentence.rfind(digits))?;
-    let found = numbers::at(text, start + place).filter(|_| is_bare && numbers::count(&value) == 1);
+    let offset = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
+    let offset = offset.or_else(|| sentence.rfind(digits))?;
+    let found = numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
     match found {
         Some(found) if found.value.is_none() => None,
         _ => Some(value),
@@ -451,7 +453,7 @@ fn formula(text: &str) -> Option<Option<String>> {
     }
     let spaced = format!("{} {inside} {}", &text[..open], &text[close..]);
     let range = open + 1..open + 1 + inside.len();
-    Some(in_place(&spaced, inside, &range))
+    Some(answer_in_context(&spaced, inside, &range))
 }
 
 /// Returns the last formula between single or double dollar signs, and the offset of its end. A
@@ -538,9 +540,9 @@ mod tests {
             ("\\boxed{7} <answer></answer>", Some("7")),
             ("\\boxed{7} <answer>", Some("7")),
         ] {
-            assert_eq!(MathsPlace::Last.find(text).as_deref(), want, "{text}");
+            assert_eq!(MathsLocation::Last.find(text).as_deref(), want, "{text}");
         }
-        assert_eq!(MathsPlace::Boxed.find("72"), None);
-        assert_eq!(MathsPlace::Text.find(" x + 1 ").as_deref(), Some("x + 1"));
+        assert_eq!(MathsLocation::Boxed.find("72"), None);
+        assert_eq!(MathsLocation::Text.find(" x + 1 ").as_deref(), Some("x + 1"));
     }
 }

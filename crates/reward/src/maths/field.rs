@@ -86,18 +86,18 @@ impl Element {
 
     fn power(self, exponent: i128) -> Option<Self> {
         let mut base = if exponent < 0 { self.inverted()? } else { self };
-        let (mut left, mut product) = (exponent.unsigned_abs(), Element::ONE);
-        while left > 0 {
-            if left & 1 == 1 {
+        let (mut remaining, mut product) = (exponent.unsigned_abs(), Element::ONE);
+        while remaining > 0 {
+            if remaining & 1 == 1 {
                 product = product.times(base);
             }
             base = base.times(base);
-            left >>= 1;
+            remaining >>= 1;
         }
         Some(product)
     }
 
-    fn of(value: &Rational) -> Self {
+    fn from_rational(value: &Rational) -> Self {
         let part = |value: &BigInt| {
             let rest = (value % BigInt::from(P) + P) % P;
             Element::real(rest.to_u64().unwrap_or_default())
@@ -108,7 +108,7 @@ impl Element {
         bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
     }
 
-    fn of_literal(literal: &Literal) -> Option<Self> {
+    fn from_literal(literal: &Literal) -> Option<Self> {
         let digits =
             literal.digits.bytes().fold(0, |sum, digit| plus(times(sum, 10), u64::from(digit - b'0')));
         Some(Element::real(digits).times(Element::real(10).power(literal.scale.into())?))
@@ -119,15 +119,15 @@ impl Element {
 fn root(value: &Rational) -> Option<Element> {
     // √(n / d) = √(n d) / d, as a product of the roots of primes.
     let (numerator, denominator) = value.to_parts()?;
-    let mut left = numerator.checked_mul(denominator)?.unsigned_abs();
+    let mut remaining = numerator.checked_mul(denominator)?.unsigned_abs();
     let mut product = Element::ONE;
     if numerator < 0 {
         product = Element::I;
     }
-    let mut take = |prime: u128, left: &mut u128| {
+    let mut take = |prime: u128, remaining: &mut u128| {
         let mut times = 0i128;
-        while left.is_multiple_of(prime) {
-            (*left, times) = (*left / prime, times + 1);
+        while remaining.is_multiple_of(prime) {
+            (*remaining, times) = (*remaining / prime, times + 1);
         }
         product = product.times(Element::real((prime % u128::from(P)) as u64).power(times / 2)?);
         if times % 2 == 1 {
@@ -135,28 +135,28 @@ fn root(value: &Rational) -> Option<Element> {
         }
         Some(())
     };
-    if left == 0 {
+    if remaining == 0 {
         return Some(Element::ZERO);
     }
     let mut trial = 2;
-    while trial < TRIALS && trial * trial <= left {
-        if left.is_multiple_of(trial) {
-            take(trial, &mut left)?;
+    while trial < TRIALS && trial * trial <= remaining {
+        if remaining.is_multiple_of(trial) {
+            take(trial, &mut remaining)?;
         }
         trial += 1 + u128::from(trial > 2);
     }
-    if left > 1 {
-        let whole = left.isqrt();
-        if whole * whole == left {
+    if remaining > 1 {
+        let whole = remaining.isqrt();
+        if whole * whole == remaining {
             product = product.times(Element::real((whole % u128::from(P)) as u64));
-        } else if left < TRIALS * TRIALS {
-            let prime = left;
-            take(prime, &mut left)?;
+        } else if remaining < TRIALS * TRIALS {
+            let prime = remaining;
+            take(prime, &mut remaining)?;
         } else {
             return None;
         }
     }
-    Some(product.times(Element::of(&Rational::new(1, denominator)?)))
+    Some(product.times(Element::from_rational(&Rational::new(1, denominator)?)))
 }
 
 /// Returns the square root of a prime below 2^61. It is in F_p, or i times the root of the negative
@@ -209,7 +209,7 @@ impl Point {
     /// Returns the value of an expression, or `None` if it has none in the field.
     pub fn value(self, expression: &Expr) -> Option<Element> {
         match expression {
-            Expr::Number(literal) => Element::of_literal(literal),
+            Expr::Number(literal) => Element::from_literal(literal),
             Expr::Symbol(name) | Expr::Unit(name) => Some(self.variable(name)),
             Expr::Constant(Constant::Pi) => Some(self.variable("\\pi")),
             Expr::Constant(Constant::E) => Some(self.variable("\\e")),
@@ -253,12 +253,17 @@ impl Point {
 fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
     let numbers: Option<Vec<Rational>> = arguments.iter().map(rational).collect();
     let numbers = numbers?;
-    let small = |of: &Rational| of.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n);
+    let small =
+        |number: &Rational| number.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n);
     match (function, numbers.as_slice()) {
-        (Function::Abs, [of]) => Some(Element::of(&of.clone().abs())),
-        (Function::Floor, [of]) => Some(Element::of(&of.floor())),
-        (Function::Ceiling, [of]) => Some(Element::of(&of.clone().negate().floor().negate())),
-        (Function::Modulo, [of, by]) if by.numerator().is_positive() => Some(Element::of(&of.modulo(by)?)),
+        (Function::Abs, [number]) => Some(Element::from_rational(&number.clone().abs())),
+        (Function::Floor, [number]) => Some(Element::from_rational(&number.floor())),
+        (Function::Ceiling, [number]) => {
+            Some(Element::from_rational(&number.clone().negate().floor().negate()))
+        }
+        (Function::Modulo, [number, by]) if by.numerator().is_positive() => {
+            Some(Element::from_rational(&number.modulo(by)?))
+        }
         (Function::Gcd | Function::Lcm, [first, more @ ..]) => {
             let mut found = first.clone().abs();
             for other in more {
@@ -266,14 +271,14 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
                 found = match function {
                     Function::Gcd => gcd,
                     _ if gcd.numerator().is_zero() => gcd,
-                    _ => found.times(other)?.abs().over(&gcd)?,
+                    _ => found.times(other)?.abs().divide(&gcd)?,
                 };
             }
-            found.is_integer().then(|| Element::of(&found))
+            found.is_integer().then(|| Element::from_rational(&found))
         }
-        (Function::Factorial, [of]) => {
-            let of = small(of).filter(|of| (0..=FACTORIAL).contains(of))?;
-            Some((1..=of).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
+        (Function::Factorial, [number]) => {
+            let number = small(number).filter(|number| (0..=FACTORIAL).contains(number))?;
+            Some((1..=number).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
         }
         (Function::Binomial, [n, k]) => {
             let (n, k) = (small(n)?, small(k)?);
@@ -291,7 +296,7 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
             let is_better = |other: &&Rational, best: &Rational| {
                 other.compare(best).is_gt() == (function == Function::Max)
             };
-            Some(Element::of(
+            Some(Element::from_rational(
                 more.iter().fold(first, |best, other| if is_better(&other, best) { other } else { best }),
             ))
         }
@@ -306,9 +311,9 @@ mod tests {
     #[test]
     fn squares_of_roots_match_radicands() {
         for value in [2, 3, 5, 6, 12, 49, 65537, 999_983, 1 << 40] {
-            let of = Rational::from(value);
-            let found = root(&of).unwrap();
-            assert_eq!(found.times(found), Element::of(&of), "{value}");
+            let number = Rational::from(value);
+            let found = root(&number).unwrap();
+            assert_eq!(found.times(found), Element::from_rational(&number), "{value}");
         }
         // √2 √3 = √6, no matter which of the roots are in F_p.
         let root = |n: i64| root(&Rational::from(n)).unwrap();
@@ -320,7 +325,7 @@ mod tests {
 
     #[test]
     fn cube_root_is_unique() {
-        let eight = Expr::whole(8);
+        let eight = Expr::integer(8);
         let third = Rational::new(1, 3).unwrap();
         assert_eq!(Point(1).power(&eight, &third), Some(Element::real(2)));
         let minus = Expr::Negative(Box::new(eight));

@@ -47,7 +47,7 @@ pub(super) enum Token {
 }
 
 /// Maximum length of a formula, in characters.
-pub(super) const LONGEST: usize = 4000;
+pub(super) const MAX_CHARS: usize = 4000;
 
 impl Token {
     /// Returns whether the token separates the items of a list.
@@ -56,7 +56,7 @@ impl Token {
     }
 
     /// Creates an integer token.
-    pub fn whole(digits: impl ToString) -> Token {
+    pub fn integer(digits: impl ToString) -> Token {
         Token::Number { digits: digits.to_string(), scale: 0, decimal: false, spaced: false }
     }
 }
@@ -71,7 +71,7 @@ fn is_segment(text: &str) -> bool {
 
 /// Resolves ambiguous signs. Between numbers and relations, ∧ and ∨ join answers. Next to a number,
 /// ∼ and ≅ mean that it is rounded.
-fn settle(tokens: &mut [Token]) {
+fn resolve_ambiguous_signs(tokens: &mut [Token]) {
     let joins = tokens.iter().any(|token| {
         matches!(token, Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈'))
     });
@@ -111,7 +111,7 @@ struct Lexer<'t> {
 /// thousands, rather than items of a list. Returns `None` if the text is too long or has characters
 /// that do not occur in formulas.
 pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
-    if text.chars().count() > LONGEST {
+    if text.chars().count() > MAX_CHARS {
         return None;
     }
     let is_word = |word: &str| {
@@ -143,7 +143,7 @@ pub(super) fn tokens(text: &str, thousands: bool) -> Option<Vec<Token>> {
         brackets: 0,
     };
     lexer.run()?;
-    settle(&mut lexer.tokens);
+    resolve_ambiguous_signs(&mut lexer.tokens);
     Some(lexer.tokens)
 }
 
@@ -368,7 +368,7 @@ impl<'t> Lexer<'t> {
             self.rest = self.rest.trim_start();
             let Some(digit) = self.rest.chars().next().filter(char::is_ascii_digit) else { break };
             self.rest = &self.rest[1..];
-            self.push(Token::whole(digit));
+            self.push(Token::integer(digit));
         }
         Some(())
     }

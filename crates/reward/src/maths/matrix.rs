@@ -3,14 +3,14 @@
 use super::expression::Expr;
 use super::lexer::Token;
 use super::parser::{ITEMS, cells, closing, expression, rows};
-use super::quantity::stripped;
+use super::quantity::strip_modifiers;
 use crate::words::About;
 
 /// Rows of cells.
 pub(super) type Rows = Vec<Vec<Expr>>;
 
 /// Returns whether a token starts a matrix. (A determinant is a number.)
-fn begins(token: &Token) -> bool {
+fn starts_matrix(token: &Token) -> bool {
     let names =
         ["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array", "psmallmatrix", "bsmallmatrix"];
     matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
@@ -18,18 +18,18 @@ fn begins(token: &Token) -> bool {
 
 /// Returns the value of tokens that are a matrix or a sum of matrices, or `None` for anything else.
 pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
-    if !tokens.iter().any(begins) {
+    if !tokens.iter().any(starts_matrix) {
         return None;
     }
     let mut sum: Option<Rows> = None;
     for (negative, term) in terms(tokens) {
-        let mut rows = scaled(term)?;
+        let mut rows = scaled_matrix(term)?;
         if negative {
             rows = map(rows, |cell| Expr::Negative(Box::new(cell)));
         }
         sum = Some(match sum {
             None => rows,
-            Some(sum) => added(sum, rows)?,
+            Some(sum) => add(sum, rows)?,
         });
     }
     sum
@@ -61,22 +61,22 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
 }
 
 /// Parses a matrix with factors before and after it.
-fn scaled(term: &[Token]) -> Option<Rows> {
-    let begin = term.iter().position(begins)?;
+fn scaled_matrix(term: &[Token]) -> Option<Rows> {
+    let matrix_start = term.iter().position(starts_matrix)?;
     let is_open = |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
     // A bracket that contains only the matrix.
-    let bracket = begin.checked_sub(1).filter(|at| {
-        let end = begin + closing(&term[begin..]).unwrap_or(0);
+    let bracket = matrix_start.checked_sub(1).filter(|at| {
+        let end = matrix_start + closing(&term[matrix_start..]).unwrap_or(0);
         is_open(*at) && closing(&term[*at..]) == Some(end + 1 - at)
     });
-    let start = bracket.unwrap_or(begin);
+    let start = bracket.unwrap_or(matrix_start);
     let end = start + closing(&term[start..])?;
-    let inner = &term[begin + 1..if bracket.is_some() { end - 1 } else { end }];
+    let inner = &term[matrix_start + 1..if bracket.is_some() { end - 1 } else { end }];
     let (before, after) = (&term[..start], &term[end + 1..]);
-    let mut found = written(inner)?;
+    let mut found = parse_rows(inner)?;
     let after = match after {
         [Token::Sign('^'), rest @ ..] => {
-            found = transposed(found);
+            found = transpose(found);
             transposes(rest)?
         }
         after => after,
@@ -91,7 +91,7 @@ fn scaled(term: &[Token]) -> Option<Rows> {
     }
     let factor = match after {
         [] => return Some(found),
-        [Token::Sign('/'), rest @ ..] => expression(rest)?.inverted(),
+        [Token::Sign('/'), rest @ ..] => expression(rest)?.inverse(),
         [Token::Sign('*'), rest @ ..] => expression(rest)?,
         rest => expression(rest)?,
     };
@@ -113,15 +113,15 @@ fn transposes(tokens: &[Token]) -> Option<&[Token]> {
     }
 }
 
-fn transposed(of: Rows) -> Rows {
-    let width = of.iter().map(Vec::len).min().unwrap_or(0);
-    (0..width).map(|at| of.iter().map(|row| row[at].clone()).collect()).collect()
+fn transpose(matrix: Rows) -> Rows {
+    let width = matrix.iter().map(Vec::len).min().unwrap_or(0);
+    (0..width).map(|at| matrix.iter().map(|row| row[at].clone()).collect()).collect()
 }
 
-fn written(inner: &[Token]) -> Option<Rows> {
+fn parse_rows(inner: &[Token]) -> Option<Rows> {
     let rows: Option<Rows> = rows(inner)
         .map(|row| {
-            let cell = |tokens| Some(stripped(expression(tokens)?, &mut About::default()));
+            let cell = |tokens| Some(strip_modifiers(expression(tokens)?, &mut About::default()));
             cells(row).into_iter().map(cell).collect()
         })
         .collect();
@@ -132,7 +132,7 @@ fn map(rows: Rows, change: impl Fn(Expr) -> Expr) -> Rows {
     rows.into_iter().map(|row| row.into_iter().map(&change).collect()).collect()
 }
 
-fn added(a: Rows, b: Rows) -> Option<Rows> {
+fn add(a: Rows, b: Rows) -> Option<Rows> {
     let fits = a.len() == b.len() && a.iter().zip(&b).all(|(a, b)| a.len() == b.len());
     fits.then(|| {
         let cells = |(a, b): (Vec<Expr>, Vec<Expr>)| {

@@ -25,11 +25,11 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
         Answer::Named(names, items) => {
             Some(names.iter().map(|name| Name::Variable(name.clone())).zip(items.iter().cloned()).collect())
         }
-        Answer::List(items) | Answer::Set(items) => items.iter().map(named).collect(),
+        Answer::List(items) | Answer::Set(items) => items.iter().map(named_member).collect(),
         _ => None,
     };
     let found = found.filter(|found| found.len() > 1)?;
-    let others = |at: usize, word: &String| {
+    let is_shared = |at: usize, word: &String| {
         found.iter().enumerate().any(|(other, (name, _))| {
             other != at && matches!(name, Name::Words(words) if words.contains(word))
         })
@@ -38,7 +38,7 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     for (at, (name, value)) in found.iter().enumerate() {
         let name = match name {
             Name::Words(words) => {
-                let own: Vec<String> = words.iter().filter(|word| !others(at, word)).cloned().collect();
+                let own: Vec<String> = words.iter().filter(|word| !is_shared(at, word)).cloned().collect();
                 if own.is_empty() {
                     return None;
                 }
@@ -57,7 +57,7 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
 
 /// Sorts a list by its variables, the order of an unnamed tuple: y = 1, x = 2 is (2, 1).
 pub(super) fn by_variable(list: &[Answer]) -> Vec<Answer> {
-    let variable = |item: &Answer| match named(item)?.0 {
+    let variable = |item: &Answer| match named_member(item)?.0 {
         Name::Variable(Expr::Symbol(name)) => Some(name),
         _ => None,
     };
@@ -68,7 +68,7 @@ pub(super) fn by_variable(list: &[Answer]) -> Vec<Answer> {
     sorted
 }
 
-fn named(item: &Answer) -> Option<(Name, Answer)> {
+fn named_member(item: &Answer) -> Option<(Name, Answer)> {
     match item {
         Answer::Value(quantity) => {
             let units = quantity.about.units.iter().map(|(unit, power)| format!("{unit}^{power}"));
@@ -107,18 +107,18 @@ pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>>
     for (name, value) in a {
         let partners: Vec<&Member> = b.iter().filter(|(other, _)| is_same(name, other)).collect();
         if let [(_, other)] = partners[..] {
-            found.push((bare(value), bare(other)));
+            found.push((unnamed_value(value), unnamed_value(other)));
         }
     }
     match found.len() {
-        0 => Some(a.iter().zip(b).map(|((_, a), (_, b))| (bare(a), bare(b))).collect()),
+        0 => Some(a.iter().zip(b).map(|((_, a), (_, b))| (unnamed_value(a), unnamed_value(b))).collect()),
         found_all if found_all == a.len() => Some(found),
         _ => None,
     }
 }
 
 /// Returns the value of a member without its name.
-fn bare(member: &Answer) -> Answer {
+fn unnamed_value(member: &Answer) -> Answer {
     match member {
         Answer::Relation(parts, signs, about) => match assignment(parts, signs) {
             Some((_, value)) => {
@@ -135,10 +135,10 @@ const FUNCTIONS: [char; 10] = ['f', 'g', 'h', 'p', 'q', 'F', 'G', 'H', 'P', 'Q']
 
 /// Returns whether an expression is a name: a variable, words, the length of a segment, or a
 /// function of variables or of a number.
-pub(super) fn is_name(of: &Expr) -> bool {
-    match of {
+pub(super) fn is_name(expr: &Expr) -> bool {
+    match expr {
         Expr::Symbol(_) | Expr::Unit(_) => true,
-        Expr::Call(Function::Abs, of) => of.iter().all(is_name),
+        Expr::Call(Function::Abs, arguments) => arguments.iter().all(is_name),
         Expr::Product(factors) => factors.iter().all(is_name) || is_applied(factors),
         _ => false,
     }
@@ -146,12 +146,12 @@ pub(super) fn is_name(of: &Expr) -> bool {
 
 /// Returns whether a product is a function of a number: f(2) is parsed as f · 2.
 fn is_applied(factors: &[Expr]) -> bool {
-    let is_number = |of: &Expr| match of {
+    let is_number = |expr: &Expr| match expr {
         Expr::Negative(inner) => matches!(**inner, Expr::Number(_)),
-        of => matches!(of, Expr::Number(_)),
+        expr => matches!(expr, Expr::Number(_)),
     };
     match factors {
-        [Expr::Symbol(name), of] => name.starts_with(FUNCTIONS) && is_number(of),
+        [Expr::Symbol(name), expr] => name.starts_with(FUNCTIONS) && is_number(expr),
         _ => false,
     }
 }

@@ -43,12 +43,12 @@ use serde_json::Value;
 use crate::characters::spelled;
 use crate::chunks::without_marks;
 use crate::languages;
-use crate::scorer::{expected, of_answer};
-use crate::{Component, Evidence, Score, ScoreError, Scorer};
+use crate::scorer::{answer_components, expected};
+use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 use answer::readings;
 use equal::Rules;
-pub use extract::MathsPlace;
-pub(crate) use extract::{first_sentence, readable, stated_answer};
+pub use extract::MathsLocation;
+pub(crate) use extract::{first_sentence, stated_answer, to_readable};
 pub(crate) use statement::statement;
 
 /// Scores 1 if the answer means the same as an expected answer, else 0.
@@ -56,7 +56,7 @@ pub(crate) use statement::statement;
 #[serde(deny_unknown_fields, default)]
 pub struct MathsScorer {
     /// Location of the answer in the text.
-    pub place: MathsPlace,
+    pub place: MathsLocation,
     /// Treatment of units and other words next to a value.
     pub units: Units,
     /// Treatment of percent signs.
@@ -92,7 +92,7 @@ pub enum Percent {
 impl Default for MathsScorer {
     fn default() -> Self {
         MathsScorer {
-            place: MathsPlace::default(),
+            place: MathsLocation::default(),
             units: Units::default(),
             percent: Percent::default(),
             decimals: 6,
@@ -109,8 +109,8 @@ impl Scorer for MathsScorer {
         self.grade("", expected(task)).map(drop)
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        of_answer(evidence, self.grade(evidence.text(), evidence.expected()))
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        answer_components(input, self.grade(input.text(), input.expected()))
     }
 }
 
@@ -132,12 +132,12 @@ impl MathsScorer {
     /// of `text` never causes an error.
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
-        let golds = golds(expected)?;
+        let golds = expected_texts(expected)?;
         let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
-        let right = golds.iter().any(|gold| {
+        let is_correct = golds.iter().any(|gold| {
             if is_score_or_range(gold) { written_alike(gold, &found) } else { self.is_same(gold, &found) }
         });
-        Ok(Score { value: f64::from(u8::from(right)), extracted: Some(found) })
+        Ok(Score { value: f64::from(u8::from(is_correct)), extracted: Some(found) })
     }
 
     /// Returns whether an answer means the same as an expected answer.
@@ -163,8 +163,8 @@ impl MathsScorer {
         is_read
             || match (written(&expected), written(&answer).or_else(short)) {
                 (None, None) => false,
-                (gold, given) => {
-                    self.is_same(gold.as_deref().unwrap_or(&expected), given.as_deref().unwrap_or(&answer))
+                (gold, own) => {
+                    self.is_same(gold.as_deref().unwrap_or(&expected), own.as_deref().unwrap_or(&answer))
                 }
             }
     }
@@ -224,11 +224,11 @@ fn plain(text: &str) -> String {
 }
 
 /// Returns the texts of the expected answers.
-fn golds(expected: &Value) -> Result<Vec<String>, ScoreError> {
+fn expected_texts(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => {
-            let whole = || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
-            Some(extract::boxes(text).unwrap_or_else(|| whole().trim().to_owned()))
+            let after_hashes = || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
+            Some(extract::boxes(text).unwrap_or_else(|| after_hashes().trim().to_owned()))
         }
         Value::Number(number) => Some(number.to_string()),
         _ => None,

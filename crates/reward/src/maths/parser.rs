@@ -32,7 +32,7 @@ struct Parser<'t> {
 /// too deeply.
 pub(super) fn expression(tokens: &[Token]) -> Option<Expr> {
     let mut parser = Parser::new(tokens, 0);
-    let whole = parser.whole()?;
+    let whole = parser.top_level()?;
     (parser.at == tokens.len() && whole.is_within(HEIGHT)).then_some(whole)
 }
 
@@ -84,12 +84,12 @@ impl<'t> Parser<'t> {
     }
 
     /// Parses a sum, or two sums separated by `\over` or `\choose`.
-    fn whole(&mut self) -> Option<Expr> {
+    fn top_level(&mut self) -> Option<Expr> {
         let top = self.sum()?;
         match self.peek() {
             Some(Token::Command(name)) if name == "over" => {
                 self.at += 1;
-                Some(Expr::Product(vec![top, self.sum()?.inverted()]))
+                Some(Expr::Product(vec![top, self.sum()?.inverse()]))
             }
             Some(Token::Command(name)) if name == "choose" => {
                 self.at += 1;
@@ -161,14 +161,14 @@ impl<'t> Parser<'t> {
             if self.take_sign('*') {
                 factors.push(self.signed()?);
             } else if self.take_sign('/') || self.take_sign(':') {
-                factors.push(self.signed()?.inverted());
+                factors.push(self.signed()?.inverse());
             } else if matches!(self.peek(), Some(Token::Command(name)) if name == "mod") {
                 self.at += 1;
-                let of = if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
-                factors = vec![Expr::Call(Function::Modulo, vec![of, self.signed()?])];
+                let dividend = if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
+                factors = vec![Expr::Call(Function::Modulo, vec![dividend, self.signed()?])];
             } else if self.continues_measure() {
                 break;
-            } else if self.begins_factor() {
+            } else if self.starts_factor() {
                 // Two adjacent measures are not a product.
                 let measured = |factor: &Expr| !matches!(factor, Expr::Unit(_));
                 if matches!(self.peek(), Some(Token::Number { .. }))
@@ -181,8 +181,8 @@ impl<'t> Parser<'t> {
                 match factor {
                     // A mixed number.
                     Ok(part) => {
-                        let whole = factors.pop()?;
-                        factors.push(Expr::Sum(vec![whole, part]));
+                        let integer = factors.pop()?;
+                        factors.push(Expr::Sum(vec![integer, part]));
                     }
                     Err(factor) => factors.push(factor),
                 }
@@ -202,7 +202,7 @@ impl<'t> Parser<'t> {
         self.power()
     }
 
-    fn begins_factor(&self) -> bool {
+    fn starts_factor(&self) -> bool {
         match self.peek() {
             Some(Token::Number { .. } | Token::Letter(_) | Token::Text(_) | Token::GroupOpen) => true,
             Some(Token::Open(open)) => *open != '{',
@@ -216,19 +216,19 @@ impl<'t> Parser<'t> {
     /// Parses a factor directly after another factor. The inner result is `Ok` if the two form a
     /// mixed number.
     fn juxtaposed(&mut self, before: &Expr) -> Option<Result<Expr, Expr>> {
-        let after_whole = matches!(before, Expr::Number(literal) if literal.is_whole());
+        let after_integer = matches!(before, Expr::Number(literal) if literal.is_integer());
         match self.peek() {
-            Some(Token::Command(name)) if name == "frac" && after_whole => {
+            Some(Token::Command(name)) if name == "frac" && after_integer => {
                 let fraction = self.power()?;
                 Some(if is_fraction(&fraction) { Ok(fraction) } else { Err(fraction) })
             }
             // A fraction after a space forms a mixed number: 1 1/2.
-            Some(Token::Number { spaced: true, .. }) if after_whole => {
+            Some(Token::Number { spaced: true, .. }) if after_integer => {
                 let top = self.power()?;
                 if !self.take_sign('/') {
                     return None;
                 }
-                let fraction = Expr::Product(vec![top, self.power()?.inverted()]);
+                let fraction = Expr::Product(vec![top, self.power()?.inverse()]);
                 is_fraction(&fraction).then_some(Ok(fraction))
             }
             // Two adjacent numbers are not a product.
@@ -273,7 +273,7 @@ impl<'t> Parser<'t> {
             } else if self.take_sign('%') {
                 // A percentage within an expression. `quantity` handles a percentage that is the
                 // complete answer.
-                inner = Expr::Product(vec![inner, Expr::whole(100).inverted()]);
+                inner = Expr::Product(vec![inner, Expr::integer(100).inverse()]);
             } else if self.peek() == Some(&Token::Sign('_'))
                 && let Expr::Number(literal) = &inner
             {
@@ -352,7 +352,7 @@ impl<'t> Parser<'t> {
         self.at += length;
         let cell = |tokens| {
             let mut parser = Parser { is_cell: true, ..Parser::new(tokens, self.depth + 1) };
-            let value = parser.nested(Self::whole)?;
+            let value = parser.nested(Self::top_level)?;
             (parser.at == tokens.len()).then_some(value)
         };
         let rows: Option<Vec<Vec<Expr>>> =
@@ -380,7 +380,7 @@ impl<'t> Parser<'t> {
 
     /// Parses a sum up to a token that closes it.
     fn inside(&mut self, closes: impl Fn(&Token) -> bool) -> Option<Expr> {
-        let inner = self.nested(Self::whole)?;
+        let inner = self.nested(Self::top_level)?;
         let is_closed = self.peek().is_some_and(closes);
         self.at += 1;
         is_closed.then_some(inner)
@@ -404,7 +404,7 @@ impl<'t> Parser<'t> {
         let exact =
             |digits: &str, scale| Expr::Number(Literal { decimal: false, digits: digits.into(), scale });
         let nines = "9".repeat(repeating.len());
-        let part = Expr::Product(vec![exact(repeating, scale), exact(&nines, 0).inverted()]);
+        let part = Expr::Product(vec![exact(repeating, scale), exact(&nines, 0).inverse()]);
         Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
     }
 
@@ -433,17 +433,17 @@ impl<'t> Parser<'t> {
             "infty" => return Some(Expr::Constant(Constant::Infinity)),
             "frac" => {
                 let (top, bottom) = (self.argument()?, self.argument()?);
-                return Some(Expr::Product(vec![top, bottom.inverted()]));
+                return Some(Expr::Product(vec![top, bottom.inverse()]));
             }
             "binom" => return Some(Expr::Call(F::Binomial, vec![self.argument()?, self.argument()?])),
             "sqrt" => {
-                let mut degree = Expr::whole(2);
+                let mut degree = Expr::integer(2);
                 if self.peek() == Some(&Token::Open('[')) {
                     self.at += 1;
                     degree = self.inside(|token| *token == Token::Close(']'))?;
                 }
-                let of = self.argument()?;
-                return Some(Expr::Power(Box::new(of), Box::new(degree.inverted())));
+                let radicand = self.argument()?;
+                return Some(Expr::Power(Box::new(radicand), Box::new(degree.inverse())));
             }
             "sum" => return self.series().map(Expr::Sum),
             "prod" => return self.series().map(Expr::Product),
@@ -502,7 +502,7 @@ impl<'t> Parser<'t> {
             }
             _ => return None,
         };
-        let mut base = Expr::whole(10);
+        let mut base = Expr::integer(10);
         if function == F::Log && self.take_sign('_') {
             base = self.argument()?;
         }
@@ -533,7 +533,7 @@ impl<'t> Parser<'t> {
     /// digits.)
     fn argument(&mut self) -> Option<Expr> {
         if self.take_sign('-') {
-            return self.nested(Self::primary).map(|of| Expr::Negative(Box::new(of)));
+            return self.nested(Self::primary).map(|expr| Expr::Negative(Box::new(expr)));
         }
         self.nested(Self::primary)
     }
@@ -562,7 +562,7 @@ impl<'t> Parser<'t> {
                 return p.power();
             }
             let mut factors = vec![p.signed()?];
-            while p.begins_factor() {
+            while p.starts_factor() {
                 let is_function = matches!(
                     p.peek(),
                     Some(Token::Open(_)) | Some(Token::Text(_))
@@ -587,11 +587,11 @@ fn closes(open: char, close: char) -> bool {
 
 /// Returns whether an expression is a quotient of integers.
 fn is_fraction(expression: &Expr) -> bool {
-    let whole = |of: &Expr| matches!(of, Expr::Number(literal) if literal.is_whole());
+    let is_integer = |expr: &Expr| matches!(expr, Expr::Number(literal) if literal.is_integer());
     let Expr::Product(factors) = expression else { return false };
-    matches!(&factors[..], [top, Expr::Power(bottom, _)] if whole(top) && whole(bottom))
+    matches!(&factors[..], [top, Expr::Power(bottom, _)] if is_integer(top) && is_integer(bottom))
 }
 
 fn is_minus_one(expression: &Expr) -> bool {
-    matches!(expression, Expr::Negative(one) if **one == Expr::whole(1))
+    matches!(expression, Expr::Negative(one) if **one == Expr::integer(1))
 }

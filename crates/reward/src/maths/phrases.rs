@@ -142,7 +142,7 @@ impl Reader<'_> {
             return false;
         };
         self.out.clear();
-        self.replace(self.tokens.len() - self.at, [Token::whole(value)])
+        self.replace(self.tokens.len() - self.at, [Token::integer(value)])
     }
 
     /// Parses operations in words: out of, percent of, plus or minus, squared. Also drops the "and"
@@ -163,7 +163,7 @@ impl Reader<'_> {
             let next = next.join(" ");
             if let Some((bottom, length)) = words::part(&next) {
                 let taken = next[..length].split(' ').count();
-                return self.replace(taken, [Token::Sign('/'), Token::whole(bottom)]);
+                return self.replace(taken, [Token::Sign('/'), Token::integer(bottom)]);
             }
             let power = match self.word(0).as_deref() {
                 Some("squared") => 2,
@@ -171,7 +171,7 @@ impl Reader<'_> {
                 _ => 0,
             };
             if power > 0 && self.at + 1 == self.tokens.len() {
-                return self.replace(1, [Token::Sign('^'), Token::whole(power)]);
+                return self.replace(1, [Token::Sign('^'), Token::integer(power)]);
             }
         }
         // 3 Hunde und 4 Katzen.
@@ -273,7 +273,7 @@ impl Reader<'_> {
             }
             _ => match words::multiplier(&word) {
                 Some(factor) if starts && is_value => {
-                    self.replace(1, [Token::whole(factor), Token::Sign('*')])
+                    self.replace(1, [Token::integer(factor), Token::Sign('*')])
                 }
                 _ => false,
             },
@@ -286,8 +286,8 @@ impl Reader<'_> {
             && self.ahead(1) == Some(&Token::And)
             && let Some((top, bottom, taken)) = self.part(2)
         {
-            let whole = self.tokens[self.at].clone();
-            return self.replace(2 + taken, mixed(whole, top, bottom));
+            let integer = self.tokens[self.at].clone();
+            return self.replace(2 + taken, mixed(integer, top, bottom));
         }
         // 2 thirds. Quarters may be coins.
         if let (Some(number @ Token::Number { scale: 0, .. }), Some(part)) = (self.ahead(0), self.word(1))
@@ -299,23 +299,23 @@ impl Reader<'_> {
                 (self.word(2).as_deref() == Some("of") && self.is_value(3)).then_some(Token::Sign('*'));
             let taken = 2 + usize::from(times.is_some());
             let number = number.clone();
-            let tokens = [Token::Command("frac".into()), number, Token::whole(bottom)];
+            let tokens = [Token::Command("frac".into()), number, Token::integer(bottom)];
             return self.replace(taken, tokens.into_iter().chain(times));
         }
         if !self.starts_operand() || self.word(0).is_none() {
             return false;
         }
         if let Some((top, bottom, taken)) = self.part(0) {
-            let of = usize::from(self.word(taken).as_deref() == Some("of") && self.is_value(taken + 1));
+            let has_of = usize::from(self.word(taken).as_deref() == Some("of") && self.is_value(taken + 1));
             let article = usize::from(
                 matches!(self.word(taken).as_deref(), Some("a" | "an"))
                     && self.word(taken + 1).is_some_and(|word| words::magnitude(&word).is_some()),
             );
-            let times = (of == 1).then_some(Token::Sign('*'));
-            return self.replace(taken + of + article, fraction(top, bottom).into_iter().chain(times));
+            let times = (has_of == 1).then_some(Token::Sign('*'));
+            return self.replace(taken + has_of + article, fraction(top, bottom).into_iter().chain(times));
         }
         let Some((value, taken)) = self.cardinal() else { return false };
-        let whole = Token::whole(value);
+        let integer = Token::integer(value);
         // Three point one four.
         if self.word(taken).as_deref() == Some("point") {
             let digit = |by: usize| words::number_word(&self.word(by)?).filter(|digit| *digit < 10);
@@ -329,9 +329,9 @@ impl Reader<'_> {
         if self.ahead(taken) == Some(&Token::And)
             && let Some((top, bottom, more)) = self.part(taken + 1)
         {
-            return self.replace(taken + 1 + more, mixed(whole, top, bottom));
+            return self.replace(taken + 1 + more, mixed(integer, top, bottom));
         }
-        self.replace(taken, [whole])
+        self.replace(taken, [integer])
     }
 
     /// Parses a fraction in words `by` tokens ahead: a half, two thirds. Returns its numerator, its
@@ -394,7 +394,7 @@ impl Reader<'_> {
             let Some(Token::Letter(letter)) = self.ahead(0) else { return false };
             let is_money = ["$", "€", "£", "¥", "₹"].contains(&currency.as_str());
             let Some(factor) = words::suffix(letter).filter(|_| is_money) else { return false };
-            return self.replace(1, [Token::Sign('*'), Token::whole(factor)]);
+            return self.replace(1, [Token::Sign('*'), Token::integer(factor)]);
         };
         if !self.follows_value() {
             return false;
@@ -403,10 +403,10 @@ impl Reader<'_> {
             // 5万元
             let Some(factor) = languages::leading_magnitude(word) else { return false };
             let rest = word.chars().skip(1).collect();
-            return self.replace(1, [Token::Sign('*'), Token::whole(factor), Token::Text(rest)]);
+            return self.replace(1, [Token::Sign('*'), Token::integer(factor), Token::Text(rest)]);
         };
-        let of = usize::from(self.word(1).as_deref() == Some("of"));
-        self.replace(1 + of, [Token::Sign('*'), Token::whole(factor)])
+        let has_of = usize::from(self.word(1).as_deref() == Some("of"));
+        self.replace(1 + has_of, [Token::Sign('*'), Token::integer(factor)])
     }
 
     /// Parses the "or" of a bound: 5 or more, less than or equal to 5.
@@ -427,8 +427,8 @@ impl Reader<'_> {
                 let labels =
                     self.out.iter().rev().take_while(|token| matches!(token, Token::Text(_))).count();
                 let rest = &self.out[..self.out.len() - labels];
-                let opens = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
-                let is_label = labels > 0 && rest.last().is_none_or(opens);
+                let is_opening = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
+                let is_label = labels > 0 && rest.last().is_none_or(is_opening);
                 // "Maximum: 5" describes the value, but "maximum 5" bounds it.
                 if let Some(Token::Text(last)) = self.out.last_mut().filter(|_| is_label) {
                     match last.to_lowercase().as_str() {
@@ -468,12 +468,12 @@ impl Reader<'_> {
                     _ => None,
                 };
                 if let Some(base) = system {
-                    return self.replace(skipped + 1, [Token::Sign('_'), Token::whole(base)]);
+                    return self.replace(skipped + 1, [Token::Sign('_'), Token::integer(base)]);
                 }
                 let is_base = self.word(skipped).as_deref() == Some("base");
                 let base = match self.ahead(skipped + 1) {
                     Some(base @ Token::Number { .. }) => Some(base.clone()),
-                    Some(Token::Text(base)) => words::number_word(base).map(Token::whole),
+                    Some(Token::Text(base)) => words::number_word(base).map(Token::integer),
                     _ => None,
                 };
                 match base.filter(|_| is_base) {
@@ -503,9 +503,9 @@ impl Reader<'_> {
             return self.replace(end + 1, []);
         }
         // The same number in words, or in digits after words.
-        let is_said = matches!(first, Token::Text(_))
+        let is_restated = matches!(first, Token::Text(_))
             || matches!(self.at.checked_sub(1).map(|at| &self.tokens[at]), Some(Token::Text(_)));
-        if is_said
+        if is_restated
             && inner.len() < 8
             && phrases(inner.to_vec())[..] == self.out[self.out.len() - 1..]
             && self.follows_value()
@@ -528,7 +528,7 @@ impl Reader<'_> {
                 || words::magnitude(word).is_some()
                 || words::number_word(word).is_some()
         };
-        let is_words =
+        let is_plain_text =
             words.len() == inner.len() && !words.iter().any(|word| is_known(word) || *word == "or");
         let hedges = inner.contains(&Token::Or)
             || words.iter().any(|word| {
@@ -543,13 +543,13 @@ impl Reader<'_> {
         }
         // A name: 3 (Alice), 4 (Bob).
         let names = inner.to_vec();
-        is_words && follows_words && self.replace(end + 1, names)
+        is_plain_text && follows_words && self.replace(end + 1, names)
     }
 }
 
 /// Returns the tokens of the half-line that an adjective denotes: positive numbers.
 fn half_line(adjective: &str) -> Option<Vec<Token>> {
-    let (zero, infinity) = (Token::whole(0), Token::Command("infty".into()));
+    let (zero, infinity) = (Token::integer(0), Token::Command("infty".into()));
     Some(match adjective {
         "positive" => {
             vec![Token::Open('('), zero, Token::Separator, infinity, Token::Close(')')]
@@ -564,12 +564,12 @@ fn half_line(adjective: &str) -> Option<Vec<Token>> {
 
 /// Returns the tokens of a fraction.
 fn fraction(top: u64, bottom: u64) -> Vec<Token> {
-    vec![Token::Command("frac".into()), Token::whole(top), Token::whole(bottom)]
+    vec![Token::Command("frac".into()), Token::integer(top), Token::integer(bottom)]
 }
 
 /// Returns the tokens of an integer plus a fraction, in brackets.
-fn mixed(whole: Token, top: u64, bottom: u64) -> Vec<Token> {
-    let mut tokens = vec![Token::Open('('), whole, Token::Sign('+')];
+fn mixed(integer: Token, top: u64, bottom: u64) -> Vec<Token> {
+    let mut tokens = vec![Token::Open('('), integer, Token::Sign('+')];
     tokens.extend(fraction(top, bottom));
     tokens.push(Token::Close(')'));
     tokens

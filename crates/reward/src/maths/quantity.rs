@@ -46,7 +46,7 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
             }
         }
     }
-    let value = stripped(expression(&kept)?, &mut about);
+    let value = strip_modifiers(expression(&kept)?, &mut about);
     Some(Quantity { value, percent: percent.is_some(), about })
 }
 
@@ -91,13 +91,16 @@ fn without_bounds(tokens: &[Token], about: &mut About) -> Vec<Token> {
 
 /// Moves words and units from an expression to `about`, and returns the remaining expression. An
 /// expression that consists of words only is kept, as are measures in several units.
-pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
+pub(super) fn strip_modifiers(expression: Expr, about: &mut About) -> Expr {
     match expression {
-        Expr::Negative(inner) => Expr::Negative(Box::new(stripped(*inner, about))),
+        Expr::Negative(inner) => Expr::Negative(Box::new(strip_modifiers(*inner, about))),
         Expr::Sum(parts) => {
             let mut abouts = vec![About::default(); parts.len()];
-            let kept: Vec<Expr> =
-                parts.iter().zip(&mut abouts).map(|(part, about)| stripped(part.clone(), about)).collect();
+            let kept: Vec<Expr> = parts
+                .iter()
+                .zip(&mut abouts)
+                .map(|(part, about)| strip_modifiers(part.clone(), about))
+                .collect();
             let mut units = abouts.iter().map(|about| &about.units).filter(|units| !units.is_empty());
             let first = units.next().cloned();
             let is_mixed = first.as_ref().is_some_and(|first| units.any(|units| units != first));
@@ -121,14 +124,14 @@ pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
                     factor => vec![factor],
                 })
                 .collect();
-            let (beside, kept): (Vec<&Expr>, Vec<&Expr>) =
-                factors.iter().partition(|factor| is_beside(factor));
+            let (modifiers, kept): (Vec<&Expr>, Vec<&Expr>) =
+                factors.iter().partition(|factor| is_modifier(factor));
             if kept.is_empty() {
                 return Expr::Product(factors);
             }
-            Words::default().add(&beside, 1, about);
+            UnitParser::default().add(&modifiers, 1, about);
             let mut kept: Vec<Expr> =
-                kept.into_iter().map(|factor| stripped(factor.clone(), about)).collect();
+                kept.into_iter().map(|factor| strip_modifiers(factor.clone(), about)).collect();
             if kept.len() == 1 { kept.remove(0) } else { Expr::Product(kept) }
         }
         other => other,
@@ -136,11 +139,11 @@ pub(super) fn stripped(expression: Expr, about: &mut About) -> Expr {
 }
 
 /// Returns whether an expression consists of units and words only.
-fn is_beside(expression: &Expr) -> bool {
+fn is_modifier(expression: &Expr) -> bool {
     match expression {
         Expr::Unit(_) | Expr::Constant(Constant::Degree) => true,
-        Expr::Power(base, _) => is_beside(base),
-        Expr::Product(factors) => factors.iter().all(is_beside),
+        Expr::Power(base, _) => is_modifier(base),
+        Expr::Product(factors) => factors.iter().all(is_modifier),
         _ => false,
     }
 }
@@ -160,7 +163,7 @@ fn canonical(expression: Expr) -> Expr {
 
 /// State while parsing the words next to a value.
 #[derive(Default)]
-struct Words {
+struct UnitParser {
     /// Power that "square" or "cubic" gives to the next unit.
     power: Option<i32>,
     /// Whether the preceding word is "light", which turns a year into a unit of length.
@@ -171,11 +174,11 @@ struct Words {
     last: Option<(&'static str, i32)>,
 }
 
-impl Words {
-    fn add(&mut self, beside: &[&Expr], power: i32, about: &mut About) {
-        for (at, factor) in beside.iter().enumerate() {
+impl UnitParser {
+    fn add(&mut self, modifiers: &[&Expr], power: i32, about: &mut About) {
+        for (at, factor) in modifiers.iter().enumerate() {
             match factor {
-                Expr::Unit(word) => self.add_word(word, at + 1 == beside.len(), power, about),
+                Expr::Unit(word) => self.add_word(word, at + 1 == modifiers.len(), power, about),
                 Expr::Constant(Constant::Degree) => self.add_unit("degree", power, about),
                 Expr::Product(factors) => self.add(&factors.iter().collect::<Vec<_>>(), power, about),
                 Expr::Power(base, exponent) => {
@@ -250,9 +253,9 @@ impl Words {
 }
 
 /// Returns the value of an integer exponent below 100, or `None` for other exponents.
-fn small(of: &Expr) -> Option<i32> {
-    match of {
-        Expr::Number(literal) if literal.is_whole() => {
+fn small(expr: &Expr) -> Option<i32> {
+    match expr {
+        Expr::Number(literal) if literal.is_integer() => {
             literal.digits.parse().ok().filter(|power| *power < 100)
         }
         Expr::Negative(inner) => small(inner).map(|power| -power),

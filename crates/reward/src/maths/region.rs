@@ -38,7 +38,7 @@ impl Region {
 }
 
 /// Returns the region that an answer denotes, or `None` if it does not denote a region.
-pub(super) fn of(answer: &Answer) -> Option<Region> {
+pub(super) fn to_region(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Tuple { open, close, items } => {
             let [from, to] = &items[..] else { return None };
@@ -54,23 +54,23 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
             Region::new(None, items.iter().map(point).collect::<Option<_>>()?)
         }
         Answer::Combined(sign, parts) => {
-            let mut parts = parts.iter().map(of);
+            let mut parts = parts.iter().map(to_region);
             let first = parts.next()??;
             parts.try_fold(first, |region, part| match sign {
-                '∪' => region.or(part?),
-                '∩' => region.and(part?),
-                '∖' => region.and(part?.complement()?),
+                '∪' => region.union_with(part?),
+                '∩' => region.intersect_with(part?),
+                '∖' => region.intersect_with(part?.complement()?),
                 _ => None,
             })
         }
         // "x < 1 or x > 3". If the union of all conditions is ℝ, all of them must hold: "x > 1, x <
         // 3".
         Answer::List(parts) if parts.iter().all(is_condition) => {
-            let any = several(parts, Region::or)?;
-            if any.is_everything() { several(parts, Region::and) } else { Some(any) }
+            let any = combine(parts, Region::union_with)?;
+            if any.is_everything() { combine(parts, Region::intersect_with) } else { Some(any) }
         }
         // "x < 1 and x > 3" is the empty set.
-        Answer::All(parts) => several(parts, Region::and),
+        Answer::All(parts) => combine(parts, Region::intersect_with),
         Answer::Relation(parts, signs, about) if about.bounds.is_empty() => relation(parts, signs),
         Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
         // At least 5.
@@ -79,21 +79,21 @@ pub(super) fn of(answer: &Answer) -> Option<Region> {
             let variable = Expr::Symbol("x".into());
             ray(&variable, bound.chars().next()?, &quantity.value, "x")
         }
-        Answer::Labeled(_, answer) => of(answer),
+        Answer::Labeled(_, answer) => to_region(answer),
         _ => None,
     }
 }
 
-fn is_reals(of: &Expr) -> bool {
-    matches!(of, Expr::Symbol(name) if name == "\\mathbb{R}")
+fn is_reals(expr: &Expr) -> bool {
+    matches!(expr, Expr::Symbol(name) if name == "\\mathbb{R}")
 }
 
 fn is_condition(answer: &Answer) -> bool {
     matches!(answer, Answer::Relation(..)) || matches!(answer, Answer::Value(of) if is_reals(&of.value))
 }
 
-fn several(parts: &[Answer], join: impl Fn(Region, Region) -> Option<Region>) -> Option<Region> {
-    let mut parts = parts.iter().map(of);
+fn combine(parts: &[Answer], join: impl Fn(Region, Region) -> Option<Region>) -> Option<Region> {
+    let mut parts = parts.iter().map(to_region);
     let first = parts.next()??;
     parts.try_fold(first, |region, part| join(region, part?))
 }
@@ -107,10 +107,10 @@ fn value(answer: &Answer) -> Option<Expr> {
     }
 }
 
-fn size(of: &Expr) -> Option<f64> {
-    match of.infinite() {
+fn size(expr: &Expr) -> Option<f64> {
+    match expr.infinity_sign() {
         Some(sign) => Some(f64::INFINITY * f64::from(sign)),
-        None => approximate::value(of, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re),
+        None => approximate::value(expr, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re),
     }
 }
 
@@ -158,24 +158,24 @@ impl Region {
     }
 
     fn is_everything(&self) -> bool {
-        matches!(&self.spans[..], [span] if span.from.0.infinite() == Some(-1) && span.to.0.infinite() == Some(1))
+        matches!(&self.spans[..], [span] if span.from.0.infinity_sign() == Some(-1) && span.to.0.infinity_sign() == Some(1))
     }
 
     /// Returns the common variable of two regions, or `None` if their variables differ.
-    fn shared(&self, other: &Region) -> Option<Option<String>> {
+    fn common_variable(&self, other: &Region) -> Option<Option<String>> {
         match (&self.variable, &other.variable) {
             (Some(a), Some(b)) => (a == b).then(|| Some(a.clone())),
             (a, b) => Some(a.clone().or_else(|| b.clone())),
         }
     }
 
-    fn or(self, other: Region) -> Option<Region> {
-        let variable = self.shared(&other)?;
+    fn union_with(self, other: Region) -> Option<Region> {
+        let variable = self.common_variable(&other)?;
         Region::new(variable, self.spans.into_iter().chain(other.spans).collect())
     }
 
-    fn and(self, other: Region) -> Option<Region> {
-        let variable = self.shared(&other)?;
+    fn intersect_with(self, other: Region) -> Option<Region> {
+        let variable = self.common_variable(&other)?;
         let mut spans = Vec::new();
         for a in &self.spans {
             for b in &other.spans {
@@ -193,12 +193,12 @@ impl Region {
         let mut from = (minus_infinity(), false);
         let mut spans = Vec::new();
         for span in self.spans {
-            if span.from.0.infinite() != Some(-1) {
+            if span.from.0.infinity_sign() != Some(-1) {
                 spans.push(Span { from, to: (span.from.0, !span.from.1) });
             }
             from = (span.to.0, !span.to.1);
         }
-        if from.0.infinite() != Some(1) {
+        if from.0.infinity_sign() != Some(1) {
             spans.push(Span { from, to: (infinity(), false) });
         }
         Region::new(self.variable, spans)
@@ -224,7 +224,7 @@ fn minus_infinity() -> Expr {
 }
 
 /// Returns a relation sign with its sides exchanged.
-pub(super) fn turned(sign: char) -> char {
+pub(super) fn reversed_sign(sign: char) -> char {
     match sign {
         '<' => '>',
         '>' => '<',
@@ -249,25 +249,24 @@ fn relation(parts: &[Expr], signs: &[char]) -> Option<Region> {
                 return None;
             }
             // An infinite end is not a bound.
-            return match (from.infinite(), to.infinite()) {
-                (None, None) => {
-                    ray(middle, turned(*first), from, name)?.and(ray(middle, *second, to, name)?)?
-                }
+            return match (from.infinity_sign(), to.infinity_sign()) {
+                (None, None) => ray(middle, reversed_sign(*first), from, name)?
+                    .intersect_with(ray(middle, *second, to, name)?)?,
                 (Some(_), None) => ray(middle, *second, to, name)?,
-                (None, Some(_)) => ray(middle, turned(*first), from, name)?,
+                (None, Some(_)) => ray(middle, reversed_sign(*first), from, name)?,
                 _ => Region::everything(None),
             }
             .with_variable(variable);
         }
-        ([Expr::Call(Function::Abs, of), bound], [sign]) if bound.is_fixed() => {
-            distance(of.first()?, *sign, bound, name)?
+        ([Expr::Call(Function::Abs, arguments), bound], [sign]) if bound.is_fixed() => {
+            distance(arguments.first()?, *sign, bound, name)?
         }
-        ([bound, Expr::Call(Function::Abs, of)], [sign]) if bound.is_fixed() => {
-            distance(of.first()?, turned(*sign), bound, name)?
+        ([bound, Expr::Call(Function::Abs, arguments)], [sign]) if bound.is_fixed() => {
+            distance(arguments.first()?, reversed_sign(*sign), bound, name)?
         }
         ([left, right], [sign]) => {
             let difference = Expr::Sum(vec![left.clone(), Expr::Negative(Box::new(right.clone()))]);
-            ray(&difference, *sign, &Expr::whole(0), name)?
+            ray(&difference, *sign, &Expr::integer(0), name)?
         }
         _ => return None,
     };
@@ -284,11 +283,9 @@ impl Region {
 fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     let (factor, rest) = self::linear(linear, name)?;
     let by = size(&factor)?;
-    let end = Expr::Product(vec![
-        Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]),
-        factor.inverted(),
-    ]);
-    let sign = if by < 0.0 { turned(sign) } else { sign };
+    let end =
+        Expr::Product(vec![Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]), factor.inverse()]);
+    let sign = if by < 0.0 { reversed_sign(sign) } else { sign };
     let end = (end, matches!(sign, '≤' | '≥'));
     let below = |end| Span { from: (minus_infinity(), false), to: end };
     let above = |end| Span { from: end, to: (infinity(), false) };
@@ -307,30 +304,30 @@ fn distance(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Regio
         return None;
     }
     let high = ray(linear, sign, bound, name)?;
-    let low = ray(linear, turned(sign), &Expr::Negative(Box::new(bound.clone())), name)?;
+    let low = ray(linear, reversed_sign(sign), &Expr::Negative(Box::new(bound.clone())), name)?;
     match sign {
-        '<' | '≤' => high.and(low),
-        '>' | '≥' => high.or(low),
+        '<' | '≤' => high.intersect_with(low),
+        '>' | '≥' => high.union_with(low),
         _ => None,
     }
 }
 
 /// Returns the factor and the rest of an expression of the form factor · variable + rest, if the
 /// factor is not 0.
-fn linear(of: &Expr, name: &str) -> Option<(Expr, Expr)> {
-    let (factor, rest) = parts(of, name)?;
+fn linear(expr: &Expr, name: &str) -> Option<(Expr, Expr)> {
+    let (factor, rest) = parts(expr, name)?;
     let factor = factor.filter(|factor| size(factor).is_some_and(|size| size != 0.0))?;
     Some((factor, rest))
 }
 
 /// Returns the factor of the variable, if the variable occurs, and the rest.
-fn parts(of: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
-    let negative = |of: Expr| Expr::Negative(Box::new(of));
-    if of.is_fixed() {
-        return Some((None, of.clone()));
+fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
+    let negative = |expr: Expr| Expr::Negative(Box::new(expr));
+    if expr.is_fixed() {
+        return Some((None, expr.clone()));
     }
-    match of {
-        Expr::Symbol(own) if own == name => Some((Some(Expr::whole(1)), Expr::whole(0))),
+    match expr {
+        Expr::Symbol(own) if own == name => Some((Some(Expr::integer(1)), Expr::integer(0))),
         Expr::Negative(inner) => {
             let (factor, rest) = parts(inner, name)?;
             Some((factor.map(negative), negative(rest)))
@@ -348,7 +345,7 @@ fn parts(of: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
             let (fixed, varying): (Vec<&Expr>, Vec<&Expr>) =
                 factors.iter().partition(|factor| factor.is_fixed());
             let [varying] = varying[..] else { return None };
-            let times = |of: Expr| Expr::Product(fixed.iter().copied().cloned().chain([of]).collect());
+            let times = |expr: Expr| Expr::Product(fixed.iter().copied().cloned().chain([expr]).collect());
             let (factor, rest) = parts(varying, name)?;
             Some((factor.map(times), times(rest)))
         }

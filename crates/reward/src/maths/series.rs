@@ -17,35 +17,37 @@ const MAX_ROWS: usize = 4;
 /// Returns `body` with the index replaced by each integer of a range. Returns `None` if the bounds
 /// are not integers, if the range is empty, or if the expansion is too large.
 pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) -> Option<Vec<Expr>> {
-    let whole = |of: &Rational| of.numerator().to_i64().filter(|_| of.is_integer());
-    let (from, to) = (whole(from)?, whole(to)?);
+    let to_integer = |expr: &Rational| expr.numerator().to_i64().filter(|_| expr.is_integer());
+    let (from, to) = (to_integer(from)?, to_integer(to)?);
     let count = to.checked_sub(from)?.checked_add(1)?;
     if !(1..=MAX_TERMS).contains(&count) || count as usize * body.size() > MAX_SIZE {
         return None;
     }
-    Some((from..=to).map(|value| substituted(body, index, value)).collect())
+    Some((from..=to).map(|value| substitute(body, index, value)).collect())
 }
 
 /// Replaces a variable by a value.
-fn substituted(of: &Expr, name: &str, value: i64) -> Expr {
-    let is_index = match of {
+fn substitute(expr: &Expr, name: &str, value: i64) -> Expr {
+    let is_index = match expr {
         Expr::Symbol(own) => own == name,
         // An index i is not the imaginary unit.
         Expr::Constant(Constant::I) => name == "i",
         _ => false,
     };
     if is_index {
-        let number = Expr::Number(Literal::whole(value.unsigned_abs().to_string()));
+        let number = Expr::Number(Literal::integer(value.unsigned_abs().to_string()));
         return if value < 0 { Expr::Negative(Box::new(number)) } else { number };
     }
-    let within = |of: &Expr| substituted(of, name, value);
-    match of {
-        Expr::Sum(parts) => Expr::Sum(parts.iter().map(within).collect()),
-        Expr::Product(parts) => Expr::Product(parts.iter().map(within).collect()),
-        Expr::Call(function, parts) => Expr::Call(*function, parts.iter().map(within).collect()),
-        Expr::Power(base, exponent) => Expr::Power(Box::new(within(base)), Box::new(within(exponent))),
-        Expr::Negative(inner) => Expr::Negative(Box::new(within(inner))),
-        Expr::PlusMinus(inner) => Expr::PlusMinus(Box::new(within(inner))),
+    let with_value = |expr: &Expr| substitute(expr, name, value);
+    match expr {
+        Expr::Sum(parts) => Expr::Sum(parts.iter().map(with_value).collect()),
+        Expr::Product(parts) => Expr::Product(parts.iter().map(with_value).collect()),
+        Expr::Call(function, parts) => Expr::Call(*function, parts.iter().map(with_value).collect()),
+        Expr::Power(base, exponent) => {
+            Expr::Power(Box::new(with_value(base)), Box::new(with_value(exponent)))
+        }
+        Expr::Negative(inner) => Expr::Negative(Box::new(with_value(inner))),
+        Expr::PlusMinus(inner) => Expr::PlusMinus(Box::new(with_value(inner))),
         other => other.clone(),
     }
 }

@@ -6,7 +6,7 @@
 //! neither belong to the value (a unit, a magnitude, "p.m.", "or more", a noun) nor join it to
 //! another value ("and 5", "or 6", "times 3").
 
-use crate::chunks::{Chunk, Kind, LONGEST, chunks, inside, without_marks};
+use crate::chunks::{Chunk, Kind, MAX_CHARS, chunks, inside, without_marks};
 use crate::retraction::is_spoiled;
 use crate::{languages, words};
 
@@ -115,13 +115,13 @@ const COPULAS: [&str; 15] = [
 /// Returns the value that a sentence states, with the words that belong to it. Without a value,
 /// returns the complete sentence.
 pub(crate) fn statement(sentence: &str) -> String {
-    let cut = sentence.char_indices().nth(LONGEST).map_or(sentence.len(), |(at, _)| at);
-    let sentence = &without_marks(&sentence[..cut]);
+    let limit = sentence.char_indices().nth(MAX_CHARS).map_or(sentence.len(), |(at, _)| at);
+    let sentence = &without_marks(&sentence[..limit]);
     let chunks = chunks(sentence);
     let Some(first) = chunks.iter().position(Chunk::has_value) else {
         return without_stops(sentence).to_owned();
     };
-    let is_cut = |chunk: &Chunk| {
+    let ends_clause = |chunk: &Chunk| {
         chunk.kind == Kind::Word && chunk.stop.is_some_and(|stop| matches!(stop, ',' | ';' | ':'))
     };
     // "A, because 12 is even"
@@ -131,12 +131,12 @@ pub(crate) fn statement(sentence: &str) -> String {
     {
         return label.text.to_owned();
     }
-    let begin = chunks[..first].iter().rposition(is_cut).map_or(0, |at| at + 1);
+    let value_start = chunks[..first].iter().rposition(ends_clause).map_or(0, |at| at + 1);
     let is_arrow = |chunk: &&Chunk| ["->", "=>", "→", "⇒", "-->", ":"].contains(&chunk.text);
-    let begin = begin + chunks[begin..first].iter().take_while(is_arrow).count();
+    let value_start = value_start + chunks[value_start..first].iter().take_while(is_arrow).count();
     let end = end(&chunks, first);
     let end = if is_spoiled(&chunks[end..]) { chunks.len() } else { end };
-    text(sentence, &chunks[begin..end])
+    text(sentence, &chunks[value_start..end])
 }
 
 /// Returns the last value of a sentence with the words and signs that belong to it, or `None` if
@@ -145,7 +145,7 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     if !sentence.contains(|c: char| c.is_ascii_digit() || c == '\\') {
         return None;
     }
-    let start = sentence.char_indices().rev().nth(LONGEST).map_or(0, |(at, _)| at);
+    let start = sentence.char_indices().rev().nth(MAX_CHARS).map_or(0, |(at, _)| at);
     let sentence = &without_marks(&sentence[start..]);
     let chunks = chunks(sentence);
     let first = chunks.iter().position(|chunk| chunk.kind == Kind::Value)?;
@@ -158,49 +158,50 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     let has_digits =
         |chunk: &&Chunk| chunk.kind == Kind::Value && chunk.text.contains(|c: char| c.is_ascii_digit());
     let last = chunks.iter().rposition(|chunk| has_digits(&chunk))?;
-    let mut begin = last;
+    let mut value_start = last;
     let is_value = |at: usize| chunks[at].kind == Kind::Value || chunks[at].text.chars().count() == 1;
-    while begin > 0 {
-        let before = &chunks[begin - 1];
+    while value_start > 0 {
+        let before = &chunks[value_start - 1];
         if before.stop.is_some() {
             break;
         }
         if before.kind == Kind::Operator && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒")
         {
-            let is_sign = begin < 2 || !is_value(begin - 2);
+            let is_sign = value_start < 2 || !is_value(value_start - 2);
             if is_sign && before.text == "-" {
                 // The dash is a list marker.
                 break;
             }
-            begin -= if is_sign { 1 } else { 2 };
+            value_start -= if is_sign { 1 } else { 2 };
         } else if before.is_word("and")
-            && let Some(length) = measure_length(&chunks[..begin - 1], chunks.get(last + 1))
+            && let Some(length) = measure_length(&chunks[..value_start - 1], chunks.get(last + 1))
         {
-            begin -= length + 1;
+            value_start -= length + 1;
         } else if before.is_any(&["or", "to", "times", "plus", "minus", "and"])
-            && begin > 1
-            && is_value(begin - 2)
+            && value_start > 1
+            && is_value(value_start - 2)
         {
-            let between = begin > 2 && chunks[begin - 3].is_word("between");
+            let between = value_start > 2 && chunks[value_start - 3].is_word("between");
             match before.is_word("and") {
-                true if between => begin -= 3,
+                true if between => value_start -= 3,
                 true => break,
-                false => begin -= 2,
+                false => value_start -= 2,
             }
-        } else if let Some(length) = measure_length(&chunks[..begin], chunks.get(last + 1)) {
-            begin -= length;
-        } else if before.kind == Kind::Value && chunks[begin].kind == Kind::Value && begin == last {
-            // A mixed number.
-            begin -= 1;
-        } else if let Some(length) = bound_length(&chunks[..begin]) {
-            begin -= length;
-        } else if before.is_any(&COPULAS)
-            && let copulas = chunks[..begin].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
-            && let Some(length) = denial_length(&chunks[..begin - copulas])
+        } else if let Some(length) = measure_length(&chunks[..value_start], chunks.get(last + 1)) {
+            value_start -= length;
+        } else if before.kind == Kind::Value && chunks[value_start].kind == Kind::Value && value_start == last
         {
-            begin -= copulas + length;
+            // A mixed number.
+            value_start -= 1;
+        } else if let Some(length) = bound_length(&chunks[..value_start]) {
+            value_start -= length;
+        } else if before.is_any(&COPULAS)
+            && let copulas = chunks[..value_start].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
+            && let Some(length) = denial_length(&chunks[..value_start - copulas])
+        {
+            value_start -= copulas + length;
         } else if changes(before) {
-            begin -= 1;
+            value_start -= 1;
         } else {
             break;
         }
@@ -209,11 +210,11 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     while end < chunks.len()
         && chunks[end - 1].stop.is_none()
         && chunks[end].kind == Kind::Word
-        && chunks[end].is_beside()
+        && chunks[end].belongs_to_value()
     {
         end += 1;
     }
-    Some(text(sentence, &chunks[begin..end]))
+    Some(text(sentence, &chunks[value_start..end]))
 }
 
 /// Returns the number of chunks of a measure at the end of `chunks`, if its unit is larger than the
@@ -428,7 +429,7 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             {
                 return at;
             }
-            Kind::Word if chunk.is_beside() => {}
+            Kind::Word if chunk.belongs_to_value() => {}
             Kind::Word if TAILS.contains(&word.as_str()) => return at,
             Kind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
             Kind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => return noun.unwrap_or(at),
@@ -445,11 +446,14 @@ fn text(sentence: &str, chunks: &[Chunk]) -> String {
     let (Some(first), Some(last)) = (chunks.first(), chunks.last()) else { return String::new() };
     let mut formulas = chunks.iter().filter_map(|chunk| Some((chunk, inside(chunk.text)?)));
     if let (Some((chunk, formula)), None) = (formulas.next(), formulas.next()) {
-        let says = |other: &Chunk| {
+        let is_relevant = |other: &Chunk| {
             !std::ptr::eq(other, chunk)
-                && (other.kind != Kind::Word || changes(other) || other.is_beside() || other.is_number())
+                && (other.kind != Kind::Word
+                    || changes(other)
+                    || other.belongs_to_value()
+                    || other.is_number())
         };
-        if !chunks.iter().any(says) {
+        if !chunks.iter().any(is_relevant) {
             return formula.trim().to_owned();
         }
     }

@@ -7,14 +7,14 @@ use super::*;
 
 fn same(a: &str, b: &str) -> bool {
     let scorer = MathsScorer::default();
-    let there = scorer.is_same(a, b);
-    assert_eq!(there, scorer.is_same(b, a), "not symmetric: {a} and {b}");
-    there
+    let forward = scorer.is_same(a, b);
+    assert_eq!(forward, scorer.is_same(b, a), "not symmetric: {a} and {b}");
+    forward
 }
 
 #[test]
 fn expected_scores_and_ranges_are_not_subtracted() {
-    for (expected, says, due) in [
+    for (expected, stated, due) in [
         ("2-1", "1", 0.0),
         ("3-0", "3", 0.0),
         ("2-1", "3-2", 0.0),
@@ -31,9 +31,9 @@ fn expected_scores_and_ranges_are_not_subtracted() {
         ("-3", "-3", 1.0),
         ("3", "5-2", 1.0),
     ] {
-        let said = format!("The answer is {says}.");
-        let score = MathsScorer::default().grade(&said, &json!(expected)).unwrap();
-        assert_eq!(score.value, due, "{expected}: {said}");
+        let text = format!("The answer is {stated}.");
+        let score = MathsScorer::default().grade(&text, &json!(expected)).unwrap();
+        assert_eq!(score.value, due, "{expected}: {text}");
     }
 }
 
@@ -320,7 +320,7 @@ fn is_same_parses_words_of_other_languages() {
 #[test]
 fn hostile_answers_are_graded_quickly() {
     let deep = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
-    let begun = Instant::now();
+    let started = Instant::now();
     for text in [
         deep("{", "}", 50_000),
         deep("{", "}", 1000),
@@ -366,7 +366,7 @@ fn hostile_answers_are_graded_quickly() {
         MathsScorer::default().grade(&text, &"1".into()).unwrap();
         MathsScorer::default().grade(&text[14..], &"1".into()).unwrap();
     }
-    let took = begun.elapsed();
+    let took = started.elapsed();
     assert!(took < Duration::from_secs(20), "{took:?}");
 }
 

@@ -16,7 +16,7 @@ pub(super) struct Ratio {
     /// Names of the compared things: a and b in a : b = 2 : 3.
     pub names: Vec<Expr>,
     /// Whether the ratio is in words, such as 2 to 3. It can then be a range.
-    pub is_words: bool,
+    pub is_in_words: bool,
     /// Days, months, time zones and parts of the day next to the time.
     pub about: About,
 }
@@ -47,8 +47,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     // 9:00 pm EST, 5 pm on Monday
     let is_word = |token: &Token| matches!(token, Token::Text(_) | Token::Letter(_));
     let behind = tokens.iter().rev().take_while(|token| is_word(token)).count();
-    let (clock, beside) = tokens.split_at(tokens.len() - behind);
-    let is_noon = beside.first().is_some_and(|first| ["am", "pm"].contains(&text(first).as_str()));
+    let (clock, trailing_words) = tokens.split_at(tokens.len() - behind);
+    let is_noon = trailing_words.first().is_some_and(|first| ["am", "pm"].contains(&text(first).as_str()));
     let tokens = if is_noon { &tokens[..=clock.len()] } else { tokens };
     let daytime = match tokens {
         [rest @ .., a, b, c] if (text(a).as_str(), text(b).as_str()) == ("in", "the") => {
@@ -82,12 +82,12 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     let words = tokens.iter().take_while(|token| matches!(token, Token::Text(_))).count();
     let tokens = &tokens[words..];
     let is_to = |token: &Token| matches!(token, Token::Text(word) if word == "to");
-    let is_words = tokens.len() > 2
+    let is_in_words = tokens.len() > 2
         && tokens.iter().enumerate().all(|(at, token)| match at % 2 {
             0 => matches!(token, Token::Number { .. }),
             _ => is_to(token),
         });
-    let parts = split(tokens, |token| *token == Token::Sign(':') || (is_words && is_to(token)));
+    let parts = split(tokens, |token| *token == Token::Sign(':') || (is_in_words && is_to(token)));
     let fields: Option<Vec<u64>> = parts
         .iter()
         .map(|part| match part {
@@ -99,7 +99,7 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
         .collect();
     let two_digits = |part: &&[Token]| matches!(part, [Token::Number { digits, .. }] if digits.len() == 2);
     let clock = fields.filter(|fields| {
-        !is_words
+        !is_in_words
             && fields.len() <= 3
             && fields[1..].iter().all(|field| *field < 60)
             && parts[1..].iter().all(two_digits)
@@ -111,7 +111,7 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
             parts: vec![],
             clock: Some(seconds),
             names: vec![],
-            is_words: false,
+            is_in_words: false,
             about: about(),
         });
     }
@@ -120,7 +120,7 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     }
     let parts: Option<Vec<Expr>> = parts.into_iter().map(expression).collect();
     let clock = clock.map(|fields| seconds(&fields));
-    Some(Ratio { parts: parts?, clock, names: vec![], is_words, about: about() })
+    Some(Ratio { parts: parts?, clock, names: vec![], is_in_words, about: about() })
 }
 
 fn seconds(fields: &[u64]) -> u64 {

@@ -23,7 +23,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use crate::scorer::{expected_value, task_field};
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::{Component, ScoreError, Scorer, ScorerInput};
 
 /// Python modules of a worker: names and sources.
 const MODULES: [(&str, &str); 1] = [("serve", include_str!("serve.py"))];
@@ -42,7 +42,7 @@ pub struct PythonKeys {
     pub arguments: Map<String, Value>,
     /// Text that is passed as `solution_str` or in `completions`.
     #[serde(default)]
-    pub solution: Solution,
+    pub solution: SolutionText,
     /// Type of `prompts` and `completions` for a TRL function.
     #[serde(default)]
     pub completions: Completions,
@@ -66,7 +66,7 @@ pub struct PythonKeys {
 /// Text of an attempt that is passed to the function.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Solution {
+pub enum SolutionText {
     /// The final answer, without reasoning.
     #[default]
     Answer,
@@ -97,12 +97,12 @@ impl Completions {
     }
 }
 
-impl Solution {
+impl SolutionText {
     /// Returns the text of an attempt; empty unless the attempt ended with an answer.
-    pub(crate) fn of(self, evidence: &Evidence) -> String {
+    pub(crate) fn text_of(self, input: &ScorerInput) -> String {
         match self {
-            Solution::Answer => evidence.text().to_owned(),
-            Solution::Whole => evidence.whole(),
+            SolutionText::Answer => input.text().to_owned(),
+            SolutionText::Whole => input.full_text(),
         }
     }
 }
@@ -124,7 +124,7 @@ fn minute() -> f64 {
 }
 
 /// Arguments that come from the attempt.
-const USUAL: [&str; 10] = [
+const ATTEMPT_ARGUMENTS: [&str; 10] = [
     "data_source",
     "solution_str",
     "ground_truth",
@@ -147,7 +147,7 @@ impl PythonKeys {
             file: file.into(),
             function: compute_score(),
             arguments: Map::new(),
-            solution: Solution::default(),
+            solution: SolutionText::default(),
             completions: Completions::default(),
             python: python3(),
             workers: two(),
@@ -158,20 +158,20 @@ impl PythonKeys {
     }
 
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.file.as_os_str().is_empty() {
-            return refuse("file is empty: name the file of the scoring function".into());
+            return invalid("file is empty: name the file of the scoring function".into());
         }
         for (name, seconds) in [("seconds", self.seconds), ("start_seconds", self.start_seconds)] {
             if !(seconds > 0.0 && seconds <= 1e9) {
-                return refuse(format!("{name} = {seconds}, but it must be in 0..=1e9, not 0"));
+                return invalid(format!("{name} = {seconds}, but it must be in 0..=1e9, not 0"));
             }
         }
         if !(1..=WORKERS).contains(&self.workers) {
-            return refuse(format!("workers = {}, but it must be in 1..={WORKERS}", self.workers));
+            return invalid(format!("workers = {}, but it must be in 1..={WORKERS}", self.workers));
         }
-        match self.arguments.keys().find(|name| USUAL.contains(&name.as_str())) {
-            Some(name) => refuse(format!("arguments.{name} comes from the attempt: leave it out")),
+        match self.arguments.keys().find(|name| ATTEMPT_ARGUMENTS.contains(&name.as_str())) {
+            Some(name) => invalid(format!("arguments.{name} comes from the attempt: leave it out")),
             None => Ok(()),
         }
     }
@@ -179,10 +179,10 @@ impl PythonKeys {
 
 /// Returns the expected answer as verl passes it. If the answer equals `reward_model.ground_truth.target`
 /// of the row, as in Search-R1, this is the complete `ground_truth` object.
-fn ground_truth(evidence: &Evidence) -> &Value {
-    let expected = evidence.expected_value();
-    let whole = task_field(&evidence.task, "reward_model").and_then(|model| model.get("ground_truth"));
-    whole.filter(|whole| whole.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
+fn ground_truth(input: &ScorerInput) -> &Value {
+    let expected = input.expected_value();
+    let object = task_field(&input.task, "reward_model").and_then(|model| model.get("ground_truth"));
+    object.filter(|object| object.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
 }
 
 /// Returns the columns of a task's row, plus `question` and `answer` if the row has no such columns.
@@ -251,8 +251,8 @@ impl PythonScorer {
     }
 
     /// Returns the data of an attempt by verl's argument names, and the columns that TRL passes.
-    fn attempt(&self, evidence: &Evidence) -> Value {
-        let task = &evidence.task;
+    fn attempt(&self, input: &ScorerInput) -> Value {
+        let task = &input.task;
         let source =
             task_field(task, "data_source").or_else(|| task.get("source")).cloned().unwrap_or_default();
         let extra = task_field(task, "extra_info").filter(|extra| !extra.is_null());
@@ -260,15 +260,15 @@ impl PythonScorer {
         if let Value::Object(extra) = &mut extra {
             // verl counts the prompt, the assistant messages and the tool results: 2 T for T model calls,
             // the last of which is the answer.
-            extra.entry("num_turns").or_insert(json!(2 * evidence.outcome.turns));
+            extra.entry("num_turns").or_insert(json!(2 * input.outcome.turns));
             extra.entry("rollout_reward_scores").or_insert(json!({}));
         }
         let prompt = task_field(task, "prompt").filter(|prompt| prompt.is_array());
         json!({
             "arguments": self.keys.arguments,
             "data_source": source,
-            "solution_str": self.keys.solution.of(evidence),
-            "ground_truth": ground_truth(evidence),
+            "solution_str": self.keys.solution.text_of(input),
+            "ground_truth": ground_truth(input),
             "extra_info": extra,
             "question": prompt.or_else(|| task.get("question")),
             "columns": columns(task),
@@ -279,7 +279,7 @@ impl PythonScorer {
         ScoreError::Command { command: self.keys.file.display().to_string(), what: what.into() }
     }
 
-    fn failed(&self, error: WorkerError) -> ScoreError {
+    fn to_score_error(&self, error: WorkerError) -> ScoreError {
         self.broken(match error {
             WorkerError::NotStarted(why) => format!("cannot be run by {}: {why}", self.keys.python),
             WorkerError::StartTimeout(timeout) => format!("did not load within {timeout:?}"),
@@ -292,15 +292,15 @@ impl PythonScorer {
         })
     }
 
-    async fn ask(&self, attempt: Value) -> Result<Vec<Component>, ScoreError> {
+    async fn call_function(&self, attempt: Value) -> Result<Vec<Component>, ScoreError> {
         let timeout = Duration::from_secs_f64(self.keys.seconds);
-        let said = self.workers.request(Request::new("score", attempt), timeout).await;
-        let said = said.map_err(|error| self.failed(error))?;
-        if let Some(error) = said["error"].as_str() {
+        let response = self.workers.request(Request::new("score", attempt), timeout).await;
+        let response = response.map_err(|error| self.to_score_error(error))?;
+        if let Some(error) = response["error"].as_str() {
             return Err(self.broken(error));
         }
-        let score = said["score"].as_f64().ok_or_else(|| self.broken("gave no score"))?;
-        let extra = said["extra"].as_object().into_iter().flatten();
+        let score = response["score"].as_f64().ok_or_else(|| self.broken("gave no score"))?;
+        let extra = response["extra"].as_object().into_iter().flatten();
         let extra = extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
         Ok([Component::score(score)].into_iter().chain(extra).collect())
     }
@@ -310,7 +310,7 @@ impl PythonScorer {
 impl Scorer for PythonScorer {
     async fn check_ready(&self, task: &Value) -> Result<(), ScoreError> {
         self.keys.check()?;
-        self.workers.slot().await.map_err(|error| self.failed(error))?;
+        self.workers.slot().await.map_err(|error| self.to_score_error(error))?;
         let columns = columns(task);
         let required = self.columns.lock().unwrap_or_else(PoisonError::into_inner).clone();
         let missing = required.into_iter().find(|name| !columns.contains_key(name));
@@ -324,9 +324,9 @@ impl Scorer for PythonScorer {
         }
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         // The function also scores attempts without an answer; it receives an empty text.
-        self.ask(self.attempt(evidence)).await
+        self.call_function(self.attempt(input)).await
     }
 }
 

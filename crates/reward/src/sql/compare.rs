@@ -21,8 +21,8 @@ impl Cell {
         };
         match (self, other) {
             (Cell::Real(a), Cell::Real(b)) => close(*a, *b),
-            (Cell::Whole(whole), Cell::Real(real)) | (Cell::Real(real), Cell::Whole(whole)) => {
-                real.round() as i128 == i128::from(*whole) && close(*real, real.round())
+            (Cell::Integer(integer), Cell::Real(real)) | (Cell::Real(real), Cell::Integer(integer)) => {
+                real.round() as i128 == i128::from(*integer) && close(*real, real.round())
             }
             (a, b) => a == b,
         }
@@ -32,10 +32,10 @@ impl Cell {
     /// exact values, and the two zeros are equal.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
-            (Cell::Whole(a), Cell::Whole(b)) => a.cmp(b),
+            (Cell::Integer(a), Cell::Integer(b)) => a.cmp(b),
             (Cell::Real(a), Cell::Real(b)) => (a + 0.0).total_cmp(&(b + 0.0)),
-            (Cell::Whole(a), Cell::Real(b)) => order_exactly(*a, *b),
-            (Cell::Real(a), Cell::Whole(b)) => order_exactly(*b, *a).reverse(),
+            (Cell::Integer(a), Cell::Real(b)) => order_exactly(*a, *b),
+            (Cell::Real(a), Cell::Integer(b)) => order_exactly(*b, *a).reverse(),
             (Cell::Text(a), Cell::Text(b)) | (Cell::Blob(a), Cell::Blob(b)) => a.cmp(b),
             (a, b) => a.kind().cmp(&b.kind()),
         }
@@ -44,7 +44,7 @@ impl Cell {
     fn kind(&self) -> u8 {
         match self {
             Cell::Null => 0,
-            Cell::Whole(_) | Cell::Real(_) => 1,
+            Cell::Integer(_) | Cell::Real(_) => 1,
             Cell::Text(_) => 2,
             Cell::Blob(_) => 3,
         }
@@ -52,10 +52,10 @@ impl Cell {
 }
 
 /// Compares an integer with a floating-point number, without rounding the integer.
-fn order_exactly(whole: i64, real: f64) -> Ordering {
+fn order_exactly(integer: i64, real: f64) -> Ordering {
     // Rounding is monotonic: only equal numbers can hide a difference.
-    let rounded = (whole as f64).total_cmp(&(real + 0.0));
-    rounded.then_with(|| i128::from(whole).cmp(&(real as i128)))
+    let rounded = (integer as f64).total_cmp(&(real + 0.0));
+    rounded.then_with(|| i128::from(integer).cmp(&(real as i128)))
 }
 
 type Rows = [Vec<Cell>];
@@ -188,8 +188,8 @@ mod tests {
         match dice.below(6) {
             0 => Cell::Null,
             1 => Cell::Real(dice.below(1_000_000_000) as f64 / 1024.0),
-            2 => Cell::Whole(dice.below(3) as i64),
-            3 => Cell::Whole(dice.digits(18).parse().unwrap()),
+            2 => Cell::Integer(dice.below(3) as i64),
+            3 => Cell::Integer(dice.digits(18).parse().unwrap()),
             4 => Cell::Text(dice.digits(3).into_bytes()),
             _ => Cell::Text(["Ada", "Bob", "Cy", ""][dice.below(4)].into()),
         }
@@ -199,9 +199,9 @@ mod tests {
     fn changed(cell: &Cell, dice: &mut Dice) -> Cell {
         match cell {
             Cell::Null => Cell::Text("NULL".into()),
-            Cell::Whole(value) => match dice.below(4) {
-                0 => Cell::Whole(value + 1),
-                1 => Cell::Whole(-value - 1),
+            Cell::Integer(value) => match dice.below(4) {
+                0 => Cell::Integer(value + 1),
+                1 => Cell::Integer(-value - 1),
                 2 => Cell::Real(*value as f64 + 0.5 + (*value as f64).abs()),
                 _ => Cell::Text(value.to_string().into_bytes()),
             },
@@ -236,7 +236,7 @@ mod tests {
                 rows.iter().map(|row| columns.iter().map(|at| row[*at].clone()).collect()).collect()
             };
             let as_real = |cell: &Cell| match cell {
-                Cell::Whole(value) if value.abs() < 1 << 50 => Cell::Real(*value as f64),
+                Cell::Integer(value) if value.abs() < 1 << 50 => Cell::Real(*value as f64),
                 other => other.clone(),
             };
             let mut other = map(&shuffled(&want, &mut dice), &columns);
@@ -302,8 +302,10 @@ mod tests {
     #[test]
     fn order_of_large_numbers_is_total() {
         let large = 1i64 << 53;
-        let mut cells = vec![Cell::Whole(i64::MAX), Cell::Real(i64::MAX as f64), Cell::Real(f64::INFINITY)];
-        cells.extend((-3..4).flat_map(|step| [Cell::Whole(large + step), Cell::Real((large + step) as f64)]));
+        let mut cells = vec![Cell::Integer(i64::MAX), Cell::Real(i64::MAX as f64), Cell::Real(f64::INFINITY)];
+        cells.extend(
+            (-3..4).flat_map(|step| [Cell::Integer(large + step), Cell::Real((large + step) as f64)]),
+        );
         for a in &cells {
             for b in &cells {
                 assert_eq!(a.order(b), b.order(a).reverse(), "{a:?} {b:?}");
@@ -313,7 +315,7 @@ mod tests {
                 }
             }
         }
-        assert_eq!(Cell::Whole(large + 1).order(&Cell::Real(large as f64)), Ordering::Greater);
+        assert_eq!(Cell::Integer(large + 1).order(&Cell::Real(large as f64)), Ordering::Greater);
     }
 
     #[test]
@@ -328,21 +330,23 @@ mod tests {
 
     #[test]
     fn similar_columns_are_compared_in_bounded_time() {
-        let begun = std::time::Instant::now();
+        let started = std::time::Instant::now();
         let bit = |row: usize, at: usize, salt: usize| {
-            Cell::Whole(((row.wrapping_mul(0x9E37_79B9).wrapping_add(at * salt) >> 7) & 1) as i64)
+            Cell::Integer(((row.wrapping_mul(0x9E37_79B9).wrapping_add(at * salt) >> 7) & 1) as i64)
         };
         let table = |salt: usize| -> Vec<Vec<Cell>> {
             (0..64)
                 .flat_map(|row| {
                     let bits: Vec<Cell> = (0..14).map(|at| bit(row, at, salt)).collect();
-                    let flipped =
-                        bits.iter().map(|cell| Cell::Whole(1 - i64::from(*cell == Cell::Whole(1)))).collect();
+                    let flipped = bits
+                        .iter()
+                        .map(|cell| Cell::Integer(1 - i64::from(*cell == Cell::Integer(1))))
+                        .collect();
                     [bits, flipped]
                 })
                 .collect()
         };
         assert_eq!(same(&table(0x51_7CC1), &table(0x27_22BA), false, true), Some(false));
-        assert!(begun.elapsed() < std::time::Duration::from_secs(10));
+        assert!(started.elapsed() < std::time::Duration::from_secs(10));
     }
 }

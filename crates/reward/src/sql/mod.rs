@@ -15,11 +15,11 @@ use async_trait::async_trait;
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-use crate::answer::in_tag;
+use crate::answer::text_in_tag;
 use crate::scorer::{expected, task_field};
-use crate::{Component, Evidence, ScoreError, Scorer, blocks};
+use crate::{Component, ScoreError, Scorer, ScorerInput, blocks};
 use compare::same;
-use run::{Bounds, COLUMNS, Query, VALUE_BYTES};
+use run::{COLUMNS, Query, QueryLimits, VALUE_BYTES};
 
 /// Scorer that gives 1 if a query returns the same rows as the expected query, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -82,12 +82,12 @@ impl Scorer for SqlScorer {
         Query::check(&database, &gold).map_err(|why| unusable(&gold, &why))
     }
 
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let (database, gold) = (self.database(&evidence.task)?, gold(&evidence.task)?);
-        let Some(query) = query_in(evidence.text()).filter(|_| evidence.is_answered()) else {
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let (database, gold) = (self.database(&input.task)?, gold(&input.task)?);
+        let Some(query) = query_in(input.text()).filter(|_| input.is_answered()) else {
             return Ok(vec![Component::score(0.0), Component::new(RUNS, 0.0)]);
         };
-        let mut bounds = Bounds {
+        let mut bounds = QueryLimits {
             time: Duration::from_secs_f64(self.seconds),
             rows: self.rows,
             bytes: self.result_mb << 20,
@@ -110,14 +110,14 @@ impl Scorer for SqlScorer {
         bounds.enough = want.len();
         let found = Query::new(&database, &query, bounds).run().await;
         let runs = f64::from(u8::from(found.is_ok()));
-        let right = match found {
-            Ok(found) if found.is_whole => {
+        let is_correct = match found {
+            Ok(found) if found.is_complete => {
                 let (ordered, any_order) = (is_ordered(&gold), self.columns == Columns::AnyOrder);
                 let same = move || same(&want, &found.rows, ordered, any_order);
                 // The search for an order of many columns can take long.
                 let same = tokio::task::spawn_blocking(same).await;
                 let undecided = |why: &str| {
-                    let query = crate::scorer::shown(&gold);
+                    let query = crate::scorer::excerpt(&gold);
                     ScoreError::Unusable(format!(
                         "the result cannot be compared with that of {query:?}: {why}"
                     ))
@@ -127,25 +127,25 @@ impl Scorer for SqlScorer {
             }
             _ => false,
         };
-        let score = Component { extracted: Some(query), ..Component::score(f64::from(u8::from(right))) };
+        let score = Component { extracted: Some(query), ..Component::score(f64::from(u8::from(is_correct))) };
         Ok(vec![score, Component::new(RUNS, runs)])
     }
 }
 
 impl SqlScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.databases.as_os_str().is_empty() {
-            return refuse("databases is empty: name an SQLite file, or a folder of them".into());
+            return invalid("databases is empty: name an SQLite file, or a folder of them".into());
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e6) {
-            return refuse(format!("seconds = {}, but it must be in 0..=1e6, not 0", self.seconds));
+            return invalid(format!("seconds = {}, but it must be in 0..=1e6, not 0", self.seconds));
         }
         if self.rows == 0 {
-            return refuse("rows = 0, but it must be at least 1".into());
+            return invalid("rows = 0, but it must be at least 1".into());
         }
         if !(1..=1 << 16).contains(&self.result_mb) {
-            return refuse(format!("result_mb = {}, but it must be in 1..={}", self.result_mb, 1 << 16));
+            return invalid(format!("result_mb = {}, but it must be in 1..={}", self.result_mb, 1 << 16));
         }
         Ok(())
     }
@@ -170,16 +170,19 @@ impl SqlScorer {
         let nested = endings.map(|ending| self.databases.join(name).join(format!("{name}{ending}")));
         let found = flat.into_iter().chain(nested).find(|path: &PathBuf| Path::is_file(path));
         found.ok_or_else(|| {
-            let folder = self.databases.display();
+            let dir = self.databases.display();
             ScoreError::Unusable(format!(
-                "{folder} has no database {name}: neither {name}.sqlite nor {name}/{name}.sqlite"
+                "{dir} has no database {name}: neither {name}.sqlite nor {name}/{name}.sqlite"
             ))
         })
     }
 }
 
 fn unusable(query: &str, why: &str) -> ScoreError {
-    ScoreError::Unusable(format!("the expected query {:?} cannot be run: {why}", crate::scorer::shown(query)))
+    ScoreError::Unusable(format!(
+        "the expected query {:?} cannot be run: {why}",
+        crate::scorer::excerpt(query)
+    ))
 }
 
 /// Returns the expected query of a task.
@@ -196,7 +199,7 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
 /// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code block,
 /// or the complete text. Returns `None` if it is empty.
 fn query_in(text: &str) -> Option<String> {
-    let answer = in_tag(text, "answer").or_else(|| in_tag(text, "sql")).unwrap_or(text);
+    let answer = text_in_tag(text, "answer").or_else(|| text_in_tag(text, "sql")).unwrap_or(text);
     let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
     let query = found.trim().trim_end_matches(';').trim();
     Some(query.to_owned()).filter(|query| !query.is_empty())

@@ -15,7 +15,7 @@ const QUERY_BYTES: i32 = 16 << 10;
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Cell {
     Null,
-    Whole(i64),
+    Integer(i64),
     Real(f64),
     /// Text, as bytes that may be invalid UTF-8. Texts that differ only in invalid bytes are different.
     Text(Vec<u8>),
@@ -23,10 +23,10 @@ pub(super) enum Cell {
 }
 
 impl Cell {
-    fn of(value: ValueRef<'_>) -> Self {
+    fn from_value(value: ValueRef<'_>) -> Self {
         match value {
             ValueRef::Null => Cell::Null,
-            ValueRef::Integer(value) => Cell::Whole(value),
+            ValueRef::Integer(value) => Cell::Integer(value),
             ValueRef::Real(value) => Cell::Real(value),
             ValueRef::Text(text) => Cell::Text(text.to_vec()),
             ValueRef::Blob(blob) => Cell::Blob(blob.to_vec()),
@@ -45,7 +45,7 @@ impl Cell {
 
 /// Limits on a query and its result.
 #[derive(Debug, Clone, Copy)]
-pub(super) struct Bounds {
+pub(super) struct QueryLimits {
     /// Timeout for the query.
     pub time: Duration,
     /// Maximum number of rows. A larger result is an error.
@@ -75,7 +75,7 @@ const UNBOUNDED: [&str; 2] = ["json_group_", "jsonb_group_"];
 pub(super) struct Table {
     pub rows: Vec<Vec<Cell>>,
     /// Whether `rows` contains all rows of the result.
-    pub is_whole: bool,
+    pub is_complete: bool,
 }
 
 /// A query with its database and limits.
@@ -83,7 +83,7 @@ pub(super) struct Table {
 pub(super) struct Query {
     database: PathBuf,
     text: String,
-    bounds: Bounds,
+    bounds: QueryLimits,
 }
 
 /// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the maximum
@@ -121,7 +121,7 @@ fn bounded(query: &str) -> Result<(), String> {
 }
 
 impl Query {
-    pub fn new(database: &Path, text: &str, bounds: Bounds) -> Self {
+    pub fn new(database: &Path, text: &str, bounds: QueryLimits) -> Self {
         Query { database: database.to_owned(), text: text.to_owned(), bounds }
     }
 
@@ -147,17 +147,17 @@ impl Query {
     /// Returns a message if the query fails, would write, has no columns, or exceeds one of its limits.
     pub async fn run(self) -> Result<Table, String> {
         let limit = self.bounds.time;
-        let (tell, told) = tokio::sync::oneshot::channel();
+        let (handle_sender, handle_receiver) = tokio::sync::oneshot::channel();
         let mut running = tokio::task::spawn_blocking(move || {
             let connection = open(&self.database, self.bounds.value, self.bounds.columns)?;
             // Sending fails if the caller has stopped waiting.
-            let _ = tell.send(connection.get_interrupt_handle());
+            let _ = handle_sender.send(connection.get_interrupt_handle());
             self.rows_of(&connection)
         });
         let done = match with_timeout(limit, &mut running).await {
             Some(done) => done,
             None => {
-                if let Ok(handle) = told.await {
+                if let Ok(handle) = handle_receiver.await {
                     handle.interrupt();
                 }
                 // An interrupted query ends at its next step.
@@ -182,7 +182,7 @@ impl Query {
         let (mut found, mut bytes) = (Vec::new(), 0);
         while let Some(row) = rows.next().map_err(|error| error.to_string())? {
             if found.len() == self.bounds.enough {
-                return Ok(Table { rows: found, is_whole: false });
+                return Ok(Table { rows: found, is_complete: false });
             }
             if found.len() == self.bounds.rows {
                 return Err(format!("it gives more than {} rows", self.bounds.rows));
@@ -194,10 +194,10 @@ impl Query {
                 if bytes > self.bounds.bytes {
                     return Err(format!("its rows have more than {} bytes", self.bounds.bytes));
                 }
-                cells.push(Cell::of(value));
+                cells.push(Cell::from_value(value));
             }
             found.push(cells);
         }
-        Ok(Table { rows: found, is_whole: true })
+        Ok(Table { rows: found, is_complete: true })
     }
 }

@@ -4,12 +4,12 @@ use rusqlite::Connection;
 use serde_json::json;
 
 use super::*;
-use crate::testing::evidence;
+use crate::testing::scorer_input;
 
-fn folder() -> tempfile::TempDir {
-    let folder = tempfile::tempdir().unwrap();
+fn database_dir() -> tempfile::TempDir {
+    let dir = tempfile::tempdir().unwrap();
     for path in ["shop.sqlite", "zoo/zoo.sqlite"] {
-        let path = folder.path().join(path);
+        let path = dir.path().join(path);
         std::fs::create_dir_all(path.parent().unwrap()).unwrap();
         let connection = Connection::open(path).unwrap();
         connection
@@ -19,12 +19,12 @@ fn folder() -> tempfile::TempDir {
             )
             .unwrap();
     }
-    folder
+    dir
 }
 
-fn scorer(folder: &Path) -> SqlScorer {
+fn scorer(dir: &Path) -> SqlScorer {
     let scorer = SqlScorer {
-        databases: folder.to_owned(),
+        databases: dir.to_owned(),
         field: db_id(),
         seconds: 5.0,
         rows: 100,
@@ -48,8 +48,8 @@ fn task(gold: &str) -> Value {
 
 #[tokio::test]
 async fn queries_are_compared_by_results() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     let all = "SELECT name, price FROM item";
     for (gold, answer, score, runs) in [
         (all, "SELECT name, price FROM item ORDER BY price DESC", 1.0, 1.0),
@@ -93,15 +93,15 @@ async fn queries_are_compared_by_results() {
         ("SELECT 4, 'a' UNION ALL SELECT 2, 'b'", "SELECT 2.0, 'b' UNION ALL SELECT 4.0, 'a'", 1.0, 1.0),
         ("SELECT name FROM item WHERE name = 'order by'", "SELECT name FROM item WHERE 0", 1.0, 1.0),
     ] {
-        let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
-        assert_eq!((given[0].value, given[1].value), (score, runs), "{gold}\n{answer}");
+        let components = scorer.score(&scorer_input(answer, task(gold))).await.unwrap();
+        assert_eq!((components[0].value, components[1].value), (score, runs), "{gold}\n{answer}");
     }
 }
 
 #[tokio::test]
 async fn similar_values_are_distinguished() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     for (gold, answer, score) in [
         // Texts that are not UTF-8, as in old databases.
         ("SELECT CAST(x'e9' AS TEXT)", "SELECT CAST(x'e9' AS TEXT)", 1.0),
@@ -114,31 +114,31 @@ async fn similar_values_are_distinguished() {
         ("SELECT 9e999", "SELECT -9e999", 0.0),
         ("SELECT 9e999", "SELECT 1e999", 1.0),
     ] {
-        let given = scorer.score(&evidence(answer, task(gold))).await.unwrap();
-        assert_eq!(given[0].value, score, "{gold}\n{answer}");
+        let components = scorer.score(&scorer_input(answer, task(gold))).await.unwrap();
+        assert_eq!(components[0].value, score, "{gold}\n{answer}");
     }
 }
 
 #[tokio::test]
 async fn statements_without_columns_are_not_empty_results() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     let empty = "SELECT name FROM item WHERE 0";
     for answer in ["BEGIN", "SAVEPOINT a", "REINDEX", "PRAGMA foreign_keys = ON", "-- nothing", ";", "COMMIT"]
     {
-        let given = scorer.score(&evidence(answer, task(empty))).await.unwrap();
-        assert_eq!((given[0].value, given[1].value), (0.0, 0.0), "{answer}");
+        let components = scorer.score(&scorer_input(answer, task(empty))).await.unwrap();
+        assert_eq!((components[0].value, components[1].value), (0.0, 0.0), "{answer}");
     }
-    let given =
-        scorer.score(&evidence("SELECT price FROM item WHERE price > 99", task(empty))).await.unwrap();
-    assert_eq!(given[0].value, 1.0);
+    let components =
+        scorer.score(&scorer_input("SELECT price FROM item WHERE price > 99", task(empty))).await.unwrap();
+    assert_eq!(components[0].value, 1.0);
     assert!(scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is no query"));
 }
 
 #[tokio::test]
 async fn column_order_matters_only_if_in_order() {
-    let folder = folder();
-    let any = scorer(folder.path());
+    let dir = database_dir();
+    let any = scorer(dir.path());
     let fixed = SqlScorer { columns: Columns::InOrder, ..any.clone() };
     for (gold, answer, score) in [
         ("SELECT name, price, stock FROM item", "SELECT stock, name, price FROM item", 1.0),
@@ -164,18 +164,19 @@ async fn column_order_matters_only_if_in_order() {
         ("SELECT name, price FROM item", "SELECT price, name, stock FROM item", 0.0),
         ("SELECT name FROM item WHERE 0", "SELECT name, price FROM item WHERE 0", 1.0),
     ] {
-        let given = any.score(&evidence(answer, task(gold))).await.unwrap();
-        assert_eq!(given[0].value, score, "{gold}\n{answer}");
+        let components = any.score(&scorer_input(answer, task(gold))).await.unwrap();
+        assert_eq!(components[0].value, score, "{gold}\n{answer}");
     }
-    let given =
-        fixed.score(&evidence("SELECT price, name FROM item", task("SELECT name, price FROM item"))).await;
-    assert_eq!(given.unwrap()[0].value, 0.0);
+    let components = fixed
+        .score(&scorer_input("SELECT price, name FROM item", task("SELECT name, price FROM item")))
+        .await;
+    assert_eq!(components.unwrap()[0].value, 0.0);
 }
 
 #[tokio::test]
 async fn results_are_limited_in_rows_and_bytes() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n LIMIT 100000000)";
     for (answer, runs) in [
         // At most one row more than expected is read.
@@ -190,31 +191,31 @@ async fn results_are_limited_in_rows_and_bytes() {
         ),
         (format!("SELECT {}1", "length(hex(zeroblob(60000))) + ".repeat(3000)), 0.0),
     ] {
-        let begun = Instant::now();
-        let given = scorer.score(&evidence(&answer, task("SELECT name FROM item"))).await.unwrap();
+        let started = Instant::now();
+        let components = scorer.score(&scorer_input(&answer, task("SELECT name FROM item"))).await.unwrap();
         let shown = &answer[..answer.len().min(80)];
-        assert_eq!((given[0].value, given[1].value), (0.0, runs), "{shown}");
-        assert!(begun.elapsed() < Duration::from_secs(30), "{shown}");
+        assert_eq!((components[0].value, components[1].value), (0.0, runs), "{shown}");
+        assert!(started.elapsed() < Duration::from_secs(30), "{shown}");
     }
     // The size of all rows is limited, for the expected query and for an answer.
     let wide =
         format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT hex(zeroblob(50000)) FROM n"));
     let small = SqlScorer { result_mb: 8, ..scorer.clone() };
-    let error = small.score(&evidence("SELECT 1", task(&wide))).await.unwrap_err().to_string();
+    let error = small.score(&scorer_input("SELECT 1", task(&wide))).await.unwrap_err().to_string();
     assert!(error.contains("its rows have more than 8388608 bytes"), "{error}");
-    assert_eq!(scorer.score(&evidence(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
+    assert_eq!(scorer.score(&scorer_input(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
     let numbers = format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT i FROM n"));
-    let given = small.score(&evidence(&wide, task(&numbers))).await.unwrap();
-    assert_eq!((given[0].value, given[1].value), (0.0, 0.0));
+    let components = small.score(&scorer_input(&wide, task(&numbers))).await.unwrap();
+    assert_eq!((components[0].value, components[1].value), (0.0, 0.0));
     // An answer may contain values as long as those of the expected query.
     let long = "SELECT hex(zeroblob(200000))";
-    assert_eq!(scorer.score(&evidence(long, task(long))).await.unwrap()[0].value, 1.0);
+    assert_eq!(scorer.score(&scorer_input(long, task(long))).await.unwrap()[0].value, 1.0);
 }
 
 #[tokio::test]
 async fn row_memory_is_limited_by_columns_and_functions() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     let many = "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n)";
     let wide = format!("SELECT {} x FROM (SELECT randomblob(130000) AS x)", "x, ".repeat(1500));
     let columns: Vec<String> = (0..800).map(|at| format!("1 a{at}")).collect();
@@ -227,14 +228,19 @@ async fn row_memory_is_limited_by_columns_and_functions() {
         format!("SELECT count(*) FROM ({wide})"),
         format!("SELECT * FROM (SELECT {columns})"),
     ] {
-        let begun = Instant::now();
-        let given = scorer.score(&evidence(&answer, task("SELECT name FROM item"))).await.unwrap();
-        assert_eq!((given[0].value, given[1].value), (0.0, 0.0), "{}", &answer[..answer.len().min(80)]);
-        assert!(begun.elapsed() < Duration::from_secs(5), "{}", &answer[..answer.len().min(80)]);
+        let started = Instant::now();
+        let components = scorer.score(&scorer_input(&answer, task("SELECT name FROM item"))).await.unwrap();
+        assert_eq!(
+            (components[0].value, components[1].value),
+            (0.0, 0.0),
+            "{}",
+            &answer[..answer.len().min(80)]
+        );
+        assert!(started.elapsed() < Duration::from_secs(5), "{}", &answer[..answer.len().min(80)]);
     }
     // An answer may be as wide as the expected query.
     let wide = format!("SELECT {columns}");
-    assert_eq!(scorer.score(&evidence(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
+    assert_eq!(scorer.score(&scorer_input(&wide, task(&wide))).await.unwrap()[0].value, 1.0);
     let collects = task("SELECT json_group_array(name) FROM item");
     let error = scorer.check_task(&collects).unwrap_err().to_string();
     assert!(error.contains("memory has no bound"), "{error}");
@@ -242,12 +248,12 @@ async fn row_memory_is_limited_by_columns_and_functions() {
 
 #[tokio::test]
 async fn query_cannot_write_attach_or_exceed_limits() {
-    let folder = folder();
-    let scorer = SqlScorer { seconds: 1.0, ..scorer(folder.path()) };
-    let shop = folder.path().join("shop.sqlite");
+    let dir = database_dir();
+    let scorer = SqlScorer { seconds: 1.0, ..scorer(dir.path()) };
+    let shop = dir.path().join("shop.sqlite");
     let before = std::fs::read(&shop).unwrap();
-    let copy = folder.path().join("copy.sqlite");
-    let zoo = folder.path().join("zoo/zoo.sqlite");
+    let copy = dir.path().join("copy.sqlite");
+    let zoo = dir.path().join("zoo/zoo.sqlite");
     for query in [
         "DELETE FROM item".to_owned(),
         "DROP TABLE item".into(),
@@ -260,10 +266,10 @@ async fn query_cannot_write_attach_or_exceed_limits() {
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n".into(),
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n".into(),
     ] {
-        let begun = Instant::now();
-        let given = scorer.score(&evidence(&query, task("SELECT name FROM item"))).await.unwrap();
-        assert_eq!(given[0].value, 0.0, "{query}");
-        assert!(begun.elapsed() < Duration::from_secs(20), "{query}");
+        let started = Instant::now();
+        let components = scorer.score(&scorer_input(&query, task("SELECT name FROM item"))).await.unwrap();
+        assert_eq!(components[0].value, 0.0, "{query}");
+        assert!(started.elapsed() < Duration::from_secs(20), "{query}");
     }
     assert!(!copy.exists());
     assert_eq!(std::fs::read(&shop).unwrap(), before);
@@ -271,8 +277,8 @@ async fn query_cannot_write_attach_or_exceed_limits() {
 
 #[test]
 fn check_task_rejects_invalid_database_or_query() {
-    let folder = folder();
-    let scorer = scorer(folder.path());
+    let dir = database_dir();
+    let scorer = scorer(dir.path());
     let named = |name: &str, gold: &str| json!({ "answer": gold, "db_id": name });
     scorer.check_task(&named("zoo", "SELECT name FROM item")).unwrap();
     for (task, want) in [
@@ -286,7 +292,7 @@ fn check_task_rejects_invalid_database_or_query() {
         let error = scorer.check_task(&task).unwrap_err().to_string();
         assert!(error.contains(want), "{error}");
     }
-    let one = SqlScorer { databases: folder.path().join("shop.sqlite"), ..scorer.clone() };
+    let one = SqlScorer { databases: dir.path().join("shop.sqlite"), ..scorer.clone() };
     one.check_task(&json!({ "answer": "SELECT 1" })).unwrap();
     let none = SqlScorer { databases: "/no/such.sqlite".into(), ..scorer };
     assert!(

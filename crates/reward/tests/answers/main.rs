@@ -23,11 +23,11 @@ impl Random {
     }
 
     /// Returns an integer between `from` and `to`, both included.
-    fn within(&mut self, from: i64, to: i64) -> i64 {
+    fn integer_between(&mut self, from: i64, to: i64) -> i64 {
         from + (self.next() % (to - from + 1) as u64) as i64
     }
 
-    fn of<'t, T>(&mut self, several: &'t [T]) -> &'t T {
+    fn choose<'t, T>(&mut self, several: &'t [T]) -> &'t T {
         &several[self.next() as usize % several.len()]
     }
 
@@ -36,7 +36,7 @@ impl Random {
         (0..length)
             .map(|at| {
                 let from = i64::from(at == 0 || at + 1 == length);
-                char::from(b'0' + self.within(from, 9) as u8)
+                char::from(b'0' + self.integer_between(from, 9) as u8)
             })
             .collect()
     }
@@ -67,17 +67,17 @@ fn grouped(digits: &str, separator: &str) -> String {
 #[derive(Default)]
 struct Tally {
     pairs: usize,
-    right: usize,
+    num_correct: usize,
     lost: Vec<String>,
     false_rewards: Vec<String>,
 }
 
 impl Tally {
-    fn add(&mut self, gold: &str, reply: &str, right: bool, value: f64) {
+    fn add(&mut self, gold: &str, completion: &str, is_correct: bool, value: f64) {
         self.pairs += 1;
-        self.right += usize::from(right);
-        let pair = || format!("expected {gold}   reply {reply}");
-        match (right, value == 1.0) {
+        self.num_correct += usize::from(is_correct);
+        let pair = || format!("expected {gold}   reply {completion}");
+        match (is_correct, value == 1.0) {
             (true, false) => self.lost.push(pair()),
             (false, true) => self.false_rewards.push(pair()),
             _ => {}
@@ -87,17 +87,17 @@ impl Tally {
     /// Prints the counts. Fails on any false reward, if more than 2 % of the rewards are missing,
     /// or if there are fewer than 10,000 pairs.
     fn check(&self, name: &str) {
-        let got = self.right - self.lost.len();
+        let got = self.num_correct - self.lost.len();
         println!(
             "{name}: {} pairs, {got} of {} right, {} false",
             self.pairs,
-            self.right,
+            self.num_correct,
             self.false_rewards.len()
         );
         let show = |list: &[String]| list.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
         assert!(self.false_rewards.is_empty(), "{name}: false rewards:\n{}", show(&self.false_rewards));
         println!("{}", show(&self.lost));
-        assert!(got * 100 >= self.right * 98, "{name}: {got} of {} rewards", self.right);
+        assert!(got * 100 >= self.num_correct * 98, "{name}: {got} of {} rewards", self.num_correct);
         assert!(self.pairs >= 10_000, "{name}: {} pairs", self.pairs);
     }
 }

@@ -30,21 +30,21 @@ const SENTENCES: [&str; 16] = [
 
 fn add(tally: &mut Tally, scorer: &MathsScorer, r: &mut Random, item: &Item) {
     let gold = Value::from(item.gold.clone());
-    for (values, right) in [(&item.same, true), (&item.other, false)] {
+    for (values, is_correct) in [(&item.same, true), (&item.other, false)] {
         for value in values {
-            let reply = r.of(&SENTENCES).replace('@', value);
-            let score = scorer.grade(&reply, &gold).unwrap();
-            tally.add(&item.gold, &reply, right, score.value);
+            let completion = r.choose(&SENTENCES).replace('@', value);
+            let score = scorer.grade(&completion, &gold).unwrap();
+            tally.add(&item.gold, &completion, is_correct, score.value);
         }
     }
 }
 
-fn strings<const N: usize>(of: [String; N]) -> Vec<String> {
-    of.into()
+fn strings<const N: usize>(items: [String; N]) -> Vec<String> {
+    items.into()
 }
 
 fn integer(r: &mut Random) -> Item {
-    let n = r.within(2, 99_999);
+    let n = r.integer_between(2, 99_999);
     let digits = n.to_string();
     let wide: String = digits.chars().map(|c| char::from_u32(c as u32 + 0xfee0).unwrap()).collect();
     Item {
@@ -104,31 +104,31 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (whole, places) = (r.within(1, 9_999_999), r.within(1, 6) as usize);
-    let digits = r.digits(places);
-    let gold = format!("{whole}.{digits}");
+    let (integer, num_decimals) = (r.integer_between(1, 9_999_999), r.integer_between(1, 6) as usize);
+    let digits = r.digits(num_decimals);
+    let gold = format!("{integer}.{digits}");
     Item {
         same: strings([
             gold.clone(),
             format!("{gold}0"),
-            format!("\\frac{{{whole}{digits}}}{{1{}}}", "0".repeat(places)),
+            format!("\\frac{{{integer}{digits}}}{{1{}}}", "0".repeat(num_decimals)),
             format!("x = {gold}"),
-            format!("{}.{digits}", grouped(&whole.to_string(), ",")),
+            format!("{}.{digits}", grouped(&integer.to_string(), ",")),
         ]),
         other: strings([
-            format!("{whole}.{}", next_to(&digits)),
+            format!("{integer}.{}", next_to(&digits)),
             format!("-{gold}"),
-            format!("{whole}{digits}"),
-            format!("{}.{digits}", whole + 1),
+            format!("{integer}{digits}"),
+            format!("{}.{digits}", integer + 1),
             format!("{gold}\\text{{ million}}"),
-            whole.to_string(),
+            integer.to_string(),
         ]),
         gold,
     }
 }
 
 fn fraction(r: &mut Random) -> Item {
-    let (a, b) = (r.within(1, 60), *r.of(&[3, 7, 11, 13, 17, 19]));
+    let (a, b) = (r.integer_between(1, 60), *r.choose(&[3, 7, 11, 13, 17, 19]));
     let a = if a % b == 0 { a + 1 } else { a };
     Item {
         gold: format!("\\frac{{{a}}}{{{b}}}"),
@@ -153,8 +153,8 @@ fn fraction(r: &mut Random) -> Item {
 }
 
 fn mixed(r: &mut Random) -> Item {
-    let (w, b) = (r.within(2, 40), *r.of(&[3, 5, 7, 8]));
-    let a = r.within(1, b - 1);
+    let (w, b) = (r.integer_between(2, 40), *r.choose(&[3, 5, 7, 8]));
+    let a = r.integer_between(1, b - 1);
     Item {
         gold: format!("{w}\\frac{{{a}}}{{{b}}}"),
         same: strings([
@@ -173,7 +173,7 @@ fn mixed(r: &mut Random) -> Item {
 }
 
 fn pair(r: &mut Random) -> Item {
-    let (a, b) = (r.within(-50, 400), r.within(401, 999));
+    let (a, b) = (r.integer_between(-50, 400), r.integer_between(401, 999));
     Item {
         gold: format!("({a},{b})"),
         same: strings([
@@ -195,7 +195,7 @@ fn pair(r: &mut Random) -> Item {
 }
 
 fn interval(r: &mut Random) -> Item {
-    let (a, b) = (r.within(-30, 30), r.within(31, 90));
+    let (a, b) = (r.integer_between(-30, 30), r.integer_between(31, 90));
     Item {
         gold: format!("[{a},{b})"),
         same: strings([
@@ -220,8 +220,8 @@ fn interval(r: &mut Random) -> Item {
 }
 
 fn set(r: &mut Random) -> Item {
-    let a = r.within(-40, 0);
-    let (b, c) = (a + r.within(1, 9), a + r.within(10, 40));
+    let a = r.integer_between(-40, 0);
+    let (b, c) = (a + r.integer_between(1, 9), a + r.integer_between(10, 40));
     Item {
         gold: format!("\\{{{a},{b},{c}\\}}"),
         same: strings([
@@ -242,33 +242,33 @@ fn set(r: &mut Random) -> Item {
 }
 
 fn matrix(r: &mut Random) -> Item {
-    let [a, b, c] = [(); 3].map(|()| r.within(-20, 20));
-    let (d, b) = (a + r.within(1, 9), if b == c { b + 1 } else { b });
-    let of =
+    let [a, b, c] = [(); 3].map(|()| r.integer_between(-20, 20));
+    let (d, b) = (a + r.integer_between(1, 9), if b == c { b + 1 } else { b });
+    let items =
         |name: &str, [a, b, c, d]: [i64; 4]| format!("\\begin{{{name}}}{a}&{b}\\\\{c}&{d}\\end{{{name}}}");
     Item {
-        gold: of("pmatrix", [a, b, c, d]),
+        gold: items("pmatrix", [a, b, c, d]),
         same: strings([
-            of("bmatrix", [a, b, c, d]),
+            items("bmatrix", [a, b, c, d]),
             format!("\\left(\\begin{{array}}{{cc}}{a}&{b}\\\\{c}&{d}\\end{{array}}\\right)"),
-            format!("\\frac12{}", of("pmatrix", [2 * a, 2 * b, 2 * c, 2 * d])),
-            format!("-{}", of("pmatrix", [-a, -b, -c, -d])),
-            format!("{}^T", of("pmatrix", [a, c, b, d])),
-            format!("A = {}", of("pmatrix", [a, b, c, d])),
+            format!("\\frac12{}", items("pmatrix", [2 * a, 2 * b, 2 * c, 2 * d])),
+            format!("-{}", items("pmatrix", [-a, -b, -c, -d])),
+            format!("{}^T", items("pmatrix", [a, c, b, d])),
+            format!("A = {}", items("pmatrix", [a, b, c, d])),
         ]),
         other: strings([
-            of("pmatrix", [a, c, b, d]),
-            of("pmatrix", [a, b, c, d + 1]),
-            of("pmatrix", [c, d, a, b]),
-            format!("10{}", of("pmatrix", [a, b, c, d])),
-            of("vmatrix", [a, b, c, d]),
+            items("pmatrix", [a, c, b, d]),
+            items("pmatrix", [a, b, c, d + 1]),
+            items("pmatrix", [c, d, a, b]),
+            format!("10{}", items("pmatrix", [a, b, c, d])),
+            items("vmatrix", [a, b, c, d]),
             format!("({a},{b},{c},{d})"),
         ]),
     }
 }
 
 fn time(r: &mut Random) -> Item {
-    let (h, m) = (r.within(1, 11), r.within(0, 59));
+    let (h, m) = (r.integer_between(1, 11), r.integer_between(0, 59));
     Item {
         gold: format!("{h}:{m:02}\\text{{ p.m.}}"),
         same: strings([
@@ -291,8 +291,8 @@ fn time(r: &mut Random) -> Item {
 }
 
 fn unit(r: &mut Random) -> Item {
-    let n = r.within(2, 999);
-    let (short, long, other) = r.of(&[
+    let n = r.integer_between(2, 999);
+    let (short, long, other) = r.choose(&[
         ("cm", "centimeters", "m"),
         ("km", "kilometers", "miles"),
         ("hours", "hr", "minutes"),
@@ -323,8 +323,9 @@ fn unit(r: &mut Random) -> Item {
 }
 
 fn magnitude(r: &mut Random) -> Item {
-    let n = r.within(2, 999);
-    let (word, zeros) = *r.of(&[("thousand", 3), ("million", 6), ("billion", 9), ("lakh", 5), ("crore", 7)]);
+    let n = r.integer_between(2, 999);
+    let (word, zeros) =
+        *r.choose(&[("thousand", 3), ("million", 6), ("billion", 9), ("lakh", 5), ("crore", 7)]);
     let zeros = "0".repeat(zeros);
     Item {
         gold: format!("{n}\\text{{ {word}}}"),
@@ -348,9 +349,9 @@ fn magnitude(r: &mut Random) -> Item {
 }
 
 fn names(r: &mut Random) -> Item {
-    let (a, b) = (r.within(1, 50), r.within(51, 99));
+    let (a, b) = (r.integer_between(1, 50), r.integer_between(51, 99));
     let [x, y] =
-        *r.of(&[["boys", "girls"], ["red balls", "blue balls"], ["cats", "dogs"], ["dimes", "nickels"]]);
+        *r.choose(&[["boys", "girls"], ["red balls", "blue balls"], ["cats", "dogs"], ["dimes", "nickels"]]);
     Item {
         gold: format!("{a}\\text{{ {x}}}, {b}\\text{{ {y}}}"),
         same: strings([
@@ -371,9 +372,9 @@ fn names(r: &mut Random) -> Item {
 }
 
 fn percent(r: &mut Random) -> Item {
-    let n = r.within(2, 99);
+    let n = r.integer_between(2, 99);
     let [up, down] =
-        *r.of(&[["profit", "loss"], ["increase", "decrease"], ["rise", "drop"], ["gain", "fall"]]);
+        *r.choose(&[["profit", "loss"], ["increase", "decrease"], ["rise", "drop"], ["gain", "fall"]]);
     Item {
         gold: format!("{n}\\%\\text{{ {up}}}"),
         same: strings([
@@ -394,8 +395,8 @@ fn percent(r: &mut Random) -> Item {
 }
 
 fn ratio(r: &mut Random) -> Item {
-    let (a, b) = *r.of(&[(2, 3), (3, 4), (5, 2), (7, 4), (9, 5), (1, 6)]);
-    let k = r.within(2, 9);
+    let (a, b) = *r.choose(&[(2, 3), (3, 4), (5, 2), (7, 4), (9, 5), (1, 6)]);
+    let k = r.integer_between(2, 9);
     Item {
         gold: format!("{a}:{b}"),
         same: strings([
@@ -415,7 +416,7 @@ fn ratio(r: &mut Random) -> Item {
 }
 
 fn based(r: &mut Random) -> Item {
-    let n = r.within(5, 900);
+    let n = r.integer_between(5, 900);
     let binary = format!("{n:b}");
     Item {
         gold: format!("{binary}_2"),
@@ -439,7 +440,7 @@ fn based(r: &mut Random) -> Item {
 }
 
 fn radical(r: &mut Random) -> Item {
-    let (a, s) = (r.within(2, 60), *r.of(&[2, 3, 5, 7, 11]));
+    let (a, s) = (r.integer_between(2, 60), *r.choose(&[2, 3, 5, 7, 11]));
     Item {
         gold: format!("{a}\\sqrt{{{s}}}"),
         same: strings([

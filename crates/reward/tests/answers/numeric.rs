@@ -1,6 +1,6 @@
 //! Metamorphic pairs for `numeric`: numbers in other notations and changed numbers, in sentences.
 
-use levade_reward::{Extract, NumericScorer, Tolerance};
+use levade_reward::{NumberLocation, NumericScorer, Tolerance};
 use serde_json::Value;
 
 use super::{Item, Random, Tally, grouped, next_to};
@@ -10,40 +10,40 @@ const ROUNDS: usize = 90;
 
 /// Sentences that state a value in a completion, with the extraction method. `@` is replaced by the
 /// value.
-const SENTENCES: [(&str, Extract); 15] = [
-    ("Adding 3 and 4 gives 7. So she has @ in the end.", Extract::LastNumber),
-    ("@", Extract::LastNumber),
-    ("The answer is @.", Extract::LastNumber),
-    ("That makes **@**!", Extract::LastNumber),
-    ("3 + 4 = 7, so the result is @", Extract::LastNumber),
-    ("Total: @", Extract::LastNumber),
-    ("He gets `@`.", Extract::LastNumber),
-    ("first 12, then 13\n\n@\n", Extract::LastNumber),
-    ("3 * 4 = 12\n#### @", Extract::Hashes),
-    ("#### @ in total", Extract::Hashes),
-    ("The answer is @, as 3 people came.", Extract::AnswerIs),
-    ("I think the Answer is: **@**.", Extract::AnswerIs),
-    ("so $\\boxed{@}$ of 99", Extract::Boxed),
-    ("\\[\\boxed{ @ }\\]", Extract::Boxed),
-    ("\\boxed{x = @}", Extract::Boxed),
+const SENTENCES: [(&str, NumberLocation); 15] = [
+    ("Adding 3 and 4 gives 7. So she has @ in the end.", NumberLocation::LastNumber),
+    ("@", NumberLocation::LastNumber),
+    ("The answer is @.", NumberLocation::LastNumber),
+    ("That makes **@**!", NumberLocation::LastNumber),
+    ("3 + 4 = 7, so the result is @", NumberLocation::LastNumber),
+    ("Total: @", NumberLocation::LastNumber),
+    ("He gets `@`.", NumberLocation::LastNumber),
+    ("first 12, then 13\n\n@\n", NumberLocation::LastNumber),
+    ("3 * 4 = 12\n#### @", NumberLocation::Hashes),
+    ("#### @ in total", NumberLocation::Hashes),
+    ("The answer is @, as 3 people came.", NumberLocation::AnswerIs),
+    ("I think the Answer is: **@**.", NumberLocation::AnswerIs),
+    ("so $\\boxed{@}$ of 99", NumberLocation::Boxed),
+    ("\\[\\boxed{ @ }\\]", NumberLocation::Boxed),
+    ("\\boxed{x = @}", NumberLocation::Boxed),
 ];
 
 fn add(tally: &mut Tally, r: &mut Random, item: &Item) {
     let gold = Value::from(item.gold.clone());
-    for (values, right) in [(&item.same, true), (&item.other, false)] {
+    for (values, is_correct) in [(&item.same, true), (&item.other, false)] {
         for value in values {
-            let (sentence, extract) = *r.of(&SENTENCES);
-            let reply = sentence.replace('@', value);
+            let (sentence, extract) = *r.choose(&SENTENCES);
+            let completion = sentence.replace('@', value);
             let scorer = NumericScorer { extract, tolerance: Tolerance::Exact };
-            let score = scorer.grade(&reply, &gold).unwrap();
-            tally.add(&item.gold, &format!("{extract:?} {reply}"), right, score.value);
+            let score = scorer.grade(&completion, &gold).unwrap();
+            tally.add(&item.gold, &format!("{extract:?} {completion}"), is_correct, score.value);
         }
     }
 }
 
 /// Returns wrong answers that end with the number.
 fn shapes(number: &str, r: &mut Random) -> Vec<String> {
-    let (k, h) = (r.within(2, 99), r.within(1, 12));
+    let (k, h) = (r.integer_between(2, 99), r.integer_between(1, 12));
     vec![
         format!("({k}, {number})"),
         format!("[{k}, {number}]"),
@@ -61,7 +61,7 @@ fn shapes(number: &str, r: &mut Random) -> Vec<String> {
 }
 
 fn integer(r: &mut Random) -> Item {
-    let n = r.within(2, 999_999);
+    let n = r.integer_between(2, 999_999);
     let digits = n.to_string();
     let wide: String = digits.chars().map(|c| char::from_u32(c as u32 + 0xfee0).unwrap()).collect();
     let mut other = shapes(&digits, r);
@@ -118,29 +118,29 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (whole, places) = (r.within(1, 9_999_999), r.within(1, 30) as usize);
-    let digits = r.digits(places);
-    let gold = format!("{whole}.{digits}");
+    let (integer, num_decimals) = (r.integer_between(1, 9_999_999), r.integer_between(1, 30) as usize);
+    let digits = r.digits(num_decimals);
+    let gold = format!("{integer}.{digits}");
     Item {
         same: vec![
             gold.clone(),
             format!("{gold}0"),
-            format!("{}.{digits}", grouped(&whole.to_string(), ",")),
+            format!("{}.{digits}", grouped(&integer.to_string(), ",")),
         ],
         other: vec![
-            format!("{whole}.{}", next_to(&digits)),
+            format!("{integer}.{}", next_to(&digits)),
             format!("{gold}1"),
             format!("-{gold}"),
-            format!("{}.{digits}", whole + 1),
+            format!("{}.{digits}", integer + 1),
             format!("{gold} million"),
-            format!("{whole}"),
+            format!("{integer}"),
         ],
         gold,
     }
 }
 
 fn fraction(r: &mut Random) -> Item {
-    let (a, b) = (r.within(1, 60), *r.of(&[3, 7, 11, 13]));
+    let (a, b) = (r.integer_between(1, 60), *r.choose(&[3, 7, 11, 13]));
     let a = if a % b == 0 { a + 1 } else { a };
     Item {
         gold: format!("\\frac{{{a}}}{{{b}}}"),
@@ -157,8 +157,8 @@ fn fraction(r: &mut Random) -> Item {
 }
 
 fn mixed(r: &mut Random) -> Item {
-    let (w, b) = (r.within(2, 40), *r.of(&[3, 5, 7, 8]));
-    let a = r.within(1, b - 1);
+    let (w, b) = (r.integer_between(2, 40), *r.choose(&[3, 5, 7, 8]));
+    let a = r.integer_between(1, b - 1);
     Item {
         gold: format!("{w}\\frac{{{a}}}{{{b}}}"),
         same: vec![format!("{w} {a}/{b}"), format!("{}/{b}", w * b + a), format!("{w}\\frac{{{a}}}{{{b}}}")],
@@ -173,8 +173,8 @@ fn mixed(r: &mut Random) -> Item {
 }
 
 fn unit(r: &mut Random) -> Item {
-    let n = r.within(2, 999);
-    let (unit, same, other) = *r.of(&[
+    let n = r.integer_between(2, 999);
+    let (unit, same, other) = *r.choose(&[
         ("cm", "centimeters", "m"),
         ("hours", "hr", "minutes"),
         ("kg", "kilograms", "grams"),
@@ -194,8 +194,8 @@ fn unit(r: &mut Random) -> Item {
 }
 
 fn magnitude(r: &mut Random) -> Item {
-    let n = r.within(2, 999);
-    let (word, zeros) = *r.of(&[("thousand", 3), ("million", 6), ("billion", 9), ("lakh", 5)]);
+    let n = r.integer_between(2, 999);
+    let (word, zeros) = *r.choose(&[("thousand", 3), ("million", 6), ("billion", 9), ("lakh", 5)]);
     let zeros = "0".repeat(zeros);
     Item {
         gold: format!("{n} {word}"),

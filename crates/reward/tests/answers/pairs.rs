@@ -1,7 +1,7 @@
 //! Grades handwritten pairs of all classes. `conformance/maths.py` runs the same pairs against
 //! math-verify.
 
-use levade_reward::{Extract, MathsScorer, NumericScorer, Tolerance};
+use levade_reward::{MathsScorer, NumberLocation, NumericScorer, Tolerance};
 use serde_json::Value;
 
 #[test]
@@ -23,7 +23,7 @@ fn numeric_verdicts_match_handwritten_pairs() {
     let mut wrong = Vec::new();
     for line in include_str!("../data/numeric_pairs.jsonl").lines() {
         let row: Value = serde_json::from_str(line).unwrap();
-        let extract: Extract = serde_json::from_value(row["extract"].clone()).unwrap();
+        let extract: NumberLocation = serde_json::from_value(row["extract"].clone()).unwrap();
         let scorer = NumericScorer { extract, tolerance: Tolerance::Exact };
         let score = scorer.grade(row["text"].as_str().unwrap(), &row["answer"]).unwrap();
         if Some(score.value) != row["right"].as_f64() {

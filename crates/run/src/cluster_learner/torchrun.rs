@@ -82,7 +82,7 @@ pub async fn start(
     environment.push((TOKEN.into(), token.clone()));
     let mut kept = serve(&order, 0, root, (environment, &log), supervisor).await?;
     order.write(&dir)?;
-    let url = await_address(&mut kept, &port, &log, keys.start()).await?;
+    let url = await_address(&mut kept, &port, &log, keys.start_timeout()).await?;
     let (send, ended) = watch::channel(None);
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
@@ -129,7 +129,7 @@ fn command(
     let mut add = |flag: &str, value: &dyn Display| words.extend([flag.to_owned(), value.to_string()]);
     add("-m", &"torch.distributed.run");
     add("--nnodes", &keys.nodes);
-    add("--nproc-per-node", &keys.of_node());
+    add("--nproc-per-node", &keys.processes_per_node());
     add("--node-rank", &Order::node());
     add("--master-addr", &head);
     add("--master-port", &master);

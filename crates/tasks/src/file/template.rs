@@ -5,7 +5,7 @@
 //! `label` uses its labels, a list of objects with a label and a text uses their labels, and any
 //! other object uses its field names.
 
-use levade_reward::{OPTION_LABELS, OPTION_TEXTS, lettered};
+use levade_reward::{OPTION_LABELS, OPTION_TEXTS, split_letters};
 use serde_json::{Map, Value};
 
 use super::json_text;
@@ -89,7 +89,7 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
         let texts: Vec<String> =
             list.iter().map(|item| scalar(option_text(item)).ok_or(NEEDED)).collect::<Result<_, _>>()?;
-        if !texts.is_empty() && lettered(&texts).is_some() {
+        if !texts.is_empty() && split_letters(&texts).is_some() {
             return Ok(texts);
         }
         let labels: Option<Vec<String>> = list.iter().map(option_label).collect();

@@ -40,7 +40,7 @@ pub(crate) async fn enter(
         };
     };
     let phase = &run.recipe.phase[phase];
-    let trained = run.recipe.trained_in(phase);
+    let trained = run.recipe.trained_policies_in(phase);
     for (name, learns) in run.policies.among(&trained) {
         let place = run.policies.place(&before.path, name);
         if begins {

@@ -49,7 +49,7 @@ impl Rl {
             let version = progress.version(&name) - u64::from(done);
             (name, version)
         };
-        let began = recipe.trained_in(&phase).into_iter().map(began).collect();
+        let began = recipe.trained_policies_in(&phase).into_iter().map(began).collect();
         let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks).await?;
         Ok(Rl { phase, index, keys, flow })
     }
@@ -133,7 +133,7 @@ impl Rl {
             describe::baselines(&baselines, missing, &mut metrics);
         }
         if keys.kl.is_some_and(|kl| kl.reference_every > 0) {
-            metrics.add("actor/reference_age", f64::from(step - keys.reference_taken(step)));
+            metrics.add("actor/reference_age", f64::from(step - keys.reference_step(step)));
         }
         let whole = start.elapsed().as_secs_f64();
         describe::sampling(&before, &Look::at(&**sampler).await?, whole, &mut metrics);
@@ -284,7 +284,7 @@ impl OfPhase<'_> {
         let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let (mut plans, mut sampled) = (Vec::new(), Census::default());
-        for (name, learns) in policies.among(&recipe.trained_in(self.phase)) {
+        for (name, learns) in policies.among(&recipe.trained_policies_in(self.phase)) {
             let (models, targets) = (learns.models(self.phase), self.run.targets(name));
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
             let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;

@@ -73,7 +73,7 @@ pub(super) fn demonstrations(
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let agent = agents.of(&task)?;
         let (Agent { name, tools, .. }, policy) = (&agent.agent, &agent.player().policy);
-        let mut messages = agent.keys.opening(&task);
+        let mut messages = agent.keys.initial_messages(&task);
         let given = messages.len();
         messages.extend(demonstration.messages());
         let trajectory = demonstrate(agent.format.chat(), &tools.specs(&task), &messages, given)
@@ -139,7 +139,7 @@ impl Sft {
     ) -> Result<Metrics, TrainerError> {
         let start = Instant::now();
         let RunContext { recipe, store, policies, origin, .. } = run;
-        let trained = recipe.trained_in(&self.phase);
+        let trained = recipe.trained_policies_in(&self.phase);
         let total = self.demonstrations.len();
         let a_pass = total.div_ceil(self.keys.batch) as u32;
         let (epoch, within) = (step / a_pass, (step % a_pass) as usize);

@@ -12,7 +12,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{CRASH_AT, uniform};
-use levade_reward::{Evidence, ScoreError, Scorer};
+use levade_reward::{ScoreError, Scorer, ScorerInput};
 use levade_store::testing::{undisturbed, undisturbed_plan, wait};
 use levade_store::{Attempt, Sqlite, Status, StepPlan, Store};
 use levade_trainer::{CustomScorers, Ended, Parts, ReplayComparison, Start, StopFlag, Trainer, replay};
@@ -58,15 +58,15 @@ struct Rank;
 
 #[async_trait]
 impl Scorer for Rank {
-    fn is_by_group(&self) -> bool {
+    fn scores_groups(&self) -> bool {
         true
     }
 
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         Err(ScoreError::Unusable("it compares".into()))
     }
 
-    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+    async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
         Ok(ranks(group))
     }
 }

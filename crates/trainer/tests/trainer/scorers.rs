@@ -9,7 +9,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{Sampler, Simulator};
-use levade_reward::{Evidence, NumericScorer, ScoreError, Scorer};
+use levade_reward::{NumericScorer, ScoreError, Scorer, ScorerInput};
 use levade_store::testing::wait;
 use levade_store::{Attempt, CreditTarget, Sqlite, Status, Store};
 use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
@@ -116,7 +116,7 @@ struct Form;
 
 #[async_trait]
 impl Scorer for Form {
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let tokens = evidence.trajectory.sampled_tokens() as f64;
         let first = Component { on: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
         Ok(vec![Component::score(1.0), Component::new("tokens", tokens), first])
@@ -187,7 +187,7 @@ impl Judge {
 
 #[async_trait]
 impl Scorer for Judge {
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let is_first = *self.first.get_or_init(|| evidence.attempt) == evidence.attempt;
         let misses = (is_first || !self.of_first) && self.misses();
         let shuns =
@@ -337,15 +337,15 @@ struct Rank(Judge);
 
 #[async_trait]
 impl Scorer for Rank {
-    fn is_by_group(&self) -> bool {
+    fn scores_groups(&self) -> bool {
         true
     }
 
-    async fn score(&self, _: &Evidence) -> Result<Vec<Component>, ScoreError> {
+    async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         Err(ScoreError::Unusable("it compares".into()))
     }
 
-    async fn score_group(&self, group: &[Evidence]) -> Result<Vec<Vec<Component>>, ScoreError> {
+    async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
         if self.0.misses() {
             return Err(ScoreError::Unavailable("nobody compares".into()));
         }

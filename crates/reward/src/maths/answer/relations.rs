@@ -54,17 +54,17 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     let value = quantity(last);
     // In `A = \{1, 2\}` and `f(x) = 5\%`, the answer is the right side.
     if is_equal && value.as_ref().is_none_or(|value| value.percent) {
-        return Some(labeled(label(first), item(last, depth + 1)?));
+        return Some(with_label(label(first), item(last, depth + 1)?));
     }
     let before = sides[..sides.len() - 1].iter();
     let parts: Option<Vec<Expr>> =
-        before.map(|side| Some(stripped(expression(side)?, &mut About::default()))).collect();
+        before.map(|side| Some(strip_modifiers(expression(side)?, &mut About::default()))).collect();
     let mut parts = parts?;
     if let Some(value) = value {
         about = value.about;
         parts.push(value.value);
     } else {
-        parts.push(stripped(expression(last)?, &mut about));
+        parts.push(strip_modifiers(expression(last)?, &mut about));
     }
     // x = ±2 states two answers.
     let several = spread(parts.last()?);
@@ -91,8 +91,9 @@ fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
     if both.as_ref().is_some_and(|(a, b)| a == b) {
         return true;
     }
-    let real =
-        |of: &Expr| approximate::value(of, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re);
+    let real = |expr: &Expr| {
+        approximate::value(expr, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re)
+    };
     let (Some(a), Some(b)) = (real(exact), real(written)) else { return sign == '=' };
     let far = both.and_then(|(a, b)| a.minus(&b)).map_or((a - b).abs(), |far| far.to_f64().abs());
     let (near, size) = (far / a.abs().max(b.abs()), b.abs());
@@ -104,12 +105,12 @@ fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
 
 /// Returns the unit of the last digit of a number that is written with a decimal point or as a
 /// multiple of a power of ten. The unit of an integer is 1. Returns `None` for other expressions.
-fn unit(of: &Expr) -> Option<f64> {
-    match of {
+fn unit(expr: &Expr) -> Option<f64> {
+    match expr {
         Expr::Number(literal) => Some(10f64.powi(literal.scale)),
         Expr::Negative(inner) => unit(inner),
         Expr::Product(factors) => match &factors[..] {
-            [Expr::Number(literal), power @ Expr::Power(base, _)] if **base == Expr::whole(10) => {
+            [Expr::Number(literal), power @ Expr::Power(base, _)] if **base == Expr::integer(10) => {
                 Some(10f64.powi(literal.scale) * rational(power)?.to_f64())
             }
             _ => None,

@@ -66,12 +66,12 @@ impl Lexer<'_> {
             return self.push(Token::Number { digits, scale, decimal: true, spaced });
         };
         let block = digits[digits.len() - length..].to_owned();
-        let mut left = scale;
-        while left <= -(length as i32) && digits.ends_with(&block) {
+        let mut remaining = scale;
+        while remaining <= -(length as i32) && digits.ends_with(&block) {
             digits.truncate(digits.len() - length);
-            left += length as i32;
+            remaining += length as i32;
         }
-        self.push_repeating(digits, left, spaced, block);
+        self.push_repeating(digits, remaining, spaced, block);
     }
 
     /// Pushes a decimal and the block of repeating digits after it.
@@ -79,7 +79,7 @@ impl Lexer<'_> {
         self.push(Token::Number { digits, scale, decimal: true, spaced });
         self.push(Token::Command("overline".into()));
         self.push(Token::GroupOpen);
-        self.push(Token::whole(block));
+        self.push(Token::integer(block));
         self.push(Token::GroupClose);
     }
 

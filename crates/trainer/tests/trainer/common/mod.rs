@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
-use levade_reward::Evidence;
+use levade_reward::ScorerInput;
 use levade_text::testing::{VOCABULARY, tiny_chat};
 use levade_tools::{Calculator, Delayed, ToolSet, Toolbox};
 use levade_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
@@ -101,9 +101,9 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 }
 
 /// Scores each attempt of a group by the fraction of attempts that are shorter.
-pub fn ranks(group: &[Evidence]) -> Vec<Vec<Component>> {
-    let length = |evidence: &Evidence| evidence.trajectory.sampled_tokens();
-    let shorter = |one: &Evidence| group.iter().filter(|other| length(other) < length(one)).count() as f64;
+pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
+    let length = |evidence: &ScorerInput| evidence.trajectory.sampled_tokens();
+    let shorter = |one: &ScorerInput| group.iter().filter(|other| length(other) < length(one)).count() as f64;
     group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
 }
 

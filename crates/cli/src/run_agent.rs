@@ -62,12 +62,12 @@ pub struct Args {
 }
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
-    crate::runtime()?.block_on(attempt(args))
+    crate::runtime()?.block_on(run_attempt(args))
 }
 
-async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
-    let (source, its_run) = run::model_asked(&args.source, run::Asking::Default)?;
-    let begun = its_run.as_ref().map(RunDir::begun).transpose()?;
+async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
+    let (source, its_run) = run::resolve_model(&args.source, run::AgentScope::Default)?;
+    let started_at = its_run.as_ref().map(RunDir::begun).transpose()?;
     let recipe = its_run.map(|run| run.recipe()).transpose()?;
     let base = recipe.as_ref().and_then(|recipe| recipe.model.base.clone());
     let context = recipe.as_ref().and_then(|recipe| recipe.model.context);
@@ -86,7 +86,7 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
         tools: Vec::new(),
         ..recipe.map(|recipe| recipe.agent).unwrap_or_default()
     };
-    let chat = Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, begun))?);
+    let chat = Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, started_at))?);
     let context = context.map(|context| context.min(found.files.config.context));
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
@@ -119,16 +119,16 @@ async fn attempt(args: Args) -> anyhow::Result<ExitCode> {
     if let Some(program) = outcome.evidence.get("program") {
         screen::print(&inspect::calls(&program["calls"]));
     }
-    screen::say(&format!(
+    screen::print_line(&format!(
         "recorded   {sampled} replies of {} tokens on {} paths · drift before {} turns · {:?}",
         outcome.sampled_tokens,
         made.trajectory.leaves().len(),
         outcome.drift.len(),
         outcome.finish,
     ));
-    for trouble in &outcome.troubles {
-        screen::say(&format!("trouble    {}: {}", trouble.source, trouble.why));
+    for failure in &outcome.troubles {
+        screen::print_line(&format!("trouble    {}: {}", failure.source, failure.why));
     }
-    screen::say(&format!("answer     {}", outcome.final_text));
+    screen::print_line(&format!("answer     {}", outcome.final_text));
     Ok(if outcome.error.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

@@ -49,21 +49,21 @@ const TEXTS: [&str; 14] = [
 const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
 /// Prepositions that do not bound a box directly after them: "from above \\boxed{5}".
-const PLACES: [&str; 12] =
+const PREPOSITIONS: [&str; 12] =
     ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
 
 /// Returns the answer that `inside`, the content at `range` in `text`, states together with the
 /// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
-pub(crate) fn in_place(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
+pub(crate) fn answer_in_context(text: &str, inside: &str, range: &Range<usize>) -> Option<String> {
     let start = text[..range.start].char_indices().rev().nth(REACH).map_or(0, |(at, _)| at);
     let before = text[start..range.start].rsplit('\n').next().unwrap_or_default();
     let after = &text[range.end..];
     let after = &after[..after.char_indices().nth(REACH).map_or(after.len(), |(at, _)| at)];
-    let led = led(before, inside)?;
+    let prefixed = with_prefix(before, inside)?;
     if is_denied(before) {
         return None;
     }
-    followed(after, led)
+    with_suffix(after, prefixed)
 }
 
 /// Returns the LaTeX command at the end of a text, without its backslash. Returns an empty text if
@@ -96,7 +96,7 @@ fn group_start(text: &str) -> Option<usize> {
 }
 
 /// Returns the answer with a sign or a bound before it. Returns `None` if the box is an operand.
-fn led(before: &str, inside: &str) -> Option<String> {
+fn with_prefix(before: &str, inside: &str) -> Option<String> {
     let opener = ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
     let is_formula = before.matches('$').count() % 2 == 1
         || before.rfind("\\(") > before.rfind("\\)")
@@ -184,7 +184,7 @@ fn is_denied(before: &str) -> bool {
         .collect();
     let last = |by: usize| list.iter().rev().nth(by).map_or("", String::as_str);
     let is_extreme = ["of", "is"].contains(&last(0)) && EXTREMES.contains(&last(1));
-    if is_extreme || PLACES.contains(&last(0)) {
+    if is_extreme || PREPOSITIONS.contains(&last(0)) {
         return false;
     }
     match doubts::governing(plain) {
@@ -199,7 +199,7 @@ fn is_denied(before: &str) -> bool {
 }
 
 /// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
-fn followed(after: &str, inside: String) -> Option<String> {
+fn with_suffix(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
     let end = ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
     let own = line[..end].trim_start_matches('}');
@@ -255,7 +255,7 @@ fn followed(after: &str, inside: String) -> Option<String> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::boxed::last_box_and_place;
+    use crate::boxed::last_box_and_range;
 
     #[test]
     fn in_place_applies_surrounding_text() {
@@ -292,8 +292,8 @@ mod tests {
             ("The answer is not \\boxed{5}.", None),
             ("at least $\\boxed{5}$", None),
         ] {
-            let (inside, place) = last_box_and_place(text).unwrap_or_else(|| panic!("{text}"));
-            assert_eq!(in_place(text, inside, &place).as_deref(), want, "{text}");
+            let (inside, range) = last_box_and_range(text).unwrap_or_else(|| panic!("{text}"));
+            assert_eq!(answer_in_context(text, inside, &range).as_deref(), want, "{text}");
         }
     }
 }

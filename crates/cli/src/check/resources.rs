@@ -29,29 +29,29 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
         );
         let way_out = "set run.folder elsewhere, lower run.keep, or free some";
         match needed <= free {
-            true => report.fine("disk", &text),
-            false => report.fault("disk", &format!("{text}\n{way_out}")),
+            true => report.pass("disk", &text),
+            false => report.fail("disk", &format!("{text}\n{way_out}")),
         }
     }
 }
 
 /// Returns the path itself or its nearest ancestor that exists.
-pub fn there(path: &Path) -> Option<&Path> {
+pub fn nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
 
 /// Returns the free disk space at the location of the run, in bytes, or `None` if the system does not
 /// report it.
 fn free(recipe: &Recipe) -> Option<u64> {
-    let there = self::there(&recipe.run.folder)?;
+    let existing_dir = self::nearest_existing(&recipe.run.folder)?;
     #[cfg(unix)]
     {
-        let about = rustix::fs::statvfs(there).ok()?;
+        let about = rustix::fs::statvfs(existing_dir).ok()?;
         Some(about.f_bavail.saturating_mul(about.f_frsize))
     }
     #[cfg(not(unix))]
     {
-        let _ = there;
+        let _ = nearest_existing;
         None
     }
 }

@@ -31,7 +31,7 @@ enum Target {
 
 /// Files of a crate that all depend on each other, directly or indirectly.
 #[derive(Debug)]
-pub(crate) struct Circle {
+pub(crate) struct Cycle {
     /// Names of the modules of these files, sorted. The root is `lib`.
     pub files: Vec<String>,
     /// Dependencies between these files, such as `a uses b (crate::b::Item)`.
@@ -40,17 +40,17 @@ pub(crate) struct Circle {
 
 /// Returns the names of the modules of a crate with their tokens, without those of tests and `use`
 /// items. `folder` is the source directory of the crate.
-pub(crate) fn modules(folder: &Path) -> Vec<(String, Vec<String>)> {
-    read_crate(folder).into_iter().map(|module| (spelled(&module.name), module.tokens)).collect()
+pub(crate) fn modules(dir: &Path) -> Vec<(String, Vec<String>)> {
+    read_crate(dir).into_iter().map(|module| (module_path(&module.name), module.tokens)).collect()
 }
 
 /// Returns the modules of a crate that name the item `name` of the crate `krate`, in an import or a
 /// path outside of tests. `folder` is the source directory.
-pub(crate) fn names(folder: &Path, krate: &str, name: &str) -> Vec<String> {
+pub(crate) fn modules_using(dir: &Path, krate: &str, name: &str) -> Vec<String> {
     let is_item =
         |path: &[String]| path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned());
     let mut found = Vec::new();
-    for module in read_crate(folder) {
+    for module in read_crate(dir) {
         let alias = |(alias, path): (&String, &Vec<String>)| (path[..] == [krate]).then(|| alias.clone());
         let mut aliases: Vec<String> = module.imports.iter().filter_map(alias).collect();
         aliases.push(krate.to_owned());
@@ -61,46 +61,49 @@ pub(crate) fn names(folder: &Path, krate: &str, name: &str) -> Vec<String> {
             || module.tokens.windows(3).any(is_path)
             || (has_glob && module.tokens.iter().any(|token| token == name))
         {
-            found.push(spelled(&module.name));
+            found.push(module_path(&module.name));
         }
     }
     found
 }
 
 /// Reads the modules of a crate from its source directory. The root is the first one.
-fn read_crate(folder: &Path) -> Vec<Module> {
-    let root = ["lib.rs", "main.rs"].map(|name| folder.join(name)).into_iter().find(|path| path.exists());
-    let root = root.unwrap_or_else(|| panic!("{} is no crate", folder.display()));
+fn read_crate(dir: &Path) -> Vec<Module> {
+    let root = ["lib.rs", "main.rs"].map(|name| dir.join(name)).into_iter().find(|path| path.exists());
+    let root = root.unwrap_or_else(|| panic!("{} is no crate", dir.display()));
     let mut modules = Vec::new();
-    read(&root, folder, Vec::new(), &mut modules);
+    read(&root, dir, Vec::new(), &mut modules);
     modules
 }
 
 /// Returns all circles of a crate, given its source directory.
-pub(crate) fn circles(folder: &Path) -> Vec<Circle> {
-    let modules = read_crate(folder);
-    let edges: Vec<_> = (0..modules.len()).map(|at| uses(&modules, at)).collect();
-    let reached: Vec<_> = (0..modules.len()).map(|from| reachable(&edges, from)).collect();
+pub(crate) fn find_cycles(dir: &Path) -> Vec<Cycle> {
+    let modules = read_crate(dir);
+    let edges: Vec<_> = (0..modules.len()).map(|at| find_dependencies(&modules, at)).collect();
+    let reached: Vec<_> = (0..modules.len()).map(|from| find_reachable(&edges, from)).collect();
     let mut found = BTreeMap::new();
-    for (at, far) in reached.iter().enumerate().filter(|(at, far)| far.contains(at)) {
-        let circle: Vec<usize> = far.iter().copied().filter(|other| reached[*other].contains(&at)).collect();
-        let name = |at: usize| spelled(&modules[at].name);
-        let within = |from: &usize| {
-            let to = edges[*from].iter().filter(|(to, _)| circle.contains(to));
+    for (at, reachable_modules) in
+        reached.iter().enumerate().filter(|(at, reachable_modules)| reachable_modules.contains(at))
+    {
+        let cycle: Vec<usize> =
+            reachable_modules.iter().copied().filter(|other| reached[*other].contains(&at)).collect();
+        let name = |at: usize| module_path(&modules[at].name);
+        let uses_within = |from: &usize| {
+            let to = edges[*from].iter().filter(|(to, _)| cycle.contains(to));
             to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to))).collect::<Vec<_>>()
         };
-        let uses = circle.iter().flat_map(within).collect();
-        found.insert(circle.iter().map(|at| name(*at)).collect::<BTreeSet<_>>(), uses);
+        let uses = cycle.iter().flat_map(uses_within).collect();
+        found.insert(cycle.iter().map(|at| name(*at)).collect::<BTreeSet<_>>(), uses);
     }
-    found.into_iter().map(|(files, uses)| Circle { files: files.into_iter().collect(), uses }).collect()
+    found.into_iter().map(|(files, uses)| Cycle { files: files.into_iter().collect(), uses }).collect()
 }
 
-fn spelled(name: &[String]) -> String {
+fn module_path(name: &[String]) -> String {
     if name.is_empty() { "lib".to_owned() } else { name.join("::") }
 }
 
 /// Returns the nodes that can be reached from `from` in one or more steps.
-fn reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> {
+fn find_reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> {
     let (mut reached, mut open) = (BTreeSet::new(), vec![from]);
     while let Some(at) = open.pop() {
         open.extend(edges[at].keys().filter(|next| reached.insert(**next)));
@@ -110,9 +113,9 @@ fn reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> 
 
 /// Adds the module of a file and all modules below it to `modules`, without tests. `folder` is the
 /// directory of its child modules. Returns the index of the module.
-fn read(file: &Path, folder: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
+fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
     let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
-    let tokens = without_tests(&tokens(&text));
+    let tokens = remove_tests(&tokens(&text));
     let (mut children, mut imports, mut globs) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     let at = modules.len();
     modules.push(Module {
@@ -123,28 +126,28 @@ fn read(file: &Path, folder: &Path, name: Vec<String>, modules: &mut Vec<Module>
         globs: vec![],
     });
     let mut rest = Vec::new();
-    let mut place = 0;
-    while place < tokens.len() {
-        match tokens[place].as_str() {
-            "mod" if tokens.get(place + 2).is_some_and(|token| token == ";") => {
-                let child = &tokens[place + 1];
+    let mut index = 0;
+    while index < tokens.len() {
+        match tokens[index].as_str() {
+            "mod" if tokens.get(index + 2).is_some_and(|token| token == ";") => {
+                let child = &tokens[index + 1];
                 let found: Option<PathBuf> =
-                    [folder.join(format!("{child}.rs")), folder.join(child).join("mod.rs")]
+                    [dir.join(format!("{child}.rs")), dir.join(child).join("mod.rs")]
                         .into_iter()
                         .find(|path| path.exists());
                 let found = found.unwrap_or_else(|| panic!("{}: no file of `mod {child}`", file.display()));
                 let below = [name.as_slice(), std::slice::from_ref(child)].concat();
-                children.insert(child.clone(), read(&found, &folder.join(child), below, modules));
-                place += 3;
+                children.insert(child.clone(), read(&found, &dir.join(child), below, modules));
+                index += 3;
             }
             "use" => {
-                let end = place + tokens[place..].iter().position(|token| token == ";").expect("use ends");
-                import(&tokens[place + 1..end], &[], &mut imports, &mut globs);
-                place = end + 1;
+                let end = index + tokens[index..].iter().position(|token| token == ";").expect("use ends");
+                import(&tokens[index + 1..end], &[], &mut imports, &mut globs);
+                index = end + 1;
             }
             _ => {
-                rest.push(tokens[place].clone());
-                place += 1;
+                rest.push(tokens[index].clone());
+                index += 1;
             }
         }
     }
@@ -162,17 +165,17 @@ fn import(
     globs: &mut Vec<Vec<String>>,
 ) {
     let mut path = before.to_vec();
-    let mut place = 0;
-    while place < tokens.len() {
-        match tokens[place].as_str() {
-            "::" => place += 1,
+    let mut index = 0;
+    while index < tokens.len() {
+        match tokens[index].as_str() {
+            "::" => index += 1,
             "*" => return globs.push(path),
             "as" => {
-                imports.insert(tokens[place + 1].clone(), path);
+                imports.insert(tokens[index + 1].clone(), path);
                 return;
             }
             "{" => {
-                let inside = &tokens[place + 1..tokens.len() - 1];
+                let inside = &tokens[index + 1..tokens.len() - 1];
                 let mut depth = 0;
                 for part in inside.split(|token| {
                     depth += usize::from(token == "{");
@@ -186,10 +189,10 @@ fn import(
                 return;
             }
             // `use a::{self}` imports the name `a`.
-            "self" if !path.is_empty() => place += 1,
+            "self" if !path.is_empty() => index += 1,
             name => {
                 path.push(name.to_owned());
-                place += 1;
+                index += 1;
             }
         }
     }
@@ -199,7 +202,7 @@ fn import(
 }
 
 /// Returns the modules whose items a module uses, each with one of the paths that name them.
-fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
+fn find_dependencies(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
     let module = &modules[at];
     let mut found = BTreeMap::new();
     // Only paths to items are dependencies. A path that ends at a module is not.
@@ -216,21 +219,21 @@ fn uses(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
             add(path);
         }
     }
-    let mut place = 0;
-    while place < module.tokens.len() {
-        let mut end = place + 1;
-        if is_name(&module.tokens[place]) {
+    let mut index = 0;
+    while index < module.tokens.len() {
+        let mut end = index + 1;
+        if is_name(&module.tokens[index]) {
             while module.tokens.get(end).is_some_and(|token| token == "::")
                 && module.tokens.get(end + 1).is_some_and(|token| is_name(token))
             {
                 end += 2;
             }
-            if end > place + 1 && (place == 0 || module.tokens[place - 1] != "::") {
-                let path: Vec<String> = module.tokens[place..end].iter().step_by(2).cloned().collect();
+            if end > index + 1 && (index == 0 || module.tokens[index - 1] != "::") {
+                let path: Vec<String> = module.tokens[index..end].iter().step_by(2).cloned().collect();
                 add(&path);
             }
         }
-        place = end;
+        index = end;
     }
     found
 }
@@ -267,18 +270,18 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
             }
         }
     }
-    for (place, name) in path.iter().enumerate() {
+    for (index, name) in path.iter().enumerate() {
         if let Some(child) = modules[here].children.get(name) {
             here = *child;
             continue;
         }
         if let Some(import) = modules[here].imports.get(name) {
             // A name that is imported as itself (`use serde_json;`) belongs to another crate.
-            let whole = [import.as_slice(), &path[place + 1..]].concat();
+            let full_path = [import.as_slice(), &path[index + 1..]].concat();
             return if import.first() == Some(name) {
                 None
             } else {
-                resolve(modules, here, &whole, steps + 1)
+                resolve(modules, here, &full_path, steps + 1)
             };
         }
         for glob in &modules[here].globs {
@@ -286,7 +289,7 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
                 && other != here
                 && (modules[other].children.contains_key(name) || defines(&modules[other], name))
             {
-                return resolve(modules, other, &[&["self".to_owned()], &path[place..]].concat(), steps + 1);
+                return resolve(modules, other, &[&["self".to_owned()], &path[index..]].concat(), steps + 1);
             }
         }
         return Some(Target::Item(here));
@@ -296,8 +299,8 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
 
 /// Returns whether a module defines or imports a name itself.
 fn defines(module: &Module, name: &str) -> bool {
-    let words = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
-    module.tokens.windows(2).any(|pair| words.contains(&pair[0].as_str()) && pair[1] == name)
+    let keywords = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
+    module.tokens.windows(2).any(|pair| keywords.contains(&pair[0].as_str()) && pair[1] == name)
         || module.imports.contains_key(name)
 }
 
@@ -305,17 +308,19 @@ fn defines(module: &Module, name: &str) -> bool {
 fn tokens(text: &str) -> Vec<String> {
     let text: Vec<char> = text.chars().collect();
     let mut found = Vec::new();
-    let mut place = 0;
-    while place < text.len() {
-        let rest = &text[place..];
+    let mut index = 0;
+    while index < text.len() {
+        let rest = &text[index..];
         let end = match rest[0] {
-            '/' if rest.get(1) == Some(&'/') => until(rest, "\n"),
-            '/' if rest.get(1) == Some(&'*') => until(rest, "*/"),
-            '"' => quoted(rest, '"'),
+            '/' if rest.get(1) == Some(&'/') => end_of(rest, "\n"),
+            '/' if rest.get(1) == Some(&'*') => end_of(rest, "*/"),
+            '"' => quoted_length(rest, '"'),
             // A lifetime has no closing quote after its first character.
-            '\'' if rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'') => quoted(rest, '\''),
-            'r' if raw(rest).is_some() => raw(rest).unwrap_or(1),
-            'b' if rest.get(1) == Some(&'r') && raw(&rest[1..]).is_some() => 1 + raw(&rest[1..]).unwrap_or(0),
+            '\'' if rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'') => quoted_length(rest, '\''),
+            'r' if raw_string_length(rest).is_some() => raw_string_length(rest).unwrap_or(1),
+            'b' if rest.get(1) == Some(&'r') && raw_string_length(&rest[1..]).is_some() => {
+                1 + raw_string_length(&rest[1..]).unwrap_or(0)
+            }
             first if first.is_alphanumeric() || first == '_' => {
                 let length = rest.iter().take_while(|c| c.is_alphanumeric() || **c == '_').count();
                 found.push(rest[..length].iter().collect());
@@ -332,53 +337,53 @@ fn tokens(text: &str) -> Vec<String> {
                 1
             }
         };
-        place += end;
+        index += end;
     }
     found
 }
 
 /// Returns the number of characters up to the end of `mark`, or of the rest if it does not contain
 /// `mark`.
-fn until(rest: &[char], mark: &str) -> usize {
+fn end_of(rest: &[char], mark: &str) -> usize {
     let mark: Vec<char> = mark.chars().collect();
     rest.windows(mark.len()).position(|window| window == mark).map_or(rest.len(), |at| at + mark.len())
 }
 
 /// Returns the length of the literal at the start of `rest`, with its quotes, in characters.
-fn quoted(rest: &[char], quote: char) -> usize {
-    let mut place = 1;
-    while place < rest.len() && rest[place] != quote {
-        place += if rest[place] == '\\' { 2 } else { 1 };
+fn quoted_length(rest: &[char], quote: char) -> usize {
+    let mut index = 1;
+    while index < rest.len() && rest[index] != quote {
+        index += if rest[index] == '\\' { 2 } else { 1 };
     }
-    place + 1
+    index + 1
 }
 
 /// Returns the length of the raw string at the start of `rest`, in characters, or `None` if there is
 /// none.
-fn raw(rest: &[char]) -> Option<usize> {
+fn raw_string_length(rest: &[char]) -> Option<usize> {
     let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
     if rest.get(1 + hashes) != Some(&'"') {
         return None;
     }
     let end = format!("\"{}", "#".repeat(hashes));
-    Some(2 + hashes + until(&rest[2 + hashes..], &end))
+    Some(2 + hashes + end_of(&rest[2 + hashes..], &end))
 }
 
 /// Removes items with `#[cfg(test)]`.
-fn without_tests(tokens: &[String]) -> Vec<String> {
+fn remove_tests(tokens: &[String]) -> Vec<String> {
     const MARK: [&str; 7] = ["#", "[", "cfg", "(", "test", ")", "]"];
     let mut kept = Vec::new();
-    let mut place = 0;
-    while place < tokens.len() {
-        if !tokens[place..].iter().zip(MARK).filter(|(token, mark)| token == mark).count().eq(&MARK.len()) {
-            kept.push(tokens[place].clone());
-            place += 1;
+    let mut index = 0;
+    while index < tokens.len() {
+        if !tokens[index..].iter().zip(MARK).filter(|(token, mark)| token == mark).count().eq(&MARK.len()) {
+            kept.push(tokens[index].clone());
+            index += 1;
             continue;
         }
         // The item ends with the first semicolon or closing brace at depth 0.
         let mut depth = 0_usize;
-        for token in &tokens[place..] {
-            place += 1;
+        for token in &tokens[index..] {
+            index += 1;
             match token.as_str() {
                 "{" | "(" | "[" => depth += 1,
                 "}" | ")" | "]" => depth -= 1,
@@ -396,14 +401,14 @@ fn without_tests(tokens: &[String]) -> Vec<String> {
 mod tests {
     use super::*;
 
-    fn circles_of(files: &[(&str, &str)]) -> Vec<Vec<String>> {
-        let folder = tempfile::tempdir().unwrap();
+    fn find_cycles_in(files: &[(&str, &str)]) -> Vec<Vec<String>> {
+        let dir = tempfile::tempdir().unwrap();
         for (name, text) in files {
-            let path = folder.path().join(name);
+            let path = dir.path().join(name);
             fs::create_dir_all(path.parent().unwrap()).unwrap();
             fs::write(path, text).unwrap();
         }
-        circles(folder.path()).into_iter().map(|circle| circle.files).collect()
+        find_cycles(dir.path()).into_iter().map(|cycle| cycle.files).collect()
     }
 
     #[test]
@@ -415,11 +420,11 @@ mod tests {
             ("b.rs", "pub struct B; fn f() { let text = \"crate::c::C\"; crate::c::g::<u8>('\\''); }"),
             ("c.rs", "use super::A; pub fn g<T>(a: &A) {} // crate::a::inner::Deep"),
         ];
-        assert_eq!(circles_of(&files), [["a", "b", "c"]]);
+        assert_eq!(find_cycles_in(&files), [["a", "b", "c"]]);
         // Without the last edge, there is no circle.
         let mut open = files;
         open[4].1 = "use super::Deep; pub fn g<T>(a: &Deep) {}";
-        assert_eq!(circles_of(&open), Vec::<Vec<String>>::new());
+        assert_eq!(find_cycles_in(&open), Vec::<Vec<String>>::new());
     }
 
     #[test]
@@ -430,6 +435,6 @@ mod tests {
             ("a/low.rs", "pub struct Low; #[cfg(test)] mod tests { use crate::a::A; fn t() { A; } }"),
             ("b.rs", "use crate::a::Low; pub struct B(Low); #[cfg(test)] use crate::a::A;"),
         ];
-        assert_eq!(circles_of(&files), Vec::<Vec<String>>::new());
+        assert_eq!(find_cycles_in(&files), Vec::<Vec<String>>::new());
     }
 }

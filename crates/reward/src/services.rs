@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use levade_tree::Component;
 use serde_json::Value;
 
-use crate::{Evidence, ScoreError, Scorer};
+use crate::{ScoreError, Scorer, ScorerInput};
 
 /// A service that accepts JSON requests and returns JSON responses.
 #[async_trait]
@@ -17,7 +17,7 @@ pub trait Service: Debug + Send + Sync {
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if the service is unreachable, and
     /// [`ScoreError::Unusable`] if it rejects the request or returns something other than JSON.
-    async fn ask(&self, question: &Value) -> Result<Value, ScoreError>;
+    async fn request(&self, request: &Value) -> Result<Value, ScoreError>;
 }
 
 /// A completion of a language model.
@@ -38,18 +38,18 @@ pub trait Chat: Debug + Send + Sync {
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if no endpoint responds now, and
     /// [`ScoreError::Unusable`] if the prompt is rejected.
-    async fn reply(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError>;
+    async fn complete(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError>;
 }
 
 /// A scorer that needs an external service or a sandbox, and has not been given one. Scoring always
 /// fails.
 #[derive(Debug)]
-pub(crate) struct Unwired(pub &'static str);
+pub(crate) struct UnconnectedScorer(pub &'static str);
 
 #[async_trait]
-impl Scorer for Unwired {
-    async fn score(&self, _evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        let Unwired(kind) = self;
+impl Scorer for UnconnectedScorer {
+    async fn score(&self, _input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let UnconnectedScorer(kind) = self;
         Err(ScoreError::Unusable(format!(
             "a scorer of kind {kind} asks a service or a sandbox, and was given none"
         )))
@@ -60,14 +60,14 @@ impl Scorer for Unwired {
 ///
 /// # Errors
 /// Returns a description of the value if it is neither.
-pub(crate) fn components(said: &Value) -> Result<Vec<Component>, String> {
-    let (score, extra) = match said {
+pub(crate) fn components(response: &Value) -> Result<Vec<Component>, String> {
+    let (score, extra) = match response {
         Value::Number(number) => (number.as_f64(), None),
         Value::Object(map) => (map.get(Component::SCORE).and_then(Value::as_f64), Some(map)),
         _ => (None, None),
     };
     let Some(score) = score else {
-        let shown = crate::scorer::shown(&said.to_string());
+        let shown = crate::scorer::excerpt(&response.to_string());
         return Err(format!("{shown:?}, which is neither a number nor {{\"score\": number, …}}"));
     };
     let extra = extra.into_iter().flatten().filter(|(name, _)| *name != Component::SCORE);

@@ -8,26 +8,26 @@ use crate::failure::unusable;
 use crate::screen::Style;
 
 /// Source of answers: a user at a terminal, or the defaults.
-pub struct Answers {
-    asks: bool,
+pub struct Prompter {
+    is_interactive: bool,
 }
 
-impl Answers {
+impl Prompter {
     /// Creates a source that asks the user if standard input and standard error are terminals, and
     /// uses the defaults otherwise.
     pub fn from_terminal() -> Self {
-        Answers { asks: std::io::stdin().is_terminal() && std::io::stderr().is_terminal() }
+        Prompter { is_interactive: std::io::stdin().is_terminal() && std::io::stderr().is_terminal() }
     }
 
     /// Returns `given` if it is set, and otherwise the answer to a question or its default.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn text(&self, given: Option<String>, question: &str, default: &str) -> anyhow::Result<String> {
-        if let Some(given) = given {
-            return Ok(given);
+    pub fn text(&self, preset: Option<String>, question: &str, default: &str) -> anyhow::Result<String> {
+        if let Some(preset) = preset {
+            return Ok(preset);
         }
-        if !self.asks {
+        if !self.is_interactive {
             return Ok(default.to_owned());
         }
         eprint!("{question} {} ", Style::stderr().dim(&format!("[{default}]")));
@@ -47,12 +47,12 @@ impl Answers {
     /// Returns an error if the terminal cannot be read or is closed before the answer.
     pub fn choice<T: ValueEnum + Copy>(
         &self,
-        given: Option<T>,
+        preset: Option<T>,
         question: &str,
         default: T,
     ) -> anyhow::Result<T> {
-        if let Some(given) = given {
-            return Ok(given);
+        if let Some(preset) = preset {
+            return Ok(preset);
         }
         let name = |value: &T| {
             value.to_possible_value().map(|value| value.get_name().to_owned()).unwrap_or_default()

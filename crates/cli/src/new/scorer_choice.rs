@@ -14,7 +14,7 @@ pub const OPTIONS: [&str; 2] = ["choices", "options"];
 
 /// Kind of an expected answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Expected {
+pub enum AnswerKind {
     /// A number without further text.
     Number,
     /// A formula, a tuple, a fraction, or a solution that ends with a number.
@@ -22,7 +22,7 @@ pub enum Expected {
     /// A single capital letter.
     Letter,
     /// Words, or a truth value.
-    Words,
+    Text,
     /// Tests of a program.
     Tests,
     /// A program.
@@ -38,7 +38,7 @@ pub enum Expected {
 /// # Errors
 /// Returns a message that names what a task expects and what to do, if none of the scorers that this
 /// command offers suits it.
-pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
+pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
     let has = |name: &str| tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()));
     if has("tests") {
         return Ok(Scorer::Code);
@@ -46,40 +46,40 @@ pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
     if OPTIONS.into_iter().any(has) {
         return Ok(Scorer::Choice);
     }
-    let kinds: Vec<Expected> = tasks.iter().map(|task| expected(&task.answer)).collect();
+    let kinds: Vec<AnswerKind> = tasks.iter().map(|task| answer_kind(&task.answer)).collect();
     let first =
-        |wanted: Expected| kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str());
-    if kinds.iter().all(|kind| *kind == Expected::Tests) {
+        |wanted: AnswerKind| kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str());
+    if kinds.iter().all(|kind| *kind == AnswerKind::Tests) {
         return Ok(Scorer::Code);
     }
     for (kind, what) in [
         (
-            Expected::Table,
+            AnswerKind::Table,
             "expects a table or a list of lists; lead to a text in it with --answer FIELD.NAME",
         ),
         (
-            Expected::Program,
+            AnswerKind::Program,
             "expects a program, which no scorer compares; name a field with tests with --answer, or give rows a field \
              `tests` (docs/scorers.md#code)",
         ),
         (
-            Expected::Query,
+            AnswerKind::Query,
             "expects a query, which the scorer `sql` compares by its rows; that needs databases: write \
              `scorer = { kind = \"sql\", databases = … }` (docs/scorers.md#sql) into a recipe that --scorer answer makes",
         ),
-        (Expected::Tests, "expects tests of a program, but other tasks do not"),
+        (AnswerKind::Tests, "expects tests of a program, but other tasks do not"),
     ] {
         if let Some(id) = first(kind) {
             return Err(format!("the task {id} {what}; or choose with --scorer"));
         }
     }
-    let all = |wanted: &[Expected]| kinds.iter().all(|kind| wanted.contains(kind));
-    let shows_options = || tasks.iter().all(|task| letters(&shown(task)) > 1);
-    Ok(if all(&[Expected::Letter]) {
+    let all = |wanted: &[AnswerKind]| kinds.iter().all(|kind| wanted.contains(kind));
+    let shows_options = || tasks.iter().all(|task| count_options(&visible_text(task)) > 1);
+    Ok(if all(&[AnswerKind::Letter]) {
         if shows_options() { Scorer::Choice } else { Scorer::Answer }
-    } else if all(&[Expected::Number]) {
+    } else if all(&[AnswerKind::Number]) {
         Scorer::Numeric
-    } else if all(&[Expected::Number, Expected::Maths, Expected::Letter]) {
+    } else if all(&[AnswerKind::Number, AnswerKind::Maths, AnswerKind::Letter]) {
         // A letter among formulas is a variable.
         Scorer::Maths
     } else {
@@ -91,9 +91,13 @@ pub fn fitting(tasks: &[Task]) -> Result<Scorer, String> {
 /// options. Returns `None` if it is at most 4, the default of the scorer `choice`, or if all rows
 /// list their options.
 pub fn option_count(tasks: &[Task]) -> Option<usize> {
-    let lists = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
-    let most = tasks.iter().filter(|task| !lists(task)).map(|task| letters(&shown(task))).max()?;
-    (most > 4).then_some(most)
+    let lists_options = |task: &Task| OPTIONS.iter().any(|name| task.row.contains_key(*name));
+    let max_options = tasks
+        .iter()
+        .filter(|task| !lists_options(task))
+        .map(|task| count_options(&visible_text(task)))
+        .max()?;
+    (max_options > 4).then_some(max_options)
 }
 
 /// Checks that a scorer can compare with the expected answer of each task, as a run does.
@@ -128,13 +132,13 @@ pub fn check(scorer: Scorer, tasks: &[Task]) -> Result<(), String> {
 }
 
 /// Returns the text in which a task can show options: its messages and its question.
-fn shown(task: &Task) -> String {
-    let turns = task.messages.iter().map(|turn| turn.content.to_string());
-    turns.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
+fn visible_text(task: &Task) -> String {
+    let texts = task.messages.iter().map(|message| message.content.to_string());
+    texts.chain([task.question.clone()]).collect::<Vec<_>>().join("\n")
 }
 
 /// Returns the number of consecutive lettered options that a text shows from A: `A. …`, `B) …`.
-fn letters(text: &str) -> usize {
+fn count_options(text: &str) -> usize {
     let mut rest = text;
     let mut count = 0;
     for letter in 'A'..='Z' {
@@ -149,33 +153,33 @@ fn letters(text: &str) -> usize {
     count
 }
 
-fn expected(answer: &Value) -> Expected {
+fn answer_kind(answer: &Value) -> AnswerKind {
     let texts = |items: &[Value]| items.iter().all(|item| !item.is_array() && !item.is_object());
     match answer {
-        Value::Object(_) => Expected::Table,
-        Value::Array(items) if !texts(items) => Expected::Table,
+        Value::Object(_) => AnswerKind::Table,
+        Value::Array(items) if !texts(items) => AnswerKind::Table,
         Value::Array(items) => {
-            let kinds: Vec<Expected> = items.iter().map(expected).collect();
-            let is_all = |wanted: &[Expected]| kinds.iter().all(|kind| wanted.contains(kind));
+            let kinds: Vec<AnswerKind> = items.iter().map(answer_kind).collect();
+            let is_all = |wanted: &[AnswerKind]| kinds.iter().all(|kind| wanted.contains(kind));
             match kinds.first() {
                 Some(first) if is_all(&[*first]) => *first,
-                _ if is_all(&[Expected::Number, Expected::Maths]) => Expected::Maths,
-                _ => Expected::Words,
+                _ if is_all(&[AnswerKind::Number, AnswerKind::Maths]) => AnswerKind::Maths,
+                _ => AnswerKind::Text,
             }
         }
-        Value::String(text) => expected_text(text.trim()),
-        Value::Number(_) => Expected::Number,
-        Value::Bool(_) | Value::Null => Expected::Words,
+        Value::String(text) => text_kind(text.trim()),
+        Value::Number(_) => AnswerKind::Number,
+        Value::Bool(_) | Value::Null => AnswerKind::Text,
     }
 }
 
-fn expected_text(text: &str) -> Expected {
+fn text_kind(text: &str) -> AnswerKind {
     let is_number = |text: &str| {
         let text = text.trim().replace([',', '$'], "");
         text.contains(|c: char| c.is_ascii_digit()) && text.parse::<f64>().is_ok()
     };
     let lower = text.to_lowercase();
-    let starts = |words: &[&str]| words.iter().any(|word| lower.starts_with(word));
+    let starts = |prefixes: &[&str]| prefixes.iter().any(|word| lower.starts_with(word));
     let is_tests = || match serde_json::from_str(text) {
         Ok(Value::Object(table)) => {
             table.contains_key("inputs") && table.contains_key("outputs")
@@ -189,15 +193,17 @@ fn expected_text(text: &str) -> Expected {
         _ => text.contains("def check(") || starts(&["assert "]),
     };
     match text {
-        text if is_number(text) => Expected::Number,
-        text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => Expected::Letter,
-        _ if is_tests() => Expected::Tests,
-        _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => Expected::Query,
-        _ if starts(&["def ", "class ", "import ", "```python"]) && text.contains('\n') => Expected::Program,
+        text if is_number(text) => AnswerKind::Number,
+        text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => AnswerKind::Letter,
+        _ if is_tests() => AnswerKind::Tests,
+        _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => AnswerKind::Query,
+        _ if starts(&["def ", "class ", "import ", "```python"]) && text.contains('\n') => {
+            AnswerKind::Program
+        }
         // Answers of GSM8K contain the complete solution.
-        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => Expected::Maths,
-        text if text.contains('\\') || text.contains('^') || is_formula(text) => Expected::Maths,
-        _ => Expected::Words,
+        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => AnswerKind::Maths,
+        text if text.contains('\\') || text.contains('^') || is_formula(text) => AnswerKind::Maths,
+        _ => AnswerKind::Text,
     }
 }
 
@@ -258,7 +264,7 @@ mod tests {
             (vec![json!("{\"inputs\": [\"1\"], \"outputs\": [\"2\"]}")], Scorer::Code),
             (vec![json!("def check(candidate):\n    assert candidate() == 1")], Scorer::Code),
         ] {
-            assert_eq!(fitting(&tasks(&answers)), Ok(scorer), "{answers:?}");
+            assert_eq!(choose_scorer(&tasks(&answers)), Ok(scorer), "{answers:?}");
         }
         for (answers, why) in [
             (vec![json!("x"), json!({"text": ["x"]})], "rows-2 expects a table"),
@@ -267,7 +273,7 @@ mod tests {
             (vec![json!("SELECT a FROM t")], "expects a query"),
             (vec![json!(["assert f()"]), json!("4")], "rows-1 expects tests"),
         ] {
-            let error = fitting(&tasks(&answers)).unwrap_err();
+            let error = choose_scorer(&tasks(&answers)).unwrap_err();
             assert!(error.contains(why) && error.contains("--scorer"), "{error}");
         }
     }
@@ -276,10 +282,10 @@ mod tests {
     fn fitting_returns_choice_for_shown_options() {
         let mut all = tasks(&[json!("A"), json!("E")]);
         all.iter_mut().for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
-        assert_eq!((fitting(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
+        assert_eq!((choose_scorer(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
         assert!(check(Scorer::Choice, &all).is_ok());
         all[1].question = "What grade?".into();
-        assert_eq!(fitting(&all), Ok(Scorer::Answer));
+        assert_eq!(choose_scorer(&all), Ok(Scorer::Answer));
     }
 
     #[test]

@@ -4,15 +4,15 @@ use async_trait::async_trait;
 use regex::Regex;
 use serde::{Deserialize, Serialize};
 
-use crate::python::Solution;
-use crate::{Component, Evidence, ScoreError, Scorer};
+use crate::python::SolutionText;
+use crate::{Component, ScoreError, Scorer, ScorerInput};
 
 /// Scorer that gives 1 if a completion has the required format, else 0.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
-pub struct FormScorer {
+pub struct FormatScorer {
     /// Text that is checked. Default: the final assistant message with its reasoning.
-    pub text: Solution,
+    pub text: SolutionText,
     /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order, and tags
     /// must not be nested.
     pub tags: Vec<String>,
@@ -30,10 +30,10 @@ pub struct FormScorer {
     pub partial: bool,
 }
 
-impl Default for FormScorer {
+impl Default for FormatScorer {
     fn default() -> Self {
-        FormScorer {
-            text: Solution::Whole,
+        FormatScorer {
+            text: SolutionText::Whole,
             tags: Vec::new(),
             only: false,
             pattern: None,
@@ -45,24 +45,24 @@ impl Default for FormScorer {
 }
 
 #[async_trait]
-impl Scorer for FormScorer {
-    async fn score(&self, evidence: &Evidence) -> Result<Vec<Component>, ScoreError> {
-        Ok(vec![Component::score(self.grade(&self.text.of(evidence))?)])
+impl Scorer for FormatScorer {
+    async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        Ok(vec![Component::score(self.grade(&self.text.text_of(input))?)])
     }
 }
 
-impl FormScorer {
+impl FormatScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        let refuse = |what: String| Err(ScoreError::Unusable(what));
+        let invalid = |what: String| Err(ScoreError::Unusable(what));
         self.expression()?;
         if self.tags.is_empty() && self.pattern.is_none() && self.least_chars == 0 && self.most_chars == 0 {
-            return refuse("no form is asked for: give tags, a pattern, least_chars or most_chars".into());
+            return invalid("no form is asked for: give tags, a pattern, least_chars or most_chars".into());
         }
         if self.only && self.tags.is_empty() {
-            return refuse("only = true says that there is nothing outside of tags: give tags".into());
+            return invalid("only = true says that there is nothing outside of tags: give tags".into());
         }
         match self.tags.iter().find(|tag| tag.is_empty() || tag.contains(['<', '>', '/'])) {
-            Some(tag) => refuse(format!("tags has {tag:?}, but a tag is a name, such as \"think\"")),
+            Some(tag) => invalid(format!("tags has {tag:?}, but a tag is a name, such as \"think\"")),
             None => Ok(()),
         }
     }
@@ -79,38 +79,38 @@ impl FormScorer {
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the pattern is not a regular expression.
     pub fn grade(&self, text: &str) -> Result<f64, ScoreError> {
-        let mut held = Vec::new();
+        let mut conditions = Vec::new();
         // Byte offset after the last closing tag, and the text outside of the tags.
         let (mut end, mut outside) = (0, String::new());
         for tag in &self.tags {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
             let once = text.matches(&open).count() == 1 && text.matches(&close).count() == 1;
-            let place =
+            let span =
                 text.find(&open).zip(text.find(&close)).filter(|(open, close)| *open >= end && close > open);
-            held.push(once && place.is_some());
-            if let Some((start, last)) = place {
+            conditions.push(once && span.is_some());
+            if let Some((start, last)) = span {
                 outside.push_str(&text[end..start]);
                 end = last + close.len();
             }
         }
         outside.push_str(&text[end..]);
         if self.only {
-            held.push(outside.trim().is_empty());
+            conditions.push(outside.trim().is_empty());
         }
         if let Some(expression) = self.expression()? {
-            held.push(expression.is_match(text));
+            conditions.push(expression.is_match(text));
         }
         let chars = text.chars().count();
         if self.least_chars > 0 {
-            held.push(chars >= self.least_chars);
+            conditions.push(chars >= self.least_chars);
         }
         if self.most_chars > 0 {
-            held.push(chars <= self.most_chars);
+            conditions.push(chars <= self.most_chars);
         }
-        let right = held.iter().filter(|held| **held).count();
+        let num_met = conditions.iter().filter(|is_met| **is_met).count();
         Ok(match self.partial {
-            true => right as f64 / held.len().max(1) as f64,
-            false => f64::from(u8::from(right == held.len())),
+            true => num_met as f64 / conditions.len().max(1) as f64,
+            false => f64::from(u8::from(num_met == conditions.len())),
         })
     }
 }
@@ -121,16 +121,16 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::evidence;
+    use crate::testing::scorer_input;
 
-    fn tags() -> FormScorer {
-        FormScorer { tags: vec!["think".into(), "answer".into()], ..FormScorer::default() }
+    fn tags() -> FormatScorer {
+        FormatScorer { tags: vec!["think".into(), "answer".into()], ..FormatScorer::default() }
     }
 
     #[test]
     fn tags_must_occur_once_and_in_order() {
         let right = "<think>a</think> so\n<answer>b</answer>";
-        for (text, whole, partial) in [
+        for (text, full_score, partial) in [
             (right, 1.0, 1.0),
             ("<answer>b</answer><think>a</think>", 0.0, 0.5),
             ("<think>a<answer>b</answer></think>", 0.0, 0.5),
@@ -139,10 +139,10 @@ mod tests {
             ("</think><think><answer></answer>", 0.0, 0.5),
             ("", 0.0, 0.0),
         ] {
-            assert_eq!(tags().grade(text).unwrap(), whole, "{text}");
-            assert_eq!(FormScorer { partial: true, ..tags() }.grade(text).unwrap(), partial, "{text}");
+            assert_eq!(tags().grade(text).unwrap(), full_score, "{text}");
+            assert_eq!(FormatScorer { partial: true, ..tags() }.grade(text).unwrap(), partial, "{text}");
         }
-        let only = FormScorer { only: true, ..tags() };
+        let only = FormatScorer { only: true, ..tags() };
         assert_eq!(only.grade(right).unwrap(), 0.0);
         assert_eq!(only.grade(" <think>a</think>\n<answer>b</answer>\n").unwrap(), 1.0);
     }
@@ -150,28 +150,31 @@ mod tests {
     #[test]
     fn grade_checks_pattern_and_length() {
         let scorer =
-            FormScorer { pattern: Some("^So .*\\d$".into()), most_chars: 9, ..FormScorer::default() };
+            FormatScorer { pattern: Some("^So .*\\d$".into()), most_chars: 9, ..FormatScorer::default() };
         for (text, value) in [("So\u{20}it\n5", 1.0), ("so it 5", 0.0), ("So it is 5 5", 0.0)] {
             assert_eq!(scorer.grade(text).unwrap(), value, "{text}");
         }
-        assert_eq!(FormScorer { least_chars: 2, ..FormScorer::default() }.grade("é").unwrap(), 0.0);
+        assert_eq!(FormatScorer { least_chars: 2, ..FormatScorer::default() }.grade("é").unwrap(), 0.0);
     }
 
     #[tokio::test]
     async fn reasoning_is_part_of_checked_text() {
-        let mut evidence = evidence("<answer>b</answer>", json!({}));
-        assert_eq!(tags().score(&evidence).await.unwrap()[0].value, 0.0);
-        evidence.outcome.thought = "a".into();
-        assert_eq!(tags().score(&evidence).await.unwrap()[0].value, 1.0);
+        let mut input = scorer_input("<answer>b</answer>", json!({}));
+        assert_eq!(tags().score(&input).await.unwrap()[0].value, 0.0);
+        input.outcome.thought = "a".into();
+        assert_eq!(tags().score(&input).await.unwrap()[0].value, 1.0);
     }
 
     #[test]
     fn check_rejects_invalid_options() {
         for (scorer, want) in [
-            (FormScorer::default(), "no form is asked for"),
-            (FormScorer { pattern: Some("(".into()), ..FormScorer::default() }, "no regular expression"),
-            (FormScorer { only: true, pattern: Some("a".into()), ..FormScorer::default() }, "only = true"),
-            (FormScorer { tags: vec!["<think>".into()], ..FormScorer::default() }, "a tag is a name"),
+            (FormatScorer::default(), "no form is asked for"),
+            (FormatScorer { pattern: Some("(".into()), ..FormatScorer::default() }, "no regular expression"),
+            (
+                FormatScorer { only: true, pattern: Some("a".into()), ..FormatScorer::default() },
+                "only = true",
+            ),
+            (FormatScorer { tags: vec!["<think>".into()], ..FormatScorer::default() }, "a tag is a name"),
         ] {
             assert!(scorer.check().unwrap_err().to_string().contains(want), "{want}");
         }
@@ -180,7 +183,7 @@ mod tests {
     proptest! {
         #[test]
         fn grade_never_panics(text in "(<think>|</think>|<answer>|</answer>|é|a){0,12}") {
-            let value = FormScorer { partial: true, only: true, ..tags() }.grade(&text).unwrap();
+            let value = FormatScorer { partial: true, only: true, ..tags() }.grade(&text).unwrap();
             prop_assert!((0.0..=1.0).contains(&value));
         }
     }
