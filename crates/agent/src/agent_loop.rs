@@ -56,8 +56,8 @@ impl Attempt {
     /// Creates an attempt without tokens that failed in `source`.
     pub fn broken(source: &str, why: impl Into<String>) -> Self {
         let why = why.into();
-        let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::begun() };
-        outcome.trouble(source, why);
+        let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::initial() };
+        outcome.add_warning(source, why);
         Attempt { trajectory: Trajectory::new(), outcome }
     }
 }

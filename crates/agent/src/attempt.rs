@@ -68,7 +68,7 @@ async fn attempt(context: AttemptContext) -> Attempt {
     };
     let recorder = context.recorder(context.limits.tokens);
     let cast = Cast::new([party], Arc::clone(&recorder));
-    let mut outcome = Outcome::begun();
+    let mut outcome = Outcome::initial();
     if agent.pick.is_some() {
         outcome.cast.insert(agent.name.clone(), player.policy.clone());
     }
@@ -83,7 +83,7 @@ async fn attempt(context: AttemptContext) -> Attempt {
                 true => "teacher",
                 false => error.source(),
             };
-            outcome.trouble(source, error.to_string());
+            outcome.add_warning(source, error.to_string());
             outcome.error = Some(error.to_string());
         }
     }
@@ -110,7 +110,7 @@ fn note_recorded(outcome: &mut Outcome, recorded: &Recording) {
     outcome.cuts.extend(recorded.calls.iter().filter_map(to_context_cut));
     outcome.cuts.sort_by_key(|cut| cut.turn);
     if let Some(error) = &recorded.comparison_error {
-        outcome.trouble("chat template", error.as_str());
+        outcome.add_warning("chat template", error.as_str());
     }
     let of_helpers = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
     outcome.drift.extend(of_helpers);
@@ -152,18 +152,18 @@ async fn open_and_loop(
     };
     let result = player.within(timeout, tool_loop.run(&mut messages, &mut tools)).await;
     let result = result.unwrap_or_else(|| {
-        outcome.trouble("attempt", format!("was not done within {timeout:?}"));
+        outcome.add_warning("attempt", format!("was not done within {timeout:?}"));
         Ok(Finish::Deadline)
     });
-    outcome.calls = tools.counts().and(&helped);
+    outcome.calls = tools.counts().sum_with(&helped);
     let (evidence, missing) = tools.evidence().await;
     outcome.evidence = evidence;
     for error in missing {
-        outcome.trouble("tools", error.to_string());
+        outcome.add_warning("tools", error.to_string());
     }
     if let Err(error) = tools.close().await {
         // The attempt itself is complete. An error of the loop takes precedence over one after it.
-        outcome.trouble("tools", error.to_string());
+        outcome.add_warning("tools", error.to_string());
         outcome.error = Some(error.to_string());
     }
     result

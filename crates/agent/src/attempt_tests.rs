@@ -14,7 +14,7 @@ use levade_tasks::Task;
 use levade_text::testing::{ALWAYS_THINKS, IM_END, IM_START, VOCABULARY, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, Message, ToolSpec};
 use levade_tools::{Calculator, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
-use levade_tree::{Kind, PathInput, PathTarget, Segment, Term, Trajectory, TreeBatch};
+use levade_tree::{Kind, Segment, SequenceInput, SequenceTarget, Term, Trajectory, TreeBatch};
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::UnboundedSender;
 use tokio::time::{Instant, sleep};
@@ -224,7 +224,7 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     let shape: Vec<_> = trajectory.segments().iter().map(|s| (s.kind, s.turn)).collect();
     assert_eq!(shape, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
     assert_eq!(trajectory.leaves().len(), 1);
-    let full_tokens = trajectory.path_tokens(trajectory.leaves()[0]);
+    let full_tokens = trajectory.sequence_tokens(trajectory.leaves()[0]);
     let text = bench.text(&full_tokens);
     assert!(text.contains(&format!("2+3?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n")), "{text}");
     assert!(text.ends_with("\n<|im_start|>assistant\nIt is 5.<|im_end|>"), "{text}");
@@ -507,7 +507,8 @@ async fn template_drift_is_counted_or_forks_conversation() {
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
     assert_eq!(turns, [(1, true)]);
     let leaves = trajectory.leaves();
-    let paths: Vec<String> = leaves.iter().map(|&leaf| bench.text(&trajectory.path_tokens(leaf))).collect();
+    let paths: Vec<String> =
+        leaves.iter().map(|&leaf| bench.text(&trajectory.sequence_tokens(leaf))).collect();
     let [first, second] = &paths[..] else { panic!("{paths:?}") };
     assert!(first.ends_with(&format!("assistant\n<think>\nhm</think>{CALL}<|im_end|>")), "{first}");
     assert!(
@@ -515,7 +516,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
         "{second}"
     );
     let kinds: Vec<_> =
-        trajectory.path(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
+        trajectory.sequence(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
     assert_eq!(
         kinds,
         [(Kind::Given, 0), (Kind::Given, 1), (Kind::Sampled, 1), (Kind::Given, 2), (Kind::Sampled, 2)]
@@ -525,7 +526,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
     assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2], "{streams:?}");
     // The recorded tokens are those that the sampler received.
     let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
-    assert!(trajectory.path_tokens(leaves[1]).starts_with(&prompt));
+    assert!(trajectory.sequence_tokens(leaves[1]).starts_with(&prompt));
 }
 
 #[tokio::test]
@@ -563,7 +564,7 @@ async fn real_policy_attempts_are_exact_and_independent() {
         assert_eq!(together, standalone.await);
     }
 
-    let mut path = PathInput::default();
+    let mut path = SequenceInput::default();
     for segment in standalone.trajectory.segments() {
         for (token, logprob) in
             segment.tokens.iter().zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
@@ -571,7 +572,7 @@ async fn real_policy_attempts_are_exact_and_independent() {
             if let Some(&logprob) = logprob {
                 let term = Term { weight: 1.0, advantage: 1.0, behaviour: Some(logprob), ..Term::default() };
                 let index = path.tokens.len() as u32;
-                path.targets.push(PathTarget { index, temperature: segment.temperature, term });
+                path.targets.push(SequenceTarget { index, temperature: segment.temperature, term });
             }
             path.tokens.extend([*token]);
         }

@@ -42,7 +42,8 @@ pub fn demonstrate(
         return Err(DemonstrationError::Trailing(last.role.as_str()));
     }
     let mut trajectory = Trajectory::new();
-    let mut leaf = Some(trajectory.push(Segment::given(None, chat.prompt(&messages[..first], tools)?, 0))?);
+    let mut leaf =
+        Some(trajectory.push(Segment::context(None, chat.prompt(&messages[..first], tools)?, 0))?);
     let (mut at, mut turn) = (first, 0);
     loop {
         let opened = chat.opened_reasoning(&messages[..at], tools)?;
@@ -56,7 +57,7 @@ pub fn demonstrate(
         turn += 1;
         let between =
             chat.continuation(&messages[..at], &completion_tokens, &messages[at + 1..next], tools)?;
-        leaf = Some(trajectory.push(Segment::given(leaf, between, turn))?);
+        leaf = Some(trajectory.push(Segment::context(leaf, between, turn))?);
         at = next;
     }
 }

@@ -45,7 +45,7 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     let sampled: Vec<&Segment> =
         trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled).collect();
     for (segment, request) in sampled.iter().zip(&requested) {
-        assert!(trajectory.path_tokens(segment.id).starts_with(&request.prompt));
+        assert!(trajectory.sequence_tokens(segment.id).starts_with(&request.prompt));
     }
     assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.cuts.len()));
     assert_eq!(outcome.calls_by_turn.len(), 6);

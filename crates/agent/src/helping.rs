@@ -32,7 +32,7 @@ impl Helper for HelperAgent {
         let roster = self.roster.upgrade().unwrap_or_default();
         let Some(agent) = roster.find(&self.agent) else {
             let why = format!("the agent {} is not running here", self.agent);
-            let outcome = Outcome { error: Some(why), ..Outcome::begun() };
+            let outcome = Outcome { error: Some(why), ..Outcome::initial() };
             return Branch { agent: self.agent.clone(), trajectory: Trajectory::new(), outcome };
         };
         let made = BuiltInLoop.run(AttemptContext {

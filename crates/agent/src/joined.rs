@@ -7,7 +7,7 @@ use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
     let Outcome { calls: own, calls_by_turn, earned_by_turn, tool_metrics, drift, cuts, troubles, .. } =
         helped;
-    *calls = calls.and(&own);
+    *calls = calls.sum_with(&own);
     outcome.calls_by_turn.extend(calls_by_turn.into_iter().map(|(turn, counts)| (first + turn, counts)));
     outcome.earned_by_turn.extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
     for (name, value) in tool_metrics {
@@ -17,7 +17,7 @@ pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, he
     outcome.drift.extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
     outcome.cuts.extend(cuts.into_iter().map(|cut| ContextTruncation { turn: first + cut.turn, ..cut }));
     for failure in troubles {
-        outcome.trouble(failure.source, failure.why);
+        outcome.add_warning(failure.source, failure.why);
     }
 }
 

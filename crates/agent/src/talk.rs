@@ -67,7 +67,7 @@ impl Talk {
             cast: &self.cast,
             specs: &specs,
             limits: self.limits,
-            outcome: &mut Outcome::begun(),
+            outcome: &mut Outcome::initial(),
             helped: &mut CallCounts::default(),
             observer: Some(observer),
         };

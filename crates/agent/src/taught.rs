@@ -85,7 +85,7 @@ pub(crate) async fn finished(
             Attempt { trajectory, outcome }
         }
         Err(why) => {
-            outcome.trouble("chat template", why.clone());
+            outcome.add_warning("chat template", why.clone());
             (outcome.error, outcome.finish) = (Some(why), Finish::Failed);
             Attempt { trajectory: Trajectory::new(), outcome }
         }

@@ -78,7 +78,7 @@ async fn teacher_completions_become_demonstrations_in_pupil_format() {
     assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
     assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));
     let chat = format().chat().clone();
-    let text = chat.tokenizer().decode_with_special(&trajectory.path_tokens(trajectory.leaves()[0]));
+    let text = chat.tokenizer().decode_with_special(&trajectory.sequence_tokens(trajectory.leaves()[0]));
     let written =
         "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
     assert!(text.contains(&format!("assistant\n{written}<|im_end|>")), "{text}");
@@ -124,7 +124,7 @@ async fn gateway_calls_become_tree() {
     let texts: Vec<String> = trajectory
         .leaves()
         .into_iter()
-        .map(|leaf| format.chat().tokenizer().decode_with_special(&trajectory.path_tokens(leaf)))
+        .map(|leaf| format.chat().tokenizer().decode_with_special(&trajectory.sequence_tokens(leaf)))
         .collect();
     assert_eq!(texts.len(), 2);
     assert!(texts[0].contains("And 1?") && texts[0].ends_with("3<|im_end|>"), "{texts:?}");

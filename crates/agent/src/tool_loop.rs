@@ -114,7 +114,7 @@ impl ToolLoop<'_> {
             if let Some(observer) = &mut self.observer {
                 observer.results(&results);
             }
-            self.outcome.calls_by_turn.push((turn, tools.counts().since(&before)));
+            self.outcome.calls_by_turn.push((turn, tools.counts().subtract(&before)));
             let learned = learn_from(self.outcome, turn, &results);
             if let Some(answer) = learned.map_err(Broken::Outage)? {
                 self.outcome.final_text = answer;
@@ -223,7 +223,7 @@ pub(crate) fn learn_from(
 ) -> Result<Option<String>, String> {
     for Observation { call, toolbox, kind, trouble: failure, metrics, .. } in observations {
         if let (Some(call), Some(failure)) = (call, failure) {
-            outcome.trouble(format!("tool {}", call.name), failure.as_str());
+            outcome.add_warning(format!("tool {}", call.name), failure.as_str());
         }
         let Some(toolbox) = toolbox else { continue };
         let failed = f64::from(u8::from(*kind != ObservationKind::Ok));

@@ -14,8 +14,8 @@ use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{Matching, QuestionKey};
 use levade_trainer::{
-    AgentParts, Agents, Answers, EvalResult, Rollouts, Scorers, StopFlag, Tasks, Toolboxes, Troubles,
-    chat_options, check_tasks, evaluate, matching, trained_on,
+    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, Rollouts, Scorers, StopFlag, Tasks,
+    Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
@@ -119,7 +119,7 @@ async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
             None
         });
         let Some(run) = run.filter(|run| !seen.contains(run)) else { break };
-        let trained = async { Ok(trained_on(&*run.open_store().await?).await?) };
+        let trained = async { Ok(trained_questions(&*run.open_store().await?).await?) };
         match trained.await {
             Ok(trained) => questions.extend(trained),
             Err(why) => unknown(anyhow::Error::context(why, run.root().display().to_string())),
@@ -128,7 +128,7 @@ async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
         next = run.recipe().ok().map(|recipe| recipe.model.source);
         seen.push(run);
     }
-    let trained = tasks.evaluated_among(&questions);
+    let trained = tasks.evaluated_tasks_among(&questions);
     let Some(first) = trained.first() else { return };
     let question: String = first.question.chars().take(80).collect();
     let num_tasks: usize = tasks.eval.iter().map(|slice| slice.tasks.len()).sum();
@@ -144,12 +144,8 @@ async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
 async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
     let slices = tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
     let slices: Vec<&String> = slices.collect();
-    let last: BTreeMap<_, _> = store
-        .failures(Purpose::Eval)
-        .await?
-        .into_iter()
-        .map(|failed| (failed.placement, failed.id))
-        .collect();
+    let last: BTreeMap<_, _> =
+        store.failures(Purpose::Eval).await?.into_iter().map(|failed| (failed.slot, failed.id)).collect();
     for (placement, id) in last {
         let slice = slices.get(placement.group as usize).map_or("", |name| name.as_str());
         if let Some(attempt) = store.attempt(&id).await? {
@@ -189,11 +185,11 @@ async fn measure(
         // All agents use the measured model, except those whose policy is an external API.
         let policy = recipe.policy_of(keys).unwrap_or_default();
         let policy_source = match external_apis.get(&policy) {
-            Some(other) => Answers::Api(Arc::clone(other)),
-            None => Answers::Policy(Arc::clone(&chat)),
+            Some(other) => ChatBackend::Api(Arc::clone(other)),
+            None => ChatBackend::Policy(Arc::clone(&chat)),
         };
-        let (tools, when) = (toolboxes.of(keys, &chat)?, programs::when(name, keys)?);
-        agents.push(AgentParts { answers: vec![policy_source], when, ..AgentParts::new(name, chat, tools) });
+        let (tools, when) = (toolboxes.tools_for(keys, &chat)?, programs::when(name, keys)?);
+        agents.push(AgentSpec { backends: vec![policy_source], when, ..AgentSpec::new(name, chat, tools) });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
@@ -209,7 +205,7 @@ async fn measure(
     let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     programs::put_in(recipe, &mut agents, &environments, &host).await?;
-    let agents = Agents::over(recipe, &agents, &sampler, context)?;
+    let agents = Agents::with_sampler(recipe, &agents, &sampler, context)?;
     let scorers =
         Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
@@ -248,7 +244,7 @@ async fn measure(
         out.finish()?;
     }
     let tries = [rollouts.earlier_tries(&attempts).await?, attempts].concat();
-    for failure in Troubles::default().add(&tries) {
+    for failure in AttemptWarnings::default().add(&tries) {
         eprintln!("{} {failure}", Style::stderr().dim("note:"));
     }
     Ok(Some(result))

@@ -8,10 +8,10 @@ use levade_call::ExternalCall;
 use levade_model::TokenizerSource;
 use levade_run::dir::RunDir;
 use levade_run::model;
-use levade_store::{Attempt, CreditTarget, Earned, PerToken, PlannedPath, Store};
+use levade_store::{Attempt, CreditTarget, PerToken, PlannedSequence, StepReward, Store};
 use levade_text::Tokenizer;
 use levade_tree::{
-    AttemptId, Component, ContextTruncation, Drift, Kind, Placement, Purpose, Segment, SegmentId,
+    AttemptId, AttemptSlot, Component, ContextTruncation, Drift, Kind, Purpose, Segment, SegmentId,
 };
 
 use crate::failure::unusable;
@@ -150,13 +150,13 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             let Some((step, _)) = find_planned_sequence(&*store, &attempt, args.step).await? else {
                 let subject =
                     args.step.map_or("no step has".to_owned(), |step| format!("step {step} has not"));
-                return Err(unusable(format!("{subject} trained on {}", attempt.placement)));
+                return Err(unusable(format!("{subject} trained on {}", attempt.slot)));
             };
             let selected = (args.token, args.json);
             screen::print(&terms::format_terms(&args.run, &attempt, step, &tokenizer, selected).await?);
             return Ok(ExitCode::SUCCESS);
         }
-        let planned = match attempt.placement.purpose {
+        let planned = match attempt.slot.purpose {
             Purpose::Train => find_planned_sequence(&*store, &attempt, None).await?,
             _ => None,
         };
@@ -177,7 +177,7 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if `name` is neither a slot nor an id, or the store cannot be read.
 async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<Attempt>> {
-    if let Some(placement) = Placement::parse(name) {
+    if let Some(placement) = AttemptSlot::parse(name) {
         return Ok(store.last_try(&placement).await?);
     }
     let id: Option<AttemptId> = name.parse().ok();
@@ -197,12 +197,12 @@ async fn find_planned_sequence(
     store: &dyn Store,
     attempt: &Attempt,
     only: Option<u32>,
-) -> anyhow::Result<Option<(u32, PlannedPath)>> {
-    let phase = attempt.placement.phase;
+) -> anyhow::Result<Option<(u32, PlannedSequence)>> {
+    let phase = attempt.slot.phase;
     let steps = store.planned_steps().await?.into_iter().filter(|(of, _)| *of == phase);
     for (_, step) in steps.filter(|(_, step)| only.is_none_or(|only| only == *step)) {
         let plan = store.step(phase, step).await?;
-        let mut sequences = plan.iter().flat_map(|plan| plan.paths());
+        let mut sequences = plan.iter().flat_map(|plan| plan.sequences());
         if let Some(sequence) = sequences.find(|sequence| sequence.attempt == attempt.id) {
             return Ok(Some((step, sequence.clone())));
         }
@@ -230,21 +230,24 @@ fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
 /// task and outcome, and its tokens.
 fn format_attempt(
     attempt: &Attempt,
-    planned: Option<&(u32, PlannedPath)>,
+    planned: Option<&(u32, PlannedSequence)>,
     tokenizer: &Tokenizer,
     logprobs: bool,
     style: Style,
 ) -> String {
     let mut text = String::new();
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
-    let _ = writeln!(text, "{}", style.bold(&attempt.placement.name()));
+    let _ = writeln!(text, "{}", style.bold(&attempt.slot.name()));
     let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
     // An attempt that does not count is selected by its id only, so its status is shown.
-    let status = if attempt.status.counts() { String::new() } else { format!(", {}", attempt.status.name()) };
+    let status =
+        if attempt.status.can_count() { String::new() } else { format!(", {}", attempt.status.name()) };
     let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
     let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
-    let parts =
-        attempt.earned.iter().map(|Earned { by, reward }| format!("{reward} by {}", credit_target(by)));
+    let parts = attempt
+        .step_rewards
+        .iter()
+        .map(|StepReward { by, reward }| format!("{reward} by {}", credit_target(by)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
@@ -257,7 +260,7 @@ fn format_attempt(
                 range(&sequence.weight)
             );
         }
-        None if attempt.placement.purpose == Purpose::Train => {
+        None if attempt.slot.purpose == Purpose::Train => {
             let _ = writeln!(text, "advantage  none: no step trained on it");
         }
         None => {}
@@ -281,7 +284,7 @@ fn format_attempt(
         text += &external(&program["external"]);
     }
     for segment in attempt.trajectory.segments() {
-        let trains = attempt.placement.purpose == Purpose::Train;
+        let trains = attempt.slot.purpose == Purpose::Train;
         let _ = writeln!(text, "\n{}", style.bold(&heading(segment, trains)));
         let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
         if logprobs && segment.kind == Kind::Sampled {
@@ -381,8 +384,8 @@ fn credit_target(by: &CreditTarget) -> String {
 
 /// Formats the value that all tokens share, or the minimum and the maximum.
 fn range(numbers: &PerToken) -> String {
-    let low = numbers.distinct().fold(f32::INFINITY, f32::min);
-    let high = numbers.distinct().fold(f32::NEG_INFINITY, f32::max);
+    let low = numbers.run_values().fold(f32::INFINITY, f32::min);
+    let high = numbers.run_values().fold(f32::NEG_INFINITY, f32::max);
     let shown = |x: f32| if x != 0.0 && x.abs() < 1e-2 { format!("{x:.3e}") } else { format!("{x}") };
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
@@ -415,7 +418,7 @@ fn heading(segment: &Segment, trains: bool) -> String {
             versions.join(" then ")
         );
     }
-    if let Some(why) = segment.masked().filter(|_| trains) {
+    if let Some(why) = segment.mask_reason().filter(|_| trains) {
         let _ = write!(heading, ", masked: {why}");
     }
     format!("── {heading}")
@@ -478,19 +481,20 @@ mod tests {
     fn shown_attempt_marks_tokens_by_origin() {
         let tokenizer = tiny_tokenizer().unwrap();
         let mut trajectory = Trajectory::new();
-        let root = trajectory.push(Segment::given(None, vec![u32::from(b'a'), u32::from(b'b')], 0)).unwrap();
+        let root =
+            trajectory.push(Segment::context(None, vec![u32::from(b'a'), u32::from(b'b')], 0)).unwrap();
         let sampled = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-0.5, -1.5],
             versions: vec![VersionRun { version: 7, len: 2 }],
-            ..Segment::given(Some(root), vec![u32::from(b'c'), IM_END], 0)
+            ..Segment::context(Some(root), vec![u32::from(b'c'), IM_END], 0)
         };
         let sampled =
             trajectory.push(sampled.clone()).map(|id| Segment { parent: Some(id), ..sampled }).unwrap();
         trajectory.push(Segment { temperature: 0.0, ..sampled }).unwrap();
         let attempt = Attempt {
             id: AttemptId::from_bytes([1; 16]),
-            placement: Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
+            slot: AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 },
             number: 1,
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: Outcome {
@@ -500,7 +504,7 @@ mod tests {
             },
             score: Some(1.0),
             reward: Some(0.5),
-            earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.5 }],
+            step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.5 }],
             status: Status::Completed,
             trajectory,
         };

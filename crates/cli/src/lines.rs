@@ -62,7 +62,7 @@ pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
         outcome.components.iter().map(|component| (component.name.clone(), json!(component.value))).collect();
     let rest = json!({
         "slice": slice,
-        "sample": attempt.placement.sample,
+        "sample": attempt.slot.sample,
         "reply": outcome.final_text,
         "extracted": outcome.extracted,
         "score": attempt.score,
@@ -81,8 +81,8 @@ pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use levade_store::{Begun, Status};
-    use levade_tree::{AttemptId, CallCounts, Component, Outcome, Placement, Purpose};
+    use levade_store::{AttemptStart, Status};
+    use levade_tree::{AttemptId, AttemptSlot, CallCounts, Component, Outcome, Purpose};
 
     use super::*;
 
@@ -90,9 +90,9 @@ mod tests {
     fn attempt_line_contains_task_answer_and_score() {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("out.jsonl");
-        let started_attempt = Begun {
+        let started_attempt = AttemptStart {
             id: AttemptId::from_bytes([1; 16]),
-            placement: Placement { purpose: Purpose::Eval, phase: 0, step: 0, group: 3, sample: 1 },
+            slot: AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, group: 3, sample: 1 },
             number: 0,
             task: json!({"id": "t-3", "question": "1 + 1?", "answer": 2, "row": {"level": "easy"}}),
         };
@@ -106,7 +106,7 @@ mod tests {
             outcome,
             score: Some(1.0),
             status: Status::Completed,
-            ..Attempt::begun(&started_attempt)
+            ..Attempt::from_start(&started_attempt)
         };
         let mut file = LinesFile::create(&path).unwrap();
         file.write(&attempt_line("easy", &attempt)).unwrap();

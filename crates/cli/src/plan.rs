@@ -103,14 +103,14 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (shape, files) = match &args.config {
         Some(file) => {
             let text = read("--config", file)?;
-            (Shape::read(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
+            (Shape::parse(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
         }
         None => {
             let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
             (Shape::new(&files.config), Some(files))
         }
     };
-    let device = args.device.as_deref().map(Device::named).transpose().map_err(unusable)?;
+    let device = args.device.as_deref().map(Device::by_name).transpose().map_err(unusable)?;
     let style = Style::stdout();
     screen::print_line(&format!("{} {}", style.bold("model  "), shape.describe()));
 
@@ -125,7 +125,7 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
     let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
     let is_colocated = learner.is_colocated;
-    let handoff = if is_colocated { time::turns(&shape, learner.moved) } else { 0.0 };
+    let handoff = if is_colocated { time::handoff_seconds(&shape, learner.moved) } else { 0.0 };
     if !args.fleet.is_empty() {
         simulate_fleets(args, &recipe, &shape, device, (&servers, reply, handoff))?;
     }
@@ -135,14 +135,14 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     };
     let work = time::Work {
         prompt: args.prompt,
-        reply,
+        completion_tokens: reply,
         running: servers.running,
         tensor: servers.tensor,
         samplers: servers.count,
         learners: learner.devices,
         stages: learner.stages,
         round: learner.round,
-        turns: handoff,
+        handoff_seconds: handoff,
     };
     let mut hours = 0.0;
     for (index, phase) in recipe.phase.iter().enumerate() {
@@ -245,7 +245,7 @@ fn print_learner(
     ));
     print_parts(&plan);
     let is_colocated = recipe.cluster.placement == Placement::Shared;
-    let moved = memory::moved(&plan);
+    let moved = memory::offloaded_bytes(&plan);
     let sleeping_server = if is_colocated && keys.gpus > 0 { SLEEPING_SERVER_MEMORY } else { 0 };
     if is_colocated {
         let host = moved.saturating_mul(keys.processes_per_node().into());
@@ -265,7 +265,7 @@ fn print_learner(
     Ok(LearnerEstimate {
         devices: processes,
         moved,
-        resident: if is_colocated && keys.gpus > 0 { memory::CONTEXT } else { 0 },
+        resident: if is_colocated && keys.gpus > 0 { memory::CUDA_CONTEXT_BYTES } else { 0 },
         stages: keys.pp.into(),
         round: ranks.max(1).saturating_mul(recipe.engine.micro_batch_tokens as u64),
         is_colocated,
@@ -404,10 +404,10 @@ fn simulate_fleets(
         ahead: keys.staleness as usize,
         turns: args.turns.unwrap_or(recipe.agent.max_turns as usize).max(1),
         prompt: args.prompt as f64,
-        reply: reply as f64,
+        completion_tokens: reply as f64,
         spread: args.spread,
         tool: args.tool,
-        learnt: args.learnt,
+        trained_fraction: args.learnt,
         service,
     };
     let sizes = fleet::Sizes { devices: &args.fleet, fleet, disaggregated };
@@ -439,7 +439,7 @@ fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work
     // Attempts that are cancelled count as complete ones.
     let attempts = time::Attempts {
         sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
-        learnt: groups.saturating_mul(group_size),
+        trained: groups.saturating_mul(group_size),
     };
     let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);
     let passes = time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
@@ -450,10 +450,14 @@ fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work
         style.bold("phase  "),
         attempts.sampled,
         screen::count(step.sampled),
-        screen::count(step.learnt)
+        screen::count(step.trained)
     ));
     let seconds = step.seconds(keys.staleness > 0 && work.learners > 0);
-    let handoff = if step.turns > 0.0 { format!("turns {:.0} s, ", step.turns) } else { String::new() };
+    let handoff = if step.handoff_seconds > 0.0 {
+        format!("turns {:.0} s, ", step.handoff_seconds)
+    } else {
+        String::new()
+    };
     let bubble = match step.bubble {
         0.0 => String::new(),
         bubble => format!(", {:.0} % of it waits for other stages", 100.0 * bubble),
@@ -464,7 +468,7 @@ fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work
         step.sampling,
         screen::count((step.sampled as f64 / step.sampling) as u64),
         step.learning,
-        screen::count((step.learnt as f64 / step.learning) as u64),
+        screen::count((step.trained as f64 / step.learning) as u64),
     ));
     seconds * f64::from(keys.steps) / 3600.0
 }

@@ -8,7 +8,7 @@ use levade_policy::process_time::Clock;
 use levade_run::dir::RunDir;
 use levade_run::numerics;
 use levade_run::policies::{self, StartedPolicies};
-use levade_trainer::{ReplayComparison, RunFolder, replay};
+use levade_trainer::{LockedRunDir, ReplayComparison, replay};
 
 use crate::host;
 use crate::screen::{self, Style};
@@ -40,7 +40,7 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     // A remote learner writes to the run directory. The lock prevents a replay from taking over the
     // learner of a run in progress.
     let _guard = match &recipe.cluster.learner {
-        Some(_) => Some(RunFolder::lock(&recipe.run.folder)?),
+        Some(_) => Some(LockedRunDir::lock(&recipe.run.folder)?),
         None => None,
     };
     // Replaying needs no samplers, because the store contains the sampled tokens.

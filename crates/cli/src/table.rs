@@ -1,6 +1,6 @@
 //! Formats evaluations as lines and as a table.
 
-use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, Uncalled};
+use levade_trainer::{Best, EvalResult, Gain, Interval, SliceResult, UncalledTools};
 
 use crate::screen::Style;
 
@@ -46,7 +46,7 @@ pub fn line(result: &EvalResult) -> String {
 }
 
 /// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
-fn format_uncalled(Uncalled { attempt, reply: completion, why }: &Uncalled) -> String {
+fn format_uncalled(UncalledTools { attempt, reply: completion, why }: &UncalledTools) -> String {
     const MAX_CHARS: usize = 400;
     let end = completion.char_indices().nth(MAX_CHARS).map_or(completion.len(), |(end, _)| end);
     let more = if end < completion.len() { " …" } else { "" };
@@ -105,7 +105,7 @@ pub fn gains(gains: &[Gain]) -> String {
 
 /// Formats the best checkpoint, its success, and whether the selection biases that result.
 pub fn best(best: &Best) -> String {
-    let Best { label, of, success, apart: is_separate, .. } = best;
+    let Best { label, candidates: of, success, uses_selection_tasks: is_separate, .. } = best;
     let by = if *is_separate { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
     format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
 }
@@ -181,9 +181,9 @@ mod tests {
         let chosen = |is_separate| Best {
             checkpoint: "x".into(),
             label: "grpo, step 50".into(),
-            of: 6,
+            candidates: 6,
             success,
-            apart: is_separate,
+            uses_selection_tasks: is_separate,
         };
         assert_eq!(
             best(&chosen(false)),
@@ -196,7 +196,7 @@ mod tests {
     fn table_and_line_explain_missing_tool_calls() {
         let mut result = eval(0, 0, "before training", 2);
         let completion = format!("one\ntwo{}", "x".repeat(500));
-        result.uncalled = Some(Uncalled {
+        result.uncalled = Some(UncalledTools {
             attempt: "eval/0/0/0/0".into(),
             reply: completion,
             why: "it has no <tool_call> in it".into(),

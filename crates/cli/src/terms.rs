@@ -44,7 +44,7 @@ pub async fn format_terms(
     let StartedPolicies { policies, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
     let mut watch = Watch::new(Clock::default());
-    let phase = attempt.placement.phase;
+    let phase = attempt.slot.phase;
     let found = terms(&recipe, dir, policies, (phase, step), &mut watch).await?;
     watch.clear();
     let mut text = String::new();
@@ -72,7 +72,7 @@ pub async fn format_terms(
     match text.is_empty() {
         true => {
             let location = token.map_or(String::new(), |token| format!(" at index {token}"));
-            Err(unusable(format!("step {step} trained no token of {}{location}", attempt.placement)))
+            Err(unusable(format!("step {step} trained no token of {}{location}", attempt.slot)))
         }
         false => Ok(text),
     }

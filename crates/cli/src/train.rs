@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use levade_recipe::{Override, Recipe};
 use levade_run::Event;
 use levade_run::dir::RECIPE;
-use levade_trainer::{Ended, Observer, RunFolder, Start, StopFlag, Summary, milestones};
+use levade_trainer::{LockedRunDir, Observer, RunEnd, StartMode, StopFlag, Summary, milestones};
 
 use crate::failure::{INTERRUPTED, unusable};
 use crate::host::{self, Setup};
@@ -52,8 +52,8 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load_run(&args.recipe, &args.overrides, args.run.as_deref())?;
-    let start = if args.resume { Start::Resume } else { Start::Fresh };
-    RunFolder::check(&recipe.run, start)?;
+    let start = if args.resume { StartMode::Resume } else { StartMode::Fresh };
+    LockedRunDir::check(&recipe.run, start)?;
     if args.restarts > 0 {
         if !recipe.run.store.is_durable() {
             let store = &recipe.run.store;
@@ -68,7 +68,7 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(train(args, recipe, start))
 }
 
-async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitCode> {
+async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<ExitCode> {
     let dim = |text| Style::stderr().dim(text);
     let dir = recipe.run.folder.clone();
     eprintln!("{} {}", dim("run   "), screen::path(&dir));
@@ -91,11 +91,11 @@ async fn train(args: Args, recipe: Recipe, start: Start) -> anyhow::Result<ExitC
     let ended = run.end().await;
     interrupts.abort();
     let after = match ended? {
-        Some(Ended::Finished(summary)) => {
+        Some(RunEnd::Finished(summary)) => {
             print_summary(&summary, &dir);
             return Ok(ExitCode::SUCCESS);
         }
-        Some(Ended::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
+        Some(RunEnd::Stopped { done, steps, .. }) => format!("after step {done} of {steps}"),
         None => "together with its learner".into(),
     };
     eprintln!("stopped {after}; go on with\n  {}", resume_command(&args));
@@ -138,7 +138,7 @@ fn print_summary(summary: &Summary, dir: &Path) {
     let style = Style::stdout();
     let evals = milestones(&summary.evals);
     screen::print_line(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
-    for (source, times, first) in summary.troubles.iter() {
+    for (source, times, first) in summary.warnings.iter() {
         let times = screen::plural(times as u32, "time");
         screen::print_line(&format!("{} {source} went wrong {times}, first: {first}", style.dim("trouble")));
     }

@@ -75,7 +75,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let trajectory = conversation.trajectory();
     let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
     let longest =
-        trajectory.leaves().iter().map(|&leaf| trajectory.path_tokens(leaf).len()).max().unwrap_or(0);
+        trajectory.leaves().iter().map(|&leaf| trajectory.sequence_tokens(leaf).len()).max().unwrap_or(0);
     let text: usize =
         messages.iter().map(|message| serde_json::to_string(message).map_or(0, |m| m.len())).sum();
     println!("{turns} turns, {fork} forks  longest path {longest} tokens, {text} bytes of messages");

@@ -404,7 +404,7 @@ impl Conversation {
         let above = entry.parent?;
         let requested = self.index.node(above).prompt.as_ref();
         let mut path = Vec::new();
-        for part in self.trajectory.path(said.segment) {
+        for part in self.trajectory.sequence(said.segment) {
             path.extend_from_slice(part.tokens());
         }
         Some(After {

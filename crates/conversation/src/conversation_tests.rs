@@ -80,7 +80,7 @@ fn completion_is_parsed_and_continued() {
         RepeatedHistory { messages: 6, to_reply: 6, unsaid: 1, ..RepeatedHistory::default() }
     );
     // The tokens are those that were sampled, including reasoning, followed by the new ones.
-    let path = talk.conversation.trajectory().path_tokens(second.segment);
+    let path = talk.conversation.trajectory().sequence_tokens(second.segment);
     let text = talk.text(&prepared.prompt);
     assert!(prepared.prompt.starts_with(&path));
     assert!(
@@ -103,15 +103,15 @@ fn adopted_conversation_keeps_own_trees_and_later_turns() {
     let (messages, ..) = recorded(&mut other);
     let (_, third) = other.say(&messages, "11");
     let theirs = other.conversation.trajectory().clone();
-    let path = talk.conversation.trajectory().path_tokens(second.segment);
+    let path = talk.conversation.trajectory().sequence_tokens(second.segment);
     assert_eq!(talk.conversation.adopt(&theirs).unwrap(), 2);
     let all = talk.conversation.trajectory();
     let shape = |s: &Segment| (s.parent.map(|parent| parent.0), s.turn, s.kind);
     let moved = theirs.segments().iter().map(|s| (s.parent.map(|parent| parent.0 + 4), s.turn + 2, s.kind));
     assert_eq!(all.segments()[4..].iter().map(shape).collect::<Vec<_>>(), moved.collect::<Vec<_>>());
-    assert_eq!(all.path_tokens(second.segment), path);
+    assert_eq!(all.sequence_tokens(second.segment), path);
     let moved = SegmentId(third.segment.0 + 4);
-    assert_eq!(all.path_tokens(moved), theirs.path_tokens(third.segment));
+    assert_eq!(all.sequence_tokens(moved), theirs.sequence_tokens(third.segment));
     assert_eq!(talk.conversation.next_turn(), 5);
 }
 
@@ -306,7 +306,7 @@ fn repeated_prompt_has_sibling_completions() {
     let starts = |talk: &Talk, messages: &[Message]| {
         let prompt = talk.prepare(messages).prompt;
         let starts = |reply: &RecordedCompletion| {
-            prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment))
+            prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment))
         };
         [&first, &second, &third].map(starts)
     };
@@ -328,7 +328,8 @@ fn call_ids_distinguish_equal_completions() {
         let messages = [requested.clone(), vec![reply.message()], results(reply)].concat();
         let kept = talk.say(&messages, "ok").1;
         let trajectory = talk.conversation.trajectory();
-        let path: Vec<SegmentId> = trajectory.path(kept.segment).iter().map(|part| part.segment.id).collect();
+        let path: Vec<SegmentId> =
+            trajectory.sequence(kept.segment).iter().map(|part| part.segment.id).collect();
         assert_eq!(path[1], reply.segment);
     }
     // If ids are numbered within each completion, they distinguish nothing.

@@ -135,7 +135,7 @@ fn edited_history_forks_with_reason() {
         }
         let kept = talk.record(prepared, "ok");
         assert_eq!(
-            talk.text(&talk.conversation.trajectory().path_tokens(kept.segment)),
+            talk.text(&talk.conversation.trajectory().sequence_tokens(kept.segment)),
             text + "ok<|im_end|>"
         );
         assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));

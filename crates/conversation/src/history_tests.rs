@@ -115,7 +115,7 @@ fn template_history_forks_at_drift() {
         talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent
     };
     assert_eq!(parent(&first), parent(&second));
-    assert_eq!(talk.conversation.trajectory().path_tokens(parent(&first).unwrap()), prepared.prompt);
+    assert_eq!(talk.conversation.trajectory().sequence_tokens(parent(&first).unwrap()), prepared.prompt);
     // After a template that rejects the past, only the new messages are appended. In strict mode that is
     // an error.
     let strict = || chat(STRICT, ChatOptions::default());

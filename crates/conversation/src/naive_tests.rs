@@ -297,7 +297,7 @@ impl World {
         let kept = self.talk.record(prepared, step.reply);
         let trajectory = self.talk.conversation.trajectory();
         let ids = [prompt.clone(), reply.clone()].concat();
-        prop_assert_eq!(trajectory.path_tokens(kept.segment), ids.clone());
+        prop_assert_eq!(trajectory.sequence_tokens(kept.segment), ids.clone());
         prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
         let stored =
             |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
@@ -426,7 +426,7 @@ fn parallel_calls_are_recorded_in_any_order() {
         let prompt = prepared.prompt.clone();
         let tokens = sampled(talk.format.chat(), "ok");
         let reply = talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
-        assert!(talk.conversation.trajectory().path_tokens(reply.segment).starts_with(&prompt));
+        assert!(talk.conversation.trajectory().sequence_tokens(reply.segment).starts_with(&prompt));
     }
     // Seven different questions, each stored once below their common prefix.
     let given = talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();

@@ -67,7 +67,9 @@ fn rewritten_completion_is_continued_and_counted() {
             }
             assert_eq!((prepared.origin, prepared.repeated.altered), (Origin::Continued, 1), "{reason:?}");
             // The tokens are those that were sampled.
-            assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+            assert!(
+                prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment))
+            );
             assert_eq!(talk.conversation.counts().altered, 1);
             // Later prompts repeat both completions.
             messages.extend([second.message(), Message::user("Sure?")]);
@@ -164,7 +166,9 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             messages.extend([second.message(), Message::user("3?")]);
             let (prepared, third) = talk.say(&messages, "z = 3");
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
-            assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(second.segment)));
+            assert!(
+                prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(second.segment))
+            );
             messages.extend([third.message(), Message::user("4?")]);
             assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
             assert_eq!(talk.conversation.finish(), [], "{reply:?}");
@@ -207,7 +211,7 @@ fn extended_completion_is_separate_from_original() {
         let messages = [with(sent), vec![reply.message(), Message::user("3?")]].concat();
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
-        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment)));
         // The completion after an extension is not that after another extension.
         let messages = [with("x = 1</c>"), vec![reply.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
@@ -247,7 +251,7 @@ fn completion_matches_as_client_received() {
         talk.conversation.note_received(reply.segment, &messages[1]);
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
-        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().path_tokens(reply.segment)));
+        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment)));
     }
     // The white space before a stop string is missing.
     let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];

@@ -64,7 +64,7 @@ impl Talk {
         let prepared = self.prepare(messages);
         let kept = self.record(prepared.clone(), reply);
         let full = [prepared.prompt.clone(), sampled(self.format.chat(), reply)].concat();
-        assert_eq!(self.conversation.trajectory().path_tokens(kept.segment), full);
+        assert_eq!(self.conversation.trajectory().sequence_tokens(kept.segment), full);
         (prepared, kept)
     }
 

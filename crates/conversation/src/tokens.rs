@@ -73,7 +73,7 @@ impl ContextTokens {
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
         let (mut position, mut at) = (None, 0);
-        for part in trajectory.path(leaf) {
+        for part in trajectory.sequence(leaf) {
             let same = shared(part.tokens(), &tokens[at..]);
             if same > 0 {
                 position = Some((part.segment.id, same as u32));
@@ -139,7 +139,7 @@ impl ContextTokens {
             after: position.filter(|&(segment, after)| after < full_length(segment)).map(|(_, after)| after),
             agent: owner.agent.to_owned(),
             policy: owner.policy.to_owned(),
-            ..Segment::given(position.map(|(segment, _)| segment), tokens, turn)
+            ..Segment::context(position.map(|(segment, _)| segment), tokens, turn)
         })
     }
 }

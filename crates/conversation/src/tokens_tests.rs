@@ -6,7 +6,7 @@ use super::*;
 const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
 
 fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
-    let given = Segment::given(parent, tokens.to_vec(), 9);
+    let given = Segment::context(parent, tokens.to_vec(), 9);
     let versions = vec![levade_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
     let segment = Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..given };
     trajectory.push(segment).unwrap()
@@ -35,7 +35,7 @@ fn prompts_share_common_prefixes() {
         (shorter, &[1, 2]),
         (one, &[1]),
     ] {
-        assert_eq!(trajectory.path_tokens(end), tokens);
+        assert_eq!(trajectory.sequence_tokens(end), tokens);
     }
     assert!(trajectory.segments().iter().all(|segment| segment.agent == "a" && segment.policy == "p"));
     // Another party has its own roots.
@@ -46,7 +46,7 @@ fn prompts_share_common_prefixes() {
     let theirs = give(1, &[1, 2, 3, 4]).unwrap();
     assert_eq!(give(1, &[]), None);
     assert_eq!(trajectory.segments()[theirs.0 as usize].parent, None);
-    assert_eq!(trajectory.path_tokens(theirs), [1, 2, 3, 4]);
+    assert_eq!(trajectory.sequence_tokens(theirs), [1, 2, 3, 4]);
 }
 
 #[test]
@@ -61,10 +61,10 @@ fn branch_shares_prefix_of_sequence() {
         let leaf = given.give(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
         let before = trajectory.segments().to_vec();
         let new = given.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(new), tokens);
+        assert_eq!(trajectory.sequence_tokens(new), tokens);
         // Recorded segments do not change.
         assert_eq!(trajectory.segments()[..before.len()], before);
-        assert_eq!(trajectory.path_tokens(leaf), whole);
+        assert_eq!(trajectory.sequence_tokens(leaf), whole);
         let shared = tokens.iter().zip(whole).take_while(|(a, b)| **a == *b).count();
         let again = usize::from(tokens == [1, 2, 7]);
         let stored =
@@ -76,7 +76,7 @@ fn branch_shares_prefix_of_sequence() {
         assert_eq!(stored(&trajectory), count);
         // A branch of the branch.
         let second = given.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
-        assert_eq!(trajectory.path_tokens(second), [1, 2, 7, 8]);
+        assert_eq!(trajectory.sequence_tokens(second), [1, 2, 7, 8]);
     }
     let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
     let leaf = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
@@ -114,7 +114,7 @@ proptest! {
             paths.push((new, path));
         }
         for (end, path) in &paths {
-            prop_assert_eq!(&end.map_or(Vec::new(), |end| trajectory.path_tokens(end)), path);
+            prop_assert_eq!(&end.map_or(Vec::new(), |end| trajectory.sequence_tokens(end)), path);
         }
         let mut begins = std::collections::HashSet::new();
         let ends: Vec<SegmentId> = given.ends.values().copied().collect();

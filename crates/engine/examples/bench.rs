@@ -12,7 +12,7 @@ use levade_engine::{Engine, EngineOptions};
 use levade_model::ModelFiles;
 use levade_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams, uniform};
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -86,11 +86,11 @@ async fn main() -> Result<()> {
 async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value> {
     let weight = 1.0 / (tokens.len() - 1) as f32;
     let targets = (1..tokens.len() as u32)
-        .map(|index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } })
+        .map(|index| SequenceTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } })
         .collect();
     let start = Instant::now();
-    let batch = Arc::new(TreeBatch::merge(&[PathInput { tokens: tokens.into(), targets }])?);
-    let loss = Loss::of(PolicyLoss::CrossEntropy);
+    let batch = Arc::new(TreeBatch::merge(&[SequenceInput { tokens: tokens.into(), targets }])?);
+    let loss = Loss::new(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let backward = start.elapsed();
     engine.optim_step(OPTIM).await?;
@@ -130,7 +130,7 @@ async fn group(
                     let completion = engine.sample(request).await?.collect(DEADLINE).await?;
                     targets.extend(completion.logprobs.iter().enumerate().map(|(i, logprob)| {
                         let term = Term { advantage, behaviour: Some(*logprob), ..Term::default() };
-                        PathTarget { index: (sequence.len() + i) as u32, temperature: 1.0, term }
+                        SequenceTarget { index: (sequence.len() + i) as u32, temperature: 1.0, term }
                     }));
                     sequence.extend(completion.tokens);
                     if turn + 1 < turns {
@@ -140,7 +140,7 @@ async fn group(
                         }));
                     }
                 }
-                anyhow::Ok(PathInput { tokens: sequence.into(), targets })
+                anyhow::Ok(SequenceInput { tokens: sequence.into(), targets })
             })
         })
         .collect();
@@ -177,10 +177,10 @@ const OPTIM: OptimParams = OptimParams {
 async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result<Value> {
     let targets: usize = sequences.iter().map(|tokens| tokens.len() - first as usize).sum();
     let weight = 1.0 / targets as f32;
-    let target = |index| PathTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
-    let sequences: Vec<PathInput> = sequences
+    let target = |index| SequenceTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
+    let sequences: Vec<SequenceInput> = sequences
         .into_iter()
-        .map(|tokens| PathInput {
+        .map(|tokens| SequenceInput {
             targets: (first..tokens.len() as u32).map(target).collect(),
             tokens: tokens.into(),
         })
@@ -188,7 +188,7 @@ async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&sequences)?);
     let (tokens, sequence_tokens) = (batch.tokens.len(), batch.path_tokens);
-    let loss = Loss::of(PolicyLoss::CrossEntropy);
+    let loss = Loss::new(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": sequence_tokens }))

@@ -17,7 +17,7 @@ use levade_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, wri
 use levade_policy::{Learner, OptimParams, Precision};
 use levade_rl::Loss;
 use levade_text::{Chat, ChatOptions, Message, TemplateInput, Tokenizer};
-use levade_tree::{PathInput, TreeBatch};
+use levade_tree::{SequenceInput, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -43,7 +43,7 @@ struct Request {
     sequences: Vec<Vec<u32>>,
     /// Input of the mode `gradients`.
     #[serde(default)]
-    batch: Vec<PathInput>,
+    batch: Vec<SequenceInput>,
     loss: Option<Loss>,
     /// Input of the mode `steps`.
     #[serde(default)]
@@ -69,7 +69,7 @@ enum Mode {
 
 #[derive(Deserialize)]
 struct Step {
-    batches: Vec<Vec<PathInput>>,
+    batches: Vec<Vec<SequenceInput>>,
     loss: Loss,
     optim: OptimParams,
 }
@@ -151,7 +151,7 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
     let config = &model.weights.config;
     let inputs: Vec<_> = sequences
         .iter()
-        .map(|tokens| PathInput { tokens: tokens.clone().into(), targets: Vec::new() })
+        .map(|tokens| SequenceInput { tokens: tokens.clone().into(), targets: Vec::new() })
         .collect();
     let batch = TreeBatch::merge(&inputs)?;
     check(&batch, model.context, config.vocabulary)?;
@@ -204,7 +204,7 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
 
 /// Writes gradients of the loss over the merged batch, by name: of the base weights or of the adapter,
 /// and of the value head.
-fn gradients(model: &Transformer, batch: &[PathInput], loss: &Loss, out: &Path) -> Result<Value> {
+fn gradients(model: &Transformer, batch: &[SequenceInput], loss: &Loss, out: &Path) -> Result<Value> {
     let mut learning = TrainingState::new(model, Limits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
     let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;

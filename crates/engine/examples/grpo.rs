@@ -16,8 +16,8 @@ use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_model::ModelConfig;
 use levade_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
-use levade_rl::{Estimator, GroupBaseline, Loss, Normalizer, Path, PolicyLoss, Rollout, RolloutTokens};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_rl::{Estimator, GroupBaseline, Loss, Normalizer, PolicyLoss, Rollout, RolloutTokens, Sequence};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
@@ -93,7 +93,7 @@ fn advantages(sampled: &[Sample]) -> Result<Vec<f64>> {
     let rollout = |one: &Sample| Rollout {
         group: one.task as u64,
         score: one.reward,
-        paths: vec![Path { turns: vec![1], rewards: vec![one.reward], ..Path::default() }],
+        sequences: vec![Sequence { turns: vec![1], rewards: vec![one.reward], ..Sequence::default() }],
         ..Rollout::default()
     };
     let rollouts: Vec<Rollout> = sampled.iter().map(rollout).collect();
@@ -116,10 +116,10 @@ fn batch(tasks: &[Task], sampled: &[Sample], advantages: &[f64]) -> Result<TreeB
             behaviour: Some(one.logprob),
             ..Term::default()
         };
-        let target = PathTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term };
-        PathInput { tokens: tokens.into(), targets: vec![target] }
+        let target = SequenceTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term };
+        SequenceInput { tokens: tokens.into(), targets: vec![target] }
     };
-    let sequences: Vec<PathInput> = sampled.iter().enumerate().map(sequence).collect();
+    let sequences: Vec<SequenceInput> = sampled.iter().enumerate().map(sequence).collect();
     Ok(TreeBatch::merge(&sequences)?)
 }
 

@@ -228,7 +228,7 @@ fn evaluate_row(
         let mut derivative = 0.0;
         for term in batch.terms_of(&batch.targets[target]) {
             let evaluated = loss.evaluate(logp, term);
-            derivative += f64::from(term.weight) * evaluated.slope;
+            derivative += f64::from(term.weight) * evaluated.derivative;
             result.sums.add_term(term, logp, entropy, &evaluated);
         }
         result.sums.targets += 1;

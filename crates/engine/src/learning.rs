@@ -265,7 +265,7 @@ impl TrainingState {
                 self.adapters[index].ensure(model.adapters[index].layout.tensors.len);
             }
         }
-        if loss.is_of_values() {
+        if loss.trains_values() {
             let critic = model.values.get(&adapter).ok_or(PolicyError::NoValueHead)?;
             let optimizer = self.value_heads.entry(adapter).or_default();
             optimizer.ensure(critic.master.len());
@@ -417,7 +417,7 @@ impl TrainingState {
         };
         let x = activations.output(size);
         let sums = match (model.values.get(&adapter), value_heads.get_mut(&adapter)) {
-            (Some(critic), Some(optimizer)) if loss.is_of_values() => {
+            (Some(critic), Some(optimizer)) if loss.trains_values() => {
                 let gradient = Some((gradient, &mut optimizer.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found.logprobs)
             }

@@ -3,7 +3,7 @@
 
 use levade_policy::{LoraOptions, uniform};
 use levade_rl::{KlEstimator, KlPenalty, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term};
+use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use super::*;
 use crate::adapter::Adapter;
@@ -14,7 +14,7 @@ use crate::{Compute, Precision};
 
 /// Returns sequences that share a prompt and fork. Several sequences train the shared tokens, each with
 /// its own terms, and the third at other temperatures.
-fn test_sequences(vocabulary: usize) -> Vec<PathInput> {
+fn test_sequences(vocabulary: usize) -> Vec<SequenceInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)
         .map(|sequence| {
@@ -35,10 +35,10 @@ fn test_sequences(vocabulary: usize) -> Vec<PathInput> {
                         ..Term::default()
                     };
                     let warm = index % 2 == 0 || sequence == 2;
-                    PathTarget { index, temperature: if warm { 1.0 } else { 0.7 }, term }
+                    SequenceTarget { index, temperature: if warm { 1.0 } else { 0.7 }, term }
                 })
                 .collect();
-            PathInput { tokens: tokens.into(), targets }
+            SequenceInput { tokens: tokens.into(), targets }
         })
         .collect()
 }
@@ -52,7 +52,7 @@ fn model(config: &levade_model::ModelConfig, threads: usize) -> Transformer {
 fn losses() -> [Loss; 3] {
     let kl = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false };
     [
-        Loss::of(PolicyLoss::CrossEntropy),
+        Loss::new(PolicyLoss::CrossEntropy),
         Loss {
             policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None },
             kl: Some(kl),
@@ -64,7 +64,7 @@ fn losses() -> [Loss; 3] {
 }
 
 /// Computes the sums of −log p and of the entropy over the terms of all sequences, in f64.
-fn exact_counts(reference: &Reference, sequences: &[PathInput]) -> (f64, f64) {
+fn exact_counts(reference: &Reference, sequences: &[SequenceInput]) -> (f64, f64) {
     let (mut nll, mut entropy) = (0.0, 0.0);
     for sequence in sequences {
         let logits = reference.logits(&sequence.tokens.to_vec());
@@ -78,7 +78,7 @@ fn exact_counts(reference: &Reference, sequences: &[PathInput]) -> (f64, f64) {
 }
 
 /// Computes the loss of all sequences, each separately in f64.
-fn exact_loss(reference: &Reference, sequences: &[PathInput], loss: &Loss) -> f64 {
+fn exact_loss(reference: &Reference, sequences: &[SequenceInput], loss: &Loss) -> f64 {
     let mut sum = 0.0;
     for sequence in sequences {
         let logits = reference.logits(&sequence.tokens.to_vec());
@@ -91,7 +91,7 @@ fn exact_loss(reference: &Reference, sequences: &[PathInput], loss: &Loss) -> f6
             );
             // The loss takes an f32; its derivative carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
-            let value = at.loss + at.slope * (logp - f64::from(logp as f32));
+            let value = at.loss + at.derivative * (logp - f64::from(logp as f32));
             let bonus =
                 loss.entropy * Reference::entropy(&logits, t.index as usize, f64::from(t.temperature));
             sum += f64::from(t.term.weight) * (value - bonus);
@@ -336,7 +336,7 @@ fn values_and_gradients_match_f64() {
             target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
         }
         let batch = TreeBatch::merge(&sequences).unwrap();
-        let loss = Loss::of(PolicyLoss::Value { clip: Some(0.2) });
+        let loss = Loss::new(PolicyLoss::Value { clip: Some(0.2) });
         let mut learning = TrainingState::new(&model, Limits::NONE);
         let none = learning.values(&model, None, &batch);
         assert!(matches!(none, Err(PolicyError::NoValueHead)));
@@ -357,7 +357,7 @@ fn values_and_gradients_match_f64() {
                     let value: f64 = x.iter().zip(head).map(|(x, w)| x * w).sum();
                     let value = value + head[config.hidden];
                     let at = loss.evaluate(value as f32, &target.term);
-                    let rest = at.slope * (value - f64::from(value as f32));
+                    let rest = at.derivative * (value - f64::from(value as f32));
                     sum += f64::from(target.term.weight) * (at.loss + rest);
                 }
             }
@@ -425,7 +425,7 @@ fn next_step_overwrites_old_gradient() {
         assert_eq!(new.optimizer.gradient.to_vec(), used.optimizer.gradient.to_vec());
         // A batch without targets overwrites the complete gradient with zeros.
         used.optim_step(&mut model, None, &still);
-        let silent = PathInput { tokens: sequences[0].tokens.clone(), targets: vec![] };
+        let silent = SequenceInput { tokens: sequences[0].tokens.clone(), targets: vec![] };
         used.forward_backward(&model, None, &TreeBatch::merge(&[silent]).unwrap(), &loss).unwrap();
         assert!(used.optimizer.gradient.iter().all(|g| *g == 0.0));
     }
@@ -460,16 +460,16 @@ fn forward_backward_rejects_untrainable_batches() {
     let model = model(&tiny_config(), 1);
     let mut learning = TrainingState::new(&model, Limits::NONE);
     let loss = losses()[0];
-    let message = |sequence: PathInput, learning: &mut TrainingState| {
+    let message = |sequence: SequenceInput, learning: &mut TrainingState| {
         let batch = TreeBatch::merge(&[sequence]).unwrap();
         learning.forward_backward(&model, None, &batch, &loss).unwrap_err().to_string()
     };
-    let target = |temperature| PathTarget { index: 1, temperature, term: Term::default() };
-    let alien = PathInput { tokens: vec![1, 300].into(), targets: vec![] };
+    let target = |temperature| SequenceTarget { index: 1, temperature, term: Term::default() };
+    let alien = SequenceInput { tokens: vec![1, 300].into(), targets: vec![] };
     assert!(message(alien, &mut learning).contains("token 300"));
-    let long = PathInput { tokens: vec![1; 257].into(), targets: vec![] };
+    let long = SequenceInput { tokens: vec![1; 257].into(), targets: vec![] };
     assert!(message(long, &mut learning).contains("257 tokens"));
-    let greedy = PathInput { tokens: vec![1, 2].into(), targets: vec![target(0.0)] };
+    let greedy = SequenceInput { tokens: vec![1, 2].into(), targets: vec![target(0.0)] };
     assert!(message(greedy, &mut learning).contains("temperature 0"));
 }
 
@@ -521,7 +521,7 @@ fn every_loss() -> Vec<Loss> {
         PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 },
         PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower: 1.0, upper: 5.0 },
     ];
-    policies.map(Loss::of).into_iter().chain(losses()).collect()
+    policies.map(Loss::new).into_iter().chain(losses()).collect()
 }
 
 #[test]

@@ -210,14 +210,14 @@ pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(),
 
 #[cfg(test)]
 mod tests {
-    use levade_tree::PathInput;
+    use levade_tree::SequenceInput;
 
     use super::*;
 
     fn batch(sequences: &[&[u32]]) -> TreeBatch {
-        let sequences: Vec<PathInput> = sequences
+        let sequences: Vec<SequenceInput> = sequences
             .iter()
-            .map(|tokens| PathInput { tokens: tokens.to_vec().into(), targets: vec![] })
+            .map(|tokens| SequenceInput { tokens: tokens.to_vec().into(), targets: vec![] })
             .collect();
         TreeBatch::merge(&sequences).unwrap_or_default()
     }

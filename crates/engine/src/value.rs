@@ -84,7 +84,7 @@ impl Values {
             let mut derivative = 0.0;
             for term in batch.terms_of(&batch.targets[target]) {
                 let evaluated = loss.evaluate(values[target], term);
-                derivative += f64::from(term.weight) * evaluated.slope;
+                derivative += f64::from(term.weight) * evaluated.derivative;
                 sums.add_value(term, &evaluated);
             }
             sums.targets += 1;

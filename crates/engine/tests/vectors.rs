@@ -22,7 +22,7 @@ use levade_engine::testing::{Compute, Limits, TrainingState, Transformer, ValueH
 use levade_engine::{Isa, Precision};
 use levade_model::ModelConfig;
 use levade_rl::{Loss, Point};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 const TOLERANCE: f64 = 1e-5;
 
@@ -42,7 +42,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
         next += 1 + row.len();
         let make_step = |t: usize| Step { before: start + t, token: start + t + 1 };
         steps.push((0..row.len()).map(make_step).collect::<Vec<_>>());
-        let target = |(t, (point, weight)): (usize, (&Point, &f64))| PathTarget {
+        let target = |(t, (point, weight)): (usize, (&Point, &f64))| SequenceTarget {
             index: t as u32 + 1,
             temperature: 1.0,
             term: Term {
@@ -52,13 +52,13 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
                 value: point.value.map(|value| value as f32),
                 behaviour: point.old.map(|logp| logp as f32),
                 reference: point.reference.map(|logp| logp as f32),
-                path_log_ratio: point.path_log_ratio.map(|ratio| ratio as f32),
+                path_log_ratio: point.sequence_log_ratio.map(|ratio| ratio as f32),
                 marked: point.marked,
                 age: point.age as u32,
                 ..Term::default()
             },
         };
-        sequences.push(PathInput {
+        sequences.push(SequenceInput {
             tokens: (start..next).map(|token| token as u32).collect(),
             targets: row.iter().zip(weights).enumerate().map(target).collect(),
         });
@@ -79,7 +79,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     let mut head = ValueHead::new(width);
     for (steps, row) in steps.iter().zip(rows) {
         for (step, point) in steps.iter().zip(row) {
-            if loss.is_of_values() {
+            if loss.trains_values() {
                 head.master[step.before] = (point.logp / size) as f32;
             } else {
                 let log_remaining = (vocabulary as f64 - 1.0).ln();
@@ -96,7 +96,7 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     let batch = TreeBatch::merge(&sequences).unwrap();
     let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
     let derivative = |(step, point): (&Step, &Point)| {
-        if loss.is_of_values() {
+        if loss.trains_values() {
             return f64::from(learning.value_heads[&None].gradient[step.before]) / size;
         }
         let at = layout.head.start + step.token * width + step.before;

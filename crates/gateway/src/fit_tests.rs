@@ -76,7 +76,7 @@ async fn summary_calls_do_not_count_toward_limits() {
     let text = |ids: &[u32]| served.format.chat().tokenizer().decode_with_special(ids);
     let trajectory = recorded.trajectory;
     let paths: Vec<String> =
-        trajectory.leaves().into_iter().map(|leaf| text(&trajectory.path_tokens(leaf))).collect();
+        trajectory.leaves().into_iter().map(|leaf| text(&trajectory.sequence_tokens(leaf))).collect();
     assert!(paths.iter().any(|path| path.contains("Sum up.\n\nassistant: One.")), "{paths:?}");
     let last = paths.iter().find(|path| path.contains("Four.")).unwrap();
     assert!(last.contains("left out:\nThey counted.<|im_end|>") && !last.contains("One."), "{last}");

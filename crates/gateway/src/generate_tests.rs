@@ -524,7 +524,7 @@ async fn returned_token_ids_continue_sampled_sequence() {
     ask(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let [leaf] = recorded.trajectory.leaves()[..] else { panic!("{:?}", recorded.trajectory) };
-    let path = recorded.trajectory.path_tokens(leaf);
+    let path = recorded.trajectory.sequence_tokens(leaf);
     assert_eq!(path, [1, 2, 97, 98, 99, IM_END, 3, 97, 98, 99, IM_END]);
 }
 

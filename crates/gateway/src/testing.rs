@@ -241,7 +241,7 @@ impl Served {
     pub(crate) async fn paths(&self) -> Vec<String> {
         let recorded = self.session.close(Duration::from_secs(10)).await.0;
         let trajectory = recorded.trajectory;
-        let ids = trajectory.leaves().into_iter().map(|leaf| trajectory.path_tokens(leaf));
+        let ids = trajectory.leaves().into_iter().map(|leaf| trajectory.sequence_tokens(leaf));
         ids.map(|ids| self.format.chat().tokenizer().decode_with_special(&ids)).collect()
     }
 }

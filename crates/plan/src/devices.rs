@@ -27,7 +27,7 @@ impl Device {
     ///
     /// # Errors
     /// Returns a message that lists the known devices if none has this name.
-    pub fn named(name: &str) -> Result<&'static Device, String> {
+    pub fn by_name(name: &str) -> Result<&'static Device, String> {
         let found = ALL.iter().find(|device| device.name.eq_ignore_ascii_case(name));
         found.ok_or_else(|| {
             let names: Vec<&str> = ALL.iter().map(|device| device.name).collect();
@@ -42,7 +42,7 @@ mod tests {
 
     #[test]
     fn named_ignores_case_and_lists_devices() {
-        assert_eq!(Device::named("H100").unwrap().memory, 80 << 30);
-        assert!(Device::named("h1").unwrap_err().contains("known are a100, h100"));
+        assert_eq!(Device::by_name("H100").unwrap().memory, 80 << 30);
+        assert!(Device::by_name("h1").unwrap_err().contains("known are a100, h100"));
     }
 }

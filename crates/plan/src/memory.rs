@@ -85,7 +85,7 @@ fn head_rows(args: &[String]) -> u64 {
 }
 
 /// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes (assumed).
-pub const CONTEXT: Bytes = 1800 << 20;
+pub const CUDA_CONTEXT_BYTES: Bytes = 1800 << 20;
 
 /// Returns the total bytes of all purposes, saturating.
 pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
@@ -93,19 +93,19 @@ pub fn total(plan: &[(&str, Bytes)]) -> Bytes {
 }
 
 /// Purposes of memory that a colocated learner offloads when it hands its devices to the sampler.
-const MOVED: [&str; 4] =
+const OFFLOADED: [&str; 4] =
     ["weights, f32", "gradients and moments, f32", "frozen reference", "critic with its optimiser"];
 
 /// Returns the bytes per process that a device handoff offloads to host memory and loads back.
-pub fn moved(plan: &[(&str, Bytes)]) -> Bytes {
-    plan.iter().filter(|(purpose, _)| MOVED.contains(purpose)).map(|(_, bytes)| bytes).sum()
+pub fn offloaded_bytes(plan: &[(&str, Bytes)]) -> Bytes {
+    plan.iter().filter(|(purpose, _)| OFFLOADED.contains(purpose)).map(|(_, bytes)| bytes).sum()
 }
 
 /// The part of the model that a pipeline stage holds.
 struct Stage {
     layers: u64,
     /// Parameters of the embedding, the final norm and the head, if they are on this stage.
-    ends: u64,
+    edge_parameters: u64,
     /// Maximum number of micro-batches that have activations at the same time.
     in_flight: u64,
     has_head: bool,
@@ -137,23 +137,28 @@ impl Learner {
     /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most memory.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
-        let stages = self.ends(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
+        let stages = self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
         stages.max_by_key(total).unwrap_or_default()
     }
 
     /// Returns the stages that can need the most memory: the first, which gets the remainder of the
     /// layers and has the most micro-batches in flight, and the last, which has the head.
-    fn ends(&self, shape: &Shape) -> Vec<Stage> {
+    fn edge_stages(&self, shape: &Shape) -> Vec<Stage> {
         let (stages, embedding) = (self.pipeline, shape.vocabulary * shape.hidden);
         if stages == 1 {
-            return vec![Stage { layers: shape.layers, ends: shape.ends(), in_flight: 1, has_head: true }];
+            return vec![Stage {
+                layers: shape.layers,
+                edge_parameters: shape.parameters_outside_blocks(),
+                in_flight: 1,
+                has_head: true,
+            }];
         }
         let first = shape.layers.div_ceil(stages);
         vec![
-            Stage { layers: first, ends: embedding, in_flight: stages, has_head: false },
+            Stage { layers: first, edge_parameters: embedding, in_flight: stages, has_head: false },
             Stage {
                 layers: shape.layers / stages,
-                ends: embedding + shape.hidden,
+                edge_parameters: embedding + shape.hidden,
                 in_flight: 1,
                 has_head: true,
             },
@@ -162,13 +167,13 @@ impl Learner {
 
     fn plan_stage(&self, shape: &Shape, stage: &Stage) -> Vec<(&'static str, Bytes)> {
         let Learner { tensor, context, compute, .. } = *self;
-        let Stage { layers, ends, in_flight, has_head } = *stage;
+        let Stage { layers, edge_parameters: ends, in_flight, has_head } = *stage;
         let ranks = (self.processes / self.pipeline).max(1);
         let parameters = layers * shape.block() + ends;
         let shard = |bytes: u64| bytes.div_ceil(ranks);
         let adapter = self.lora.map(|rank| {
             let block = 2 * (shape.hidden + shape.queries()) + 2 * (shape.hidden + shape.keys());
-            let wide = 3 * (shape.hidden + shape.wide());
+            let wide = 3 * (shape.hidden + shape.active_width());
             layers * rank * (block + wide)
         });
         // Trained weights have a gradient and two moments. An adapter is replicated on every rank.
@@ -184,25 +189,31 @@ impl Learner {
             _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
         };
         let rows = self.tokens.div_ceil(context);
-        let kept = if self.recompute { 1 } else { in_flight * layers };
-        let inputs = if self.recompute { in_flight * layers } else { 0 };
+        let live_blocks = if self.recompute { 1 } else { in_flight * layers };
+        let checkpointed_blocks = if self.recompute { in_flight * layers } else { 0 };
         // Per block, PyTorch keeps the inputs of both norms (in f32 and in the compute dtype), the
         // queries, keys and values before and after RoPE, the attention output, and four tensors of the
         // feed-forward part.
-        let of_block = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
-        let of_block = of_block + 4 * shape.wide() / tensor;
+        let block_width = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
+        let block_width = block_width + 4 * shape.active_width() / tensor;
         // The conversion from f64 saturates if the product of absurdly large keys exceeds a u64.
-        let product = |factors: &[u64]| factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes;
-        let activations = product(&[compute, rows, kept, of_block])
-            .saturating_add(product(&[compute, rows, inputs, shape.hidden]))
-            .saturating_add(product(&[F32, 2, kept, rows, shape.hidden]));
-        let mask = if self.on_gpu { 0 } else { product(&[in_flight, 1 + compute, rows, self.tokens]) };
-        let head = if has_head { product(&[4, F32, self.head_rows.min(rows), shape.vocabulary]) } else { 0 };
+        let saturating_product =
+            |factors: &[u64]| factors.iter().map(|factor| *factor as f64).product::<f64>() as Bytes;
+        let activations = saturating_product(&[compute, rows, live_blocks, block_width])
+            .saturating_add(saturating_product(&[compute, rows, checkpointed_blocks, shape.hidden]))
+            .saturating_add(saturating_product(&[F32, 2, live_blocks, rows, shape.hidden]));
+        let mask =
+            if self.on_gpu { 0 } else { saturating_product(&[in_flight, 1 + compute, rows, self.tokens]) };
+        let head = if has_head {
+            saturating_product(&[4, F32, self.head_rows.min(rows), shape.vocabulary])
+        } else {
+            0
+        };
         let frozen = if self.reference { shard(compute * parameters) } else { 0 };
         let critic = if self.critic { shard(4 * F32 * parameters) } else { 0 };
         // On CPUs, measured by `bench/plan_memory.py`: PyTorch with transformers, gloo and the memory
         // that the allocator keeps. On GPUs, assumed: the CUDA context with NCCL buffers.
-        let runtime = if self.on_gpu { CONTEXT } else { 1000 << 20 };
+        let runtime = if self.on_gpu { CUDA_CONTEXT_BYTES } else { 1000 << 20 };
         vec![
             ("weights, f32", shard(F32 * parameters)),
             ("gradients and moments, f32", optimizer),
@@ -228,7 +239,7 @@ mod tests {
     fn shape() -> Shape {
         let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
-        Shape::read(text).unwrap()
+        Shape::parse(text).unwrap()
     }
 
     fn learner() -> Learner {
@@ -272,8 +283,8 @@ mod tests {
     #[test]
     fn moved_is_16_bytes_per_parameter() {
         let plan = learner().plan(&shape());
-        let shard = moved(&plan) as f64 * 8.0 / shape().parameters() as f64;
-        assert!((shard - 16.0).abs() < 1e-3, "16 bytes a parameter: {shard}");
+        let bytes_per_parameter = offloaded_bytes(&plan) as f64 * 8.0 / shape().parameters() as f64;
+        assert!((bytes_per_parameter - 16.0).abs() < 1e-3, "16 bytes a parameter: {bytes_per_parameter}");
     }
 
     #[test]
@@ -289,11 +300,16 @@ mod tests {
         let five = Learner { processes: 5, pipeline: 5, head_rows: 1, ..learner() };
         assert_eq!(weights(&five), 4 * (6 * shape.block() + end));
         // The first stage holds activations of one micro-batch per stage.
-        let kept = |pipeline: u64| {
+        let activations = |pipeline: u64| {
             let plan = Learner { processes: pipeline, pipeline, recompute: false, head_rows: 1, ..learner() };
             plan.plan(&shape)[3].1 as f64
         };
-        assert!((kept(4) / kept(1) - 1.0).abs() < 1e-6, "{} {}", kept(4), kept(1));
+        assert!(
+            (activations(4) / activations(1) - 1.0).abs() < 1e-6,
+            "{} {}",
+            activations(4),
+            activations(1)
+        );
     }
 
     #[test]
@@ -303,7 +319,7 @@ mod tests {
                 r#"{{"hidden_size":64,"num_hidden_layers":2,"num_attention_heads":8,"num_key_value_heads":4,
                 "intermediate_size":128,"vocab_size":7{experts}}}"#
             );
-            Shape::read(&text).unwrap()
+            Shape::parse(&text).unwrap()
         };
         let (dense, mixed) = (shape(""), shape(r#","num_experts":6,"num_experts_per_tok":2"#));
         let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };

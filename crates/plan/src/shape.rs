@@ -33,7 +33,7 @@ pub struct Shape {
     #[serde(rename = "vocab_size")]
     pub vocabulary: u64,
     /// Maximum sequence length, in tokens. 4096 if the configuration does not set it.
-    #[serde(rename = "max_position_embeddings", default = "usual_context")]
+    #[serde(rename = "max_position_embeddings", default = "default_context")]
     pub context: u64,
     /// Whether the output head shares the weights of the embedding.
     #[serde(rename = "tie_word_embeddings", default)]
@@ -51,7 +51,7 @@ const MAX_SIZE: u64 = 1 << 24;
 /// Maximum accepted number of parameters.
 const MAX_PARAMETERS: u128 = 1 << 50;
 
-fn usual_context() -> u64 {
+fn default_context() -> u64 {
     4096
 }
 
@@ -61,16 +61,16 @@ impl Shape {
     /// # Errors
     /// Returns a message if the text is not JSON, a number is missing or out of range, or the model has
     /// attention or layers of an unsupported kind.
-    pub fn read(text: &str) -> Result<Self, String> {
+    pub fn parse(text: &str) -> Result<Self, String> {
         // In a family that the engine supports, missing keys have the defaults of that family.
         match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
             Ok(config) => Self::new(&config).check_limits(),
-            Err(_) => Self::read_any(text)?.check_limits(),
+            Err(_) => Self::parse_unsupported(text)?.check_limits(),
         }
     }
 
     /// Parses a configuration of a family that the engine does not support.
-    fn read_any(text: &str) -> Result<Self, String> {
+    fn parse_unsupported(text: &str) -> Result<Self, String> {
         let mut config: Value = serde_json::from_str(text).map_err(|error| error.to_string())?;
         if let Some(Value::Object(inner)) = config.get_mut("text_config").map(Value::take) {
             let Some(outer) = config.as_object_mut() else { return Err("it is no table".into()) };
@@ -166,7 +166,7 @@ impl Shape {
     }
 
     /// Returns the feed-forward width that is active for a token, over all experts that it is routed to.
-    pub fn wide(&self) -> u64 {
+    pub fn active_width(&self) -> u64 {
         match (self.experts, self.experts_of_token) {
             (Some(_), Some(active)) => active * self.expert_intermediate.unwrap_or(self.intermediate),
             _ => self.intermediate,
@@ -191,18 +191,19 @@ impl Shape {
 
     /// Returns the number of parameters outside the blocks: the embedding, the final norm and, unless
     /// tied, the head.
-    pub fn ends(&self) -> u64 {
+    pub fn parameters_outside_blocks(&self) -> u64 {
         self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
     }
 
     /// Returns the number of all parameters.
     pub fn parameters(&self) -> u64 {
-        self.layers * self.block() + self.ends()
+        self.layers * self.block() + self.parameters_outside_blocks()
     }
 
     /// Returns the number of parameters that are active for a token, including the head.
-    pub fn active(&self) -> u64 {
-        self.layers * (self.attention() + 3 * self.hidden * self.wide()) + self.vocabulary * self.hidden
+    pub fn active_parameters(&self) -> u64 {
+        self.layers * (self.attention() + 3 * self.hidden * self.active_width())
+            + self.vocabulary * self.hidden
     }
 
     /// Returns the bytes of the KV cache per token, at `bytes` per number.
@@ -213,13 +214,13 @@ impl Shape {
     /// Returns the floating-point operations of the forward pass of a token that attends to `seen`
     /// tokens.
     pub fn forward(&self, seen: u64) -> f64 {
-        2.0 * self.active() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
+        2.0 * self.active_parameters() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
     }
 
     /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576, 49152
     /// tokens".
     pub fn describe(&self) -> String {
-        let (parameters, active) = (self.parameters(), self.active());
+        let (parameters, active) = (self.parameters(), self.active_parameters());
         let experts = match self.experts {
             Some(_) => format!(" ({} for a token)", display::count(active)),
             None => String::new(),
@@ -242,11 +243,11 @@ mod tests {
     #[test]
     fn of_matches_shape_read_from_config_json() {
         let config = levade_engine::testing::tiny_config();
-        let read = Shape::read(&config.to_hf_json().to_string()).unwrap();
-        let inner_value = Shape::new(&config);
+        let read = Shape::parse(&config.to_hf_json().to_string()).unwrap();
+        let model_shape = Shape::new(&config);
         assert_eq!(
-            Shape { head_dim: inner_value.head_dim, kv_heads: inner_value.kv_heads, ..read },
-            inner_value
+            Shape { head_dim: model_shape.head_dim, kv_heads: model_shape.kv_heads, ..read },
+            model_shape
         );
     }
 
@@ -256,25 +257,25 @@ mod tests {
     fn parameters_match_published_models() {
         let smol = r#"{"model_type":"llama","hidden_size":576,"num_hidden_layers":30,"num_attention_heads":9,
             "num_key_value_heads":3,"intermediate_size":1536,"vocab_size":49152,"tie_word_embeddings":true}"#;
-        let smol = Shape::read(smol).unwrap();
+        let smol = Shape::parse(smol).unwrap();
         assert_eq!(smol.parameters(), 134_515_008);
         assert_eq!(smol.cache_of_token(2), 2 * 30 * 192 * 2);
         let qwen = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064,"tie_word_embeddings":false}"#;
-        let parameters = Shape::read(qwen).unwrap().parameters() as f64;
+        let parameters = Shape::parse(qwen).unwrap().parameters() as f64;
         assert!((parameters / 7.6156e9 - 1.0).abs() < 1e-3, "{parameters}");
         let experts = r#"{"hidden_size":2048,"num_hidden_layers":48,"num_attention_heads":32,"head_dim":128,
             "num_key_value_heads":4,"intermediate_size":6144,"vocab_size":151936,"num_experts":128,
             "num_experts_per_tok":8,"moe_intermediate_size":768}"#;
-        let experts = Shape::read(experts).unwrap();
-        let (all, active) = (experts.parameters() as f64, experts.active() as f64);
+        let experts = Shape::parse(experts).unwrap();
+        let (all, active) = (experts.parameters() as f64, experts.active_parameters() as f64);
         assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
-        assert!(Shape::read("{}").unwrap_err().contains("hidden_size"));
+        assert!(Shape::parse("{}").unwrap_err().contains("hidden_size"));
         // The text_config of Gemma 3 4B sets only these keys. Its text model has 3.88 B parameters.
         let gemma = r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":2560,
             "intermediate_size":10240,"num_hidden_layers":34,"sliding_window":1024,
             "rope_scaling":{"factor":8.0,"rope_type":"linear"}}}"#;
-        let parameters = Shape::read(gemma).unwrap().parameters() as f64;
+        let parameters = Shape::parse(gemma).unwrap().parameters() as f64;
         assert!((parameters / 3.88e9 - 1.0).abs() < 0.01, "{parameters}");
     }
 
@@ -287,10 +288,13 @@ mod tests {
         let read = |key: &str, value: Value| {
             let mut config = base.clone();
             config[key] = value;
-            Shape::read(&config.to_string())
+            Shape::parse(&config.to_string())
         };
         // Unusual but valid: a tiny vocabulary, a huge context, a single expert.
-        assert_eq!(read("tie_word_embeddings", true.into()).unwrap().ends(), 7 * 64 + 64);
+        assert_eq!(
+            read("tie_word_embeddings", true.into()).unwrap().parameters_outside_blocks(),
+            7 * 64 + 64
+        );
         assert_eq!(read("num_experts", 1.into()).unwrap().experts, Some(1));
         for (key, value) in [
             ("hidden_size", u64::MAX),
@@ -314,12 +318,12 @@ mod tests {
         {
             huge[key] = value.into();
         }
-        assert!(Shape::read(&huge.to_string()).unwrap_err().contains("parameters, which no model has"));
+        assert!(Shape::parse(&huge.to_string()).unwrap_err().contains("parameters, which no model has"));
         let odd = read("layer_types", serde_json::json!(["full_attention", "linear_attention"]));
         assert!(odd.unwrap_err().contains("layers of linear_attention"));
         assert!(read("kv_lora_rank", 512.into()).unwrap_err().contains("latent attention"));
         let mixed =
             serde_json::json!({ "model_type": "seer", "text_config": base, "tie_word_embeddings": true });
-        assert!(Shape::read(&mixed.to_string()).unwrap().tied);
+        assert!(Shape::parse(&mixed.to_string()).unwrap().tied);
     }
 }

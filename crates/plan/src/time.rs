@@ -5,16 +5,16 @@ use super::fleet::Service;
 use super::shape::Shape;
 
 /// Fraction of the peak FLOP/s that training reaches: published for FSDP2 on dense models of 7B and more.
-const TRAINING: f64 = 0.38;
+const TRAINING_EFFICIENCY: f64 = 0.38;
 /// Fraction of the peak FLOP/s that prefill reaches.
-const PREFILL: f64 = 0.5;
+const PREFILL_EFFICIENCY: f64 = 0.5;
 /// Fraction of the memory bandwidth that sampling reaches.
-const SAMPLING_BANDWIDTH: f64 = 0.6;
+const SAMPLING_EFFICIENCY: f64 = 0.6;
 /// Rate at which weights are sent to a sampler, in bytes per second: a link of 100 Gbit/s.
-const LINK: f64 = 12.5e9;
+const NETWORK_BANDWIDTH: f64 = 12.5e9;
 
 /// Rate between a device and host memory, in bytes per second, as PCIe 4.0 reaches it.
-const HOST: f64 = 25e9;
+const HOST_BANDWIDTH: f64 = 25e9;
 
 /// The workload of a phase and the devices that it runs on.
 #[derive(Debug, Clone, PartialEq)]
@@ -22,7 +22,7 @@ pub struct Work {
     /// Context tokens of an attempt: the prompt and all tool results.
     pub prompt: u64,
     /// Tokens sampled per attempt.
-    pub reply: u64,
+    pub completion_tokens: u64,
     /// Sequences that a server runs concurrently.
     pub running: u64,
     /// Devices per server (tensor parallelism).
@@ -36,7 +36,7 @@ pub struct Work {
     /// Tokens in one round of micro-batches, which the learner's ranks process in parallel.
     pub round: u64,
     /// Seconds that device handoffs take per step.
-    pub turns: f64,
+    pub handoff_seconds: f64,
 }
 
 /// Numbers of attempts per step.
@@ -46,7 +46,7 @@ pub struct Attempts {
     /// oversampled ones beyond the group size.
     pub sampled: u64,
     /// Attempts that the learner trains on.
-    pub learnt: u64,
+    pub trained: u64,
 }
 
 /// How often a step passes over the sampled attempts.
@@ -62,8 +62,8 @@ pub struct Passes {
 
 /// Computes the seconds of the two device handoffs of a step. The learner offloads `moved` bytes of each
 /// device to host memory and loads them back, and servers load the new weights in bf16.
-pub fn turns(shape: &Shape, moved: u64) -> f64 {
-    2.0 * moved as f64 / HOST + 2.0 * shape.parameters() as f64 / LINK
+pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
+    2.0 * offloaded_bytes as f64 / HOST_BANDWIDTH + 2.0 * shape.parameters() as f64 / NETWORK_BANDWIDTH
 }
 
 /// Estimated tokens and times of one step.
@@ -73,7 +73,7 @@ pub struct Step {
     pub sampled: u64,
     /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for all
     /// attempts of its group.
-    pub learnt: u64,
+    pub trained: u64,
     /// Seconds of sampling, including prefill.
     pub sampling: f64,
     /// Seconds of training.
@@ -81,7 +81,7 @@ pub struct Step {
     /// Fraction of `learning` in which a pipeline stage waits for other stages.
     pub bubble: f64,
     /// Seconds of device handoffs.
-    pub turns: f64,
+    pub handoff_seconds: f64,
 }
 
 impl Step {
@@ -90,7 +90,7 @@ impl Step {
     pub fn seconds(&self, overlaps: bool) -> f64 {
         match overlaps {
             true => self.sampling.max(self.learning),
-            false => self.sampling + self.learning + self.turns,
+            false => self.sampling + self.learning + self.handoff_seconds,
         }
     }
 }
@@ -98,71 +98,89 @@ impl Step {
 impl Work {
     /// Estimates a step that samples and trains on `attempts`.
     pub fn step(&self, shape: &Shape, device: &Device, attempts: Attempts, passes: Passes) -> Step {
-        let Work { prompt, reply, running, tensor, samplers, learners, stages, round, turns } = *self;
+        let Work {
+            prompt,
+            completion_tokens,
+            running,
+            tensor,
+            samplers,
+            learners,
+            stages,
+            round,
+            handoff_seconds,
+        } = *self;
         let (samplers, running, tensor) = (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
-        let seen = prompt + reply / 2;
+        let seen = prompt + completion_tokens / 2;
         let (flops, bandwidth) = (tensor * device.flops, tensor * device.bandwidth);
         // A decoding pass reads the weights once for all running sequences, and the KV cache of each
         // sequence.
         let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
         let read = 2.0 * shape.parameters() as f64 + cache;
-        let computed = running as f64 * shape.forward(seen) / (PREFILL * flops);
-        let row_seconds = (read / (SAMPLING_BANDWIDTH * bandwidth)).max(computed);
-        let sampled_tokens = attempts.sampled.saturating_mul(reply);
+        let computed = running as f64 * shape.forward(seen) / (PREFILL_EFFICIENCY * flops);
+        let row_seconds = (read / (SAMPLING_EFFICIENCY * bandwidth)).max(computed);
+        let sampled_tokens = attempts.sampled.saturating_mul(completion_tokens);
         let generation = sampled_tokens as f64 / (running as f64 / row_seconds) / f64::from(samplers);
-        let prompts = attempts.learnt.div_ceil(passes.group.max(1)).saturating_mul(prompt);
-        let filling = prompts as f64 * shape.forward(prompt / 2) / (PREFILL * flops) / f64::from(samplers);
-        let learnt = attempts
-            .learnt
-            .saturating_mul(reply)
+        let prompts = attempts.trained.div_ceil(passes.group.max(1)).saturating_mul(prompt);
+        let filling =
+            prompts as f64 * shape.forward(prompt / 2) / (PREFILL_EFFICIENCY * flops) / f64::from(samplers);
+        let trained = attempts
+            .trained
+            .saturating_mul(completion_tokens)
             .saturating_add(prompts)
             .saturating_mul(passes.epochs.max(1));
         // Forward and backward: three times the operations of a forward pass.
-        let operations = 3.0 * learnt as f64 * shape.forward(seen);
+        let operations = 3.0 * trained as f64 * shape.forward(seen);
         let devices = if learners > 0 { f64::from(learners) } else { f64::from(samplers) * tensor };
         // The pipeline bubble: the first stage is idle while the last one finishes its micro-batches, and
         // the last one is idle until the first micro-batch arrives.
-        let rounds = (learnt / passes.updates.max(1)).div_ceil(round.max(1)).max(1) as f64;
+        let rounds = (trained / passes.updates.max(1)).div_ceil(round.max(1)).max(1) as f64;
         let bubble = stages.saturating_sub(1) as f64;
         let bubble = bubble / (rounds + bubble);
-        let learning = operations / (TRAINING * device.flops * devices) / (1.0 - bubble);
-        Step { sampled: sampled_tokens, learnt, sampling: generation + filling, learning, bubble, turns }
+        let learning = operations / (TRAINING_EFFICIENCY * device.flops * devices) / (1.0 - bubble);
+        Step {
+            sampled: sampled_tokens,
+            trained,
+            sampling: generation + filling,
+            learning,
+            bubble,
+            handoff_seconds,
+        }
     }
 }
 
-/// Computes the service times of one device for sequences of `prompt` context tokens and `reply` sampled
-/// tokens. `tensor` is the number of devices per server. `turns` is the seconds of device handoffs per
+/// Computes the service times of one device for sequences of `prompt` context tokens and `completion_tokens` sampled
+/// tokens. `tensor` is the number of devices per server. `handoff_seconds` is the seconds of device handoffs per
 /// step; if 0, weights are sent over the network instead.
 pub fn service(
     shape: &Shape,
     device: &Device,
-    (prompt, reply): (u64, u64),
+    (prompt, completion_tokens): (u64, u64),
     tensor: u32,
-    turns: f64,
+    handoff_seconds: f64,
 ) -> Service {
-    let seen = prompt + reply / 2;
+    let seen = prompt + completion_tokens / 2;
     let sequence_seconds =
-        seen as f64 * shape.cache_of_token(2) as f64 / (SAMPLING_BANDWIDTH * device.bandwidth);
+        seen as f64 * shape.cache_of_token(2) as f64 / (SAMPLING_EFFICIENCY * device.bandwidth);
     let weights = 2.0 * shape.parameters() as f64;
     Service {
-        prompt: shape.forward(prompt / 2) / (PREFILL * device.flops),
-        batch: weights / (SAMPLING_BANDWIDTH * device.bandwidth * f64::from(tensor.max(1))),
-        sequence: sequence_seconds.max(shape.forward(seen) / (PREFILL * device.flops)),
-        learn: 3.0 * shape.forward(seen) / (TRAINING * device.flops),
+        prompt: shape.forward(prompt / 2) / (PREFILL_EFFICIENCY * device.flops),
+        batch: weights / (SAMPLING_EFFICIENCY * device.bandwidth * f64::from(tensor.max(1))),
+        sequence: sequence_seconds.max(shape.forward(seen) / (PREFILL_EFFICIENCY * device.flops)),
+        learn: 3.0 * shape.forward(seen) / (TRAINING_EFFICIENCY * device.flops),
         update: 0.0,
-        publish: if turns > 0.0 { turns } else { weights / LINK },
+        publish: if handoff_seconds > 0.0 { handoff_seconds } else { weights / NETWORK_BANDWIDTH },
     }
 }
 
 /// Describes the assumptions behind the estimates. `shares` is whether sampling and training use the same
 /// devices.
 pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
-    let turns = match is_colocated {
+    let handoff_text = match is_colocated {
         true => {
             format!(
                 " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
-                HOST / 1e9,
-                LINK / 1e9
+                HOST_BANDWIDTH / 1e9,
+                NETWORK_BANDWIDTH / 1e9
             )
         }
         false => ", judges or weights on their way".to_owned(),
@@ -170,14 +188,14 @@ pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
     let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
     format!(
         "assumed: {} with {:.0} TFLOP/s in bf16 and {:.2} TB/s at their peaks; training reaches {:.0} %, prompts {:.0} %,\n\
-         sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{turns};\n\
+         sampling {:.0} % of the bandwidth; prompts of a group are computed once; no time for tools{handoff_text};\n\
          the longest attempt of a step is no longer than the others{stages}",
         device.name,
         device.flops / 1e12,
         device.bandwidth / 1e12,
-        100.0 * TRAINING,
-        100.0 * PREFILL,
-        100.0 * SAMPLING_BANDWIDTH
+        100.0 * TRAINING_EFFICIENCY,
+        100.0 * PREFILL_EFFICIENCY,
+        100.0 * SAMPLING_EFFICIENCY
     )
 }
 
@@ -189,34 +207,37 @@ mod tests {
     fn step_estimates_scale_with_devices_and_tokens() {
         let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
-        let (shape, device) = (Shape::read(text).unwrap(), Device::named("h100").unwrap());
+        let (shape, device) = (Shape::parse(text).unwrap(), Device::by_name("h100").unwrap());
         let work = Work {
             prompt: 500,
-            reply: 1000,
+            completion_tokens: 1000,
             running: 128,
             tensor: 1,
             samplers: 4,
             learners: 4,
             stages: 1,
             round: 4 * 8192,
-            turns: 0.0,
+            handoff_seconds: 0.0,
         };
         let passes = Passes { group: 8, updates: 1, epochs: 1 };
-        let attempts = Attempts { sampled: 512, learnt: 512 };
+        let attempts = Attempts { sampled: 512, trained: 512 };
         let step = work.step(&shape, device, attempts, passes);
-        assert_eq!((step.sampled, step.learnt), (512_000, 512_000 + 64 * 500));
+        assert_eq!((step.sampled, step.trained), (512_000, 512_000 + 64 * 500));
         // Per second, one H100 samples 5 to 30 thousand tokens of a 7B model and trains on 5 to 12
         // thousand.
-        let sampled_tokens = step.sampled as f64 / step.sampling / 4.0;
-        let learnt = step.learnt as f64 / step.learning / 4.0;
-        assert!((5_000.0..30_000.0).contains(&sampled_tokens), "{sampled_tokens}");
-        assert!((5_000.0..12_000.0).contains(&learnt), "{learnt}");
+        let sampling_rate = step.sampled as f64 / step.sampling / 4.0;
+        let training_rate = step.trained as f64 / step.learning / 4.0;
+        assert!((5_000.0..30_000.0).contains(&sampling_rate), "{sampling_rate}");
+        assert!((5_000.0..12_000.0).contains(&training_rate), "{training_rate}");
         let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, attempts, passes);
         assert!(more.sampling < 0.6 * step.sampling && more.learning < 0.6 * step.learning);
         assert!(step.seconds(true) < step.seconds(false));
-        let spare = work.step(&shape, device, Attempts { sampled: 640, ..attempts }, passes);
-        assert_eq!((spare.sampled, spare.learnt, spare.learning), (640_000, step.learnt, step.learning));
-        assert!(spare.sampling > 1.1 * step.sampling);
+        let oversampled = work.step(&shape, device, Attempts { sampled: 640, ..attempts }, passes);
+        assert_eq!(
+            (oversampled.sampled, oversampled.trained, oversampled.learning),
+            (640_000, step.trained, step.learning)
+        );
+        assert!(oversampled.sampling > 1.1 * step.sampling);
         // One server of two devices has the bandwidth of two servers, but reads the weights only once.
         let tensor_parallel = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
         let tensor_parallel = tensor_parallel.step(&shape, device, attempts, passes);
@@ -230,9 +251,11 @@ mod tests {
         assert!((staged(1).learning / step.learning - 20.0 / 17.0).abs() < 1e-9);
         assert!(staged(8).bubble > 0.4, "fewer micro-batches fill it less");
         // With handoffs, a step takes sampling, training and handoffs one after another.
-        let with_handoff =
-            Work { turns: turns(&shape, 14 << 30), ..work }.step(&shape, device, attempts, passes);
-        assert!((with_handoff.seconds(false) - step.seconds(false) - with_handoff.turns).abs() < 1e-9);
-        assert!((2.0..4.0).contains(&with_handoff.turns), "{}", with_handoff.turns);
+        let with_handoff = Work { handoff_seconds: handoff_seconds(&shape, 14 << 30), ..work }
+            .step(&shape, device, attempts, passes);
+        assert!(
+            (with_handoff.seconds(false) - step.seconds(false) - with_handoff.handoff_seconds).abs() < 1e-9
+        );
+        assert!((2.0..4.0).contains(&with_handoff.handoff_seconds), "{}", with_handoff.handoff_seconds);
     }
 }

@@ -16,8 +16,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_rl::{Evaluated, Loss};
-use levade_tree::{PathInput, Term, TreeBatch};
+use levade_rl::{Loss, TermLoss};
+use levade_tree::{SequenceInput, Term, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::{LossTerms, Manifest, MicroBatchPlan, PolicyError, UpdateSequences, WeightsRef};
@@ -63,7 +63,7 @@ pub struct ForwardBackward {
 impl ForwardBackward {
     /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in nats
     /// of the distribution that predicts it.
-    pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &Evaluated) {
+    pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &TermLoss) {
         if let Some(behavior) = term.behaviour.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behavior.to_bits() != logp.to_bits());
             self.max_mismatch = self.max_mismatch.max((behavior - logp).abs());
@@ -86,7 +86,7 @@ impl ForwardBackward {
     }
 
     /// Adds one term of a value loss.
-    pub fn add_value(&mut self, term: &Term, evaluated: &Evaluated) {
+    pub fn add_value(&mut self, term: &Term, evaluated: &TermLoss) {
         if term.weight == 0.0 {
             return;
         }
@@ -159,7 +159,7 @@ pub struct OptimReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainRequest {
     /// The sequences, whose terms hold all data that the loss needs.
-    pub paths: Vec<PathInput>,
+    pub paths: Vec<SequenceInput>,
     /// Loss function.
     pub loss: Loss,
     /// Parameters of the optimizer step.
@@ -220,7 +220,7 @@ pub trait Learner: Send + Sync {
             if batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());
             } else {
-                let inputs: Vec<PathInput> = batch
+                let inputs: Vec<SequenceInput> = batch
                     .paths
                     .iter()
                     .map(|sequence| std::mem::take(&mut sequences[*sequence as usize]))

@@ -4,7 +4,7 @@
 //! as planned, or rejects the plan. An update with the same plan has the same bits, even if it is
 //! repeated after the process was killed.
 
-use levade_tree::{PathInput, Tokens, TreeBatch};
+use levade_tree::{SequenceInput, Tokens, TreeBatch};
 use serde::{Deserialize, Serialize};
 
 use crate::PolicyError;
@@ -131,8 +131,8 @@ impl MicroBatchPlan {
 
 /// Returns the number of tokens of the sequences after merging.
 fn count_merged_tokens<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
-    let input = |tokens: &Tokens| PathInput { tokens: tokens.clone(), targets: Vec::new() };
-    let sequences: Vec<PathInput> = sequences.into_iter().map(input).collect();
+    let input = |tokens: &Tokens| SequenceInput { tokens: tokens.clone(), targets: Vec::new() };
+    let sequences: Vec<SequenceInput> = sequences.into_iter().map(input).collect();
     let batch = TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
     Ok(batch.tokens.len())
 }

@@ -401,7 +401,7 @@ impl Completion {
             temperature: params.temperature,
             filtered: params.is_filtered(),
             versions: self.versions,
-            ..Segment::given(parent, self.tokens, turn)
+            ..Segment::context(parent, self.tokens, turn)
         }
     }
 }

@@ -396,10 +396,10 @@ impl Learner for Simulator {
         let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
         for target in &batch.targets {
             let at = self.config.row(&history(&batch, target.predictor, self.config.order));
-            if loss.is_of_values() {
+            if loss.trains_values() {
                 for term in batch.terms_of(target) {
                     let evaluated = loss.evaluate(state.weights[at], term);
-                    state.gradient[at] += f64::from(term.weight) * evaluated.slope;
+                    state.gradient[at] += f64::from(term.weight) * evaluated.derivative;
                     sums.add_value(term, &evaluated);
                 }
                 continue;
@@ -413,7 +413,7 @@ impl Learner for Simulator {
             let mut bonus = 0.0;
             for term in batch.terms_of(target) {
                 let evaluated = loss.evaluate(logprob, term);
-                derivative += f64::from(term.weight) * evaluated.slope;
+                derivative += f64::from(term.weight) * evaluated.derivative;
                 bonus += f64::from(term.weight) * loss.entropy;
                 sums.add_term(term, logprob, entropy, &evaluated);
             }

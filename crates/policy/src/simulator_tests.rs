@@ -1,7 +1,7 @@
 //! Tests that the simulator keeps the contracts of [`Sampler`] and [`Learner`], as engines must.
 
 use levade_rl::PolicyLoss;
-use levade_tree::{PathInput, PathTarget, Term};
+use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use super::*;
 use crate::{
@@ -30,20 +30,25 @@ async fn complete(simulator: &Simulator, request: SampleRequest) -> Completion {
     simulator.sample(request).await.unwrap().collect(Duration::from_secs(10)).await.unwrap()
 }
 
-fn sequence_input(prompt: &[u32], completion: &Completion, temperature: f32, advantage: f32) -> PathInput {
-    let target = |i: usize| PathTarget {
+fn sequence_input(
+    prompt: &[u32],
+    completion: &Completion,
+    temperature: f32,
+    advantage: f32,
+) -> SequenceInput {
+    let target = |i: usize| SequenceTarget {
         index: (prompt.len() + i) as u32,
         temperature,
         term: Term { weight: 0.25, advantage, behaviour: Some(completion.logprobs[i]), ..Term::default() },
     };
-    PathInput {
+    SequenceInput {
         tokens: prompt.iter().chain(&completion.tokens).copied().collect(),
         targets: (0..completion.tokens.len()).map(target).collect(),
     }
 }
 
 const CLIP: Loss = Loss::clip(0.2, 0.2);
-const IMITATE: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const IMITATE: Loss = Loss::new(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 0.1,
     beta1: 0.9,
@@ -407,11 +412,11 @@ async fn predictions_match_entropy_and_squared_probabilities() {
     let config =
         SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
     let simulator = Simulator::new(config);
-    let sequence = |token| PathInput {
+    let sequence = |token| SequenceInput {
         tokens: vec![1, 2, token].into(),
-        targets: vec![PathTarget { index: 2, temperature: 0.7, term: Term::default() }],
+        targets: vec![SequenceTarget { index: 2, temperature: 0.7, term: Term::default() }],
     };
-    let all: Vec<PathInput> = (0..5).map(sequence).collect();
+    let all: Vec<SequenceInput> = (0..5).map(sequence).collect();
     let batch = Arc::new(TreeBatch::merge(&all).unwrap());
     let found = simulator.predictions(batch.clone()).await.unwrap();
     assert_eq!(found.logprobs, simulator.logprobs(batch).await.unwrap());
@@ -531,7 +536,7 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
 async fn timely_train_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
-    let of_len = |len| PathInput { tokens: vec![1; len].into(), targets: Vec::new() };
+    let of_len = |len| SequenceInput { tokens: vec![1; len].into(), targets: Vec::new() };
     let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
     let plan = MicroBatchPlan::from_sizes([1; 4]);
     let with_deadline = |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));

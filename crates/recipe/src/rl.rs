@@ -2,8 +2,8 @@
 
 use levade_rl::correction::{Correction, Rejection};
 use levade_rl::{
-    AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, Interpolated, Interpolation, KlEstimator,
-    KlPenalty, Loss, Normalizer, PolicyLoss, Singleton, TrustRegion,
+    AdaptiveKl, Compare, Counting, Estimator, GroupBaseline, InterpolatedProximal, Interpolation,
+    KlEstimator, KlPenalty, Loss, Normalizer, PolicyLoss, Singleton, TrustRegion,
 };
 use serde::{Deserialize, Serialize};
 
@@ -494,7 +494,7 @@ impl RlKeys {
         let interpolated = self
             .correction()
             .filter(|_| self.proximal == ProximalPolicy::Interpolate)
-            .map(|correction| Interpolated { by: Interpolation::LogLinear, bound: correction.bound });
+            .map(|correction| InterpolatedProximal { by: Interpolation::LogLinear, bound: correction.bound });
         Loss { policy, kl, entropy: self.entropy, interpolated }
     }
 
@@ -506,7 +506,7 @@ impl RlKeys {
 
     /// Returns the loss of the critic.
     pub fn value_loss(&self) -> Loss {
-        Loss::of(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
+        Loss::new(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
 
     /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of

@@ -23,7 +23,7 @@ use levade_remote::{
     RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
 };
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use serde::Deserialize;
 use serde_json::{Value, json};
 
@@ -101,11 +101,12 @@ impl LearnerHandle {
         let paths: Vec<Vec<u32>> = serde_json::from_value(command["paths"].clone())?;
         let path = |tokens: Vec<u32>| {
             let term = Term { weight: 0.1, ..Term::default() };
-            let target = |index| PathTarget { index, temperature: 1.0, term };
-            PathInput { targets: (1..tokens.len() as u32).map(target).collect(), tokens: tokens.into() }
+            let target = |index| SequenceTarget { index, temperature: 1.0, term };
+            SequenceInput { targets: (1..tokens.len() as u32).map(target).collect(), tokens: tokens.into() }
         };
         let batch = TreeBatch::merge(&paths.into_iter().map(path).collect::<Vec<_>>())?;
-        let sums = self.learner.forward_backward(Arc::new(batch), Loss::of(PolicyLoss::CrossEntropy)).await?;
+        let sums =
+            self.learner.forward_backward(Arc::new(batch), Loss::new(PolicyLoss::CrossEntropy)).await?;
         let params = OptimParams {
             learning_rate: command["rate"].as_f64().context("a rate")? as f32,
             beta1: 0.9,

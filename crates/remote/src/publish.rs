@@ -13,7 +13,7 @@ use levade_policy::{
     WeightsRef,
 };
 use levade_rl::Loss;
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 use crate::push::WeightBroadcast;
 use crate::server::{PROBE, ProbeFile};
@@ -94,8 +94,8 @@ impl PublishingLearner {
 
     async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
         let target =
-            |index: usize| PathTarget { index: index as u32, temperature: 1.0, term: Term::default() };
-        let path = PathInput {
+            |index: usize| SequenceTarget { index: index as u32, temperature: 1.0, term: Term::default() };
+        let path = SequenceInput {
             tokens: self.probe.clone().into(),
             targets: (1..self.probe.len()).map(target).collect(),
         };

@@ -18,9 +18,9 @@ use levade_policy::{
 };
 use levade_remote::{CRITIC, LearnerOptions, LearnerRequirements, REFERENCE, RemoteLearner};
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Target, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Target, Term, TreeBatch};
 
-const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const LOSS: Loss = Loss::new(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 1e-3,
     beta1: 0.9,
@@ -31,14 +31,14 @@ const ADAM: OptimParams = OptimParams {
 };
 
 /// Returns five sequences, three of which share a prefix.
-fn paths() -> Vec<PathInput> {
+fn paths() -> Vec<SequenceInput> {
     let path = |number: u32| {
         let first = if number < 3 { 1 } else { 10 * number };
         let token = |i: u32| if i < 6 { (first + i) % 60 } else { (7 * number + 3 * i) % 60 };
         let term = Term { weight: 1.0 / 30.0, behaviour: Some(-4.0), returns: 0.5, ..Term::default() };
-        PathInput {
+        SequenceInput {
             tokens: (0..12).map(token).collect(),
-            targets: (6..12).map(|index| PathTarget { index, temperature: 0.9, term }).collect(),
+            targets: (6..12).map(|index| SequenceTarget { index, temperature: 0.9, term }).collect(),
         }
     };
     (0..5).map(path).collect()

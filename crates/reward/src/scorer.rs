@@ -51,7 +51,7 @@ impl ScorerInput {
 
     /// Returns whether the attempt ended by itself rather than at a limit.
     pub fn is_answered(&self) -> bool {
-        self.outcome.finish.is_whole()
+        self.outcome.finish.is_complete()
     }
 
     /// Returns the expected answer; null if the task has none.

@@ -7,10 +7,10 @@
 
 use levade_rl::correction::Bound;
 use levade_rl::{
-    Divergence, Interpolated, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
+    Divergence, InterpolatedProximal, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
     TrustRegion,
 };
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use serde_json::{Value, json};
 
 /// Generator of numbers in [0, 1): SplitMix64 (Steele et al. 2014).
@@ -25,7 +25,7 @@ impl Random {
         ((z ^ (z >> 31)) >> 11) as f64 / (1u64 << 53) as f64
     }
 
-    fn within(&mut self, low: f64, high: f64) -> f32 {
+    fn uniform_in(&mut self, low: f64, high: f64) -> f32 {
         (low + (high - low) * self.next()) as f32
     }
 
@@ -33,7 +33,7 @@ impl Random {
         (self.next() * f64::from(n)) as u32
     }
 
-    fn maybe(&mut self, value: f32) -> Option<f32> {
+    fn sometimes(&mut self, value: f32) -> Option<f32> {
         (self.next() < 0.7).then_some(value)
     }
 }
@@ -68,42 +68,42 @@ fn losses() -> Vec<Loss> {
         PolicyLoss::Value { clip: None },
         PolicyLoss::Value { clip: Some(0.2) },
     ]
-    .map(Loss::of)
+    .map(Loss::new)
     .to_vec();
     use KlEstimator::*;
     for estimator in [K1, K2, K3, Absolute, K1WithK2Gradient, K3WithK2Gradient] {
         for importance_weighted in [false, true] {
             let kl = Some(KlPenalty { estimator, coefficient: 0.3, importance_weighted });
-            losses.push(Loss { kl, ..Loss::of(clip(Some(2.0), None, None)) });
+            losses.push(Loss { kl, ..Loss::new(clip(Some(2.0), None, None)) });
         }
     }
     let bounds = [Bound::Clamp { low: 0.5, high: 2.0 }, Bound::Mask { low: 0.7, high: 1.5 }];
     for by in [Interpolation::LogLinear, Interpolation::Linear] {
         for bound in bounds {
-            let interpolated = Some(Interpolated { by, bound });
-            losses.push(Loss { interpolated, ..Loss::of(clip(None, None, None)) });
+            let interpolated = Some(InterpolatedProximal { by, bound });
+            losses.push(Loss { interpolated, ..Loss::new(clip(None, None, None)) });
         }
     }
-    losses.push(Loss { entropy: 0.01, ..Loss::of(clip(None, None, None)) });
+    losses.push(Loss { entropy: 0.01, ..Loss::new(clip(None, None, None)) });
     losses
 }
 
 /// Returns a term, and the log-probability (or value) at which it is evaluated. Some are extreme.
 fn term(random: &mut Random) -> (f32, Term) {
-    let logp = random.within(-6.0, -0.01);
+    let logp = random.uniform_in(-6.0, -0.01);
     let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
-    let near = |random: &mut Random| logp + random.within(-spread, spread);
+    let near = |random: &mut Random| logp + random.uniform_in(-spread, spread);
     let (behaviour, proximal, reference) = (near(random), near(random), near(random));
     let term = Term {
         path: random.below(5),
-        weight: if random.next() < 0.1 { 0.0 } else { random.within(0.001, 0.02) },
-        advantage: if random.next() < 0.1 { 0.0 } else { random.within(-2.0, 2.0) },
-        returns: random.within(-2.0, 2.0),
-        value: Some(logp + random.within(-0.5, 0.5)),
-        behaviour: random.maybe(behaviour),
-        proximal: random.maybe(proximal),
-        reference: random.maybe(reference),
-        path_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.within(-0.6, 0.6)) },
+        weight: if random.next() < 0.1 { 0.0 } else { random.uniform_in(0.001, 0.02) },
+        advantage: if random.next() < 0.1 { 0.0 } else { random.uniform_in(-2.0, 2.0) },
+        returns: random.uniform_in(-2.0, 2.0),
+        value: Some(logp + random.uniform_in(-0.5, 0.5)),
+        behaviour: random.sometimes(behaviour),
+        proximal: random.sometimes(proximal),
+        reference: random.sometimes(reference),
+        path_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.uniform_in(-0.6, 0.6)) },
         marked: random.next() < 0.5,
         correction: if random.next() < 0.2 { Some(0.0) } else { Some(1.5).filter(|_| random.next() < 0.5) },
         age: random.below(4),
@@ -112,7 +112,7 @@ fn term(random: &mut Random) -> (f32, Term) {
     (logp, term)
 }
 
-fn evaluated(random: &mut Random) -> Vec<Value> {
+fn evaluated_terms(random: &mut Random) -> Vec<Value> {
     let mut points: Vec<(f32, Term)> = (0..48).map(|_| term(random)).collect();
     // A token with probability 1, and a token exactly on its old policy.
     points[0].1.proximal = Some(0.0);
@@ -121,7 +121,7 @@ fn evaluated(random: &mut Random) -> Vec<Value> {
     let of = |loss: &Loss| -> Value {
         let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
         let rows: Vec<Value> = found
-            .map(|e| json!([e.loss, e.slope, e.ratio, e.log_ratio, e.clipped, e.dual, e.dropped, e.kl]))
+            .map(|e| json!([e.loss, e.derivative, e.ratio, e.log_ratio, e.clipped, e.dual, e.dropped, e.kl]))
             .collect();
         json!({ "loss": loss, "evaluated": rows })
     };
@@ -130,29 +130,29 @@ fn evaluated(random: &mut Random) -> Vec<Value> {
     vec![json!(points), json!(losses)]
 }
 
-fn merged(random: &mut Random) -> Vec<Value> {
+fn merged_batches(random: &mut Random) -> Vec<Value> {
     let batch = |random: &mut Random| {
         let letters = 2 + random.below(3);
-        let path = |random: &mut Random| {
+        let sequence = |random: &mut Random| {
             let tokens: Vec<u32> = (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
             let chosen = (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
-            let targets = chosen.into_iter().map(|index| PathTarget {
+            let targets = chosen.into_iter().map(|index| SequenceTarget {
                 index,
                 temperature: if random.next() < 0.3 { 0.7 } else { 1.0 },
                 term: term(random).1,
             });
-            PathInput { targets: targets.collect(), tokens: tokens.into() }
+            SequenceInput { targets: targets.collect(), tokens: tokens.into() }
         };
-        let paths: Vec<PathInput> = (0..1 + random.below(9)).map(|_| path(random)).collect();
-        let merged = TreeBatch::merge(&paths).unwrap();
-        json!({ "paths": paths, "merged": merged })
+        let sequences: Vec<SequenceInput> = (0..1 + random.below(9)).map(|_| sequence(random)).collect();
+        let merged = TreeBatch::merge(&sequences).unwrap();
+        json!({ "paths": sequences, "merged": merged })
     };
     (0..12).map(|_| batch(random)).collect()
 }
 
 fn main() {
     let mut random = Random(7);
-    let [points, losses] = evaluated(&mut random).try_into().unwrap();
-    let vectors = json!({ "points": points, "losses": losses, "merged": merged(&mut random) });
+    let [points, losses] = evaluated_terms(&mut random).try_into().unwrap();
+    let vectors = json!({ "points": points, "losses": losses, "merged": merged_batches(&mut random) });
     println!("{vectors}");
 }

@@ -13,19 +13,19 @@ use crate::stats::SplitMix;
 pub fn best_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
-    of_sorted(&sorted, k)
+    expected_last_of(&sorted, k)
 }
 
 /// Returns the expected score of the worst of k attempts. `k` must be from 1 to the number of scores.
 pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
-    of_sorted(&sorted, k)
+    expected_last_of(&sorted, k)
 }
 
 /// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in which the
 /// i-th score is the last of k.
-fn of_sorted(sorted: &[f64], k: usize) -> f64 {
+fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
     // Probability that the i-th is the last of k, starting from the end: k / n for the last score.
     let mut chance = k as f64 / n as f64;
@@ -41,9 +41,9 @@ fn of_sorted(sorted: &[f64], k: usize) -> f64 {
 /// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k. Among
 /// equally frequent answers, the one sampled first wins. An answer's score is the mean over the sampled
 /// attempts that gave it. Attempts without an answer do not vote; a sample without any answer scores 0.
-pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, samples: u32, seed: u64) -> f64 {
+pub fn majority_of(final_answers: &[Option<&str>], scores: &[f64], k: usize, samples: u32, seed: u64) -> f64 {
     let mut random = SplitMix(seed);
-    let mut indices: Vec<usize> = (0..answers.len()).collect();
+    let mut indices: Vec<usize> = (0..final_answers.len()).collect();
     let mut sum = 0.0;
     for _ in 0..samples {
         // For each answer: its count, the index of its first occurrence, and the sum of its scores.
@@ -51,7 +51,7 @@ pub fn majority_of(answers: &[Option<&str>], scores: &[f64], k: usize, samples: 
         for sampled in 0..k {
             let other = sampled + random.below(indices.len() - sampled);
             indices.swap(sampled, other);
-            let Some(answer) = answers[indices[sampled]] else { continue };
+            let Some(answer) = final_answers[indices[sampled]] else { continue };
             let vote = votes.entry(answer).or_insert((0, sampled, 0.0));
             vote.0 += 1;
             vote.2 += scores[indices[sampled]];
@@ -89,13 +89,16 @@ mod tests {
 
     #[test]
     fn majority_of_scores_majority_answer() {
-        let (answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
-        assert_eq!(majority_of(&answers, &scores, 4, 50, 1), 1.0);
-        assert!((majority_of(&answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
+        let (final_answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
+        assert_eq!(majority_of(&final_answers, &scores, 4, 50, 1), 1.0);
+        assert!((majority_of(&final_answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
         // Of three sampled attempts, two answer "7" unless one of them is missing; then the first one
         // decides: 1 in 3 of the 2 in 4.
-        assert!((majority_of(&answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03);
-        assert_eq!(majority_of(&answers, &scores, 2, 9, 5), majority_of(&answers, &scores, 2, 9, 5));
+        assert!((majority_of(&final_answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03);
+        assert_eq!(
+            majority_of(&final_answers, &scores, 2, 9, 5),
+            majority_of(&final_answers, &scores, 2, 9, 5)
+        );
         // One answer wins against any number of attempts without one.
         assert_eq!(majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1), 1.0);
         assert_eq!(majority_of(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);

@@ -27,12 +27,12 @@ pub enum Level {
 
 impl Level {
     /// Returns the log-ratio of every token of a sequence at this level.
-    fn log_ratios(self, path: &[f64]) -> Vec<f64> {
-        let sum: f64 = path.iter().sum();
+    fn log_ratios(self, sequence: &[f64]) -> Vec<f64> {
+        let sum: f64 = sequence.iter().sum();
         match self {
-            Level::Token => path.to_vec(),
-            Level::Path => vec![sum; path.len()],
-            Level::GeometricMean => vec![sum / path.len().max(1) as f64; path.len()],
+            Level::Token => sequence.to_vec(),
+            Level::Path => vec![sum; sequence.len()],
+            Level::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
         }
     }
 }
@@ -99,24 +99,24 @@ impl Correction {
     /// Returns an error if a bound is negative, or if the lower bound is above the upper one.
     pub fn check(&self) -> Result<(), RlError> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
-        RlError::at_least_0("lower bound of the correction", low)?;
-        RlError::positive("upper bound of the correction", high)?;
-        RlError::range(low <= high, "lower bound of the correction", low, "at most the upper one")
+        RlError::check_non_negative("lower bound of the correction", low)?;
+        RlError::check_positive("upper bound of the correction", high)?;
+        RlError::check_range(low <= high, "lower bound of the correction", low, "at most the upper one")
     }
 
     /// Returns the weight of every token of every sequence. `paths` has their log-ratios.
-    pub fn weights(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
-        let of_path = |path: &Vec<f64>| -> Vec<f64> {
-            self.level.log_ratios(path).into_iter().map(|x| self.bound.weight(x)).collect()
+    pub fn weights(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
+        let sequence_weights = |sequence: &Vec<f64>| -> Vec<f64> {
+            self.level.log_ratios(sequence).into_iter().map(|x| self.bound.weight(x)).collect()
         };
-        let mut weights: Vec<Vec<f64>> = paths.iter().map(of_path).collect();
+        let mut weights: Vec<Vec<f64>> = sequences.iter().map(sequence_weights).collect();
         if self.normalise {
             let mean = match self.level {
                 Level::Token => counting.mean(weights.iter().flatten().copied()),
                 // Every sequence counts once.
                 Level::Path | Level::GeometricMean => {
-                    let means = weights.iter().filter(|path| !path.is_empty());
-                    let means = means.map(|path| counting.mean(path.iter().copied()));
+                    let means = weights.iter().filter(|sequence| !sequence.is_empty());
+                    let means = means.map(|sequence| counting.mean(sequence.iter().copied()));
                     Counting::Exact.mean(means)
                 }
             };
@@ -129,14 +129,14 @@ impl Correction {
 
     /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the bounds.
     /// `paths` has the log-ratios of sequences. Returns `None` if there are no tokens.
-    pub fn beyond(&self, paths: &[Vec<f64>]) -> Option<f64> {
+    pub fn out_of_bounds_fraction(&self, sequences: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
-        let (mut all, mut beyond) = (0usize, 0usize);
-        for x in paths.iter().flat_map(|path| self.level.log_ratios(path)) {
+        let (mut all, mut outside) = (0usize, 0usize);
+        for x in sequences.iter().flat_map(|sequence| self.level.log_ratios(sequence)) {
             all += 1;
-            beyond += usize::from(!(low..=high).contains(&x.exp()));
+            outside += usize::from(!(low..=high).contains(&x.exp()));
         }
-        (all > 0).then(|| beyond as f64 / all as f64)
+        (all > 0).then(|| outside as f64 / all as f64)
     }
 }
 
@@ -148,7 +148,7 @@ pub struct Rejection {
     pub statistic: Statistic,
     /// Span of tokens that the statistic is computed over.
     #[serde(default)]
-    pub over: Over,
+    pub over: StatisticSpan,
     /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower bound,
     /// as is usual for the other statistics, which are never negative.
     #[serde(default)]
@@ -177,7 +177,7 @@ pub enum Statistic {
 /// Span of tokens that a statistic is computed over.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Over {
+pub enum StatisticSpan {
     /// Each token separately.
     #[default]
     Token,
@@ -196,42 +196,42 @@ impl Rejection {
     /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the upper
     /// one.
     pub fn check(&self) -> Result<(), RlError> {
-        RlError::positive("upper bound of the rejection", self.high)?;
+        RlError::check_positive("upper bound of the rejection", self.high)?;
         let Some(low) = self.low else { return Ok(()) };
         if matches!(self.statistic, Statistic::K1 | Statistic::Ratio) {
-            RlError::positive("lower bound of the rejection", low)?;
+            RlError::check_positive("lower bound of the rejection", low)?;
         }
-        RlError::range(low <= self.high, "lower bound of the rejection", low, "at most the upper one")
+        RlError::check_range(low <= self.high, "lower bound of the rejection", low, "at most the upper one")
     }
 
     /// Returns whether each token of each sequence is kept. `paths` has their log-ratios.
-    pub fn keeps(&self, paths: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
-        paths.iter().map(|path| self.keeps_of(path, counting)).collect()
+    pub fn kept_tokens(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
+        sequences.iter().map(|sequence| self.kept_tokens_of(sequence, counting)).collect()
     }
 
-    fn keeps_of(&self, path: &[f64], counting: Counting) -> Vec<bool> {
+    fn kept_tokens_of(&self, sequence: &[f64], counting: Counting) -> Vec<bool> {
         let sign = if self.inverted { -1.0 } else { 1.0 };
-        let x = path.iter().map(|x| (sign * x).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND));
+        let x = sequence.iter().map(|x| (sign * x).clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND));
         // As in verl, K2 and K3 use the original ratio even if K1's is inverted.
         let values: Vec<f64> = match self.statistic {
             Statistic::K1 | Statistic::Ratio => x.collect(),
-            Statistic::K2 => path.iter().map(|x| 0.5 * x * x).collect(),
-            Statistic::K3 => path.iter().map(|x| x.exp() - 1.0 - x).collect(),
+            Statistic::K2 => sequence.iter().map(|x| 0.5 * x * x).collect(),
+            Statistic::K3 => sequence.iter().map(|x| x.exp() - 1.0 - x).collect(),
         };
-        let of_logarithms = matches!(self.statistic, Statistic::K1 | Statistic::Ratio);
-        let (low, high) = if of_logarithms {
+        let uses_log_bounds = matches!(self.statistic, Statistic::K1 | Statistic::Ratio);
+        let (low, high) = if uses_log_bounds {
             (self.low.map_or(f64::NEG_INFINITY, f64::ln), self.high.ln())
         } else {
             (self.low.unwrap_or(f64::NEG_INFINITY), self.high)
         };
         let kept = |value: f64| (low..=high).contains(&value);
         let sequence_value = match self.over {
-            Over::Token => return values.into_iter().map(kept).collect(),
-            Over::PathSum => values.iter().sum(),
-            Over::PathMean => counting.mean(values.iter().copied()),
-            Over::PathMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            StatisticSpan::Token => return values.into_iter().map(kept).collect(),
+            StatisticSpan::PathSum => values.iter().sum(),
+            StatisticSpan::PathMean => counting.mean(values.iter().copied()),
+            StatisticSpan::PathMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
-        vec![kept(sequence_value); path.len()]
+        vec![kept(sequence_value); sequence.len()]
     }
 }
 
@@ -282,20 +282,21 @@ pub struct Mismatch {
 impl Mismatch {
     /// Computes the metrics of sequences, each a list of (log p_proximal, log p_behaviour) of its action
     /// tokens. All metrics are 0 if there are no tokens.
-    pub fn new(paths: &[Vec<Pair>], counting: Counting) -> Self {
-        let paths: Vec<&Vec<Pair>> = paths.iter().filter(|path| !path.is_empty()).collect();
-        let tokens = || paths.iter().flat_map(|path| path.iter().copied());
+    pub fn new(sequences: &[Vec<Pair>], counting: Counting) -> Self {
+        let sequences: Vec<&Vec<Pair>> = sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
+        let tokens = || sequences.iter().flat_map(|sequence| sequence.iter().copied());
         if tokens().next().is_none() {
             return Mismatch::default();
         }
         let bounded = |x: f64| x.clamp(-LOG_RATIO_BOUND, LOG_RATIO_BOUND);
         let x = || tokens().map(|(proximal, behaviour)| proximal - behaviour);
-        let over_paths =
-            |of: &dyn Fn(&[Pair]) -> f64| Counting::Exact.mean(paths.iter().map(|path| of(path)));
-        let proximal = |path: &[Pair]| -counting.mean(path.iter().map(|(p, _)| *p));
-        let behaviour = |path: &[Pair]| -counting.mean(path.iter().map(|(_, b)| *b));
-        let difference = |path: &[Pair]| proximal(path) - behaviour(path);
-        let differences = || paths.iter().map(|path| difference(path));
+        let sequence_mean = |statistic: &dyn Fn(&[Pair]) -> f64| {
+            Counting::Exact.mean(sequences.iter().map(|sequence| statistic(sequence)))
+        };
+        let proximal = |sequence: &[Pair]| -counting.mean(sequence.iter().map(|(p, _)| *p));
+        let behaviour = |sequence: &[Pair]| -counting.mean(sequence.iter().map(|(_, b)| *b));
+        let difference = |sequence: &[Pair]| proximal(sequence) - behaviour(sequence);
+        let differences = || sequences.iter().map(|sequence| difference(sequence));
         let probs = || tokens().map(|(p, b)| (p.exp(), b.exp()));
         let prob_gaps = || probs().map(|(p, b)| (p - b).abs());
         let difference_mean = Counting::Exact.mean(prob_gaps());
@@ -306,16 +307,17 @@ impl Mismatch {
             k3_kl: counting.mean(x().map(|x| x.exp() - 1.0 - x)),
             log_diff_mean: counting.mean(x().map(f64::abs)),
             log_diff_max: x().map(f64::abs).fold(0.0, f64::max),
-            training_ppl: over_paths(&|path| proximal(path).exp()),
-            rollout_ppl: over_paths(&|path| behaviour(path).exp()),
-            log_ppl_diff: over_paths(&difference),
-            log_ppl_abs_diff: over_paths(&|path| difference(path).abs()),
+            training_ppl: sequence_mean(&|sequence| proximal(sequence).exp()),
+            rollout_ppl: sequence_mean(&|sequence| behaviour(sequence).exp()),
+            log_ppl_diff: sequence_mean(&difference),
+            log_ppl_abs_diff: sequence_mean(&|sequence| difference(sequence).abs()),
             log_ppl_diff_max: differences().fold(f64::NEG_INFINITY, f64::max),
             log_ppl_diff_min: differences().fold(f64::INFINITY, f64::min),
-            ppl_ratio: over_paths(&|path| difference(path).exp()),
+            ppl_ratio: sequence_mean(&|sequence| difference(sequence).exp()),
             chi2_token: counting.mean(x().map(|x| bounded(x).exp().powi(2))) - 1.0,
-            chi2_seq: over_paths(&|path| bounded(path.iter().map(|(p, b)| p - b).sum::<f64>()).exp().powi(2))
-                - 1.0,
+            chi2_seq: sequence_mean(&|sequence| {
+                bounded(sequence.iter().map(|(p, b)| p - b).sum::<f64>()).exp().powi(2)
+            }) - 1.0,
             probs_diff_max: prob_gaps().fold(0.0, f64::max),
             probs_diff_mean: difference_mean,
             probs_diff_std: Counting::Exact.variance(prob_gaps(), difference_mean).sqrt(),
@@ -327,7 +329,7 @@ impl Mismatch {
 
 /// Returns Pearson's correlation, or 1 if either side is constant.
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
-    let mean = |of: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(of));
+    let mean = |component: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(component));
     let (mean_a, mean_b) = (mean(|(a, _)| a), mean(|(_, b)| b));
     let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
     for (a, b) in pairs {
@@ -352,8 +354,13 @@ mod tests {
             let found = correction(low, high).check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{low} {high}: {found:?}");
         }
-        let rejection =
-            |statistic, low, high| Rejection { statistic, over: Over::Token, low, high, inverted: false };
+        let rejection = |statistic, low, high| Rejection {
+            statistic,
+            over: StatisticSpan::Token,
+            low,
+            high,
+            inverted: false,
+        };
         use Statistic::{K1, K2};
         for (statistic, low, high) in [(K1, None, 2.0), (K1, Some(0.5), 2.0), (K2, Some(-1.0), 0.5)] {
             assert_eq!(rejection(statistic, low, high).check(), Ok(()));
@@ -368,12 +375,12 @@ mod tests {
     fn beyond_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
         let at = |level| Correction { level, bound, normalise: false };
-        let paths = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
-        assert_eq!(at(Level::Token).beyond(&paths), Some(0.2));
+        let sequences = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
+        assert_eq!(at(Level::Token).out_of_bounds_fraction(&sequences), Some(0.2));
         // Only those of the second sequence: e > 2.
-        assert_eq!(at(Level::Path).beyond(&paths), Some(0.4));
-        assert_eq!(at(Level::GeometricMean).beyond(&paths), Some(0.0));
-        assert_eq!(at(Level::Token).beyond(&[vec![]]), None);
+        assert_eq!(at(Level::Path).out_of_bounds_fraction(&sequences), Some(0.4));
+        assert_eq!(at(Level::GeometricMean).out_of_bounds_fraction(&sequences), Some(0.0));
+        assert_eq!(at(Level::Token).out_of_bounds_fraction(&[vec![]]), None);
     }
 
     /// If every ratio is outside the bounds, the mean is 0, and the weights are not divided by it.
@@ -389,9 +396,9 @@ mod tests {
 
     #[test]
     fn correlation_of_constant_values_is_1() {
-        let of = |pairs: &[(f64, f64)]| correlation(pairs.iter().copied());
-        assert_eq!(of(&[(0.25, 0.5), (0.75, 0.5)]), 1.0);
-        assert_eq!(of(&[(0.5, 0.25), (0.5, 0.75)]), 1.0);
-        assert!((of(&[(0.25, 0.75), (0.75, 0.25)]) + 1.0).abs() < 1e-12);
+        let correlation_of = |pairs: &[(f64, f64)]| correlation(pairs.iter().copied());
+        assert_eq!(correlation_of(&[(0.25, 0.5), (0.75, 0.5)]), 1.0);
+        assert_eq!(correlation_of(&[(0.5, 0.25), (0.5, 0.75)]), 1.0);
+        assert!((correlation_of(&[(0.25, 0.75), (0.75, 0.25)]) + 1.0).abs() < 1e-12);
     }
 }

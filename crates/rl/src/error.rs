@@ -1,20 +1,25 @@
 //! Errors in the input of a loss, an advantage or a statistic.
 
 impl RlError {
-    pub(crate) fn range(ok: bool, name: &'static str, value: f64, range: &'static str) -> Result<(), Self> {
+    pub(crate) fn check_range(
+        ok: bool,
+        name: &'static str,
+        value: f64,
+        range: &'static str,
+    ) -> Result<(), Self> {
         if ok { Ok(()) } else { Err(RlError::Parameter { name, value, range }) }
     }
 
-    pub(crate) fn positive(name: &'static str, value: f64) -> Result<(), Self> {
-        Self::range(value > 0.0 && value.is_finite(), name, value, "finite and more than 0")
+    pub(crate) fn check_positive(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::check_range(value > 0.0 && value.is_finite(), name, value, "finite and more than 0")
     }
 
-    pub(crate) fn at_least_0(name: &'static str, value: f64) -> Result<(), Self> {
-        Self::range(value >= 0.0 && value.is_finite(), name, value, "finite and at least 0")
+    pub(crate) fn check_non_negative(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::check_range(value >= 0.0 && value.is_finite(), name, value, "finite and at least 0")
     }
 
-    pub(crate) fn share(name: &'static str, value: f64) -> Result<(), Self> {
-        Self::range((0.0..=1.0).contains(&value), name, value, "in 0..=1")
+    pub(crate) fn check_fraction(name: &'static str, value: f64) -> Result<(), Self> {
+        Self::check_range((0.0..=1.0).contains(&value), name, value, "in 0..=1")
     }
 }
 
@@ -33,44 +38,46 @@ pub enum RlError {
     },
     /// The loss needs a ratio, but the token has no log-probability under the policy that sampled it.
     #[error(
-        "term {term} (path {path}) has no behaviour log-probability, which a loss of ratios needs: train \
+        "term {term} (path {sequence}) has no behaviour log-probability, which a loss of ratios needs: train \
          demonstrations with cross-entropy, or record the log-probabilities of sampled tokens"
     )]
-    NoBehaviour {
+    NoBehavior {
         /// Index of the term in the batch.
         term: usize,
         /// Sequence of the term.
-        path: u32,
+        sequence: u32,
     },
     /// The loss needs a divergence, but the reference was not evaluated.
     #[error(
-        "term {term} (path {path}) has no reference log-probability, which the KL penalty needs: evaluate the frozen \
+        "term {term} (path {sequence}) has no reference log-probability, which the KL penalty needs: evaluate the frozen \
          reference on the batch first, or remove the penalty"
     )]
     NoReference {
         /// Index of the term in the batch.
         term: usize,
         /// Sequence of the term.
-        path: u32,
+        sequence: u32,
     },
     /// The loss bounds the change of a value, but the earlier value was not recorded.
     #[error(
-        "term {term} (path {path}) has no value from before, which a clipped value loss needs: evaluate the critic on the \
+        "term {term} (path {sequence}) has no value from before, which a clipped value loss needs: evaluate the critic on the \
          batch first, or remove the clip"
     )]
     NoValue {
         /// Index of the term in the batch.
         term: usize,
         /// Sequence of the term.
-        path: u32,
+        sequence: u32,
     },
     /// The loss needs ratios of complete sequences, but they were not computed.
-    #[error("term {term} (path {path}) has no log-ratio of its path, which a loss over whole paths needs")]
-    NoPathRatio {
+    #[error(
+        "term {term} (path {sequence}) has no log-ratio of its path, which a loss over whole paths needs"
+    )]
+    NoSequenceRatio {
         /// Index of the term in the batch.
         term: usize,
         /// Sequence of the term.
-        path: u32,
+        sequence: u32,
     },
     /// A rollout lacks values that the estimator needs.
     #[error("the advantage needs {needed} {what}, one for each action token, but there are {found}")]
@@ -99,12 +106,12 @@ pub enum RlError {
         group: u64,
     },
     /// A number of a term is infinite or NaN.
-    #[error("term {term} (path {path}) has {what} {value}: only finite numbers can be trained on")]
+    #[error("term {term} (path {sequence}) has {what} {value}: only finite numbers can be trained on")]
     NotFinite {
         /// Index of the term in the batch.
         term: usize,
         /// Sequence of the term.
-        path: u32,
+        sequence: u32,
         /// Name of the number.
         what: &'static str,
         /// Value that is not finite.

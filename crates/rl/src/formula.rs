@@ -9,7 +9,7 @@ impl Loss {
     /// entropy, and sg(·) marks a factor without gradient.
     pub fn formula(&self) -> String {
         let mut text = self.policy.formula();
-        if self.policy != PolicyLoss::CrossEntropy && !self.is_of_values() {
+        if self.policy != PolicyLoss::CrossEntropy && !self.trains_values() {
             text = format!("c · ({text})");
         }
         if let Some(penalty) = &self.kl {

@@ -71,21 +71,29 @@ impl KlPenalty {
     /// K3 this is the gradient of the divergence, in expectation over samples of the behavior policy. If
     /// K2's gradient replaces the estimator's own, it is multiplied by ρ.
     pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
-        let (value, slope) = self.estimator.estimate(x);
+        let (value, derivative) = self.estimator.estimate(x);
         if !self.importance_weighted {
-            return (value, slope);
+            return (value, derivative);
         }
         let (ratio, through) = bounded_exp(log_ratio);
         match self.estimator {
-            KlEstimator::K1WithK2Gradient | KlEstimator::K3WithK2Gradient => (ratio * value, ratio * slope),
-            _ => (ratio * value, ratio * slope + through * value),
+            KlEstimator::K1WithK2Gradient | KlEstimator::K3WithK2Gradient => {
+                (ratio * value, ratio * derivative)
+            }
+            _ => (ratio * value, ratio * derivative + through * value),
         }
     }
 
     /// Subtracts the penalty from the reward of every action token of a sequence, in place of a penalty
     /// in the loss: r − β KL. `logps` are those of the policy at the start of the step. Returns the mean
     /// divergence over the sequence's tokens.
-    pub fn charge(&self, rewards: &mut [f64], logps: &[f64], references: &[f64], counting: Counting) -> f64 {
+    pub fn apply_to_rewards(
+        &self,
+        rewards: &mut [f64],
+        logps: &[f64],
+        references: &[f64],
+        counting: Counting,
+    ) -> f64 {
         let found =
             logps.iter().zip(references).map(|(logp, reference)| self.estimator.estimate(logp - reference).0);
         let found: Vec<f64> = found.collect();
@@ -148,11 +156,11 @@ mod tests {
         let (mut value, mut gradient) = (0.0, [0.0; 3]);
         for token in 0..3 {
             let x = (p[token] / reference[token]).ln();
-            let (kl, slope) = penalty.evaluate(x, (p[token] / behaviour[token]).ln());
+            let (kl, derivative) = penalty.evaluate(x, (p[token] / behaviour[token]).ln());
             value += behaviour[token] * kl;
             for (v, gradient) in gradient.iter_mut().enumerate() {
                 let indicator = if v == token { 1.0 } else { 0.0 };
-                *gradient += behaviour[token] * slope * (indicator - p[v]);
+                *gradient += behaviour[token] * derivative * (indicator - p[v]);
             }
         }
         (value, gradient)
@@ -165,7 +173,7 @@ mod tests {
         let (logits, behaviour, reference) =
             ([0.3, -0.4, 0.9], softmax(&[-0.5, 0.6, 0.1]), softmax(&[0.0, 0.8, -0.7]));
         let exact = divergence(&logits, &reference);
-        let slope = |v: usize| {
+        let derivative = |v: usize| {
             let at = |h: f64| {
                 let mut moved = logits;
                 moved[v] += h;
@@ -174,7 +182,7 @@ mod tests {
             (at(1e-6) - at(-1e-6)) / 2e-6
         };
         let is_exact = |found: (f64, [f64; 3])| {
-            let gradient = (0..3).all(|v| (found.1[v] - slope(v)).abs() < 1e-8);
+            let gradient = (0..3).all(|v| (found.1[v] - derivative(v)).abs() < 1e-8);
             ((found.0 - exact).abs() < 1e-12, gradient)
         };
         let of = |estimator, importance_weighted| {
@@ -212,8 +220,8 @@ mod tests {
     #[test]
     fn kl_stays_finite_at_extreme_ratios() {
         let penalty = KlPenalty { estimator: KlEstimator::K3, coefficient: 1.0, importance_weighted: true };
-        let (k3, slope) = KlEstimator::K3.estimate(0.5);
-        assert_eq!(penalty.evaluate(0.5, 500.0), (20f64.exp() * k3, 20f64.exp() * slope));
-        assert_eq!(penalty.evaluate(0.5, 0.0), (k3, slope + k3));
+        let (k3, derivative) = KlEstimator::K3.estimate(0.5);
+        assert_eq!(penalty.evaluate(0.5, 500.0), (20f64.exp() * k3, 20f64.exp() * derivative));
+        assert_eq!(penalty.evaluate(0.5, 0.0), (k3, derivative + k3));
     }
 }

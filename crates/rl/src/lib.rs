@@ -47,14 +47,14 @@ mod surrogate;
 mod weights;
 
 pub use advantage::{
-    Alignment, Compare, Estimator, GroupBaseline, GroupStats, Path, PathAdvantages, Rollout, STD_EPSILON,
-    Singleton, gae, returns,
+    Alignment, Compare, Estimator, GroupBaseline, GroupStats, Rollout, STD_EPSILON, Sequence,
+    SequenceAdvantages, Singleton, gae, returns,
 };
 pub use attempts::{best_of, majority_of, worst_of};
 pub use error::RlError;
 pub use kl::{AdaptiveKl, KlEstimator, KlPenalty};
-pub use loss::{Divergence, Evaluated, KeepGradient, Loss, Point, PolicyLoss, TrustRegion};
+pub use loss::{Divergence, KeepGradient, Loss, Point, PolicyLoss, TermLoss, TrustRegion};
 pub use moments::{Counting, explained_variance, whiten};
-pub use proximal::{Interpolated, Interpolation};
-pub use stats::{Interval, Paired, mean_score, paired_difference, wilson};
+pub use proximal::{InterpolatedProximal, Interpolation};
+pub use stats::{Interval, ScorePair, mean_score, paired_difference, wilson};
 pub use weights::{Normalizer, RolloutTokens};

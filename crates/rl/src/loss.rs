@@ -10,7 +10,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::RlError;
 use crate::kl::KlPenalty;
-use crate::proximal::Interpolated;
+use crate::proximal::InterpolatedProximal;
 use crate::surrogate::{self, Surrogate, bounded_exp};
 
 /// A learner's objective: it minimizes the sum of `weight × loss` over all terms of a batch.
@@ -28,7 +28,7 @@ pub struct Loss {
     pub entropy: f64,
     /// Interpolated proximal policy, used in place of the terms' `proximal`.
     #[serde(default)]
-    pub interpolated: Option<Interpolated>,
+    pub interpolated: Option<InterpolatedProximal>,
 }
 
 /// The part of a loss that imitates or reinforces.
@@ -152,7 +152,7 @@ pub enum PolicyLoss {
 #[serde(deny_unknown_fields)]
 pub struct TrustRegion {
     /// Factor that widens the bounds of the loss. Default 4.
-    #[serde(default = "four")]
+    #[serde(default = "default_cap")]
     pub cap: f64,
     /// Whether the bounds are those of the loss: cap × decay = 1.
     #[serde(default)]
@@ -163,13 +163,13 @@ pub struct TrustRegion {
     pub age_decay: f64,
 }
 
-fn four() -> f64 {
+fn default_cap() -> f64 {
     4.0
 }
 
 impl Default for TrustRegion {
     fn default() -> Self {
-        TrustRegion { cap: four(), strict: false, age_decay: 0.0 }
+        TrustRegion { cap: default_cap(), strict: false, age_decay: 0.0 }
     }
 }
 
@@ -181,7 +181,7 @@ impl TrustRegion {
     }
 
     /// Returns whether the token is outside the region in the direction of its advantage.
-    fn drops(&self, low: f64, high: f64, ratio: f64, at: &Point) -> bool {
+    fn drops_token(&self, low: f64, high: f64, ratio: f64, at: &Point) -> bool {
         let (lower, upper) = self.bounds(low, high, at.age);
         (ratio > upper && at.advantage > 0.0) || (ratio < lower && at.advantage < 0.0)
     }
@@ -229,7 +229,7 @@ pub struct Point {
     /// Earlier value of the critic.
     pub value: Option<f64>,
     /// Log-ratio of the complete sequence, if the loss needs it.
-    pub path_log_ratio: Option<f64>,
+    pub sequence_log_ratio: Option<f64>,
     /// Whether [`prepare`](crate::prepare) has selected this token.
     pub marked: bool,
     /// Whether the token is not trained: its weight is 0, and statistics of its sequence or update ignore
@@ -252,7 +252,7 @@ impl Point {
             advantage: term.advantage.into(),
             returns: term.returns.into(),
             value: term.value.map(f64::from),
-            path_log_ratio: term.path_log_ratio.map(f64::from),
+            sequence_log_ratio: term.path_log_ratio.map(f64::from),
             marked: term.marked,
             masked: term.weight == 0.0,
             age: term.age.into(),
@@ -268,11 +268,11 @@ impl Point {
 
 /// Loss of one term, before its weight.
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
-pub struct Evaluated {
+pub struct TermLoss {
     /// The loss, without the entropy bonus.
     pub loss: f64,
     /// Derivative with respect to the token's log-probability, or to the value.
-    pub slope: f64,
+    pub derivative: f64,
     /// Ratio exp(log p − log p_old); 1 without an old policy.
     pub ratio: f64,
     /// log p − log p_old; 0 without an old policy.
@@ -289,28 +289,28 @@ pub struct Evaluated {
 
 impl From<PolicyLoss> for Loss {
     fn from(policy: PolicyLoss) -> Self {
-        Loss::of(policy)
+        Loss::new(policy)
     }
 }
 
 impl Loss {
     /// Creates a loss without penalty and bonus.
-    pub const fn of(policy: PolicyLoss) -> Self {
+    pub const fn new(policy: PolicyLoss) -> Self {
         Loss { policy, kl: None, entropy: 0.0, interpolated: None }
     }
 
     /// Creates PPO's clipped loss, without dual clip and trust region.
     pub const fn clip(low: f64, high: f64) -> Self {
-        Loss::of(PolicyLoss::Clip { low, high, dual: None, trust: None, keep: None })
+        Loss::new(PolicyLoss::Clip { low, high, dual: None, trust: None, keep: None })
     }
 
     /// Returns whether the loss trains values, not log-probabilities.
-    pub fn is_of_values(&self) -> bool {
+    pub fn trains_values(&self) -> bool {
         matches!(self.policy, PolicyLoss::Value { .. })
     }
 
     /// Returns whether the loss uses ratios to the policy that sampled the token.
-    pub fn is_of_ratios(&self) -> bool {
+    pub fn uses_ratios(&self) -> bool {
         !matches!(self.policy, PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. })
     }
 
@@ -324,20 +324,21 @@ impl Loss {
         self.check_parameters()?;
         let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
         let weighs = self.kl.is_some_and(|kl| kl.importance_weighted);
-        let needs_path = matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
+        let needs_sequence_ratio =
+            matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
         for (index, term) in batch.terms.iter().enumerate() {
-            let path = term.path;
-            if (self.is_of_ratios() || weighs) && term.behaviour.is_none() && term.proximal.is_none() {
-                return Err(RlError::NoBehaviour { term: index, path });
+            let sequence = term.path;
+            if (self.uses_ratios() || weighs) && term.behaviour.is_none() && term.proximal.is_none() {
+                return Err(RlError::NoBehavior { term: index, sequence });
             }
             if self.kl.is_some() && term.reference.is_none() {
-                return Err(RlError::NoReference { term: index, path });
+                return Err(RlError::NoReference { term: index, sequence });
             }
             if needs_value && term.value.is_none() {
-                return Err(RlError::NoValue { term: index, path });
+                return Err(RlError::NoValue { term: index, sequence });
             }
-            if needs_path && term.path_log_ratio.is_none() {
-                return Err(RlError::NoPathRatio { term: index, path });
+            if needs_sequence_ratio && term.path_log_ratio.is_none() {
+                return Err(RlError::NoSequenceRatio { term: index, sequence });
             }
             let values = [
                 ("return", Some(term.returns)),
@@ -351,7 +352,7 @@ impl Loss {
             ];
             for (what, value) in values {
                 if let Some(value) = value.filter(|v| !v.is_finite()) {
-                    return Err(RlError::NotFinite { term: index, path, what, value });
+                    return Err(RlError::NotFinite { term: index, sequence, what, value });
                 }
             }
         }
@@ -363,20 +364,20 @@ impl Loss {
     /// # Errors
     /// Returns an error that names the parameter if one is out of range.
     pub fn check_parameters(&self) -> Result<(), RlError> {
-        let (range, share) = (RlError::range, RlError::share);
-        let (positive, at_least_0) = (RlError::positive, RlError::at_least_0);
+        let (check_range, check_fraction) = (RlError::check_range, RlError::check_fraction);
+        let (check_positive, check_non_negative) = (RlError::check_positive, RlError::check_non_negative);
         let trusted = |trust: &TrustRegion| {
-            positive("cap of the trust region", trust.cap)?;
-            at_least_0("age_decay of the trust region", trust.age_decay)
+            check_positive("cap of the trust region", trust.cap)?;
+            check_non_negative("age_decay of the trust region", trust.age_decay)
         };
         match self.policy {
             PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::ImportanceSampling => {}
             PolicyLoss::Clip { low, high, dual, trust, keep } => {
-                share("clip low", low)?;
-                at_least_0("clip high", high)?;
+                check_fraction("clip low", low)?;
+                check_non_negative("clip high", high)?;
                 if let Some(dual) = dual {
-                    range(dual > 1.0, "dual clip", dual, "more than 1")?;
-                    range(
+                    check_range(dual > 1.0, "dual clip", dual, "more than 1")?;
+                    check_range(
                         keep.is_none(),
                         "dual clip",
                         dual,
@@ -387,54 +388,69 @@ impl Loss {
                     trusted(trust)?;
                 }
                 if let Some(keep) = keep {
-                    at_least_0("gradient kept below", keep.below)?;
-                    at_least_0("gradient kept above", keep.above)?;
+                    check_non_negative("gradient kept below", keep.below)?;
+                    check_non_negative("gradient kept above", keep.above)?;
                 }
             }
             PolicyLoss::MiniRl { low, high, trust } => {
-                share("clip low", low)?;
-                at_least_0("clip high", high)?;
+                check_fraction("clip low", low)?;
+                check_non_negative("clip high", high)?;
                 trusted(&trust)?;
             }
             PolicyLoss::Cispo { low, high } | PolicyLoss::Gspo { low, high } => {
-                share("clip low", low)?;
-                at_least_0("clip high", high)?;
+                check_fraction("clip low", low)?;
+                check_non_negative("clip high", high)?;
             }
             PolicyLoss::GeometricMean { low, high } => {
-                at_least_0("clip low", low)?;
-                at_least_0("clip high", high)?;
+                check_non_negative("clip low", low)?;
+                check_non_negative("clip high", high)?;
             }
             PolicyLoss::SoftGate { positive: above, negative } => {
-                positive("temperature of the gate", above)?;
-                positive("temperature of the gate", negative)?;
+                check_positive("temperature of the gate", above)?;
+                check_positive("temperature of the gate", negative)?;
             }
-            PolicyLoss::Direct { beta } => at_least_0("beta", beta)?,
+            PolicyLoss::Direct { beta } => check_non_negative("beta", beta)?,
             PolicyLoss::Divergence { below, above, cap, .. } => {
-                at_least_0("divergence below", below)?;
-                at_least_0("divergence above", above)?;
-                positive("cap of the weight", cap)?;
+                check_non_negative("divergence below", below)?;
+                check_non_negative("divergence above", above)?;
+                check_positive("cap of the weight", cap)?;
             }
             PolicyLoss::KlCov { coefficient, share: marked } => {
-                at_least_0("coefficient", coefficient)?;
-                share("share of tokens", marked)?;
+                check_non_negative("coefficient", coefficient)?;
+                check_fraction("share of tokens", marked)?;
             }
             PolicyLoss::ClipCov { low, high, share: marked, lower, upper } => {
-                share("clip low", low)?;
-                at_least_0("clip high", high)?;
-                share("share of tokens", marked)?;
-                range(lower < upper, "lower bound of the covariance", lower, "less than the upper one")?;
+                check_fraction("clip low", low)?;
+                check_non_negative("clip high", high)?;
+                check_fraction("share of tokens", marked)?;
+                check_range(
+                    lower < upper,
+                    "lower bound of the covariance",
+                    lower,
+                    "less than the upper one",
+                )?;
             }
             PolicyLoss::Value { clip } => {
                 if let Some(clip) = clip {
-                    positive("value clip", clip)?;
+                    check_positive("value clip", clip)?;
                 }
                 let beta = self.kl.map_or(0.0, |kl| kl.coefficient);
-                range(self.kl.is_none(), "KL coefficient", beta, "left out: a value has no divergence")?;
-                range(self.entropy == 0.0, "entropy coefficient", self.entropy, "0: a value has no entropy")?;
+                check_range(
+                    self.kl.is_none(),
+                    "KL coefficient",
+                    beta,
+                    "left out: a value has no divergence",
+                )?;
+                check_range(
+                    self.entropy == 0.0,
+                    "entropy coefficient",
+                    self.entropy,
+                    "0: a value has no entropy",
+                )?;
             }
         }
-        range(self.entropy.is_finite(), "entropy coefficient", self.entropy, "finite")?;
-        self.kl.map_or(Ok(()), |kl| at_least_0("KL coefficient", kl.coefficient))
+        check_range(self.entropy.is_finite(), "entropy coefficient", self.entropy, "finite")?;
+        self.kl.map_or(Ok(()), |kl| check_non_negative("KL coefficient", kl.coefficient))
     }
 
     /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the value
@@ -442,43 +458,43 @@ impl Loss {
     ///
     /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old log-probability
     /// counts as on-policy (ratio 1), and a term without its reference has no penalty.
-    pub fn evaluate(&self, logp: f32, term: &Term) -> Evaluated {
+    pub fn evaluate(&self, logp: f32, term: &Term) -> TermLoss {
         self.at(&self.point(logp, term))
     }
 
     /// Returns the point of a term, with the interpolated proximal policy if the loss has one.
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
-        match self.interpolated.and_then(|interpolated| interpolated.of(logp, term)) {
+        match self.interpolated.and_then(|interpolated| interpolated.proximal_and_weight(logp, term)) {
             Some((proximal, weight)) => Point { old: Some(proximal), correction: Some(weight), ..point },
             None => point,
         }
     }
 
     /// Returns the loss and its derivative at a point, in f64.
-    pub fn at(&self, at: &Point) -> Evaluated {
+    pub fn at(&self, at: &Point) -> TermLoss {
         let x = at.log_ratio();
         let ratio = bounded_exp(x).0;
         let dropped = match self.policy {
             PolicyLoss::Clip { low, high, trust: Some(trust), .. }
-            | PolicyLoss::MiniRl { low, high, trust } => trust.drops(low, high, ratio, at),
+            | PolicyLoss::MiniRl { low, high, trust } => trust.drops_token(low, high, ratio, at),
             PolicyLoss::ClipCov { .. } => at.marked,
             _ => false,
         };
-        let policy = if dropped { Surrogate::NOTHING } else { self.surrogate(at, x) };
-        let (penalty, kl, slope) = match (self.kl, at.reference) {
+        let policy = if dropped { Surrogate::DROPPED } else { self.surrogate(at, x) };
+        let (penalty, kl, derivative) = match (self.kl, at.reference) {
             (Some(penalty), Some(reference)) => {
                 let to_behaviour = at.behaviour.map_or(x, |behaviour| at.logp - behaviour);
-                let (kl, slope) = penalty.evaluate(at.logp - reference, to_behaviour);
-                (penalty.coefficient, kl, slope)
+                let (kl, derivative) = penalty.evaluate(at.logp - reference, to_behaviour);
+                (penalty.coefficient, kl, derivative)
             }
             _ => (0.0, 0.0, 0.0),
         };
         let correction = at.correction.unwrap_or(1.0);
         let left_out = correction == 0.0;
-        Evaluated {
+        TermLoss {
             loss: correction * policy.loss + penalty * kl,
-            slope: correction * policy.slope + penalty * slope,
+            derivative: correction * policy.derivative + penalty * derivative,
             ratio,
             log_ratio: x,
             clipped: policy.clipped || left_out,
@@ -503,7 +519,7 @@ impl Loss {
 
     fn surrogate(&self, at: &Point, x: f64) -> Surrogate {
         let Point { logp, advantage, .. } = *at;
-        let of_path = at.path_log_ratio.unwrap_or(x);
+        let sequence_log_ratio = at.sequence_log_ratio.unwrap_or(x);
         match self.policy {
             PolicyLoss::CrossEntropy => surrogate::reinforce(logp, 1.0),
             PolicyLoss::Reinforce => surrogate::reinforce(logp, advantage),
@@ -516,22 +532,26 @@ impl Loss {
             PolicyLoss::Clip { low, high, dual, .. } => surrogate::clipped(x, advantage, low, high, dual),
             PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
             PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
-            PolicyLoss::Gspo { low, high } => surrogate::sequence_clipped(of_path, advantage, low, high),
-            PolicyLoss::GeometricMean { .. } => surrogate::geometric_mean(of_path, advantage, at.marked),
+            PolicyLoss::Gspo { low, high } => {
+                surrogate::sequence_clipped(sequence_log_ratio, advantage, low, high)
+            }
+            PolicyLoss::GeometricMean { .. } => {
+                surrogate::geometric_mean(sequence_log_ratio, advantage, at.marked)
+            }
             PolicyLoss::SoftGate { positive, negative } => {
                 surrogate::soft_gate(x, advantage, positive, negative)
             }
             PolicyLoss::Direct { beta } => surrogate::direct(logp, x, advantage, beta),
             PolicyLoss::Divergence { measure, below, above, cap } => {
                 let old = at.old.unwrap_or(logp);
-                let left = match measure {
+                let divergence = match measure {
                     Divergence::TotalVariation => surrogate::total_variation(logp, old),
                     Divergence::Kl => surrogate::binary_kl(logp, old),
                 };
-                surrogate::diverging(logp, x, advantage, cap, left, below, above)
+                surrogate::divergence_masked(logp, x, advantage, cap, divergence, below, above)
             }
             PolicyLoss::KlCov { coefficient, .. } => {
-                surrogate::penalised(x, advantage, if at.marked { coefficient } else { 0.0 })
+                surrogate::penalized(x, advantage, if at.marked { coefficient } else { 0.0 })
             }
             PolicyLoss::Value { clip } => surrogate::value_loss(logp, at.returns, clip.zip(at.value)),
         }

@@ -4,20 +4,20 @@ use super::*;
 use crate::kl::KlEstimator;
 
 const CLIP: Loss =
-    Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+    Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
 
 #[test]
 fn on_policy_clip_equals_policy_gradient() {
     let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
     let got = CLIP.evaluate(-2.3, &term);
-    assert_eq!((got.ratio, got.loss, got.slope, got.clipped), (1.0, 0.75, 0.75, false));
+    assert_eq!((got.ratio, got.loss, got.derivative, got.clipped), (1.0, 0.75, 0.75, false));
 }
 
 #[test]
 fn cross_entropy_needs_no_log_probabilities() {
-    let loss = Loss::of(PolicyLoss::CrossEntropy);
+    let loss = Loss::new(PolicyLoss::CrossEntropy);
     let got = loss.evaluate(-1.5, &Term::default());
-    assert_eq!((got.loss, got.slope, got.ratio), (1.5, -1.0, 1.0));
+    assert_eq!((got.loss, got.derivative, got.ratio), (1.5, -1.0, 1.0));
     assert!(loss.check(&batch(Term::default())).is_ok());
 }
 
@@ -44,7 +44,7 @@ fn correction_weights_only_policy_loss() {
         let kl = Some(KlPenalty { importance_weighted, ..kl });
         Loss { kl, ..CLIP }.evaluate(-2.0, &term)
     };
-    let of = |got: Evaluated| (got.loss, got.slope, got.dropped);
+    let of = |got: TermLoss| (got.loss, got.derivative, got.dropped);
     assert_eq!(of(at(None, false)), (-2.0 + 0.25, -2.0 - 0.5, false));
     assert_eq!(of(at(Some(0.25), false)), (-0.5 + 0.25, -0.5 - 0.5, false));
     assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
@@ -52,7 +52,7 @@ fn correction_weights_only_policy_loss() {
     // derivatives of both factors, the gradient is e (−1 + 1 / 2).
     let (e, weighted) = (1f64.exp(), at(Some(0.25), true));
     assert!((weighted.loss - (-0.5 + 0.25 * e)).abs() < 1e-12, "{weighted:?}");
-    assert!((weighted.slope - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
+    assert!((weighted.derivative - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
 }
 
 fn batch(last: Term) -> TreeBatch {
@@ -68,35 +68,35 @@ fn check_reports_first_invalid_term() {
     let loss = Loss { kl, ..CLIP };
     assert_eq!(loss.check(&batch(full)), Ok(()));
     let bare = Term { behaviour: None, ..full };
-    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoBehaviour { term: 1, path: 7 }));
+    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoBehavior { term: 1, sequence: 7 }));
     let bare = Term { reference: None, ..full };
-    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, path: 7 }));
+    assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, sequence: 7 }));
     assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
     // A loss without ratios needs the old policy if its penalty is importance-weighted.
     let weighted = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
     let bare = Term { behaviour: None, ..full };
-    let reinforce = Loss { kl, ..Loss::of(PolicyLoss::Reinforce) };
+    let reinforce = Loss { kl, ..Loss::new(PolicyLoss::Reinforce) };
     assert_eq!(reinforce.check(&batch(bare)), Ok(()));
     let reinforce = Loss { kl: Some(weighted), ..reinforce };
-    assert_eq!(reinforce.check(&batch(bare)), Err(RlError::NoBehaviour { term: 1, path: 7 }));
-    let of_paths = Loss::of(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
-    assert_eq!(of_paths.check(&batch(full)), Err(RlError::NoPathRatio { term: 1, path: 7 }));
+    assert_eq!(reinforce.check(&batch(bare)), Err(RlError::NoBehavior { term: 1, sequence: 7 }));
+    let of_paths = Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
+    assert_eq!(of_paths.check(&batch(full)), Err(RlError::NoSequenceRatio { term: 1, sequence: 7 }));
     let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
-    assert!(matches!(wild, Err(RlError::NotFinite { term: 1, path: 7, what: "weight", .. })), "{wild:?}");
+    assert!(matches!(wild, Err(RlError::NotFinite { term: 1, sequence: 7, what: "weight", .. })), "{wild:?}");
     let trust = TrustRegion { cap: 0.0, ..TrustRegion::default() };
     let covarying =
-        |lower, upper| Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower, upper });
+        |lower, upper| Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower, upper });
     assert_eq!(covarying(1.0, 5.0).check(&batch(full)), Ok(()));
     for rejected in [
         covarying(5.0, 1.0),
         covarying(1.0, 1.0),
         Loss::clip(1.5, 0.2),
         Loss::clip(0.2, f64::NAN),
-        Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0), trust: None, keep: None }),
-        Loss::of(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust }),
-        Loss::of(PolicyLoss::SoftGate { positive: 0.0, negative: 1.0 }),
+        Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0), trust: None, keep: None }),
+        Loss::new(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust }),
+        Loss::new(PolicyLoss::SoftGate { positive: 0.0, negative: 1.0 }),
         Loss { entropy: f64::INFINITY, ..CLIP },
-        Loss { entropy: 0.1, ..Loss::of(PolicyLoss::Value { clip: None }) },
+        Loss { entropy: 0.1, ..Loss::new(PolicyLoss::Value { clip: None }) },
     ] {
         assert!(matches!(rejected.check(&batch(full)), Err(RlError::Parameter { .. })), "{rejected:?}");
     }
@@ -108,8 +108,8 @@ fn trust_region_drops_tokens_outside() {
     let dropped = |low, high, x: f64, advantage| {
         let trust = TrustRegion { strict: true, ..TrustRegion::default() };
         let at = Point { advantage, old: Some(0.0), logp: x, ..Point::default() };
-        let got = Loss::of(PolicyLoss::MiniRl { low, high, trust }).at(&at);
-        assert_eq!((got.loss, got.slope) == (0.0, 0.0), got.dropped || advantage == 0.0);
+        let got = Loss::new(PolicyLoss::MiniRl { low, high, trust }).at(&at);
+        assert_eq!((got.loss, got.derivative) == (0.0, 0.0), got.dropped || advantage == 0.0);
         got.dropped
     };
     // Ratios of 2 and 1/2, outside of 0.8 and 1.3.
@@ -123,10 +123,10 @@ fn trust_region_drops_tokens_outside() {
 
 #[test]
 fn clip_cov_drops_marked_tokens() {
-    let loss = Loss::of(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.5, lower: 1.0, upper: 5.0 });
+    let loss = Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.5, lower: 1.0, upper: 5.0 });
     let at = |marked| {
         let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
-        (got.loss, got.slope, got.clipped, got.dropped)
+        (got.loss, got.derivative, got.clipped, got.dropped)
     };
     assert_eq!(at(false), (-2.0, -2.0, false, false));
     assert_eq!(at(true), (0.0, 0.0, true, true));
@@ -139,23 +139,23 @@ fn losses_report_gradient_without_advantage() {
     let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
     let covarying = PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 };
     for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
-        assert!(Loss::of(policy).moves_without_advantage(), "{policy:?}");
+        assert!(Loss::new(policy).moves_without_advantage(), "{policy:?}");
     }
     for policy in [PolicyLoss::Reinforce, PolicyLoss::ImportanceSampling, CLIP.policy] {
-        assert!(!Loss::of(policy).moves_without_advantage(), "{policy:?}");
+        assert!(!Loss::new(policy).moves_without_advantage(), "{policy:?}");
     }
     let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
     assert!(Loss { kl, ..CLIP }.moves_without_advantage());
     assert!(Loss { entropy: 0.1, ..CLIP }.moves_without_advantage());
     assert!(Loss { entropy: -0.1, ..CLIP }.moves_without_advantage());
-    assert_eq!([CLIP.policy, value].map(|policy| Loss::of(policy).is_of_values()), [false, true]);
+    assert_eq!([CLIP.policy, value].map(|policy| Loss::new(policy).trains_values()), [false, true]);
 }
 
 #[test]
 fn extreme_ratios_stay_finite() {
     let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
     let got = Loss::clip(0.2, 0.2).evaluate(-0.5, &term);
-    assert_eq!((got.ratio, got.slope, got.clipped), (20f64.exp(), 0.0, true));
+    assert_eq!((got.ratio, got.derivative, got.clipped), (20f64.exp(), 0.0, true));
 }
 
 /// Bounds of the reference: cap 4, ages 0, 2, 10 and 20, decay 0.1.
@@ -210,15 +210,15 @@ proptest! {
             let weighted = |e| [false, true].map(|importance_weighted| (e, importance_weighted));
             for (estimator, importance_weighted) in estimators.into_iter().flat_map(weighted) {
                 let kl = KlPenalty { estimator, coefficient: 0.3, importance_weighted };
-                let kl = (!Loss::of(policy).is_of_values()).then_some(kl);
-                let loss = Loss { kl, ..Loss::of(policy) };
+                let kl = (!Loss::new(policy).trains_values()).then_some(kl);
+                let loss = Loss { kl, ..Loss::new(policy) };
                 let at = |logp| loss.at(&Point {
                     logp, advantage, returns, old: Some(old_value), value: Some(old_value), reference: Some(reference),
                     marked: true, ..Point::default()
                 });
                 let step = 1e-6;
                 let slope = (at(logp + step).loss - at(logp - step).loss) / (2.0 * step);
-                prop_assert!((at(logp).slope - slope).abs() < 1e-5, "{:?}: {} {}", loss, at(logp).slope, slope);
+                prop_assert!((at(logp).derivative - slope).abs() < 1e-5, "{:?}: {} {}", loss, at(logp).derivative, slope);
             }
         }
     }
@@ -228,7 +228,7 @@ proptest! {
     fn constant_factors_scale_reinforce_gradient(logp in -6.0f64..-0.1, x in -1.5f64..1.5, advantage in -2.0f64..2.0) {
         let trust = TrustRegion { cap: 1e9, ..TrustRegion::default() };
         let at = Point { logp, advantage, old: Some(logp - x), ..Point::default() };
-        let slope = |policy| Loss::of(policy).at(&at).slope;
+        let slope = |policy| Loss::new(policy).at(&at).derivative;
         let close = |a: f64, b: f64| (a - b).abs() < 1e-12;
         let weighted = slope(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust });
         prop_assert!(close(weighted, -advantage * x.exp()));

@@ -18,7 +18,7 @@ pub enum Counting {
 
 impl Counting {
     /// Returns the denominator for `n` values.
-    pub fn of(self, n: f64) -> f64 {
+    pub fn denominator(self, n: f64) -> f64 {
         match self {
             Counting::Exact => n,
             Counting::Verl => n + 1e-8,
@@ -28,13 +28,13 @@ impl Counting {
     /// Returns the mean, or 0 if there are no values.
     pub fn mean(self, values: impl Iterator<Item = f64>) -> f64 {
         let (sum, n) = values.fold((0.0, 0.0), |(sum, n), value| (sum + value, n + 1.0));
-        if n == 0.0 { 0.0 } else { sum / self.of(n) }
+        if n == 0.0 { 0.0 } else { sum / self.denominator(n) }
     }
 
     /// Returns the variance around `mean` with denominator n − 1, or 0 for fewer than two values.
     pub fn variance(self, values: impl Iterator<Item = f64>, mean: f64) -> f64 {
         let (sum, n) = values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
-        if n < 2.0 { 0.0 } else { sum / self.of(n) * n / (n - 1.0) }
+        if n < 2.0 { 0.0 } else { sum / self.denominator(n) * n / (n - 1.0) }
     }
 }
 
@@ -48,7 +48,7 @@ pub(crate) struct Whitening {
 
 impl Whitening {
     /// Creates the map from the mean and standard deviation of `values`.
-    pub fn of(values: &[f64], counting: Counting) -> Self {
+    pub fn from_values(values: &[f64], counting: Counting) -> Self {
         let mean = counting.mean(values.iter().copied());
         let vary = values.windows(2).any(|pair| pair[0] != pair[1]);
         let variance = || counting.variance(values.iter().copied(), mean);
@@ -69,7 +69,7 @@ impl Whitening {
 /// Subtracts the mean and divides by the standard deviation. If all values are equal, they become 0.
 pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
     let values: Vec<&mut f64> = values.collect();
-    let whitening = Whitening::of(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
+    let whitening = Whitening::from_values(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
     values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 

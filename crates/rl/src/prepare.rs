@@ -15,15 +15,15 @@ fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
 }
 
 /// GSPO: sets `path_log_ratio` of each point to the mean over the sequence's trained points.
-pub fn path_ratios(path: &mut [Point]) {
-    let mean = mean_of(path, Point::log_ratio);
-    path.iter_mut().for_each(|point| point.path_log_ratio = Some(mean));
+pub fn sequence_ratios(sequence: &mut [Point]) {
+    let mean = mean_of(sequence, Point::log_ratio);
+    sequence.iter_mut().for_each(|point| point.sequence_log_ratio = Some(mean));
 }
 
 /// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in the
 /// direction of the point's advantage. Marks the points that were not clipped, and sets advantages to
 /// their mean. Means are over trained points.
-pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
+pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
         let x = point.log_ratio();
         if point.advantage > 0.0 {
@@ -34,11 +34,11 @@ pub fn geometric_means(path: &mut [Point], low: f64, high: f64) {
             0.0
         }
     };
-    let mean = mean_of(path, clipped);
-    let advantage = mean_of(path, |point| point.advantage);
-    for point in path {
+    let mean = mean_of(sequence, clipped);
+    let advantage = mean_of(sequence, |point| point.advantage);
+    for point in sequence {
         point.marked = !point.masked && point.advantage != 0.0 && clipped(point) == point.log_ratio();
-        point.path_log_ratio = Some(mean);
+        point.sequence_log_ratio = Some(mean);
         point.advantage = advantage;
     }
 }
@@ -53,7 +53,7 @@ fn covariances(points: &[Point]) -> Vec<f64> {
 
 /// Returns the indices of the trained points, and the number of points in a fraction `share` of them, at
 /// least 1.
-fn trained(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
+fn trained_indices(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
     let indices: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
     let count = ((indices.len() as f64 * fraction) as usize).max(1);
     (indices, count)
@@ -63,7 +63,7 @@ fn trained(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
 /// and advantage have the largest covariance.
 pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     let covariances = covariances(points);
-    let (mut order, count) = trained(points, fraction);
+    let (mut order, count) = trained_indices(points, fraction);
     order.sort_by(|a, b| covariances[*b].total_cmp(&covariances[*a]).then(a.cmp(b)));
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
@@ -72,7 +72,7 @@ pub fn mark_covarying(points: &mut [Point], fraction: f64) {
 /// an update's trained points, at least one, from those that are not `clipped` already and whose
 /// covariance is strictly between `lower` and `upper`. `random` returns a number for each index; points
 /// with the smallest numbers are selected.
-pub fn choose_covarying(
+pub fn select_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
     fraction: f64,
@@ -82,7 +82,7 @@ pub fn choose_covarying(
 ) -> Vec<usize> {
     let covariances = covariances(points);
     let eligible = |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
-    let (indices, count) = trained(points, fraction);
+    let (indices, count) = trained_indices(points, fraction);
     let mut chosen: Vec<usize> = indices.into_iter().filter(eligible).collect();
     chosen.sort_by(|a, b| random(*a).total_cmp(&random(*b)).then(a.cmp(b)));
     chosen.truncate(count);
@@ -141,7 +141,7 @@ mod tests {
         let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
         let chosen = |fraction, lower, upper, clipped: &[usize]| {
             let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
-            choose_covarying(&points, is_clipped, fraction, lower, upper, |i| 1.0 - i as f64)
+            select_covarying(&points, is_clipped, fraction, lower, upper, |i| 1.0 - i as f64)
         };
         // The first and the third have a covariance of 1; the later has the smaller random number.
         assert_eq!(chosen(0.5, 0.5, 1.5, &[]), [2, 0]);
@@ -156,12 +156,15 @@ mod tests {
     #[test]
     fn geometric_means_ignore_ratio_without_advantage() {
         let point = |advantage, x| Point { advantage, logp: x, old: Some(0.0), ..Point::default() };
-        let mut path = [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
-        geometric_means(&mut path, 0.1, 0.2);
+        let mut sequence = [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
+        set_geometric_means(&mut sequence, 0.1, 0.2);
         // (0.2 + 0 + 0 − 0.05) / 4, and a sum of advantages of −2.
-        assert!(path.iter().all(|p| (p.path_log_ratio.unwrap() - 0.0375).abs() < 1e-12), "{path:?}");
-        assert_eq!(path.map(|p| p.advantage), [-0.5; 4]);
-        assert_eq!(path.map(|p| p.marked), [false, false, false, true]);
+        assert!(
+            sequence.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.0375).abs() < 1e-12),
+            "{sequence:?}"
+        );
+        assert_eq!(sequence.map(|p| p.advantage), [-0.5; 4]);
+        assert_eq!(sequence.map(|p| p.marked), [false, false, false, true]);
     }
 
     /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the
@@ -189,16 +192,16 @@ mod tests {
             points.iter().filter(|point| !point.masked).copied().collect()
         };
 
-        let path = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
-        let mut ratios = with_masked(&path);
-        path_ratios(&mut ratios);
+        let sequence = [point(2.0, -1.0, 0.5), point(-1.0, -2.0, -0.2), point(2.0, -1.5, 0.3)];
+        let mut ratios = with_masked(&sequence);
+        sequence_ratios(&mut ratios);
         // (0.5 − 0.2 + 0.3) / 3.
-        assert!(ratios.iter().all(|p| (p.path_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{ratios:?}");
+        assert!(ratios.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{ratios:?}");
 
-        let mut means = with_masked(&path);
-        geometric_means(&mut means, 0.1, 0.4);
+        let mut means = with_masked(&sequence);
+        set_geometric_means(&mut means, 0.1, 0.4);
         // (0.4 − 0.1 + 0.3) / 3, and advantages of 2, −1 and 2.
-        assert!(means.iter().all(|p| (p.path_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{means:?}");
+        assert!(means.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{means:?}");
         assert!(means.iter().all(|p| (p.advantage - 1.0).abs() < 1e-12), "{means:?}");
         assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
         assert_eq!(trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(), [false, false, true]);
@@ -212,15 +215,15 @@ mod tests {
         assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);
         assert_eq!(trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(), [true, false, true, false]);
         // A quarter is one, the first of two equal ones. All nine positions would have yielded two.
-        let chosen = choose_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
+        let chosen = select_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
         assert_eq!(chosen, [1]);
         let chosen =
-            choose_covarying(&with_masked(&update), |_| false, 1.0, 0.5, f64::INFINITY, |i| i as f64);
+            select_covarying(&with_masked(&update), |_| false, 1.0, 0.5, f64::INFINITY, |i| i as f64);
         assert_eq!(chosen, [1, 5]);
 
         let mut nothing = [masked];
-        path_ratios(&mut nothing);
+        sequence_ratios(&mut nothing);
         mark_covarying(&mut nothing, 0.5);
-        assert_eq!((nothing[0].path_log_ratio, nothing[0].marked), (Some(0.0), false));
+        assert_eq!((nothing[0].sequence_log_ratio, nothing[0].marked), (Some(0.0), false));
     }
 }

@@ -36,17 +36,17 @@ impl Interpolation {
 /// count as constants: no gradient flows through them.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Interpolated {
+pub struct InterpolatedProximal {
     /// Kind of interpolation.
     pub by: Interpolation,
     /// Bounds of the weight.
     pub bound: Bound,
 }
 
-impl Interpolated {
+impl InterpolatedProximal {
     /// Returns the log-probability of a term's token under the proximal policy, and the weight of the
     /// term, at the current log-probability `logp`. Returns `None` if no policy sampled the token.
-    pub(crate) fn of(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
+    pub(crate) fn proximal_and_weight(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
         let behaviour = f64::from(term.behaviour?);
         let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
         Some((proximal, self.bound.weight(proximal - behaviour)))
@@ -59,7 +59,10 @@ mod tests {
     use crate::{KlEstimator, KlPenalty, Loss, PolicyLoss};
 
     fn loss(policy: PolicyLoss, bound: Bound) -> Loss {
-        Loss { interpolated: Some(Interpolated { by: Interpolation::LogLinear, bound }), ..Loss::of(policy) }
+        Loss {
+            interpolated: Some(InterpolatedProximal { by: Interpolation::LogLinear, bound }),
+            ..Loss::new(policy)
+        }
     }
 
     const WIDE: Bound = Bound::Clamp { low: 0.0, high: 5.0 };
@@ -78,12 +81,12 @@ mod tests {
         // there is nothing to interpolate, and no weight.
         for age in [0, 1] {
             let got = loss(CLIP, WIDE).evaluate(-1.4, &Term { age, ..term });
-            assert_eq!(got, Loss::of(CLIP).evaluate(-1.4, &Term { age, ..term }));
+            assert_eq!(got, Loss::new(CLIP).evaluate(-1.4, &Term { age, ..term }));
         }
         let bounded = loss(CLIP, Bound::Clamp { low: 0.0, high: 1.2 }).evaluate(-1.4, &term);
         assert!((bounded.loss + 2.0 * 1.2 * 0.2f64.exp()).abs() < 1e-5, "{bounded:?}");
         let masked = loss(CLIP, Bound::Mask { low: 0.0, high: 1.2 }).evaluate(-1.4, &term);
-        assert_eq!((masked.loss, masked.slope, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
+        assert_eq!((masked.loss, masked.derivative, masked.clipped, masked.dropped), (0.0, 0.0, true, true));
     }
 
     /// An interpolation at one half, with a log-ratio of 0.4 on either side, does not change the weight
@@ -96,7 +99,7 @@ mod tests {
             Term { advantage: 2.0, behaviour: Some(-2.0), reference: Some(-0.2), age: 2, ..Term::default() };
         let got = loss.evaluate(-1.2, &term);
         assert!((got.loss - (-2.0 * 0.8f64.exp() + 0.25)).abs() < 1e-5, "{got:?}");
-        assert!((got.slope - (-2.0 * 0.8f64.exp() - 0.5)).abs() < 1e-5, "{got:?}");
+        assert!((got.derivative - (-2.0 * 0.8f64.exp() - 0.5)).abs() < 1e-5, "{got:?}");
     }
 
     /// The derivative is that of the loss with constant proximal policy and weight, by finite
@@ -109,8 +112,8 @@ mod tests {
             for by in [Interpolation::LogLinear, Interpolation::Linear] {
                 // A weight at its bound. Otherwise the product of weight and ratio in the simplest losses
                 // is one ratio, independent of the interpolation.
-                let interpolated = Interpolated { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
-                let loss = Loss { interpolated: Some(interpolated), ..Loss::of(policy) };
+                let interpolated = InterpolatedProximal { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
+                let loss = Loss { interpolated: Some(interpolated), ..Loss::new(policy) };
                 let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };
                 let here = -1.5f32;
                 let at = loss.point(here, &term);
@@ -121,7 +124,7 @@ mod tests {
                     loss.at(&moved).loss
                 });
                 let moving = derivative_of(&|step| loss.evaluate(here + step as f32, &term).loss);
-                let got = loss.evaluate(here, &term).slope;
+                let got = loss.evaluate(here, &term).derivative;
                 assert!((got - frozen).abs() < 1e-5, "{policy:?} {by:?}: {got}, differences {frozen}");
                 assert!((got - moving).abs() > 1e-2, "{policy:?} {by:?}: {got}, moving along {moving}");
             }

@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::RlError;
 
 /// The 97.5 % quantile of the standard normal distribution: 95 % of it is within ± this value.
-const Z95: f64 = 1.959_963_984_540_054;
+const Z_95: f64 = 1.959_963_984_540_054;
 
 /// An estimate with its 95 % confidence interval.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
@@ -43,18 +43,18 @@ pub fn wilson(successes: u64, trials: u64) -> Result<Interval, RlError> {
     }
     let n = trials as f64;
     let p = successes as f64 / n;
-    let z2 = Z95 * Z95;
-    let centre = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
-    let half = Z95 / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
+    let z2 = Z_95 * Z_95;
+    let center = (p + z2 / (2.0 * n)) / (1.0 + z2 / n);
+    let half = Z_95 / (1.0 + z2 / n) * (p * (1.0 - p) / n + z2 / (4.0 * n * n)).sqrt();
     // At 0 and 1 the ends are exact; rounding would change them slightly.
-    let low = if successes == 0 { 0.0 } else { centre - half };
-    let high = if successes == trials { 1.0 } else { centre + half };
+    let low = if successes == 0 { 0.0 } else { center - half };
+    let high = if successes == trials { 1.0 } else { center + half };
     Ok(Interval { estimate: p, low, high })
 }
 
 /// Scores of one task before and after training.
 #[derive(Debug, Clone, Copy, PartialEq)]
-pub struct Paired {
+pub struct ScorePair {
     /// Number of the cluster, usually the task. Observations in a cluster can depend on each other.
     pub cluster: u64,
     /// Score before.
@@ -79,7 +79,7 @@ pub struct Paired {
 ///
 /// # Errors
 /// Returns an error if there are no pairs or no resamples, or if a score is not finite.
-pub fn paired_difference(pairs: &[Paired], resamples: u32, seed: u64) -> Result<Interval, RlError> {
+pub fn paired_difference(pairs: &[ScorePair], resamples: u32, seed: u64) -> Result<Interval, RlError> {
     let mut clusters: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
     for (index, pair) in pairs.iter().enumerate() {
         let difference = pair.after - pair.before;
@@ -130,7 +130,7 @@ fn bootstrap(
     let estimate = mean(total(&mut clusters.iter().copied()));
     let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
     let (lowest, highest) = (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
-    let unseen = Z95 * Z95 / (clusters.len() as f64 + Z95 * Z95);
+    let unseen = Z_95 * Z_95 / (clusters.len() as f64 + Z_95 * Z_95);
     Ok(Interval {
         estimate,
         low: quantile(&means, 0.025).min(estimate - unseen * (estimate - lowest)),
@@ -176,9 +176,9 @@ mod tests {
         assert!((i.low - 0.055_229_1).abs() < 1e-6 && (i.high - 0.174_365_7).abs() < 1e-6, "{i:?}");
         let i = wilson(0, 10).unwrap();
         assert_eq!(i.low, 0.0);
-        assert!((i.high - Z95 * Z95 / (10.0 + Z95 * Z95)).abs() < 1e-12, "{i:?}");
+        assert!((i.high - Z_95 * Z_95 / (10.0 + Z_95 * Z_95)).abs() < 1e-12, "{i:?}");
         let i = wilson(10, 10).unwrap();
-        assert!((i.low - 10.0 / (10.0 + Z95 * Z95)).abs() < 1e-12 && i.high == 1.0, "{i:?}");
+        assert!((i.low - 10.0 / (10.0 + Z_95 * Z_95)).abs() < 1e-12 && i.high == 1.0, "{i:?}");
         assert_eq!(wilson(0, 0), Err(RlError::NoObservations));
         assert_eq!(wilson(3, 2), Err(RlError::Proportion { successes: 3, trials: 2 }));
     }
@@ -212,14 +212,15 @@ mod tests {
 
     #[test]
     fn bootstrap_is_deterministic_and_rejects_empty_input() {
-        let pairs: Vec<_> =
-            (0..40).map(|i| Paired { cluster: i, before: (i % 3) as f64, after: (i % 5) as f64 }).collect();
+        let pairs: Vec<_> = (0..40)
+            .map(|i| ScorePair { cluster: i, before: (i % 3) as f64, after: (i % 5) as f64 })
+            .collect();
         let once = paired_difference(&pairs, 500, 1).unwrap();
         assert_eq!(once, paired_difference(&pairs, 500, 1).unwrap());
         assert_ne!(once, paired_difference(&pairs, 500, 2).unwrap());
         assert_eq!(paired_difference(&[], 500, 1), Err(RlError::NoObservations));
         assert_eq!(paired_difference(&pairs, 0, 1), Err(RlError::NoObservations));
-        let bad = [Paired { cluster: 0, before: 0.0, after: f64::NAN }];
+        let bad = [ScorePair { cluster: 0, before: 0.0, after: f64::NAN }];
         assert!(matches!(paired_difference(&bad, 10, 1), Err(RlError::Score { index: 0, .. })));
     }
 
@@ -229,10 +230,10 @@ mod tests {
     fn bootstrap_agrees_with_normal_approximation() {
         let n = 400;
         let pairs: Vec<_> = (0..n)
-            .map(|i| Paired { cluster: i, before: 0.0, after: if i % 4 == 0 { 1.0 } else { 0.0 } })
+            .map(|i| ScorePair { cluster: i, before: 0.0, after: if i % 4 == 0 { 1.0 } else { 0.0 } })
             .collect();
         let got = paired_difference(&pairs, 4000, 3).unwrap();
-        let half = Z95 * (0.25f64 * 0.75 / n as f64).sqrt();
+        let half = Z_95 * (0.25f64 * 0.75 / n as f64).sqrt();
         assert_eq!(got.estimate, 0.25);
         assert!((got.low - (0.25 - half)).abs() < 0.006, "{got:?} {half}");
         assert!((got.high - (0.25 + half)).abs() < 0.006, "{got:?} {half}");
@@ -255,8 +256,8 @@ mod tests {
             let (none, all) = (wilson(0, n).unwrap(), wilson(n, n).unwrap());
             near(wrong, 0.0, none.high);
             near(right, all.low, 1.0);
-            let pairs = |before, after| -> Vec<Paired> {
-                (0..n).map(|cluster| Paired { cluster, before, after }).collect()
+            let pairs = |before, after| -> Vec<ScorePair> {
+                (0..n).map(|cluster| ScorePair { cluster, before, after }).collect()
             };
             let same = paired_difference(&pairs(1.0, 1.0), 200, 1).unwrap();
             near(same, -none.high, none.high);
@@ -280,9 +281,9 @@ mod tests {
     /// Copies of an observation in one cluster add no information: the interval must not shrink.
     #[test]
     fn clustered_copies_do_not_shrink_interval() {
-        let copies = |k: u64| -> Vec<Paired> {
+        let copies = |k: u64| -> Vec<ScorePair> {
             (0..100 * k)
-                .map(|i| Paired { cluster: i / k, before: 0.0, after: ((i / k) % 2) as f64 })
+                .map(|i| ScorePair { cluster: i / k, before: 0.0, after: ((i / k) % 2) as f64 })
                 .collect()
         };
         let width = |i: Interval| i.high - i.low;

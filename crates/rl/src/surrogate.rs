@@ -12,7 +12,7 @@ pub const LOG_RATIO_BOUND: f64 = 20.0;
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Surrogate {
     pub loss: f64,
-    pub slope: f64,
+    pub derivative: f64,
     pub clipped: bool,
     /// Whether that bound was the dual clip.
     pub dual: bool,
@@ -20,14 +20,14 @@ pub struct Surrogate {
 
 impl Surrogate {
     /// Loss of a dropped token: 0, clipped.
-    pub const NOTHING: Surrogate = Surrogate { loss: 0.0, slope: 0.0, clipped: true, dual: false };
+    pub const DROPPED: Surrogate = Surrogate { loss: 0.0, derivative: 0.0, clipped: true, dual: false };
 
-    fn new(loss: f64, slope: f64, clipped: bool) -> Self {
-        Surrogate { loss, slope, clipped, dual: false }
+    fn new(loss: f64, derivative: f64, clipped: bool) -> Self {
+        Surrogate { loss, derivative: derivative, clipped, dual: false }
     }
 
-    fn free(loss: f64, slope: f64) -> Self {
-        Surrogate::new(loss, slope, false)
+    fn free(loss: f64, derivative: f64) -> Self {
+        Surrogate::new(loss, derivative, false)
     }
 
     fn flat(loss: f64) -> Self {
@@ -60,8 +60,8 @@ pub fn value_loss(value: f64, returns: f64, clip: Option<(f64, f64)>) -> Surroga
 
 /// Computes −A ρ.
 pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
-    let (ratio, slope) = bounded_exp(x);
-    Surrogate::new(-advantage * ratio, -advantage * slope, x.abs() > LOG_RATIO_BOUND)
+    let (ratio, derivative) = bounded_exp(x);
+    Surrogate::new(-advantage * ratio, -advantage * derivative, x.abs() > LOG_RATIO_BOUND)
 }
 
 /// Computes max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
@@ -131,10 +131,10 @@ pub fn reinforce(logp: f64, advantage: f64) -> Surrogate {
 
 /// Computes −A (4/τ) σ(τ (ρ − 1)), with τ by the sign of A (SAPO, Gao et al. 2025): a smooth clip.
 pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrogate {
-    let (ratio, slope) = bounded_exp(x);
+    let (ratio, derivative) = bounded_exp(x);
     let tau = if advantage > 0.0 { positive } else { negative };
     let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
-    Surrogate::free(-advantage * 4.0 / tau * gate, -advantage * 4.0 * gate * (1.0 - gate) * slope)
+    Surrogate::free(-advantage * 4.0 / tau * gate, -advantage * 4.0 * gate * (1.0 - gate) * derivative)
 }
 
 /// Computes −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
@@ -145,18 +145,18 @@ pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
 /// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the old one
 /// by more than `below` or `above` in the direction of A (DPPO, as in verl). `left` is the signed
 /// divergence, positive if p has increased.
-pub fn diverging(
+pub fn divergence_masked(
     logp: f64,
     x: f64,
     advantage: f64,
     cap: f64,
-    left: f64,
+    divergence: f64,
     below: f64,
     above: f64,
 ) -> Surrogate {
-    let kept = if advantage > 0.0 { left <= above } else { left >= -below };
+    let kept = if advantage > 0.0 { divergence <= above } else { divergence >= -below };
     if !kept {
-        return Surrogate::NOTHING;
+        return Surrogate::DROPPED;
     }
     let weight = bounded_exp(x).0.min(cap);
     Surrogate::free(-advantage * weight * logp, -advantage * weight)
@@ -178,19 +178,23 @@ pub fn binary_kl(logp: f64, old: f64) -> f64 {
 }
 
 /// Computes −A ρ + c |x|, the loss of a token marked by its covariance (KL-Cov, Cui et al. 2025).
-pub fn penalised(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
+pub fn penalized(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     let free = importance_sampling(x, advantage);
     let sign = if x == 0.0 { 0.0 } else { x.signum() };
-    Surrogate { loss: free.loss + coefficient * x.abs(), slope: free.slope + coefficient * sign, ..free }
+    Surrogate {
+        loss: free.loss + coefficient * x.abs(),
+        derivative: free.derivative + coefficient * sign,
+        ..free
+    }
 }
 
 /// Computes −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et al. 2025). The
 /// derivative of r with respect to this token's log p is r if the token's own ratio is not clipped
 /// (`moves`), otherwise 0. The weights must divide by the length of the sequence.
-pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
-    let (ratio, slope) = bounded_exp(path_log_ratio);
+pub fn geometric_mean(sequence_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
+    let (ratio, derivative) = bounded_exp(sequence_log_ratio);
     if moves {
-        Surrogate::free(-advantage * ratio, -advantage * slope)
+        Surrogate::free(-advantage * ratio, -advantage * derivative)
     } else {
         Surrogate::flat(-advantage * ratio)
     }
@@ -199,10 +203,10 @@ pub fn geometric_mean(path_log_ratio: f64, advantage: f64, moves: bool) -> Surro
 /// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025): every
 /// token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the mean of x
 /// over the sequence's tokens, limited to 10.
-pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
-    let bounded = path_log_ratio.min(10.0);
+pub fn sequence_clipped(sequence_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
+    let bounded = sequence_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);
-    if bounded < path_log_ratio {
+    if bounded < sequence_log_ratio {
         surrogate = Surrogate::flat(surrogate.loss);
     }
     surrogate
@@ -212,19 +216,20 @@ pub fn sequence_clipped(path_log_ratio: f64, advantage: f64, low: f64, high: f64
 mod tests {
     use super::*;
 
-    fn of(got: Surrogate) -> (f64, f64, bool) {
-        (got.loss, got.slope, got.clipped)
+    fn loss_parts(got: Surrogate) -> (f64, f64, bool) {
+        (got.loss, got.derivative, got.clipped)
     }
 
     /// Ratios of 1/2, 1 and 2, with bounds of 0.8 and 1.3. A half and a quarter of the gradient are kept.
     #[test]
     fn clip_keeps_part_of_gradient_beyond_bounds() {
         let (half, double) = (0.5f64.ln(), 2f64.ln());
-        let kept =
-            |x, advantage, in_value| of(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value));
-        let near = |got: (f64, f64, bool), loss: f64, slope: f64, clipped| {
-            let close = (got.0 - loss).abs() < 1e-12 && (got.1 - slope).abs() < 1e-12;
-            assert!(close && got.2 == clipped, "{got:?}, expected {loss} {slope} {clipped}");
+        let kept = |x, advantage, in_value| {
+            loss_parts(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value))
+        };
+        let near = |got: (f64, f64, bool), loss: f64, derivative: f64, clipped| {
+            let close = (got.0 - loss).abs() < 1e-12 && (got.1 - derivative).abs() < 1e-12;
+            assert!(close && got.2 == clipped, "{got:?}, expected {loss} {derivative} {clipped}");
         };
         near(kept(half, -2.0, false), 0.8, 0.8, true);
         near(kept(double, 2.0, false), -0.65, -0.65, true);
@@ -237,13 +242,13 @@ mod tests {
             near(kept(x, 0.0, false), 0.0, 0.0, false);
         }
         // Bounds of exactly 1 are not exceeded by a ratio of 1.
-        let tight = |advantage| of(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
+        let tight = |advantage| loss_parts(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
         assert_eq!([tight(-1.0), tight(1.0)], [(1.0, 1.0, false), (-1.0, -1.0, false)]);
         // Value only: 2 · 0.4 / 0.5, and −2 · 0.325 / 2.
         near(kept(half, -2.0, true), 1.6, 0.0, true);
         near(kept(double, 2.0, true), -0.325, 0.0, true);
         // If the kept value equals the free one (0.3125 · 0.8 / 0.5), nothing changes.
-        near(of(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)), 0.5, 0.5, false);
+        near(loss_parts(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)), 0.5, 0.5, false);
     }
 
     /// A bound that is reached but not exceeded does not change the gradient.
@@ -251,10 +256,10 @@ mod tests {
     fn clip_is_inactive_at_exact_bounds() {
         let far = LOG_RATIO_BOUND.exp();
         assert_eq!(bounded_exp(LOG_RATIO_BOUND), (far, far));
-        assert_eq!(of(importance_sampling(LOG_RATIO_BOUND, 1.0)), (-far, -far, false));
+        assert_eq!(loss_parts(importance_sampling(LOG_RATIO_BOUND, 1.0)), (-far, -far, false));
         assert_eq!(bounded_exp(LOG_RATIO_BOUND + 1.0), (far, 0.0));
         let e = 1f64.exp();
-        let dual = |dual| of(clipped(1.0, -1.0, 0.2, 0.2, Some(dual)));
+        let dual = |dual| loss_parts(clipped(1.0, -1.0, 0.2, 0.2, Some(dual)));
         assert_eq!(dual(e), (e, e, false));
         assert_eq!(dual(2.5), (2.5, 0.0, true));
     }
@@ -263,7 +268,7 @@ mod tests {
     #[test]
     fn sequence_log_ratio_above_10_has_no_gradient() {
         let far = 10f64.exp();
-        let at = |path_log_ratio| of(sequence_clipped(path_log_ratio, -1.0, 0.2, 0.3));
+        let at = |sequence_log_ratio| loss_parts(sequence_clipped(sequence_log_ratio, -1.0, 0.2, 0.3));
         assert_eq!([at(10.0), at(11.0)], [(far, far, false), (far, 0.0, true)]);
     }
 
@@ -280,7 +285,7 @@ mod tests {
     #[test]
     fn cispo_reports_clipped_weights() {
         for (ratio, weight, is_clipped) in [(0.5f64, 0.8, true), (1.0, 1.0, false), (2.0, 1.3, true)] {
-            let got = of(cispo(-3.0, ratio.ln(), 2.0, 0.2, 0.3));
+            let got = loss_parts(cispo(-3.0, ratio.ln(), 2.0, 0.2, 0.3));
             assert_eq!(got, (weight * 6.0, -weight * 2.0, is_clipped), "{ratio}");
         }
     }

@@ -59,10 +59,10 @@ impl Normalizer {
     pub fn check(&self) -> Result<(), RlError> {
         let Normalizer::RolloutSumOver { length } = *self else { return Ok(()) };
         let name = "length of the normaliser";
-        RlError::positive(name, length)?;
+        RlError::check_positive(name, length)?;
         let weight = length.recip() as f32;
         let range = "so large and so small that 1 / length is a number above 0 in single precision";
-        RlError::range(weight > 0.0 && weight.is_finite(), name, length, range)
+        RlError::check_range(weight > 0.0 && weight.is_finite(), name, length, range)
     }
 
     /// Returns the weight of each trained token of each rollout, in the order of the input. 0 for a
@@ -90,7 +90,7 @@ impl Normalizer {
             if rollout.tokens == 0 {
                 return None;
             }
-            let tokens = counting.of(rollout.tokens as f64);
+            let tokens = counting.denominator(rollout.tokens as f64);
             Some(match *self {
                 Normalizer::TokenSum => 1.0,
                 Normalizer::TokenMean => total as f64,

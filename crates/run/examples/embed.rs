@@ -19,7 +19,7 @@ async fn main() -> anyhow::Result<()> {
 
 /// Prints the events of a run, and asks the run to stop after `steps_left` steps. Returns how the run
 /// ended.
-async fn watch(mut run: Run, mut steps_left: Option<u32>) -> anyhow::Result<Option<levade_trainer::Ended>> {
+async fn watch(mut run: Run, mut steps_left: Option<u32>) -> anyhow::Result<Option<levade_trainer::RunEnd>> {
     while let Some(event) = run.next().await {
         if !event.is_progress() {
             println!("{}", serde_json::to_string(&event)?);

@@ -17,7 +17,7 @@ use levade_remote::{
     RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
 };
 use levade_text::{Chat, Vocabulary};
-use levade_trainer::Companions;
+use levade_trainer::ExtraFiles;
 
 use crate::child::ChildTask;
 use crate::display;
@@ -53,7 +53,7 @@ pub struct Requirements<'a> {
     /// Chat format that renders the policy's prompts.
     pub chat: &'a Chat,
     /// Function that completes a directory of weights to a model directory.
-    pub companions: &'a Companions,
+    pub companions: &'a ExtraFiles,
     /// Processes of the external learner that hold the policy's weights, if there is one.
     pub group: Option<&'a RemoteLearner>,
     /// Handoff of these processes' devices, if servers are colocated with the learner.

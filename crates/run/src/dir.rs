@@ -6,7 +6,7 @@ use std::time::SystemTime;
 
 use levade_recipe::Recipe;
 use levade_store::{Access, Store};
-use levade_trainer::{begun, seconds};
+use levade_trainer::{seconds, started_at};
 
 use crate::failure::unusable;
 
@@ -115,5 +115,5 @@ impl RunDir {
 /// # Errors
 /// Returns an error if the directory cannot be read.
 pub fn start_time_or_now(dir: &Path) -> anyhow::Result<u64> {
-    Ok(begun(dir)?.unwrap_or_else(|| seconds(SystemTime::now())))
+    Ok(started_at(dir)?.unwrap_or_else(|| seconds(SystemTime::now())))
 }

@@ -13,7 +13,7 @@ use levade_model::{
 use levade_policy::{Learner, LoraOptions, Precision, TokenBytes};
 use levade_recipe::Recipe;
 use levade_text::{Chat, ChatOptions, TextError, Vocabulary};
-use levade_trainer::Companions;
+use levade_trainer::ExtraFiles;
 
 use crate::display;
 use crate::failure::unusable;
@@ -273,7 +273,7 @@ pub fn start(
 ///
 /// # Errors
 /// Returns an error if the tokenizer cannot be written as `tokenizer.json`.
-pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<Companions> {
+pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles> {
     let tokenizer = match &files.tokenizer {
         Some(TokenizerSource::Json(bytes)) => bytes.clone(),
         _ => chat.tokenizer().to_json()?.into_bytes(),

@@ -12,7 +12,7 @@ use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
 use levade_remote::{Colocation, Mixture, RemoteLearner};
 use levade_text::Chat;
 use levade_tools::ToolSet;
-use levade_trainer::{AgentParts, Answers, Learns, Policy, Toolboxes, chat_options};
+use levade_trainer::{AgentSpec, ChatBackend, Policy, PolicyLearner, Toolboxes, chat_options};
 
 use crate::child::ChildTask;
 use crate::cluster_learner::{self, Handles, Requirements};
@@ -33,7 +33,7 @@ pub struct StartedPolicies {
     /// Policies, whether or not they are trained.
     pub policies: Vec<Policy>,
     /// Agents, each with the policies that play it.
-    pub agents: Vec<AgentParts>,
+    pub agents: Vec<AgentSpec>,
     /// Properties on which the numerics of the engines depend.
     pub fingerprint: Fingerprint,
     /// Files that the models were read from.
@@ -108,18 +108,18 @@ pub async fn start(
                 name: wanted.name.clone(),
                 context: Engine::context(&policy),
                 sampler: Arc::new(policy.clone()),
-                learns: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
-                    Some(elsewhere) => Learns {
+                learner: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
+                    Some(elsewhere) => PolicyLearner {
                         learner: colocate(elsewhere.policy()),
                         reference: wanted.reference.then(|| colocate(elsewhere.reference())),
                         critic: wanted.critic.then(|| colocate(elsewhere.critic())),
-                        companions: companions.clone(),
+                        extra_files: companions.clone(),
                     },
-                    None => Learns {
+                    None => PolicyLearner {
                         learner: Arc::new(policy),
                         reference: reference.map(learner),
                         critic: critic.map(learner),
-                        companions: companions.clone(),
+                        extra_files: companions.clone(),
                     },
                 }),
             };
@@ -135,7 +135,7 @@ pub async fn start(
         let (mut backends, mut first) = (Vec::new(), None);
         for policy in recipe.policies_of(keys) {
             if let Some(other) = external_apis.get(&policy) {
-                backends.push(Answers::Api(Arc::clone(other)));
+                backends.push(ChatBackend::Api(Arc::clone(other)));
                 continue;
             }
             let owner = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
@@ -143,15 +143,15 @@ pub async fn start(
             let files = &owner.ok_or_else(nowhere)?.found.files;
             let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
             first.get_or_insert_with(|| Arc::clone(&chat));
-            backends.push(Answers::Policy(chat));
+            backends.push(ChatBackend::Policy(chat));
         }
         // External policies return messages, and have no tokenizer to count tokens with.
         let tools = match &first {
-            Some(chat) => toolboxes.of(keys, chat)?,
+            Some(chat) => toolboxes.tools_for(keys, chat)?,
             None => ToolSet::default(),
         };
         let (pick, when) = (pick(name, keys)?, programs::when(name, keys)?);
-        agents.push(AgentParts { name: name.to_owned(), answers: backends, pick, tools, when, custom: None });
+        agents.push(AgentSpec { name: name.to_owned(), backends, pick, tools, when, custom: None });
     }
     programs::put_in(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
@@ -194,14 +194,14 @@ async fn sampled_elsewhere(
     policy: &mut Policy,
     (host, children): (&Host, &mut Vec<ChildTask>),
 ) -> anyhow::Result<()> {
-    let Some(learns) = &mut policy.learns else { return Ok(()) };
+    let Some(learns) = &mut policy.learner else { return Ok(()) };
     let wants = cluster_samplers::Requirements {
         name: &wanted.name,
         files: &model.found.files,
         context: policy.context,
         lora: wanted.lora.as_ref(),
         chat,
-        companions: &learns.companions,
+        companions: &learns.extra_files,
         group,
         colocation,
         gpus: GpuAllocation::of(recipe),

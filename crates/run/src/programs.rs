@@ -11,7 +11,7 @@ use levade_agent::program::workers;
 use levade_gateway::{Gateway, Options, When, serve};
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
-use levade_trainer::AgentParts;
+use levade_trainer::AgentSpec;
 use regex::Regex;
 use tokio::net::TcpListener;
 
@@ -102,7 +102,7 @@ impl ProgramGateway {
 /// Returns the errors of [`ProgramGateway::start`].
 pub async fn put_in(
     recipe: &Recipe,
-    parts: &mut [AgentParts],
+    parts: &mut [AgentSpec],
     environments: &Environments,
     host: &Host,
 ) -> anyhow::Result<()> {

@@ -9,7 +9,7 @@ use levade_policy::PolicyError;
 use levade_policy::process_time::Clock;
 use levade_process::Supervisor;
 use levade_recipe::{LearnerKeys, Recipe};
-use levade_trainer::{Ended, Parts, RunFolder, Start, StopFlag, Trainer, TrainerError};
+use levade_trainer::{LockedRunDir, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError};
 use tokio::runtime::Handle;
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 use tokio::task::JoinHandle;
@@ -30,7 +30,7 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Returns an error if the directory already contains a run, or if another process works in it. Later
 /// errors are returned by [`Run::end`].
 pub fn start(recipe: Recipe) -> anyhow::Result<Run> {
-    launch(recipe, Start::Fresh, Supervisor::default())
+    launch(recipe, StartMode::Fresh, Supervisor::default())
 }
 
 /// Continues the run in the directory that its recipe names, from the newest checkpoint and the
@@ -40,7 +40,7 @@ pub fn start(recipe: Recipe) -> anyhow::Result<Run> {
 /// Returns an error if the directory contains no run, if the run's store was in memory, or if another
 /// process works on the run.
 pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
-    launch(recipe, Start::Resume, Supervisor::default())
+    launch(recipe, StartMode::Resume, Supervisor::default())
 }
 
 /// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and learners,
@@ -49,8 +49,8 @@ pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
 ///
 /// # Errors
 /// Returns the errors of [`start`] and [`resume`].
-pub fn launch(recipe: Recipe, start: Start, supervisor: Supervisor) -> anyhow::Result<Run> {
-    RunFolder::check(&recipe.run, start)?;
+pub fn launch(recipe: Recipe, start: StartMode, supervisor: Supervisor) -> anyhow::Result<Run> {
+    LockedRunDir::check(&recipe.run, start)?;
     let (sender, events) = mpsc::unbounded_channel();
     let (file, dir) = (EventsFile::new(&recipe.run.folder), recipe.run.folder.clone());
     let host = Host::new(supervisor, move |event| {
@@ -73,7 +73,7 @@ pub struct Run {
     events: UnboundedReceiver<Event>,
     stop: StopFlag,
     clock: Clock,
-    task: JoinHandle<anyhow::Result<Option<Ended>>>,
+    task: JoinHandle<anyhow::Result<Option<RunEnd>>>,
 }
 
 impl Run {
@@ -110,7 +110,7 @@ impl Run {
     /// # Errors
     /// Returns the error that ended the run. Everything up to the newest checkpoint and every
     /// recorded attempt are kept.
-    pub async fn end(mut self) -> anyhow::Result<Option<Ended>> {
+    pub async fn end(mut self) -> anyhow::Result<Option<RunEnd>> {
         self.events.close();
         match (&mut self.task).await {
             Ok(ended) => ended,
@@ -130,11 +130,11 @@ impl Drop for Run {
 /// newest checkpoint.
 async fn drive(
     recipe: Recipe,
-    mut start: Start,
+    mut start: StartMode,
     host: Host,
     clock: Clock,
     stop: StopFlag,
-) -> anyhow::Result<Option<Ended>> {
+) -> anyhow::Result<Option<RunEnd>> {
     let (noticed, dir) = (host.clone(), recipe.run.folder.clone());
     let pauses = tokio::spawn(clock.track_pauses(move |pause| {
         let pause = display::clock(pause);
@@ -146,7 +146,7 @@ async fn drive(
         match run_once(&recipe, start, &host, &stop).await {
             // When a job is stopped, all of its processes often receive the signal at the same time.
             Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
-            Err(error) if restarts.allow(&error, &dir, &host) => start = Start::Resume,
+            Err(error) if restarts.allow(&error, &dir, &host) => start = StartMode::Resume,
             ended => break ended.map(Some),
         }
     };
@@ -157,10 +157,10 @@ async fn drive(
         Ok(ended)
     });
     host.send(match &ended {
-        Ok(Some(Ended::Finished(summary))) => {
+        Ok(Some(RunEnd::Finished(summary))) => {
             Event::Finished { steps: summary.steps, checkpoint: summary.checkpoint.clone() }
         }
-        Ok(Some(Ended::Stopped { checkpoint, done, steps })) => {
+        Ok(Some(RunEnd::Stopped { checkpoint, done, steps })) => {
             Event::Stopped { done: *done, steps: *steps, checkpoint: checkpoint.clone() }
         }
         Ok(None) => Event::StoppedWithLearner,
@@ -180,10 +180,10 @@ fn is_lost(error: &anyhow::Error) -> bool {
 
 /// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked to
 /// stop, or it fails.
-async fn run_once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -> anyhow::Result<Ended> {
+async fn run_once(recipe: &Recipe, start: StartMode, host: &Host, stop: &StopFlag) -> anyhow::Result<RunEnd> {
     let dir = &recipe.run.folder;
     // Starting a learner would otherwise replace the learner of another process in this directory.
-    RunFolder::check(&recipe.run, start)?;
+    LockedRunDir::check(&recipe.run, start)?;
     let started_at = start_time_or_now(dir)?;
     let mut children = Vec::new();
     let ended = async {
@@ -191,8 +191,7 @@ async fn run_once(recipe: &Recipe, start: Start, host: &Host, stop: &StopFlag) -
         let StartedPolicies { policies, agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
-        let parts =
-            Parts { policies, agents, scorers, environments, begun: started_at, model_files, teachers };
+        let parts = RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
         let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
         numerics::compare(dir, &fingerprint, host);
         numerics::record(dir, &fingerprint)?;

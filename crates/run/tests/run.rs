@@ -10,11 +10,11 @@ use std::path::Path;
 use levade_recipe::Recipe;
 use levade_run::dir::RunDir;
 use levade_run::{EVENTS, Event, RecordedEvent, Run, resume, start};
-use levade_trainer::{Ended, Event as Training};
+use levade_trainer::{Event as Training, RunEnd};
 
 /// Reads all events of a run, and asks the run to stop after `steps` steps. Returns the events and
 /// how the run ended.
-async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, Ended) {
+async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, RunEnd) {
     let mut events = Vec::new();
     while let Some(event) = run.next().await {
         events.push(event);
@@ -28,7 +28,7 @@ async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, Ended) {
 
 /// Waits until a run has finished, and returns its weights.
 async fn finish(run: Run) -> Vec<u8> {
-    let Ended::Finished(summary) = run.end().await.unwrap().unwrap() else { panic!("the run was stopped") };
+    let RunEnd::Finished(summary) = run.end().await.unwrap().unwrap() else { panic!("the run was stopped") };
     weights(&summary.checkpoint.unwrap())
 }
 
@@ -49,14 +49,14 @@ async fn resumed_run_ends_with_same_weights() {
 
     let recipe = tiny::recipe(root.path(), "stopped", &[]).unwrap();
     let (events, ended) = watch(start(recipe.clone()).unwrap(), 2).await;
-    let Ended::Stopped { done: stopped_after, steps: 5, .. } = ended else { panic!("{ended:?}") };
+    let RunEnd::Stopped { done: stopped_after, steps: 5, .. } = ended else { panic!("{ended:?}") };
     // The request reaches the run while its third step samples, or soon after.
     assert!((2..5).contains(&stopped_after), "{stopped_after}");
     let is_stop = |event: &Event| matches!(event, Event::Stopped { done, .. } if *done == stopped_after);
     assert!(events.last().is_some_and(is_stop), "{:?}", events.last());
     assert!(events.iter().any(|event| matches!(event, Event::Setup { part, .. } if part == "memory")));
     let (more, ended) = watch(resume(recipe.clone()).unwrap(), usize::MAX).await;
-    let Ended::Finished(summary) = ended else { panic!("{ended:?}") };
+    let RunEnd::Finished(summary) = ended else { panic!("{ended:?}") };
     assert_eq!(weights(&summary.checkpoint.unwrap()), full_weights);
     let is_start = |event: &Event| matches!(event, Event::Training(Training::Started { done, .. }) if *done == stopped_after);
     assert!(more.iter().any(is_start));

@@ -9,7 +9,7 @@
 //! tokens end at the same time. `-- long` runs only the second, with an attempt of up to 100 turns and
 //! 128k tokens, and a fork in each turn.
 //!
-//! Each stage of `long` runs in its own process, so that the peak memory of the stages is measured
+//! Each stage of `bench_long` runs in its own process, so that the peak memory of the stages is measured
 //! separately.
 #![allow(clippy::unwrap_used, reason = "a measurement ends where something fails")]
 
@@ -22,10 +22,10 @@ use std::task::{Context, Poll};
 use std::time::{Duration, Instant};
 
 use levade_store::testing::wait;
-use levade_store::{Attempt, Begun, Memory, Sqlite, Status, Store};
+use levade_store::{Attempt, AttemptStart, Memory, Sqlite, Status, Store};
 use levade_tree::{
-    AttemptId, Kind, Outcome, Part, PathInput, Placement, Purpose, RunId, Segment, SegmentId, Trajectory,
-    TreeBatch, VersionRun,
+    AttemptId, AttemptSlot, Kind, Outcome, Part, Purpose, RunId, Segment, SegmentId, SequenceInput,
+    Trajectory, TreeBatch, VersionRun,
 };
 use serde_json::json;
 
@@ -47,12 +47,12 @@ fn main() {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     match arguments.iter().map(String::as_str).collect::<Vec<_>>()[..] {
         [] => {
-            ends();
-            long();
+            bench_ends();
+            bench_long();
         }
-        ["ends"] => ends(),
-        ["long"] => long(),
-        ["long", stage, turns, file] => one_of_long(stage, turns.parse().unwrap(), Path::new(file)),
+        ["ends"] => bench_ends(),
+        ["long"] => bench_long(),
+        ["long", stage, turns, file] => run_long_stage(stage, turns.parse().unwrap(), Path::new(file)),
         _ => eprintln!("usage: record [ends | long]"),
     }
 }
@@ -66,12 +66,12 @@ fn sampled(parent: Option<SegmentId>, tokens: u32, turn: u32) -> Segment {
         kind: Kind::Sampled,
         logprobs: (0..tokens).map(|i| -(i as f32).sqrt()).collect(),
         versions: vec![VersionRun { version: 1, len: tokens }],
-        ..Segment::given(parent, words(tokens, turn), turn)
+        ..Segment::context(parent, make_tokens(tokens, turn), turn)
     }
 }
 
 /// Creates token ids that differ between turns.
-fn words(tokens: u32, turn: u32) -> Vec<u32> {
+fn make_tokens(tokens: u32, turn: u32) -> Vec<u32> {
     (0..tokens).map(|i| (i ^ turn << 16).wrapping_mul(2_654_435_761) % 50_000).collect()
 }
 
@@ -79,45 +79,46 @@ fn attempt(group: u32, sample: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let mut parent = None;
     for turn in 0..4 {
-        let given =
-            trajectory.push(Segment::given(parent, words(TOKENS / 8, turn + 16 * group), turn)).unwrap();
-        parent = Some(trajectory.push(sampled(Some(given), TOKENS / 8, turn + 16 * sample)).unwrap());
+        let context = trajectory
+            .push(Segment::context(parent, make_tokens(TOKENS / 8, turn + 16 * group), turn))
+            .unwrap();
+        parent = Some(trajectory.push(sampled(Some(context), TOKENS / 8, turn + 16 * sample)).unwrap());
     }
-    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group, sample };
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group, sample };
     Attempt {
-        id: AttemptId::new(&run(), &placement, 0),
-        placement,
+        id: AttemptId::new(&run(), &slot, 0),
+        slot,
         number: 0,
         task: json!({"question": "?"}),
         outcome: Outcome::demonstrated("!"),
         score: Some(1.0),
         reward: Some(1.0),
-        earned: Vec::new(),
+        step_rewards: Vec::new(),
         status: Status::Completed,
         trajectory,
     }
 }
 
 /// A future that records the maximum duration of a single poll, in nanoseconds.
-struct Timed<F> {
+struct PollTimer<F> {
     inner: Pin<Box<F>>,
-    longest: Arc<AtomicU64>,
+    max_poll: Arc<AtomicU64>,
 }
 
-impl<F: Future> Future for Timed<F> {
+impl<F: Future> Future for PollTimer<F> {
     type Output = F::Output;
 
     fn poll(mut self: Pin<&mut Self>, context: &mut Context<'_>) -> Poll<F::Output> {
         let start = Instant::now();
         let poll = self.inner.as_mut().poll(context);
-        self.longest.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
+        self.max_poll.fetch_max(start.elapsed().as_nanos() as u64, Ordering::Relaxed);
         poll
     }
 }
 
 /// Runs `work` and returns its output, with the maximum delay of a task that should run once per
 /// millisecond in the meantime.
-async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
+async fn measure_delay<T>(work: impl Future<Output = T>) -> (T, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let ticks = tokio::spawn(async move {
@@ -136,45 +137,49 @@ async fn ticking<T>(work: impl Future<Output = T>) -> (T, Duration) {
 
 /// A way to record an attempt that has ended.
 #[derive(Clone, Copy, PartialEq)]
-enum Way {
+enum WriteMode {
     /// One call records the complete attempt.
-    Whole,
+    Complete,
     /// The attempt was started before; one call appends the segments and another one records the end.
-    Grown,
+    Incremental,
     /// The async worker blocks until the disk has the data, one attempt at a time.
     Blocking,
 }
 
-async fn record(store: Arc<dyn Store>, alone: Arc<Mutex<()>>, made: Arc<Attempt>, way: Way) {
+async fn record(store: Arc<dyn Store>, write_lock: Arc<Mutex<()>>, attempt: Arc<Attempt>, way: WriteMode) {
     match way {
-        Way::Whole => drop(store.record_attempt(&made).await.unwrap()),
-        Way::Grown => {
-            store.append(&made.id, made.trajectory.segments()).await.unwrap();
-            store.end(&made.id, &made.end()).await.unwrap();
+        WriteMode::Complete => drop(store.record_attempt(&attempt).await.unwrap()),
+        WriteMode::Incremental => {
+            store.append(&attempt.id, attempt.trajectory.segments()).await.unwrap();
+            store.end(&attempt.id, &attempt.end()).await.unwrap();
         }
-        Way::Blocking => {
-            let _alone = alone.lock().unwrap();
-            wait(store.record_attempt(&made)).unwrap();
+        WriteMode::Blocking => {
+            let _guard = write_lock.lock().unwrap();
+            wait(store.record_attempt(&attempt)).unwrap();
         }
     }
 }
 
-fn begun(attempt: &Attempt) -> Begun {
-    let Attempt { id, placement, number, task, .. } = attempt.clone();
-    Begun { id, placement, number, task }
+fn start_of(attempt: &Attempt) -> AttemptStart {
+    let Attempt { id, slot, number, task, .. } = attempt.clone();
+    AttemptStart { id, slot, number, task }
 }
 
-fn ends() {
+fn bench_ends() {
     println!("{ATTEMPTS} attempts of {TOKENS} tokens end at once, 2 workers, worst of {ROUNDS} rounds");
     println!("| backend | way | longest in a worker, ms | a task late by, ms | idle, ms | attempts/s |");
     println!("|---|---|---|---|---|---|");
-    let ways = [(Way::Whole, "whole"), (Way::Grown, "append, end"), (Way::Blocking, "blocking, as before")];
+    let ways = [
+        (WriteMode::Complete, "whole"),
+        (WriteMode::Incremental, "append, end"),
+        (WriteMode::Blocking, "blocking, as before"),
+    ];
     for (way, name) in ways {
         for backend in ["sqlite", "memory"] {
-            if way == Way::Blocking && backend == "memory" {
+            if way == WriteMode::Blocking && backend == "memory" {
                 continue;
             }
-            let (mut longest, mut late, mut idle, mut rates) =
+            let (mut max_poll, mut late, mut idle, mut rates) =
                 (0u64, Duration::ZERO, Duration::ZERO, Vec::new());
             for _ in 0..ROUNDS {
                 let dir = tempfile::tempdir().unwrap();
@@ -183,42 +188,42 @@ fn ends() {
                     .enable_all()
                     .build()
                     .unwrap();
-                let of_round = runtime.block_on(async {
+                let round_result = runtime.block_on(async {
                     let store: Arc<dyn Store> = match backend {
                         "sqlite" => Arc::new(Sqlite::open(&dir.path().join("run.db"), &run()).await.unwrap()),
                         _ => Arc::new(Memory::new(run())),
                     };
                     let made: Vec<_> = (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
-                    if way == Way::Grown {
+                    if way == WriteMode::Incremental {
                         for attempt in &made {
-                            store.begin(&begun(attempt)).await.unwrap();
+                            store.start(&start_of(attempt)).await.unwrap();
                         }
                     }
-                    let ((), idle) = ticking(tokio::time::sleep(Duration::from_millis(100))).await;
-                    let longest = Arc::new(AtomicU64::new(0));
-                    let alone = Arc::new(Mutex::new(()));
+                    let ((), idle) = measure_delay(tokio::time::sleep(Duration::from_millis(100))).await;
+                    let max_poll = Arc::new(AtomicU64::new(0));
+                    let write_lock = Arc::new(Mutex::new(()));
                     let start = Instant::now();
                     let all = async {
                         let mut tasks = tokio::task::JoinSet::new();
                         for attempt in made {
-                            let inner = Box::pin(record(store.clone(), alone.clone(), attempt, way));
-                            tasks.spawn(Timed { inner, longest: longest.clone() });
+                            let inner = Box::pin(record(store.clone(), write_lock.clone(), attempt, way));
+                            tasks.spawn(PollTimer { inner, max_poll: max_poll.clone() });
                         }
                         tasks.join_all().await;
                     };
-                    let ((), late) = ticking(all).await;
+                    let ((), late) = measure_delay(all).await;
                     let seconds = start.elapsed().as_secs_f64();
-                    (longest.load(Ordering::Relaxed), late, idle, f64::from(ATTEMPTS) / seconds)
+                    (max_poll.load(Ordering::Relaxed), late, idle, f64::from(ATTEMPTS) / seconds)
                 });
-                longest = longest.max(of_round.0);
-                late = late.max(of_round.1);
-                idle = idle.max(of_round.2);
-                rates.push(of_round.3);
+                max_poll = max_poll.max(round_result.0);
+                late = late.max(round_result.1);
+                idle = idle.max(round_result.2);
+                rates.push(round_result.3);
             }
             rates.sort_by(f64::total_cmp);
             println!(
                 "| {backend} | {name} | {:.3} | {:.2} | {:.2} | {:.0} |",
-                longest as f64 / 1e6,
+                max_poll as f64 / 1e6,
                 late.as_secs_f64() * 1e3,
                 idle.as_secs_f64() * 1e3,
                 rates[rates.len() / 2]
@@ -229,16 +234,16 @@ fn ends() {
 
 /// Adds the segments of a turn: an observation, a completion, and a fork from the middle of the
 /// completion. Returns the id of the completion.
-fn turn_of_long(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentId>) -> SegmentId {
-    let given = words(LONG / TURNS - SAMPLED, turn);
-    let given = trajectory.push(Segment::given(parent, given, turn)).unwrap();
-    let reply = trajectory.push(sampled(Some(given), SAMPLED, turn)).unwrap();
-    let fork = Segment { after: Some(SAMPLED / 2), ..sampled(Some(reply), SAMPLED, turn + 1000) };
+fn add_long_turn(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentId>) -> SegmentId {
+    let context = make_tokens(LONG / TURNS - SAMPLED, turn);
+    let context = trajectory.push(Segment::context(parent, context, turn)).unwrap();
+    let completion = trajectory.push(sampled(Some(context), SAMPLED, turn)).unwrap();
+    let fork = Segment { after: Some(SAMPLED / 2), ..sampled(Some(completion), SAMPLED, turn + 1000) };
     trajectory.push(fork).unwrap();
-    reply
+    completion
 }
 
-fn long() {
+fn bench_long() {
     println!(
         "\nan attempt of up to {TURNS} turns and {LONG} tokens, with a fork of {SAMPLED} tokens each turn"
     );
@@ -259,27 +264,27 @@ fn long() {
 }
 
 /// Returns the peak resident memory of the process so far, in bytes. 0 if it is unknown.
-fn peak() -> u64 {
+fn peak_memory() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmHWM:"));
     let kib = line.and_then(|line| line.trim().trim_end_matches(" kB").parse::<u64>().ok());
     kib.unwrap_or(0) << 10
 }
 
-fn one_of_long(stage: &str, turns: u32, file: &Path) {
-    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
-    let id = AttemptId::new(&run(), &placement, 0);
+fn run_long_stage(stage: &str, turns: u32, file: &Path) {
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+    let id = AttemptId::new(&run(), &slot, 0);
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let (before, start) = (peak(), Instant::now());
+    let (before, start) = (peak_memory(), Instant::now());
     let new = runtime.block_on(async {
         if stage == "record" {
             let store = Sqlite::open(file, &run()).await.unwrap();
-            store.begin(&Begun { id, placement, number: 0, task: json!("?") }).await.unwrap();
+            store.start(&AttemptStart { id, slot, number: 0, task: json!("?") }).await.unwrap();
             let (mut trajectory, mut parent) = (Trajectory::new(), None);
             for turn in 0..turns {
-                let there = trajectory.segments().len();
-                parent = Some(turn_of_long(&mut trajectory, turn, parent));
-                store.append(&id, &trajectory.segments()[there..]).await.unwrap();
+                let num_segments = trajectory.segments().len();
+                parent = Some(add_long_turn(&mut trajectory, turn, parent));
+                store.append(&id, &trajectory.segments()[num_segments..]).await.unwrap();
             }
             let end = Attempt { status: Status::Completed, ..attempt(0, 0) }.end();
             store.end(&id, &end).await.unwrap();
@@ -289,7 +294,7 @@ fn one_of_long(stage: &str, turns: u32, file: &Path) {
         let attempt = store.attempt(&id).await.unwrap().unwrap();
         let trajectory = &attempt.trajectory;
         if stage != "load" {
-            let paths = trajectory.leaves().into_iter().map(|leaf| trajectory.path(leaf));
+            let sequences = trajectory.leaves().into_iter().map(|leaf| trajectory.sequence(leaf));
             let owners = trajectory.owners();
             assert_eq!(owners.len(), trajectory.segments().len());
             if stage == "paths" {
@@ -297,22 +302,22 @@ fn one_of_long(stage: &str, turns: u32, file: &Path) {
                 // sequences share.
                 let tokens_of = |segment: &Segment| Arc::from(segment.tokens.as_slice());
                 let shared: Vec<Arc<[u32]>> = trajectory.segments().iter().map(tokens_of).collect();
-                let input = |path: Vec<Part<'_>>| {
-                    let mut input = PathInput::default();
-                    for part in path {
+                let input = |sequence: Vec<Part<'_>>| {
+                    let mut input = SequenceInput::default();
+                    for part in sequence {
                         input.tokens.push(shared[part.segment.id.0 as usize].clone(), part.len);
                     }
                     input
                 };
-                let paths: Vec<PathInput> = paths.map(input).collect();
-                assert_eq!(TreeBatch::merge(&paths).unwrap().tokens.len() as u64, tokens(trajectory));
+                let sequences: Vec<SequenceInput> = sequences.map(input).collect();
+                assert_eq!(TreeBatch::merge(&sequences).unwrap().tokens.len() as u64, tokens(trajectory));
             } else {
-                assert_eq!(paths.map(|path| path.len()).max(), Some(2 * turns as usize + 1));
+                assert_eq!(sequences.map(|path| path.len()).max(), Some(2 * turns as usize + 1));
             }
         }
         tokens(trajectory)
     });
-    let (peak, seconds) = (peak() - before, start.elapsed().as_secs_f64());
+    let (peak, seconds) = (peak_memory() - before, start.elapsed().as_secs_f64());
     let bytes = std::fs::metadata(file).unwrap().len();
     println!(
         "| {turns} | {new} | {:.2} | {stage} | {:.1} | {:.1} | {seconds:.3} |",

@@ -1,20 +1,27 @@
 //! Checks that every backend applies to the values of a write.
 
-use levade_tree::{AttemptId, Placement, RunId, Segment, SegmentId, Trajectory};
+use levade_tree::{AttemptId, AttemptSlot, RunId, Segment, SegmentId, Trajectory};
 
 use crate::error::Failure;
-use crate::{Attempt, Begun, Earned, End, PerToken, PlannedPath, Recorded, Status, StepPlan};
+use crate::{
+    Attempt, AttemptStart, End, PerToken, PlannedSequence, Status, StepPlan, StepReward, WriteOutcome,
+};
 
 /// Checks that the id of an attempt is derived from its run, slot and try.
-pub(crate) fn name(run: &RunId, id: &AttemptId, placement: &Placement, number: u32) -> Result<(), Failure> {
-    if *id == AttemptId::new(run, placement, number) {
+pub(crate) fn check_name(
+    run: &RunId,
+    id: &AttemptId,
+    slot: &AttemptSlot,
+    number: u32,
+) -> Result<(), Failure> {
+    if *id == AttemptId::new(run, slot, number) {
         return Ok(());
     }
     Err(Failure::Unstorable(format!("{id} is not the name of its try {number} in run {run}")))
 }
 
 /// Checks that the score, the reward and its parts are finite.
-fn numbers(score: Option<f64>, reward: Option<f64>, step_rewards: &[Earned]) -> Result<(), Failure> {
+fn check_finite(score: Option<f64>, reward: Option<f64>, step_rewards: &[StepReward]) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
     let step_rewards =
         step_rewards.iter().map(|step_rewards| ("part of a reward", Some(step_rewards.reward)));
@@ -29,22 +36,22 @@ fn numbers(score: Option<f64>, reward: Option<f64>, step_rewards: &[Earned]) -> 
 }
 
 /// Checks that an attempt can have this end.
-pub(crate) fn end(end: &End) -> Result<(), Failure> {
+pub(crate) fn check_end_values(end: &End) -> Result<(), Failure> {
     if !end.status.is_end() {
         return Err(Failure::Unstorable(format!("no attempt ends as {}", end.status.name())));
     }
-    numbers(end.score, end.reward, &end.earned)
+    check_finite(end.score, end.reward, &end.step_rewards)
 }
 
 /// Checks an attempt that is recorded in one call.
-pub(crate) fn attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
-    name(run, &attempt.id, &attempt.placement, attempt.number)?;
-    numbers(attempt.score, attempt.reward, &attempt.earned)?;
-    attempt.trajectory.segments().iter().try_for_each(segment)
+pub(crate) fn check_attempt(run: &RunId, attempt: &Attempt) -> Result<(), Failure> {
+    check_name(run, &attempt.id, &attempt.slot, attempt.number)?;
+    check_finite(attempt.score, attempt.reward, &attempt.step_rewards)?;
+    attempt.trajectory.segments().iter().try_for_each(check_segment)
 }
 
 /// Checks that the temperature of a segment is finite.
-fn segment(segment: &Segment) -> Result<(), Failure> {
+fn check_segment(segment: &Segment) -> Result<(), Failure> {
     if segment.temperature.is_finite() {
         return Ok(());
     }
@@ -52,27 +59,29 @@ fn segment(segment: &Segment) -> Result<(), Failure> {
 }
 
 /// Checks a repeated start of an attempt against the stored attempt.
-pub(crate) fn check_restart(stored: &Attempt, start: &Begun) -> Result<Recorded, Failure> {
+pub(crate) fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
     if stored.task != start.task {
-        return Err(Failure::Conflict(start.placement.to_string(), "task"));
+        return Err(Failure::Conflict(start.slot.to_string(), "task"));
     }
     match stored.status {
-        Status::Abandoned => Err(Failure::Over(stored.status)),
-        _ => Ok(Recorded::Before),
+        Status::Abandoned => Err(Failure::Ended(stored.status)),
+        _ => Ok(WriteOutcome::AlreadyRecorded),
     }
 }
 
 /// Checks the end of an attempt against the stored attempt. Returns [`Recorded::Now`] if the end must be
 /// written, and [`Recorded::Before`] if the attempt already has this end.
-pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
+pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     match stored.status {
-        Status::Running => Ok(Recorded::Now),
+        Status::Running => Ok(WriteOutcome::Written),
         // The attempt waited for its score.
-        Status::Unscored if end.status != Status::Unscored => Ok(Recorded::Now),
-        Status::Abandoned if other_end(&stored.end(), end).is_some() => Err(Failure::Over(stored.status)),
-        _ => match other_end(&stored.end(), end) {
-            None => Ok(Recorded::Before),
-            Some(field) => Err(Failure::Conflict(stored.placement.to_string(), field)),
+        Status::Unscored if end.status != Status::Unscored => Ok(WriteOutcome::Written),
+        Status::Abandoned if end_difference(&stored.end(), end).is_some() => {
+            Err(Failure::Ended(stored.status))
+        }
+        _ => match end_difference(&stored.end(), end) {
+            None => Ok(WriteOutcome::AlreadyRecorded),
+            Some(field) => Err(Failure::Conflict(stored.slot.to_string(), field)),
         },
     }
 }
@@ -82,50 +91,50 @@ pub(crate) fn ended(stored: &Attempt, end: &End) -> Result<Recorded, Failure> {
 ///
 /// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its number
 /// of tokens. Both are called only for segments that `given` refers to, by their id or as a parent.
-pub(crate) fn appended(
+pub(crate) fn new_segments(
     attempt: &Attempt,
     len: u32,
-    given: &[Segment],
+    segments: &[Segment],
     mut stored: impl FnMut(SegmentId) -> Result<Option<Segment>, Failure>,
     mut tokens: impl FnMut(SegmentId) -> Result<usize, Failure>,
 ) -> Result<Vec<Segment>, Failure> {
     let mut new: Vec<Segment> = Vec::new();
-    for one in given {
-        let mut one = one.clone();
-        let (id, next) = (one.id, len + new.len() as u32);
+    for incoming in segments {
+        let mut incoming = incoming.clone();
+        let (id, next) = (incoming.id, len + new.len() as u32);
         if id.0 > next {
             let what = format!("segment {} would leave a gap after the {next} that are there", id.0);
             return Err(Failure::Unstorable(what));
         }
         if id.0 >= len && attempt.status != Status::Running {
-            return Err(Failure::Over(attempt.status));
+            return Err(Failure::Ended(attempt.status));
         }
-        let of_parent = match one.parent.filter(|_| one.after.is_some()) {
+        let parent_len = match incoming.parent.filter(|_| incoming.after.is_some()) {
             None => 0,
             Some(parent) if parent.0 < len => tokens(parent)?,
             Some(parent) => new.get((parent.0 - len) as usize).map_or(0, |parent| parent.tokens.len()),
         };
-        one.fit(id.0, of_parent).map_err(|error| Failure::Unstorable(error.to_string()))?;
-        segment(&one)?;
-        let there = if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
-        match there {
-            Some(there) if same(&there, &one) => {}
-            Some(_) => return Err(Failure::Conflict(attempt.placement.to_string(), "segment")),
-            None => new.push(one),
+        incoming.validate(id.0, parent_len).map_err(|error| Failure::Unstorable(error.to_string()))?;
+        check_segment(&incoming)?;
+        let existing = if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
+        match existing {
+            Some(existing) if same_segment(&existing, &incoming) => {}
+            Some(_) => return Err(Failure::Conflict(attempt.slot.to_string(), "segment")),
+            None => new.push(incoming),
         }
     }
     Ok(new)
 }
 
 /// Returns the first field in which two ends differ, or `None` if they are equal.
-fn other_end(stored: &End, end: &End) -> Option<&'static str> {
+fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
     if stored.outcome != end.outcome || stored.status != end.status {
         return Some("outcome");
     }
     if stored.score != end.score {
         return Some("score");
     }
-    (stored.reward != end.reward || stored.earned != end.earned).then_some("reward")
+    (stored.reward != end.reward || stored.step_rewards != end.step_rewards).then_some("reward")
 }
 
 /// Returns the first field in which two attempts with the same id differ, or `None` if they are equal.
@@ -133,18 +142,18 @@ pub(crate) fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
     }
-    other_end(&a.end(), &b.end())
+    end_difference(&a.end(), &b.end())
         .or_else(|| (!same_tokens(&a.trajectory, &b.trajectory)).then_some("trajectory"))
 }
 
 fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
     let (a, b) = (a.segments(), b.segments());
-    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same(a, b))
+    a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
 }
 
 /// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a NaN
 /// equals itself.
-fn same(x: &Segment, y: &Segment) -> bool {
+fn same_segment(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after
         && x.kind == y.kind
@@ -159,7 +168,7 @@ fn same(x: &Segment, y: &Segment) -> bool {
 }
 
 /// Checks that the numbers of a plan are finite and that its micro-batch plans fit their updates.
-pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
+pub(crate) fn check_plan(plan: &StepPlan) -> Result<(), Failure> {
     let finite = |value: f64, what: &str| {
         if value.is_finite() {
             Ok(())
@@ -167,23 +176,25 @@ pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
             Err(Failure::Unstorable(format!("{what} {value}; it must be finite")))
         }
     };
-    for path in plan.paths() {
+    for sequence in plan.sequences() {
         let numbers = [
-            ("advantage", Some(&path.advantage)),
-            ("weight", Some(&path.weight)),
-            ("return", path.returns.as_ref()),
-            ("value", path.values.as_ref()),
+            ("advantage", Some(&sequence.advantage)),
+            ("weight", Some(&sequence.weight)),
+            ("return", sequence.returns.as_ref()),
+            ("value", sequence.values.as_ref()),
         ];
         for (what, numbers) in numbers {
-            for number in numbers.into_iter().flat_map(PerToken::distinct) {
-                finite(f64::from(number), &format!("attempt {} has {what}", path.attempt))?;
+            for number in numbers.into_iter().flat_map(PerToken::run_values) {
+                finite(f64::from(number), &format!("attempt {} has {what}", sequence.attempt))?;
             }
         }
     }
     for update in plan.policies.iter().flat_map(|policy| &policy.updates) {
-        for cut in [Some(&update.cut), update.critic.as_ref()].into_iter().flatten() {
-            let complete = cut.check(update.paths.len(), cut.world_size);
-            complete.map_err(|error| Failure::Unstorable(error.to_string()))?;
+        for micro_batch_plan in
+            [Some(&update.micro_batch_plan), update.critic_plan.as_ref()].into_iter().flatten()
+        {
+            let valid = micro_batch_plan.check(update.sequences.len(), micro_batch_plan.world_size);
+            valid.map_err(|error| Failure::Unstorable(error.to_string()))?;
         }
     }
     for policy in &plan.policies {
@@ -200,10 +211,10 @@ pub(crate) fn plan(plan: &StepPlan) -> Result<(), Failure> {
 
 /// Returns whether two plans are equal. Numbers per token are compared by their bits.
 pub(crate) fn same_plan(a: &StepPlan, b: &StepPlan) -> bool {
-    let bytes = |path: &PlannedPath| {
+    let bytes = |sequence: &PlannedSequence| {
         let optional = |numbers: &Option<PerToken>| numbers.as_ref().map(PerToken::to_bytes);
-        let critic = (optional(&path.returns), optional(&path.values));
-        (path.advantage.to_bytes(), path.weight.to_bytes(), critic)
+        let critic = (optional(&sequence.returns), optional(&sequence.values));
+        (sequence.advantage.to_bytes(), sequence.weight.to_bytes(), critic)
     };
-    a == b && a.paths().map(bytes).eq(b.paths().map(bytes))
+    a == b && a.sequences().map(bytes).eq(b.sequences().map(bytes))
 }

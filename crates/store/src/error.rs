@@ -41,29 +41,29 @@ pub enum Code {
 #[derive(Debug, thiserror::Error)]
 pub enum StoreError {
     /// The store cannot be opened.
-    #[error("cannot open the record {place}: {source}")]
+    #[error("cannot open the record {location}: {source}")]
     Open {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Kind of the error.
         code: Code,
         /// Cause of the error.
         source: Cause,
     },
     /// The file has no tables: the process that created it exited too early.
-    #[error("{place} holds no record: the process that created it was gone before it had one")]
+    #[error("{location} holds no record: the process that created it was gone before it had one")]
     Empty {
         /// Location of the store.
-        place: String,
+        location: String,
     },
     /// The file can be read only through a copy, because it cannot be written, and copying it failed.
     #[error(
-        "the record {place} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
+        "the record {location} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
          where it can be written, or set TMPDIR to a place with room"
     )]
     Unwritable {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Cause of the error.
         source: std::io::Error,
     },
@@ -73,34 +73,34 @@ pub enum StoreError {
          be resumed, nor its record be read. Start a new run in another folder; with `run.store` left out its record is kept",
         run_dir.display()
     )]
-    NotKept {
+    NotDurable {
         /// Directory of the run.
         run_dir: PathBuf,
     },
     /// The store was opened only for reading.
-    #[error("cannot record {key} in {place}, which was opened for reading only")]
+    #[error("cannot record {key} in {location}, which was opened for reading only")]
     ReadOnly {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the rejected write.
         key: String,
     },
     /// The file is an SQLite database of another program.
-    #[error("{place} is not a Levade record (application id {found:#x}); name another file")]
+    #[error("{location} is not a Levade record (application id {found:#x}); name another file")]
     Foreign {
         /// Location of the store.
-        place: String,
+        location: String,
         /// SQLite application id of the file.
         found: i32,
     },
     /// The file has a schema version of another Levade build.
     #[error(
-        "the record {place} has schema version {found}, but this build reads version {expected}; use the build that \
+        "the record {location} has schema version {found}, but this build reads version {expected}; use the build that \
          wrote it, or start a new run folder"
     )]
     Version {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Schema version of the file.
         found: i32,
         /// Current schema version of this build.
@@ -108,21 +108,21 @@ pub enum StoreError {
     },
     /// The file holds the data of another run.
     #[error(
-        "{place} is the record of run {found}, not of {expected}; name the folder of that run, or another one"
+        "{location} is the record of run {found}, not of {expected}; name the folder of that run, or another one"
     )]
     OtherRun {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Id of the run in the file.
         found: String,
         /// Id of the run for which the file was opened.
         expected: String,
     },
     /// Reading or writing failed.
-    #[error("cannot {action} {key} in {place}: {source}")]
+    #[error("cannot {action} {key} in {location}: {source}")]
     Failed {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Action that failed: `read`, `record` or `bring up to date` (a migration).
         action: &'static str,
         /// Key that was being read or written.
@@ -134,10 +134,10 @@ pub enum StoreError {
     },
     /// The backend did not respond before the deadline. A write may still be committed, and can be
     /// retried.
-    #[error("waited {waited:?} to {action} {key} in {place}")]
+    #[error("waited {waited:?} to {action} {key} in {location}")]
     Deadline {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Action that timed out: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
@@ -147,30 +147,30 @@ pub enum StoreError {
     },
     /// The thread of the store has exited.
     #[error(
-        "cannot {action} {key} in {place}: the thread of the record has died; start the program again, what was \
+        "cannot {action} {key} in {location}: the thread of the record has died; start the program again, what was \
          recorded is whole"
     )]
     Stopped {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Action that failed: `read`, `record` or `open`.
         action: &'static str,
         /// Key that was being read or written.
         key: String,
     },
     /// Nothing is recorded under the key.
-    #[error("{key} is not in {place}; begin it first")]
+    #[error("{key} is not in {location}; begin it first")]
     Unknown {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the call.
         key: String,
     },
     /// A different value is recorded under the key.
-    #[error("{key} is already recorded in {place} with another {field}; a record is never overwritten")]
+    #[error("{key} is already recorded in {location} with another {field}; a record is never overwritten")]
     Conflict {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the call.
         key: String,
         /// First field in which the stored and the new value differ.
@@ -178,30 +178,30 @@ pub enum StoreError {
     },
     /// The attempt has ended: no segment can be appended, and its end cannot be changed. An abandoned
     /// attempt cannot be started again.
-    #[error("{key} in {place} is {} and takes nothing more; make another try", status.name())]
-    Over {
+    #[error("{key} in {location} is {} and takes nothing more; make another try", status.name())]
+    Ended {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the call.
         key: String,
         /// Status with which the attempt ended.
         status: Status,
     },
     /// The stored bytes are corrupt: they differ from anything that could have been written.
-    #[error("{key} in {place} is damaged: {what}")]
+    #[error("{key} in {location} is damaged: {what}")]
     Damaged {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the call.
         key: String,
         /// Description of the problem.
         what: String,
     },
     /// The value cannot be stored.
-    #[error("{key} cannot be recorded in {place}: {what}")]
+    #[error("{key} cannot be recorded in {location}: {what}")]
     Unstorable {
         /// Location of the store.
-        place: String,
+        location: String,
         /// Key of the call.
         key: String,
         /// Description of the problem.
@@ -219,17 +219,17 @@ impl StoreError {
             StoreError::Version { .. } => Code::Version,
             StoreError::Deadline { .. } => Code::Unavailable,
             StoreError::Stopped { .. } => Code::Internal,
-            StoreError::Empty { .. } | StoreError::NotKept { .. } | StoreError::Unknown { .. } => {
+            StoreError::Empty { .. } | StoreError::NotDurable { .. } | StoreError::Unknown { .. } => {
                 Code::NotFound
             }
-            StoreError::Conflict { .. } | StoreError::Over { .. } => Code::Conflict,
+            StoreError::Conflict { .. } | StoreError::Ended { .. } => Code::Conflict,
             StoreError::Damaged { .. } => Code::Damaged,
             StoreError::Unstorable { .. } => Code::Invalid,
         }
     }
 
     /// Returns whether a retry can succeed. A retry is safe, because writes are idempotent.
-    pub fn try_again(&self) -> bool {
+    pub fn is_retryable(&self) -> bool {
         self.code() == Code::Unavailable
     }
 
@@ -239,7 +239,7 @@ impl StoreError {
             self,
             StoreError::Open { .. }
                 | StoreError::Empty { .. }
-                | StoreError::NotKept { .. }
+                | StoreError::NotDurable { .. }
                 | StoreError::Unwritable { .. }
                 | StoreError::Foreign { .. }
                 | StoreError::OtherRun { .. }
@@ -255,24 +255,22 @@ pub(crate) enum Failure {
     Backend(Code, Cause),
     Unknown,
     Conflict(String, &'static str),
-    Over(Status),
+    Ended(Status),
     Damaged(String),
     Unstorable(String),
 }
 
 impl Failure {
     /// Converts the failure to an error that names the location, the action and the key.
-    pub fn at(self, location: &str, action: &'static str, key: String) -> StoreError {
+    pub fn into_error(self, location: &str, action: &'static str, key: String) -> StoreError {
         let location = location.to_owned();
         match self {
-            Failure::Backend(code, source) => {
-                StoreError::Failed { place: location, action, key, code, source }
-            }
-            Failure::Unknown => StoreError::Unknown { place: location, key },
-            Failure::Conflict(key, field) => StoreError::Conflict { place: location, key, field },
-            Failure::Over(status) => StoreError::Over { place: location, key, status },
-            Failure::Damaged(what) => StoreError::Damaged { place: location, key, what },
-            Failure::Unstorable(what) => StoreError::Unstorable { place: location, key, what },
+            Failure::Backend(code, source) => StoreError::Failed { location, action, key, code, source },
+            Failure::Unknown => StoreError::Unknown { location, key },
+            Failure::Conflict(key, field) => StoreError::Conflict { location, key, field },
+            Failure::Ended(status) => StoreError::Ended { location, key, status },
+            Failure::Damaged(what) => StoreError::Damaged { location, key, what },
+            Failure::Unstorable(what) => StoreError::Unstorable { location, key, what },
         }
     }
 }

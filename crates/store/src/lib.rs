@@ -72,8 +72,8 @@ pub use error::{Code, StoreError};
 pub use location::{Access, Location};
 pub use memory::Memory;
 pub use record::{
-    Attempt, AttemptSummary, Begun, ChargedKl, Earned, End, EvalKey, FailedAttempt, HighEntropy, PerToken,
-    PlannedPath, PolicyPlan, Recorded, Status, StepPlan, Tries, Update,
+    AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, HighEntropy,
+    PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries, Update, WriteOutcome,
 };
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;

@@ -63,13 +63,13 @@ impl Location {
         let (file, access) = match (self, access) {
             (Location::Sqlite(file), access) => (run_dir.join(file), access),
             (Location::Memory, Access::Start(run)) => return Ok(Arc::new(Memory::new(run.clone()))),
-            (Location::Memory, _) => return Err(StoreError::NotKept { run_dir: run_dir.to_owned() }),
+            (Location::Memory, _) => return Err(StoreError::NotDurable { run_dir: run_dir.to_owned() }),
         };
         let store = match access {
             Access::Read if !file.exists() => {
                 let (location, source) = (file.display().to_string(), std::io::ErrorKind::NotFound.into());
                 return Err(StoreError::Open {
-                    place: location,
+                    location,
                     code: Code::NotFound,
                     source: Box::<std::io::Error>::new(source),
                 });

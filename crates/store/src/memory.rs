@@ -4,13 +4,13 @@ use std::collections::BTreeMap;
 use std::sync::{Mutex, PoisonError};
 
 use async_trait::async_trait;
-use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment, SegmentId};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 
 use crate::checks;
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, Status, StepPlan, Store,
-    StoreError, Tries,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, Status, StepPlan, Store, StoreError,
+    Tries, WriteOutcome,
 };
 
 /// Location of the store in messages.
@@ -30,7 +30,7 @@ pub struct Memory {
 struct Contents {
     attempts: BTreeMap<AttemptId, Attempt>,
     /// Ids of the attempts, by slot and try.
-    tries: BTreeMap<(Placement, u32), AttemptId>,
+    tries: BTreeMap<(AttemptSlot, u32), AttemptId>,
     steps: BTreeMap<(u32, u32), StepPlan>,
     evals: BTreeMap<EvalKey, serde_json::Value>,
 }
@@ -42,7 +42,7 @@ impl Memory {
     }
 
     /// Runs `work` under the lock. Callers hold the lock only while they compare or copy values.
-    fn with<T>(
+    fn with_contents<T>(
         &self,
         action: &'static str,
         key: impl ToString,
@@ -50,33 +50,33 @@ impl Memory {
     ) -> Result<T, StoreError> {
         // Every write checks its input before it changes anything, so a panic leaves the data consistent.
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
-        work(&mut contents).map_err(|failure| failure.at(LOCATION, action, key.to_string()))
+        work(&mut contents).map_err(|failure| failure.into_error(LOCATION, action, key.to_string()))
     }
 }
 
 impl Contents {
     fn insert(&mut self, attempt: Attempt) {
-        self.tries.insert((attempt.placement, attempt.number), attempt.id);
+        self.tries.insert((attempt.slot, attempt.number), attempt.id);
         self.attempts.insert(attempt.id, attempt);
     }
 
-    fn known(&mut self, id: &AttemptId) -> Result<&mut Attempt, Failure> {
+    fn get_mut(&mut self, id: &AttemptId) -> Result<&mut Attempt, Failure> {
         self.attempts.get_mut(id).ok_or(Failure::Unknown)
     }
 
     /// Iterates over the tries of an attempt slot, in order.
-    fn at(&self, location: &Placement) -> impl DoubleEndedIterator<Item = &Attempt> {
-        self.tries.range((*location, 0)..=(*location, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
+    fn tries_in_slot(&self, slot: &AttemptSlot) -> impl DoubleEndedIterator<Item = &Attempt> {
+        self.tries.range((*slot, 0)..=(*slot, u32::MAX)).filter_map(|(_, id)| self.attempts.get(id))
     }
 }
 
 /// Serializes an evaluation result as JSON text.
-fn serialised(result: &serde_json::Value) -> String {
+fn to_json_text(result: &serde_json::Value) -> String {
     result.to_string()
 }
 
 /// Replaces −0 by 0, as SQLite does.
-fn plain(number: Option<f64>) -> Option<f64> {
+fn normalize_zero(number: Option<f64>) -> Option<f64> {
     number.map(|number| number + 0.0)
 }
 
@@ -86,36 +86,36 @@ impl Store for Memory {
         &self.run
     }
 
-    fn place(&self) -> &str {
+    fn location(&self) -> &str {
         LOCATION
     }
 
-    async fn begin(&self, start: &Begun) -> Result<Recorded, StoreError> {
-        self.with("record", start.placement, |contents| {
-            checks::name(&self.run, &start.id, &start.placement, start.number)?;
+    async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+        self.with_contents("record", start.slot, |contents| {
+            checks::check_name(&self.run, &start.id, &start.slot, start.number)?;
             match contents.attempts.get(&start.id) {
                 Some(stored) => checks::check_restart(stored, start),
                 None => {
-                    contents.insert(Attempt::begun(start));
-                    Ok(Recorded::Now)
+                    contents.insert(Attempt::from_start(start));
+                    Ok(WriteOutcome::Written)
                 }
             }
         })
     }
 
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError> {
-        self.with("record", format_args!("attempt {id}"), |contents| {
-            let attempt = contents.known(id)?;
+    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError> {
+        self.with_contents("record", format_args!("attempt {id}"), |contents| {
+            let attempt = contents.get_mut(id)?;
             let stored = attempt.trajectory.segments();
             let at = |id: SegmentId| stored.get(id.0 as usize);
-            let new = checks::appended(
+            let new = checks::new_segments(
                 attempt,
                 stored.len() as u32,
                 segments,
                 |id| Ok(at(id).cloned()),
                 |id| Ok(at(id).map_or(0, |segment| segment.tokens.len())),
             )?;
-            let recorded = if new.is_empty() { Recorded::Before } else { Recorded::Now };
+            let recorded = if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
             for segment in new {
                 let pushed = attempt.trajectory.push(segment);
                 pushed.map_err(|error| Failure::Backend(Code::Internal, error.into()))?;
@@ -124,22 +124,22 @@ impl Store for Memory {
         })
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError> {
-        self.with("record", format_args!("attempt {id}"), |contents| {
-            checks::end(end)?;
-            let attempt = contents.known(id)?;
-            if checks::ended(attempt, end)? == Recorded::Before {
-                return Ok(Recorded::Before);
+    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
+        self.with_contents("record", format_args!("attempt {id}"), |contents| {
+            checks::check_end_values(end)?;
+            let attempt = contents.get_mut(id)?;
+            if checks::check_end(attempt, end)? == WriteOutcome::AlreadyRecorded {
+                return Ok(WriteOutcome::AlreadyRecorded);
             }
-            let End { outcome, score, reward, earned, status } = end.clone();
-            (attempt.outcome, attempt.earned, attempt.status) = (outcome, earned, status);
-            (attempt.score, attempt.reward) = (plain(score), plain(reward));
-            Ok(Recorded::Now)
+            let End { outcome, score, reward, step_rewards, status } = end.clone();
+            (attempt.outcome, attempt.step_rewards, attempt.status) = (outcome, step_rewards, status);
+            (attempt.score, attempt.reward) = (normalize_zero(score), normalize_zero(reward));
+            Ok(WriteOutcome::Written)
         })
     }
 
     async fn abandon_running(&self) -> Result<u64, StoreError> {
-        self.with("record", "attempts that run", |contents| {
+        self.with_contents("record", "attempts that run", |contents| {
             let mut abandoned = 0;
             for attempt in contents.attempts.values_mut().filter(|attempt| attempt.status == Status::Running)
             {
@@ -150,27 +150,27 @@ impl Store for Memory {
         })
     }
 
-    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError> {
+    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError> {
         let key = match attempts {
-            [one] => one.placement.to_string(),
+            [one] => one.slot.to_string(),
             all => format!("{} attempts", all.len()),
         };
-        self.with("record", key, |contents| {
+        self.with_contents("record", key, |contents| {
             let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
             for attempt in attempts {
-                checks::attempt(&self.run, attempt)?;
+                checks::check_attempt(&self.run, attempt)?;
                 let stored = contents.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
                 match stored.map(|stored| checks::difference(stored, attempt)) {
                     None => drop(new.insert(attempt.id, attempt)),
                     Some(None) => {}
                     Some(Some(field)) => {
-                        return Err(Failure::Conflict(attempt.placement.to_string(), field));
+                        return Err(Failure::Conflict(attempt.slot.to_string(), field));
                     }
                 }
             }
-            let recorded = if new.is_empty() { Recorded::Before } else { Recorded::Now };
+            let recorded = if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
             for attempt in new.into_values() {
-                let (score, reward) = (plain(attempt.score), plain(attempt.reward));
+                let (score, reward) = (normalize_zero(attempt.score), normalize_zero(attempt.reward));
                 contents.insert(Attempt { score, reward, ..attempt.clone() });
             }
             Ok(recorded)
@@ -178,43 +178,45 @@ impl Store for Memory {
     }
 
     async fn attempt(&self, id: &AttemptId) -> Result<Option<Attempt>, StoreError> {
-        self.with("read", format_args!("attempt {id}"), |contents| Ok(contents.attempts.get(id).cloned()))
-    }
-
-    async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
-        self.with("read", placement, |contents| {
-            Ok(contents.at(placement).rfind(|attempt| attempt.status.counts()).cloned())
+        self.with_contents("read", format_args!("attempt {id}"), |contents| {
+            Ok(contents.attempts.get(id).cloned())
         })
     }
 
-    async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError> {
-        self.with("read", placement, |contents| {
-            let next = contents.at(placement).next_back().map_or(0, |last| last.number + 1);
+    async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError> {
+        self.with_contents("read", slot, |contents| {
+            Ok(contents.tries_in_slot(slot).rfind(|attempt| attempt.status.can_count()).cloned())
+        })
+    }
+
+    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+        self.with_contents("read", slot, |contents| {
+            let next = contents.tries_in_slot(slot).next_back().map_or(0, |last| last.number + 1);
             let failed =
-                contents.at(placement).filter(|attempt| attempt.status == Status::Superseded).count();
+                contents.tries_in_slot(slot).filter(|attempt| attempt.status == Status::Superseded).count();
             Ok(Tries { next, failed: failed as u32 })
         })
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
-        self.with("read", format_args!("tasks for {}", purpose.name()), |contents| {
-            let of = contents.attempts.values().filter(|attempt| attempt.placement.purpose == purpose);
-            let each: BTreeMap<String, serde_json::Value> =
-                of.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
-            Ok(each.into_values().collect())
+        self.with_contents("read", format_args!("tasks for {}", purpose.name()), |contents| {
+            let matching = contents.attempts.values().filter(|attempt| attempt.slot.purpose == purpose);
+            let distinct: BTreeMap<String, serde_json::Value> =
+                matching.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
+            Ok(distinct.into_values().collect())
         })
     }
 
     async fn summaries(&self, purpose: Purpose) -> Result<Vec<AttemptSummary>, StoreError> {
-        self.with("read", format_args!("attempts for {}", purpose.name()), |contents| {
-            let mut found: BTreeMap<Placement, AttemptSummary> = BTreeMap::new();
-            for ((placement, number), id) in &contents.tries {
+        self.with_contents("read", format_args!("attempts for {}", purpose.name()), |contents| {
+            let mut found: BTreeMap<AttemptSlot, AttemptSummary> = BTreeMap::new();
+            for ((slot, number), id) in &contents.tries {
                 let Some(attempt) = contents.attempts.get(id) else { continue };
-                if placement.purpose == purpose && attempt.status.counts() {
+                if slot.purpose == purpose && attempt.status.can_count() {
                     let segments = attempt.trajectory.segments();
                     let summary = AttemptSummary {
                         id: *id,
-                        placement: *placement,
+                        slot: *slot,
                         number: *number,
                         score: attempt.score,
                         reward: attempt.reward,
@@ -223,7 +225,7 @@ impl Store for Memory {
                         tokens: segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
                     };
                     // Tries are iterated in order, so the last one that counts replaces the earlier ones.
-                    found.insert(*placement, summary);
+                    found.insert(*slot, summary);
                 }
             }
             Ok(found.into_values().collect())
@@ -231,23 +233,23 @@ impl Store for Memory {
     }
 
     async fn failures(&self, purpose: Purpose) -> Result<Vec<FailedAttempt>, StoreError> {
-        self.with("read", format_args!("failures for {}", purpose.name()), |contents| {
-            let tries = contents.tries.iter().filter(|((placement, _), _)| placement.purpose == purpose);
+        self.with_contents("read", format_args!("failures for {}", purpose.name()), |contents| {
+            let tries = contents.tries.iter().filter(|((slot, _), _)| slot.purpose == purpose);
             let attempts = tries.filter_map(|(_, id)| contents.attempts.get(id));
             Ok(attempts.filter(|attempt| attempt.is_failure()).map(FailedAttempt::from).collect())
         })
     }
 
-    async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError> {
+    async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError> {
         let key = format!("plan of phase {}/step {}", plan.phase, plan.step);
-        self.with("record", key.clone(), |contents| {
-            checks::plan(plan)?;
+        self.with_contents("record", key.clone(), |contents| {
+            checks::check_plan(plan)?;
             match contents.steps.get(&(plan.phase, plan.step)) {
-                Some(stored) if checks::same_plan(stored, plan) => Ok(Recorded::Before),
+                Some(stored) if checks::same_plan(stored, plan) => Ok(WriteOutcome::AlreadyRecorded),
                 Some(_) => Err(Failure::Conflict(key, "plan")),
                 None => {
                     contents.steps.insert((plan.phase, plan.step), plan.clone());
-                    Ok(Recorded::Now)
+                    Ok(WriteOutcome::Written)
                 }
             }
         })
@@ -255,27 +257,31 @@ impl Store for Memory {
 
     async fn step(&self, phase: u32, step: u32) -> Result<Option<StepPlan>, StoreError> {
         let key = format_args!("plan of phase {phase}/step {step}");
-        self.with("read", key, |contents| Ok(contents.steps.get(&(phase, step)).cloned()))
+        self.with_contents("read", key, |contents| Ok(contents.steps.get(&(phase, step)).cloned()))
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.with("read", "the ledger", |contents| Ok(contents.steps.keys().copied().collect()))
+        self.with_contents("read", "the ledger", |contents| Ok(contents.steps.keys().copied().collect()))
     }
 
-    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
-        self.with("record", key, |contents| match contents.evals.get(&key) {
+    async fn record_eval(
+        &self,
+        key: EvalKey,
+        result: &serde_json::Value,
+    ) -> Result<WriteOutcome, StoreError> {
+        self.with_contents("record", key, |contents| match contents.evals.get(&key) {
             // Compared as text, as in SQLite: two numbers are equal if their text is equal.
-            Some(stored) if serialised(stored) == serialised(result) => Ok(Recorded::Before),
+            Some(stored) if to_json_text(stored) == to_json_text(result) => Ok(WriteOutcome::AlreadyRecorded),
             Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
             None => {
                 contents.evals.insert(key, result.clone());
-                Ok(Recorded::Now)
+                Ok(WriteOutcome::Written)
             }
         })
     }
 
     async fn evals(&self) -> Result<Vec<(EvalKey, serde_json::Value)>, StoreError> {
-        self.with("read", "evaluations", |contents| {
+        self.with_contents("read", "evaluations", |contents| {
             Ok(contents.evals.iter().map(|(key, result)| (*key, result.clone())).collect())
         })
     }

@@ -3,7 +3,7 @@
 use std::fmt;
 
 use levade_policy::MicroBatchPlan;
-use levade_tree::{AttemptId, CreditTarget, Outcome, Placement, SegmentId, Trajectory};
+use levade_tree::{AttemptId, AttemptSlot, CreditTarget, Outcome, SegmentId, Trajectory};
 use serde::{Deserialize, Serialize};
 
 /// The state of an attempt.
@@ -54,7 +54,7 @@ impl Status {
     }
 
     /// Returns whether an attempt with this status can be the try that counts in its slot.
-    pub fn counts(self) -> bool {
+    pub fn can_count(self) -> bool {
         matches!(self, Status::Completed | Status::Unscored | Status::Failed)
     }
 
@@ -70,12 +70,12 @@ pub struct Attempt {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
     /// Slot of the attempt in the run.
-    pub placement: Placement,
+    pub slot: AttemptSlot,
     /// Index of the try in that slot, from 0. The last try with a status that counts is used.
     pub number: u32,
     /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
-    /// Outcome of the attempt. [`Outcome::begun`] if it has not ended.
+    /// Outcome of the attempt. [`Outcome::from_start`] if it has not ended.
     pub outcome: Outcome,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
@@ -84,7 +84,7 @@ pub struct Attempt {
     pub reward: Option<f64>,
     /// Parts of the reward that were credited before the end of the attempt, each to one segment, turn or
     /// agent. The remainder is credited to the outcome.
-    pub earned: Vec<Earned>,
+    pub step_rewards: Vec<StepReward>,
     /// State of the attempt.
     pub status: Status,
     /// All tokens of the attempt, in segments.
@@ -93,17 +93,17 @@ pub struct Attempt {
 
 impl Attempt {
     /// Creates a running attempt without segments from its start.
-    pub fn begun(begun: &Begun) -> Self {
-        let Begun { id, placement, number, task } = begun.clone();
+    pub fn from_start(start: &AttemptStart) -> Self {
+        let AttemptStart { id, slot, number, task } = start.clone();
         Attempt {
             id,
-            placement,
+            slot: slot,
             number,
             task,
-            outcome: Outcome::begun(),
+            outcome: Outcome::initial(),
             score: None,
             reward: None,
-            earned: Vec::new(),
+            step_rewards: Vec::new(),
             status: Status::Running,
             trajectory: Trajectory::new(),
         }
@@ -120,19 +120,19 @@ impl Attempt {
 
     /// Returns the end of the attempt: its outcome, score, reward and status.
     pub fn end(&self) -> End {
-        let Attempt { outcome, score, reward, earned, status, .. } = self;
-        let (outcome, earned) = (outcome.clone(), earned.clone());
-        End { outcome, score: *score, reward: *reward, earned, status: *status }
+        let Attempt { outcome, score, reward, step_rewards, status, .. } = self;
+        let (outcome, step_rewards) = (outcome.clone(), step_rewards.clone());
+        End { outcome, score: *score, reward: *reward, step_rewards, status: *status }
     }
 }
 
 /// The start of an attempt: everything that is known before its first token.
 #[derive(Debug, Clone, PartialEq)]
-pub struct Begun {
+pub struct AttemptStart {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
     /// Slot of the attempt in the run.
-    pub placement: Placement,
+    pub slot: AttemptSlot,
     /// Index of the try in that slot, from 0.
     pub number: u32,
     /// The task that the agent was given, as JSON.
@@ -149,7 +149,7 @@ pub struct End {
     /// Total reward that training reinforces. `None` if the attempt must not be trained on.
     pub reward: Option<f64>,
     /// Parts of the reward that were credited before the end of the attempt.
-    pub earned: Vec<Earned>,
+    pub step_rewards: Vec<StepReward>,
     /// Status after the end. Must not be [`Status::Running`].
     pub status: Status,
 }
@@ -168,7 +168,7 @@ pub struct Tries {
 /// A part of an attempt's reward, credited to one segment, turn or agent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Earned {
+pub struct StepReward {
     /// Segment, turn or agent that the reward is credited to.
     pub by: CreditTarget,
     /// Amount of the reward. Must be finite; negative for a penalty.
@@ -181,7 +181,7 @@ pub struct AttemptSummary {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
     /// Slot of the attempt in the run.
-    pub placement: Placement,
+    pub slot: AttemptSlot,
     /// Index of the try in that slot, from 0.
     pub number: u32,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
@@ -202,7 +202,7 @@ pub struct FailedAttempt {
     /// Id of the attempt, derived from the run, the slot and the try.
     pub id: AttemptId,
     /// Slot of the attempt in the run.
-    pub placement: Placement,
+    pub slot: AttemptSlot,
     /// Index of the try in that slot, from 0.
     pub number: u32,
     /// [`Failed`](Status::Failed), [`Superseded`](Status::Superseded) or
@@ -216,7 +216,7 @@ impl From<&Attempt> for FailedAttempt {
     fn from(attempt: &Attempt) -> Self {
         FailedAttempt {
             id: attempt.id,
-            placement: attempt.placement,
+            slot: attempt.slot,
             number: attempt.number,
             status: attempt.status,
             error: attempt.outcome.error.clone(),
@@ -231,7 +231,7 @@ pub struct PerToken(Vec<(f32, u32)>);
 
 impl PerToken {
     /// Creates a list with the same value for all tokens.
-    pub fn same(value: f32) -> Self {
+    pub fn uniform(value: f32) -> Self {
         PerToken(vec![(value, 0)])
     }
 
@@ -248,8 +248,8 @@ impl PerToken {
             }
         }
         match runs[..] {
-            [] => PerToken::same(0.0),
-            [(value, _)] => PerToken::same(value),
+            [] => PerToken::uniform(0.0),
+            [(value, _)] => PerToken::uniform(value),
             _ => PerToken(runs),
         }
     }
@@ -269,8 +269,8 @@ impl PerToken {
 
     /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if bytes are missing.
     pub(crate) fn from_bytes(bytes: &[u8]) -> Option<Self> {
-        let (words, []) = bytes.as_chunks::<4>() else { return None };
-        let (runs, []) = words.as_chunks::<2>() else { return None };
+        let (chunks, []) = bytes.as_chunks::<4>() else { return None };
+        let (runs, []) = chunks.as_chunks::<2>() else { return None };
         Some(PerToken(
             runs.iter().map(|[value, len]| (f32::from_le_bytes(*value), u32::from_le_bytes(*len))).collect(),
         ))
@@ -282,7 +282,7 @@ impl PerToken {
     }
 
     /// Iterates over the values of the runs, one per run.
-    pub fn distinct(&self) -> impl Iterator<Item = f32> + '_ {
+    pub fn run_values(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().map(|(value, _)| *value)
     }
 }
@@ -292,7 +292,7 @@ impl PerToken {
 /// The sampled and demonstrated segments are the targets, except those that an earlier leaf of the same
 /// attempt already trains.
 #[derive(Debug, Clone, PartialEq)]
-pub struct PlannedPath {
+pub struct PlannedSequence {
     /// Attempt that contains the sequence.
     pub attempt: AttemptId,
     /// Last segment of the sequence.
@@ -311,17 +311,17 @@ pub struct PlannedPath {
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Update {
     /// Sequences of the update, in order.
-    pub paths: Vec<PlannedPath>,
+    pub sequences: Vec<PlannedSequence>,
     /// Micro-batch plan of the learner.
-    pub cut: MicroBatchPlan,
+    pub micro_batch_plan: MicroBatchPlan,
     /// Micro-batch plan of the critic. `None` without a critic.
-    pub critic: Option<MicroBatchPlan>,
+    pub critic_plan: Option<MicroBatchPlan>,
 }
 
 impl Update {
     /// Returns the sequences of each micro-batch, in order.
-    pub fn micro_batches(&self) -> Vec<Vec<&PlannedPath>> {
-        self.cut.apply(&self.paths).collect()
+    pub fn micro_batches(&self) -> Vec<Vec<&PlannedSequence>> {
+        self.micro_batch_plan.apply(&self.sequences).collect()
     }
 }
 
@@ -334,15 +334,15 @@ pub struct StepPlan {
     pub step: u32,
     /// Positions of the step's groups in the phase's task order, including zero-variance groups. Empty
     /// for demonstrations.
-    pub places: Vec<u64>,
+    pub group_positions: Vec<u64>,
     /// Plans of the policies that the step trains, in training order.
     pub policies: Vec<PolicyPlan>,
 }
 
 impl StepPlan {
     /// Iterates over the sequences of all policies, in order.
-    pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
-        self.policies.iter().flat_map(PolicyPlan::paths)
+    pub fn sequences(&self) -> impl Iterator<Item = &PlannedSequence> {
+        self.policies.iter().flat_map(PolicyPlan::sequences)
     }
 }
 
@@ -354,7 +354,7 @@ pub struct PolicyPlan {
     /// Version of the policy's weights before the step.
     pub version: u64,
     /// KL penalty that was applied to the rewards. `None` if the rewards were not penalized.
-    pub kl: Option<ChargedKl>,
+    pub kl: Option<AppliedKlPenalty>,
     /// Selection of high-entropy tokens. `None` if all tokens kept their advantages.
     pub high_entropy: Option<HighEntropy>,
     /// Optimizer steps, in order.
@@ -363,15 +363,15 @@ pub struct PolicyPlan {
 
 impl PolicyPlan {
     /// Iterates over the sequences of all updates, in order.
-    pub fn paths(&self) -> impl Iterator<Item = &PlannedPath> {
-        self.updates.iter().flat_map(|update| &update.paths)
+    pub fn sequences(&self) -> impl Iterator<Item = &PlannedSequence> {
+        self.updates.iter().flat_map(|update| &update.sequences)
     }
 }
 
 /// A KL penalty that was applied to the rewards of a step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct ChargedKl {
+pub struct AppliedKlPenalty {
     /// Coefficient of the penalty.
     pub coefficient: f64,
     /// Measured KL divergence from the reference policy, averaged over `rollouts`.
@@ -410,9 +410,9 @@ impl fmt::Display for EvalKey {
 
 /// The effect of a successful write.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Recorded {
+pub enum WriteOutcome {
     /// The value was written by this call.
-    Now,
+    Written,
     /// An equal value was already recorded, so nothing was written.
-    Before,
+    AlreadyRecorded,
 }

@@ -3,10 +3,11 @@
 use std::fmt::Debug;
 
 use async_trait::async_trait;
-use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 
 use crate::{
-    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, StoreError, Tries,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError, Tries,
+    WriteOutcome,
 };
 
 /// The store of one run. Share it as `Arc<dyn Store>`.
@@ -25,7 +26,7 @@ pub trait Store: Debug + Send + Sync {
     fn run(&self) -> &RunId;
 
     /// Returns the location of the store for messages, for example a file path or an address.
-    fn place(&self) -> &str;
+    fn location(&self) -> &str;
 
     /// Records the start of an attempt, which is then [`Running`](crate::Status::Running).
     ///
@@ -33,7 +34,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
     /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
     /// [`StoreError::Over`] if the attempt was abandoned.
-    async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError>;
+    async fn start(&self, begun: &AttemptStart) -> Result<WriteOutcome, StoreError>;
 
     /// Appends all of `segments`, or none of them, to a running attempt.
     ///
@@ -47,7 +48,7 @@ pub trait Store: Debug + Send + Sync {
     /// attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has a temperature
     /// that is not finite, or does not fit the trajectory: its parent, the position of its fork or its
     /// number of values per token.
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError>;
+    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError>;
 
     /// Records the end of an attempt that is running or ended as [`Unscored`](crate::Status::Unscored).
     ///
@@ -56,7 +57,7 @@ pub trait Store: Debug + Send + Sync {
     /// already has a different end, and [`StoreError::Over`] if it was abandoned with a different end.
     /// Returns [`StoreError::Unstorable`] if the status is [`Running`](crate::Status::Running) or if a
     /// score, a reward or a part of a reward is not finite.
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError>;
+    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
 
     /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their number.
     ///
@@ -73,13 +74,13 @@ pub trait Store: Debug + Send + Sync {
     /// Returns [`StoreError::Conflict`] if a different attempt is recorded under an id, and
     /// [`StoreError::Unstorable`] if an id does not belong to this run, slot and try, or if a score,
     /// reward or temperature is not finite.
-    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError>;
+    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError>;
 
     /// Records one complete attempt in one write.
     ///
     /// # Errors
     /// Returns an error if [`record_attempts`](Self::record_attempts) does.
-    async fn record_attempt(&self, attempt: &Attempt) -> Result<Recorded, StoreError> {
+    async fn record_attempt(&self, attempt: &Attempt) -> Result<WriteOutcome, StoreError> {
         self.record_attempts(std::slice::from_ref(attempt)).await
     }
 
@@ -94,13 +95,13 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError>;
+    async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError>;
 
     /// Returns the index of the next try in an attempt slot, and how many tries were superseded.
     ///
     /// # Errors
     /// Returns an error if reading fails.
-    async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError>;
+    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError>;
 
     /// Returns the distinct tasks of all attempts started for `purpose`, including running ones.
     ///
@@ -129,7 +130,7 @@ pub trait Store: Debug + Send + Sync {
     /// Returns [`StoreError::Conflict`] if a different plan is recorded for the step, and
     /// [`StoreError::Unstorable`] if a number in the plan is not finite or a micro-batch plan does not
     /// fit the sequences of its update.
-    async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError>;
+    async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError>;
 
     /// Returns the plan of a training step, or `None` if none is recorded.
     ///
@@ -147,7 +148,8 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Conflict`] if a different result is recorded under `key`.
-    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError>;
+    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value)
+    -> Result<WriteOutcome, StoreError>;
 
     /// Returns the results of all evaluations, sorted by phase and step.
     ///

@@ -32,34 +32,36 @@ pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
 ///
 /// # Panics
 /// Panics if a try before a counting one is missing, or is neither superseded nor abandoned.
-pub async fn undisturbed(store: &dyn Store) -> Result<HashMap<AttemptId, (AttemptId, u32)>, StoreError> {
+pub async fn ids_without_abandoned(
+    store: &dyn Store,
+) -> Result<HashMap<AttemptId, (AttemptId, u32)>, StoreError> {
     let mut names = HashMap::new();
     for purpose in [Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval] {
-        for AttemptSummary { id, placement, number, .. } in store.summaries(purpose).await? {
+        for AttemptSummary { id, slot, number, .. } in store.summaries(purpose).await? {
             let mut failed = 0;
             for earlier in 0..number {
-                let earlier = store.attempt(&AttemptId::new(store.run(), &placement, earlier)).await?;
+                let earlier = store.attempt(&AttemptId::new(store.run(), &slot, earlier)).await?;
                 match earlier.map(|attempt| attempt.status) {
                     Some(Status::Superseded) => failed += 1,
                     Some(Status::Abandoned) => {}
-                    other => panic!("before try {number} of {placement}: {other:?}"),
+                    other => panic!("before try {number} of {slot}: {other:?}"),
                 }
             }
-            names.insert(id, (AttemptId::new(store.run(), &placement, failed), failed));
+            names.insert(id, (AttemptId::new(store.run(), &slot, failed), failed));
         }
     }
     Ok(names)
 }
 
-/// Returns a copy of a plan with the attempt ids of [`undisturbed`].
+/// Returns a copy of a plan with the attempt ids of [`ids_without_abandoned`].
 ///
 /// # Panics
 /// Panics if the plan trains on an attempt that is not in `names`.
-pub fn undisturbed_plan(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
+pub fn plan_without_abandoned(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
     let mut plan = plan.clone();
-    let updates = plan.policies.iter_mut().flat_map(|of| &mut of.updates);
-    for path in updates.flat_map(|update| &mut update.paths) {
-        path.attempt = names[&path.attempt].0;
+    let updates = plan.policies.iter_mut().flat_map(|policy_plan| &mut policy_plan.updates);
+    for sequence in updates.flat_map(|update| &mut update.sequences) {
+        sequence.attempt = names[&sequence.attempt].0;
     }
     plan
 }

@@ -11,10 +11,10 @@ use std::sync::Arc;
 
 use levade_policy::MicroBatchPlan;
 use levade_store::{
-    Attempt, Begun, PerToken, PlannedPath, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
+    Attempt, AttemptStart, PerToken, PlannedSequence, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
 };
 use levade_tree::{
-    AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -28,47 +28,47 @@ fn run() -> RunId {
 fn attempt(sample: u32) -> Attempt {
     let tokens: Vec<u32> = (0..2000).map(|i| i * (sample + 1)).collect();
     let mut trajectory = Trajectory::new();
-    let root = trajectory.push(Segment::given(None, tokens.clone(), 0)).unwrap();
+    let root = trajectory.push(Segment::context(None, tokens.clone(), 0)).unwrap();
     let reply = Segment {
         kind: Kind::Sampled,
         logprobs: tokens.iter().map(|&t| -(t as f32).sqrt()).collect(),
         versions: vec![VersionRun { version: u64::from(sample), len: tokens.len() as u32 }],
-        ..Segment::given(Some(root), tokens, 0)
+        ..Segment::context(Some(root), tokens, 0)
     };
     trajectory.push(reply).unwrap();
-    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
     Attempt {
-        id: AttemptId::new(&run(), &placement, 0),
-        placement,
+        id: AttemptId::new(&run(), &slot, 0),
+        slot,
         number: 0,
         task: json!({ "sample": sample }),
-        outcome: Outcome::begun(),
+        outcome: Outcome::initial(),
         score: Some(0.5),
         reward: Some(0.5),
-        earned: Vec::new(),
+        step_rewards: Vec::new(),
         status: Status::Completed,
         trajectory,
     }
 }
 
 fn plan(step: u32) -> StepPlan {
-    let path = PlannedPath {
+    let path = PlannedSequence {
         attempt: attempt(step).id,
         leaf: SegmentId(1),
-        advantage: PerToken::same(0.1),
-        weight: PerToken::same(0.3),
+        advantage: PerToken::uniform(0.1),
+        weight: PerToken::uniform(0.3),
         returns: None,
         values: None,
     };
     StepPlan {
         phase: 0,
         step,
-        places: vec![],
+        group_positions: vec![],
         policies: vec![PolicyPlan {
             updates: vec![Update {
-                paths: vec![path; 50],
-                cut: MicroBatchPlan::from_sizes([50]),
-                critic: None,
+                sequences: vec![path; 50],
+                micro_batch_plan: MicroBatchPlan::from_sizes([50]),
+                critic_plan: None,
             }],
             ..PolicyPlan::default()
         }],
@@ -85,8 +85,8 @@ async fn write(store: &dyn Store, sample: u32) {
         store.record_attempt(&whole).await.unwrap();
         return;
     }
-    let Attempt { id, placement, number, task, .. } = whole.clone();
-    store.begin(&Begun { id, placement, number, task }).await.unwrap();
+    let Attempt { id, slot, number, task, .. } = whole.clone();
+    store.start(&AttemptStart { id, slot, number, task }).await.unwrap();
     for segment in whole.trajectory.segments() {
         store.append(&id, std::slice::from_ref(segment)).await.unwrap();
     }
@@ -149,7 +149,7 @@ async fn recorded_data_survives_process_kill() {
         let present = store.summaries(Purpose::Train).await.unwrap();
         assert!(present.len() - recorded.len() <= WRITERS as usize, "{} of {recorded:?}", present.len());
         for summary in present {
-            let whole = attempt(summary.placement.sample);
+            let whole = attempt(summary.slot.sample);
             assert_eq!(store.attempt(&summary.id).await.unwrap(), Some(whole));
         }
         // An attempt in progress has the appended segments, each of them complete.

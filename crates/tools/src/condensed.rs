@@ -101,7 +101,7 @@ impl Open {
     /// the metric to count.
     fn shorter(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
-        if outcome.error.is_none() && outcome.finish.is_whole() && !outcome.final_text.trim().is_empty() {
+        if outcome.error.is_none() && outcome.finish.is_complete() && !outcome.final_text.trim().is_empty() {
             return (outcome.final_text.clone(), CONDENSED);
         }
         let truncation = Cut { characters: Some(self.keys.above), tokens: None, side: Side::Middle };

@@ -136,7 +136,7 @@ impl Session for Open {
             "evidence": outcome.evidence,
         });
         self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(said);
-        let output = match (&outcome.error, outcome.finish.is_whole()) {
+        let output = match (&outcome.error, outcome.finish.is_complete()) {
             (Some(why), _) => ToolOutput::error(CallError::Unavailable, format!("{agent} broke: {why}")),
             (None, true) => ToolOutput::text(outcome.final_text.clone()),
             (None, false) => {

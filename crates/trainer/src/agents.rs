@@ -20,11 +20,11 @@ use crate::policies::Policies;
 
 /// Components of an agent that the caller provides.
 #[derive(Clone)]
-pub struct AgentParts {
+pub struct AgentSpec {
     /// Name in the recipe.
     pub name: String,
     /// Backend of each policy that plays the agent, in the order of the recipe.
-    pub answers: Vec<Answers>,
+    pub backends: Vec<ChatBackend>,
     /// Selects the policy that plays the agent in an attempt. `None` if there is only one policy.
     pub pick: Option<Pick>,
     /// Tools of the agent.
@@ -37,19 +37,19 @@ pub struct AgentParts {
 
 /// The interface through which an agent's policy generates completions.
 #[derive(Clone)]
-pub enum Answers {
+pub enum ChatBackend {
     /// Token-level sampling. This chat renders messages as tokens.
     Policy(Arc<Chat>),
     /// A chat API that takes and returns messages.
     Api(Arc<dyn ChatApi>),
 }
 
-impl AgentParts {
+impl AgentSpec {
     /// Creates the parts of an agent that uses the built-in loop and one policy.
     pub fn new(name: &str, chat: Arc<Chat>, tools: ToolSet) -> Self {
-        AgentParts {
+        AgentSpec {
             name: name.to_owned(),
-            answers: vec![Answers::Policy(chat)],
+            backends: vec![ChatBackend::Policy(chat)],
             pick: None,
             tools,
             when: When::default(),
@@ -70,7 +70,7 @@ pub struct NamedAgent {
     /// The agent's keys in the recipe: its instructions, sampling parameters and limits.
     pub keys: AgentKeys,
     /// The loop that runs the agent's attempts.
-    pub(crate) runs: Arc<dyn AgentLoop>,
+    pub(crate) agent_loop: Arc<dyn AgentLoop>,
 }
 
 impl NamedAgent {
@@ -92,7 +92,7 @@ impl NamedAgent {
 }
 
 /// Registers agents with the toolboxes that call them as helpers.
-fn put_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
+fn register_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
     for slot in agents.iter().flat_map(|named| named.agent.tools.helpers()) {
         if let Some(named) = agents.iter().find(|named| named.agent.name == slot.agent()) {
             slot.set(Arc::new(named.helper(roster)));
@@ -104,16 +104,16 @@ fn put_helpers(agents: &[NamedAgent], roster: &Arc<Roster>) {
 #[derive(Debug, Clone, Default)]
 pub(crate) struct TokenLimits {
     /// Limit for tasks that name no agent of the run.
-    pub first: usize,
+    pub default: usize,
     /// Limits of the agents, by name.
-    pub named: BTreeMap<String, usize>,
+    pub by_agent: BTreeMap<String, usize>,
 }
 
 impl TokenLimits {
     /// Returns the limit of attempts at a recorded task.
-    pub fn of(&self, task: &serde_json::Value) -> usize {
-        let named = task["agent"].as_str().and_then(|name| self.named.get(name));
-        named.copied().unwrap_or(self.first)
+    pub fn limit_for(&self, task: &serde_json::Value) -> usize {
+        let limit = task["agent"].as_str().and_then(|name| self.by_agent.get(name));
+        limit.copied().unwrap_or(self.default)
     }
 }
 
@@ -129,7 +129,7 @@ pub struct Agents {
 }
 
 /// The sampler of a policy, with the policy's name in the store and its context size in tokens.
-struct Sampled {
+struct PolicySampler {
     policy: String,
     sampler: Arc<dyn Sampler>,
     context: usize,
@@ -137,7 +137,7 @@ struct Sampled {
 
 /// Names of verl's own loops (a single turn, and turns with tools), which rows in verl's layout
 /// contain. The built-in loop covers both.
-const OF_VERL: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
+const VERL_LOOPS: [&str; 3] = ["single_turn_agent", "tool_agent", "tool_agent_loop"];
 
 impl Agents {
     /// Creates the agents of a recipe.
@@ -146,45 +146,50 @@ impl Agents {
     /// Returns an error if the parts of an agent or one of its policies are missing.
     pub(crate) fn new(
         recipe: &Recipe,
-        parts: &[AgentParts],
+        parts: &[AgentSpec],
         policies: &Policies,
     ) -> Result<Self, TrainerError> {
         let trained = recipe.trained_policies();
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);
-            let policy = policy.ok_or_else(|| TrainerError::NoPart(format!("the policy {name}")))?;
-            Ok(Sampled { policy: name.to_owned(), sampler: policy.sampler.clone(), context: policy.context })
+            let policy = policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
+            Ok(PolicySampler {
+                policy: name.to_owned(),
+                sampler: policy.sampler.clone(),
+                context: policy.context,
+            })
         };
-        Self::with(recipe, parts, is_trained, find)
+        Self::from_policies(recipe, parts, is_trained, find)
     }
 
     /// Creates the agents of a recipe, all of which sample from one model with this context size,
     /// whatever their policies.
-    pub fn over(
+    pub fn with_sampler(
         recipe: &Recipe,
-        parts: &[AgentParts],
+        parts: &[AgentSpec],
         sampler: &Arc<dyn Sampler>,
         context: usize,
     ) -> Result<Self, TrainerError> {
-        let find = |_: &str| Ok(Sampled { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context });
-        Self::with(recipe, parts, |_, _| true, find)
+        let find =
+            |_: &str| Ok(PolicySampler { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context });
+        Self::from_policies(recipe, parts, |_, _| true, find)
     }
 
     /// Creates agents from the policies that `find` returns.
-    fn with(
+    fn from_policies(
         recipe: &Recipe,
-        parts: &[AgentParts],
+        parts: &[AgentSpec],
         is_trained: impl Fn(&AgentKeys, &String) -> bool,
-        find: impl Fn(&str) -> Result<Sampled, TrainerError>,
+        find: impl Fn(&str) -> Result<PolicySampler, TrainerError>,
     ) -> Result<Self, TrainerError> {
-        let play = |keys: &AgentKeys, name: &String, answers: &Answers| {
-            let (policy, backend, format, context) = match answers {
-                Answers::Policy(chat) => {
-                    let Sampled { policy, sampler, context } = find(name)?;
+        let make_player = |keys: &AgentKeys, name: &String, chat_backend: &ChatBackend| {
+            let (policy, backend, format, context) = match chat_backend {
+                ChatBackend::Policy(chat) => {
+                    let PolicySampler { policy, sampler, context } = find(name)?;
                     (policy, Backend::Tokens(sampler), Some(keys.format(Arc::clone(chat))), context)
                 }
-                Answers::Api(api) => (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX),
+                ChatBackend::Api(api) => (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX),
             };
             Ok(Player {
                 is_trained: is_trained(keys, name),
@@ -198,10 +203,10 @@ impl Agents {
         };
         let (mut all, mut named) = (Vec::new(), Vec::new());
         for (name, keys) in recipe.agents() {
-            let does_tasks = !recipe.may_be_external(keys);
+            let performs_tasks = !recipe.may_be_external(keys);
             let Some(parts) = parts.iter().find(|parts| parts.name == name) else {
-                match does_tasks {
-                    true => return Err(TrainerError::NoPart(format!("the agent {name}"))),
+                match performs_tasks {
+                    true => return Err(TrainerError::MissingPart(format!("the agent {name}"))),
                     false => continue,
                 }
             };
@@ -210,8 +215,8 @@ impl Agents {
                 policies.push(DEFAULT.to_owned());
             }
             let sampling = keys.sampling.clone();
-            let players = policies.iter().zip(&parts.answers);
-            let players = players.map(|(policy, answers)| play(keys, policy, answers));
+            let players = policies.iter().zip(&parts.backends);
+            let players = players.map(|(policy, chat_backend)| make_player(keys, policy, chat_backend));
             let agent = Agent {
                 name: name.to_owned(),
                 players: players.collect::<Result<_, TrainerError>>()?,
@@ -223,25 +228,25 @@ impl Agents {
             };
             all.push(agent.clone());
             // An agent that an external policy may play performs no tasks.
-            if !does_tasks {
+            if !performs_tasks {
                 continue;
             }
             let (sampler, format) = match agent.players.first() {
                 Some(Player { backend: Backend::Tokens(sampler), format: Some(format), .. }) => {
                     (Arc::clone(sampler), Arc::clone(format))
                 }
-                _ => return Err(TrainerError::NoPart(format!("the policy of the agent {name}"))),
+                _ => return Err(TrainerError::MissingPart(format!("the policy of the agent {name}"))),
             };
             named.push(NamedAgent {
                 agent,
                 format,
                 sampler,
                 keys: keys.clone(),
-                runs: parts.custom.clone().unwrap_or_else(|| Arc::new(BuiltInLoop)),
+                agent_loop: parts.custom.clone().unwrap_or_else(|| Arc::new(BuiltInLoop)),
             });
         }
         let roster = Arc::new(Roster::new(all));
-        put_helpers(&named, &roster);
+        register_helpers(&named, &roster);
         Ok(Agents { named, roster, teacher: None })
     }
 
@@ -251,10 +256,10 @@ impl Agents {
     /// # Errors
     /// Returns [`TrainerError::UnknownAgent`] if the task names an agent that the run does not
     /// have.
-    pub fn of(&self, task: &Task) -> Result<&NamedAgent, TrainerError> {
+    pub fn agent_for(&self, task: &Task) -> Result<&NamedAgent, TrainerError> {
         let named = task.agent.as_deref();
         let found = self.named.iter().find(|agent| Some(agent.agent.name.as_str()) == named);
-        let wanted = named.filter(|name| found.is_none() && !OF_VERL.contains(name) && *name != DEFAULT);
+        let wanted = named.filter(|name| found.is_none() && !VERL_LOOPS.contains(name) && *name != DEFAULT);
         match (found, wanted) {
             (_, Some(name)) => Err(TrainerError::UnknownAgent {
                 task: task.id.clone(),
@@ -269,7 +274,7 @@ impl Agents {
     /// Returns the token limits of all agents.
     pub(crate) fn token_limits(&self) -> TokenLimits {
         let named = self.named.iter().map(|agent| (agent.agent.name.clone(), agent.keys.max_tokens));
-        TokenLimits { first: self.first().keys.max_tokens, named: named.collect() }
+        TokenLimits { default: self.first().keys.max_tokens, by_agent: named.collect() }
     }
 
     /// Returns the first agent, which performs the tasks that name no agent.
@@ -294,10 +299,11 @@ impl Agents {
     /// # Errors
     /// Returns an error if the loop of an agent does not support a teacher.
     pub(crate) fn taught(&self, source: &SourceKeys, teacher: &Teacher) -> Result<Self, TrainerError> {
-        match self.named.iter().find(|named| !named.runs.can_be_taught(&named.agent)) {
-            Some(named) => {
-                Err(TrainerError::NotTaught { agent: named.agent.name.clone(), teacher: source.to_string() })
-            }
+        match self.named.iter().find(|named| !named.agent_loop.can_be_taught(&named.agent)) {
+            Some(named) => Err(TrainerError::UnsupportedLoop {
+                agent: named.agent.name.clone(),
+                teacher: source.to_string(),
+            }),
             None => Ok(Agents { teacher: Some(teacher.clone()), ..self.clone() }),
         }
     }
@@ -331,14 +337,14 @@ mod tests {
         let chats = ["default", "writer"].map(|_| Arc::new(levade_text::testing::tiny_chat().unwrap()));
         let tools = || ToolSet::new(Vec::new(), Duration::ZERO).unwrap();
         let parts = [("default", &chats[0]), ("writer", &chats[1])]
-            .map(|(name, chat)| AgentParts::new(name, chat.clone(), tools()));
+            .map(|(name, chat)| AgentSpec::new(name, chat.clone(), tools()));
         let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(Default::default()));
-        let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
+        let agents = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
         for ((agent, parts), chat) in agents.named.iter().zip(&parts).zip(&chats) {
             assert_eq!(agent.agent.name, parts.name);
             assert!(Arc::ptr_eq(agent.format.chat(), chat), "{}", parts.name);
         }
-        let missing = Agents::over(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
+        let missing = Agents::with_sampler(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
         assert!(missing.to_string().contains("the agent writer"), "{missing}");
     }
 }

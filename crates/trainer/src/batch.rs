@@ -3,11 +3,11 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use levade_store::{PerToken, PlannedPath};
+use levade_store::{PerToken, PlannedSequence};
 
 #[cfg(test)]
 use levade_tree::DEFAULT;
-use levade_tree::{Masked, Part, PathInput, PathTarget, Segment, SegmentId, Term, Trajectory};
+use levade_tree::{MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory};
 
 /// A leaf of a trajectory and the trained actions on its sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -61,13 +61,13 @@ impl Targets<'static> {
 
 impl Targets<'_> {
     /// Returns whether sampled tokens in such a segment would be targets of the policy.
-    pub fn are_of(&self, segment: &Segment) -> bool {
+    pub fn can_contain(&self, segment: &Segment) -> bool {
         segment.policy == self.policy && !self.untrained.contains(&segment.agent)
     }
 
     /// Returns whether a segment contains targets of the policy.
-    pub fn contain(&self, segment: &Segment) -> bool {
-        segment.is_target() && self.are_of(segment)
+    pub fn contains_targets(&self, segment: &Segment) -> bool {
+        segment.is_target() && self.can_contain(segment)
     }
 }
 
@@ -82,18 +82,18 @@ pub(crate) struct Count {
 #[derive(Debug, Default, PartialEq, Eq)]
 pub(crate) struct Census {
     pub trainable: Count,
-    pub masked: BTreeMap<Masked, Count>,
+    pub masked: BTreeMap<MaskReason, Count>,
 }
 
 impl Census {
     /// Counts the segments for which `trained` returns true.
-    pub fn of<'a>(
+    pub fn count<'a>(
         trajectories: impl Iterator<Item = &'a Trajectory>,
         trained: impl Fn(&Segment) -> bool,
     ) -> Self {
         let mut found = Census::default();
         for segment in trajectories.flat_map(Trajectory::segments).filter(|segment| trained(segment)) {
-            let count = match segment.masked() {
+            let count = match segment.mask_reason() {
                 Some(why) if !segment.tokens.is_empty() => found.masked.entry(why).or_default(),
                 None if segment.is_target() => &mut found.trainable,
                 _ => continue,
@@ -118,11 +118,11 @@ impl Census {
 
     /// Returns the reasons for masking, each with its number of tokens, if no trainable token is
     /// left. Returns `None` if there are trainable tokens or nothing is masked.
-    pub fn nothing_left(&self) -> Option<String> {
+    pub fn masked_reasons(&self) -> Option<String> {
         if self.trainable.segments > 0 || self.masked.is_empty() {
             return None;
         }
-        let part = |(why, Count { segments, tokens }): (&Masked, &Count)| {
+        let part = |(why, Count { segments, tokens }): (&MaskReason, &Count)| {
             format!("{tokens} were {why} (segments: {segments})")
         };
         Some(self.masked.iter().map(part).collect::<Vec<_>>().join(", "))
@@ -130,14 +130,14 @@ impl Census {
 }
 
 /// Returns the sequences that train every target segment exactly once. Masked segments are context
-/// here, as in [`Paths::input`]: they precede the following tokens and are not targets.
-pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedSequence> {
+/// here, as in [`AttemptSequences::input`]: they precede the following tokens and are not targets.
+pub(crate) fn trained_sequences(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedSequence> {
     let owners = trajectory.owners();
-    let mut paths: Vec<TrainedSequence> = Vec::new();
+    let mut sequences: Vec<TrainedSequence> = Vec::new();
     for leaf in trajectory.leaves() {
-        let on_path = trajectory.path(leaf);
-        let owned = |part: &&Part<'_>| part.is_whole() && owners[part.segment.id.0 as usize] == leaf;
-        let trained = || on_path.iter().filter(|part| targets.contain(part.segment));
+        let parts = trajectory.sequence(leaf);
+        let owned = |part: &&Part<'_>| part.is_complete() && owners[part.segment.id.0 as usize] == leaf;
+        let trained = || parts.iter().filter(|part| targets.contains_targets(part.segment));
         let mut turns: Vec<Action> = Vec::new();
         for Part { segment, .. } in trained().filter(owned) {
             let trained = (segment.id, segment.tokens.len());
@@ -155,14 +155,14 @@ pub(crate) fn trained_paths(trajectory: &Trajectory, targets: Targets<'_>) -> Ve
         let mut before: Vec<(u32, &str)> = others.map(|s| (s.turn, s.agent.as_str())).collect();
         before.dedup();
         if !turns.is_empty() {
-            paths.push(TrainedSequence { leaf, turns_before: before.len(), turns });
+            sequences.push(TrainedSequence { leaf, turns_before: before.len(), turns });
         }
     }
-    paths
+    sequences
 }
 
 /// The sequences of one trajectory, which share its tokens in memory.
-pub(crate) struct Paths<'a> {
+pub(crate) struct AttemptSequences<'a> {
     trajectory: &'a Trajectory,
     /// The leaf whose sequence trains each segment.
     owners: Vec<SegmentId>,
@@ -170,40 +170,41 @@ pub(crate) struct Paths<'a> {
     tokens: Vec<Arc<[u32]>>,
 }
 
-impl<'a> Paths<'a> {
-    pub fn of(trajectory: &'a Trajectory) -> Self {
+impl<'a> AttemptSequences<'a> {
+    pub fn from_trajectory(trajectory: &'a Trajectory) -> Self {
         let tokens = trajectory.segments().iter().map(|segment| segment.tokens.as_slice().into());
-        Paths { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
+        AttemptSequences { trajectory, owners: trajectory.owners(), tokens: tokens.collect() }
     }
 
     /// Returns a planned sequence with its tokens, up to the last target, because later tokens have
     /// no effect. `version` is the version of the weights that are trained.
-    pub fn input(&self, planned: &PlannedPath, targets: Targets<'_>, version: u64) -> PathInput {
-        let Paths { trajectory, owners, tokens } = self;
-        let mut input = PathInput::default();
+    pub fn input(&self, planned: &PlannedSequence, targets: Targets<'_>, version: u64) -> SequenceInput {
+        let AttemptSequences { trajectory, owners, tokens } = self;
+        let mut input = SequenceInput::default();
         let mut end = 0;
         let mut weights = planned.weight.iter();
         let mut advantages = planned.advantage.iter();
         let mut returns = planned.returns.iter().flat_map(PerToken::iter);
         let mut values = planned.values.iter().flat_map(PerToken::iter);
-        for part in trajectory.path(planned.leaf) {
+        for part in trajectory.sequence(planned.leaf) {
             let segment = part.segment;
-            let owned = part.is_whole() && owners[segment.id.0 as usize] == planned.leaf;
-            if targets.contain(segment) && owned {
+            let owned = part.is_complete() && owners[segment.id.0 as usize] == planned.leaf;
+            if targets.contains_targets(segment) && owned {
                 let versions = segment.token_versions().map(Some).chain(std::iter::repeat(None));
-                for (i, drawn_by) in (0..segment.tokens.len()).zip(versions) {
+                for (i, sampled_version) in (0..segment.tokens.len()).zip(versions) {
                     let term = Term {
                         weight: weights.next().unwrap_or(0.0),
                         advantage: advantages.next().unwrap_or(0.0),
                         returns: returns.next().unwrap_or(0.0),
                         value: values.next(),
                         behaviour: segment.logprobs.get(i).copied(),
-                        age: drawn_by.map_or(0, |drawn_by| version.saturating_sub(drawn_by) as u32),
-                        version: drawn_by.unwrap_or(0),
+                        age: sampled_version
+                            .map_or(0, |sampled_version| version.saturating_sub(sampled_version) as u32),
+                        version: sampled_version.unwrap_or(0),
                         ..Term::default()
                     };
                     let index = (input.tokens.len() + i) as u32;
-                    input.targets.push(PathTarget { index, temperature: segment.temperature, term });
+                    input.targets.push(SequenceTarget { index, temperature: segment.temperature, term });
                 }
                 end = input.tokens.len() + segment.tokens.len();
             }
@@ -221,12 +222,12 @@ mod tests {
 
     use super::*;
 
-    fn planned(leaf: u32) -> PlannedPath {
-        PlannedPath {
+    fn planned(leaf: u32) -> PlannedSequence {
+        PlannedSequence {
             attempt: AttemptId::from_bytes([7; 16]),
             leaf: SegmentId(leaf),
-            advantage: PerToken::same(0.5),
-            weight: PerToken::same(0.25),
+            advantage: PerToken::uniform(0.5),
+            weight: PerToken::uniform(0.25),
             returns: None,
             values: None,
         }
@@ -238,7 +239,7 @@ mod tests {
             logprobs: tokens.iter().map(|&t| -(t as f32)).collect(),
             versions: vec![VersionRun { version: 7, len: tokens.len() as u32 }],
             temperature: 0.8,
-            ..Segment::given(Some(SegmentId(parent)), tokens.to_vec(), 0)
+            ..Segment::context(Some(SegmentId(parent)), tokens.to_vec(), 0)
         }
     }
 
@@ -246,11 +247,11 @@ mod tests {
     /// (context); and 5 (sampled).
     fn forked() -> Trajectory {
         let mut t = Trajectory::new();
-        t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+        t.push(Segment::context(None, vec![1, 2], 0)).unwrap();
         t.push(sampled(0, &[3, 4])).unwrap();
-        t.push(Segment::given(Some(SegmentId(1)), vec![5], 1)).unwrap();
+        t.push(Segment::context(Some(SegmentId(1)), vec![5], 1)).unwrap();
         t.push(sampled(2, &[6])).unwrap();
-        t.push(Segment::given(Some(SegmentId(3)), vec![7, 8], 2)).unwrap();
+        t.push(Segment::context(Some(SegmentId(3)), vec![7, 8], 2)).unwrap();
         t.push(sampled(1, &[9])).unwrap();
         t
     }
@@ -258,13 +259,13 @@ mod tests {
     #[test]
     fn trained_paths_contain_each_sampled_token_once() {
         let trajectory = forked();
-        let paths = trained_paths(&trajectory, Targets::DEFAULT);
+        let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let action = |segments: &[(u32, usize)]| {
             let segments = segments.iter().map(|(id, tokens)| (SegmentId(*id), *tokens)).collect();
             Action { turn: 0, agent: DEFAULT.into(), segments }
         };
         assert_eq!(
-            paths,
+            sequences,
             [
                 TrainedSequence {
                     leaf: SegmentId(4),
@@ -274,7 +275,7 @@ mod tests {
                 TrainedSequence { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
             ]
         );
-        let first = Paths::of(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
+        let first = AttemptSequences::from_trajectory(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
         // Context tokens after the last completion are left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -282,7 +283,7 @@ mod tests {
         assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = Paths::of(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
+        let second = AttemptSequences::from_trajectory(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -296,7 +297,7 @@ mod tests {
             let (agent, policy) = (agent.into(), policy.into());
             Segment { agent, policy, ..sampled(parent, &[token]) }
         };
-        trajectory.push(Segment::given(None, vec![1], 0)).unwrap();
+        trajectory.push(Segment::context(None, vec![1], 0)).unwrap();
         for (parent, (agent, policy)) in
             [("x", "a"), ("y", "b"), ("x", "a"), ("z", "a"), ("y", "b")].into_iter().enumerate()
         {
@@ -304,9 +305,10 @@ mod tests {
             trajectory.push(by(parent, 10 + parent, agent, policy)).unwrap();
         }
         let indices = |targets: Targets<'_>| {
-            let [path] = &trained_paths(&trajectory, targets)[..] else { panic!() };
-            let input = Paths::of(&trajectory).input(&planned(path.leaf.0), targets, 9);
-            assert_eq!(path.tokens(), input.targets.len());
+            let [sequence] = &trained_sequences(&trajectory, targets)[..] else { panic!() };
+            let input =
+                AttemptSequences::from_trajectory(&trajectory).input(&planned(sequence.leaf.0), targets, 9);
+            assert_eq!(sequence.tokens(), input.targets.len());
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };
         let untrained = ["z".to_owned()];
@@ -314,15 +316,15 @@ mod tests {
         assert_eq!(of("a", &[]), (vec![1, 3, 4], vec![1, 10, 11, 12, 13]));
         assert_eq!(of("a", &untrained), (vec![1, 3], vec![1, 10, 11, 12]));
         assert_eq!(of("b", &untrained), (vec![2, 5], vec![1, 10, 11, 12, 13, 14]));
-        assert_eq!(trained_paths(&trajectory, Targets::DEFAULT), []);
+        assert_eq!(trained_sequences(&trajectory, Targets::DEFAULT), []);
     }
 
     #[test]
     fn demonstration_targets_have_no_behaviour_logprobs() {
         let mut t = Trajectory::new();
-        let root = t.push(Segment::given(None, vec![1], 0)).unwrap();
+        let root = t.push(Segment::context(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
-        let input = Paths::of(&t).input(&planned(1), Targets::DEFAULT, 9);
+        let input = AttemptSequences::from_trajectory(&t).input(&planned(1), Targets::DEFAULT, 9);
         assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
@@ -332,32 +334,32 @@ mod tests {
     #[test]
     fn greedy_and_filtered_segments_are_masked_and_counted() {
         let mut t = Trajectory::new();
-        t.push(Segment::given(None, vec![1], 0)).unwrap();
+        t.push(Segment::context(None, vec![1], 0)).unwrap();
         t.push(Segment { temperature: 0.0, ..sampled(0, &[2, 3]) }).unwrap();
         t.push(Segment { filtered: true, agent: "b".into(), ..sampled(1, &[4]) }).unwrap();
-        assert_eq!(trained_paths(&t, Targets::DEFAULT), []);
-        let all = |t: &Trajectory| Census::of(std::iter::once(t), |_| true);
-        let why = all(&t).nothing_left().unwrap();
+        assert_eq!(trained_sequences(&t, Targets::DEFAULT), []);
+        let all = |t: &Trajectory| Census::count(std::iter::once(t), |_| true);
+        let why = all(&t).masked_reasons().unwrap();
         assert_eq!(
             why,
             "2 were decoded greedily (segments: 1), 1 were sampled with a filter, a penalty or a bias \
              (segments: 1)"
         );
         t.push(sampled(2, &[5, 6])).unwrap();
-        let paths = trained_paths(&t, Targets::DEFAULT);
-        assert_eq!((paths.len(), paths[0].turns_before, paths[0].tokens()), (1, 0, 2));
-        let input = Paths::of(&t).input(&planned(3), Targets::DEFAULT, 9);
+        let sequences = trained_sequences(&t, Targets::DEFAULT);
+        assert_eq!((sequences.len(), sequences[0].turns_before, sequences[0].tokens()), (1, 0, 2));
+        let input = AttemptSequences::from_trajectory(&t).input(&planned(3), Targets::DEFAULT, 9);
         assert_eq!(input.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4, 5]);
         let Census { trainable, masked } = all(&t);
         assert_eq!(trainable, Count { segments: 1, tokens: 2 });
-        assert_eq!(masked[&Masked::Greedy], Count { segments: 1, tokens: 2 });
-        assert_eq!(masked[&Masked::Filtered], Count { segments: 1, tokens: 1 });
-        assert_eq!(all(&t).nothing_left(), None);
+        assert_eq!(masked[&MaskReason::Greedy], Count { segments: 1, tokens: 2 });
+        assert_eq!(masked[&MaskReason::Filtered], Count { segments: 1, tokens: 1 });
+        assert_eq!(all(&t).masked_reasons(), None);
         // Nothing was sampled, so masking is not the reason.
-        assert_eq!(all(&Trajectory::new()).nothing_left(), None);
+        assert_eq!(all(&Trajectory::new()).masked_reasons(), None);
         // Untrained agents are not counted.
-        let of_b = Census::of(std::iter::once(&t), |segment| segment.agent == "b");
+        let of_b = Census::count(std::iter::once(&t), |segment| segment.agent == "b");
         assert_eq!((of_b.trainable, of_b.masked.len()), (Count::default(), 1));
     }
 
@@ -369,12 +371,12 @@ mod tests {
             shape in prop::collection::vec((0u32..9, 0usize..4, 0u8..5, any::<bool>()), 1..14)
         ) {
             let mut t = Trajectory::new();
-            t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+            t.push(Segment::context(None, vec![1, 2], 0)).unwrap();
             for (i, (parent, len, kind, _)) in shape.iter().enumerate() {
                 let parent = parent % (i as u32 + 1);
                 let tokens: Vec<u32> = (0..*len as u32).map(|token| 10 * i as u32 + token).collect();
                 let segment = match kind {
-                    0 => Segment::given(Some(SegmentId(parent)), tokens, 0),
+                    0 => Segment::context(Some(SegmentId(parent)), tokens, 0),
                     1 => Segment { filtered: true, ..sampled(parent, &tokens) },
                     2 => Segment { temperature: 0.0, ..sampled(parent, &tokens) },
                     _ => sampled(parent, &tokens),
@@ -384,8 +386,8 @@ mod tests {
                 t.push(Segment { after, ..segment }).unwrap();
             }
             let mut seen = Vec::new();
-            for path in trained_paths(&t, Targets::DEFAULT) {
-                let input = Paths::of(&t).input(&planned(path.leaf.0), Targets::DEFAULT, 9);
+            for path in trained_sequences(&t, Targets::DEFAULT) {
+                let input = AttemptSequences::from_trajectory(&t).input(&planned(path.leaf.0), Targets::DEFAULT, 9);
                 let segments = path.turns.iter().flat_map(|action| &action.segments);
                 let wanted: Vec<u32> =
                     segments.clone().flat_map(|(id, _)| t.segments()[id.0 as usize].tokens.clone()).collect();

@@ -17,12 +17,12 @@ pub struct Best {
     /// Label of its evaluation, such as `grpo, step 20`.
     pub label: String,
     /// Number of checkpoints from which it was selected.
-    pub of: usize,
+    pub candidates: usize,
     /// Success rate on the tasks that are reported.
     pub success: Interval,
     /// Whether separate tasks (`eval.select`) selected it. If not, the success rate is that of the
     /// selection tasks, and is biased upwards.
-    pub apart: bool,
+    pub uses_selection_tasks: bool,
 }
 
 /// Returns the evaluation with the highest mean score on the selection tasks, the first one of
@@ -34,14 +34,14 @@ pub(crate) fn best_of(evals: &[EvalResult]) -> Option<&EvalResult> {
 impl Best {
     /// Returns the best of `evals`, whose checkpoint is `checkpoint`. Returns `None` if there was
     /// no choice. An evaluation before training has no checkpoint.
-    pub(crate) fn of(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
+    pub(crate) fn select(evals: &[EvalResult], checkpoint: Option<PathBuf>) -> Option<Self> {
         let best = best_of(evals)?;
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
-        let of = evals.iter().filter(is_trained).count();
-        let checkpoint = checkpoint.filter(|_| is_trained(&best) && of > 1)?;
-        let (label, success, apart) =
+        let candidates = evals.iter().filter(is_trained).count();
+        let checkpoint = checkpoint.filter(|_| is_trained(&best) && candidates > 1)?;
+        let (label, success, uses_selection_tasks) =
             (best.label.clone(), best.overall.success, best.slices.iter().any(|slice| slice.selects));
-        Some(Best { checkpoint, label, of, success, apart })
+        Some(Best { checkpoint, label, candidates, success, uses_selection_tasks })
     }
 }
 
@@ -79,26 +79,26 @@ mod tests {
 
     #[test]
     fn best_reports_how_it_was_selected() {
-        let there = || Some(PathBuf::from("step-000002"));
+        let checkpoint_dir = || Some(PathBuf::from("step-000002"));
         let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];
-        let best = Best::of(&evals, there()).unwrap();
+        let best = Best::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
-            (best.label.as_str(), best.of, best.success.estimate, best.apart),
+            (best.label.as_str(), best.candidates, best.success.estimate, best.uses_selection_tasks),
             ("step 2", 3, 0.7, false)
         );
         // Selection tasks can prefer another checkpoint. The reported success is that of the
         // remaining tasks.
         let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
-        let best = Best::of(&evals, there()).unwrap();
+        let best = Best::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
-            (best.label.as_str(), best.of, best.success.estimate, best.apart),
+            (best.label.as_str(), best.candidates, best.success.estimate, best.uses_selection_tasks),
             ("step 1", 2, 0.4, true)
         );
-        assert_eq!(Best::of(&evals[..1], there()), None, "one is no choice");
-        assert_eq!(Best::of(&evals, None), None);
+        assert_eq!(Best::select(&evals[..1], checkpoint_dir()), None, "one is no choice");
+        assert_eq!(Best::select(&evals, None), None);
         let fell = [eval(0, 9, None), eval(1, 4, None), eval(2, 7, None)];
         assert_eq!(
-            Best::of(&fell, there()),
+            Best::select(&fell, checkpoint_dir()),
             None,
             "training made it worse, and the model it began with is no checkpoint"
         );

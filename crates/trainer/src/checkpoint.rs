@@ -73,7 +73,7 @@ struct State {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Checkpoint {
     /// Directory of the checkpoint.
-    pub path: PathBuf,
+    pub dir: PathBuf,
     /// Progress of the run at this checkpoint.
     pub position: Position,
     /// Number of steps that had trained each policy, by name.
@@ -100,8 +100,8 @@ impl Checkpoint {
     /// # Errors
     /// Returns a message that names the file if one has changed since it was written.
     pub(crate) fn verify(&self) -> Result<(), String> {
-        for SavedFile { name, crc32c, .. } in state_of(&self.path)?.files {
-            let file = File::open(self.path.join(&name)).map_err(|error| format!("{name}: {error}"))?;
+        for SavedFile { name, crc32c, .. } in state_of(&self.dir)?.files {
+            let file = File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
                 return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
@@ -117,9 +117,9 @@ pub(crate) struct Checkpoints {
 }
 
 /// A policy's part of a checkpoint.
-pub(crate) struct Content<'a> {
+pub(crate) struct PolicyContent<'a> {
     /// Directory within the checkpoint.
-    pub place: PathBuf,
+    pub subdir: PathBuf,
     /// The learner of the policy.
     pub learner: &'a dyn Learner,
     /// The critic, if one is trained.
@@ -128,11 +128,11 @@ pub(crate) struct Content<'a> {
     /// kept.
     pub reference: Option<&'a dyn Learner>,
     /// Writes the remaining files of a model directory.
-    pub companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+    pub write_extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
 }
 
 /// Metadata of a checkpoint.
-pub(crate) struct About {
+pub(crate) struct CheckpointMeta {
     pub position: Position,
     pub versions: Versions,
     pub phase_end: bool,
@@ -143,9 +143,9 @@ pub(crate) struct About {
 const BEST: &str = "best";
 
 /// Checkpoints found in a directory.
-pub(crate) struct Found {
+pub(crate) struct FoundCheckpoints {
     /// The complete checkpoints, oldest first.
-    pub whole: Vec<Checkpoint>,
+    pub complete: Vec<Checkpoint>,
     /// Messages about the damaged checkpoints.
     pub damaged: Vec<String>,
 }
@@ -165,7 +165,7 @@ impl Checkpoints {
     }
 
     /// Opens a directory for reading, without any change to it.
-    pub fn look(root: PathBuf) -> Self {
+    pub fn read_only(root: PathBuf) -> Self {
         Checkpoints { root }
     }
 
@@ -180,17 +180,17 @@ impl Checkpoints {
     }
 
     /// Reads the metadata of every checkpoint, and compares file sizes.
-    pub fn find(&self) -> Result<Found, TrainerError> {
-        let mut found = Found { whole: Vec::new(), damaged: Vec::new() };
+    pub fn find(&self) -> Result<FoundCheckpoints, TrainerError> {
+        let mut found = FoundCheckpoints { complete: Vec::new(), damaged: Vec::new() };
         for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
             match read(&self.root.join(&name)) {
-                Ok(checkpoint) => found.whole.push(checkpoint),
+                Ok(checkpoint) => found.complete.push(checkpoint),
                 Err(why) => {
                     found.damaged.push(format!("checkpoint {name} is not whole and is passed over: {why}"))
                 }
             }
         }
-        found.whole.sort_by_key(|checkpoint| checkpoint.position.global_step);
+        found.complete.sort_by_key(|checkpoint| checkpoint.position.global_step);
         Ok(found)
     }
 
@@ -201,48 +201,57 @@ impl Checkpoints {
     }
 
     /// Writes a checkpoint.
-    pub async fn write(&self, contents: &[Content<'_>], about: About) -> Result<Checkpoint, TrainerError> {
+    pub async fn write(
+        &self,
+        contents: &[PolicyContent<'_>],
+        about: CheckpointMeta,
+    ) -> Result<Checkpoint, TrainerError> {
         let start = Instant::now();
         let name = format!("step-{:06}", about.position.global_step);
-        let location = self.root.join(&name);
+        let checkpoint_dir = self.root.join(&name);
         let temporary = self.root.join(format!("{TEMPORARY}{name}"));
         if temporary.exists() {
             fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
-        let written = self.fill(&temporary, contents, &about).await;
+        let written = self.write_files(&temporary, contents, &about).await;
         if let Err(error) = written {
             // An incomplete checkpoint is useless, and removing it may free the space that the disk lacks.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
         crash_point("before_rename");
-        if location.exists() {
+        if checkpoint_dir.exists() {
             // The old directory was incomplete, otherwise the run would have resumed from it.
-            self.remove(&location)?;
+            self.remove(&checkpoint_dir)?;
         }
-        fs::rename(&temporary, &location).map_err(|source| file_error("rename", &temporary, source))?;
+        fs::rename(&temporary, &checkpoint_dir).map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_dir(&self.root)?;
-        info!(folder = %location.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
-        let About { position, versions, phase_end, metrics_bytes } = about;
-        Ok(Checkpoint { path: location, position, versions, phase_end, metrics_bytes })
+        info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
+        let CheckpointMeta { position, versions, phase_end, metrics_bytes } = about;
+        Ok(Checkpoint { dir: checkpoint_dir, position, versions, phase_end, metrics_bytes })
     }
 
-    async fn fill(&self, dir: &Path, contents: &[Content<'_>], about: &About) -> Result<(), TrainerError> {
+    async fn write_files(
+        &self,
+        dir: &Path,
+        contents: &[PolicyContent<'_>],
+        about: &CheckpointMeta,
+    ) -> Result<(), TrainerError> {
         // Files that the learners wrote on this machine, as their manifests describe them, with
         // modification times.
         let mut written = BTreeMap::new();
-        for Content { place: location, learner, critic, reference, .. } in contents {
+        for PolicyContent { subdir: location, learner, critic, reference, .. } in contents {
             let location = dir.join(location);
             let models =
                 [("", Some(*learner), true), (CRITIC, *critic, true), (REFERENCE, *reference, false)];
-            for (name, model, learns) in models {
+            for (name, model, with_training_state) in models {
                 let Some(model) = model else { continue };
                 let location = if name.is_empty() { location.clone() } else { location.join(name) };
                 fs::create_dir_all(&location).map_err(|source| file_error("create", &location, source))?;
                 let Manifest { place: WeightsLocation::Local(location), files, .. } =
-                    model.save(&location, learns).await?
+                    model.save(&location, with_training_state).await?
                 else {
                     continue;
                 };
@@ -255,9 +264,9 @@ impl Checkpoints {
             }
         }
         crash_point("weights_saved");
-        for Content { place: location, companions, .. } in contents {
+        for PolicyContent { subdir: location, write_extra_files: extra_files, .. } in contents {
             let location = dir.join(location);
-            companions(&location)
+            extra_files(&location)
                 .map_err(|source| file_error("write the tokenizer into", &location, source))?;
         }
         crash_point("companions_saved");
@@ -287,7 +296,7 @@ impl Checkpoints {
             let (bytes, crc32c) = flush().map_err(|source| file_error("flush", &path, source))?;
             files.push(SavedFile { name, bytes, crc32c });
         }
-        let About { position, phase_end, metrics_bytes, .. } = *about;
+        let CheckpointMeta { position, phase_end, metrics_bytes, .. } = *about;
         let versions = about.versions.clone();
         let state = State { schema: SCHEMA, position, versions, phase_end, metrics_bytes, files };
         let text = serde_json::to_string_pretty(&state)
@@ -299,11 +308,11 @@ impl Checkpoints {
     /// damaged.
     pub fn newest(&self) -> Result<(Option<Checkpoint>, Vec<String>), TrainerError> {
         let mut damaged = Vec::new();
-        for checkpoint in self.find()?.whole.into_iter().rev() {
+        for checkpoint in self.find()?.complete.into_iter().rev() {
             match checkpoint.verify() {
                 Ok(()) => return Ok((Some(checkpoint), damaged)),
                 Err(why) => {
-                    let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
                     damaged.push(format!("checkpoint {name} is damaged and is passed over: {why}"));
                 }
             }
@@ -313,7 +322,7 @@ impl Checkpoints {
 
     /// Marks a checkpoint as the best so far.
     pub fn mark_best(&self, checkpoint: &Checkpoint) -> Result<(), TrainerError> {
-        let name = checkpoint.path.file_name().unwrap_or_default().to_string_lossy();
+        let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy();
         write_atomically(&self.root.join(BEST), format!("{name}\n").as_bytes())
     }
 
@@ -326,12 +335,12 @@ impl Checkpoints {
     /// Removes all checkpoints except the newest `keep`, the best one, and those at the end of a
     /// phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
-        let (found, best) = (self.find()?.whole, self.best());
+        let (found, best) = (self.find()?.complete, self.best());
         let is_kept =
-            |checkpoint: &Checkpoint| checkpoint.phase_end || best.as_ref() == Some(&checkpoint.path);
+            |checkpoint: &Checkpoint| checkpoint.phase_end || best.as_ref() == Some(&checkpoint.dir);
         let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
         for old in &passing[..passing.len().saturating_sub(keep)] {
-            self.remove(&old.path)?;
+            self.remove(&old.dir)?;
         }
         Ok(())
     }
@@ -387,7 +396,7 @@ fn read(path: &Path) -> Result<Checkpoint, String> {
         }
     }
     Ok(Checkpoint {
-        path: path.to_owned(),
+        dir: path.to_owned(),
         position: state.position,
         versions: state.versions,
         phase_end: state.phase_end,
@@ -401,10 +410,10 @@ mod tests {
 
     use super::*;
 
-    fn about(step: u32, phase_end: bool) -> About {
+    fn about(step: u32, phase_end: bool) -> CheckpointMeta {
         let position = Position { phase: 0, step, global_step: step, evaluated: false };
         let versions = Versions::from([("default".to_owned(), u64::from(step))]);
-        About { position, versions, phase_end, metrics_bytes: 10 }
+        CheckpointMeta { position, versions, phase_end, metrics_bytes: 10 }
     }
 
     fn companions(dir: &Path) -> io::Result<()> {
@@ -413,9 +422,15 @@ mod tests {
 
     fn content<'a>(
         learner: &'a Simulator,
-        companions: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
-    ) -> Content<'a> {
-        Content { place: PathBuf::new(), learner, critic: None, reference: None, companions }
+        extra_files: &'a (dyn Fn(&Path) -> io::Result<()> + Send + Sync),
+    ) -> PolicyContent<'a> {
+        PolicyContent {
+            subdir: PathBuf::new(),
+            learner,
+            critic: None,
+            reference: None,
+            write_extra_files: extra_files,
+        }
     }
 
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
@@ -449,16 +464,18 @@ mod tests {
         for (step, phase_end) in [(2, false), (4, true), (6, false), (8, false), (10, false)] {
             written.push(write(&checkpoints, step, phase_end).await);
         }
-        assert_eq!(checkpoints.find().unwrap().whole, written);
+        assert_eq!(checkpoints.find().unwrap().complete, written);
         checkpoints.prune(2).unwrap();
-        let steps = |found: &Found| found.whole.iter().map(|c| c.position.global_step).collect::<Vec<_>>();
+        let steps = |found: &FoundCheckpoints| {
+            found.complete.iter().map(|c| c.position.global_step).collect::<Vec<_>>()
+        };
         assert_eq!(steps(&checkpoints.find().unwrap()), [4, 8, 10]);
-        assert!(written[4].path.join("tokenizer.json").exists());
+        assert!(written[4].dir.join("tokenizer.json").exists());
 
         // A truncated file, a missing file and a directory without state are not taken for a
         // checkpoint.
-        fs::write(written[4].path.join("tokenizer.json"), "{").unwrap();
-        fs::remove_file(written[3].path.join("simulator.weights")).unwrap();
+        fs::write(written[4].dir.join("tokenizer.json"), "{").unwrap();
+        fs::remove_file(written[3].dir.join("simulator.weights")).unwrap();
         fs::create_dir(root.join("step-000099")).unwrap();
         let found = checkpoints.find().unwrap();
         assert_eq!(steps(&found), [4]);
@@ -466,15 +483,15 @@ mod tests {
         assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
         assert!(found.damaged[2].contains("trainer.json"));
         // A file of the right size whose contents changed is detected before it is loaded.
-        fs::write(written[1].path.join("tokenizer.json"), "[]").unwrap();
+        fs::write(written[1].dir.join("tokenizer.json"), "[]").unwrap();
         assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
         let (newest, damaged) = checkpoints.newest().unwrap();
         assert!(newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"), "{damaged:?}");
-        fs::write(written[1].path.join("tokenizer.json"), "{}").unwrap();
+        fs::write(written[1].dir.join("tokenizer.json"), "{}").unwrap();
         assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
         // The checkpoint can be written again over the damaged one.
         let again = write(&checkpoints, 10, false).await;
-        assert_eq!(checkpoints.find().unwrap().whole.last(), Some(&again));
+        assert_eq!(checkpoints.find().unwrap().complete.last(), Some(&again));
     }
 
     #[tokio::test]
@@ -489,7 +506,7 @@ mod tests {
             }
             checkpoints.prune(1).unwrap();
         }
-        let steps: Vec<u32> = checkpoints.find().unwrap().whole.iter().map(|c| c.position.step).collect();
+        let steps: Vec<u32> = checkpoints.find().unwrap().complete.iter().map(|c| c.position.step).collect();
         assert_eq!(steps, [2, 4]);
         assert!(checkpoints.best().unwrap().ends_with("step-000002"));
     }
@@ -507,6 +524,6 @@ mod tests {
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();
         assert_eq!(checkpoints.names().unwrap(), ["step-000001"]);
-        assert_eq!(checkpoints.find().unwrap().whole, [whole]);
+        assert_eq!(checkpoints.find().unwrap().complete, [whole]);
     }
 }

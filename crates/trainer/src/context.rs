@@ -9,10 +9,10 @@ use levade_store::Store;
 
 use crate::batch::Targets;
 use crate::checkpoint::Checkpoints;
-use crate::folder::RunFolder;
 use crate::origin::Origin;
 use crate::policies::Policies;
 use crate::rollout::Rollouts;
+use crate::run_dir::LockedRunDir;
 use crate::tasks::Tasks;
 
 /// The parts of a run that phases, evaluations and checkpoints share. The
@@ -31,7 +31,7 @@ pub(crate) struct RunContext {
     pub store: Arc<dyn Store>,
     pub checkpoints: Checkpoints,
     pub origin: Origin,
-    pub folder: RunFolder,
+    pub run_dir: LockedRunDir,
 }
 
 impl RunContext {

@@ -11,7 +11,7 @@
 
 use levade_recipe::GroupBy;
 use levade_rl::Rollout;
-use levade_store::{CreditTarget, Earned};
+use levade_store::{CreditTarget, StepReward};
 use levade_tree::{SegmentId, Trajectory};
 
 use crate::batch::TrainedSequence;
@@ -22,11 +22,11 @@ use crate::signals::Signals;
 type SequencePosition = (usize, usize);
 
 /// The reward of an attempt, divided into parts by the tokens that earned them.
-pub(crate) struct Earnings {
+pub(crate) struct CreditedReward {
     /// Part that is not earned before the end.
     outcome: f64,
     /// Part of `outcome` that is the score of the final answer.
-    answer: f64,
+    answer_score: f64,
     /// Parts that are earned before the end, each with the tokens that it is assigned to.
     parts: Vec<(f64, Vec<SequencePosition>)>,
 }
@@ -42,14 +42,16 @@ pub(crate) struct Sample {
 }
 
 /// Returns the last token of every trained segment, with its turn and agent.
-fn ends(paths: &[TrainedSequence]) -> impl Iterator<Item = (SegmentId, SequencePosition, u32, &str)> {
-    paths.iter().enumerate().flat_map(|(path, trained)| {
+fn trained_segments(
+    sequences: &[TrainedSequence],
+) -> impl Iterator<Item = (SegmentId, SequencePosition, u32, &str)> {
+    sequences.iter().enumerate().flat_map(|(sequence, trained)| {
         let mut end = 0;
         let mut ends = Vec::new();
         for action in &trained.turns {
             for (segment, tokens) in &action.segments {
                 end += tokens;
-                ends.push((*segment, (path, end - 1), action.turn, action.agent.as_str()));
+                ends.push((*segment, (sequence, end - 1), action.turn, action.agent.as_str()));
             }
         }
         ends
@@ -57,56 +59,71 @@ fn ends(paths: &[TrainedSequence]) -> impl Iterator<Item = (SegmentId, SequenceP
 }
 
 /// Returns the tokens to which a reward earned by `by` is assigned.
-fn reached(trajectory: &Trajectory, paths: &[TrainedSequence], by: &CreditTarget) -> Vec<SequencePosition> {
+fn credited_positions(
+    trajectory: &Trajectory,
+    sequences: &[TrainedSequence],
+    by: &CreditTarget,
+) -> Vec<SequencePosition> {
     match by {
         CreditTarget::Segment(id) => {
-            let end_of = |id| ends(paths).find(|(segment, ..)| *segment == id).map(|(_, place, ..)| place);
-            let last = trajectory.path(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
+            let end_of = |id| {
+                trained_segments(sequences)
+                    .find(|(segment, ..)| *segment == id)
+                    .map(|(_, position, ..)| position)
+            };
+            let last = trajectory.sequence(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
             last.into_iter().collect()
         }
         CreditTarget::Turn(turn) => {
-            let of_turn = ends(paths).filter(|(_, _, t, _)| t == turn);
-            of_turn.max_by_key(|(segment, ..)| *segment).map(|(_, place, ..)| place).into_iter().collect()
+            let turn_segments = trained_segments(sequences).filter(|(_, _, t, _)| t == turn);
+            turn_segments
+                .max_by_key(|(segment, ..)| *segment)
+                .map(|(_, position, ..)| position)
+                .into_iter()
+                .collect()
         }
         CreditTarget::Agent(name) => {
-            let of_agent: Vec<SequencePosition> =
-                ends(paths).filter(|(.., agent)| agent == name).map(|(_, place, ..)| place).collect();
-            let last_of = |path| of_agent.iter().rev().find(|(p, _)| *p == path).copied();
-            (0..paths.len()).filter_map(last_of).collect()
+            let agent_positions: Vec<SequencePosition> = trained_segments(sequences)
+                .filter(|(.., agent)| agent == name)
+                .map(|(_, position, ..)| position)
+                .collect();
+            let last_of = |sequence| agent_positions.iter().rev().find(|(p, _)| *p == sequence).copied();
+            (0..sequences.len()).filter_map(last_of).collect()
         }
     }
 }
 
-impl Earnings {
-    /// Divides the total `reward` of an attempt. `answer` is the part for its final answer.
+impl CreditedReward {
+    /// Divides the total `reward` of an attempt. `answer_score` is the part for its final answer.
     pub fn new(
         trajectory: &Trajectory,
-        paths: &[TrainedSequence],
+        sequences: &[TrainedSequence],
         reward: f64,
-        answer: f64,
-        step_rewards: &[Earned],
+        answer_score: f64,
+        step_rewards: &[StepReward],
     ) -> Self {
-        let mut earnings = Earnings { outcome: reward, answer, parts: Vec::new() };
-        for Earned { by, reward } in step_rewards {
-            let places = reached(trajectory, paths, by);
-            if !places.is_empty() {
-                earnings.outcome -= reward;
-                earnings.parts.push((*reward, places));
+        let mut credited = CreditedReward { outcome: reward, answer_score, parts: Vec::new() };
+        for StepReward { by, reward } in step_rewards {
+            let positions = credited_positions(trajectory, sequences, by);
+            if !positions.is_empty() {
+                credited.outcome -= reward;
+                credited.parts.push((*reward, positions));
             }
         }
-        earnings
+        credited
     }
 
     /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
     /// `agents`, which act in other attempts of the group, because the next agent to act is
     /// unknown.
-    pub fn samples(&self, paths: &[TrainedSequence], by: GroupBy, agents: &[String]) -> Vec<Sample> {
+    pub fn samples(&self, sequences: &[TrainedSequence], by: GroupBy, agents: &[String]) -> Vec<Sample> {
         if by != GroupBy::Agent {
-            let tokens = paths.iter().enumerate().map(|(i, path)| (i, (0..path.tokens()).collect()));
+            let tokens =
+                sequences.iter().enumerate().map(|(i, sequence)| (i, (0..sequence.tokens()).collect()));
             let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
             return vec![Sample { agent: None, score, tokens: tokens.collect() }];
         }
-        if paths.is_empty() {
+        if sequences.is_empty() {
             let of = |agent: &String| Sample {
                 agent: Some(agent.clone()),
                 score: self.outcome,
@@ -115,14 +132,14 @@ impl Earnings {
             return agents.iter().map(of).collect();
         }
         let mut samples: Vec<Sample> = Vec::new();
-        for (path, trained) in paths.iter().enumerate() {
+        for (sequence, trained) in sequences.iter().enumerate() {
             let mut start = 0;
             for action in &trained.turns {
                 let tokens = start..start + action.tokens();
                 start = tokens.end;
-                let place = samples.iter().position(|s| s.agent.as_ref() == Some(&action.agent));
-                let sample = match place {
-                    Some(place) => &mut samples[place],
+                let index = samples.iter().position(|s| s.agent.as_ref() == Some(&action.agent));
+                let sample = match index {
+                    Some(index) => &mut samples[index],
                     None => {
                         let agent = Some(action.agent.clone());
                         samples.push(Sample { agent, score: self.outcome, tokens: Vec::new() });
@@ -131,18 +148,21 @@ impl Earnings {
                     }
                 };
                 match sample.tokens.last_mut() {
-                    Some((last, of_path)) if *last == path => of_path.extend(tokens),
-                    _ => sample.tokens.push((path, tokens.collect())),
+                    Some((last, sequence_tokens)) if *last == sequence => sequence_tokens.extend(tokens),
+                    _ => sample.tokens.push((sequence, tokens.collect())),
                 }
             }
         }
         for sample in &mut samples {
-            let reaches = |place: &SequencePosition| {
-                sample.tokens.iter().any(|(path, tokens)| *path == place.0 && tokens.contains(&place.1))
+            let reaches = |index: &SequencePosition| {
+                sample
+                    .tokens
+                    .iter()
+                    .any(|(sequence, tokens)| *sequence == index.0 && tokens.contains(&index.1))
             };
-            let mine: Vec<f64> =
+            let own_parts: Vec<f64> =
                 self.parts.iter().filter(|(_, to)| to.iter().any(reaches)).map(|(r, _)| *r).collect();
-            sample.score += mine.into_iter().sum::<f64>();
+            sample.score += own_parts.into_iter().sum::<f64>();
         }
         samples
     }
@@ -154,52 +174,56 @@ impl Earnings {
         &self,
         sample: &Sample,
         group: u64,
-        paths: &[TrainedSequence],
-        more: &[Vec<f64>],
+        sequences: &[TrainedSequence],
+        extra_rewards: &[Vec<f64>],
         signals: &[Signals],
         masked: impl Fn(&str) -> bool,
     ) -> Rollout {
-        let path = |(path, tokens): &(usize, Vec<usize>)| {
-            let (path, more, signals) = (*path, &more[*path], &signals[*path]);
+        let sequence = |(sequence, tokens): &(usize, Vec<usize>)| {
+            let (sequence, extra_rewards, signals) =
+                (*sequence, &extra_rewards[*sequence], &signals[*sequence]);
             let at = |token: usize| {
-                let step_rewards = self.parts.iter().filter(|(_, to)| to.contains(&(path, token)));
-                step_rewards.fold(more.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
+                let step_rewards = self.parts.iter().filter(|(_, to)| to.contains(&(sequence, token)));
+                step_rewards
+                    .fold(extra_rewards.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
             };
             let mut rewards: Vec<f64> = tokens.iter().map(|token| at(*token)).collect();
             if let Some(last) = rewards.last_mut() {
                 *last += self.outcome;
             }
-            let actions = paths[path].turns.iter();
-            let mine =
+            let actions = sequences[sequence].turns.iter();
+            let own_actions =
                 || actions.clone().filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
             let masked =
-                mine().flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
-            let of_tokens = |numbers: &[f32]| match numbers {
+                own_actions().flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
+            let select = |numbers: &[f32]| match numbers {
                 [] => Vec::new(),
                 _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
             };
             // The last token of a truncated sequence is the truncated one.
-            let is_last = tokens.last().is_some_and(|token| token + 1 == paths[path].tokens());
-            levade_rl::Path {
-                turns_before: paths[path].turns_before,
-                turns: mine().map(|action| action.tokens()).collect(),
+            let is_last = tokens.last().is_some_and(|token| token + 1 == sequences[sequence].tokens());
+            levade_rl::Sequence {
+                turns_before: sequences[sequence].turns_before,
+                turns: own_actions().map(|action| action.tokens()).collect(),
                 masked: masked.collect(),
                 rewards,
-                values: of_tokens(&signals.values),
-                cut: signals.cut.filter(|_| is_last).map(f64::from),
-                behaviour: of_tokens(&signals.logprobs),
-                concentration: of_tokens(&signals.concentrations),
-                ..levade_rl::Path::default()
+                values: select(&signals.values),
+                truncation_value: signals.truncation_value.filter(|_| is_last).map(f64::from),
+                behaviour: select(&signals.logprobs),
+                concentration: select(&signals.concentrations),
+                ..levade_rl::Sequence::default()
             }
         };
-        let added =
-            sample.tokens.iter().flat_map(|(path, tokens)| tokens.iter().map(|t| more[*path].get(*t)));
+        let added = sample
+            .tokens
+            .iter()
+            .flat_map(|(sequence, tokens)| tokens.iter().map(|t| extra_rewards[*sequence].get(*t)));
         let score = added.flatten().fold(sample.score, |sum, reward| sum + reward);
         let early = sample.score - self.outcome;
-        let rest = self.outcome - self.answer + (score - sample.score);
-        let components = vec![self.answer, rest, early];
-        let paths = sample.tokens.iter().map(path).collect();
-        Rollout { group, score, components, paths, ..Rollout::default() }
+        let rest = self.outcome - self.answer_score + (score - sample.score);
+        let components = vec![self.answer_score, rest, early];
+        let sequences = sample.tokens.iter().map(sequence).collect();
+        Rollout { group, score, components, sequences, ..Rollout::default() }
     }
 }
 
@@ -208,7 +232,7 @@ mod tests {
     use levade_tree::{Kind, Segment, VersionRun};
 
     use super::*;
-    use crate::batch::{Targets, trained_paths};
+    use crate::batch::{Targets, trained_sequences};
 
     fn sampled(parent: u32, tokens: usize, turn: u32, agent: &str) -> Segment {
         Segment {
@@ -216,7 +240,7 @@ mod tests {
             logprobs: vec![-1.0; tokens],
             versions: vec![VersionRun { version: 0, len: tokens as u32 }],
             agent: agent.into(),
-            ..Segment::given(Some(SegmentId(parent)), vec![1; tokens], turn)
+            ..Segment::context(Some(SegmentId(parent)), vec![1; tokens], turn)
         }
     }
 
@@ -224,8 +248,8 @@ mod tests {
     /// (1). Below segment 2 a second branch: 6 of "b" (2).
     fn game() -> Trajectory {
         let mut t = Trajectory::new();
-        let given = |parent| Segment::given(Some(SegmentId(parent)), vec![9], 0);
-        t.push(Segment::given(None, vec![9], 0)).unwrap();
+        let given = |parent| Segment::context(Some(SegmentId(parent)), vec![9], 0);
+        t.push(Segment::context(None, vec![9], 0)).unwrap();
         t.push(sampled(0, 2, 0, "a")).unwrap();
         t.push(given(1)).unwrap();
         t.push(sampled(2, 3, 1, "b")).unwrap();
@@ -237,18 +261,19 @@ mod tests {
 
     fn rewards(by: GroupBy, step_rewards: &[(CreditTarget, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
         let trajectory = game();
-        let paths = trained_paths(&trajectory, Targets::DEFAULT);
-        let step_rewards: Vec<Earned> =
-            step_rewards.iter().map(|(by, reward)| Earned { by: by.clone(), reward: *reward }).collect();
-        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &step_rewards);
-        let (nothing, signals) = (vec![Vec::new(); paths.len()], vec![Signals::default(); paths.len()]);
+        let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
+        let step_rewards: Vec<StepReward> =
+            step_rewards.iter().map(|(by, reward)| StepReward { by: by.clone(), reward: *reward }).collect();
+        let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
+        let (nothing, signals) =
+            (vec![Vec::new(); sequences.len()], vec![Signals::default(); sequences.len()]);
         let rollout = |sample: &Sample| {
-            let rollout = earnings.rollout(sample, 0, &paths, &nothing, &signals, |_| false);
-            assert!(rollout.paths.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
+            let rollout = credited.rollout(sample, 0, &sequences, &nothing, &signals, |_| false);
+            assert!(rollout.sequences.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
             assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
-            (rollout.score, rollout.paths.into_iter().map(|path| path.rewards).collect())
+            (rollout.score, rollout.sequences.into_iter().map(|sequence| sequence.rewards).collect())
         };
-        earnings.samples(&paths, by, &[]).iter().map(rollout).collect()
+        credited.samples(&sequences, by, &[]).iter().map(rollout).collect()
     }
 
     #[test]
@@ -285,22 +310,23 @@ mod tests {
     #[test]
     fn rollout_preserves_signals_of_each_token() {
         let trajectory = game();
-        let paths = trained_paths(&trajectory, Targets::DEFAULT);
+        let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
         let signals: Vec<Signals> = [6, 2]
             .map(|tokens| Signals {
                 values: (0..tokens).map(|i| i as f32).collect(),
                 logprobs: (0..tokens).map(|i| -(i as f32)).collect(),
                 concentrations: (0..tokens).map(|i| i as f32 / 8.0).collect(),
-                cut: Some(0.5),
+                truncation_value: Some(0.5),
                 ..Signals::default()
             })
             .into();
-        let earnings = Earnings::new(&trajectory, &paths, 1.0, 1.0, &[]);
-        let nothing = vec![Vec::new(); paths.len()];
-        let of =
-            |sample: &Sample| earnings.rollout(sample, 0, &paths, &nothing, &signals, |agent| agent == "a");
-        let samples = earnings.samples(&paths, GroupBy::Agent, &[]);
-        let found: Vec<_> = samples.iter().flat_map(|sample| of(sample).paths).collect();
+        let credited = CreditedReward::new(&trajectory, &sequences, 1.0, 1.0, &[]);
+        let nothing = vec![Vec::new(); sequences.len()];
+        let of = |sample: &Sample| {
+            credited.rollout(sample, 0, &sequences, &nothing, &signals, |agent| agent == "a")
+        };
+        let samples = credited.samples(&sequences, GroupBy::Agent, &[]);
+        let found: Vec<_> = samples.iter().flat_map(|sample| of(sample).sequences).collect();
         // Agent "a" has tokens 0, 1 and 5 of the first sequence. Agent "b" has the remaining ones
         // and the second sequence, which it starts after one turn.
         let want: [(&[f64], Option<f64>, usize, bool); 3] = [
@@ -309,12 +335,12 @@ mod tests {
             (&[0.0, 1.0], Some(0.5), 1, false),
         ];
         assert_eq!(found.len(), want.len());
-        for (path, (tokens, cut, turns_before, masked)) in found.iter().zip(want) {
-            assert_eq!(path.values, tokens);
-            assert_eq!(path.behaviour, tokens.iter().map(|i| -i).collect::<Vec<_>>());
-            assert_eq!(path.concentration, tokens.iter().map(|i| i / 8.0).collect::<Vec<_>>());
-            assert_eq!((path.cut, path.turns_before), (cut, turns_before));
-            assert_eq!(path.masked, vec![masked; tokens.len()]);
+        for (sequence, (tokens, cut, turns_before, masked)) in found.iter().zip(want) {
+            assert_eq!(sequence.values, tokens);
+            assert_eq!(sequence.behaviour, tokens.iter().map(|i| -i).collect::<Vec<_>>());
+            assert_eq!(sequence.concentration, tokens.iter().map(|i| i / 8.0).collect::<Vec<_>>());
+            assert_eq!((sequence.truncation_value, sequence.turns_before), (cut, turns_before));
+            assert_eq!(sequence.masked, vec![masked; tokens.len()]);
         }
     }
 
@@ -322,17 +348,17 @@ mod tests {
     #[test]
     fn token_penalties_count_in_outcome_remainder() {
         let trajectory = game();
-        let paths = trained_paths(&trajectory, Targets::DEFAULT);
-        let step_rewards = [Earned { by: CreditTarget::Turn(1), reward: 1.0 }];
-        let earnings = Earnings::new(&trajectory, &paths, 10.0, 8.0, &step_rewards);
+        let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
+        let step_rewards = [StepReward { by: CreditTarget::Turn(1), reward: 1.0 }];
+        let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];
-        let [sample] = &earnings.samples(&paths, GroupBy::Task, &[])[..] else { panic!() };
+        let [sample] = &credited.samples(&sequences, GroupBy::Task, &[])[..] else { panic!() };
         let signals = [Signals::default(), Signals::default()];
-        let found = earnings.rollout(sample, 0, &paths, &charges, &signals, |_| false);
+        let found = credited.rollout(sample, 0, &sequences, &charges, &signals, |_| false);
         // The reward is 10, of which 8 are for the answer and 1 was earned early. The penalties
         // subtract 3.5.
         assert_eq!((found.score, &found.components[..]), (6.5, &[8.0, 1.0 - 3.5, 1.0][..]));
-        assert_eq!(found.paths[0].rewards, [-0.5, -0.5, -0.5, -0.5, 0.5, 8.5]);
-        assert_eq!(found.paths[1].rewards, [-0.25, 8.75]);
+        assert_eq!(found.sequences[0].rewards, [-0.5, -0.5, -0.5, -0.5, 0.5, 8.5]);
+        assert_eq!(found.sequences[1].rewards, [-0.25, 8.75]);
     }
 }

@@ -12,7 +12,7 @@ use levade_store::StoreError;
 use levade_tasks::TaskError;
 use levade_text::TextError;
 use levade_tools::ToolError;
-use levade_tree::{AttemptId, Placement, TreeError};
+use levade_tree::{AttemptId, AttemptSlot, TreeError};
 
 use levade_recipe::{Difference, RecipeError};
 
@@ -66,11 +66,11 @@ pub enum TrainerError {
     #[error(
         "the recipe differs from that of the run in {0}: {difference}. Put it back, go on by the run's own recipe \
          (levade train {0} --resume), or start another run in a folder named with --run",
-        folder.display()
+        run_dir.display()
     )]
     Differs {
         /// Directory of the run.
-        folder: PathBuf,
+        run_dir: PathBuf,
         /// The first key that differs.
         difference: Box<Difference>,
     },
@@ -79,7 +79,7 @@ pub enum TrainerError {
         "phase {phase} is over, phase {later} of the run began from where it ended: its length cannot change any more. Put it back, add a \
          phase at the end, or start another run in a folder named with --run"
     )]
-    PhaseOver {
+    PhaseFinished {
         /// Index of the phase.
         phase: usize,
         /// Index of a later phase that has already started.
@@ -89,7 +89,7 @@ pub enum TrainerError {
     #[error(
         "{name} of `{of}` is not what the run in {} began with: it was changed, added or taken away. Put it back, or start another \
          run in a folder named with --run",
-        folder.display()
+        run_dir.display()
     )]
     Changed {
         /// Owner: `model`, the source of tasks, or an agent.
@@ -97,7 +97,7 @@ pub enum TrainerError {
         /// Name of the file or the tool.
         name: String,
         /// Directory of the run.
-        folder: PathBuf,
+        run_dir: PathBuf,
     },
     /// No task is held out, so there is nothing to evaluate on.
     #[error(
@@ -125,7 +125,7 @@ pub enum TrainerError {
     },
     /// A teacher reached the minimum score in too few attempts.
     #[error(
-        "{teacher} reached a score of {least} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
+        "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
          {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
@@ -134,7 +134,7 @@ pub enum TrainerError {
         /// The teacher: `the policy NAME`, or `the field NAME`.
         teacher: String,
         /// Minimum score of a demonstration.
-        least: f64,
+        min_score: f64,
         /// Number of attempts that reached the minimum score.
         found: usize,
         /// Number of attempts made.
@@ -144,7 +144,7 @@ pub enum TrainerError {
     },
     /// The loop of an agent does not send chat messages, so a teacher cannot act in it.
     #[error("the agent {agent} has a loop of its own that {teacher} cannot act in")]
-    NotTaught {
+    UnsupportedLoop {
         /// Name of the agent.
         agent: String,
         /// The teacher: `the policy NAME`, or `the field NAME`.
@@ -152,7 +152,7 @@ pub enum TrainerError {
     },
     /// The completions of a task cannot be imitated.
     #[error("task {task}: {why}")]
-    Replies {
+    WrittenCompletion {
         /// Name of the task.
         task: String,
         /// Reason why they cannot be imitated.
@@ -168,7 +168,7 @@ pub enum TrainerError {
     },
     /// The prompt of a task exceeds the recipe's limit.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {most}: raise it, say with \
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_prompt_tokens` = {max_tokens}: raise it, say with \
          `agent.truncation` what to leave out, or leave the task out"
     )]
     PromptOverLimit {
@@ -177,11 +177,11 @@ pub enum TrainerError {
         /// Number of tokens of its prompt.
         tokens: usize,
         /// Maximum number of prompt tokens.
-        most: usize,
+        max_tokens: usize,
     },
     /// The first prompt of a task exceeds the context limit of an agent that drops no messages.
     #[error(
-        "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = {most}, and with \
+        "the prompt of task {task} has {tokens} tokens, more than `agent.max_context_tokens` = {max_tokens}, and with \
          `agent.context = \"fail\"` nothing is left out: raise it, shorten `agent.system`, or leave the task out"
     )]
     PromptOverContext {
@@ -190,7 +190,7 @@ pub enum TrainerError {
         /// Number of tokens of its prompt.
         tokens: usize,
         /// Maximum number of context tokens.
-        most: usize,
+        max_tokens: usize,
     },
     /// The prompt of a task does not fit into the model's context.
     #[error(
@@ -207,7 +207,7 @@ pub enum TrainerError {
     },
     /// A scorer cannot use the expected answer of a task.
     #[error("task {task}: {source}")]
-    Answer {
+    AnswerKey {
         /// Name of the task.
         task: String,
         /// Reason why it cannot be scored.
@@ -244,7 +244,7 @@ pub enum TrainerError {
     /// A length penalty would start below 0 tokens for an agent.
     #[error(
         "`phase.{phase}.overlong.buffer` is {buffer}, but must be at most the max_tokens of the agent {agent}, \
-         {most}: it does the task {task}"
+         {max_tokens}: it does the task {task}"
     )]
     OverlongBuffer {
         /// Index of the phase.
@@ -254,7 +254,7 @@ pub enum TrainerError {
         /// Name of the agent.
         agent: String,
         /// Maximum number of sampled tokens of the agent.
-        most: usize,
+        max_tokens: usize,
         /// A task that the agent performs.
         task: String,
     },
@@ -264,7 +264,7 @@ pub enum TrainerError {
         "phase {phase} compares with a greedy attempt, which the scorer {scorer} cannot score: it compares attempts at one \
          task with each other. Choose another advantage or scorer"
     )]
-    NotCompared {
+    GreedyUnscorable {
         /// Index of the phase.
         phase: usize,
         /// Name of the scorer.
@@ -290,7 +290,7 @@ pub enum TrainerError {
     NoReference(usize),
     /// The caller did not provide a component that the recipe names.
     #[error("the recipe needs {0}, which was not brought; this is a defect of the program")]
-    NoPart(String),
+    MissingPart(String),
     /// A task names an agent that does not exist.
     #[error(
         "task {task} is for the agent {name:?}, but the recipe has {known}; describe it in [agent.{name}], or leave the \
@@ -306,7 +306,7 @@ pub enum TrainerError {
     },
     /// A step waits for an attempt, but no attempt is in progress.
     #[error("a step waits for attempts, but none is under way; this is a defect of the trainer")]
-    Starved,
+    NoAttemptsInFlight,
     /// A phase needs value estimates, but no critic was loaded.
     #[error("phase {0} needs a critic, but none was loaded")]
     NoCritic(usize),
@@ -336,7 +336,7 @@ pub enum TrainerError {
     },
     /// A planned step used an attempt that the store does not contain.
     #[error("a planned step took {0}, which is not in the record; the record is incomplete")]
-    NotMade(Placement),
+    MissingAttempt(AttemptSlot),
     /// Every attempt failed.
     #[error("all {count} attempts failed; the first one: {first}")]
     AllFailed {
@@ -404,33 +404,33 @@ impl TrainerError {
             | E::NothingToResume(_)
             | E::Locked(_)
             | E::Differs { .. }
-            | E::PhaseOver { .. }
+            | E::PhaseFinished { .. }
             | E::Changed { .. }
             | E::NoHeldOutTasks
             | E::NothingToTrainOn
             | E::TooFewDemonstrations { .. }
             | E::TooFewLessons { .. }
-            | E::NotTaught { .. }
+            | E::UnsupportedLoop { .. }
             | E::Demonstration { .. }
-            | E::Replies { .. }
+            | E::WrittenCompletion { .. }
             | E::PromptTooLong { .. }
             | E::PromptOverLimit { .. }
             | E::PromptOverContext { .. }
-            | E::Answer { .. }
+            | E::AnswerKey { .. }
             | E::UnknownAgent { .. }
             | E::UnknownScorer { .. }
             | E::NoScorer { .. }
             | E::OverlongBuffer { .. }
-            | E::NotCompared { .. }
+            | E::GreedyUnscorable { .. }
             | E::NoStep { .. }
             | E::Damaged { .. } => true,
             E::NoReference(_)
             | E::NoCritic(_)
-            | E::NoPart(_)
-            | E::Starved
+            | E::MissingPart(_)
+            | E::NoAttemptsInFlight
             | E::NoTargets { .. }
             | E::Unrecorded(_)
-            | E::NotMade(_)
+            | E::MissingAttempt(_)
             | E::AllFailed { .. }
             | E::Outage { .. }
             | E::Rl(_)

@@ -28,12 +28,12 @@ pub struct EvalResult {
     pub slices: Vec<SliceResult>,
     /// An example completion, if there were tools but no tool call succeeded.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub uncalled: Option<Uncalled>,
+    pub uncalled: Option<UncalledTools>,
 }
 
 /// A first completion of an attempt, if no tool call succeeded in the evaluation.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Uncalled {
+pub struct UncalledTools {
     /// Name of the attempt, as in `levade inspect`.
     pub attempt: String,
     /// The full completion.
@@ -99,18 +99,18 @@ pub struct AtK {
 }
 
 /// Number of bootstrap resamples.
-pub(crate) const RESAMPLES: u32 = 10_000;
+pub(crate) const NUM_RESAMPLES: u32 = 10_000;
 
 /// Number of random subsets of k attempts from which maj@k is estimated.
-const DRAWS: u32 = 200;
+const MAJORITY_SAMPLES: u32 = 200;
 
 /// Returns the mean over tasks with its bootstrap interval.
 fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, TrainerError> {
-    Ok(mean_score(&values.collect::<Vec<_>>(), RESAMPLES, 0)?)
+    Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
 }
 
 /// Returns 2, 4, 8, … below `most`, then `most`. Empty if `most` is at most 1.
-fn numbers_of_attempts(max_attempts: usize) -> Vec<usize> {
+fn k_values(max_attempts: usize) -> Vec<usize> {
     let mut all: Vec<usize> =
         std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < max_attempts).collect();
     all.extend((max_attempts > 1).then_some(max_attempts));
@@ -125,30 +125,30 @@ fn scores(attempts: &[&Attempt]) -> Vec<f64> {
 
 /// Returns whether the answer is correct: a score of 1. The tolerance allows for weights whose sum
 /// is slightly below 1.
-pub(crate) fn is_right(attempt: &Attempt) -> bool {
+pub(crate) fn is_correct(attempt: &Attempt) -> bool {
     attempt.score.is_some_and(|score| score >= 1.0 - 1e-9)
 }
 
 /// Returns the answer of an attempt: the text that the scorer extracted, or the complete final
 /// text. `None` if the attempt did not end with an answer.
-fn answer(attempt: &Attempt) -> Option<String> {
-    let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_whole())?;
+fn final_answer(attempt: &Attempt) -> Option<String> {
+    let outcome = Some(&attempt.outcome).filter(|outcome| outcome.finish.is_complete())?;
     Some(outcome.extracted.clone().unwrap_or_else(|| outcome.final_text.trim().to_owned()))
 }
 
 impl AtK {
     fn new(k: usize, tasks: &[&[&Attempt]]) -> Result<Self, TrainerError> {
-        let right = |attempts: &[&Attempt]| -> Vec<f64> {
-            attempts.iter().map(|a| f64::from(u8::from(is_right(a)))).collect()
+        let correct_flags = |attempts: &[&Attempt]| -> Vec<f64> {
+            attempts.iter().map(|a| f64::from(u8::from(is_correct(a)))).collect()
         };
         let majority = |(seed, attempts): (u64, &[&Attempt])| {
-            let answers: Vec<Option<String>> = attempts.iter().map(|attempt| answer(attempt)).collect();
+            let answers: Vec<Option<String>> = attempts.iter().map(|attempt| final_answer(attempt)).collect();
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
-            majority_of(&answers, &scores(attempts), k, DRAWS, seed)
+            majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
         };
         Ok(AtK {
             k,
-            pass: interval_over_tasks(tasks.iter().map(|attempts| best_of(&right(attempts), k)))?,
+            pass: interval_over_tasks(tasks.iter().map(|attempts| best_of(&correct_flags(attempts), k)))?,
             best: interval_over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
             majority: interval_over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
         })
@@ -165,8 +165,9 @@ impl SliceResult {
         samples: usize,
     ) -> Result<Self, TrainerError> {
         let by_task: Vec<&[&Attempt]> = attempts.chunks(samples).collect();
-        let right = |attempts: &[&Attempt]| attempts.iter().filter(|attempt| is_right(attempt)).count();
-        let correct = right(attempts) as u64;
+        let count_correct =
+            |attempts: &[&Attempt]| attempts.iter().filter(|attempt| is_correct(attempt)).count();
+        let correct = count_correct(attempts) as u64;
         let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
         let fraction = |count: usize| count as f64 / attempts.len() as f64;
         let graded = scores(attempts).iter().any(|score| *score != 0.0 && *score != 1.0);
@@ -182,7 +183,7 @@ impl SliceResult {
                 wilson(correct, attempts.len() as u64)?
             } else {
                 interval_over_tasks(
-                    by_task.iter().map(|attempts| right(attempts) as f64 / attempts.len() as f64),
+                    by_task.iter().map(|attempts| count_correct(attempts) as f64 / attempts.len() as f64),
                 )?
             },
             score: if graded {
@@ -190,11 +191,8 @@ impl SliceResult {
             } else {
                 None
             },
-            at: numbers_of_attempts(samples)
-                .into_iter()
-                .map(|k| AtK::new(k, &by_task))
-                .collect::<Result<_, _>>()?,
-            answered: fraction(outcomes.iter().filter(|o| o.finish.is_whole()).count()),
+            at: k_values(samples).into_iter().map(|k| AtK::new(k, &by_task)).collect::<Result<_, _>>()?,
+            answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
             broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
@@ -215,24 +213,24 @@ impl SliceResult {
 impl EvalResult {
     /// Returns the mean score on the tasks that select checkpoints.
     pub fn selection(&self) -> f64 {
-        self.of_choosing(SliceResult::mean_score)
+        self.selection_mean(SliceResult::mean_score)
     }
 
     /// Returns the success rate on the selection tasks. It decides whether a phase stops early, so
     /// that the reported tasks decide nothing.
     pub fn chosen_success(&self) -> f64 {
-        self.of_choosing(|slice| slice.success)
+        self.selection_mean(|slice| slice.success)
     }
 
     /// Returns the mean over the tasks that serve only for selection (`eval.select`), or over all
     /// tasks that count if there are none.
-    fn of_choosing(&self, of: impl Fn(&SliceResult) -> Interval) -> f64 {
+    fn selection_mean(&self, interval_of: impl Fn(&SliceResult) -> Interval) -> f64 {
         let choosing = || self.slices.iter().filter(|slice| slice.selects);
         let tasks: u64 = choosing().map(|slice| slice.tasks).sum();
         if tasks == 0 {
-            return of(&self.overall).estimate;
+            return interval_of(&self.overall).estimate;
         }
-        let sum: f64 = choosing().map(|slice| of(slice).estimate * slice.tasks as f64).sum();
+        let sum: f64 = choosing().map(|slice| interval_of(slice).estimate * slice.tasks as f64).sum();
         sum / tasks as f64
     }
 
@@ -277,21 +275,21 @@ impl EvalResult {
 
 #[cfg(test)]
 pub(crate) mod tests {
-    use levade_tree::{AttemptId, Finish, Placement, Purpose, RunId, Trajectory};
+    use levade_tree::{AttemptId, AttemptSlot, Finish, Purpose, RunId, Trajectory};
 
     use super::*;
 
     /// Returns an attempt without any turns.
-    pub(crate) fn blank(placement: Placement) -> Attempt {
+    pub(crate) fn blank(slot: AttemptSlot) -> Attempt {
         Attempt {
-            id: AttemptId::new(&RunId("r".into()), &placement, 0),
-            placement,
+            id: AttemptId::new(&RunId("r".into()), &slot, 0),
+            slot,
             number: 0,
             task: json!({}),
-            outcome: Outcome::begun(),
+            outcome: Outcome::initial(),
             score: None,
             reward: None,
-            earned: Vec::new(),
+            step_rewards: Vec::new(),
             status: Status::Completed,
             trajectory: Trajectory::default(),
         }
@@ -317,9 +315,9 @@ pub(crate) mod tests {
 
     #[test]
     fn slice_result_covers_several_attempts_per_task() {
-        assert!(numbers_of_attempts(1).is_empty());
-        assert_eq!(numbers_of_attempts(2), [2]);
-        assert_eq!(numbers_of_attempts(6), [2, 4, 6]);
+        assert!(k_values(1).is_empty());
+        assert_eq!(k_values(2), [2]);
+        assert_eq!(k_values(6), [2, 4, 6]);
         // The scorer extracts the number from the surrounding text.
         let attempt = |group: u32, sample: u32, answers: &str, score: f64| Attempt {
             score: Some(score),
@@ -327,7 +325,7 @@ pub(crate) mod tests {
                 extracted: Some(answers.into()),
                 ..Outcome::demonstrated(format!("{group}{sample}: {answers}"))
             },
-            ..blank(Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample })
+            ..blank(AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, group, sample })
         };
         let all = [
             attempt(0, 0, "7", 1.0),
@@ -349,15 +347,16 @@ pub(crate) mod tests {
         assert_eq!((result.score, result.mean_score()), (None, result.success));
 
         // The interval stays wide if all attempts at two tasks fail, and if all of them succeed.
-        let with = |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
-        let of = |score| SliceResult::new("x", false, &with(score).iter().collect::<Vec<_>>(), 4).unwrap();
-        let (wrong, right) = (of(0.0), of(1.0));
+        let with_score = |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
+        let slice_with_score =
+            |score| SliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4).unwrap();
+        let (wrong, all_correct) = (slice_with_score(0.0), slice_with_score(1.0));
         let unsure = wilson(0, 2).unwrap().high;
-        assert_eq!((wrong.success.estimate, wrong.success.low, right.success.high), (0.0, 0.0, 1.0));
+        assert_eq!((wrong.success.estimate, wrong.success.low, all_correct.success.high), (0.0, 0.0, 1.0));
         for high in [wrong.success, wrong.at[1].pass, wrong.at[1].majority].map(|interval| interval.high) {
             assert!((high - unsure).abs() < 1e-12, "{high} {unsure}");
         }
-        assert!((right.success.low - (1.0 - unsure)).abs() < 1e-12, "{right:?}");
+        assert!((all_correct.success.low - (1.0 - unsure)).abs() < 1e-12, "{all_correct:?}");
 
         let mut graded = all;
         graded[1].score = Some(0.5);

@@ -4,10 +4,10 @@
 use levade_recipe::EvalKeys;
 use levade_store::{Attempt, EvalKey};
 use levade_tasks::Task;
-use levade_tree::{Kind, Placement, Purpose};
+use levade_tree::{AttemptSlot, Kind, Purpose};
 
 use crate::TrainerError;
-use crate::eval_result::{EvalResult, SliceResult, Uncalled};
+use crate::eval_result::{EvalResult, SliceResult, UncalledTools};
 use crate::observe::{Observer, StopFlag};
 use crate::rollout::Rollouts;
 use crate::tasks::EvalSlice;
@@ -32,8 +32,8 @@ pub async fn evaluate(
         .flat_map(|(group, task)| {
             let EvalKey { phase, step } = key;
             let group = group as u32;
-            let of = move |sample| Placement { purpose: Purpose::Eval, phase, step, group, sample };
-            (0..keys.samples).map(move |sample| (of(sample), task.clone()))
+            let slot_of = move |sample| AttemptSlot { purpose: Purpose::Eval, phase, step, group, sample };
+            (0..keys.samples).map(move |sample| (slot_of(sample), task.clone()))
         })
         .collect();
     let rollouts = Rollouts { agents: rollouts.agents.evaluated(keys), ..rollouts.clone() };
@@ -45,11 +45,11 @@ pub async fn evaluate(
     let mut results = Vec::with_capacity(slices.len());
     let mut counted: Vec<&Attempt> = Vec::new();
     for slice in slices {
-        let mine: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len() * samples).collect();
-        let result = SliceResult::new(&slice.name, slice.apart, &mine, samples)?;
+        let slice_attempts: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len() * samples).collect();
+        let result = SliceResult::new(&slice.name, slice.excluded_from_overall, &slice_attempts, samples)?;
         results.push(SliceResult { selects: slice.selects, ..result });
-        if !slice.apart {
-            counted.extend(mine);
+        if !slice.excluded_from_overall {
+            counted.extend(slice_attempts);
         }
     }
     let overall = SliceResult::new("overall", false, &counted, samples)?;
@@ -63,24 +63,24 @@ pub async fn evaluate(
 /// are no tools.
 fn find_uncalled(
     rollouts: &Rollouts,
-    wanted: &[(Placement, Task)],
+    wanted: &[(AttemptSlot, Task)],
     attempts: &[Attempt],
-) -> Result<Option<Uncalled>, TrainerError> {
-    let has_tools = |task: &Task| rollouts.agents.of(task).is_ok_and(|a| !a.agent.tools.is_empty());
+) -> Result<Option<UncalledTools>, TrainerError> {
+    let has_tools = |task: &Task| rollouts.agents.agent_for(task).is_ok_and(|a| !a.agent.tools.is_empty());
     let sampled = attempts
         .iter()
         .zip(wanted)
         .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
     let Some((attempt, (_, task))) = sampled else { return Ok(None) };
-    let agent = rollouts.agents.of(task)?;
+    let agent = rollouts.agents.agent_for(task)?;
     let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
     let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
     let completion = chat.decode_completion(&tokens);
-    let in_thought = chat.opened_reasoning(&agent.keys.initial_messages(task), &tools)?.is_some();
-    let mut why = chat.why_no_call(&completion, in_thought, &tools);
+    let in_reasoning = chat.opened_reasoning(&agent.keys.initial_messages(task), &tools)?.is_some();
+    let mut why = chat.why_no_call(&completion, in_reasoning, &tools);
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
         why.push_str("; it was cut at a limit");
     }
-    Ok(Some(Uncalled { attempt: attempt.placement.name(), reply: completion, why }))
+    Ok(Some(UncalledTools { attempt: attempt.slot.name(), reply: completion, why }))
 }

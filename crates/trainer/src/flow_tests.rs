@@ -7,16 +7,16 @@ use super::*;
 
 /// Returns an attempt that ended with this reward, or failed if it is `None`.
 fn attempt(sample: u32, reward: Option<f64>) -> Attempt {
-    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample };
     Attempt {
-        id: AttemptId::new(&RunId("r".into()), &placement, 0),
-        placement,
+        id: AttemptId::new(&RunId("r".into()), &slot, 0),
+        slot,
         number: 0,
         task: Value::Null,
         outcome: Outcome::demonstrated(""),
         score: reward,
         reward,
-        earned: Vec::new(),
+        step_rewards: Vec::new(),
         status: if reward.is_some() { Status::Completed } else { Status::Failed },
         trajectory: Trajectory::new(),
     }
@@ -53,8 +53,8 @@ fn group_keeps_attempts_by_end_or_start_order() {
         ("xxx+", Some(4), Some(4)),
         ("++++", Some(4), Some(2)),
     ] {
-        assert_eq!(enough(&all(states), &keys("ended")), ended, "{states}");
-        assert_eq!(enough(&all(states), &keys("started")), started, "{states}");
+        assert_eq!(group_len(&all(states), &keys("ended")), ended, "{states}");
+        assert_eq!(group_len(&all(states), &keys("started")), started, "{states}");
     }
     // Recipes without the key keep the attempts that end first.
     let text = "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0";

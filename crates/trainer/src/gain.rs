@@ -2,12 +2,12 @@
 
 use std::collections::BTreeMap;
 
-use levade_rl::{Interval, Paired, paired_difference};
+use levade_rl::{Interval, ScorePair, paired_difference};
 use levade_store::Store;
 use levade_tree::Purpose;
 
 use crate::TrainerError;
-use crate::eval_result::{EvalResult, RESAMPLES};
+use crate::eval_result::{EvalResult, NUM_RESAMPLES};
 
 /// The improvement from one evaluation to a later one, on the same tasks.
 #[derive(Debug, Clone, PartialEq)]
@@ -37,11 +37,10 @@ impl Gain {
             let counted: Vec<bool> =
                 eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-            for attempt in
-                attempts.iter().filter(|a| (a.placement.phase, a.placement.step) == (eval.phase, eval.step))
+            for attempt in attempts.iter().filter(|a| (a.slot.phase, a.slot.step) == (eval.phase, eval.step))
             {
-                if counted.get(attempt.placement.group as usize) == Some(&true) {
-                    let (sum, made) = found.entry(attempt.placement.group).or_default();
+                if counted.get(attempt.slot.group as usize) == Some(&true) {
+                    let (sum, made) = found.entry(attempt.slot.group).or_default();
                     *sum += attempt.score.unwrap_or(0.0);
                     *made += 1.0;
                 }
@@ -52,14 +51,14 @@ impl Gain {
         let mut gains = Vec::new();
         for pair in evals.windows(2) {
             let (before, after) = (scored(pair[0]), scored(pair[1]));
-            let pairs: Vec<Paired> = before
+            let pairs: Vec<ScorePair> = before
                 .into_iter()
                 .filter_map(|(group, before)| {
                     let after = mean(*after.get(&group)?);
-                    Some(Paired { cluster: group.into(), before: mean(before), after })
+                    Some(ScorePair { cluster: group.into(), before: mean(before), after })
                 })
                 .collect();
-            let difference = paired_difference(&pairs, RESAMPLES, 0)?;
+            let difference = paired_difference(&pairs, NUM_RESAMPLES, 0)?;
             let (from, to) = (pair[0].label.clone(), pair[1].label.clone());
             let graded = pair.iter().any(|eval| eval.overall.score.is_some());
             gains.push(Gain { from, to, difference, graded });
@@ -84,7 +83,7 @@ pub fn milestones(evals: &[EvalResult]) -> Vec<&EvalResult> {
 #[cfg(test)]
 mod tests {
     use levade_store::{Attempt, Memory};
-    use levade_tree::{Placement, RunId};
+    use levade_tree::{AttemptSlot, RunId};
 
     use super::*;
     use crate::eval_result::tests::{blank, eval};
@@ -107,7 +106,7 @@ mod tests {
         for (eval, scores) in scores {
             let attempts = scores.bytes().zip(0..).map(|(score, group)| Attempt {
                 score: Some(f64::from(score - b'0')),
-                ..blank(Placement {
+                ..blank(AttemptSlot {
                     purpose: Purpose::Eval,
                     phase: eval.phase,
                     step: eval.step,

@@ -9,18 +9,18 @@ use levade_policy::{
 use levade_recipe::{OptimizerKeys, Phase, Recipe, Schedule};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Loss, PolicyLoss, explained_variance};
-use levade_store::{PlannedPath, PolicyPlan, StepPlan, Update};
-use levade_tree::{AttemptId, PathInput, Trajectory, TreeBatch};
+use levade_store::{PlannedSequence, PolicyPlan, StepPlan, Update};
+use levade_tree::{AttemptId, SequenceInput, Trajectory, TreeBatch};
 
 use crate::TrainerError;
-use crate::batch::{Paths, Targets};
+use crate::batch::{AttemptSequences, Targets};
 use crate::metrics::Metrics;
 use crate::mismatch::MismatchBreakdown;
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
 use crate::policies::Models;
 use crate::prepare::{Inputs, Preparer};
-use crate::survey::{Question, ask};
+use crate::queries::{Question, query};
 
 /// Results of the optimizer steps that a plan consists of.
 #[derive(Debug, Clone, Default)]
@@ -36,7 +36,7 @@ pub(crate) struct UpdateOutcome {
     /// Sum of the global gradient norms of the applied optimizer steps.
     grad_norms: f64,
     /// Number of tokens saved by merging sequences into trees.
-    merged_away: u64,
+    merged_tokens: u64,
     /// Time that the log-probabilities of the reference took, in seconds.
     pub reference_seconds: f64,
     /// Time that forward passes before the training passes took, in seconds.
@@ -44,7 +44,7 @@ pub(crate) struct UpdateOutcome {
     /// Sums of the critic's loss.
     values: ForwardBackward,
     /// The critic's values of all trained tokens, and the returns they should match.
-    said: Vec<f64>,
+    values_before: Vec<f64>,
     returns: Vec<f64>,
     /// Number of optimizer steps that changed the critic.
     critic_updates: u32,
@@ -56,7 +56,7 @@ pub(crate) struct UpdateOutcome {
     /// `None` if it was not computed.
     mismatch: Option<(Mismatch, MismatchBreakdown)>,
     /// Fraction of tokens beyond the bounds of the correction.
-    beyond: Option<f64>,
+    out_of_bounds_fraction: Option<f64>,
     /// Number of tokens that a correction or a rejection left out.
     rejected: u64,
 }
@@ -64,7 +64,7 @@ pub(crate) struct UpdateOutcome {
 /// Returns the loss of a phase.
 pub(crate) fn loss_of(phase: &Phase) -> Loss {
     match phase {
-        Phase::Sft(_) => Loss::of(PolicyLoss::CrossEntropy),
+        Phase::Sft(_) => Loss::new(PolicyLoss::CrossEntropy),
         Phase::Rl(keys) => keys.loss(),
     }
 }
@@ -100,7 +100,7 @@ fn fraction_of_peak(keys: &OptimizerKeys, step: u32, steps: u32) -> f32 {
 }
 
 /// Parameters by which a plan is executed.
-pub(crate) struct Rules<'a> {
+pub(crate) struct UpdateSettings<'a> {
     pub phase: &'a Phase,
     /// Selects the tokens that are trained.
     pub targets: Targets<'a>,
@@ -119,7 +119,7 @@ pub(crate) struct Rules<'a> {
     pub exact: bool,
 }
 
-impl<'a> Rules<'a> {
+impl<'a> UpdateSettings<'a> {
     /// Returns the parameters for a step of a phase. `origin` holds the recorded inputs of the run,
     /// if it has any.
     pub fn new(
@@ -138,7 +138,7 @@ impl<'a> Rules<'a> {
         let steps = origin.map_or(steps, |origin| origin.scheduled(index, step, steps));
         let policy = optim_params(phase.optimizer(), phase.learning_rate(), step, steps);
         let Phase::Rl(keys) = phase else {
-            return Rules {
+            return UpdateSettings {
                 phase,
                 targets,
                 stream,
@@ -151,7 +151,7 @@ impl<'a> Rules<'a> {
         };
         let needed = keys.needs_critic();
         let critic = optim_params(&keys.critic.optimiser, keys.critic.learning_rate, step, steps);
-        Rules {
+        UpdateSettings {
             phase,
             targets,
             stream,
@@ -172,9 +172,9 @@ pub(crate) struct Progress {
 
 impl Progress {
     /// Returns the progress at the start of a step.
-    pub fn of(plan: &StepPlan) -> Self {
+    pub fn new(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
-        Progress { done: 0, total: updates.map(|update| update.cut.micro_batches.len()).sum() }
+        Progress { done: 0, total: updates.map(|update| update.micro_batch_plan.micro_batches.len()).sum() }
     }
 }
 
@@ -186,31 +186,33 @@ pub(crate) async fn run_plan(
     plan: &PolicyPlan,
     trajectories: &HashMap<AttemptId, &Trajectory>,
     models: Models<'_>,
-    rules: &Rules<'_>,
+    settings: &UpdateSettings<'_>,
     progress: &mut Progress,
     observer: &mut dyn Observer,
 ) -> Result<UpdateOutcome, TrainerError> {
-    let mut learned = UpdateOutcome::default();
-    let loss = loss_of(rules.phase);
-    let mut preparer = match rules.phase {
-        Phase::Rl(keys) => Some(Preparer::new(keys, models.policy, (rules.seed, rules.stream), rules.exact)),
+    let mut outcome = UpdateOutcome::default();
+    let loss = loss_of(settings.phase);
+    let mut preparer = match settings.phase {
+        Phase::Rl(keys) => {
+            Some(Preparer::new(keys, models.policy, (settings.seed, settings.stream), settings.exact))
+        }
         Phase::Sft(_) => None,
     };
     if let Some(preparer) = &mut preparer {
         let start = Instant::now();
         for update in &plan.updates {
-            preparer.begin(&inputs_of(update, trajectories, rules)?).await?;
+            preparer.start(&inputs_of(update, trajectories, settings)?).await?;
         }
-        learned.prepare_seconds += start.elapsed().as_secs_f64();
+        outcome.prepare_seconds += start.elapsed().as_secs_f64();
     }
     for (i, update) in plan.updates.iter().enumerate() {
-        if update.paths.is_empty() {
+        if update.sequences.is_empty() {
             // There is nothing to learn: an optimizer step would only let momentum and weight decay
             // move the weights.
             continue;
         }
-        let mut inputs = inputs_of(update, trajectories, rules)?;
-        let batches = update.cut.micro_batches.len();
+        let mut inputs = inputs_of(update, trajectories, settings)?;
+        let batches = update.micro_batch_plan.micro_batches.len();
         let mut after = |done: &mut usize| {
             *done += 1;
             progress.done += 1;
@@ -221,112 +223,119 @@ pub(crate) async fn run_plan(
             }
         };
         let mut done = 0;
-        if let (Some(critic), Some(params), Some(cut), Phase::Rl(keys)) =
-            (models.critic, rules.critic, &update.critic, rules.phase)
+        if let (Some(critic), Some(params), Some(critic_plan), Phase::Rl(keys)) =
+            (models.critic, settings.critic, &update.critic_plan, settings.phase)
         {
             let start = Instant::now();
             // As planned: corrections for the policy that sampled a token do not concern the
             // critic's values.
-            let paths: Vec<PathInput> = in_order(&update.cut, inputs.clone());
-            for paths in cut.apply(&paths) {
-                let paths: Vec<PathInput> = paths.into_iter().cloned().collect();
-                let batch = TreeBatch::merge(&paths)?;
+            let sequences: Vec<SequenceInput> = input_order(&update.micro_batch_plan, inputs.clone());
+            for sequences in critic_plan.apply(&sequences) {
+                let sequences: Vec<SequenceInput> = sequences.into_iter().cloned().collect();
+                let batch = TreeBatch::merge(&sequences)?;
                 let trained = batch.terms.iter().filter(|term| term.weight != 0.0);
                 for (value, term) in trained.filter_map(|term| Some((term.value?, term))) {
-                    learned.said.push(value.into());
-                    learned.returns.push(term.returns.into());
+                    outcome.values_before.push(value.into());
+                    outcome.returns.push(term.returns.into());
                 }
             }
-            let alone = rules.policy.is_none();
-            let tokens = sequence_tokens(&paths);
-            let request = TrainRequest { paths, loss: keys.value_loss(), params };
+            let trains_only_critic = settings.policy.is_none();
+            let tokens = sequence_tokens(&sequences);
+            let request = TrainRequest { paths: sequences, loss: keys.value_loss(), params };
             let mut count = || {
-                if alone {
+                if trains_only_critic {
                     after(&mut done)
                 }
             };
-            let TrainReport { sums, step } = critic.train(request, cut, &mut count).await?;
-            sums.iter().for_each(|sums| learned.values.merge(sums));
-            if alone {
-                learned.merged_away += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
+            let TrainReport { sums, step } = critic.train(request, critic_plan, &mut count).await?;
+            sums.iter().for_each(|sums| outcome.values.merge(sums));
+            if trains_only_critic {
+                outcome.merged_tokens += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
             }
-            learned.critic_grad_norms += if step.applied { step.grad_norm } else { 0.0 };
-            learned.critic_updates += u32::from(step.applied);
-            learned.critic_seconds += start.elapsed().as_secs_f64();
+            outcome.critic_grad_norms += if step.applied { step.grad_norm } else { 0.0 };
+            outcome.critic_updates += u32::from(step.applied);
+            outcome.critic_seconds += start.elapsed().as_secs_f64();
         }
-        if let Some(params) = rules.policy {
+        if let Some(params) = settings.policy {
             if let Some(preparer) = &mut preparer {
                 let start = Instant::now();
                 preparer.update(&mut inputs, i == 0, i).await?;
-                learned.prepare_seconds += start.elapsed().as_secs_f64();
+                outcome.prepare_seconds += start.elapsed().as_secs_f64();
             }
             if let (Some(reference), true) = (models.reference, loss.kl.is_some()) {
                 let start = Instant::now();
                 for inputs in &mut inputs {
                     add_reference(inputs, reference).await?;
                 }
-                learned.reference_seconds += start.elapsed().as_secs_f64();
+                outcome.reference_seconds += start.elapsed().as_secs_f64();
             }
-            let paths = in_order(&update.cut, inputs);
-            let tokens = sequence_tokens(&paths);
-            let request = TrainRequest { paths, loss, params };
+            let sequences = input_order(&update.micro_batch_plan, inputs);
+            let tokens = sequence_tokens(&sequences);
+            let request = TrainRequest { paths: sequences, loss, params };
             let TrainReport { sums, step } =
-                models.policy.train(request, &update.cut, &mut || after(&mut done)).await?;
+                models.policy.train(request, &update.micro_batch_plan, &mut || after(&mut done)).await?;
             for sums in &sums {
-                learned.all.merge(sums);
+                outcome.all.merge(sums);
                 if i == 0 {
-                    learned.first.merge(sums);
+                    outcome.first.merge(sums);
                 }
             }
-            learned.merged_away += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
+            outcome.merged_tokens += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
             if step.applied {
-                learned.applied += 1;
-                learned.grad_norms += step.grad_norm;
+                outcome.applied += 1;
+                outcome.grad_norms += step.grad_norm;
             } else {
-                learned.skipped += 1;
+                outcome.skipped += 1;
             }
         }
         crash_point("after_optim_step");
     }
     if let Some(preparer) = preparer {
-        learned.mismatch = preparer.mismatch();
-        learned.beyond = preparer.beyond();
-        learned.rejected = preparer.rejected;
+        outcome.mismatch = preparer.mismatch();
+        outcome.out_of_bounds_fraction = preparer.out_of_bounds_fraction();
+        outcome.rejected = preparer.rejected;
     }
-    Ok(learned)
+    Ok(outcome)
 }
 
 /// Returns the sequences of an update by micro-batch.
 fn inputs_of(
     update: &Update,
     trajectories: &HashMap<AttemptId, &Trajectory>,
-    rules: &Rules<'_>,
+    settings: &UpdateSettings<'_>,
 ) -> Result<Vec<Inputs>, TrainerError> {
-    let mut shared: HashMap<AttemptId, Paths> = HashMap::new();
-    let mut input = |path: &PlannedPath| {
-        let trajectory = trajectories.get(&path.attempt).ok_or(TrainerError::Unrecorded(path.attempt))?;
-        let paths = shared.entry(path.attempt).or_insert_with(|| Paths::of(trajectory));
-        Ok(((path.attempt, path.leaf), paths.input(path, rules.targets, rules.version)))
+    let mut sequences_of: HashMap<AttemptId, AttemptSequences> = HashMap::new();
+    let mut input = |sequence: &PlannedSequence| {
+        let trajectory =
+            trajectories.get(&sequence.attempt).ok_or(TrainerError::Unrecorded(sequence.attempt))?;
+        let sequences = sequences_of
+            .entry(sequence.attempt)
+            .or_insert_with(|| AttemptSequences::from_trajectory(trajectory));
+        Ok(((sequence.attempt, sequence.leaf), sequences.input(sequence, settings.targets, settings.version)))
     };
-    update.micro_batches().into_iter().map(|paths| paths.into_iter().map(&mut input).collect()).collect()
+    update
+        .micro_batches()
+        .into_iter()
+        .map(|sequences| sequences.into_iter().map(&mut input).collect())
+        .collect()
 }
 
 /// Returns the sequences of micro-batches in the order of the update.
-fn in_order(cut: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<PathInput> {
-    let places = cut.micro_batches.iter().flat_map(|batch| &batch.paths);
+fn input_order(plan: &MicroBatchPlan, batches: Vec<Inputs>) -> Vec<SequenceInput> {
+    let indices = plan.micro_batches.iter().flat_map(|batch| &batch.paths);
     let inputs = batches.into_iter().flatten().map(|(_, input)| input);
-    let mut placed: Vec<(u32, PathInput)> = places.copied().zip(inputs).collect();
-    placed.sort_by_key(|(place, _)| *place);
-    placed.into_iter().map(|(_, input)| input).collect()
+    let mut indexed: Vec<(u32, SequenceInput)> = indices.copied().zip(inputs).collect();
+    indexed.sort_by_key(|(index, _)| *index);
+    indexed.into_iter().map(|(_, input)| input).collect()
 }
 
-fn sequence_tokens(paths: &[PathInput]) -> u64 {
-    paths.iter().map(|path| path.tokens.len() as u64).sum()
+fn sequence_tokens(sequences: &[SequenceInput]) -> u64 {
+    sequences.iter().map(|sequence| sequence.tokens.len() as u64).sum()
 }
 
 async fn add_reference(inputs: &mut Inputs, reference: &dyn Learner) -> Result<(), TrainerError> {
-    let paths: Vec<PathInput> = inputs.iter().map(|(_, input)| input.clone()).collect();
-    let found = ask(reference, Question::Logprobs, &paths).await?;
+    let sequences: Vec<SequenceInput> = inputs.iter().map(|(_, input)| input.clone()).collect();
+    let found = query(reference, Question::Logprobs, &sequences).await?;
     for ((_, input), logprobs) in inputs.iter_mut().zip(found) {
         for (target, logprob) in input.targets.iter_mut().zip(logprobs) {
             target.term.reference = Some(logprob);
@@ -340,7 +349,7 @@ impl UpdateOutcome {
     pub(crate) fn report(&self, phase: &Phase, params: Option<OptimParams>, metrics: &mut Metrics) {
         let all = &self.all;
         // The mean over several updates, because each is a loss over its fraction of the attempts.
-        let of_update = |sum: f64, updates: u32| sum / f64::from(updates.max(1));
+        let per_update = |sum: f64, updates: u32| sum / f64::from(updates.max(1));
         let updates = self.applied + self.skipped;
         let mean = |sum: f64, count: u64| if count == 0 { 0.0 } else { sum / count as f64 };
         metrics.add("actor/lr", params.map_or(0.0, |params| f64::from(params.learning_rate)));
@@ -350,7 +359,7 @@ impl UpdateOutcome {
         metrics.add("actor/entropy", mean(all.entropy, all.terms));
         match phase {
             Phase::Sft(_) => {
-                metrics.add("train/loss", of_update(all.loss, updates));
+                metrics.add("train/loss", per_update(all.loss, updates));
                 metrics.add("train/nll", mean(all.nll, all.terms));
             }
             Phase::Rl(keys) => {
@@ -358,7 +367,7 @@ impl UpdateOutcome {
                 // With a penalty or a bonus, the sum contains all parts.
                 let plain = loss.kl.is_none() && loss.entropy == 0.0;
                 let name = if plain { "actor/pg_loss" } else { "actor/loss" };
-                metrics.add(name, of_update(all.loss, updates));
+                metrics.add(name, per_update(all.loss, updates));
                 metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
                 if matches!(loss.policy, PolicyLoss::Clip { dual: Some(_), .. }) {
                     metrics.add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
@@ -369,17 +378,21 @@ impl UpdateOutcome {
                     metrics.add("actor/kl_loss", mean(all.kl, all.terms));
                 }
                 if keys.needs_critic() {
-                    metrics.add("critic/vf_loss", of_update(self.values.loss, self.critic_updates));
-                    metrics.add("critic/vf_explained_var", explained_variance(&self.returns, &self.said));
-                    metrics.add_spread("critic/values", self.said.iter().copied());
+                    metrics.add("critic/vf_loss", per_update(self.values.loss, self.critic_updates));
+                    metrics.add(
+                        "critic/vf_explained_var",
+                        explained_variance(&self.returns, &self.values_before),
+                    );
+                    metrics.add_spread("critic/values", self.values_before.iter().copied());
                     metrics.add_spread("critic/returns", self.returns.iter().copied());
                     metrics.add("critic/vf_clipfrac", mean(self.values.clipped as f64, self.values.terms));
                     metrics.add("critic/grad_norm", mean(self.critic_grad_norms, self.critic_updates.into()));
                 }
-                if let Some((mismatch, apart)) = &self.mismatch {
+                if let Some((mismatch, breakdown)) = &self.mismatch {
                     report_mismatch(mismatch, metrics);
-                    apart.report(metrics);
-                    metrics.add("rollout_corr/beyond_bounds", self.beyond.unwrap_or_default());
+                    breakdown.report(metrics);
+                    metrics
+                        .add("rollout_corr/beyond_bounds", self.out_of_bounds_fraction.unwrap_or_default());
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
                 // Both must be 0 on policy: the training forward pass reproduces the sampled
@@ -390,7 +403,7 @@ impl UpdateOutcome {
         }
         metrics.add("training/targets", all.targets as f64);
         metrics.add("training/forward_tokens", all.tokens as f64);
-        metrics.add("training/merged_away_tokens", self.merged_away as f64);
+        metrics.add("training/merged_away_tokens", self.merged_tokens as f64);
     }
 }
 
@@ -431,15 +444,15 @@ mod tests {
             min_lr_ratio,
             ..Default::default()
         };
-        let shares = |keys: &OptimizerKeys, steps| -> Vec<f32> {
+        let fractions = |keys: &OptimizerKeys, steps| -> Vec<f32> {
             (0..steps).map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0).collect()
         };
-        assert_eq!(shares(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
-        assert_eq!(shares(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
-        assert_eq!(shares(&keys(Schedule::Linear, 1, 0.2), 5), [1.0, 1.0, 0.8, 0.6, 0.4]);
-        assert_eq!(shares(&keys(Schedule::Cosine, 0, 0.0), 4), [1.0, 0.854, 0.5, 0.146]);
+        assert_eq!(fractions(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
+        assert_eq!(fractions(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
+        assert_eq!(fractions(&keys(Schedule::Linear, 1, 0.2), 5), [1.0, 1.0, 0.8, 0.6, 0.4]);
+        assert_eq!(fractions(&keys(Schedule::Cosine, 0, 0.0), 4), [1.0, 0.854, 0.5, 0.146]);
         // A warm-up longer than the phase never reaches the peak.
-        assert_eq!(shares(&keys(Schedule::Cosine, 4, 0.0), 2), [0.25, 0.5]);
+        assert_eq!(fractions(&keys(Schedule::Cosine, 4, 0.0), 2), [0.25, 0.5]);
     }
 
     /// Returns a recipe whose critic differs from its policy in every number.
@@ -465,15 +478,15 @@ mod tests {
         (dir, recipe)
     }
 
-    fn rules(recipe: &Recipe, step: u32) -> Rules<'_> {
-        Rules::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, recipe)
+    fn settings(recipe: &Recipe, step: u32) -> UpdateSettings<'_> {
+        UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, recipe)
     }
 
     #[test]
     fn max_grad_norm_follows_recipe() {
         let (_dir, recipe) = recipe();
-        let rules = rules(&recipe, 3);
-        let norms = [rules.policy, rules.critic].map(|params| params.unwrap().max_grad_norm);
+        let settings = settings(&recipe, 3);
+        let norms = [settings.policy, settings.critic].map(|params| params.unwrap().max_grad_norm);
         assert_eq!(norms, [0.5, 3.0]);
         let unclipped = OptimizerKeys { max_grad_norm: 0.0, ..OptimizerKeys::default() };
         assert_eq!(optim_params(&unclipped, 1.0, 0, 1).max_grad_norm, f32::INFINITY);
@@ -483,16 +496,16 @@ mod tests {
     fn critic_has_separate_rate_clip_and_warmup() {
         let (_dir, recipe) = recipe();
         let rates = |step| {
-            let rules = rules(&recipe, step);
-            [rules.policy, rules.critic].map(|params| params.map(|params| params.learning_rate))
+            let settings = settings(&recipe, step);
+            [settings.policy, settings.critic].map(|params| params.map(|params| params.learning_rate))
         };
         // Only the critic learns in the first two steps.
         assert_eq!([0, 1].map(rates), [[None, Some(0.75)]; 2]);
         assert_eq!([2, 3].map(rates), [[Some(0.25), Some(0.75)]; 2]);
         let Phase::Rl(keys) = &recipe.phase[0] else { panic!() };
-        assert_eq!(keys.value_loss(), Loss::of(PolicyLoss::Value { clip: Some(0.2) }));
+        assert_eq!(keys.value_loss(), Loss::new(PolicyLoss::Value { clip: Some(0.2) }));
         let free = levade_recipe::CriticKeys { clip: 0.0, ..keys.critic.clone() };
         let free = levade_recipe::RlKeys { critic: free, ..(**keys).clone() };
-        assert_eq!(free.value_loss(), Loss::of(PolicyLoss::Value { clip: None }));
+        assert_eq!(free.value_loss(), Loss::new(PolicyLoss::Value { clip: None }));
     }
 }

@@ -62,7 +62,7 @@ pub(crate) async fn restore_evals(
     let here = EvalKey { phase, step };
     for (key, result) in run.store.evals().await? {
         if key < here || (key == here && evaluated) {
-            let result = parse_eval(run.store.place(), key, result)?;
+            let result = parse_eval(run.store.location(), key, result)?;
             observer.event(&Event::Evaluated(Box::new(result.clone())));
             progress.evals.push(result);
         }
@@ -113,12 +113,12 @@ pub(crate) async fn evaluate_if_due(
     let recorded = run.store.evals().await?.into_iter().find(|(recorded, _)| *recorded == key);
     let result = match recorded {
         // The label may differ: after a phase became longer, this is no longer its last evaluation.
-        Some((_, result)) => EvalResult { label, ..parse_eval(run.store.place(), key, result)? },
+        Some((_, result)) => EvalResult { label, ..parse_eval(run.store.location(), key, result)? },
         None => {
             let (slices, keys) = (&run.tasks.eval, &run.recipe.eval);
             let result = evaluate(&run.rollouts, slices, keys, key, &label, observer, stop).await?;
             let (result, attempts) = result.ok_or(Exit::Stopped)?;
-            reporter.note_troubles(&run.rollouts, &attempts, observer).await?;
+            reporter.note_warnings(&run.rollouts, &attempts, observer).await?;
             run.store.record_eval(key, &json!(result)).await?;
             result
         }

@@ -22,8 +22,8 @@ use serde_json::json;
 use crate::TrainerError;
 use crate::agents::Agents;
 use crate::files::{file_error, write_atomically};
-use crate::folder::RECIPE;
-use crate::tasks::{Listing, Tasks};
+use crate::run_dir::RECIPE;
+use crate::tasks::{ListedTasks, Tasks};
 
 const FILE: &str = "origin.json";
 /// Name of the file in a merged model's directory that names its run.
@@ -46,7 +46,7 @@ pub(crate) struct Origin {
     /// Tools that attempts have access to. `None` if an older build, which did not record them,
     /// started the run.
     #[serde(default)]
-    tools: Option<Vec<Offered>>,
+    tools: Option<Vec<OfferedTool>>,
     /// Earlier lengths of phases whose length was changed.
     #[serde(default)]
     lengths: Vec<Length>,
@@ -85,13 +85,13 @@ struct Input {
 
 /// The description of a tool as an agent sees it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub(crate) struct Offered {
+pub(crate) struct OfferedTool {
     agent: String,
     tool: String,
     crc32c: u32,
 }
 
-impl Offered {
+impl OfferedTool {
     /// Returns the tools of the attempts at a run's tasks, in the order of their first use, without
     /// duplicates. The tools must have been resolved.
     ///
@@ -99,11 +99,11 @@ impl Offered {
     /// Returns an error if a task names an unknown agent.
     pub fn all(tasks: &Tasks, agents: &Agents) -> Result<Vec<Self>, TrainerError> {
         let mut all: Vec<Self> = Vec::new();
-        for task in tasks.to_check() {
-            let agent = &agents.of(&task)?.agent;
+        for task in tasks.tasks_to_check() {
+            let agent = &agents.agent_for(&task)?.agent;
             for spec in agent.tools.specs(&task) {
                 let crc32c = crc32c::crc32c(json!(spec).to_string().as_bytes());
-                let offered = Offered { agent: agent.name.clone(), tool: spec.name, crc32c };
+                let offered = OfferedTool { agent: agent.name.clone(), tool: spec.name, crc32c };
                 if !all.contains(&offered) {
                     all.push(offered);
                 }
@@ -127,7 +127,7 @@ struct Length {
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn begun(dir: &Path) -> Result<Option<u64>, TrainerError> {
+pub fn started_at(dir: &Path) -> Result<Option<u64>, TrainerError> {
     let recipe = dir.join(RECIPE);
     if !recipe.exists() {
         return Ok(None);
@@ -146,7 +146,7 @@ pub fn seconds(moment: SystemTime) -> u64 {
 
 /// A model that was merged from a run's adapter.
 #[derive(Serialize, Deserialize)]
-struct Merged {
+struct MergedModel {
     schema: u32,
     run: PathBuf,
 }
@@ -158,7 +158,7 @@ struct Merged {
 pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
     let path = dir.join(MERGED);
     let failed = |source| file_error("write", &path, source);
-    let merged = Merged { schema: SCHEMA, run: std::path::absolute(run).map_err(failed)? };
+    let merged = MergedModel { schema: SCHEMA, run: std::path::absolute(run).map_err(failed)? };
     let text = serde_json::to_string_pretty(&merged).map_err(|error| failed(error.into()))?;
     write_atomically(&path, text.as_bytes())
 }
@@ -169,7 +169,7 @@ pub fn write_merged_from(dir: &Path, run: &Path) -> Result<(), TrainerError> {
 /// # Errors
 /// Returns an error if the file cannot be read.
 pub fn merged_from(dir: &Path) -> Result<Option<PathBuf>, TrainerError> {
-    Ok(read_versioned::<Merged>(&dir.join(MERGED))?.map(|merged| merged.run))
+    Ok(read_versioned::<MergedModel>(&dir.join(MERGED))?.map(|merged| merged.run))
 }
 
 /// Reads a JSON file that contains its schema version. Returns `None` if the file does not exist.
@@ -182,12 +182,12 @@ fn read_versioned<T: DeserializeOwned>(path: &Path) -> Result<Option<T>, Trainer
         Err(source) => return Err(file_error("read", path, source)),
     };
     #[derive(Deserialize)]
-    struct Versioned {
+    struct SchemaVersion {
         schema: u32,
     }
     let damaged = |why: String| TrainerError::Damaged { path: path.to_owned(), why };
     let parsed = |error: serde_json::Error| damaged(error.to_string());
-    let Versioned { schema } = serde_json::from_str(&text).map_err(parsed)?;
+    let SchemaVersion { schema } = serde_json::from_str(&text).map_err(parsed)?;
     if schema != SCHEMA {
         let why = format!("it has schema version {schema}, but this build reads version {SCHEMA}");
         return Err(damaged(why));
@@ -201,12 +201,12 @@ impl Origin {
     ///
     /// # Errors
     /// Returns an error if a file cannot be read.
-    pub fn now(
+    pub fn collect(
         recipe: &Recipe,
-        begun: u64,
+        started_at: u64,
         model: &[PathBuf],
-        tools: Vec<Offered>,
-        listings: Vec<Listing>,
+        tools: Vec<OfferedTool>,
+        listings: Vec<ListedTasks>,
         matching: Matching,
     ) -> Result<Self, TrainerError> {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
@@ -228,11 +228,12 @@ impl Origin {
             Ok(Input { of, name, bytes, crc32c })
         };
         let mut files = all.into_iter().map(read).collect::<Result<Vec<Input>, TrainerError>>()?;
-        let input = |Listing { of, package, bytes, crc32c }| Input { of, name: package, bytes, crc32c };
+        let input =
+            |ListedTasks { source: of, package, bytes, crc32c }| Input { of, name: package, bytes, crc32c };
         files.extend(listings.into_iter().map(input));
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (tools, lengths) = (Some(tools), Vec::new());
-        Ok(Origin { schema: SCHEMA, begun, version, files, tools, lengths, matching })
+        Ok(Origin { schema: SCHEMA, begun: started_at, version, files, tools, lengths, matching })
     }
 
     /// Reads the recorded inputs of the run in `folder`. Returns `None` if an older build started
@@ -251,25 +252,32 @@ impl Origin {
         write_atomically(&path, text.as_bytes())
     }
 
-    /// Checks that a run with these inputs can resume with the inputs `now`, and returns notes for
+    /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes for
     /// the user.
     ///
     /// # Errors
     /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
-    pub fn goes_on_with(&mut self, now: &Origin, dir: &Path) -> Result<Vec<String>, TrainerError> {
+    pub fn check_unchanged(&mut self, current: &Origin, dir: &Path) -> Result<Vec<String>, TrainerError> {
         let changed = |of: &str, name: String| {
-            Err(TrainerError::Changed { of: of.to_owned(), name, folder: dir.to_owned() })
+            Err(TrainerError::Changed { of: of.to_owned(), name, run_dir: dir.to_owned() })
         };
-        let missing = first_missing(&now.files, &self.files);
-        if let Some(Input { of, name, .. }) = missing.or_else(|| first_missing(&self.files, &now.files)) {
+        let missing = first_missing(&current.files, &self.files);
+        if let Some(Input { of, name, .. }) = missing.or_else(|| first_missing(&self.files, &current.files)) {
             return changed(of, name.clone());
         }
-        match (&self.tools, &now.tools) {
-            (Some(begun), Some(now)) => {
-                let missing = first_missing(now, begun).or_else(|| first_missing(begun, now));
+        match (&self.tools, &current.tools) {
+            (Some(initial_tools), Some(current)) => {
+                let missing =
+                    first_missing(current, initial_tools).or_else(|| first_missing(initial_tools, current));
                 // The order matters, because templates print the tools in it.
-                let moved = || now.iter().zip(begun).find(|(now, begun)| now != begun).map(|(now, _)| now);
-                if let Some(Offered { agent, tool, .. }) = missing.or_else(moved) {
+                let moved = || {
+                    current
+                        .iter()
+                        .zip(initial_tools)
+                        .find(|(current, initial_tools)| current != initial_tools)
+                        .map(|(current, _)| current)
+                };
+                if let Some(OfferedTool { agent, tool, .. }) = missing.or_else(moved) {
                     return changed(&format!("agent {agent}"), format!("the tool {tool}"));
                 }
             }
@@ -277,10 +285,10 @@ impl Origin {
             (Some(_), None) => {}
         }
         let mut notes = Vec::new();
-        if self.version != now.version {
+        if self.version != current.version {
             notes.push(format!(
                 "this run began with Levade {} and goes on with {}",
-                self.version, now.version
+                self.version, current.version
             ));
         }
         Ok(notes)
@@ -299,7 +307,7 @@ impl Origin {
     /// # Errors
     /// Returns [`TrainerError::PhaseOver`] if such a phase has ended and a later phase has started
     /// from its result.
-    pub async fn lengthen(
+    pub async fn update_lengths(
         &mut self,
         earlier: &Recipe,
         recipe: &Recipe,
@@ -309,13 +317,13 @@ impl Origin {
             (0..earlier.phase.len()).filter(|&i| earlier.phase[i] != recipe.phase[i]).collect();
         let Some(&first) = changed.first() else { return Ok(Vec::new()) };
         let planned = store.planned_steps().await?;
-        let mut begun = planned.iter().map(|(phase, _)| *phase).max();
+        let mut last_phase = planned.iter().map(|(phase, _)| *phase).max();
         for purpose in [Purpose::Train, Purpose::Eval] {
             let made = store.summaries(purpose).await?;
-            begun = begun.max(made.iter().map(|summary| summary.placement.phase).max());
+            last_phase = last_phase.max(made.iter().map(|summary| summary.slot.phase).max());
         }
-        if let Some(later) = begun.filter(|later| *later as usize > first) {
-            return Err(TrainerError::PhaseOver { phase: first, later });
+        if let Some(later) = last_phase.filter(|later| *later as usize > first) {
+            return Err(TrainerError::PhaseFinished { phase: first, later });
         }
         let mut notes = Vec::new();
         for phase in changed {
@@ -325,7 +333,7 @@ impl Origin {
                 continue;
             }
             self.lengths.push(Length { phase: phase as u32, until, steps });
-            if falls(&recipe.phase[phase]) {
+            if has_decay(&recipe.phase[phase]) {
                 notes.push(format!(
                     "the learning rate of phase {phase} falls over its steps: from step {until} on it is that of a phase of {} steps, \
                      where the steps before had that of one of {steps}",
@@ -338,12 +346,12 @@ impl Origin {
 }
 
 /// Returns the first item that is not in `others`.
-fn first_missing<'a, T: PartialEq>(all: &'a [T], others: &[T]) -> Option<&'a T> {
-    all.iter().find(|one| !others.contains(one))
+fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'a T> {
+    all.iter().find(|one| !other_items.contains(one))
 }
 
 /// Returns whether the learning rate depends on the number of steps of the phase.
-fn falls(phase: &Phase) -> bool {
+fn has_decay(phase: &Phase) -> bool {
     let critic = match phase {
         Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimiser.schedule,
         _ => Schedule::Constant,
@@ -368,7 +376,7 @@ mod tests {
         assert!(error.contains("schema version 9"), "{error}");
     }
 
-    fn origin(tools: Option<Vec<Offered>>) -> Origin {
+    fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
         let version = String::new();
         let (files, lengths, matching) = (Vec::new(), Vec::new(), Matching::default());
         Origin { schema: SCHEMA, begun: 0, version, files, tools, lengths, matching }
@@ -395,7 +403,7 @@ mod tests {
     #[test]
     fn resume_rejects_changed_tools() {
         let tools = |all: &[(&str, u32)]| {
-            let tool = |(tool, crc32c): &(&str, u32)| Offered {
+            let tool = |(tool, crc32c): &(&str, u32)| OfferedTool {
                 agent: "solver".into(),
                 tool: (*tool).into(),
                 crc32c: *crc32c,
@@ -405,7 +413,7 @@ mod tests {
         let begun = tools(&[("search", 1), ("open", 2)]);
         let goes_on = |now| {
             let mut known = origin(begun.clone());
-            let done = known.goes_on_with(&origin(now), Path::new("runs/x"));
+            let done = known.check_unchanged(&origin(now), Path::new("runs/x"));
             assert_eq!(known.tools, begun);
             done.map_err(|error| error.to_string())
         };
@@ -422,7 +430,7 @@ mod tests {
         }
         // An older build did not record the tools. From now on they are recorded.
         let mut older = origin(None);
-        older.goes_on_with(&origin(begun.clone()), Path::new("runs/x")).unwrap();
+        older.check_unchanged(&origin(begun.clone()), Path::new("runs/x")).unwrap();
         assert_eq!(older.tools, begun);
     }
 

@@ -14,17 +14,19 @@ use std::collections::HashMap;
 
 use levade_policy::UpdateSequences;
 use levade_recipe::{GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, ZeroVarianceGroups};
-use levade_rl::{Counting, Normalizer, PathAdvantages, RolloutTokens, prepare};
-use levade_store::{Attempt, ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, Update};
-use levade_tree::{AttemptId, Component, Kind, PathInput, Placement, Segment, SegmentId, Tokens, Trajectory};
+use levade_rl::{Counting, Normalizer, RolloutTokens, SequenceAdvantages, prepare};
+use levade_store::{AppliedKlPenalty, Attempt, HighEntropy, PerToken, PlannedSequence, PolicyPlan, Update};
+use levade_tree::{
+    AttemptId, AttemptSlot, Component, Kind, Segment, SegmentId, SequenceInput, Tokens, Trajectory,
+};
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
-use crate::batch::{Action, Census, Paths, Targets, TrainedSequence, trained_paths};
-use crate::credit::{Earnings, Sample};
+use crate::batch::{Action, AttemptSequences, Census, Targets, TrainedSequence, trained_sequences};
+use crate::credit::{CreditedReward, Sample};
 use crate::policies::Models;
 use crate::random::order;
-use crate::rewards::{is_sample, is_uninformative, reward_of, rewarded};
+use crate::rewards::{is_sample, is_uninformative, reward_of, with_rewards};
 use crate::signals::Signals;
 
 /// Looks up the signals of a sequence by its attempt and leaf.
@@ -33,74 +35,79 @@ pub(crate) type SignalsOf<'a> = &'a dyn Fn(AttemptId, SegmentId) -> Signals;
 /// An attempt as the plan uses it.
 struct Rollout<'a> {
     id: AttemptId,
-    placement: Placement,
+    slot: AttemptSlot,
     trajectory: &'a Trajectory,
-    paths: Vec<Way>,
+    sequences: Vec<SequenceDraft>,
     /// Whether its tokens are trained. If not, the attempt still counts in the comparison with
     /// other attempts.
     trained: bool,
 }
 
 /// A sequence of a rollout.
-struct Way {
-    path: TrainedSequence,
+struct SequenceDraft {
+    sequence: TrainedSequence,
     signals: Signals,
     advantages: PerToken,
     returns: Option<PerToken>,
     /// Factor of the token weights of each action. 0 if the action is not trained.
-    shares: Vec<f32>,
+    turn_weights: Vec<f32>,
 }
 
-impl Way {
+impl SequenceDraft {
     /// Returns the number of tokens of trained agents. Actions that the limit of trained turns
     /// leaves out are counted.
     fn tokens(&self, only: &TrainFilterKeys) -> u64 {
-        let trained = self.path.turns.iter().filter(|action| only.accepts_agent(&action.agent));
+        let trained = self.sequence.turns.iter().filter(|action| only.accepts_agent(&action.agent));
         trained.map(Action::tokens).sum::<usize>() as u64
     }
 
-    fn shares(&self) -> impl Iterator<Item = f32> + '_ {
-        self.path
+    fn token_weights(&self) -> impl Iterator<Item = f32> + '_ {
+        self.sequence
             .turns
             .iter()
-            .zip(&self.shares)
-            .flat_map(|(a, share)| std::iter::repeat_n(*share, a.tokens()))
+            .zip(&self.turn_weights)
+            .flat_map(|(a, weight)| std::iter::repeat_n(*weight, a.tokens()))
     }
 }
 
 impl<'a> Rollout<'a> {
     fn new(attempt: &'a Attempt, targets: Targets<'_>, signals: Option<SignalsOf<'_>>) -> Self {
-        let Attempt { id, placement, trajectory, .. } = attempt;
-        let way = |path: TrainedSequence| Way {
-            signals: signals.map(|of| of(*id, path.leaf)).unwrap_or_default(),
-            shares: vec![1.0; path.turns.len()],
-            path,
-            advantages: PerToken::same(0.0),
+        let Attempt { id, slot, trajectory, .. } = attempt;
+        let draft = |sequence: TrainedSequence| SequenceDraft {
+            signals: signals.map(|signals_of| signals_of(*id, sequence.leaf)).unwrap_or_default(),
+            turn_weights: vec![1.0; sequence.turns.len()],
+            sequence,
+            advantages: PerToken::uniform(0.0),
             returns: None,
         };
         Rollout {
             id: *id,
-            placement: *placement,
+            slot: *slot,
             trajectory,
-            paths: trained_paths(trajectory, targets).into_iter().map(way).collect(),
+            sequences: trained_sequences(trajectory, targets).into_iter().map(draft).collect(),
             trained: true,
         }
     }
 
     /// Returns the KL penalty on the tokens of every sequence, and the KL divergence as a mean over
     /// sequences. Both are empty or 0 if the recipe does not apply the penalty to rewards.
-    fn charged(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
+    fn kl_rewards(&self, keys: &RlKeys, coefficient: f64) -> (Vec<Vec<f64>>, f64) {
         let Some(kl) = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward) else {
-            return (vec![Vec::new(); self.paths.len()], 0.0);
+            return (vec![Vec::new(); self.sequences.len()], 0.0);
         };
         let penalty = levade_rl::KlPenalty { coefficient, ..kl.penalty() };
         let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
         let (mut rewards, mut found) = (Vec::new(), Vec::new());
-        for way in &self.paths {
-            let (logprobs, reference) = (wide(&way.signals.logprobs), wide(&way.signals.reference));
-            let mut of_path = vec![0.0; way.path.tokens()];
-            found.push(penalty.charge(&mut of_path, &logprobs, &reference, Counting::Exact));
-            rewards.push(of_path);
+        for draft in &self.sequences {
+            let (logprobs, reference) = (wide(&draft.signals.logprobs), wide(&draft.signals.reference));
+            let mut sequence_rewards = vec![0.0; draft.sequence.tokens()];
+            found.push(penalty.apply_to_rewards(
+                &mut sequence_rewards,
+                &logprobs,
+                &reference,
+                Counting::Exact,
+            ));
+            rewards.push(sequence_rewards);
         }
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
@@ -108,25 +115,25 @@ impl<'a> Rollout<'a> {
     /// Sets the factor of untrained actions to 0. If more than `most` turns remain, keeps a random
     /// sample of `most` turns and scales their factors by `total / most`, so that the total weight
     /// stays the same. 0 disables the limit.
-    fn select(&mut self, only: &TrainFilterKeys, most: usize, seed: u64) {
-        let mut shares: Vec<&mut f32> = Vec::new();
-        for way in &mut self.paths {
-            for (share, action) in way.shares.iter_mut().zip(&way.path.turns) {
+    fn select(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
+        let mut turn_weights: Vec<&mut f32> = Vec::new();
+        for draft in &mut self.sequences {
+            for (weight, action) in draft.turn_weights.iter_mut().zip(&draft.sequence.turns) {
                 if only.accepts_agent(&action.agent) {
-                    shares.push(share);
+                    turn_weights.push(weight);
                 } else {
-                    *share = 0.0;
+                    *weight = 0.0;
                 }
             }
         }
-        let total = shares.len();
-        if most == 0 || total <= most {
+        let total = turn_weights.len();
+        if max_turns == 0 || total <= max_turns {
             return;
         }
-        let Placement { phase, step, group, sample, .. } = self.placement;
-        let drawn = order(seed, "turns", &[phase, step, group, sample], total);
-        for (share, place) in shares.into_iter().zip(drawn) {
-            *share = if (place as usize) < most { total as f32 / most as f32 } else { 0.0 };
+        let AttemptSlot { phase, step, group, sample, .. } = self.slot;
+        let sampled_order = order(seed, "turns", &[phase, step, group, sample], total);
+        for (weight, rank) in turn_weights.into_iter().zip(sampled_order) {
+            *weight = if (rank as usize) < max_turns { total as f32 / max_turns as f32 } else { 0.0 };
         }
     }
 }
@@ -134,17 +141,17 @@ impl<'a> Rollout<'a> {
 /// Returns the reward of the greedy attempt that serves as a baseline. It is computed like the
 /// rewards of samples, except that its length does not exclude it. Returns `None` if the attempt
 /// failed, or if another policy made it.
-fn rival_of(setting: &Setting<'_>, baseline: &Attempt) -> Option<f64> {
-    let keys = setting.keys;
+fn rival_score(plan_input: &PlanInput<'_>, baseline: &Attempt) -> Option<f64> {
+    let keys = plan_input.keys;
     match keys.overlong {
-        _ if !is_sample(baseline, setting.targets) => None,
+        _ if !is_sample(baseline, plan_input.targets) => None,
         OverlongAttempts::Drop => baseline.reward,
-        _ => reward_of(baseline, keys, setting.limits).map(|(reward, _)| reward),
+        _ => reward_of(baseline, keys, plan_input.limits).map(|(reward, _)| reward),
     }
 }
 
 /// Inputs of an RL step's plan other than the attempts.
-pub(crate) struct Setting<'a> {
+pub(crate) struct PlanInput<'a> {
     /// Selects the tokens that are trained.
     pub targets: Targets<'a>,
     /// Version of the policy's weights.
@@ -172,99 +179,101 @@ pub(crate) fn census<'a>(
     keys: &RlKeys,
 ) -> Census {
     let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
-    let trained = |segment: &Segment| targets.are_of(segment) && keys.only.accepts_agent(&segment.agent);
-    Census::of(rewarded.map(|attempt| &attempt.trajectory), trained)
+    let trained = |segment: &Segment| targets.can_contain(segment) && keys.only.accepts_agent(&segment.agent);
+    Census::count(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
 /// The attempts of a step, collected for the advantage estimator.
 #[derive(Default)]
-struct Gathered<'a> {
+struct GroupedSamples<'a> {
     groups: Vec<Vec<Rollout<'a>>>,
     /// The estimator's samples of each rollout, in order. A rollout has one or several.
     samples: Vec<Vec<Sample>>,
     /// All samples as the estimator's input.
-    described: Vec<levade_rl::Rollout>,
+    rollouts: Vec<levade_rl::Rollout>,
     /// KL divergence of each rollout from the reference.
     divergences: Vec<f64>,
     /// Numbers of the groups by agent, for `group_by = "agent"`.
     agents: HashMap<(usize, String), u64>,
 }
 
-impl<'a> Gathered<'a> {
+impl<'a> GroupedSamples<'a> {
     /// Adds a group. Skips it if it carries no training signal, or if it needs a baseline and has
     /// none.
-    fn add_group(&mut self, setting: &Setting<'_>, group: usize, attempts: &'a [Attempt]) {
-        let keys = setting.keys;
-        if belongs_to_others(attempts, setting.targets) {
+    fn add_group(&mut self, plan_input: &PlanInput<'_>, group: usize, attempts: &'a [Attempt]) {
+        let keys = plan_input.keys;
+        if belongs_to_other_policies(attempts, plan_input.targets) {
             return;
         }
-        let baseline = setting.baselines.get(group).and_then(Option::as_ref);
-        let rival = baseline.and_then(|baseline| rival_of(setting, baseline));
+        let baseline = plan_input.baselines.get(group).and_then(Option::as_ref);
+        let rival = baseline.and_then(|baseline| rival_score(plan_input, baseline));
         if keys.needs_baseline() && rival.is_none() {
             return;
         }
-        let samples = attempts.iter().filter(|attempt| is_sample(attempt, setting.targets));
-        let found = rewarded(samples, keys, setting.limits);
+        let samples = attempts.iter().filter(|attempt| is_sample(attempt, plan_input.targets));
+        let found = with_rewards(samples, keys, plan_input.limits);
         if is_uninformative(keys, &found) && keys.zero_variance_groups() != ZeroVarianceGroups::Keep {
             return;
         }
         let agents = match keys.group_by {
             GroupBy::Agent => {
-                agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory), setting.targets)
+                agents_of(found.iter().map(|(attempt, ..)| &attempt.trajectory), plan_input.targets)
             }
             GroupBy::Task | GroupBy::Step => Vec::new(),
         };
-        let members = found
+        let rollouts = found
             .into_iter()
             .map(|(attempt, reward, trained)| {
                 let trained = trained && keys.only.accepts_reward(reward);
-                self.add(setting, (group, &agents, rival), attempt, reward, trained)
+                self.add(plan_input, (group, &agents, rival), attempt, reward, trained)
             })
             .collect();
-        self.groups.push(members);
+        self.groups.push(rollouts);
     }
 
     fn add(
         &mut self,
-        setting: &Setting<'_>,
+        plan_input: &PlanInput<'_>,
         (group, agents, rival): (usize, &[String], Option<f64>),
         attempt: &'a Attempt,
         reward: f64,
         trained: bool,
     ) -> Rollout<'a> {
-        let keys = setting.keys;
-        let mut rollout = Rollout::new(attempt, setting.targets, Some(setting.signals));
+        let keys = plan_input.keys;
+        let mut rollout = Rollout::new(attempt, plan_input.targets, Some(plan_input.signals));
         rollout.trained = trained;
-        let (charged, divergence) = rollout.charged(keys, setting.kl_coefficient);
-        let paths: Vec<TrainedSequence> = rollout.paths.iter().map(|way| way.path.clone()).collect();
+        let (kl_rewards, divergence) = rollout.kl_rewards(keys, plan_input.kl_coefficient);
+        let sequences: Vec<TrainedSequence> =
+            rollout.sequences.iter().map(|draft| draft.sequence.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
         // earlier, as part of `attempt.earned`.
         let early: f64 =
-            attempt.outcome.components.iter().filter(|c| c.on.is_some()).map(Component::share).sum();
-        let answer = attempt.score.unwrap_or(0.0) - early;
-        let earnings = Earnings::new(&attempt.trajectory, &paths, reward, answer, &attempt.earned);
-        let signals: Vec<Signals> = rollout.paths.iter().map(|way| way.signals.clone()).collect();
+            attempt.outcome.components.iter().filter(|c| c.on.is_some()).map(Component::weighted_value).sum();
+        let answer_score = attempt.score.unwrap_or(0.0) - early;
+        let credited =
+            CreditedReward::new(&attempt.trajectory, &sequences, reward, answer_score, &attempt.step_rewards);
+        let signals: Vec<Signals> = rollout.sequences.iter().map(|draft| draft.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.accepts_agent(agent);
         // If several policies play an agent that did not act, the outcome names the policy that was
         // selected for it.
         let cast = |agent: &&String| {
-            attempt.outcome.cast.get(*agent).is_none_or(|cast| cast == setting.targets.policy)
+            attempt.outcome.cast.get(*agent).is_none_or(|cast| cast == plan_input.targets.policy)
         };
         let agents: Vec<String> = agents.iter().filter(cast).cloned().collect();
-        let samples = earnings.samples(&paths, keys.group_by, &agents);
+        let samples = credited.samples(&sequences, keys.group_by, &agents);
         for sample in &samples {
-            let group = self.number(keys.group_by, group, sample);
-            let described = earnings.rollout(sample, group, &paths, &charged, &signals, masked);
-            self.described.push(levade_rl::Rollout { rival, ..described });
+            let group = self.group_number(keys.group_by, group, sample);
+            let rollout_input = credited.rollout(sample, group, &sequences, &kl_rewards, &signals, masked);
+            self.rollouts.push(levade_rl::Rollout { rival, ..rollout_input });
         }
         self.samples.push(samples);
         self.divergences.push(divergence);
-        rollout.select(&keys.only, keys.max_trained_turns, setting.seed);
+        rollout.select(&keys.only, keys.max_trained_turns, plan_input.seed);
         rollout
     }
 
     /// Returns the number of the group in which a sample is compared.
-    fn number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
+    fn group_number(&mut self, by: GroupBy, group: usize, sample: &Sample) -> u64 {
         match (by, &sample.agent) {
             (GroupBy::Step, _) => 0,
             (GroupBy::Agent, Some(agent)) => {
@@ -276,23 +285,24 @@ impl<'a> Gathered<'a> {
     }
 
     /// Assigns the estimator's advantages and returns of the samples to the tokens of the rollouts.
-    fn give(&mut self, found: Vec<Vec<PathAdvantages>>) {
+    fn set_advantages(&mut self, found: Vec<Vec<SequenceAdvantages>>) {
         let mut found = found.into_iter();
         for (rollout, samples) in self.groups.iter_mut().flatten().zip(&self.samples) {
-            let zeros = |way: &Way| vec![0.0f32; way.path.tokens()];
-            let mut advantages: Vec<Vec<f32>> = rollout.paths.iter().map(zeros).collect();
+            let zeros = |draft: &SequenceDraft| vec![0.0f32; draft.sequence.tokens()];
+            let mut advantages: Vec<Vec<f32>> = rollout.sequences.iter().map(zeros).collect();
             let mut returns = advantages.clone();
             for sample in samples {
-                for ((path, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default()) {
+                for ((sequence, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default())
+                {
                     for (i, token) in tokens.iter().enumerate() {
-                        advantages[*path][*token] = found.advantages[i] as f32;
-                        returns[*path][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
+                        advantages[*sequence][*token] = found.advantages[i] as f32;
+                        returns[*sequence][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
                     }
                 }
             }
-            for ((way, advantages), returns) in rollout.paths.iter_mut().zip(advantages).zip(returns) {
-                way.advantages = PerToken::new(advantages);
-                way.returns = (!way.signals.values.is_empty()).then(|| PerToken::new(returns));
+            for ((draft, advantages), returns) in rollout.sequences.iter_mut().zip(advantages).zip(returns) {
+                draft.advantages = PerToken::new(advantages);
+                draft.returns = (!draft.signals.values.is_empty()).then(|| PerToken::new(returns));
             }
         }
     }
@@ -300,18 +310,18 @@ impl<'a> Gathered<'a> {
 
 /// Returns whether other policies acted in a group of attempts and no segment is a target of this
 /// policy. Such a group trains other policies, and does not count for this one.
-fn belongs_to_others(attempts: &[Attempt], targets: Targets<'_>) -> bool {
+fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
-    let is_acted = |kind| kind != Kind::Given;
-    segments().any(|s| is_acted(s.kind) && s.policy != targets.policy)
-        && !segments().any(|s| targets.contain(s))
+    let is_generated = |kind| kind != Kind::Given;
+    segments().any(|s| is_generated(s.kind) && s.policy != targets.policy)
+        && !segments().any(|s| targets.contains_targets(s))
 }
 
 /// Returns the agents that are trained in any of the attempts, in the order of their first actions.
 fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Targets<'_>) -> Vec<String> {
     let mut agents: Vec<String> = Vec::new();
-    let paths = attempts.flat_map(|trajectory| trained_paths(trajectory, targets));
-    for action in paths.flat_map(|path| path.turns) {
+    let sequences = attempts.flat_map(|trajectory| trained_sequences(trajectory, targets));
+    for action in sequences.flat_map(|sequence| sequence.turns) {
         if !agents.contains(&action.agent) {
             agents.push(action.agent);
         }
@@ -329,7 +339,7 @@ pub(crate) struct Draft {
 }
 
 /// The sequences of a group.
-type GroupSequences = Vec<(PlannedPath, PathInput)>;
+type GroupSequences = Vec<(PlannedSequence, SequenceInput)>;
 
 impl Draft {
     /// Returns the plan, with the updates divided into micro-batches by the models that learn from
@@ -337,31 +347,31 @@ impl Draft {
     ///
     /// # Errors
     /// Returns an error if a learner fails, or if its division does not cover the update.
-    pub async fn cut(self, models: Models<'_>, budget: usize) -> Result<PolicyPlan, TrainerError> {
-        let mut once = Vec::with_capacity(self.updates.len());
+    pub async fn into_plan(self, models: Models<'_>, budget: usize) -> Result<PolicyPlan, TrainerError> {
+        let mut epoch_updates = Vec::with_capacity(self.updates.len());
         for groups in self.updates {
-            let mut paths = Vec::new();
+            let mut sequences = Vec::new();
             let mut tokens = |group: GroupSequences| -> Vec<Tokens> {
                 let tokens = group.into_iter().map(|(planned, input)| {
-                    paths.push(planned);
+                    sequences.push(planned);
                     input.tokens
                 });
                 tokens.collect()
             };
             let groups = groups.into_iter().map(&mut tokens).collect();
-            let uncut = UpdateSequences { groups, micro_batch_tokens: budget };
-            let cut = models.policy.plan(&uncut).await?;
-            cut.check(paths.len(), cut.world_size)?;
+            let update_sequences = UpdateSequences { groups, micro_batch_tokens: budget };
+            let micro_batch_plan = models.policy.plan(&update_sequences).await?;
+            micro_batch_plan.check(sequences.len(), micro_batch_plan.world_size)?;
             let critic = match models.critic {
-                Some(critic) => Some(critic.plan(&uncut).await?),
+                Some(critic) => Some(critic.plan(&update_sequences).await?),
                 None => None,
             };
-            if let Some(cut) = &critic {
-                cut.check(paths.len(), cut.world_size)?;
+            if let Some(micro_batch_plan) = &critic {
+                micro_batch_plan.check(sequences.len(), micro_batch_plan.world_size)?;
             }
-            once.push(Update { paths, cut, critic });
+            epoch_updates.push(Update { sequences, micro_batch_plan, critic_plan: critic });
         }
-        let updates = (0..self.epochs).flat_map(|_| once.iter().cloned()).collect();
+        let updates = (0..self.epochs).flat_map(|_| epoch_updates.iter().cloned()).collect();
         Ok(PolicyPlan { updates, ..self.plan })
     }
 }
@@ -370,42 +380,42 @@ impl Draft {
 ///
 /// # Errors
 /// Returns an error if a reward is not finite.
-pub(crate) fn rl(setting: &Setting<'_>, groups: &[&[Attempt]]) -> Result<Draft, TrainerError> {
-    let Setting { keys, kl_coefficient, targets, version, .. } = *setting;
-    let mut gathered = Gathered::default();
+pub(crate) fn draft_rl(plan_input: &PlanInput<'_>, groups: &[&[Attempt]]) -> Result<Draft, TrainerError> {
+    let PlanInput { keys, kl_coefficient, targets, version, .. } = *plan_input;
+    let mut grouped_samples = GroupedSamples::default();
     for (group, attempts) in groups.iter().copied().enumerate() {
-        gathered.add_group(setting, group, attempts);
+        grouped_samples.add_group(plan_input, group, attempts);
     }
-    let advantages = keys.estimator().advantages(&gathered.described)?;
-    gathered.give(advantages);
-    let Gathered { mut groups, divergences, .. } = gathered;
+    let advantages = keys.estimator().advantages(&grouped_samples.rollouts)?;
+    grouped_samples.set_advantages(advantages);
+    let GroupedSamples { mut groups, divergences, .. } = grouped_samples;
 
-    let kl = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward).map(|_| ChargedKl {
+    let kl = keys.kl.filter(|kl| kl.apply_to == KlTarget::Reward).map(|_| AppliedKlPenalty {
         coefficient: kl_coefficient,
         found: Counting::Exact.mean(divergences.iter().copied()),
         rollouts: divergences.len() as u64,
     });
     let n = groups.len();
-    let share = |i: usize| i * n / keys.mini_batches;
+    let group_start = |i: usize| i * n / keys.mini_batches;
     // A critic learns from every rollout, whatever its advantage.
-    let all_learn = keys.loss().moves_without_advantage() || keys.needs_critic();
-    let normalizer = keys.normalizer(setting.constant_length);
+    let train_all = keys.loss().moves_without_advantage() || keys.needs_critic();
+    let normalizer = keys.normalizer(plan_input.constant_length);
     let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
-    let mut once = Vec::with_capacity(keys.mini_batches);
+    let mut epoch_updates = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
-        let of_update = &mut groups[share(i)..share(i + 1)];
+        let update_groups = &mut groups[group_start(i)..group_start(i + 1)];
         if let Some(found) = &mut high_entropy {
-            keep_high_entropy(of_update, keys.high_entropy_share, found);
+            keep_high_entropy(update_groups, keys.high_entropy_share, found);
         }
-        once.push(update(of_update, targets, normalizer, &keys.only, all_learn));
+        epoch_updates.push(update(update_groups, targets, normalizer, &keys.only, train_all));
     }
     let policy = targets.policy.to_owned();
     let plan = PolicyPlan { policy, version, kl, high_entropy, updates: Vec::new() };
-    Ok(Draft { plan, updates: once, epochs: keys.epochs })
+    Ok(Draft { plan, updates: epoch_updates, epochs: keys.epochs })
 }
 
 /// Returns the plan of a step that imitates demonstrations, for one policy.
-pub(crate) fn sft(
+pub(crate) fn draft_sft(
     targets: Targets<'_>,
     version: u64,
     demonstrations: &[&Attempt],
@@ -422,25 +432,29 @@ pub(crate) fn sft(
 /// Keeps the advantages of the fraction `share` of an update's trained tokens with the highest
 /// entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still count
 /// all tokens.
-fn keep_high_entropy(groups: &mut [Vec<Rollout>], share: f64, found: &mut HighEntropy) {
-    let trained = |way: &Way| {
-        let of_way = way.signals.entropies.iter().zip(way.shares().collect::<Vec<_>>());
-        of_way.filter(|(_, share)| *share != 0.0).map(|(entropy, _)| f64::from(*entropy)).collect::<Vec<_>>()
+fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut HighEntropy) {
+    let trained = |draft: &SequenceDraft| {
+        let entropies_and_weights =
+            draft.signals.entropies.iter().zip(draft.token_weights().collect::<Vec<_>>());
+        entropies_and_weights
+            .filter(|(_, turn_weight)| *turn_weight != 0.0)
+            .map(|(entropy, _)| f64::from(*entropy))
+            .collect::<Vec<_>>()
     };
     let rollouts = || groups.iter().flatten().filter(|rollout| rollout.trained);
-    let entropies: Vec<f64> = rollouts().flat_map(|rollout| &rollout.paths).flat_map(trained).collect();
+    let entropies: Vec<f64> = rollouts().flat_map(|rollout| &rollout.sequences).flat_map(trained).collect();
     if entropies.is_empty() {
         return;
     }
-    let threshold = prepare::entropy_threshold(&entropies, share);
+    let threshold = prepare::entropy_threshold(&entropies, fraction);
     found.tokens += entropies.len() as u64;
     found.kept += entropies.iter().filter(|entropy| **entropy >= threshold).count() as u64;
     found.thresholds.push(threshold);
-    for way in groups.iter_mut().flatten().flat_map(|rollout| &mut rollout.paths) {
-        let of_way = way.advantages.iter().zip(&way.signals.entropies);
-        let kept =
-            of_way.map(|(advantage, entropy)| if f64::from(*entropy) >= threshold { advantage } else { 0.0 });
-        way.advantages = PerToken::new(kept.collect::<Vec<_>>());
+    for draft in groups.iter_mut().flatten().flat_map(|rollout| &mut rollout.sequences) {
+        let entropies_and_weights = draft.advantages.iter().zip(&draft.signals.entropies);
+        let kept = entropies_and_weights
+            .map(|(advantage, entropy)| if f64::from(*entropy) >= threshold { advantage } else { 0.0 });
+        draft.advantages = PerToken::new(kept.collect::<Vec<_>>());
     }
 }
 
@@ -452,10 +466,10 @@ fn update(
     targets: Targets<'_>,
     normalizer: Normalizer,
     only: &TrainFilterKeys,
-    all_learn: bool,
+    train_all: bool,
 ) -> Vec<GroupSequences> {
     let tokens = |rollout: &Rollout| {
-        rollout.paths.iter().filter(|_| rollout.trained).map(|way| way.tokens(only)).sum()
+        rollout.sequences.iter().filter(|_| rollout.trained).map(|draft| draft.tokens(only)).sum()
     };
     let counts: Vec<RolloutTokens> = groups
         .iter()
@@ -469,23 +483,28 @@ fn update(
     for rollouts in groups {
         let mut group = Vec::new();
         for (rollout, weight) in rollouts.iter().zip(&mut weights) {
-            let mut paths = None;
-            for way in rollout.paths.iter().filter(|_| rollout.trained) {
-                let uninformative = !all_learn && way.advantages.distinct().all(|advantage| advantage == 0.0);
-                if uninformative || way.shares.iter().all(|share| *share == 0.0) {
+            let mut sequences = None;
+            for draft in rollout.sequences.iter().filter(|_| rollout.trained) {
+                let uninformative =
+                    !train_all && draft.advantages.run_values().all(|advantage| advantage == 0.0);
+                if uninformative || draft.turn_weights.iter().all(|turn_weight| *turn_weight == 0.0) {
                     continue;
                 }
                 let weight = weight as f32;
-                let planned = PlannedPath {
+                let planned = PlannedSequence {
                     attempt: rollout.id,
-                    leaf: way.path.leaf,
-                    advantage: way.advantages.clone(),
-                    weight: PerToken::new(way.shares().map(|share| share * weight)),
-                    returns: way.returns.clone(),
-                    values: way.returns.is_some().then(|| PerToken::new(way.signals.values.iter().copied())),
+                    leaf: draft.sequence.leaf,
+                    advantage: draft.advantages.clone(),
+                    weight: PerToken::new(draft.token_weights().map(|turn_weight| turn_weight * weight)),
+                    returns: draft.returns.clone(),
+                    values: draft
+                        .returns
+                        .is_some()
+                        .then(|| PerToken::new(draft.signals.values.iter().copied())),
                 };
-                let paths = paths.get_or_insert_with(|| Paths::of(rollout.trajectory));
-                let input = paths.input(&planned, targets, 0);
+                let sequences =
+                    sequences.get_or_insert_with(|| AttemptSequences::from_trajectory(rollout.trajectory));
+                let input = sequences.input(&planned, targets, 0);
                 group.push((planned, input));
             }
         }

@@ -16,7 +16,7 @@ fn cast(attempt: Attempt, policy: &str) -> Attempt {
     Attempt { trajectory, outcome, ..attempt }
 }
 
-fn of_agent(attempt: Attempt, agent: &str) -> Attempt {
+fn segment_of_agent(attempt: Attempt, agent: &str) -> Attempt {
     Attempt { task: json!({"agent": agent}), ..attempt }
 }
 
@@ -74,7 +74,7 @@ fn attempts_shared_with_another_policy_are_samples() {
     let mut group = vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])];
     group[0].outcome.cast = BTreeMap::from([("c".to_owned(), "opponent".to_owned())]);
     let plan = plan_of(&[group], &keys(), 1000).unwrap();
-    assert_eq!(plan.updates[0].paths.len(), 2);
+    assert_eq!(plan.updates[0].sequences.len(), 2);
 }
 
 /// A greedy attempt of another policy is not a baseline for this policy.
@@ -87,11 +87,11 @@ fn baseline_is_greedy_attempt_of_same_policy() {
     let all = [(0, 0, 0.75, w), (0, 1, -0.25, w), (2, 0, -1.0, w), (2, 1, 2.0, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
     let rival = |baseline: &Attempt, keys: &RlKeys| {
-        let limits = &TokenLimits { first: 4, named: BTreeMap::new() };
+        let limits = &TokenLimits { default: 4, by_agent: BTreeMap::new() };
         let constant_length = 4;
         let (targets, version, seed, kl_coefficient) = (Targets::DEFAULT, 0, 0, 0.0);
         let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) = (&[], &|_, _| Signals::default());
-        let setting = Setting {
+        let setting = PlanInput {
             targets,
             version,
             keys,
@@ -102,7 +102,7 @@ fn baseline_is_greedy_attempt_of_same_policy() {
             baselines,
             signals,
         };
-        rival_of(&setting, baseline)
+        rival_score(&setting, baseline)
     };
     let buffer = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
     let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
@@ -110,7 +110,10 @@ fn baseline_is_greedy_attempt_of_same_policy() {
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
     assert_eq!(rival(&cast(long.clone(), "default"), &keys), Some(1.0));
     // Truncated samples are dropped, but not their baseline.
-    assert_eq!(rival(&cut(long), &RlKeys { overlong: OverlongAttempts::Drop, ..keys }), Some(1.0));
+    assert_eq!(
+        rival(&truncated_attempt(long), &RlKeys { overlong: OverlongAttempts::Drop, ..keys }),
+        Some(1.0)
+    );
 }
 
 /// Groups in which only another policy acted are not part of a policy's step. They affect neither
@@ -158,9 +161,10 @@ fn critic_learns_from_tokens_without_advantage() {
     let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
     let plan =
         plan_with(std::slice::from_ref(&group), &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect();
+    let advantages: Vec<f32> =
+        plan.updates[0].sequences.iter().map(|sequence| same(&sequence.advantage)).collect();
     assert_eq!(advantages, [0.0, 0.0]);
-    assert!(plan_of(&[group], &keys(), 1000).unwrap().updates[0].paths.is_empty());
+    assert!(plan_of(&[group], &keys(), 1000).unwrap().updates[0].sequences.is_empty());
 }
 
 /// Attempts that only serve for comparison do not count in the fraction of high-entropy tokens.
@@ -169,10 +173,10 @@ fn entropy_fraction_excludes_masked_attempts() {
     let group = vec![
         attempt(0, 0, &[1], &[3, 4], Some(1.0)),
         attempt(0, 1, &[1], &[5, 6], Some(0.0)),
-        cut(attempt(0, 2, &[1], &[7, 8, 9, 9], Some(0.5))),
+        truncated_attempt(attempt(0, 2, &[1], &[7, 8, 9, 9], Some(0.5))),
     ];
     let entropies = |id: AttemptId, _| {
-        let entropies = match place(id).1 {
+        let entropies = match slot(id).1 {
             0 => vec![0.4, 0.1],
             1 => vec![0.3, 0.2],
             _ => vec![0.9; 4],
@@ -183,7 +187,7 @@ fn entropy_fraction_excludes_masked_attempts() {
     let plan = plan_with(&[group], &keys, 1000, &entropies).unwrap();
     let want = HighEntropy { tokens: 4, kept: 2, thresholds: vec![f64::from(0.3f32)] };
     assert_eq!(plan.high_entropy, Some(want));
-    let [first, second] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
+    let [first, second] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
     assert_eq!(first.advantage, PerToken::new([0.5, 0.0]));
     assert_eq!(second.advantage, PerToken::new([-0.5, 0.0]));
 }
@@ -199,7 +203,8 @@ fn constant_normalizer_is_largest_agent_limit() {
             rows(&plan.updates[0])[0].iter().map(|row| row.3).collect()
         };
         assert_eq!(weights(&groups()[..1]), [1.0 / 16.0; 2], "{algorithm:?}");
-        let written = |group: &[Attempt]| group.iter().map(|a| of_agent(a.clone(), "writer")).collect();
+        let written =
+            |group: &[Attempt]| group.iter().map(|a| segment_of_agent(a.clone(), "writer")).collect();
         assert_eq!(weights(&[written(&groups()[0])]), [1.0 / 16.0; 2], "{algorithm:?}");
         let both = [groups()[0].clone(), written(&groups()[2])];
         assert_eq!(weights(&both), [1.0 / 32.0; 4], "{algorithm:?}");
@@ -210,16 +215,16 @@ fn constant_normalizer_is_largest_agent_limit() {
 #[test]
 fn length_penalty_uses_limit_of_acting_agent() {
     let overlong = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
-    let long = |sample, reply: &[u32]| attempt(0, sample, &[1], reply, Some(1.0));
+    let long = |sample, completion: &[u32]| attempt(0, sample, &[1], completion, Some(1.0));
     let group = vec![long(0, &[3, 4, 5]), long(1, &[3])];
     let keys = RlKeys { overlong, ..keys() };
     let advantages = |group: Vec<Attempt>| -> Vec<f32> {
         let plan = plan_of(&[group], &keys, 1000).unwrap();
-        plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
+        plan.updates[0].sequences.iter().map(|sequence| same(&sequence.advantage)).collect()
     };
     // One token beyond 4 − 2 costs half of the factor. The writer's limit is 8 tokens.
     assert_eq!(advantages(group.clone()), [-0.25, 0.25]);
-    assert!(advantages(group.into_iter().map(|a| of_agent(a, "writer")).collect()).is_empty());
-    let group = vec![of_agent(long(0, &[3; 7]), "writer"), of_agent(long(1, &[3]), "writer")];
+    assert!(advantages(group.into_iter().map(|a| segment_of_agent(a, "writer")).collect()).is_empty());
+    let group = vec![segment_of_agent(long(0, &[3; 7]), "writer"), segment_of_agent(long(1, &[3]), "writer")];
     assert_eq!(advantages(group), [-0.25, 0.25]);
 }

@@ -3,7 +3,7 @@
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_recipe::{EmptyAttempts, KlKeys};
 use levade_rl::{Estimator, GroupBaseline};
-use levade_store::{CreditTarget, Earned, Status, testing::wait};
+use levade_store::{CreditTarget, Status, StepReward, testing::wait};
 use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, TreeBatch, VersionRun};
 use proptest::prelude::*;
 use serde_json::{Value, json};
@@ -20,26 +20,26 @@ fn id(group: u32, sample: u32) -> AttemptId {
 }
 
 /// Returns the group and the sample that an id encodes.
-fn place(id: AttemptId) -> (u32, u32) {
+fn slot(id: AttemptId) -> (u32, u32) {
     let number = |from: usize| id.bytes()[from..from + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));
     (number(0), number(4))
 }
 
-fn attempt(group: u32, sample: u32, prompt: &[u32], reply: &[u32], reward: Option<f64>) -> Attempt {
+fn attempt(group: u32, sample: u32, prompt: &[u32], completion: &[u32], reward: Option<f64>) -> Attempt {
     let mut trajectory = Trajectory::new();
-    let root = trajectory.push(Segment::given(None, prompt.to_vec(), 0)).unwrap();
-    let reply = Segment {
+    let root = trajectory.push(Segment::context(None, prompt.to_vec(), 0)).unwrap();
+    let completion = Segment {
         kind: Kind::Sampled,
-        logprobs: vec![-1.0; reply.len()],
-        versions: vec![VersionRun { version: 0, len: reply.len() as u32 }],
-        ..Segment::given(Some(root), reply.to_vec(), 0)
+        logprobs: vec![-1.0; completion.len()],
+        versions: vec![VersionRun { version: 0, len: completion.len() as u32 }],
+        ..Segment::context(Some(root), completion.to_vec(), 0)
     };
-    trajectory.push(reply).unwrap();
-    let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
+    trajectory.push(completion).unwrap();
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group, sample };
     let (id, task, outcome) = (id(group, sample), Value::Null, Outcome::demonstrated(""));
     let (score, earned) = (reward, Vec::new());
     let status = Status::Completed;
-    Attempt { id, placement, number: 0, task, outcome, score, reward, earned, status, trajectory }
+    Attempt { id, slot, number: 0, task, outcome, score, reward, step_rewards: earned, status, trajectory }
 }
 
 /// GRPO without scaling by the standard deviation.
@@ -75,28 +75,37 @@ fn plan_with(
     let greedy = |group, reward| attempt(group, 99, &[1], &[2], Some(reward));
     let (baselines, kl_coefficient) = (&[Some(greedy(0, 0.25)), None, Some(greedy(2, 1.0))], 0.5);
     let (targets, version, seed) = (Targets::DEFAULT, 9, 7);
-    let limits = &TokenLimits { first: 4, named: [("writer".to_owned(), 8)].into() };
+    let limits = &TokenLimits { default: 4, by_agent: [("writer".to_owned(), 8)].into() };
     let constant_length = 8;
-    let setting =
-        Setting { targets, version, keys, seed, limits, constant_length, kl_coefficient, baselines, signals };
-    cut_up(rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
+    let setting = PlanInput {
+        targets,
+        version,
+        keys,
+        seed,
+        limits,
+        constant_length,
+        kl_coefficient,
+        baselines,
+        signals,
+    };
+    split_plan(draft_rl(&setting, &groups.iter().map(Vec::as_slice).collect::<Vec<_>>())?, budget)
 }
 
 /// Returns the plan, divided into micro-batches by the learners' default.
-fn cut_up(draft: Draft, budget: usize) -> Result<PolicyPlan, TrainerError> {
+fn split_plan(draft: Draft, budget: usize) -> Result<PolicyPlan, TrainerError> {
     let policy = &Simulator::new(SimulatorConfig { rows: 1, ..SimulatorConfig::default() });
-    wait(draft.cut(Models { policy, reference: None, critic: None }, budget))
+    wait(draft.into_plan(Models { policy, reference: None, critic: None }, budget))
 }
 
 fn same(numbers: &PerToken) -> f32 {
-    let found: Vec<f32> = numbers.distinct().collect();
+    let found: Vec<f32> = numbers.run_values().collect();
     let [number] = found[..] else { panic!("{numbers:?} are not all the same") };
     number
 }
 
 fn rows(update: &Update) -> Vec<Vec<(u32, u32, f32, f32)>> {
-    let row = |p: &PlannedPath| {
-        let (group, sample) = place(p.attempt);
+    let row = |p: &PlannedSequence| {
+        let (group, sample) = slot(p.attempt);
         (group, sample, same(&p.advantage), same(&p.weight))
     };
     update.micro_batches().into_iter().map(|batch| batch.into_iter().map(row).collect()).collect()
@@ -145,7 +154,8 @@ fn uniform_group_yields_update_without_batches() {
 fn sft_plan_includes_all_demonstrations() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
-    let plan = cut_up(sft(Targets::DEFAULT, 4, &demonstrations, Normalizer::RolloutMean), 100).unwrap();
+    let plan =
+        split_plan(draft_sft(Targets::DEFAULT, 4, &demonstrations, Normalizer::RolloutMean), 100).unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
 
@@ -174,12 +184,12 @@ proptest! {
         let flat = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
         prop_assert_eq!(flat(&cut), flat(&whole));
         prop_assert!(rows(&whole.updates[0]).len() <= 1);
-        let input = |p: &PlannedPath| {
-            let (group, sample) = place(p.attempt);
+        let input = |p: &PlannedSequence| {
+            let (group, sample) = slot(p.attempt);
             let a = &groups[group as usize][sample as usize];
-            Paths::of(&a.trajectory).input(p, Targets::DEFAULT, 0)
+            AttemptSequences::from_trajectory(&a.trajectory).input(p, Targets::DEFAULT, 0)
         };
-        let size = |paths: &[&PlannedPath]| {
+        let size = |paths: &[&PlannedSequence]| {
             TreeBatch::merge(&paths.iter().map(|p| input(p)).collect::<Vec<_>>()).unwrap().tokens.len()
         };
         let batches = cut.updates[0].micro_batches();
@@ -188,9 +198,9 @@ proptest! {
             prop_assert!(batch.len() == 1 || size(batch) <= budget);
         }
         for g in 0..groups.len() as u32 {
-            let of_group = |batch: &Vec<&PlannedPath>| batch.iter().filter(|p| place(p.attempt).0 == g).count();
+            let of_group = |batch: &Vec<&PlannedSequence>| batch.iter().filter(|p| slot(p.attempt).0 == g).count();
             let spread = batches.iter().filter(|b| of_group(b) > 0).count();
-            let paths: Vec<&PlannedPath> = cut.updates[0].paths.iter().filter(|p| place(p.attempt).0 == g).collect();
+            let paths: Vec<&PlannedSequence> = cut.updates[0].sequences.iter().filter(|p| slot(p.attempt).0 == g).collect();
             prop_assert!(spread <= 1 || size(&paths) > budget);
         }
     }
@@ -199,20 +209,20 @@ proptest! {
 #[test]
 fn planned_sequences_name_attempt_and_leaf() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
-    let path = &plan.updates[0].paths[0];
-    assert_eq!((path.leaf, path.attempt), (SegmentId(1), groups()[0][0].id));
+    let sequence = &plan.updates[0].sequences[0];
+    assert_eq!((sequence.leaf, sequence.attempt), (SegmentId(1), groups()[0][0].id));
 }
 
 /// Marks an attempt as truncated.
-fn cut(attempt: Attempt) -> Attempt {
-    let outcome = Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::begun() };
+fn truncated_attempt(attempt: Attempt) -> Attempt {
+    let outcome = Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::initial() };
     Attempt { outcome, ..attempt }
 }
 
 #[test]
 fn truncated_attempts_follow_overlong_rule() {
     let mut groups = groups();
-    groups[0][0] = cut(groups[0][0].clone());
+    groups[0][0] = truncated_attempt(groups[0][0].clone());
     let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
     let all = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
     assert_eq!(all(&with(OverlongAttempts::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
@@ -230,27 +240,27 @@ fn truncated_attempts_follow_overlong_rule() {
 }
 
 /// Returns an attempt of several turns of two tokens each.
-fn turns(sample: u32, turns: u32, reward: f64) -> Attempt {
+fn turn_tokens(sample: u32, turns: u32, reward: f64) -> Attempt {
     let mut attempt = attempt(0, sample, &[1, 2], &[3, 4 + sample], Some(reward));
     for turn in 1..turns {
         let last = SegmentId(attempt.trajectory.segments().len() as u32 - 1);
-        let observation = attempt.trajectory.push(Segment::given(Some(last), vec![9], turn)).unwrap();
-        let reply = Segment {
+        let observation = attempt.trajectory.push(Segment::context(Some(last), vec![9], turn)).unwrap();
+        let completion = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-1.0; 2],
             versions: vec![VersionRun { version: 0, len: 2 }],
-            ..Segment::given(Some(observation), vec![5, 6], turn)
+            ..Segment::context(Some(observation), vec![5, 6], turn)
         };
-        attempt.trajectory.push(reply).unwrap();
+        attempt.trajectory.push(completion).unwrap();
     }
     attempt
 }
 
 #[test]
 fn sampled_turns_carry_weight_of_skipped_turns() {
-    let groups = [vec![turns(0, 5, 1.0), turns(1, 2, 0.0)]];
+    let groups = [vec![turn_tokens(0, 5, 1.0), turn_tokens(1, 2, 0.0)]];
     let plan = plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap();
-    let [long, short] = &plan.updates[0].paths[..] else { panic!() };
+    let [long, short] = &plan.updates[0].sequences[..] else { panic!() };
     let weights: Vec<f32> = long.weight.iter().collect();
     assert_eq!(weights.len(), 10);
     assert!(weights.chunks(2).all(|turn| turn[0] == turn[1]));
@@ -260,8 +270,8 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
     assert!((same(&short.weight) - 1.0 / 14.0).abs() < 1e-9);
     assert_eq!(plan, plan_of(&groups, &RlKeys { max_trained_turns: 2, ..keys() }, 1000).unwrap());
     let plan = plan_of(&groups, &RlKeys { max_trained_turns: 1, ..keys() }, 1000).unwrap();
-    for (path, turns) in plan.updates[0].paths.iter().zip([5.0, 2.0]) {
-        let weights: Vec<f32> = path.weight.iter().filter(|weight| *weight != 0.0).collect();
+    for (sequence, turns) in plan.updates[0].sequences.iter().zip([5.0, 2.0]) {
+        let weights: Vec<f32> = sequence.weight.iter().filter(|weight| *weight != 0.0).collect();
         assert!(weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6), "{weights:?}");
     }
 }
@@ -269,19 +279,19 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
 /// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that differ.
 #[test]
 fn is_idle_detects_groups_without_gradient() {
-    let early = |reward| vec![Earned { by: CreditTarget::Turn(0), reward }];
+    let early = |reward| vec![StepReward { by: CreditTarget::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
-        let of = |i: usize| Attempt { earned: early(parts[i]), ..turns(i as u32, 2, rewards[i]) };
+        let of = |i: usize| Attempt { step_rewards: early(parts[i]), ..turn_tokens(i as u32, 2, rewards[i]) };
         vec![of(0), of(1)]
     };
     let whole = keys();
     let parts = RlKeys { group_by: GroupBy::Agent, ..keys() };
     let idle = |keys: &RlKeys, group: &[Attempt]| {
-        is_uninformative(keys, &rewarded(group.iter(), keys, &TokenLimits::default()))
+        is_uninformative(keys, &with_rewards(group.iter(), keys, &TokenLimits::default()))
     };
-    let (same, apart) = ([0.5, 0.5], [0.5, 0.25]);
-    assert_eq!([same, apart].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
-    assert_eq!([same, apart].map(|earned| idle(&parts, &group([1.0, 1.0], earned))), [true, false]);
+    let (same, different) = ([0.5, 0.5], [0.5, 0.25]);
+    assert_eq!([same, different].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
+    assert_eq!([same, different].map(|earned| idle(&parts, &group([1.0, 1.0], earned))), [true, false]);
     assert_eq!([&whole, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))), [false, false]);
     assert!(idle(&whole, &[]));
     let critic =
@@ -293,9 +303,9 @@ fn is_idle_detects_groups_without_gradient() {
 #[test]
 fn every_path_covers_attempts_with_reward() {
     let groups = groups();
-    let paths = all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
+    let sequences = all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
     let found: Vec<_> =
-        paths.iter().map(|((id, leaf), input)| (place(*id), leaf.0, input.tokens.to_vec())).collect();
+        sequences.iter().map(|((id, leaf), input)| (slot(*id), leaf.0, input.tokens.to_vec())).collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
         ((0, 0), 1, &[1, 2, 3, 4]),
         ((0, 1), 1, &[1, 2, 5]),
@@ -305,36 +315,36 @@ fn every_path_covers_attempts_with_reward() {
         ((2, 1), 1, &[1, 8, 6]),
     ];
     assert_eq!(found, want.map(|(place, leaf, tokens)| (place, leaf, tokens.to_vec())));
-    assert!(paths.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
+    assert!(sequences.iter().all(|(_, input)| input.targets.len() == input.tokens.len() - 2));
 }
 
 /// Returns an attempt in which "a" and "b" act in turn, two tokens each, starting with "a".
-fn together(sample: u32, acts: u32, reward: f64, earned: Vec<Earned>) -> Attempt {
-    let mut attempt = turns(sample, acts, reward);
+fn together(sample: u32, acts: u32, reward: f64, earned: Vec<StepReward>) -> Attempt {
+    let mut attempt = turn_tokens(sample, acts, reward);
     let mut trajectory = Trajectory::new();
     for segment in attempt.trajectory.segments() {
         let agent = ["a", "b"][segment.turn as usize % 2].to_owned();
         trajectory.push(Segment { agent, ..segment.clone() }).unwrap();
     }
-    (attempt.trajectory, attempt.earned) = (trajectory, earned);
+    (attempt.trajectory, attempt.step_rewards) = (trajectory, earned);
     attempt
 }
 
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
-    let earned = |agent: &str, reward| Earned { by: CreditTarget::Agent(agent.into()), reward };
+    let earned = |agent: &str, reward| StepReward { by: CreditTarget::Agent(agent.into()), reward };
     // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a" is equal.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
-        plan.updates[0].paths.iter().map(|path| path.advantage.iter().take(4).collect()).collect()
+        plan.updates[0].sequences.iter().map(|sequence| sequence.advantage.iter().take(4).collect()).collect()
     };
     assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
     assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
     // The mean over the complete step is the mean of all attempts, which equals the first attempt's reward.
     let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
     let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
-    let advantages: Vec<f32> = plan.updates[0].paths.iter().map(|p| same(&p.advantage)).collect();
+    let advantages: Vec<f32> = plan.updates[0].sequences.iter().map(|p| same(&p.advantage)).collect();
     assert_eq!(advantages, [-2.0, 2.0]);
 }
 
@@ -343,7 +353,7 @@ fn only_keys_restrict_agents_and_rewards() {
     let groups = [vec![together(0, 2, 1.0, vec![]), together(1, 4, 0.0, vec![])]];
     let agents = TrainFilterKeys { agents: vec!["b".into()], ..TrainFilterKeys::default() };
     let plan = plan_of(&groups, &RlKeys { only: agents, ..keys() }, 1000).unwrap();
-    let [short, long] = &plan.updates[0].paths[..] else { panic!() };
+    let [short, long] = &plan.updates[0].sequences[..] else { panic!() };
     // "b" has two tokens in the first attempt and four in the second.
     let sixth = 1.0 / 6.0;
     assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
@@ -371,20 +381,24 @@ fn masked_tokens_are_not_targets() {
     let greedy = |attempt: &Attempt| resampled(attempt, |segment| segment.temperature = 0.0);
     let mut groups = groups();
     groups[0][0] = greedy(&groups[0][0]);
-    let mixed = resampled(&turns(1, 3, 3.0), |segment| segment.filtered = segment.id.0 == 3);
+    let mixed = resampled(&turn_tokens(1, 3, 3.0), |segment| segment.filtered = segment.id.0 == 3);
     groups[2][1].trajectory = mixed.trajectory;
     let plan = plan_of(&groups, &keys(), 1000).unwrap();
     // 1 + 1 + 2 + 2 + 4 tokens.
     let w = 1.0 / 10.0;
     assert_eq!(rows(&plan.updates[0]), [[(0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)]]);
-    let input = Paths::of(&groups[2][1].trajectory).input(&plan.updates[0].paths[2], Targets::DEFAULT, 0);
+    let input = AttemptSequences::from_trajectory(&groups[2][1].trajectory).input(
+        &plan.updates[0].sequences[2],
+        Targets::DEFAULT,
+        0,
+    );
     assert_eq!(input.targets.iter().map(|target| target.index).collect::<Vec<_>>(), [2, 3, 8, 9]);
 
     let none: Vec<Attempt> = groups.iter().flatten().map(greedy).collect();
     // The attempt without a reward would not have been trained on anyway.
-    let why = census(none.iter(), Targets::DEFAULT, &keys()).nothing_left().unwrap();
+    let why = census(none.iter(), Targets::DEFAULT, &keys()).masked_reasons().unwrap();
     assert!(why.starts_with("14 were decoded greedily"), "{why}");
-    assert_eq!(census(groups.iter().flatten(), Targets::DEFAULT, &keys()).nothing_left(), None);
+    assert_eq!(census(groups.iter().flatten(), Targets::DEFAULT, &keys()).masked_reasons(), None);
 }
 
 #[test]
@@ -403,22 +417,23 @@ fn empty_attempts_follow_empty_rule() {
 
 #[test]
 fn critic_values_yield_per_token_advantages() {
-    let groups = [vec![turns(0, 2, 1.0)]];
+    let groups = [vec![turn_tokens(0, 2, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let signals = |_, _| Signals { values: vec![0.5, 0.25, 0.75, 1.0], ..Signals::default() };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let path = &plan.updates[0].paths[0];
-    assert_eq!(path.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
-    assert_eq!(path.returns, Some(PerToken::same(1.0)));
-    assert_eq!(path.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input = Paths::of(&groups[0][0].trajectory).input(path, Targets::DEFAULT, 3);
+    let sequence = &plan.updates[0].sequences[0];
+    assert_eq!(sequence.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
+    assert_eq!(sequence.returns, Some(PerToken::uniform(1.0)));
+    assert_eq!(sequence.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
+    let input =
+        AttemptSequences::from_trajectory(&groups[0][0].trajectory).input(sequence, Targets::DEFAULT, 3);
     let of = |i: usize| input.targets[i].term;
     assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
 }
 
 #[test]
 fn kl_penalty_on_rewards_changes_advantages() {
-    let groups = [vec![turns(0, 1, 1.0)]];
+    let groups = [vec![turn_tokens(0, 1, 1.0)]];
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
     let kl = Some(KlKeys {
         estimator: levade_rl::KlEstimator::K1,
@@ -436,15 +451,15 @@ fn kl_penalty_on_rewards_changes_advantages() {
     };
     // The current coefficient is 0.5: 1 − 0.25 after the last token, and 0.5 less before.
     let plan = plan_with(&groups, &RlKeys { advantage, kl, ..keys() }, 1000, &signals).unwrap();
-    assert_eq!(plan.updates[0].paths[0].advantage, PerToken::new([0.25, 0.75]));
-    assert_eq!(plan.kl, Some(ChargedKl { coefficient: 0.5, found: 0.75, rollouts: 1 }));
+    assert_eq!(plan.updates[0].sequences[0].advantage, PerToken::new([0.25, 0.75]));
+    assert_eq!(plan.kl, Some(AppliedKlPenalty { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 
     // If attempts are compared within groups, attempts with equal rewards differ by their divergence from the
     // reference: 1.5 and 0.5 nats.
-    let groups = [vec![turns(0, 1, 1.0), turns(1, 1, 1.0)]];
+    let groups = [vec![turn_tokens(0, 1, 1.0), turn_tokens(1, 1, 1.0)]];
     let far = |id: AttemptId, _| Signals {
         logprobs: vec![-1.0, -2.0],
-        reference: if place(id).1 == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
+        reference: if slot(id).1 == 0 { vec![-2.0, -2.5] } else { vec![-1.0, -2.5] },
         ..Signals::default()
     };
     let plan = plan_with(
@@ -467,9 +482,9 @@ fn parts(weights: [f64; 3]) -> RlKeys {
 #[test]
 fn gdpo_normalizes_reward_components_separately() {
     // The first answer is correct, with a malformed call. The second is incorrect, without such a call.
-    let earned = vec![Earned { by: CreditTarget::Turn(0), reward: -0.5 }];
-    let right = Attempt { score: Some(1.0), earned, ..turns(0, 1, 0.5) };
-    let wrong = Attempt { score: Some(0.0), ..turns(1, 1, 0.0) };
+    let earned = vec![StepReward { by: CreditTarget::Turn(0), reward: -0.5 }];
+    let right = Attempt { score: Some(1.0), step_rewards: earned, ..turn_tokens(0, 1, 0.5) };
+    let wrong = Attempt { score: Some(0.0), ..turn_tokens(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
     // 1 × 0.5 − 2 × 0.25 for the first: the advantages cancel, as for the second.
     assert_eq!(plan.updates, [Update::default()]);
@@ -478,12 +493,12 @@ fn gdpo_normalizes_reward_components_separately() {
 /// A component of the score that is credited to a turn is not credited to the final answer.
 #[test]
 fn answer_score_excludes_components_of_turns() {
-    let of = |sample, score| Attempt { score: Some(score), ..turns(sample, 1, score) };
+    let of = |sample, score| Attempt { score: Some(score), ..turn_tokens(sample, 1, score) };
     let mut half = of(0, 1.0);
     let by = CreditTarget::Turn(0);
     let component = Component { weight: Some(0.5), on: Some(by.clone()), ..Component::new("step", 1.0) };
     half.outcome.components = vec![component];
-    half.earned = vec![Earned { by, reward: 0.5 }];
+    half.step_rewards = vec![StepReward { by, reward: 0.5 }];
     let plan = plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
     // Answers earned 1 − 0.5, 1 and 0. The first equals the mean, so its advantage is 0.
     let [right, wrong] = &rows(&plan.updates[0])[0][..] else { panic!("{plan:?}") };
@@ -499,11 +514,11 @@ fn truncated_attempt_bootstraps_from_critic_value() {
         [vec![attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)), attempt(0, 1, &[1, 2], &[3, 5], Some(1.0))]];
     let signals = |id: AttemptId, _| Signals {
         values: vec![0.5, 0.25],
-        cut: (place(id).1 == 0).then_some(2.0),
+        truncation_value: (slot(id).1 == 0).then_some(2.0),
         ..Signals::default()
     };
     let plan = plan_with(&groups, &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
-    let [cut, ended] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
+    let [cut, ended] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
     // δ₁ = 1 + γ · 2 − 0.25, δ₀ = γ · 0.25 − 0.5, and λ γ δ₁ more for the first.
     assert_eq!(cut.advantage, PerToken::new([-0.375 + 0.25 * 1.75, 1.75]));
     assert_eq!(ended.advantage, PerToken::new([-0.375 + 0.25 * 0.75, 0.75]));
@@ -513,7 +528,7 @@ fn truncated_attempt_bootstraps_from_critic_value() {
 #[test]
 fn high_entropy_fraction_keeps_highest_entropy_tokens() {
     let entropies = |id: AttemptId, _| {
-        let entropies = match place(id) {
+        let entropies = match slot(id) {
             (0, 0) => vec![0.9, 0.1],
             (0, 1) => vec![0.3],
             (1, 0) => vec![0.8],
@@ -530,11 +545,11 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
         plan.high_entropy,
         Some(HighEntropy { tokens: 9, kept: 3, thresholds: vec![f64::from(0.7f32)] })
     );
-    let [path] = &plan.updates[0].paths[..] else { panic!("{plan:?}") };
-    assert_eq!(place(path.attempt), (0, 0));
-    assert_eq!(path.advantage, PerToken::new([0.5, 0.0]));
+    let [sequence] = &plan.updates[0].sequences[..] else { panic!("{plan:?}") };
+    assert_eq!(slot(sequence.attempt), (0, 0));
+    assert_eq!(sequence.advantage, PerToken::new([0.5, 0.0]));
     // The loss is still a mean over all tokens.
-    assert_eq!(path.weight, PerToken::same(1.0 / 9.0));
+    assert_eq!(sequence.weight, PerToken::uniform(1.0 / 9.0));
     // Every update has its own threshold.
     let keys = RlKeys { mini_batches: 2, high_entropy_share: 0.5, ..keys };
     let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
@@ -547,7 +562,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
 /// unless it is dropped.
 #[test]
 fn empty_attempts_are_compared_with_each_agent() {
-    let earned = vec![Earned { by: CreditTarget::Agent("b".into()), reward: 1.0 }];
+    let earned = vec![StepReward { by: CreditTarget::Agent("b".into()), reward: 1.0 }];
     let group = [vec![
         together(0, 2, 2.0, earned),
         together(1, 1, 0.0, vec![]),
@@ -555,15 +570,18 @@ fn empty_attempts_are_compared_with_each_agent() {
     ]];
     let with = |empty| {
         let plan = plan_of(&group, &RlKeys { group_by: GroupBy::Agent, empty, ..keys() }, 1000).unwrap();
-        let paths = plan.updates[0].paths.clone();
-        paths.iter().map(|path| path.advantage.iter().take(4).collect::<Vec<_>>()).collect::<Vec<_>>()
+        let sequences = plan.updates[0].sequences.clone();
+        sequences
+            .iter()
+            .map(|sequence| sequence.advantage.iter().take(4).collect::<Vec<_>>())
+            .collect::<Vec<_>>()
     };
     // Rewards of "a" were 1, 0 and −2, with a mean of −1/3; those of "b" were 2 and −2.
     let third = 1.0f32 / 3.0;
     assert_eq!(with(EmptyAttempts::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
     assert_eq!(with(EmptyAttempts::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
-    let nobody = [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
-    let plan = plan_of(&nobody, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
+    let untrained_plan = [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
+    let plan = plan_of(&untrained_plan, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
     assert_eq!(plan.updates, [Update::default()]);
 }
 
@@ -575,13 +593,13 @@ fn whitening_uses_only_trained_tokens() {
     let keys = || RlKeys { advantage: Some(plain.clone()), overlong: OverlongAttempts::Mask, ..keys() };
     let advantages = |groups: &[Vec<Attempt>], keys: &RlKeys| -> Vec<f32> {
         let plan = plan_of(groups, keys, 1000).unwrap();
-        plan.updates[0].paths.iter().map(|path| same(&path.advantage)).collect()
+        plan.updates[0].sequences.iter().map(|sequence| same(&sequence.advantage)).collect()
     };
     let mut group = vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
     let root = 0.5f32.sqrt();
     let alone = advantages(&[group.clone()], &keys());
     assert!((alone[0] - root).abs() < 1e-6 && (alone[1] + root).abs() < 1e-6, "{alone:?}");
-    group.push(cut(attempt(0, 2, &[1], &[5, 5, 5, 5], Some(-9.0))));
+    group.push(truncated_attempt(attempt(0, 2, &[1], &[5, 5, 5, 5], Some(-9.0))));
     assert_eq!(advantages(&[group.clone()], &keys()), alone);
     let from = TrainFilterKeys { reward_from: Some(-1.0), ..TrainFilterKeys::default() };
     assert_eq!(
@@ -592,13 +610,13 @@ fn whitening_uses_only_trained_tokens() {
     // One of two agents is trained. In `marked` the other agent's tokens have a different return.
     let agents = TrainFilterKeys { agents: vec!["a".into()], ..TrainFilterKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
-    let early = Earned { by: CreditTarget::Agent("a".into()), reward: 5.0 };
+    let early = StepReward { by: CreditTarget::Agent("a".into()), reward: 5.0 };
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
         // Two tokens each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
         // distance.
-        let first: Vec<f32> = plan.updates[0].paths[0].advantage.iter().take(2).collect();
+        let first: Vec<f32> = plan.updates[0].sequences[0].advantage.iter().take(2).collect();
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
     }
 }

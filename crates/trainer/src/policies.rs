@@ -19,7 +19,7 @@ use crate::TrainerError;
 
 /// Writes the files of a model directory other than the weights (tokenizer, chat template) into a
 /// checkpoint.
-pub type Companions = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
+pub type ExtraFiles = Arc<dyn Fn(&Path) -> io::Result<()> + Send + Sync>;
 
 /// A policy of a run.
 #[derive(Clone)]
@@ -32,12 +32,12 @@ pub struct Policy {
     /// Context size: maximum length of a sequence, in tokens.
     pub context: usize,
     /// Learner and critic. `None` if the policy is frozen.
-    pub learns: Option<Learns>,
+    pub learner: Option<PolicyLearner>,
 }
 
 /// The models of a trained policy.
 #[derive(Clone)]
-pub struct Learns {
+pub struct PolicyLearner {
     /// The model that is trained. It starts with the weights of the policy's model.
     pub learner: Arc<dyn Learner>,
     /// A second model with the same initial weights, for phases with a KL penalty.
@@ -45,7 +45,7 @@ pub struct Learns {
     /// A third model with a value head, for phases whose advantage estimator needs a critic.
     pub critic: Option<Arc<dyn Learner>>,
     /// Adds the remaining files of a model directory to a checkpoint.
-    pub companions: Companions,
+    pub extra_files: ExtraFiles,
 }
 
 /// The models that execute a plan.
@@ -61,28 +61,31 @@ pub(crate) struct Models<'a> {
 
 impl Policy {
     /// Adds the recipe's timeouts to every call.
-    fn timely(self, engine: &EngineKeys) -> Self {
-        let learns = self.learns.map(|learns| Learns {
-            learner: engine.learner(learns.learner),
-            reference: learns.reference.map(|reference| engine.learner(reference)),
-            critic: learns.critic.map(|critic| engine.learner(critic)),
-            companions: learns.companions,
+    fn with_timeouts(self, engine: &EngineKeys) -> Self {
+        let policy_learner = self.learner.map(|policy_learner| PolicyLearner {
+            learner: engine.learner(policy_learner.learner),
+            reference: policy_learner.reference.map(|reference| engine.learner(reference)),
+            critic: policy_learner.critic.map(|critic| engine.learner(critic)),
+            extra_files: policy_learner.extra_files,
         });
-        Policy { sampler: engine.sampler(self.sampler), learns, ..self }
+        Policy { sampler: engine.sampler(self.sampler), learner: policy_learner, ..self }
     }
 }
 
-impl Learns {
-    /// Restores all models: loads those that the checkpoint contains at `place`, and resets the
+impl PolicyLearner {
+    /// Restores all models: loads those that the checkpoint contains at `policy_dir`, and resets the
     /// remaining ones to their initial weights, because a remote learner may have trained before.
-    pub(crate) async fn recall(&self, place: Option<&Path>) -> Result<(), TrainerError> {
-        match place {
-            Some(place) => self.learner.load(place, true).await?,
+    pub(crate) async fn restore(&self, checkpoint_dir: Option<&Path>) -> Result<(), TrainerError> {
+        match checkpoint_dir {
+            Some(checkpoint_dir) => self.learner.load(checkpoint_dir, true).await?,
             None => self.learner.reset().await?,
         }
         if let Some(critic) = &self.critic {
-            match place.map(|place| place.join(CRITIC)).filter(|place| place.is_dir()) {
-                Some(place) => critic.load(&place, true).await?,
+            match checkpoint_dir
+                .map(|checkpoint_dir| checkpoint_dir.join(CRITIC))
+                .filter(|checkpoint_dir| checkpoint_dir.is_dir())
+            {
+                Some(checkpoint_dir) => critic.load(&checkpoint_dir, true).await?,
                 None => critic.reset().await?,
             }
         }
@@ -109,24 +112,28 @@ pub(crate) struct Policies {
     /// All policies. Trained policies come first.
     all: Vec<Policy>,
     /// Timeout for samplers to load new weights.
-    longest: Duration,
+    call_timeout: Duration,
 }
 
 impl Policies {
     /// Creates the policies, with the recipe's timeouts on every call.
     pub fn new(policies: Vec<Policy>, engine: &EngineKeys) -> Self {
-        let mut policies: Vec<Policy> = policies.into_iter().map(|policy| policy.timely(engine)).collect();
-        policies.sort_by_key(|policy| policy.learns.is_none());
-        Policies { all: policies, longest: engine.max_call_timeout() }
+        let mut policies: Vec<Policy> =
+            policies.into_iter().map(|policy| policy.with_timeouts(engine)).collect();
+        policies.sort_by_key(|policy| policy.learner.is_none());
+        Policies { all: policies, call_timeout: engine.max_call_timeout() }
     }
 
     /// Returns the trained policies with their names, in order.
-    pub fn trained(&self) -> impl Iterator<Item = (&str, &Learns)> {
-        self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learns.as_ref()?)))
+    pub fn trained(&self) -> impl Iterator<Item = (&str, &PolicyLearner)> {
+        self.all.iter().filter_map(|policy| Some((policy.name.as_str(), policy.learner.as_ref()?)))
     }
 
     /// Returns the trained policies among `names`, in order.
-    pub fn among<'a>(&'a self, names: &'a [String]) -> impl Iterator<Item = (&'a str, &'a Learns)> {
+    pub fn trained_among<'a>(
+        &'a self,
+        names: &'a [String],
+    ) -> impl Iterator<Item = (&'a str, &'a PolicyLearner)> {
         self.trained().filter(|(name, _)| names.iter().any(|among| among == name))
     }
 
@@ -139,9 +146,9 @@ impl Policies {
     ///
     /// # Errors
     /// Returns an error if the policy does not exist or is not trained.
-    pub fn learns(&self, name: &str) -> Result<&Learns, TrainerError> {
-        let learns = self.get(name).and_then(|policy| policy.learns.as_ref());
-        learns.ok_or_else(|| TrainerError::NoPart(format!("the learner of the policy {name}")))
+    pub fn policy_learner(&self, name: &str) -> Result<&PolicyLearner, TrainerError> {
+        let policy_learner = self.get(name).and_then(|policy| policy.learner.as_ref());
+        policy_learner.ok_or_else(|| TrainerError::MissingPart(format!("the learner of the policy {name}")))
     }
 
     /// Publishes the weights of a policy as `version`, and waits until its samplers have loaded
@@ -151,10 +158,10 @@ impl Policies {
     /// Returns an error if the learner fails, or if a sampler does not load the weights in time.
     /// The error names the sampler.
     pub async fn publish(&self, name: &str, version: u64) -> Result<(), TrainerError> {
-        let weights = self.learns(name)?.learner.publish(version).await?;
+        let weights = self.policy_learner(name)?.learner.publish(version).await?;
         let samplers =
             self.get(name).map(|policy| (format!("the sampler of {name}"), policy.sampler.clone()));
-        Ok(update_sampler_weights(samplers.into_iter().collect(), &weights, self.longest).await?)
+        Ok(update_sampler_weights(samplers.into_iter().collect(), &weights, self.call_timeout).await?)
     }
 
     /// Returns the context size of a policy, in tokens. 0 if the policy does not exist.
@@ -164,7 +171,7 @@ impl Policies {
 
     /// Returns the directory of a policy's weights in a checkpoint. The first trained policy uses
     /// the checkpoint directory itself, so that the checkpoint is a model directory.
-    pub fn place(&self, checkpoint: &Path, name: &str) -> PathBuf {
+    pub fn policy_dir(&self, checkpoint: &Path, name: &str) -> PathBuf {
         match self.trained().next() {
             Some((first, _)) if first == name => checkpoint.to_owned(),
             _ => checkpoint.join(POLICIES).join(name),

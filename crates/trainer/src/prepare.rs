@@ -17,14 +17,14 @@ use levade_policy::{Learner, uniform};
 use levade_recipe::{ProximalPolicy, RlKeys};
 use levade_rl::correction::Mismatch;
 use levade_rl::{Counting, Loss, Point, PolicyLoss, prepare};
-use levade_tree::{PathInput, PathTarget, Term};
+use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use crate::TrainerError;
 use crate::mismatch::MismatchBreakdown;
-use crate::survey::{Question, SequenceKey, ask};
+use crate::queries::{Question, SequenceKey, query};
 
 /// The sequences of one micro-batch.
-pub(crate) type Inputs = Vec<(SequenceKey, PathInput)>;
+pub(crate) type Inputs = Vec<(SequenceKey, SequenceInput)>;
 
 /// Computes the inputs that updates need.
 pub(crate) struct Preparer<'a> {
@@ -41,7 +41,7 @@ pub(crate) struct Preparer<'a> {
     /// Log-probabilities of the trained tokens of each sequence: proximal, behavior.
     pairs: Vec<Vec<(f64, f64)>>,
     /// Mismatch between proximal and behavior policy by class.
-    apart: MismatchBreakdown,
+    breakdown: MismatchBreakdown,
     /// Number of trained tokens that a correction or a rejection left out.
     pub rejected: u64,
 }
@@ -55,14 +55,14 @@ impl<'a> Preparer<'a> {
             random,
             exact,
             pairs: Vec::new(),
-            apart: MismatchBreakdown::default(),
+            breakdown: MismatchBreakdown::default(),
             rejected: 0,
         }
     }
 
     /// Returns whether the recorded log-probabilities equal the learner's at the start of the step:
     /// the weights in training sampled every token.
-    fn recorded(&self, inputs: &[PathInput]) -> bool {
+    fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
     }
@@ -70,28 +70,28 @@ impl<'a> Preparer<'a> {
     /// Computes the log-probabilities under the weights at the start of the step, before the first
     /// update. Uses the recorded ones for tokens that these weights sampled, because they are
     /// bitwise equal.
-    pub async fn begin(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
+    pub async fn start(&mut self, batches: &[Inputs]) -> Result<(), TrainerError> {
         if self.keys.proximal != ProximalPolicy::Recompute {
             return Ok(());
         }
         for batch in batches {
-            let fresh: Vec<&(SequenceKey, PathInput)> =
+            let fresh: Vec<&(SequenceKey, SequenceInput)> =
                 batch.iter().filter(|(key, _)| !self.proximal.contains_key(key)).collect();
             if fresh.is_empty() {
                 continue;
             }
-            let inputs: Vec<PathInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
-            let found = if self.recorded(&inputs) {
+            let inputs: Vec<SequenceInput> = fresh.iter().map(|(_, input)| input.clone()).collect();
+            let found = if self.can_reuse_recorded(&inputs) {
                 inputs.iter().map(behaviours).collect()
             } else {
-                ask(self.learner, Question::Logprobs, &inputs).await?
+                query(self.learner, Question::Logprobs, &inputs).await?
             };
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
                 let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
                 let mut pairs = Vec::with_capacity(input.targets.len());
                 for ((&proximal, behaviour), target) in both.filter(|(_, target)| target.term.weight != 0.0) {
                     let pair = (f64::from(proximal), f64::from(behaviour));
-                    self.apart.add(target.term.age, target.index, (pair.0 - pair.1).abs());
+                    self.breakdown.add(target.term.age, target.index, (pair.0 - pair.1).abs());
                     pairs.push(pair);
                 }
                 self.pairs.push(pairs);
@@ -105,17 +105,17 @@ impl<'a> Preparer<'a> {
     /// proximal policy, overall and by class. Returns `None` if the proximal policy is not
     /// recomputed.
     pub fn mismatch(&self) -> Option<(Mismatch, MismatchBreakdown)> {
-        let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.apart.clone());
+        let found = || (Mismatch::new(&self.pairs, Counting::Exact), self.breakdown.clone());
         (self.keys.proximal == ProximalPolicy::Recompute).then(found)
     }
 
     /// Returns the fraction of tokens whose ratio of proximal to behavior policy is beyond the
     /// bounds of the correction. Returns `None` if it was not computed.
-    pub fn beyond(&self) -> Option<f64> {
+    pub fn out_of_bounds_fraction(&self) -> Option<f64> {
         let correction =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)?;
-        let log_ratios = |path: &Vec<(f64, f64)>| path.iter().map(|(p, b)| p - b).collect();
-        correction.beyond(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
+        let log_ratios = |sequence: &Vec<(f64, f64)>| sequence.iter().map(|(p, b)| p - b).collect();
+        correction.out_of_bounds_fraction(&self.pairs.iter().map(log_ratios).collect::<Vec<_>>())
     }
 
     /// Adds the inputs that an update's loss needs. `first` is whether no update has changed the
@@ -134,40 +134,48 @@ impl<'a> Preparer<'a> {
             }
         }
         let loss = self.keys.loss();
-        let needs_present = matches!(
+        let needs_current_logprobs = matches!(
             loss.policy,
             PolicyLoss::Gspo { .. }
                 | PolicyLoss::GeometricMean { .. }
                 | PolicyLoss::KlCov { .. }
                 | PolicyLoss::ClipCov { .. }
         );
-        let mut present: Vec<Vec<f32>> = Vec::new();
-        if needs_present {
+        let mut current_logprobs: Vec<Vec<f32>> = Vec::new();
+        if needs_current_logprobs {
             for batch in batches.iter() {
-                let inputs: Vec<PathInput> = batch.iter().map(|(_, input)| input.clone()).collect();
-                if first && self.recorded(&inputs) {
-                    present.extend(inputs.iter().map(behaviours));
+                let inputs: Vec<SequenceInput> = batch.iter().map(|(_, input)| input.clone()).collect();
+                if first && self.can_reuse_recorded(&inputs) {
+                    current_logprobs.extend(inputs.iter().map(behaviours));
                 } else {
-                    present.extend(ask(self.learner, Question::Logprobs, &inputs).await?);
+                    current_logprobs.extend(query(self.learner, Question::Logprobs, &inputs).await?);
                 }
             }
         }
-        let mut inputs: Vec<&mut PathInput> = batches.iter_mut().flatten().map(|(_, input)| input).collect();
+        let mut inputs: Vec<&mut SequenceInput> =
+            batches.iter_mut().flatten().map(|(_, input)| input).collect();
         self.correct(&mut inputs);
-        let mut points: Vec<Vec<Point>> =
-            inputs.iter().zip(&present).map(|(input, logps)| points_of(&loss, input, logps)).collect();
+        let mut points: Vec<Vec<Point>> = inputs
+            .iter()
+            .zip(&current_logprobs)
+            .map(|(input, logps)| points_of(&loss, input, logps))
+            .collect();
         match loss.policy {
-            PolicyLoss::Gspo { .. } => points.iter_mut().for_each(|path| prepare::path_ratios(path)),
-            PolicyLoss::GeometricMean { low, high } => {
-                points.iter_mut().for_each(|path| prepare::geometric_means(path, low, high));
+            PolicyLoss::Gspo { .. } => {
+                points.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence))
             }
-            PolicyLoss::KlCov { share, .. } => mark(&mut points, |all| prepare::mark_covarying(all, share)),
+            PolicyLoss::GeometricMean { low, high } => {
+                points.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, low, high));
+            }
+            PolicyLoss::KlCov { share, .. } => {
+                update_points(&mut points, |all| prepare::mark_covarying(all, share))
+            }
             PolicyLoss::ClipCov { share, lower, upper, .. } => {
                 let (seed, stream) = self.random;
                 let random = |i: usize| uniform(seed, stream, (update as u64) << 32 | i as u64);
-                mark(&mut points, |all| {
+                update_points(&mut points, |all| {
                     let clipped = |point: &Point| loss.at(point).clipped;
-                    for i in prepare::choose_covarying(all, clipped, share, lower, upper, random) {
+                    for i in prepare::select_covarying(all, clipped, share, lower, upper, random) {
                         all[i].marked = true;
                     }
                 });
@@ -176,7 +184,7 @@ impl<'a> Preparer<'a> {
         }
         for (input, points) in inputs.into_iter().zip(points) {
             for (target, point) in input.targets.iter_mut().zip(points) {
-                target.term.path_log_ratio = point.path_log_ratio.map(|x| x as f32);
+                target.term.path_log_ratio = point.sequence_log_ratio.map(|x| x as f32);
                 target.term.marked = point.marked;
                 target.term.advantage = point.advantage as f32;
             }
@@ -186,7 +194,7 @@ impl<'a> Preparer<'a> {
 
     /// Adds importance weights to trained tokens, and sets the weights of rejected tokens to 0. If
     /// the proximal policy is only approximated, the loss corrects each token itself.
-    fn correct(&mut self, inputs: &mut [&mut PathInput]) {
+    fn correct(&mut self, inputs: &mut [&mut SequenceInput]) {
         let Some(correction) =
             self.keys.correction().filter(|_| self.keys.proximal == ProximalPolicy::Recompute)
         else {
@@ -196,46 +204,46 @@ impl<'a> Preparer<'a> {
             (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
             _ => 0.0,
         };
-        let mut paths: Vec<Vec<&mut Term>> =
+        let mut sequences: Vec<Vec<&mut Term>> =
             inputs.iter_mut().map(|input| trained(&mut input.targets).collect()).collect();
-        let of_path = |path: &Vec<&mut Term>| path.iter().map(|term| log_ratio(term)).collect();
-        let log_ratios: Vec<Vec<f64>> = paths.iter().map(of_path).collect();
+        let log_ratios_of = |sequence: &Vec<&mut Term>| sequence.iter().map(|term| log_ratio(term)).collect();
+        let log_ratios: Vec<Vec<f64>> = sequences.iter().map(log_ratios_of).collect();
         let weights = correction.weights(&log_ratios, Counting::Exact);
-        for (term, weight) in paths.iter_mut().flatten().zip(weights.into_iter().flatten()) {
+        for (term, weight) in sequences.iter_mut().flatten().zip(weights.into_iter().flatten()) {
             term.correction = Some(weight as f32);
         }
         for rejection in &self.keys.rejection {
-            let kept = rejection.keeps(&log_ratios, Counting::Exact);
-            for (term, kept) in paths.iter_mut().flatten().zip(kept.into_iter().flatten()) {
+            let kept = rejection.kept_tokens(&log_ratios, Counting::Exact);
+            for (term, kept) in sequences.iter_mut().flatten().zip(kept.into_iter().flatten()) {
                 term.weight = if kept { term.weight } else { 0.0 };
             }
         }
-        let left_out = |term: &&mut Term| term.weight == 0.0 || term.correction == Some(0.0);
-        self.rejected += paths.iter().flatten().filter(|term| left_out(term)).count() as u64;
+        let is_rejected = |term: &&mut Term| term.weight == 0.0 || term.correction == Some(0.0);
+        self.rejected += sequences.iter().flatten().filter(|term| is_rejected(term)).count() as u64;
     }
 }
 
 /// Returns the terms of the trained tokens.
-fn trained(targets: &mut [PathTarget]) -> impl Iterator<Item = &mut Term> {
+fn trained(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
     targets.iter_mut().map(|target| &mut target.term).filter(|term| term.weight != 0.0)
 }
 
-fn behaviours(input: &PathInput) -> Vec<f32> {
+fn behaviours(input: &SequenceInput) -> Vec<f32> {
     input.targets.iter().map(|target| target.term.behaviour.unwrap_or(0.0)).collect()
 }
 
-fn points_of(loss: &Loss, input: &PathInput, logps: &[f32]) -> Vec<Point> {
+fn points_of(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {
     input.targets.iter().zip(logps).map(|(target, logp)| loss.point(*logp, &target.term)).collect()
 }
 
 /// Applies `choose` to the points of all sequences together.
-fn mark(paths: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
-    let mut all = paths.concat();
+fn update_points(sequences: &mut [Vec<Point>], choose: impl FnOnce(&mut [Point])) {
+    let mut all = sequences.concat();
     choose(&mut all);
     let mut rest = all.into_iter();
-    for path in paths {
-        let len = path.len();
-        *path = rest.by_ref().take(len).collect();
+    for sequence in sequences {
+        let len = sequence.len();
+        *sequence = rest.by_ref().take(len).collect();
     }
 }
 

@@ -2,7 +2,7 @@
 //! purpose.
 
 use levade_policy::uniform;
-use levade_tree::Placement;
+use levade_tree::AttemptSlot;
 use sha2::{Digest, Sha256};
 
 /// Returns the random stream for a purpose: the first 8 bytes of the SHA-256 of its name and
@@ -18,8 +18,8 @@ fn stream(name: &str, numbers: &[u32]) -> u64 {
 
 /// Returns the random stream from which the tokens of a try are sampled, after `failed` failed
 /// tries of the same attempt slot.
-pub(crate) fn try_stream(place: &Placement, failed: u32) -> u64 {
-    let Placement { purpose, phase, step, group, sample } = *place;
+pub(crate) fn try_stream(place: &AttemptSlot, failed: u32) -> u64 {
+    let AttemptSlot { purpose, phase, step, group, sample } = *place;
     let numbers = [phase, step, group, sample, failed];
     stream(purpose.name(), if failed == 0 { &numbers[..4] } else { &numbers })
 }
@@ -57,10 +57,10 @@ mod tests {
     /// Recorded runs depend on these numbers.
     #[test]
     fn streams_match_recorded_runs() {
-        let place = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+        let place = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
         let first = try_stream(&place, 0);
-        assert_ne!(first, try_stream(&Placement { sample: 5, ..place }, 0));
-        assert_ne!(first, try_stream(&Placement { purpose: Purpose::Eval, ..place }, 0));
+        assert_ne!(first, try_stream(&AttemptSlot { sample: 5, ..place }, 0));
+        assert_ne!(first, try_stream(&AttemptSlot { purpose: Purpose::Eval, ..place }, 0));
         assert_ne!(first, try_stream(&place, 1));
         assert_ne!(try_stream(&place, 2), try_stream(&place, 1));
         assert_eq!(stream("x", &[1]), 16_210_320_079_259_542_897);

@@ -14,7 +14,7 @@ use levade_recipe::Phase;
 use crate::TrainerError;
 use crate::context::RunContext;
 use crate::files::file_error;
-use crate::policies::{Learns, REFERENCE};
+use crate::policies::{PolicyLearner, REFERENCE};
 use crate::progress::RunProgress;
 
 /// Creates an empty directory. Removes existing contents.
@@ -41,12 +41,15 @@ pub(crate) fn reference_to_keep<'a>(
     run: &RunContext,
     progress: &RunProgress,
     name: &str,
-    learns: &'a Learns,
+    policy_learner: &'a PolicyLearner,
 ) -> Option<&'a dyn Learner> {
     let phase = run.recipe.phase.get(progress.position.phase as usize)?;
     let Phase::Rl(keys) = phase else { return None };
     let trains = run.recipe.trained_policies_in(phase).iter().any(|trained| trained == name);
-    learns.reference.as_deref().filter(|_| trains && keys.has_separate_reference(progress.position.step))
+    policy_learner
+        .reference
+        .as_deref()
+        .filter(|_| trains && keys.has_separate_reference(progress.position.step))
 }
 
 /// Loads references with the weights that they had when the run was interrupted within the phase.
@@ -64,9 +67,9 @@ pub(crate) async fn restore_references(
     else {
         return Ok(());
     };
-    for (name, learns) in run.policies.among(&run.recipe.trained_policies_in(phase)) {
-        if let Some(reference) = &learns.reference {
-            reference.load(&run.policies.place(&latest.path, name).join(REFERENCE), false).await?;
+    for (name, policy_learner) in run.policies.trained_among(&run.recipe.trained_policies_in(phase)) {
+        if let Some(reference) = &policy_learner.reference {
+            reference.load(&run.policies.policy_dir(&latest.dir, name).join(REFERENCE), false).await?;
         }
     }
     Ok(())
@@ -79,7 +82,9 @@ pub(crate) async fn restore_references(
 /// Returns an error if weights cannot be saved or loaded.
 pub(crate) async fn move_references(run: &RunContext, phase: &Phase, step: u32) -> Result<(), TrainerError> {
     let Phase::Rl(keys) = phase else { return Ok(()) };
-    for (_, Learns { learner, reference, .. }) in run.policies.among(&run.recipe.trained_policies_in(phase)) {
+    for (_, PolicyLearner { learner, reference, .. }) in
+        run.policies.trained_among(&run.recipe.trained_policies_in(phase))
+    {
         if let Some(reference) = reference.as_deref().filter(|_| keys.updates_reference(step)) {
             copy_weights(&**learner, reference, &run.checkpoints.scratch()).await?;
         }

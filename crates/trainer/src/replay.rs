@@ -17,14 +17,14 @@ use levade_tree::{AttemptId, Trajectory};
 
 use crate::TrainerError;
 use crate::batch::Targets;
-use crate::checkpoint::{Checkpoint, Checkpoints, Found};
+use crate::checkpoint::{Checkpoint, Checkpoints, FoundCheckpoints};
 use crate::files::file_error;
-use crate::learn::{Progress, Rules, run_plan};
+use crate::learn::{Progress, UpdateSettings, run_plan};
 use crate::observe::{Event, Observer};
 use crate::origin::Origin;
-use crate::policies::{CRITIC, Companions, Models, Policies, Policy, REFERENCE};
+use crate::policies::{CRITIC, ExtraFiles, Models, Policies, Policy, REFERENCE};
 use crate::reference::{copy_weights, empty};
-use crate::terms::{Observed, PolicyTerms};
+use crate::terms::{PolicyTerms, RecordingLearner};
 
 /// Result of the comparison of a checkpoint with the replayed weights.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -51,28 +51,29 @@ pub async fn replay(
     observer: &mut dyn Observer,
     compared: &mut dyn FnMut(ReplayComparison),
 ) -> Result<u32, TrainerError> {
-    let again = Again::open(recipe, dir, policies).await?;
-    let planned = again.store.planned_steps().await?;
-    let Found { whole: checkpoints, damaged } = Checkpoints::look(dir.join("checkpoints")).find()?;
+    let replay_run = ReplayRun::open(recipe, dir, policies).await?;
+    let planned = replay_run.store.planned_steps().await?;
+    let FoundCheckpoints { complete: checkpoints, damaged } =
+        Checkpoints::read_only(dir.join("checkpoints")).find()?;
     for note in damaged {
         observer.event(&Event::Note(note));
     }
     let mut done = 0;
     for (index, phase) in recipe.phase.iter().enumerate() {
-        again.enter(index).await?;
+        replay_run.enter(index).await?;
         for step in 0..phase.steps() {
-            let Some(plan) = again.store.step(index as u32, step).await? else {
+            let Some(plan) = replay_run.store.step(index as u32, step).await? else {
                 // A phase ends early if it reached its target success rate.
                 if planned.iter().any(|(phase, _)| *phase as usize > index) {
                     break;
                 }
                 return Ok(done);
             };
-            again.step(&plan, None, observer).await?;
+            replay_run.step(&plan, None, observer).await?;
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
-                let differs = again.compare(index, &checkpoint.path).await?;
-                compared(ReplayComparison { checkpoint: checkpoint.path.clone(), step: done, differs });
+                let differs = replay_run.compare(index, &checkpoint.dir).await?;
+                compared(ReplayComparison { checkpoint: checkpoint.dir.clone(), step: done, differs });
             }
         }
     }
@@ -92,9 +93,10 @@ pub async fn terms(
     (phase, step): (u32, u32),
     observer: &mut dyn Observer,
 ) -> Result<Vec<PolicyTerms>, TrainerError> {
-    let again = Again::open(recipe, dir, policies).await?;
+    let replay_run = ReplayRun::open(recipe, dir, policies).await?;
     let keys = recipe.phase.get(phase as usize).ok_or(TrainerError::NoStep { phase, step })?;
-    let Found { whole: checkpoints, .. } = Checkpoints::look(dir.join("checkpoints")).find()?;
+    let FoundCheckpoints { complete: checkpoints, .. } =
+        Checkpoints::read_only(dir.join("checkpoints")).find()?;
     let before = |at: &&Checkpoint| at.position.phase == phase && at.position.step <= step;
     // A reference that has not moved is that of the start of the phase. Checkpoints within the
     // phase do not contain it.
@@ -106,7 +108,7 @@ pub async fn terms(
     let newest = usable.max_by_key(|at| at.position.step);
     let start = match newest {
         Some(checkpoint) => {
-            again.restore(phase as usize, &checkpoint.path).await?;
+            replay_run.restore(phase as usize, &checkpoint.dir).await?;
             (phase, checkpoint.position.step)
         }
         None => (0, 0),
@@ -114,24 +116,24 @@ pub async fn terms(
     for index in start.0..=phase {
         let from_checkpoint = newest.is_some();
         if !from_checkpoint {
-            again.enter(index as usize).await?;
+            replay_run.enter(index as usize).await?;
         }
         let first = if from_checkpoint { start.1 } else { 0 };
         for at in first..recipe.phase[index as usize].steps() {
-            let Some(plan) = again.store.step(index, at).await? else { break };
+            let Some(plan) = replay_run.store.step(index, at).await? else { break };
             if (index, at) == (phase, step) {
                 let mut found = Vec::new();
-                again.step(&plan, Some(&mut found), observer).await?;
+                replay_run.step(&plan, Some(&mut found), observer).await?;
                 return Ok(found);
             }
-            again.step(&plan, None, observer).await?;
+            replay_run.step(&plan, None, observer).await?;
         }
     }
     Err(TrainerError::NoStep { phase, step })
 }
 
 /// A recorded run whose steps are replayed.
-struct Again<'a> {
+struct ReplayRun<'a> {
     recipe: &'a Recipe,
     store: Arc<dyn Store>,
     origin: Option<Origin>,
@@ -140,28 +142,28 @@ struct Again<'a> {
     scratch: Scratch,
 }
 
-impl<'a> Again<'a> {
+impl<'a> ReplayRun<'a> {
     async fn open(recipe: &'a Recipe, dir: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
         let store = recipe.run.store.open(dir, Access::Read).await?;
         let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
-        for (_, learns) in policies.trained() {
-            learns.recall(None).await?;
+        for (_, policy_learner) in policies.trained() {
+            policy_learner.restore(None).await?;
         }
         let (untrained, scratch) = (recipe.untrained_agents(), Scratch::new(recipe, dir)?);
-        Ok(Again { recipe, store, origin, policies, untrained, scratch })
+        Ok(ReplayRun { recipe, store, origin, policies, untrained, scratch })
     }
 
     /// Initializes the models of a phase's policies, as the run did.
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
         let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
         let trained = self.recipe.trained_policies_in(phase);
-        for (name, learns) in self.policies.among(&trained).filter(|_| !before.is_empty()) {
+        for (name, policy_learner) in self.policies.trained_among(&trained).filter(|_| !before.is_empty()) {
             let has_critic = |phase: &Phase| {
                 self.recipe.trained_policies_in(phase).iter().any(|trained| trained == name)
-                    && learns.models(phase).critic.is_some()
+                    && policy_learner.models(phase).critic.is_some()
             };
-            enter(learns.models(phase), before.iter().any(has_critic), &self.scratch.0).await?;
+            enter(policy_learner.models(phase), before.iter().any(has_critic), &self.scratch.0).await?;
         }
         Ok(())
     }
@@ -169,14 +171,15 @@ impl<'a> Again<'a> {
     /// Loads the models of a phase from a checkpoint within it.
     async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
-        for (name, learns) in self.policies.among(&self.recipe.trained_policies_in(phase)) {
-            let (place, models) = (self.policies.place(checkpoint, name), learns.models(phase));
-            models.policy.load(&place, true).await?;
+        for (name, policy_learner) in self.policies.trained_among(&self.recipe.trained_policies_in(phase)) {
+            let (policy_dir, models) =
+                (self.policies.policy_dir(checkpoint, name), policy_learner.models(phase));
+            models.policy.load(&policy_dir, true).await?;
             if let Some(critic) = models.critic {
-                critic.load(&place.join(CRITIC), true).await?;
+                critic.load(&policy_dir.join(CRITIC), true).await?;
             }
             if let Some(reference) = models.reference {
-                reference.load(&place.join(REFERENCE), false).await?;
+                reference.load(&policy_dir.join(REFERENCE), false).await?;
             }
         }
         Ok(())
@@ -191,19 +194,22 @@ impl<'a> Again<'a> {
     ) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[plan.phase as usize];
         let mut attempts = HashMap::new();
-        for path in plan.paths() {
-            if let std::collections::hash_map::Entry::Vacant(place) = attempts.entry(path.attempt) {
-                let attempt = self.store.attempt(&path.attempt).await?;
-                place.insert(attempt.ok_or(TrainerError::Unrecorded(path.attempt))?.trajectory);
+        for planned_sequence in plan.sequences() {
+            if let std::collections::hash_map::Entry::Vacant(policy_dir) =
+                attempts.entry(planned_sequence.attempt)
+            {
+                let attempt = self.store.attempt(&planned_sequence.attempt).await?;
+                policy_dir
+                    .insert(attempt.ok_or(TrainerError::Unrecorded(planned_sequence.attempt))?.trajectory);
             }
         }
         let trajectories: HashMap<AttemptId, &Trajectory> =
             attempts.iter().map(|(key, trajectory)| (*key, trajectory)).collect();
-        let mut progress = Progress::of(plan);
+        let mut progress = Progress::new(plan);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let learns = self.policies.learns(name)?;
-            let models = learns.models(phase);
+            let policy_learner = self.policies.policy_learner(name)?;
+            let models = policy_learner.models(phase);
             if let (Phase::Rl(keys), Some(reference)) = (phase, models.reference)
                 && keys.updates_reference(plan.step)
             {
@@ -211,19 +217,19 @@ impl<'a> Again<'a> {
             }
             let targets = Targets { policy: name, untrained: &self.untrained };
             let (at, origin) = ((plan.phase, phase), self.origin.as_ref());
-            let rules = Rules::new(at, plan.step, origin, targets, policy.version, self.recipe);
+            let settings = UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);
             match &mut terms {
                 None => {
-                    run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
+                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer).await?;
                 }
                 Some(terms) => {
-                    let observed = Observed::new(models.policy);
-                    let models = Models { policy: &observed, ..models };
-                    run_plan(policy, &trajectories, models, &rules, &mut progress, observer).await?;
-                    terms.push(observed.into_terms(policy));
+                    let recorder = RecordingLearner::new(models.policy);
+                    let models = Models { policy: &recorder, ..models };
+                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer).await?;
+                    terms.push(recorder.into_terms(policy));
                 }
             }
-            learns.learner.publish(policy.version + 1).await?;
+            policy_learner.learner.publish(policy.version + 1).await?;
         }
         Ok(())
     }
@@ -233,12 +239,13 @@ impl<'a> Again<'a> {
         let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_policies_in(phase);
         let mut differs = None;
-        for (name, learns) in self.policies.trained() {
+        for (name, policy_learner) in self.policies.trained() {
             // For a policy that the phase does not train, only the weights are comparable.
             let trains = trained.iter().any(|trained| trained == name);
-            let place = self.policies.place(checkpoint, name);
-            let models = learns.models(phase);
-            let found = compare(models, &learns.companions, trains, &place, &self.scratch.0).await?;
+            let policy_dir = self.policies.policy_dir(checkpoint, name);
+            let models = policy_learner.models(phase);
+            let found =
+                compare(models, &policy_learner.extra_files, trains, &policy_dir, &self.scratch.0).await?;
             differs = differs.or(found);
         }
         Ok(differs)
@@ -273,32 +280,32 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
 /// process writes the tokenizer in its own format, which the checkpoint has replaced.
 async fn compare(
     models: Models<'_>,
-    companions: &Companions,
+    extra_files: &ExtraFiles,
     trains: bool,
-    place: &Path,
+    policy_dir: &Path,
     scratch: &Path,
 ) -> Result<Option<String>, TrainerError> {
     let Models { policy, reference, critic } = models;
     let models = [
-        (Some(policy), place.to_owned(), trains),
-        (critic, place.join(CRITIC), trains),
-        (reference, place.join(REFERENCE), false),
+        (Some(policy), policy_dir.to_owned(), trains),
+        (critic, policy_dir.join(CRITIC), trains),
+        (reference, policy_dir.join(REFERENCE), false),
     ];
-    for (learner, dir, learns) in models {
+    for (learner, dir, with_training_state) in models {
         let Some(learner) = learner.filter(|_| dir.is_dir()) else { continue };
         empty(scratch)?;
-        learner.save(scratch, learns).await?;
-        if dir == place {
-            companions(scratch).map_err(|source| file_error("write the tokenizer into", scratch, source))?;
+        learner.save(scratch, with_training_state).await?;
+        if dir == policy_dir {
+            extra_files(scratch).map_err(|source| file_error("write the tokenizer into", scratch, source))?;
         }
         let listed = |source| file_error("list", scratch, source);
         for entry in fs::read_dir(scratch).map_err(listed)? {
             let name = entry.map_err(listed)?.file_name();
-            let theirs = dir.join(&name);
-            let same = same_bytes(&scratch.join(&name), &theirs)
-                .map_err(|source| file_error("compare with", &theirs, source))?;
+            let recorded_file = dir.join(&name);
+            let same = has_same_bytes(&scratch.join(&name), &recorded_file)
+                .map_err(|source| file_error("compare with", &recorded_file, source))?;
             if !same {
-                return Ok(Some(theirs.display().to_string()));
+                return Ok(Some(recorded_file.display().to_string()));
             }
         }
     }
@@ -330,19 +337,19 @@ impl Drop for Scratch {
     }
 }
 
-fn same_bytes(a: &Path, b: &Path) -> io::Result<bool> {
+fn has_same_bytes(a: &Path, b: &Path) -> io::Result<bool> {
     let (mut a, mut b) = (File::open(a)?, File::open(b)?);
     if a.metadata()?.len() != b.metadata()?.len() {
         return Ok(false);
     }
-    let (mut left, mut right) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let (mut a_buffer, mut b_buffer) = (vec![0; 1 << 20], vec![0; 1 << 20]);
     loop {
-        let n = a.read(&mut left)?;
+        let n = a.read(&mut a_buffer)?;
         if n == 0 {
             return Ok(true);
         }
-        b.read_exact(&mut right[..n])?;
-        if left[..n] != right[..n] {
+        b.read_exact(&mut b_buffer[..n])?;
+        if a_buffer[..n] != b_buffer[..n] {
             return Ok(false);
         }
     }

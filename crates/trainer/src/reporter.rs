@@ -9,11 +9,11 @@ use serde_json::Value;
 
 use crate::TrainerError;
 use crate::checkpoint::Checkpoint;
-use crate::folder::RunFolder;
 use crate::metrics::{Metrics, MetricsFile};
 use crate::observe::{Event, Observer};
 use crate::policies::Policies;
-use crate::rollout::{Rollouts, Troubles};
+use crate::rollout::{AttemptWarnings, Rollouts};
+use crate::run_dir::LockedRunDir;
 use crate::sink::{self, Sink};
 
 /// Receives the metrics and the failures of a run.
@@ -21,7 +21,7 @@ pub(crate) struct Reporter {
     file: MetricsFile,
     sinks: Vec<Box<dyn Sink>>,
     /// Failures around the model since this process started.
-    pub troubles: Troubles,
+    pub warnings: AttemptWarnings,
     /// Total time of device handoffs at the end of the last step.
     handed_over: Duration,
 }
@@ -32,13 +32,17 @@ impl Reporter {
     ///
     /// # Errors
     /// Returns an error if a file cannot be opened.
-    pub fn open(recipe: &Recipe, dir: &RunFolder, latest: Option<&Checkpoint>) -> Result<Self, TrainerError> {
+    pub fn open(
+        recipe: &Recipe,
+        dir: &LockedRunDir,
+        latest: Option<&Checkpoint>,
+    ) -> Result<Self, TrainerError> {
         let (bytes, step) =
             latest.map_or((0, 0), |latest| (latest.metrics_bytes, latest.position.global_step));
         Ok(Reporter {
             file: MetricsFile::open(&dir.metrics(), bytes)?,
             sinks: sink::open(recipe, dir.root(), step)?,
-            troubles: Troubles::default(),
+            warnings: AttemptWarnings::default(),
             handed_over: Duration::ZERO,
         })
     }
@@ -80,14 +84,14 @@ impl Reporter {
     ///
     /// # Errors
     /// Returns an error if the earlier tries cannot be read.
-    pub async fn note_troubles(
+    pub async fn note_warnings(
         &mut self,
         rollouts: &Rollouts,
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<usize, TrainerError> {
         let earlier = rollouts.earlier_tries(attempts).await?;
-        for warning in [self.troubles.add(&earlier), self.troubles.add(attempts)].concat() {
+        for warning in [self.warnings.add(&earlier), self.warnings.add(attempts)].concat() {
             observer.event(&Event::Note(warning));
         }
         Ok(earlier.len())
@@ -95,7 +99,8 @@ impl Reporter {
 
     /// Adds the time of device handoffs between learner and samplers since the previous step.
     pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
-        let of_each = policies.trained().filter_map(|(_, learns)| learns.learner.handoff_time());
+        let of_each =
+            policies.trained().filter_map(|(_, policy_learner)| policy_learner.learner.handoff_time());
         if let Some(now) = of_each.reduce(|a, b| a + b) {
             metrics.add("timing_s/turns", now.saturating_sub(self.handed_over).as_secs_f64());
             self.handed_over = now;

@@ -16,7 +16,7 @@ use crate::batch::Targets;
 /// Returns whether an attempt was truncated: by a limit on tokens, turns, context or time.
 pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
     let finish = attempt.outcome.finish;
-    !finish.is_whole() && finish != Finish::Failed
+    !finish.is_complete() && finish != Finish::Failed
 }
 
 /// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
@@ -29,7 +29,7 @@ pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) 
         OverlongAttempts::Drop => (!is_truncated(attempt)).then_some((reward, true)),
         OverlongAttempts::Penalise { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
-            let limit = limits.of(&attempt.task) as u64;
+            let limit = limits.limit_for(&attempt.task) as u64;
             Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
         }
     }
@@ -43,11 +43,11 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
 
 /// Returns whether a policy acted in a trajectory, trained or greedy.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
-    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.are_of(segment))
+    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.can_contain(segment))
 }
 
 /// Returns the attempts of a group that count, with their rewards and whether they are trained.
-pub(crate) fn rewarded<'a>(
+pub(crate) fn with_rewards<'a>(
     attempts: impl Iterator<Item = &'a Attempt>,
     keys: &RlKeys,
     limits: &TokenLimits,
@@ -62,7 +62,7 @@ pub(crate) fn rewarded<'a>(
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
-        r == reward && (!keys.uses_reward_components() || attempt.earned == first.earned)
+        r == reward && (!keys.uses_reward_components() || attempt.step_rewards == first.step_rewards)
     };
     keys.zero_variance_has_no_gradient() && rewarded.iter().all(alike)
 }

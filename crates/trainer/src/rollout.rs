@@ -14,18 +14,18 @@ use std::sync::Arc;
 
 use levade_agent::{AgentLoop, AttemptContext};
 use levade_policy::{SamplingParams, crash_point};
-use levade_store::{Attempt, Begun, End, Status, Store, StoreError, Tries};
+use levade_store::{Attempt, AttemptStart, End, Status, Store, StoreError, Tries};
 use levade_tasks::Task;
-use levade_tree::{AttemptId, Finish, Placement, Purpose, Trouble};
+use levade_tree::{AttemptId, AttemptSlot, AttemptWarning, Finish, Purpose};
 use serde_json::json;
 
 use crate::TrainerError;
 use crate::agents::Agents;
-use crate::alone::alone;
+use crate::in_flight::{AttemptEvent, GeneratedAttempt, InFlight, completed_attempts};
 use crate::observe::{Event, Observer, StopFlag};
+use crate::panics::catch_panic;
 use crate::random::try_stream;
 use crate::scoring::{Scorers, ScoringFailure};
-use crate::under_way::{Ended, Made, UnderWay, compared_before};
 
 /// Generates attempts and records them.
 #[derive(Clone)]
@@ -52,18 +52,18 @@ impl Rollouts {
     /// failed.
     pub async fn run(
         &self,
-        wanted: &[(Placement, Task)],
+        wanted: &[(AttemptSlot, Task)],
         params: &SamplingParams,
         observer: &mut dyn Observer,
         stop: &StopFlag,
     ) -> Result<Option<Vec<Attempt>>, TrainerError> {
         let mut attempts: Vec<Option<Attempt>> = Vec::with_capacity(wanted.len());
-        let mut under_way = UnderWay::new(self.scorers.clone(), self.store.clone());
-        for (place, (placement, task)) in wanted.iter().enumerate() {
-            let recorded = self.store.last_try(placement).await?;
+        let mut in_flight = InFlight::new(self.scorers.clone(), self.store.clone());
+        for (index, (slot, task)) in wanted.iter().enumerate() {
+            let recorded = self.store.last_try(slot).await?;
             attempts.push(match recorded {
                 Some(attempt) if attempt.status == Status::Unscored => {
-                    under_way.score(place, self.unscored(attempt, task).await?);
+                    in_flight.score(index, self.unscored(attempt, task).await?);
                     None
                 }
                 recorded => recorded,
@@ -71,58 +71,60 @@ impl Rollouts {
         }
         let mut done = attempts.iter().flatten().count();
         let mut waiting: VecDeque<usize> =
-            (0..wanted.len()).filter(|place| attempts[*place].is_none() && !under_way.has(place)).collect();
-        let (mut away, compares) = (ScorerOutage::default(), self.scorers.by_group().next().is_some());
+            (0..wanted.len()).filter(|index| attempts[*index].is_none() && !in_flight.has(index)).collect();
+        let (mut scorer_outage, compares) =
+            (ScorerOutage::default(), self.scorers.group_scorers().next().is_some());
         loop {
-            while under_way.making() < self.concurrency
+            while in_flight.num_generating() < self.concurrency
                 && !stop.is_stopped()
-                && let Some(place) = waiting.pop_front()
+                && let Some(index) = waiting.pop_front()
             {
-                let (placement, task) = &wanted[place];
-                under_way.make(place, self.attempt(placement, task, params.clone(), false)?);
+                let (slot, task) = &wanted[index];
+                in_flight.generate(index, self.attempt(slot, task, params.clone(), false)?);
             }
             let ended = tokio::select! {
-                ended = under_way.next(Some(self.scorers.outage())) => ended?,
+                ended = in_flight.next(Some(self.scorers.outage_timeout())) => ended?,
                 // Attempts in progress are abandoned. The resumed run repeats them from the same
                 // random streams.
                 () = stop.stopped() => return Ok(None),
             };
-            let (place, attempt) = match ended {
+            let (index, attempt) = match ended {
                 None => break,
-                Some(Ended::Attempt(place, attempt) | Ended::Compares(place, attempt)) => (place, attempt),
-                Some(Ended::Again(place)) => {
-                    waiting.push_front(place);
+                Some(
+                    AttemptEvent::Attempt(index, attempt) | AttemptEvent::NeedsComparison(index, attempt),
+                ) => (index, attempt),
+                Some(AttemptEvent::Retry(index)) => {
+                    waiting.push_front(index);
                     continue;
                 }
-                Some(Ended::Waits(not_scored)) => {
-                    away.found(&not_scored);
-                    away.tell(observer);
+                Some(AttemptEvent::ScorerUnavailable(failure)) => {
+                    scorer_outage.add(&failure);
+                    scorer_outage.report(observer);
                     continue;
                 }
             };
             if attempt.status != Status::Unscored {
                 self.record(&attempt).await?;
                 done += 1;
-                let (purpose, sampled_tokens) =
-                    (attempt.placement.purpose, attempt.trajectory.sampled_tokens());
+                let (purpose, sampled_tokens) = (attempt.slot.purpose, attempt.trajectory.sampled_tokens());
                 observer.event(&Event::Attempt { purpose, done, total: wanted.len(), sampled_tokens });
             }
-            attempts[place] = Some(attempt);
+            attempts[index] = Some(attempt);
             if !compares {
                 continue;
             }
             // Once all attempts at a task have ended, they are compared with each other.
-            let group = wanted[place].0.group;
-            let of_group = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
-            if of_group().all(|other| attempts[other].is_some()) {
+            let group = wanted[index].0.group;
+            let group_indices = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
+            if group_indices().all(|other| attempts[other].is_some()) {
                 let mut waits = Vec::new();
-                for other in of_group() {
+                for other in group_indices() {
                     let waiting = attempts[other].take_if(|attempt| attempt.status == Status::Unscored);
                     waits.extend(waiting.map(|attempt| (other, attempt)));
                 }
                 if !waits.is_empty() {
-                    let others = of_group().filter_map(|other| attempts[other].as_ref());
-                    under_way.score_together(waits, compared_before(others));
+                    let other_attempts = group_indices().filter_map(|other| attempts[other].as_ref());
+                    in_flight.score_together(waits, completed_attempts(other_attempts));
                 }
             }
         }
@@ -143,24 +145,25 @@ impl Rollouts {
     /// recording fails.
     pub(crate) fn attempt(
         &self,
-        placement: &Placement,
+        slot: &AttemptSlot,
         task: &Task,
         params: SamplingParams,
         trains: bool,
-    ) -> Result<impl Future<Output = Result<Made, StoreError>> + Send + 'static, TrainerError> {
-        let (placement, task, agent) = (*placement, task.clone(), self.agents.of(task)?);
+    ) -> Result<impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static, TrainerError>
+    {
+        let (slot, task, agent) = (*slot, task.clone(), self.agents.agent_for(task)?);
         let (messages, retries) = (agent.keys.initial_messages(&task), agent.keys.retries);
-        let runs = agent.runs.clone();
+        let agent_loop = agent.agent_loop.clone();
         let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
         let (roster, teacher) = (self.agents.roster.clone(), self.agents.teacher.clone());
         let (scorers, store, seed) = (self.scorers.clone(), self.store.clone(), self.seed);
         Ok(async move {
-            let Tries { next: mut number, mut failed } = store.tries(&placement).await?;
+            let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
             loop {
-                let made_at = Slot { id: AttemptId::new(store.run(), &placement, number), placement, number };
-                store.begin(&made_at.begun(&task)).await?;
+                let current_try = Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
+                store.start(&current_try.start(&task)).await?;
                 let context = AttemptContext {
-                    name: made_at.to_string(),
+                    name: current_try.to_string(),
                     task: task.clone(),
                     messages: messages.clone(),
                     agent: agent.clone(),
@@ -170,19 +173,19 @@ impl Rollouts {
                     seed,
                     // A try after a failed one gets a separate random stream: the sampled tokens
                     // may have caused the failure of the tool.
-                    stream: try_stream(&placement, failed),
-                    is_evaluation: placement.purpose == Purpose::Eval,
+                    stream: try_stream(&slot, failed),
+                    is_evaluation: slot.purpose == Purpose::Eval,
                     params: params.clone(),
                     has_own_sampling: trains,
                 };
-                let made = guarded(&runs, context).await;
-                store.append(&made_at.id, made.trajectory.segments()).await?;
+                let made = run_guarded(&agent_loop, context).await;
+                store.append(&current_try.id, made.trajectory.segments()).await?;
                 let broke = made.outcome.finish == Finish::Failed;
-                let came_to_nothing = broke || made.outcome.sampled_tokens == 0;
-                let attempt = made_at.attempt(&task, made);
-                if !came_to_nothing || failed >= retries {
-                    let attempt = if broke { scorers.broken(attempt) } else { attempt };
-                    return Ok(Made { attempt, may_retry: failed < retries });
+                let is_unusable = broke || made.outcome.sampled_tokens == 0;
+                let attempt = current_try.attempt(&task, made);
+                if !is_unusable || failed >= retries {
+                    let attempt = if broke { scorers.mark_broken(attempt) } else { attempt };
+                    return Ok(GeneratedAttempt { attempt, may_retry: failed < retries });
                 }
                 let failure = Attempt { status: Status::Superseded, ..attempt };
                 store.end(&failure.id, &failure.end()).await?;
@@ -195,10 +198,14 @@ impl Rollouts {
     ///
     /// # Errors
     /// Returns an error if the task names an unknown agent, or if the store cannot be read.
-    pub(crate) async fn unscored(&self, attempt: Attempt, task: &Task) -> Result<Made, TrainerError> {
-        let retries = self.agents.of(task)?.keys.retries;
-        let Tries { failed, .. } = self.store.tries(&attempt.placement).await?;
-        Ok(Made { attempt, may_retry: failed < retries })
+    pub(crate) async fn unscored(
+        &self,
+        attempt: Attempt,
+        task: &Task,
+    ) -> Result<GeneratedAttempt, TrainerError> {
+        let retries = self.agents.agent_for(task)?.keys.retries;
+        let Tries { failed, .. } = self.store.tries(&attempt.slot).await?;
+        Ok(GeneratedAttempt { attempt, may_retry: failed < retries })
     }
 
     /// Returns the superseded tries before these attempts.
@@ -209,7 +216,7 @@ impl Rollouts {
         let mut found = Vec::new();
         for attempt in attempts {
             for number in 0..attempt.number {
-                let id = AttemptId::new(self.store.run(), &attempt.placement, number);
+                let id = AttemptId::new(self.store.run(), &attempt.slot, number);
                 let earlier = self.store.attempt(&id).await?;
                 found.extend(earlier.filter(|attempt| attempt.status == Status::Superseded));
             }
@@ -243,7 +250,7 @@ impl Rollouts {
             for attempt in attempts {
                 // An attempt that waits for its score is scored by the resumed run, and not
                 // repeated.
-                if self.store.last_try(&attempt.placement).await?.is_none() {
+                if self.store.last_try(&attempt.slot).await?.is_none() {
                     let end = End { status: Status::Abandoned, ..attempt.end() };
                     self.store.end(&attempt.id, &end).await?;
                 }
@@ -259,51 +266,51 @@ impl Rollouts {
 
 /// The slot, try number and identifier of an attempt in progress.
 #[derive(Clone, Copy)]
-struct Slot {
+struct Try {
     id: AttemptId,
-    placement: Placement,
+    slot: AttemptSlot,
     number: u32,
 }
 
-impl Slot {
+impl Try {
     /// Returns the record of the attempt's start.
-    fn begun(self, task: &Task) -> Begun {
-        let Slot { id, placement, number } = self;
-        Begun { id, placement, number, task: json!(task) }
+    fn start(self, task: &Task) -> AttemptStart {
+        let Try { id, slot, number } = self;
+        AttemptStart { id, slot, number, task: json!(task) }
     }
 
     /// Returns the generated attempt, not scored yet.
     fn attempt(self, task: &Task, made: levade_agent::Attempt) -> Attempt {
-        let Slot { id, placement, number } = self;
+        let Try { id, slot, number } = self;
         let levade_agent::Attempt { trajectory, outcome } = made;
         Attempt {
             id,
-            placement,
+            slot,
             number,
             task: json!(task),
             outcome,
             score: None,
             reward: None,
-            earned: Vec::new(),
+            step_rewards: Vec::new(),
             status: Status::Unscored,
             trajectory,
         }
     }
 }
 
-impl std::fmt::Display for Slot {
+impl std::fmt::Display for Try {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         match self.number {
-            0 => write!(f, "{}", self.placement),
-            number => write!(f, "{}, try {number}", self.placement),
+            0 => write!(f, "{}", self.slot),
+            number => write!(f, "{}, try {number}", self.slot),
         }
     }
 }
 
 /// Runs an attempt. If it panics, returns it as failed.
-async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
+async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
-    let made = alone(async move { agent.run(context).await }).await;
+    let made = catch_panic(async move { agent.run(context).await }).await;
     made.unwrap_or_else(|panic| levade_agent::Attempt::broken("attempt", panic))
 }
 
@@ -311,36 +318,36 @@ async fn guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_
 #[derive(Debug, Default)]
 pub(crate) struct ScorerOutage {
     known: BTreeSet<String>,
-    untold: Vec<String>,
+    unreported: Vec<String>,
 }
 
 impl ScorerOutage {
     /// Records that a scorer is unavailable.
-    pub fn found(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
+    pub fn add(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
-            self.untold.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
+            self.unreported.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
         }
     }
 
     /// Reports the unavailable scorers that have not been reported yet.
-    pub fn tell(&mut self, observer: &mut dyn Observer) {
-        self.untold.drain(..).for_each(|note| observer.event(&Event::Note(note)));
+    pub fn report(&mut self, observer: &mut dyn Observer) {
+        self.unreported.drain(..).for_each(|note| observer.event(&Event::Note(note)));
     }
 }
 
 /// Failures around the model, by source: their number, and the message of the first one.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Troubles(BTreeMap<String, (u64, String)>);
+pub struct AttemptWarnings(BTreeMap<String, (u64, String)>);
 
-impl Troubles {
+impl AttemptWarnings {
     /// Adds the failures of `attempts`. Returns messages for the sources that had not failed
     /// before.
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
         for attempt in attempts {
-            for Trouble { source, why } in &attempt.outcome.troubles {
+            for AttemptWarning { source, why } in &attempt.outcome.troubles {
                 let (count, _) = self.0.entry(source.clone()).or_insert_with(|| {
-                    new.push(format!("{source}: {why} (in {})", attempt.placement));
+                    new.push(format!("{source}: {why} (in {})", attempt.slot));
                     (0, why.clone())
                 });
                 *count += 1;

@@ -6,10 +6,10 @@ use levade_policy::Learner;
 use levade_recipe::Phase;
 
 use crate::TrainerError;
-use crate::checkpoint::{About, Content};
+use crate::checkpoint::{CheckpointMeta, PolicyContent};
 use crate::context::RunContext;
 use crate::observe::{Event, Observer};
-use crate::policies::Learns;
+use crate::policies::PolicyLearner;
 use crate::progress::RunProgress;
 use crate::reference::reference_to_keep;
 use crate::reporter::Reporter;
@@ -28,23 +28,23 @@ pub(crate) async fn save_checkpoint(
 ) -> Result<(), TrainerError> {
     let bytes = reporter.sync()?;
     let mut contents = Vec::new();
-    for (name, learns) in run.policies.trained() {
-        contents.push(Content {
-            place: run.policies.place(Path::new(""), name),
-            learner: &*learns.learner,
-            critic: critic_in_use(run, progress, name, learns),
-            reference: reference_to_keep(run, progress, name, learns),
-            companions: &*learns.companions,
+    for (name, policy_learner) in run.policies.trained() {
+        contents.push(PolicyContent {
+            subdir: run.policies.policy_dir(Path::new(""), name),
+            learner: &*policy_learner.learner,
+            critic: critic_in_use(run, progress, name, policy_learner),
+            reference: reference_to_keep(run, progress, name, policy_learner),
+            write_extra_files: &*policy_learner.extra_files,
         });
     }
-    let about = About {
+    let about = CheckpointMeta {
         position: progress.position,
         versions: progress.versions.clone(),
         phase_end,
         metrics_bytes: bytes,
     };
     let written = run.checkpoints.write(&contents, about).await?;
-    observer.event(&Event::Checkpoint(written.path.clone()));
+    observer.event(&Event::Checkpoint(written.dir.clone()));
     progress.latest = Some(written);
     run.checkpoints.prune(run.recipe.run.keep as usize)
 }
@@ -54,12 +54,12 @@ fn critic_in_use<'a>(
     run: &RunContext,
     progress: &RunProgress,
     name: &str,
-    learns: &'a Learns,
+    policy_learner: &'a PolicyLearner,
 ) -> Option<&'a dyn Learner> {
-    let mut begun = run.recipe.phase.iter().take(progress.position.phase as usize + 1);
+    let mut started_phases = run.recipe.phase.iter().take(progress.position.phase as usize + 1);
     let needs = |phase: &Phase| {
         let trains = run.recipe.trained_policies_in(phase).iter().any(|trained| trained == name);
         trains && matches!(phase, Phase::Rl(keys) if keys.needs_critic())
     };
-    learns.critic.as_deref().filter(|_| begun.any(needs))
+    policy_learner.critic.as_deref().filter(|_| started_phases.any(needs))
 }

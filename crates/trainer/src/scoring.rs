@@ -14,23 +14,23 @@ use std::time::Duration;
 use levade_policy::process_time;
 use levade_recipe::{RewardKeys, ScorerKeys, UnscoredEffect, WhenKeys};
 use levade_reward::{ScoreError, Scorer, ScorerInput, task_field};
-use levade_store::{Attempt, CreditTarget, Earned, Status};
+use levade_store::{Attempt, CreditTarget, Status, StepReward};
 use levade_tasks::without_endings;
 use levade_tree::{AttemptId, CallCounts, Component, Finish, Outcome};
 use serde_json::Value;
 
 use crate::TrainerError;
-use crate::alone::alone;
+use crate::panics::catch_panic;
 
 /// Scorers that a program provides in place of the recipe's scorers with these names.
 pub type CustomScorers = BTreeMap<String, Arc<dyn Scorer>>;
 
 /// The scorers of a run. Clones share them.
 #[derive(Debug, Clone)]
-pub struct Scorers(Arc<All>);
+pub struct Scorers(Arc<ScorerSet>);
 
 #[derive(Debug)]
-struct All {
+struct ScorerSet {
     scorers: Vec<NamedScorer>,
     keys: RewardKeys,
 }
@@ -52,10 +52,10 @@ struct NamedScorer {
 const MAX_CALLS: u32 = 3;
 
 /// Timeout of a scorer in a dry run, before any attempt is made.
-const REHEARSAL: Duration = Duration::from_secs(120);
+const DRY_RUN_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Pause before the first retry. It doubles with each further retry.
-const PAUSE: Duration = Duration::from_millis(100);
+const RETRY_INTERVAL: Duration = Duration::from_millis(100);
 
 /// Result of a scorer's dry run on a synthetic attempt.
 #[derive(Debug, Clone)]
@@ -64,7 +64,7 @@ pub struct DryRunScore {
     pub scorer: String,
     /// The components that the scorer returned, or its error. `None` if it scores no task, or if
     /// only the program that drives an attempt could compute the score.
-    pub gave: Option<Result<Vec<Component>, ScoreError>>,
+    pub result: Option<Result<Vec<Component>, ScoreError>>,
 }
 
 /// Reason why an attempt could not be scored.
@@ -77,34 +77,34 @@ pub(crate) struct ScoringFailure {
     /// Message of the failure.
     pub why: String,
     /// Consequence for the attempt.
-    pub fate: Fate,
+    pub action: FailureAction,
 }
 
 /// Consequence for an attempt that could not be scored.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Fate {
-    /// The attempt failed. `again` is whether another try may succeed.
-    Broken { again: bool },
+pub(crate) enum FailureAction {
+    /// The attempt failed. `retry` is whether another try may succeed.
+    Broken { retry: bool },
     /// The attempt is left out of training.
     Dropped,
     /// The attempt waits for the scorer.
-    Parked,
+    Deferred,
 }
 
 impl NamedScorer {
     fn is_for(&self, task: &Value) -> bool {
-        let holds = |(name, values): (&str, &[String])| {
+        let matches_field = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
             // The name of the source's file matches as well.
             let is_file = |value: &str, found: &str| name == "source" && without_endings(value) == found;
             found.is_some_and(|found| values.iter().any(|value| value == found || is_file(value, found)))
         };
-        self.when.fields().all(holds)
+        self.when.fields().all(matches_field)
     }
 
     /// Returns the components as they are recorded: prefixed with the name of the scorer, with
     /// weights.
-    fn named(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
+    fn add_names(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
         let unusable = |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
         let mut scores = 0;
         let mut named = Vec::with_capacity(components.len());
@@ -131,41 +131,42 @@ impl NamedScorer {
 
     /// Calls the scorer, with retries if `unscored = "retry"`. `longest` is the timeout of each
     /// call.
-    async fn ask<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
+    async fn call<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
         &self,
-        longest: Duration,
-        ask: impl Fn(Arc<dyn Scorer>) -> W,
+        timeout: Duration,
+        make_call: impl Fn(Arc<dyn Scorer>) -> W,
     ) -> Result<T, ScoreError> {
-        let mut left = if self.unscored == UnscoredEffect::Retry { MAX_CALLS } else { 1 };
-        let mut pause = PAUSE;
+        let mut calls_left = if self.unscored == UnscoredEffect::Retry { MAX_CALLS } else { 1 };
+        let mut pause = RETRY_INTERVAL;
         loop {
-            left -= 1;
-            let asked = process_time::with_timeout(longest, alone(ask(self.scorer.clone()))).await;
-            let answer = match asked {
-                Some(answer) => answer.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
+            calls_left -= 1;
+            let outcome =
+                process_time::with_timeout(timeout, catch_panic(make_call(self.scorer.clone()))).await;
+            let result = match outcome {
+                Some(result) => result.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
                 None => {
-                    let late = format!("the scorer {} did not answer within {longest:?}", self.name);
+                    let late = format!("the scorer {} did not answer within {timeout:?}", self.name);
                     Err(ScoreError::Unavailable(late))
                 }
             };
-            match answer {
-                Err(error) if left > 0 && error.is_temporary() => {
+            match result {
+                Err(error) if calls_left > 0 && error.is_temporary() => {
                     process_time::sleep(pause).await;
                     pause *= 2;
                 }
-                answer => return answer,
+                result => return result,
             }
         }
     }
 
     /// Dry-runs the scorer on a synthetic attempt that ends with the expected answer of its task.
-    async fn rehearse(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
+    async fn dry_run(&self, task: Value) -> Result<Vec<Component>, ScoreError> {
         let outcome = Outcome::demonstrated(first_text(&task["answer"]));
         let attempt = AttemptId::from_bytes([0; 16]);
         let scorer_input = ScorerInput { attempt, task, outcome, trajectory: Arc::default() };
         self.scorer.check_task(&scorer_input.task)?;
         self.scorer.check_ready(&scorer_input.task).await?;
-        let asked = async {
+        let scoring = async {
             match self.scorer.scores_groups() {
                 false => self.scorer.score(&scorer_input).await,
                 true => {
@@ -175,21 +176,21 @@ impl NamedScorer {
                 }
             }
         };
-        let late = || Err(ScoreError::Unavailable(format!("it did not answer within {REHEARSAL:?}")));
-        let given = process_time::with_timeout(REHEARSAL, asked).await.unwrap_or_else(late)?;
-        self.named(given)
+        let late = || Err(ScoreError::Unavailable(format!("it did not answer within {DRY_RUN_TIMEOUT:?}")));
+        let components = process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
+        self.add_names(components)
     }
 
-    fn not_scored(&self, error: &ScoreError) -> ScoringFailure {
+    fn to_scoring_failure(&self, error: &ScoreError) -> ScoringFailure {
         let again = error.is_temporary();
         let fate = match self.unscored {
-            UnscoredEffect::Drop => Fate::Dropped,
+            UnscoredEffect::Drop => FailureAction::Dropped,
             // Deferring helps only if the error is temporary.
-            UnscoredEffect::Park if again => Fate::Parked,
-            _ => Fate::Broken { again },
+            UnscoredEffect::Park if again => FailureAction::Deferred,
+            _ => FailureAction::Broken { retry: again },
         };
         let (scorer, source) = (self.name.clone(), self.source.clone());
-        ScoringFailure { scorer, source, why: error.to_string(), fate }
+        ScoringFailure { scorer, source, why: error.to_string(), action: fate }
     }
 }
 
@@ -225,14 +226,14 @@ fn scorer_input(attempt: &mut Attempt) -> ScorerInput {
 }
 
 /// Moves the trajectory back into its attempt.
-fn give_back(attempt: &mut Attempt, scorer_input: ScorerInput) {
+fn restore_scorer_input(attempt: &mut Attempt, scorer_input: ScorerInput) {
     attempt.trajectory = Arc::unwrap_or_clone(scorer_input.trajectory);
 }
 
 impl Scorers {
     /// Creates the scorers of a recipe.
     pub fn new(keys: &RewardKeys, mut custom: CustomScorers) -> Self {
-        let mut of = |scorer: &ScorerKeys, source: String| NamedScorer {
+        let mut make_scorer = |scorer: &ScorerKeys, source: String| NamedScorer {
             name: scorer.name.clone(),
             source,
             weight: scorer.weight,
@@ -242,20 +243,22 @@ impl Scorers {
             scorer: custom.remove(&scorer.name).unwrap_or_else(|| scorer.scorer.scorer()),
         };
         let scorers = match &keys.scorers[..] {
-            [] => vec![of(&keys.single_scorer(), "scorer".into())],
-            several => several.iter().map(|keys| of(keys, format!("scorer {}", keys.name))).collect(),
+            [] => vec![make_scorer(&keys.single_scorer(), "scorer".into())],
+            several => {
+                several.iter().map(|keys| make_scorer(keys, format!("scorer {}", keys.name))).collect()
+            }
         };
-        Scorers(Arc::new(All { scorers, keys: keys.clone() }))
+        Scorers(Arc::new(ScorerSet { scorers, keys: keys.clone() }))
     }
 
     /// Returns the outage timeout of scorers.
-    pub(crate) fn outage(&self) -> Duration {
+    pub(crate) fn outage_timeout(&self) -> Duration {
         Duration::from_secs_f64(self.0.keys.outage_seconds)
     }
 
     /// Returns the scorers of a task: the scorers that it names, otherwise those whose `when`
     /// matches it.
-    fn of<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a NamedScorer> {
+    fn scorers_for<'a>(&'a self, task: &'a Value) -> impl Iterator<Item = &'a NamedScorer> {
         let chosen = chosen(task);
         self.0.scorers.iter().filter(move |named| match &chosen {
             Some(names) => names.contains(&named.name.as_str()),
@@ -264,20 +267,21 @@ impl Scorers {
     }
 
     /// Returns the names of the scorers that compare the attempts of a group.
-    pub(crate) fn by_group(&self) -> impl Iterator<Item = &str> {
+    pub(crate) fn group_scorers(&self) -> impl Iterator<Item = &str> {
         self.0.scorers.iter().filter(|named| named.scorer.scores_groups()).map(|named| named.name.as_str())
     }
 
     /// Returns whether the attempts at a task are scored together, after each has been scored
     /// independently.
-    pub(crate) fn compares(&self, task: &Value) -> bool {
-        self.of(task).any(|named| named.scorer.scores_groups())
+    pub(crate) fn compares_group(&self, task: &Value) -> bool {
+        self.scorers_for(task).any(|named| named.scorer.scores_groups())
     }
 
     /// Returns whether an attempt at a task may have to wait for its score. Such an attempt is
     /// recorded before it has a score.
-    pub(crate) fn may_wait(&self, task: &Value) -> bool {
-        self.of(task).any(|named| named.unscored == UnscoredEffect::Park || named.scorer.scores_groups())
+    pub(crate) fn can_defer(&self, task: &Value) -> bool {
+        self.scorers_for(task)
+            .any(|named| named.unscored == UnscoredEffect::Park || named.scorer.scores_groups())
     }
 
     /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
@@ -294,9 +298,9 @@ impl Scorers {
             }
         }
         let mut some = false;
-        for named in self.of(task) {
+        for named in self.scorers_for(task) {
             some = true;
-            let answer = |source| TrainerError::Answer { task: id.to_owned(), source };
+            let answer = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
             named.scorer.check_task(task).map_err(answer)?;
         }
         let source = || task_field(task, "source").and_then(Value::as_str).unwrap_or_default().to_owned();
@@ -318,13 +322,13 @@ impl Scorers {
         &self,
         id: &str,
         task: &Value,
-        asked: &mut Vec<String>,
+        checked: &mut Vec<String>,
     ) -> Result<(), TrainerError> {
-        for named in self.of(task) {
-            if !asked.contains(&named.name) {
-                asked.push(named.name.clone());
-                let answer = |source| TrainerError::Answer { task: id.to_owned(), source };
-                named.scorer.check_ready(task).await.map_err(answer)?;
+        for named in self.scorers_for(task) {
+            if !checked.contains(&named.name) {
+                checked.push(named.name.clone());
+                let to_error = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
+                named.scorer.check_ready(task).await.map_err(to_error)?;
             }
         }
         Ok(())
@@ -332,20 +336,20 @@ impl Scorers {
 
     /// Dry-runs each scorer on a synthetic attempt at the first task that `find` returns for it.
     /// The attempt ends with the expected answer of that task.
-    pub(crate) async fn rehearse(
+    pub(crate) async fn dry_run(
         &self,
         find: impl Fn(&dyn Fn(&Value) -> bool) -> Option<Value>,
     ) -> Vec<DryRunScore> {
         let mut found = Vec::new();
         for named in &self.0.scorers {
-            let is_for = |task: &Value| self.of(task).any(|other| other.name == named.name);
+            let is_for = |task: &Value| self.scorers_for(task).any(|other| other.name == named.name);
             // A dry run has no program that drives the attempt and could score it.
             let task = find(&is_for).filter(|task| !named.scorer.needs_reported_score(task));
             let gave = match task {
                 None => None,
-                Some(task) => Some(named.rehearse(task).await),
+                Some(task) => Some(named.dry_run(task).await),
             };
-            found.push(DryRunScore { scorer: named.name.clone(), gave });
+            found.push(DryRunScore { scorer: named.name.clone(), result: gave });
         }
         found
     }
@@ -357,33 +361,34 @@ impl Scorers {
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
         let task = attempt.task.clone();
         let scorer_input = Arc::new(scorer_input(attempt));
-        let (mut components, mut troubles, mut failed) = (Vec::new(), Vec::new(), None);
-        let alone: Vec<&NamedScorer> = self.of(&task).filter(|named| !named.scorer.scores_groups()).collect();
-        for named in alone {
-            let of = scorer_input.clone();
-            let ask = |scorer: Arc<dyn Scorer>| {
-                let of = of.clone();
-                async move { scorer.score(&of).await }
+        let (mut components, mut warnings, mut failed) = (Vec::new(), Vec::new(), None);
+        let single_scorers: Vec<&NamedScorer> =
+            self.scorers_for(&task).filter(|named| !named.scorer.scores_groups()).collect();
+        for named in single_scorers {
+            let input = scorer_input.clone();
+            let make_call = |scorer: Arc<dyn Scorer>| {
+                let input = input.clone();
+                async move { scorer.score(&input).await }
             };
-            let answer = named.ask(self.outage(), ask).await;
-            match (answer.and_then(|answer| named.named(answer)), named.unscored) {
-                (Ok(answer), _) => components.extend(answer),
+            let result = named.call(self.outage_timeout(), make_call).await;
+            match (result.and_then(|result| named.add_names(result)), named.unscored) {
+                (Ok(result), _) => components.extend(result),
                 (Err(error), UnscoredEffect::Value(value)) => {
-                    troubles.push((named.source.clone(), error.to_string()));
-                    components.extend(named.named(vec![Component::score(value)]).unwrap_or_default());
+                    warnings.push((named.source.clone(), error.to_string()));
+                    components.extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
                 }
                 (Err(error), _) => {
-                    failed = Some(named.not_scored(&error));
+                    failed = Some(named.to_scoring_failure(&error));
                     break;
                 }
             }
         }
-        give_back(attempt, Arc::unwrap_or_clone(scorer_input));
+        restore_scorer_input(attempt, Arc::unwrap_or_clone(scorer_input));
         if let Some(failed) = failed {
             return Err(failed);
         }
-        for (source, why) in troubles {
-            attempt.outcome.trouble(source, why);
+        for (source, why) in warnings {
+            attempt.outcome.add_warning(source, why);
         }
         attempt.outcome.components = components;
         Ok(())
@@ -403,51 +408,62 @@ impl Scorers {
         let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
-        let mut members: Vec<&mut Attempt> =
+        let mut group_attempts: Vec<&mut Attempt> =
             attempts.iter_mut().map(|attempt| &mut **attempt).chain(&mut other_attempts).collect();
-        members.sort_by_key(|attempt| attempt.placement.sample);
-        let group: Arc<Vec<ScorerInput>> = Arc::new(members.iter_mut().map(|of| scorer_input(of)).collect());
-        let mut given: Vec<Vec<Component>> = vec![Vec::new(); members.len()];
-        let (mut troubles, mut failed) = (Vec::new(), None);
+        group_attempts.sort_by_key(|attempt| attempt.slot.sample);
+        let group: Arc<Vec<ScorerInput>> =
+            Arc::new(group_attempts.iter_mut().map(|entry| scorer_input(entry)).collect());
+        let mut components_by_attempt: Vec<Vec<Component>> = vec![Vec::new(); group_attempts.len()];
+        let (mut warnings, mut failed) = (Vec::new(), None);
         let comparing: Vec<&NamedScorer> =
-            self.of(&task).filter(|named| named.scorer.scores_groups()).collect();
+            self.scorers_for(&task).filter(|named| named.scorer.scores_groups()).collect();
         for named in comparing {
-            let ask = |scorer: Arc<dyn Scorer>| {
+            let make_call = |scorer: Arc<dyn Scorer>| {
                 let group = group.clone();
                 async move { scorer.score_group(&group).await }
             };
-            let answer = named.ask(self.outage(), ask).await.and_then(|answer| {
-                if answer.len() == given.len() {
-                    return answer.into_iter().map(|of| named.named(of)).collect::<Result<Vec<_>, _>>();
+            let scores = named.call(self.outage_timeout(), make_call).await.and_then(|scores| {
+                if scores.len() == components_by_attempt.len() {
+                    return scores
+                        .into_iter()
+                        .map(|entry| named.add_names(entry))
+                        .collect::<Result<Vec<_>, _>>();
                 }
-                let what = format!("the scorer {} scored {} of {}", named.name, answer.len(), given.len());
+                let what = format!(
+                    "the scorer {} scored {} of {}",
+                    named.name,
+                    scores.len(),
+                    components_by_attempt.len()
+                );
                 Err(ScoreError::Unusable(what))
             });
-            match (answer, named.unscored) {
-                (Ok(answer), _) => given.iter_mut().zip(answer).for_each(|(of, more)| of.extend(more)),
+            match (scores, named.unscored) {
+                (Ok(scores), _) => {
+                    components_by_attempt.iter_mut().zip(scores).for_each(|(entry, more)| entry.extend(more))
+                }
                 (Err(error), UnscoredEffect::Value(value)) => {
-                    troubles.push((named.source.clone(), error.to_string()));
-                    for of in &mut given {
-                        of.extend(named.named(vec![Component::score(value)]).unwrap_or_default());
+                    warnings.push((named.source.clone(), error.to_string()));
+                    for entry in &mut components_by_attempt {
+                        entry.extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
                     }
                 }
                 (Err(error), _) => {
-                    failed = Some(named.not_scored(&error));
+                    failed = Some(named.to_scoring_failure(&error));
                     break;
                 }
             }
         }
-        for (attempt, scorer_input) in members.iter_mut().zip(Arc::unwrap_or_clone(group)) {
-            give_back(attempt, scorer_input);
+        for (attempt, scorer_input) in group_attempts.iter_mut().zip(Arc::unwrap_or_clone(group)) {
+            restore_scorer_input(attempt, scorer_input);
         }
         if let Some(failed) = failed {
             return Err(failed);
         }
         // The attempts in `beside` are copies, so changes to them have no effect.
-        for (attempt, more) in members.into_iter().zip(given) {
+        for (attempt, more) in group_attempts.into_iter().zip(components_by_attempt) {
             attempt.outcome.components.extend(more);
-            for (source, why) in &troubles {
-                attempt.outcome.trouble(source.as_str(), why.as_str());
+            for (source, why) in &warnings {
+                attempt.outcome.add_warning(source.as_str(), why.as_str());
             }
         }
         Ok(())
@@ -457,21 +473,24 @@ impl Scorers {
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
-        let score = outcome.components.iter().map(Component::share).fold(0.0, |sum, share| sum + share);
+        let score =
+            outcome.components.iter().map(Component::weighted_value).fold(0.0, |sum, share| sum + share);
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.
         let extracted: Vec<String> =
             outcome.components.iter_mut().filter_map(|c| c.extracted.take()).collect();
         outcome.extracted = extracted.into_iter().next();
-        let mut earned = calls(keys, &outcome);
-        let cut = if outcome.finish.is_whole() { 0.0 } else { keys.unfinished };
-        let reward = score + cut + earned.iter().map(|earned| earned.reward).sum::<f64>();
-        earned.extend(outcome.components.iter().filter_map(of_part));
+        let mut step_rewards = call_rewards(keys, &outcome);
+        let unfinished_penalty = if outcome.finish.is_complete() { 0.0 } else { keys.unfinished };
+        let reward = score
+            + unfinished_penalty
+            + step_rewards.iter().map(|step_rewards| step_rewards.reward).sum::<f64>();
+        step_rewards.extend(outcome.components.iter().filter_map(component_reward));
         Attempt {
             score: Some(score),
             // Adding 0 turns −0 into 0, because the store does not distinguish them.
             reward: Some(reward + 0.0),
-            earned,
+            step_rewards,
             status: Status::Completed,
             outcome,
             ..attempt
@@ -479,42 +498,43 @@ impl Scorers {
     }
 
     /// Marks an attempt as failed outside the model.
-    pub(crate) fn broken(&self, attempt: Attempt) -> Attempt {
+    pub(crate) fn mark_broken(&self, attempt: Attempt) -> Attempt {
         Attempt { reward: self.0.keys.broken, status: Status::Failed, ..attempt }
     }
 }
 
 /// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
-fn of_part(component: &Component) -> Option<Earned> {
-    let (by, reward) = (component.on.clone()?, component.share());
-    (reward != 0.0).then_some(Earned { by, reward })
+fn component_reward(component: &Component) -> Option<StepReward> {
+    let (by, reward) = (component.on.clone()?, component.weighted_value());
+    (reward != 0.0).then_some(StepReward { by, reward })
 }
 
 /// Returns the rewards of turns: for the validity of their tool calls, and those that tools
 /// assigned.
-fn calls(keys: &RewardKeys, outcome: &Outcome) -> Vec<Earned> {
-    let of_calls = |(turn, calls): &(u32, CallCounts)| {
+fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
+    let call_reward = |(turn, calls): &(u32, CallCounts)| {
         let malformed = f64::from(calls.malformed);
         let failed = f64::from(calls.errors()) - malformed;
         (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
     };
-    let mut by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(of_calls).collect();
+    let mut rewards_by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(call_reward).collect();
     for (turn, reward) in &outcome.earned_by_turn {
-        *by_turn.entry(*turn).or_default() += reward;
+        *rewards_by_turn.entry(*turn).or_default() += reward;
     }
-    let of_turn = |(turn, reward)| (reward != 0.0).then_some(Earned { by: CreditTarget::Turn(turn), reward });
-    by_turn.into_iter().filter_map(of_turn).collect()
+    let turn_reward =
+        |(turn, reward)| (reward != 0.0).then_some(StepReward { by: CreditTarget::Turn(turn), reward });
+    rewards_by_turn.into_iter().filter_map(turn_reward).collect()
 }
 
 impl ScoringFailure {
     /// Returns the attempt, marked as failed or left out.
-    pub(crate) fn of(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
+    pub(crate) fn apply_to(&self, scorers: &Scorers, mut attempt: Attempt) -> Attempt {
         let outcome = &mut attempt.outcome;
-        outcome.trouble(self.source.as_str(), self.why.as_str());
+        outcome.add_warning(self.source.as_str(), self.why.as_str());
         outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {}", self.why));
         outcome.finish = Finish::Failed;
-        let broken = scorers.broken(attempt);
-        if self.fate == Fate::Dropped { Attempt { reward: None, ..broken } } else { broken }
+        let broken = scorers.mark_broken(attempt);
+        if self.action == FailureAction::Dropped { Attempt { reward: None, ..broken } } else { broken }
     }
 }
 

@@ -1,26 +1,26 @@
 use async_trait::async_trait;
 use levade_recipe::ScorerKeys;
-use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment, Trajectory};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, Trajectory};
 use serde_json::json;
 
 use super::*;
 
 /// A scorer that returns these components for every attempt.
 #[derive(Debug)]
-struct Gives(Vec<Component>);
+struct ConstantScorer(Vec<Component>);
 
 #[async_trait]
-impl Scorer for Gives {
+impl Scorer for ConstantScorer {
     async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         Ok(self.0.clone())
     }
 }
 
 #[derive(Debug)]
-struct Panics;
+struct PanickingScorer;
 
 #[async_trait]
-impl Scorer for Panics {
+impl Scorer for PanickingScorer {
     async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         panic!("a bug in the scorer")
     }
@@ -28,28 +28,28 @@ impl Scorer for Panics {
 
 /// A scorer that never responds.
 #[derive(Debug)]
-struct Hangs;
+struct HangingScorer;
 
 #[async_trait]
-impl Scorer for Hangs {
+impl Scorer for HangingScorer {
     async fn score(&self, _: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         std::future::pending().await
     }
 }
 
 fn attempt(task: Value) -> Attempt {
-    let placement = Placement { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
+    let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
     let mut trajectory = Trajectory::new();
-    trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
+    trajectory.push(Segment::context(None, vec![1, 2, 3], 0)).unwrap();
     Attempt {
-        id: AttemptId::new(&RunId("r".into()), &placement, 0),
-        placement,
+        id: AttemptId::new(&RunId("r".into()), &slot, 0),
+        slot,
         number: 0,
         task,
         outcome: Outcome::demonstrated("it is 72"),
         score: None,
         reward: None,
-        earned: Vec::new(),
+        step_rewards: Vec::new(),
         status: Status::Unscored,
         trajectory,
     }
@@ -79,7 +79,8 @@ fn scorers_apply_to_matching_and_named_tasks() {
     let maths = ScorerKeys { when: when("", "maths"), ..scorer("maths") };
     let words = ScorerKeys { when: when("file", "words"), ..scorer("words") };
     let all = scorers(vec![maths, words, scorer("form")], Vec::new());
-    let of = |task: Value| -> Vec<String> { all.of(&task).map(|named| named.name.clone()).collect() };
+    let of =
+        |task: Value| -> Vec<String> { all.scorers_for(&task).map(|named| named.name.clone()).collect() };
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths"}})), ["maths", "form"]);
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "words"}})), ["words", "form"]);
     assert_eq!(of(json!({"source": "other", "row": {"data_source": "words"}})), ["form"]);
@@ -105,7 +106,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
         "{error}"
     );
     let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
-    assert!(matches!(error, TrainerError::Answer { .. }), "{error}");
+    assert!(matches!(error, TrainerError::AnswerKey { .. }), "{error}");
 }
 
 #[tokio::test]
@@ -116,8 +117,11 @@ async fn score_is_weighted_sum_of_components() {
         Component::new("length", 9.0),
     ];
     let judged = ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
-    let beside = ScorerKeys { weight: 0.0, ..scorer("beside") };
-    let all = scorers(vec![scorer("right"), judged, beside], vec![("judge", Arc::new(Gives(parts)))]);
+    let compared_with = ScorerKeys { weight: 0.0, ..scorer("beside") };
+    let all = scorers(
+        vec![scorer("right"), judged, compared_with],
+        vec![("judge", Arc::new(ConstantScorer(parts)))],
+    );
     let mut made = attempt(json!({"answer": 72}));
     let before = made.trajectory.clone();
     all.score(&mut made).await.unwrap();
@@ -135,15 +139,16 @@ async fn score_is_weighted_sum_of_components() {
     assert_eq!(components, want);
     // In addition to the weighted scores, a component is credited to its turn.
     assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
-    assert_eq!(done.earned, [Earned { by: CreditTarget::Turn(0), reward: -0.25 }]);
+    assert_eq!(done.step_rewards, [StepReward { by: CreditTarget::Turn(0), reward: -0.25 }]);
     assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
     assert_eq!(done.status, Status::Completed);
 }
 
 #[tokio::test]
 async fn invalid_scorer_results_are_handled_by_unscored_policy() {
-    let gives = |components| -> Arc<dyn Scorer> { Arc::new(Gives(components)) };
-    let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) = (Arc::new(Panics), Arc::new(Hangs));
+    let gives = |components| -> Arc<dyn Scorer> { Arc::new(ConstantScorer(components)) };
+    let (panics, hangs): (Arc<dyn Scorer>, Arc<dyn Scorer>) =
+        (Arc::new(PanickingScorer), Arc::new(HangingScorer));
     for (scorer_of, again, want) in [
         (gives(vec![]), false, "it gave no component called `score`"),
         (gives(vec![Component::new("scroe", 1.0)]), false, "it gave no component called `score`"),
@@ -171,12 +176,12 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
                     let not_scored = result.unwrap_err();
                     assert!(not_scored.why.contains(want), "{not_scored:?}");
                     let fate = match unscored {
-                        UnscoredEffect::Drop => Fate::Dropped,
-                        UnscoredEffect::Park if again => Fate::Parked,
-                        _ => Fate::Broken { again },
+                        UnscoredEffect::Drop => FailureAction::Dropped,
+                        UnscoredEffect::Park if again => FailureAction::Deferred,
+                        _ => FailureAction::Broken { retry: again },
                     };
-                    assert_eq!(not_scored.fate, fate, "{want}");
-                    let broken = not_scored.of(&all, made);
+                    assert_eq!(not_scored.action, fate, "{want}");
+                    let broken = not_scored.apply_to(&all, made);
                     assert_eq!((broken.score, broken.reward, broken.status), (None, None, Status::Failed));
                 }
             }
@@ -186,10 +191,10 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
 
 /// A scorer that scores the attempts of a group by their positions in the group.
 #[derive(Debug)]
-struct Places;
+struct IndexScorer;
 
 #[async_trait]
-impl Scorer for Places {
+impl Scorer for IndexScorer {
     fn scores_groups(&self) -> bool {
         true
     }
@@ -200,25 +205,25 @@ impl Scorer for Places {
 
     async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
         assert!(group.iter().all(|evidence| evidence.trajectory.segments().len() == 1));
-        let share = |place: usize| (place as f64 + 1.0) / group.len() as f64;
-        Ok((0..group.len()).map(|place| vec![Component::score(share(place))]).collect())
+        let score_at = |index: usize| (index as f64 + 1.0) / group.len() as f64;
+        Ok((0..group.len()).map(|index| vec![Component::score(score_at(index))]).collect())
     }
 }
 
 #[tokio::test]
 async fn score_together_includes_already_scored_attempts() {
-    let all = scorers(vec![scorer("places")], vec![("places", Arc::new(Places))]);
+    let all = scorers(vec![scorer("places")], vec![("places", Arc::new(IndexScorer))]);
     let member = |sample| {
         let mut member = attempt(json!({}));
-        member.placement.sample = sample;
+        member.slot.sample = sample;
         member
     };
     let (mut first, mut third) = (member(0), member(2));
-    let beside = [member(3), member(1)];
-    all.score_together(&mut [&mut third, &mut first], &beside).await.unwrap();
-    for (made, share) in [(first, 0.25), (third, 0.75)] {
+    let compared_with = [member(3), member(1)];
+    all.score_together(&mut [&mut third, &mut first], &compared_with).await.unwrap();
+    for (made, expected_score) in [(first, 0.25), (third, 0.75)] {
         assert_eq!(made.trajectory.segments().len(), 1);
-        assert_eq!(all.finish(made).score, Some(share));
+        assert_eq!(all.finish(made).score, Some(expected_score));
     }
 }
 
@@ -234,7 +239,7 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     made.outcome.earned_by_turn = vec![(1, 2.0), (2, 0.5)];
     let done = all.finish(made);
     let earned: Vec<(CreditTarget, f64)> =
-        done.earned.into_iter().map(|earned| (earned.by, earned.reward)).collect();
+        done.step_rewards.into_iter().map(|earned| (earned.by, earned.reward)).collect();
     assert_eq!(
         earned,
         [(CreditTarget::Turn(0), -1.0), (CreditTarget::Turn(1), 1.5), (CreditTarget::Turn(2), 0.5)]

@@ -7,14 +7,14 @@
 use std::collections::HashMap;
 
 use levade_recipe::{KlTarget, OverlongAttempts, RlKeys};
-use levade_store::{Attempt, PerToken, PlannedPath};
-use levade_tree::{AttemptId, PathInput, PathTarget, SegmentId, Term, Trajectory};
+use levade_store::{Attempt, PerToken, PlannedSequence};
+use levade_tree::{AttemptId, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory};
 
 use crate::TrainerError;
-use crate::batch::{Paths, Targets, trained_paths};
+use crate::batch::{AttemptSequences, Targets, trained_sequences};
 use crate::policies::Models;
+use crate::queries::{Question, SequenceKey, predictions, query_in_batches};
 use crate::rewards::is_truncated;
-use crate::survey::{Question, SequenceKey, predictions, survey};
 
 /// Numbers that models compute for a sequence, one for every trained token. Empty if not needed.
 #[derive(Debug, Clone, Default)]
@@ -22,7 +22,7 @@ pub(crate) struct Signals {
     /// Values of the critic.
     pub values: Vec<f32>,
     /// Value of the critic for the state in which the sequence was truncated.
-    pub cut: Option<f32>,
+    pub truncation_value: Option<f32>,
     /// Log-probabilities under the weights at the start of the step.
     pub logprobs: Vec<f32>,
     /// Log-probabilities under the reference.
@@ -35,16 +35,16 @@ pub(crate) struct Signals {
 
 /// The signals of all sequences of a step.
 #[derive(Default)]
-pub(crate) struct Heard(HashMap<SequenceKey, Signals>);
+pub(crate) struct SignalTable(HashMap<SequenceKey, Signals>);
 
-impl Heard {
+impl SignalTable {
     /// Queries the models for the numbers that the advantage estimator needs. `context` is the
     /// maximum sequence length of the models, and `budget` the maximum number of tokens in a
     /// micro-batch.
     ///
     /// # Errors
     /// Returns an error if a model fails.
-    pub async fn of(
+    pub async fn query(
         keys: &RlKeys,
         models: Models<'_>,
         targets: Targets<'_>,
@@ -53,13 +53,13 @@ impl Heard {
         budget: usize,
     ) -> Result<Self, TrainerError> {
         let charged = keys.kl.is_some_and(|kl| kl.apply_to == KlTarget::Reward);
-        let mut heard = Heard::default();
+        let mut heard = SignalTable::default();
         if !charged && models.critic.is_none() && !keys.needs_predictions() {
             return Ok(heard);
         }
-        let paths = all_sequences(groups, targets);
+        let sequences = all_sequences(groups, targets);
         if let Some(critic) = models.critic {
-            for (key, values) in survey(critic, Question::Values, &paths, budget).await? {
+            for (key, values) in query_in_batches(critic, Question::Values, &sequences, budget).await? {
                 heard.at(key).values = values;
             }
             if keys.overlong == OverlongAttempts::Bootstrap {
@@ -67,15 +67,18 @@ impl Heard {
             }
         }
         if let Some(reference) = models.reference.filter(|_| charged) {
-            for (key, logprobs) in survey(models.policy, Question::Logprobs, &paths, budget).await? {
+            for (key, logprobs) in
+                query_in_batches(models.policy, Question::Logprobs, &sequences, budget).await?
+            {
                 heard.at(key).logprobs = logprobs;
             }
-            for (key, logprobs) in survey(reference, Question::Logprobs, &paths, budget).await? {
+            for (key, logprobs) in query_in_batches(reference, Question::Logprobs, &sequences, budget).await?
+            {
                 heard.at(key).reference = logprobs;
             }
         }
         if keys.needs_predictions() {
-            for (key, found) in predictions(models.policy, &paths, budget).await? {
+            for (key, found) in predictions(models.policy, &sequences, budget).await? {
                 let signals = heard.at(key);
                 (signals.logprobs, signals.entropies) = (found.logprobs, found.entropies);
                 signals.concentrations = found.concentrations;
@@ -103,40 +106,43 @@ impl Heard {
         budget: usize,
     ) -> Result<(), TrainerError> {
         let mut fitting = Vec::new();
-        let cut = |attempt: &&Attempt| attempt.reward.is_some() && is_truncated(attempt);
-        for attempt in groups.iter().copied().flatten().filter(cut) {
-            let Some((leaf, input)) = end_of(&attempt.trajectory, targets) else { continue };
+        let is_truncated_attempt = |attempt: &&Attempt| attempt.reward.is_some() && is_truncated(attempt);
+        for attempt in groups.iter().copied().flatten().filter(is_truncated_attempt) {
+            let Some((leaf, input)) = end_input(&attempt.trajectory, targets) else { continue };
             let key = (attempt.id, leaf);
             if input.tokens.len() <= context {
                 fitting.push((key, input));
             } else {
                 // No state follows a full context, so the last value is used instead.
                 let signals = self.at(key);
-                signals.cut = signals.values.last().copied();
+                signals.truncation_value = signals.values.last().copied();
             }
         }
-        for (key, values) in survey(critic, Question::Values, &fitting, budget).await? {
-            self.at(key).cut = values.first().copied();
+        for (key, values) in query_in_batches(critic, Question::Values, &fitting, budget).await? {
+            self.at(key).truncation_value = values.first().copied();
         }
         Ok(())
     }
 }
 
 /// Returns every trainable sequence of the attempts, with all of its targets.
-pub(crate) fn all_sequences(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<(SequenceKey, PathInput)> {
+pub(crate) fn all_sequences(
+    groups: &[&[Attempt]],
+    targets: Targets<'_>,
+) -> Vec<(SequenceKey, SequenceInput)> {
     let mut found = Vec::new();
     for attempt in groups.iter().copied().flatten().filter(|attempt| attempt.reward.is_some()) {
-        let paths = Paths::of(&attempt.trajectory);
-        for path in trained_paths(&attempt.trajectory, targets) {
-            let planned = PlannedPath {
+        let sequences = AttemptSequences::from_trajectory(&attempt.trajectory);
+        for sequence in trained_sequences(&attempt.trajectory, targets) {
+            let planned = PlannedSequence {
                 attempt: attempt.id,
-                leaf: path.leaf,
-                advantage: PerToken::same(0.0),
-                weight: PerToken::same(0.0),
+                leaf: sequence.leaf,
+                advantage: PerToken::uniform(0.0),
+                weight: PerToken::uniform(0.0),
                 returns: None,
                 values: None,
             };
-            found.push(((attempt.id, path.leaf), paths.input(&planned, targets, 0)));
+            found.push(((attempt.id, sequence.leaf), sequences.input(&planned, targets, 0)));
         }
     }
     found
@@ -145,17 +151,17 @@ pub(crate) fn all_sequences(groups: &[&[Attempt]], targets: Targets<'_>) -> Vec<
 /// Returns the sequence with the last target of an attempt, extended by one token as a target. A
 /// critic's value for this token is the value of the state in which the attempt ended. Returns
 /// `None` if nothing was sampled.
-fn end_of(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, PathInput)> {
-    let last = |path: &crate::batch::TrainedSequence| {
-        path.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
+fn end_input(trajectory: &Trajectory, targets: Targets<'_>) -> Option<(SegmentId, SequenceInput)> {
+    let last = |sequence: &crate::batch::TrainedSequence| {
+        sequence.turns.iter().flat_map(|action| &action.segments).map(|(segment, _)| *segment).max()
     };
-    let path = trained_paths(trajectory, targets).into_iter().max_by_key(last)?;
-    let mut tokens = trajectory.path_tokens(path.leaf);
+    let sequence = trained_sequences(trajectory, targets).into_iter().max_by_key(last)?;
+    let mut tokens = trajectory.sequence_tokens(sequence.leaf);
     let index = tokens.len() as u32;
     // The token does not matter: only the state before it is evaluated.
     tokens.push(*tokens.last()?);
-    let target = PathTarget { index, temperature: 1.0, term: Term::default() };
-    Some((path.leaf, PathInput { tokens: tokens.into(), targets: vec![target] }))
+    let target = SequenceTarget { index, temperature: 1.0, term: Term::default() };
+    Some((sequence.leaf, SequenceInput { tokens: tokens.into(), targets: vec![target] }))
 }
 
 #[cfg(test)]
@@ -171,16 +177,16 @@ mod tests {
             kind: Kind::Sampled,
             logprobs: vec![-1.0],
             versions: vec![VersionRun { version: 0, len: 1 }],
-            ..Segment::given(Some(SegmentId(parent)), vec![token], 0)
+            ..Segment::context(Some(SegmentId(parent)), vec![token], 0)
         };
-        assert_eq!(end_of(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
-        t.push(Segment::given(None, vec![1, 2], 0)).unwrap();
-        assert_eq!(end_of(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
+        assert_eq!(end_input(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
+        t.push(Segment::context(None, vec![1, 2], 0)).unwrap();
+        assert_eq!(end_input(&t, Targets::DEFAULT).map(|(leaf, _)| leaf), None);
         t.push(sampled(0, 3)).unwrap();
         t.push(sampled(0, 4)).unwrap();
         // The observation after the last action is part of the final state.
-        t.push(Segment::given(Some(SegmentId(2)), vec![5, 6], 1)).unwrap();
-        let (leaf, input) = end_of(&t, Targets::DEFAULT).unwrap();
+        t.push(Segment::context(Some(SegmentId(2)), vec![5, 6], 1)).unwrap();
+        let (leaf, input) = end_input(&t, Targets::DEFAULT).unwrap();
         assert_eq!((leaf, input.tokens), (SegmentId(3), vec![1, 2, 4, 5, 6, 6].into()));
         let [target] = &input.targets[..] else { panic!() };
         assert_eq!(target.index, 5);

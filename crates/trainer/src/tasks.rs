@@ -27,21 +27,21 @@ const GENERATED_CHECKED: usize = 64;
 
 /// All tasks of a run. A question that one source holds out is not trained on from any source.
 pub struct Tasks {
-    train: Vec<Train>,
+    train: Vec<TrainSource>,
     /// Held-out tasks by source. They depend on `eval.split_seed`, never on the run's seed.
     pub eval: Vec<EvalSlice>,
     /// Notes about the sources, for the user.
     pub notes: Vec<String>,
     /// Task lists that environments returned.
-    pub(crate) listings: Vec<Listing>,
+    pub(crate) listings: Vec<ListedTasks>,
 }
 
 /// Fingerprint of a task list that an environment returned. It distinguishes the list from a
 /// changed one.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Listing {
+pub(crate) struct ListedTasks {
     /// The source of tasks, such as `tasks.0`.
-    pub of: String,
+    pub source: String,
     /// Packages that provide the list, with their versions.
     pub package: String,
     /// Length of the tasks as JSON, in bytes.
@@ -50,11 +50,11 @@ pub(crate) struct Listing {
     pub crc32c: u32,
 }
 
-impl Listing {
-    fn new(place: usize, listed: &Listed) -> Self {
+impl ListedTasks {
+    fn new(source_index: usize, listed: &Listed) -> Self {
         let text = json!([listed.train, listed.held_out]).to_string();
-        Listing {
-            of: format!("tasks.{place}"),
+        ListedTasks {
+            source: format!("tasks.{source_index}"),
             package: listed.package.clone(),
             bytes: text.len() as u64,
             crc32c: crc32c::crc32c(text.as_bytes()),
@@ -62,13 +62,13 @@ impl Listing {
     }
 }
 
-enum Train {
-    /// Tasks of a generator at these indices. [`Places::All`] is all of `0..n`.
-    Generated(Arithmetic, Places),
+enum TrainSource {
+    /// Tasks of a generator at these indices. [`TaskIndices::All`] is all of `0..n`.
+    Generated(Arithmetic, TaskIndices),
     Listed(Vec<Task>),
 }
 
-enum Places {
+enum TaskIndices {
     All(u32),
     Some(Vec<u32>),
 }
@@ -79,7 +79,7 @@ pub struct EvalSlice {
     /// Name of the slice in metrics.
     pub name: String,
     /// Whether the slice is excluded from the overall result.
-    pub apart: bool,
+    pub excluded_from_overall: bool,
     /// Whether the tasks serve only to select the best checkpoint.
     pub selects: bool,
     /// The held-out tasks.
@@ -89,14 +89,15 @@ pub struct EvalSlice {
 impl EvalSlice {
     /// Splits held-out tasks: a fraction `share` serves only to select the best checkpoint. Each
     /// part has at least one task, if there are at least two.
-    fn split(name: String, mut tasks: Vec<Task>, share: f64) -> Vec<Self> {
-        let choosing = ((tasks.len() as f64 * share).round() as usize).max(1);
-        if share == 0.0 || tasks.len() < 2 {
-            return vec![EvalSlice { name, apart: false, selects: false, tasks }];
+    fn split(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
+        let num_selected = ((tasks.len() as f64 * fraction).round() as usize).max(1);
+        if fraction == 0.0 || tasks.len() < 2 {
+            return vec![EvalSlice { name, excluded_from_overall: false, selects: false, tasks }];
         }
-        let reported = tasks.split_off(choosing.min(tasks.len() - 1));
-        let choosing = EvalSlice { name: format!("{name}-choosing"), apart: true, selects: true, tasks };
-        vec![choosing, EvalSlice { name, apart: false, selects: false, tasks: reported }]
+        let reported = tasks.split_off(num_selected.min(tasks.len() - 1));
+        let choosing =
+            EvalSlice { name: format!("{name}-choosing"), excluded_from_overall: true, selects: true, tasks };
+        vec![choosing, EvalSlice { name, excluded_from_overall: false, selects: false, tasks: reported }]
     }
 }
 
@@ -141,12 +142,12 @@ impl Tasks {
             };
             match source {
                 TaskSource::Arithmetic(keys) => {
-                    let asking = Arithmetic::new(keys.options(), split_seed)?;
-                    let slice = |split, n: usize| (0..n as u64).map(|i| asking.task(split, i)).collect();
+                    let arithmetic = Arithmetic::new(keys.options(), split_seed)?;
+                    let slice = |split, n: usize| (0..n as u64).map(|i| arithmetic.task(split, i)).collect();
                     let seen: Vec<Task> = slice(Split::HeldOut, count);
                     let unseen = EvalSlice {
                         name: named("arithmetic-unseen-wordings"),
-                        apart: true,
+                        excluded_from_overall: true,
                         selects: false,
                         tasks: slice(Split::HeldOutWording, recipe.eval.unseen_wordings),
                     };
@@ -165,8 +166,12 @@ impl Tasks {
                             tasks.repeated
                         ));
                     }
-                    let asked = tasks.held_out.iter().take(count).cloned().collect();
-                    eval.extend(EvalSlice::split(named(&options.path.name()), asked, recipe.eval.select));
+                    let eval_tasks = tasks.held_out.iter().take(count).cloned().collect();
+                    eval.extend(EvalSlice::split(
+                        named(&options.path.name()),
+                        eval_tasks,
+                        recipe.eval.select,
+                    ));
                     loaded.push(Loaded::Files(options, tasks));
                 }
                 source => {
@@ -174,17 +179,17 @@ impl Tasks {
                     let name = options.common().name.to_owned();
                     let found = environments.find(&name);
                     let found =
-                        found.ok_or_else(|| TrainerError::NoPart(format!("the environment {name}")))?;
+                        found.ok_or_else(|| TrainerError::MissingPart(format!("the environment {name}")))?;
                     let listed = found.tasks(seed, split_seed).await?;
-                    listings.push(Listing::new(i, &listed));
+                    listings.push(ListedTasks::new(i, &listed));
                     if listed.repeated > 0 {
                         let repeated = listed.repeated;
                         notes.push(format!(
                             "{name}: {repeated} tasks are left out, since another asks the same"
                         ));
                     }
-                    let asked = listed.held_out.iter().take(count).cloned().collect();
-                    let kinds = by_kind(&name, asked).into_iter();
+                    let eval_tasks = listed.held_out.iter().take(count).cloned().collect();
+                    let kinds = by_kind(&name, eval_tasks).into_iter();
                     let kinds: Vec<_> = kinds.map(|(name, tasks)| (named(&name), tasks)).collect();
                     for (name, tasks) in kinds {
                         eval.extend(EvalSlice::split(name, tasks, recipe.eval.select));
@@ -193,28 +198,32 @@ impl Tasks {
                 }
             }
         }
-        let (of_sources, of_all) = held_out(matching, &loaded, &generated);
-        let of_all = of_all.as_ref().unwrap_or(&of_sources);
+        let (source_questions, all_questions) = held_out_questions(matching, &loaded, &generated);
+        let all_questions = all_questions.as_ref().unwrap_or(&source_questions);
         let mut train = Vec::with_capacity(loaded.len());
         for source in loaded {
             train.push(match source {
                 // Held-out tasks and training tasks of a generator share no numbers, whatever the
                 // seeds.
-                Loaded::Arithmetic(generator, n) => {
-                    Train::Generated(generator, Places::without(&generator, n, &of_sources, &mut notes))
-                }
+                Loaded::Arithmetic(generator, n) => TrainSource::Generated(
+                    generator,
+                    TaskIndices::excluding(&generator, n, &source_questions, &mut notes),
+                ),
                 Loaded::Files(options, FileTasks { rest, .. }) => {
                     let path = options.path.first().display();
-                    let rest = without_leaks(of_all, format_args!("{path}"), rest, &mut notes);
-                    Train::Listed(options.training(rest, seed))
+                    let rest = without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
+                    TrainSource::Listed(options.training(rest, seed))
                 }
-                Loaded::Environment(name, Listed { train, .. }) => {
-                    Train::Listed(without_leaks(of_all, format_args!("{name}"), train, &mut notes))
-                }
+                Loaded::Environment(name, Listed { train, .. }) => TrainSource::Listed(without_leaks(
+                    all_questions,
+                    format_args!("{name}"),
+                    train,
+                    &mut notes,
+                )),
             });
         }
         eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
-        if eval.iter().all(|slice| slice.apart) && count > 0 {
+        if eval.iter().all(|slice| slice.excluded_from_overall) && count > 0 {
             return Err(TrainerError::NoHeldOutTasks);
         }
         Ok(Tasks { train, eval, notes, listings })
@@ -222,7 +231,7 @@ impl Tasks {
 
     /// Returns the names of the sources, without duplicates.
     pub(crate) fn sources(&self) -> Vec<String> {
-        let first = |source: &Train| source.task(0).map(|task| task.source);
+        let first = |source: &TrainSource| source.task(0).map(|task| task.source);
         let held_out = self.eval.iter().filter_map(|slice| Some(slice.tasks.first()?.source.clone()));
         let mut names: Vec<String> = Vec::new();
         for name in self.train.iter().filter_map(first).chain(held_out) {
@@ -235,7 +244,7 @@ impl Tasks {
 
     /// Returns the number of training tasks.
     pub fn train_len(&self) -> usize {
-        self.train.iter().map(Train::len).sum()
+        self.train.iter().map(TrainSource::len).sum()
     }
 
     /// Returns the training task at `index`, counted over all sources. Returns `None` past the end.
@@ -251,7 +260,7 @@ impl Tasks {
 
     /// Returns the evaluation tasks with one of `questions`, which a model was asked or shown in
     /// training.
-    pub fn evaluated_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
+    pub fn evaluated_tasks_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
         seen_among(&tasks, questions)
     }
@@ -264,7 +273,7 @@ impl Tasks {
 
     /// Returns the tasks that are checked before the start: all tasks of files, and some of
     /// generators.
-    pub(crate) fn to_check(&self) -> impl Iterator<Item = Task> + '_ {
+    pub(crate) fn tasks_to_check(&self) -> impl Iterator<Item = Task> + '_ {
         self.train_to_check().chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
 
@@ -273,54 +282,61 @@ impl Tasks {
     /// # Errors
     /// Returns an error if a task names an unknown agent.
     pub(crate) fn max_tokens(&self, agents: &Agents) -> Result<usize, TrainerError> {
-        let limits = self.train_to_check().map(|task| Ok(agents.of(&task)?.keys.max_tokens));
+        let limits = self.train_to_check().map(|task| Ok(agents.agent_for(&task)?.keys.max_tokens));
         let limits = limits.collect::<Result<Vec<_>, TrainerError>>()?;
         Ok(limits.into_iter().max().unwrap_or_default())
     }
 
-    /// Returns the training tasks of [`to_check`](Self::to_check).
+    /// Returns the training tasks of [`tasks_to_check`](Self::tasks_to_check).
     fn train_to_check(&self) -> impl Iterator<Item = Task> + '_ {
         self.train.iter().flat_map(|source| {
-            let most = match source {
-                Train::Generated(..) => GENERATED_CHECKED,
-                Train::Listed(_) => usize::MAX,
+            let max_checked = match source {
+                TrainSource::Generated(..) => GENERATED_CHECKED,
+                TrainSource::Listed(_) => usize::MAX,
             };
-            (0..source.len().min(most)).filter_map(|index| source.task(index))
+            (0..source.len().min(max_checked)).filter_map(|index| source.task(index))
         })
     }
 }
 
-impl Train {
+impl TrainSource {
     fn len(&self) -> usize {
         match self {
-            Train::Generated(_, Places::All(n)) => *n as usize,
-            Train::Generated(_, Places::Some(places)) => places.len(),
-            Train::Listed(tasks) => tasks.len(),
+            TrainSource::Generated(_, TaskIndices::All(n)) => *n as usize,
+            TrainSource::Generated(_, TaskIndices::Some(indices)) => indices.len(),
+            TrainSource::Listed(tasks) => tasks.len(),
         }
     }
 
     fn task(&self, index: usize) -> Option<Task> {
         match self {
-            Train::Generated(generator, Places::All(_)) => Some(generator.task(Split::Train, index as u64)),
-            Train::Generated(generator, Places::Some(places)) => {
-                places.get(index).map(|&place| generator.task(Split::Train, place.into()))
+            TrainSource::Generated(generator, TaskIndices::All(_)) => {
+                Some(generator.task(Split::Train, index as u64))
             }
-            Train::Listed(tasks) => tasks.get(index).cloned(),
+            TrainSource::Generated(generator, TaskIndices::Some(indices)) => {
+                indices.get(index).map(|&item_index| generator.task(Split::Train, item_index.into()))
+            }
+            TrainSource::Listed(tasks) => tasks.get(index).cloned(),
         }
     }
 }
 
-impl Places {
+impl TaskIndices {
     /// Returns the indices in `0..n` at which a generator asks no held-out question.
-    fn without(generator: &Arithmetic, n: u32, held_out: &HeldOutQuestions, notes: &mut Vec<String>) -> Self {
+    fn excluding(
+        generator: &Arithmetic,
+        n: u32,
+        held_out: &HeldOutQuestions,
+        notes: &mut Vec<String>,
+    ) -> Self {
         if held_out.is_empty() {
-            return Places::All(n);
+            return TaskIndices::All(n);
         }
         let task = |index: u32| generator.task(Split::Train, u64::from(index));
-        let (left_out, kept): (Vec<u32>, Vec<u32>) = (0..n).partition(|index| held_out.leak(&task(*index)));
-        let Some(first) = left_out.first() else { return Places::All(n) };
-        note_excluded(notes, format_args!("arithmetic"), left_out.len(), &task(*first));
-        Places::Some(kept)
+        let (excluded, kept): (Vec<u32>, Vec<u32>) = (0..n).partition(|index| held_out.leak(&task(*index)));
+        let Some(first) = excluded.first() else { return TaskIndices::All(n) };
+        note_excluded(notes, format_args!("arithmetic"), excluded.len(), &task(*first));
+        TaskIndices::Some(kept)
     }
 }
 
@@ -338,17 +354,17 @@ impl Loaded<'_> {
 
 /// Returns the held-out questions of files and environments. The second value also includes the
 /// generators' questions, if there are any.
-fn held_out(
+fn held_out_questions(
     matching: Matching,
     loaded: &[Loaded<'_>],
     generated: &[Task],
 ) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
     let sources = || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
     let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.parts().1).collect();
-    let of_sources = HeldOutQuestions::new(matching, &held_out, sources());
+    let source_questions = HeldOutQuestions::new(matching, &held_out, sources());
     held_out.extend(generated);
-    let of_all = || HeldOutQuestions::new(matching, &held_out, sources());
-    (of_sources, (!generated.is_empty()).then(of_all))
+    let all_questions = || HeldOutQuestions::new(matching, &held_out, sources());
+    (source_questions, (!generated.is_empty()).then(all_questions))
 }
 
 /// Returns the tasks that neither ask nor show a held-out question. Adds notes with the number of
@@ -359,9 +375,9 @@ fn without_leaks(
     tasks: Vec<Task>,
     notes: &mut Vec<String>,
 ) -> Vec<Task> {
-    let (left_out, kept): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| held_out.leak(task));
-    if let Some(first) = left_out.first() {
-        note_excluded(notes, source, left_out.len(), first);
+    let (excluded, kept): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| held_out.leak(task));
+    if let Some(first) = excluded.first() {
+        note_excluded(notes, source, excluded.len(), first);
     }
     let mut copies = kept.iter().filter_map(|task| Some((task, held_out.near_copy(task)?)));
     if let Some((task, question)) = copies.next() {
@@ -370,8 +386,8 @@ fn without_leaks(
             "{source}: {count} tasks that are trained on are near copies of held-out questions, or contain one: {} \
              ({:?}) is close to {:?}",
             task.id,
-            shortened(&task.question),
-            shortened(question)
+            truncate_question(&task.question),
+            truncate_question(question)
         ));
     }
     kept
@@ -400,12 +416,12 @@ fn note_excluded(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count
         "{source}: {count} tasks are not trained on, since they ask or show a question that is held out; one is {} \
          ({:?})",
         first.id,
-        shortened(&first.question)
+        truncate_question(&first.question)
     ));
 }
 
 /// Returns the start of a question, for messages.
-fn shortened(question: &str) -> String {
+fn truncate_question(question: &str) -> String {
     const MAX: usize = 80;
     match question.char_indices().nth(MAX) {
         Some((at, _)) => format!("{}…", &question[..at]),
@@ -418,12 +434,12 @@ fn shortened(question: &str) -> String {
 ///
 /// # Errors
 /// Returns an error if the store cannot be read, or if its tasks cannot be parsed.
-pub async fn trained_on(record: &dyn Store) -> Result<HashSet<QuestionKey>, TrainerError> {
+pub async fn trained_questions(store: &dyn Store) -> Result<HashSet<QuestionKey>, TrainerError> {
     let mut questions = HashSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train] {
-        for task in record.tasks(purpose).await? {
+        for task in store.tasks(purpose).await? {
             let task: Task = serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
-                path: record.place().into(),
+                path: store.location().into(),
                 why: format!("a task of it cannot be read: {error}"),
             })?;
             questions.extend(task.shows());
@@ -448,8 +464,9 @@ impl TaskOrder {
     }
 
     /// Returns the index of the task at position `place`, from 0. There must be at least one task.
-    pub(crate) fn at(&mut self, place: u64) -> usize {
-        let (epoch, within) = ((place / self.tasks as u64) as u32, (place % self.tasks as u64) as usize);
+    pub(crate) fn task_index(&mut self, position: u64) -> usize {
+        let (epoch, within) =
+            ((position / self.tasks as u64) as u32, (position % self.tasks as u64) as usize);
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
             self.epoch = Some((epoch, order(self.seed, "tasks", &[self.phase, epoch], self.tasks)));
         }
@@ -481,9 +498,9 @@ pub async fn check_tasks(
     tasks: &Tasks,
     agents: &Agents,
 ) -> Result<(), TrainerError> {
-    let (mut asked, sources) = (Vec::new(), tasks.sources());
-    for task in tasks.to_check() {
-        let named = agents.of(&task)?;
+    let (mut checked_scorers, sources) = (Vec::new(), tasks.sources());
+    for task in tasks.tasks_to_check() {
+        let named = agents.agent_for(&task)?;
         let (NamedAgent { agent, format, keys, .. }, player) = (named, named.player());
         let opening = player.opening;
         let attempt = "the check before the start".to_owned();
@@ -491,15 +508,19 @@ pub async fn check_tasks(
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
-        let cuts = opening.truncation != Truncation::Refuse;
+        let can_truncate = opening.truncation != Truncation::Refuse;
         let tokens = format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();
-        if tokens > opening.max_tokens && !cuts {
-            return Err(TrainerError::PromptOverLimit { task: task.id, tokens, most: opening.max_tokens });
+        if tokens > opening.max_tokens && !can_truncate {
+            return Err(TrainerError::PromptOverLimit {
+                task: task.id,
+                tokens,
+                max_tokens: opening.max_tokens,
+            });
         }
         let budget = player.context_policy.budget;
         let fails = budget.overflow == Overflow::Fail && !keys.kind.calls_over_http();
         if fails && tokens.min(opening.max_tokens) > budget.most {
-            return Err(TrainerError::PromptOverContext { task: task.id, tokens, most: budget.most });
+            return Err(TrainerError::PromptOverContext { task: task.id, tokens, max_tokens: budget.most });
         }
         let context = player.context;
         if tokens.min(opening.max_tokens) >= context {
@@ -508,13 +529,19 @@ pub async fn check_tasks(
         for (phase, buffer) in overlong_buffers(recipe) {
             let (agent, most) = (agent.name.clone(), keys.max_tokens);
             if buffer > most as u64 {
-                return Err(TrainerError::OverlongBuffer { phase, buffer, agent, most, task: task.id });
+                return Err(TrainerError::OverlongBuffer {
+                    phase,
+                    buffer,
+                    agent,
+                    max_tokens: most,
+                    task: task.id,
+                });
             }
         }
         let recorded = json!(task);
         scorers.check_task(&task.id, &recorded, &sources)?;
         // A scoring program that cannot score is detected before anything is sampled.
-        scorers.check_ready(&task.id, &recorded, &mut asked).await?;
+        scorers.check_ready(&task.id, &recorded, &mut checked_scorers).await?;
     }
     Ok(())
 }
@@ -532,8 +559,8 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
 
 /// Dry-runs each scorer on a synthetic attempt at the first task that it scores. The attempt ends
 /// with the expected answer of that task.
-pub async fn rehearse(scorers: &Scorers, tasks: &Tasks) -> Vec<DryRunScore> {
-    scorers.rehearse(|is_for| tasks.to_check().map(|task| json!(task)).find(|task| is_for(task))).await
+pub async fn dry_run(scorers: &Scorers, tasks: &Tasks) -> Vec<DryRunScore> {
+    scorers.dry_run(|is_for| tasks.tasks_to_check().map(|task| json!(task)).find(|task| is_for(task))).await
 }
 
 #[cfg(test)]

@@ -11,7 +11,7 @@ use levade_text::Message;
 use tempfile::TempDir;
 
 use super::*;
-use crate::agents::AgentParts;
+use crate::agents::AgentSpec;
 
 /// Writes a recipe with these sources next to their files, and loads it with `overrides`.
 fn recipe(dir: &TempDir, sources: &str, seed: u64, overrides: &[&str]) -> Recipe {
@@ -47,7 +47,7 @@ fn trained(tasks: &Tasks) -> BTreeSet<QuestionKey> {
     (0..tasks.train_len()).map(|index| tasks.train(index).unwrap().key()).collect()
 }
 
-fn asked(tasks: &Tasks) -> BTreeSet<QuestionKey> {
+fn question_texts(tasks: &Tasks) -> BTreeSet<QuestionKey> {
     tasks.eval.iter().flat_map(|slice| &slice.tasks).map(Task::key).collect()
 }
 
@@ -78,7 +78,7 @@ fn held_out_questions_are_excluded_from_all_sources() {
     write("c.jsonl", Box::new((0..150).map(|i| format!("What is {i} + 1?\u{a0}"))));
     let runs: Vec<Tasks> = (1..4).map(|seed| load(&dir, OVERLAPPING, seed).unwrap()).collect();
     // All seeds share one evaluation, and none of its questions is in any training set.
-    let asked_of = asked(&runs[0]);
+    let asked_of = question_texts(&runs[0]);
     for run in &runs {
         assert_eq!(run.eval, runs[0].eval);
         assert_eq!(run.eval.iter().map(|slice| slice.tasks.len()).collect::<Vec<_>>(), [40, 30]);
@@ -96,7 +96,7 @@ fn held_out_questions_are_excluded_from_all_sources() {
     // Another split seed yields another evaluation.
     let split =
         Recipe::load(&dir.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
-    assert_ne!(asked(&tasks_of(&split).unwrap()), asked_of);
+    assert_ne!(question_texts(&tasks_of(&split).unwrap()), asked_of);
 }
 
 #[test]
@@ -108,7 +108,7 @@ fn fully_held_out_file_is_not_trained_on() {
                    { kind = 'file', path = 'test.jsonl', held_out = 'all' }]";
     let tasks = load(&dir, sources, 1).unwrap();
     assert_eq!((tasks.train_len(), tasks.eval.len(), tasks.eval[0].tasks.len()), (40, 1, 20));
-    assert!(trained(&tasks).is_disjoint(&asked(&tasks)));
+    assert!(trained(&tasks).is_disjoint(&question_texts(&tasks)));
     let note = "train.jsonl: 10 tasks are not trained on, since they ask or show a question that is held out; one is \
                 train-41 (\"40?\")";
     assert!(tasks.notes.iter().any(|found| found.ends_with(note)), "{:?}", tasks.notes);
@@ -117,8 +117,8 @@ fn fully_held_out_file_is_not_trained_on() {
         let task = |i| Task { question: format!("{i}?"), ..Task::default() };
         range.flat_map(|i| task(i).shows()).collect::<HashSet<_>>()
     };
-    assert_eq!(tasks.evaluated_among(&known(0..45)).len(), 5);
-    assert_eq!(tasks.evaluated_among(&known(0..40)), Vec::<&Task>::new());
+    assert_eq!(tasks.evaluated_tasks_among(&known(0..45)).len(), 5);
+    assert_eq!(tasks.evaluated_tasks_among(&known(0..40)), Vec::<&Task>::new());
 }
 
 #[test]
@@ -155,7 +155,7 @@ fn generators_and_files_exclude_mutual_leaks() {
     let runs = [5, 6].map(|seed| load(&dir, sources, seed).unwrap());
     for run in &runs {
         assert_eq!(run.eval, runs[0].eval);
-        assert!(trained(run).is_disjoint(&asked(run)));
+        assert!(trained(run).is_disjoint(&question_texts(run)));
         assert_eq!(run.train_len(), trained_len(run));
     }
     assert!(runs[0].train_len() <= 500 - 60 + 9, "{}", runs[0].train_len());
@@ -244,15 +244,15 @@ fn check(dir: &TempDir, keys: &str) -> Result<(), String> {
     let recipe = Recipe::load(&file, &[]).unwrap();
     let tasks = tasks_of(&recipe).unwrap();
     let chat = std::sync::Arc::new(levade_text::testing::tiny_chat().unwrap());
-    let parts: Vec<AgentParts> = ["default", "writer"]
+    let parts: Vec<AgentSpec> = ["default", "writer"]
         .map(|name| {
             let tools = levade_tools::ToolSet::new(Vec::new(), std::time::Duration::ZERO);
-            AgentParts::new(name, chat.clone(), tools.unwrap())
+            AgentSpec::new(name, chat.clone(), tools.unwrap())
         })
         .into();
     let sampler: std::sync::Arc<dyn levade_policy::Sampler> =
         std::sync::Arc::new(levade_policy::Simulator::new(Default::default()));
-    let agents = Agents::over(&recipe, &parts, &sampler, 2000).unwrap();
+    let agents = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
     let scorers = Scorers::new(&recipe.reward, Default::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
     runtime.block_on(check_tasks(&recipe, &scorers, &tasks, &agents)).map_err(|error| error.to_string())

@@ -1,6 +1,6 @@
 //! Loss terms of a step, token by token.
 //!
-//! A loss is a sum over terms: one for each trained token of each sequence. [`Observed`] is a
+//! A loss is a sum over terms: one for each trained token of each sequence. [`RecordingLearner`] is a
 //! learner that trains like the learner it wraps and keeps the terms. [`PolicyTerms::tokens_of`]
 //! lists the terms of one attempt with the numbers that the loss was computed from.
 
@@ -15,7 +15,7 @@ use levade_policy::{
 };
 use levade_rl::Loss;
 use levade_store::PolicyPlan;
-use levade_tree::{AttemptId, PathInput, SegmentId, Term, TreeBatch};
+use levade_tree::{AttemptId, SegmentId, SequenceInput, Term, TreeBatch};
 use serde::Serialize;
 
 /// Loss terms of a policy in one step.
@@ -208,7 +208,7 @@ impl BatchTerms {
 }
 
 /// Terms of a micro-batch, with the sequences of the update that it contains.
-struct Kept {
+struct RecordedTerms {
     batch: TreeBatch,
     terms: LossTerms,
     loss: Loss,
@@ -219,25 +219,25 @@ struct Kept {
 }
 
 /// A learner that trains like the learner it wraps, and keeps the terms of its losses.
-pub(crate) struct Observed<'a> {
+pub(crate) struct RecordingLearner<'a> {
     learner: &'a dyn Learner,
-    updates: Mutex<Vec<Vec<Kept>>>,
+    updates: Mutex<Vec<Vec<RecordedTerms>>>,
 }
 
-impl<'a> Observed<'a> {
+impl<'a> RecordingLearner<'a> {
     pub fn new(learner: &'a dyn Learner) -> Self {
-        Observed { learner, updates: Mutex::default() }
+        RecordingLearner { learner, updates: Mutex::default() }
     }
 
     /// Returns the terms of a plan that this learner has trained.
     pub fn into_terms(self, plan: &PolicyPlan) -> PolicyTerms {
         let updates = self.updates.into_inner().unwrap_or_else(PoisonError::into_inner);
         // Updates without sequences are not trained.
-        let planned = plan.updates.iter().enumerate().filter(|(_, update)| !update.paths.is_empty());
+        let planned = plan.updates.iter().enumerate().filter(|(_, update)| !update.sequences.is_empty());
         let mut batches = Vec::new();
         for ((index, update), kept) in planned.zip(updates) {
-            for Kept { batch, terms, loss, sum, sequences, indices } in kept {
-                let planned = sequences.iter().map(|at| &update.paths[*at as usize]);
+            for RecordedTerms { batch, terms, loss, sum, sequences, indices } in kept {
+                let planned = sequences.iter().map(|at| &update.sequences[*at as usize]);
                 let sequences = planned.map(|path| (path.attempt, path.leaf)).collect();
                 batches.push(BatchTerms {
                     update: index as u32,
@@ -255,7 +255,7 @@ impl<'a> Observed<'a> {
 }
 
 /// Returns the index of each term's token on its sequence.
-fn indices(batch: &TreeBatch, sequences: &[PathInput]) -> Vec<u32> {
+fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
         let (sequence, at) = (&sequences[term.path as usize], &mut next[term.path as usize]);
@@ -268,7 +268,7 @@ fn indices(batch: &TreeBatch, sequences: &[PathInput]) -> Vec<u32> {
 }
 
 #[async_trait]
-impl Learner for Observed<'_> {
+impl Learner for RecordingLearner<'_> {
     async fn plan(&self, update: &UpdateSequences) -> Result<MicroBatchPlan, PolicyError> {
         self.learner.plan(update).await
     }
@@ -287,12 +287,12 @@ impl Learner for Observed<'_> {
                 sums.push(ForwardBackward::default());
             } else {
                 let take = |path: &u32| std::mem::take(&mut paths[*path as usize]);
-                let sequences: Vec<PathInput> = micro_batch.paths.iter().map(take).collect();
+                let sequences: Vec<SequenceInput> = micro_batch.paths.iter().map(take).collect();
                 let merged =
                     TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
                 let (found, terms) =
                     self.learner.forward_backward_terms(Arc::new(merged.clone()), loss).await?;
-                all.push(Kept {
+                all.push(RecordedTerms {
                     indices: indices(&merged, &sequences),
                     batch: merged,
                     terms,

@@ -16,22 +16,22 @@ use crate::TrainerError;
 pub struct Toolboxes {
     tools: Vec<ToolKeys>,
     supervisor: Supervisor,
-    made: Mutex<BTreeMap<String, Arc<dyn Toolbox>>>,
+    toolboxes: Mutex<BTreeMap<String, Arc<dyn Toolbox>>>,
 }
 
 impl Toolboxes {
     /// Creates an empty collection over the tables of a recipe. A toolbox is created when the first
     /// agent that names it is set up. `supervisor` supervises its processes.
     pub fn new(tools: &[ToolKeys], supervisor: Supervisor) -> Self {
-        Toolboxes { tools: tools.to_vec(), supervisor, made: Mutex::default() }
+        Toolboxes { tools: tools.to_vec(), supervisor, toolboxes: Mutex::default() }
     }
 
     /// Returns the tools of an agent. `chat` counts the tokens of tool results for their limit.
     ///
     /// # Errors
     /// Returns an error if a tool does not exist, or if an agent names it twice.
-    pub fn of(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
-        let [least, most] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
+    pub fn tools_for(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
+        let [min_delay, max_delay] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
             let unknown = || TrainerError::UnknownTool {
                 name: name.clone(),
@@ -39,17 +39,17 @@ impl Toolboxes {
             };
             let keys = ToolKeys::find(&self.tools, name).ok_or_else(unknown)?;
             let wrong = |why| TrainerError::Tool { name: name.clone(), why };
-            let mut toolbox = self.shared(&keys).map_err(wrong)?;
+            let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
                 let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
                 toolbox = Arc::new(Shortened::new(toolbox, cut));
             }
-            if let Some(condense) = &keys.condense {
-                toolbox = Arc::new(SummarizedToolbox::new(toolbox, condense.clone()));
+            if let Some(summarize) = &keys.condense {
+                toolbox = Arc::new(SummarizedToolbox::new(toolbox, summarize.clone()));
             }
-            if !most.is_zero() {
-                toolbox = Arc::new(Delayed::new(toolbox, least..=most));
+            if !max_delay.is_zero() {
+                toolbox = Arc::new(Delayed::new(toolbox, min_delay..=max_delay));
             }
             Ok((
                 toolbox,
@@ -64,8 +64,8 @@ impl Toolboxes {
     }
 
     /// Returns the toolbox that all agents share, and creates it on first use.
-    fn shared(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
-        let mut made = self.made.lock().unwrap_or_else(PoisonError::into_inner);
+    fn get_or_create(&self, keys: &ToolKeys) -> Result<Arc<dyn Toolbox>, String> {
+        let mut made = self.toolboxes.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some(toolbox) = made.get(keys.name()) {
             return Ok(Arc::clone(toolbox));
         }
@@ -101,7 +101,7 @@ mod tests {
     fn set(recipe: &Recipe) -> Result<ToolSet, String> {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
-        toolboxes.of(&recipe.agent, &chat).map_err(|error| error.to_string())
+        toolboxes.tools_for(&recipe.agent, &chat).map_err(|error| error.to_string())
     }
 
     #[test]
@@ -146,14 +146,14 @@ mod tests {
         };
         let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
         let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
-        let reply = ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
+        let completion = ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
         // Each iteration stands for an agent with its own set of tools.
         for waited in [0, 500, 1000] {
-            let set = toolboxes.of(&recipe.agent, &chat).unwrap();
+            let set = toolboxes.tools_for(&recipe.agent, &chat).unwrap();
             let mut open = set.open(&attempt).await.unwrap();
-            let answers = open.answer(&reply, true).await;
-            assert_eq!(answers[0].text, "1000\n[… 6 characters are left out here …]");
+            let results = open.answer(&completion, true).await;
+            assert_eq!(results[0].text, "1000\n[… 6 characters are left out here …]");
             assert!(start.elapsed().as_millis() >= waited, "{:?}", start.elapsed());
         }
     }

@@ -19,42 +19,42 @@ use serde_json::json;
 use tracing::{Instrument, info, info_span};
 
 use crate::TrainerError;
-use crate::agents::{AgentParts, Agents};
+use crate::agents::{AgentSpec, Agents};
 use crate::best::Best;
 use crate::checkpoint::{Checkpoint, Checkpoints, Position, Versions};
 use crate::context::RunContext;
 use crate::eval_result::EvalResult;
 use crate::exit::Exit;
-use crate::folder::{RunFolder, Start};
 use crate::gain::{Gain, milestones};
 use crate::measure::{evaluate_if_due, keep_best, restore_evals};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
-use crate::origin::{Offered, Origin, matching};
+use crate::origin::{OfferedTool, Origin, matching};
 use crate::phase::{PhaseRun, check_phases, enter};
 use crate::policies::{Policies, Policy};
 use crate::progress::RunProgress;
 use crate::reference::restore_references;
 use crate::reporter::Reporter;
-use crate::rollout::{Rollouts, Troubles};
+use crate::rollout::{AttemptWarnings, Rollouts};
+use crate::run_dir::{LockedRunDir, StartMode};
 use crate::save::save_checkpoint;
 use crate::scoring::{CustomScorers, Scorers};
 use crate::tasks::{Tasks, check_tasks};
 
 /// Components that the caller provides to a [`Trainer`]: policies, agents, scorers, environments,
 /// teachers.
-pub struct Parts {
+pub struct RunParts {
     /// The policies of the recipe.
     pub policies: Vec<Policy>,
     /// The agents of the recipe.
-    pub agents: Vec<AgentParts>,
+    pub agents: Vec<AgentSpec>,
     /// Scorers that replace the recipe's scorers of the same names.
     pub scorers: CustomScorers,
     /// The environments of the recipe, which provide its tasks.
     pub environments: Environments,
     /// Start of the run as a Unix timestamp in seconds, which chat templates see as the current
-    /// time: [`begun`](crate::begun) for a run to resume, and the present for a new run.
-    pub begun: u64,
+    /// time: [`started_at`](crate::started_at) for a run to resume, and the present for a new run.
+    pub started_at: u64,
     /// Files that the model was loaded from. A run resumes only with the same files.
     pub model_files: Vec<PathBuf>,
     /// External policies that phases imitate, by name.
@@ -63,7 +63,7 @@ pub struct Parts {
 
 /// The outcome of [`Trainer::run`].
 #[derive(Debug)]
-pub enum Ended {
+pub enum RunEnd {
     /// All phases are finished.
     Finished(Summary),
     /// The run stopped at a step boundary, on request.
@@ -93,7 +93,7 @@ pub struct Summary {
     /// Duration of this process. Time that earlier processes of the run took is excluded.
     pub elapsed: Duration,
     /// Failures around the model during the run, such as failed tool calls.
-    pub troubles: Troubles,
+    pub warnings: AttemptWarnings,
 }
 
 /// A training run. Sequences its phases, steps, evaluations and checkpoints.
@@ -112,55 +112,56 @@ impl Trainer {
     /// # Errors
     /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
     /// written until all other checks have passed.
-    pub async fn new(recipe: Recipe, parts: Parts, start: Start) -> Result<Self, TrainerError> {
-        let Parts { policies, agents, scorers, environments, begun, model_files, teachers } = parts;
+    pub async fn new(recipe: Recipe, parts: RunParts, start: StartMode) -> Result<Self, TrainerError> {
+        let RunParts { policies, agents, scorers, environments, started_at: begun, model_files, teachers } =
+            parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let matching = match start {
-            Start::Fresh => Matching::default(),
-            Start::Resume => matching(&recipe.run.folder)?,
+            StartMode::Fresh => Matching::default(),
+            StartMode::Resume => matching(&recipe.run.folder)?,
         };
         let tasks = Tasks::load_by(&recipe, &environments, matching).await?;
         let scorers = Scorers::new(&recipe.reward, scorers);
         check_tasks(&recipe, &scorers, &tasks, &agents).await?;
         check_phases(&recipe, &tasks, &agents)?;
         for (i, phase) in recipe.phase.iter().enumerate() {
-            if let (Phase::Rl(keys), Some(scorer)) = (phase, scorers.by_group().next())
+            if let (Phase::Rl(keys), Some(scorer)) = (phase, scorers.group_scorers().next())
                 && keys.needs_baseline()
             {
-                return Err(TrainerError::NotCompared { phase: i, scorer: scorer.to_owned() });
+                return Err(TrainerError::GreedyUnscorable { phase: i, scorer: scorer.to_owned() });
             }
             for name in recipe.trained_policies_in(phase) {
-                let learns = policies.learns(&name)?;
+                let policy_learner = policies.policy_learner(&name)?;
                 let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
-                if needs(RlKeys::needs_reference) && learns.reference.is_none() {
+                if needs(RlKeys::needs_reference) && policy_learner.reference.is_none() {
                     return Err(TrainerError::NoReference(i));
                 }
-                if needs(RlKeys::needs_critic) && learns.critic.is_none() {
+                if needs(RlKeys::needs_critic) && policy_learner.critic.is_none() {
                     return Err(TrainerError::NoCritic(i));
                 }
             }
             if let Some(name) = phase.teacher().filter(|name| !teachers.contains_key(*name)) {
-                return Err(TrainerError::NoPart(format!("the teacher {name}")));
+                return Err(TrainerError::MissingPart(format!("the teacher {name}")));
             }
         }
-        let now = {
-            let (recipe, tools) = (recipe.clone(), Offered::all(&tasks, &agents)?);
+        let current = {
+            let (recipe, tools) = (recipe.clone(), OfferedTool::all(&tasks, &agents)?);
             let listings = tasks.listings.clone();
             tokio::task::spawn_blocking(move || {
-                Origin::now(&recipe, begun, &model_files, tools, listings, matching)
+                Origin::collect(&recipe, begun, &model_files, tools, listings, matching)
             })
         };
-        let now = now.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let current = current.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (dir, store, origin, mut notes) = match start {
-            Start::Fresh => {
-                let dir = RunFolder::create(&recipe)?;
-                now.write(dir.root())?;
+            StartMode::Fresh => {
+                let dir = LockedRunDir::create(&recipe)?;
+                current.write(dir.root())?;
                 dir.write_recipe(&recipe)?;
                 let store = dir.open_store(&recipe.run, start).await?;
-                (dir, store, now, Vec::new())
+                (dir, store, current, Vec::new())
             }
-            Start::Resume => go_on(&recipe, now).await?,
+            StartMode::Resume => resume_run(&recipe, current).await?,
         };
         let checkpoints = Checkpoints::open(dir.checkpoints())?;
         let (latest, damaged) = checkpoints.newest()?;
@@ -170,9 +171,9 @@ impl Trainer {
             .trained()
             .map(|(name, _)| (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name))))
             .collect();
-        for (name, learns) in policies.trained() {
-            let place = latest.as_ref().map(|checkpoint| policies.place(&checkpoint.path, name));
-            learns.recall(place.as_deref()).await?;
+        for (name, policy_learner) in policies.trained() {
+            let policy_dir = latest.as_ref().map(|checkpoint| policies.policy_dir(&checkpoint.dir, name));
+            policy_learner.restore(policy_dir.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
         let reporter = Reporter::open(&recipe, &dir, latest.as_ref())?;
@@ -196,15 +197,15 @@ impl Trainer {
             store,
             checkpoints,
             origin,
-            folder: dir,
+            run_dir: dir,
         };
         let progress = RunProgress { position, versions, latest, evals: Vec::new() };
         Ok(Trainer { run, progress, reporter, notes })
     }
 
     /// Returns the directory of the run.
-    pub fn folder(&self) -> &RunFolder {
-        &self.run.folder
+    pub fn run_dir(&self) -> &LockedRunDir {
+        &self.run.run_dir
     }
 
     /// Returns the number of steps of each phase.
@@ -222,10 +223,14 @@ impl Trainer {
     /// # Errors
     /// Returns an error if a failure is not limited to one attempt. Every attempt, and all progress
     /// up to the newest checkpoint, is kept, so the run can be resumed.
-    pub async fn run(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<Ended, TrainerError> {
+    pub async fn run(
+        &mut self,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<RunEnd, TrainerError> {
         let start = Instant::now();
         let all = self.all_steps();
-        info!(folder = %self.run.folder.root().display(), done = self.progress.position.global_step, steps = all, "run begins");
+        info!(folder = %self.run.run_dir.root().display(), done = self.progress.position.global_step, steps = all, "run begins");
         let ended = self.train(observer, stop).await;
         // No caller waits any longer for attempts in progress: oversampled attempts, and attempts
         // that a stop request interrupted.
@@ -237,14 +242,14 @@ impl Trainer {
         info!(done = self.progress.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
         self.reporter.close(ended.is_ok(), observer);
         match ended {
-            Ok(()) => Ok(Ended::Finished(Summary {
+            Ok(()) => Ok(RunEnd::Finished(Summary {
                 gains: Gain::between(&milestones(&self.progress.evals), &*self.run.store).await?,
                 evals: self.progress.evals.clone(),
-                checkpoint: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
-                best: Best::of(&self.progress.evals, self.run.checkpoints.best()),
+                checkpoint: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
+                best: Best::select(&self.progress.evals, self.run.checkpoints.best()),
                 steps: self.progress.position.global_step,
                 elapsed: start.elapsed(),
-                troubles: self.reporter.troubles.clone(),
+                warnings: self.reporter.warnings.clone(),
             })),
             Err(Exit::Stopped) => {
                 // The weights are those of the last step boundary: attempts do not change weights,
@@ -254,8 +259,8 @@ impl Trainer {
                 {
                     self.checkpoint(false, observer).await?;
                 }
-                let checkpoint = self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone());
-                Ok(Ended::Stopped { checkpoint, done: self.progress.position.global_step, steps: all })
+                let checkpoint = self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone());
+                Ok(RunEnd::Stopped { checkpoint, done: self.progress.position.global_step, steps: all })
             }
             Err(Exit::Failed(error)) => Err(error),
         }
@@ -267,7 +272,7 @@ impl Trainer {
             observer.event(&Event::Note(note.clone()));
         }
         observer.event(&Event::Started {
-            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.path.clone()),
+            from: self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone()),
             done: self.progress.position.global_step,
             steps: self.all_steps(),
         });
@@ -277,7 +282,7 @@ impl Trainer {
         restore_evals(&self.run, &mut self.progress, observer).await?;
         keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
         self.evaluate_if_due(observer, stop).await?;
-        for (phase, &of_phase) in steps.iter().enumerate().skip(self.progress.position.phase as usize) {
+        for (phase, &phase_steps) in steps.iter().enumerate().skip(self.progress.position.phase as usize) {
             enter(&self.run, &mut self.progress, phase).await?;
             let keys = self.run.recipe.phase[phase].clone();
             restore_references(&self.run, &self.progress, &keys).await?;
@@ -285,10 +290,10 @@ impl Trainer {
                 phase,
                 kind: keys.name().to_owned(),
                 done: self.progress.position.step,
-                steps: of_phase,
+                steps: phase_steps,
             });
             let mut current = PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
-            while self.progress.position.step < of_phase && !self.is_good_enough(&keys).await? {
+            while self.progress.position.step < phase_steps && !self.is_good_enough(&keys).await? {
                 if stop.is_stopped() {
                     return Err(Exit::Stopped);
                 }
@@ -296,14 +301,14 @@ impl Trainer {
                 let span = info_span!("step", phase, step);
                 let done = current.step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
-                let retried = self.reporter.note_troubles(&self.run.rollouts, &attempts, observer).await?;
+                let retried = self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
                 self.reporter.add_handoffs(&self.run.policies, &mut metrics);
-                self.finish_step(&keys, of_phase, metrics, observer).await?;
+                self.finish_step(&keys, phase_steps, metrics, observer).await?;
                 self.evaluate_if_due(observer, stop).await?;
             }
-            if self.progress.position.step < of_phase {
-                self.end_early(&keys, of_phase, observer).await?;
+            if self.progress.position.step < phase_steps {
+                self.end_early(&keys, phase_steps, observer).await?;
             }
         }
         Ok(())
@@ -354,7 +359,7 @@ impl Trainer {
         self.progress.position.evaluated = false;
         let Position { phase, step, global_step, .. } = self.progress.position;
         let trained = self.run.recipe.trained_policies_in(keys);
-        for (name, _) in self.run.policies.among(&trained) {
+        for (name, _) in self.run.policies.trained_among(&trained) {
             let version = self.progress.versions.entry(name.to_owned()).or_default();
             *version += 1;
             self.run.policies.publish(name, *version).await?;
@@ -390,22 +395,22 @@ impl Trainer {
 
 /// Opens the directory and store of a run to resume, and updates the lengths of its phases to those
 /// of the current recipe. Also returns notes for the user.
-async fn go_on(
+async fn resume_run(
     recipe: &Recipe,
-    now: Origin,
-) -> Result<(RunFolder, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
-    let (dir, earlier) = RunFolder::resume(recipe)?;
+    current: Origin,
+) -> Result<(LockedRunDir, Arc<dyn Store>, Origin, Vec<String>), TrainerError> {
+    let (dir, earlier) = LockedRunDir::resume(recipe)?;
     let (mut origin, mut notes) = match Origin::read(dir.root())? {
         Some(mut origin) => {
-            let notes = origin.goes_on_with(&now, dir.root())?;
+            let notes = origin.check_unchanged(&current, dir.root())?;
             (origin, notes)
         }
-        None => (now, Vec::new()),
+        None => (current, Vec::new()),
     };
-    let store = dir.open_store(&recipe.run, Start::Resume).await?;
+    let store = dir.open_store(&recipe.run, StartMode::Resume).await?;
     // The directory is locked, so no other process is generating attempts.
     store.abandon_running().await?;
-    notes.extend(origin.lengthen(&earlier, recipe, &*store).await?);
+    notes.extend(origin.update_lengths(&earlier, recipe, &*store).await?);
     origin.write(dir.root())?;
     // The remaining differences are permitted ones. Attempts in the store carry the run's original
     // name, so keep it.

@@ -2,7 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use crate::tokens::Rest;
+use crate::tokens::TokenCursor;
 use crate::{Tokens, TreeError};
 
 /// The contribution of one sequence to the loss of one token. All normalizers (per token, per sequence,
@@ -50,7 +50,7 @@ pub struct Term {
 
 /// A token of a sequence to train on.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
-pub struct PathTarget {
+pub struct SequenceTarget {
     /// Index of the token in its sequence, at least 1.
     pub index: u32,
     /// Temperature that divides the logits before the softmax, greater than 0.
@@ -61,11 +61,11 @@ pub struct PathTarget {
 
 /// A sequence as input of a batch.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
-pub struct PathInput {
+pub struct SequenceInput {
     /// All tokens from the root to the leaf.
     pub tokens: Tokens,
     /// Tokens to train on, by ascending index.
-    pub targets: Vec<PathTarget>,
+    pub targets: Vec<SequenceTarget>,
 }
 
 /// A run of tokens that belong to the same sequences: `tokens[start .. start + len]` of the batch.
@@ -126,24 +126,24 @@ impl TreeBatch {
     /// # Errors
     /// Returns an error if a sequence is empty, or if a target's index is not in `1..len` of its
     /// sequence.
-    pub fn merge(paths: &[PathInput]) -> Result<Self, TreeError> {
+    pub fn merge(sequences: &[SequenceInput]) -> Result<Self, TreeError> {
         let mut arena: Vec<NodeBuilder> = Vec::new();
         let mut roots: Vec<usize> = Vec::new();
-        for (path, input) in paths.iter().enumerate() {
+        for (sequence, input) in sequences.iter().enumerate() {
             if input.tokens.is_empty() {
-                return Err(TreeError::EmptyPath { path });
+                return Err(TreeError::EmptySequence { sequence });
             }
             if let Some(target) =
                 input.targets.iter().find(|t| t.index == 0 || t.index as usize >= input.tokens.len())
             {
-                return Err(TreeError::Target { path, index: target.index, len: input.tokens.len() });
+                return Err(TreeError::Target { sequence, index: target.index, len: input.tokens.len() });
             }
-            insert(&mut arena, &mut roots, input.tokens.rest());
+            insert(&mut arena, &mut roots, input.tokens.cursor());
         }
 
         let mut batch = TreeBatch {
-            paths: paths.len() as u32,
-            path_tokens: paths.iter().map(|p| p.tokens.len() as u64).sum(),
+            paths: sequences.len() as u32,
+            path_tokens: sequences.iter().map(|p| p.tokens.len() as u64).sum(),
             ..TreeBatch::default()
         };
         // Depth-first order: the node's ancestors are still on the stack.
@@ -160,18 +160,24 @@ impl TreeBatch {
 
         // Sorted by target token, temperature bits and sequence: equal tokens and temperatures become one
         // target with several terms.
-        let mut wanted: Vec<(u32, u32, u32, PathTarget)> = Vec::new();
-        for (path, input) in paths.iter().enumerate() {
+        let mut sorted_targets: Vec<(u32, u32, u32, SequenceTarget)> = Vec::new();
+        for (sequence, input) in sequences.iter().enumerate() {
             let packed = batch.packed_sequence(&arena, &roots, &node_indices, &input.tokens);
             for target in &input.targets {
                 let token = packed[target.index as usize];
                 let predictor = packed[target.index as usize - 1];
-                let term = Term { path: path as u32, ..target.term };
-                wanted.push((token, target.temperature.to_bits(), predictor, PathTarget { term, ..*target }));
+                let term = Term { path: sequence as u32, ..target.term };
+                sorted_targets.push((
+                    token,
+                    target.temperature.to_bits(),
+                    predictor,
+                    SequenceTarget { term, ..*target },
+                ));
             }
         }
-        wanted.sort_by_key(|&(token, temperature, _, ref target)| (token, temperature, target.term.path));
-        for (token, temperature, predictor, target) in wanted {
+        sorted_targets
+            .sort_by_key(|&(token, temperature, _, ref target)| (token, temperature, target.term.path));
+        for (token, temperature, predictor, target) in sorted_targets {
             match batch.targets.last_mut() {
                 Some(last) if last.token == token && last.temperature.to_bits() == temperature => {
                     last.terms += 1;
@@ -198,7 +204,7 @@ impl TreeBatch {
         let malformed = |what: String| Err(TreeError::Malformed(what));
         let end_of = |node: &Node| u64::from(node.start) + u64::from(node.len);
         // Nodes from the root to the current node.
-        let mut above: Vec<u32> = Vec::new();
+        let mut ancestors: Vec<u32> = Vec::new();
         let mut end = 0;
         for (index, node) in self.nodes.iter().enumerate() {
             if node.len == 0 || u64::from(node.start) != end {
@@ -206,19 +212,19 @@ impl TreeBatch {
                 return malformed(format!("node {index} has {len} tokens from {start}, but {end} is next"));
             }
             end = end_of(node);
-            while above.last().copied() != node.parent && above.pop().is_some() {}
+            while ancestors.last().copied() != node.parent && ancestors.pop().is_some() {}
             let Some(depth) = node.parent.map_or(Some(0), |parent| {
-                above
+                ancestors
                     .last()
                     .map(|_| self.nodes[parent as usize])
-                    .and_then(|above| above.depth.checked_add(above.len))
+                    .and_then(|ancestors| ancestors.depth.checked_add(ancestors.len))
             }) else {
                 return malformed(format!("node {index} does not follow its parent {:?}", node.parent));
             };
             if node.depth != depth {
                 return malformed(format!("node {index} lies at {}, its parent ends at {depth}", node.depth));
             }
-            above.push(index as u32);
+            ancestors.push(index as u32);
         }
         if end != self.tokens.len() as u64 {
             return malformed(format!("its nodes have {end} tokens of {}", self.tokens.len()));
@@ -254,12 +260,12 @@ impl TreeBatch {
 
     /// Returns the nodes from a root to `node`, in that order.
     pub fn ancestry(&self, node: u32) -> Vec<u32> {
-        let mut path = vec![node];
-        while let Some(parent) = self.nodes[path[path.len() - 1] as usize].parent {
-            path.push(parent);
+        let mut sequence = vec![node];
+        while let Some(parent) = self.nodes[sequence[sequence.len() - 1] as usize].parent {
+            sequence.push(parent);
         }
-        path.reverse();
-        path
+        sequence.reverse();
+        sequence
     }
 
     /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie node.
@@ -272,11 +278,11 @@ impl TreeBatch {
     ) -> Vec<u32> {
         let mut packed = Vec::with_capacity(tokens.len());
         let mut candidates = roots;
-        let mut rest = tokens.rest();
-        while let Some(next) = rest.first() {
+        let mut cursor = tokens.cursor();
+        while let Some(next) = cursor.first() {
             let Some(&at) = candidates.iter().find(|&&c| arena[c].tokens[0] == next) else { break };
             let start = self.nodes[node_indices[at] as usize].start;
-            packed.extend((start..).take(rest.step_along(&arena[at].tokens)));
+            packed.extend((start..).take(cursor.step_along(&arena[at].tokens)));
             candidates = &arena[at].children;
         }
         packed
@@ -284,20 +290,20 @@ impl TreeBatch {
 }
 
 /// Inserts the remaining tokens into the trie, splitting a node at the first different token.
-fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut rest: Rest<'_>) {
+fn insert(arena: &mut Vec<NodeBuilder>, roots: &mut Vec<usize>, mut cursor: TokenCursor<'_>) {
     let mut parent: Option<usize> = None;
-    while let Some(next) = rest.first() {
+    while let Some(next) = cursor.first() {
         let siblings = parent.map_or(&*roots, |p| &arena[p].children);
         let Some(&at) = siblings.iter().find(|&&s| arena[s].tokens[0] == next) else {
             let leaf = arena.len();
-            arena.push(NodeBuilder { tokens: rest.to_vec(), children: Vec::new() });
+            arena.push(NodeBuilder { tokens: cursor.to_vec(), children: Vec::new() });
             match parent {
                 Some(p) => arena[p].children.push(leaf),
                 None => roots.push(leaf),
             }
             return;
         };
-        let common_len = rest.step_along(&arena[at].tokens);
+        let common_len = cursor.step_along(&arena[at].tokens);
         if common_len < arena[at].tokens.len() {
             let tail = arena[at].tokens.split_off(common_len);
             let children = std::mem::take(&mut arena[at].children);
@@ -315,12 +321,12 @@ mod tests {
 
     use super::*;
 
-    fn path(tokens: &[u32], targets: &[u32]) -> PathInput {
-        PathInput {
+    fn make_input(tokens: &[u32], targets: &[u32]) -> SequenceInput {
+        SequenceInput {
             tokens: tokens.to_vec().into(),
             targets: targets
                 .iter()
-                .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })
+                .map(|&index| SequenceTarget { index, temperature: 1.0, term: Term::default() })
                 .collect(),
         }
     }
@@ -329,8 +335,9 @@ mod tests {
     #[test]
     fn check_rejects_inconsistent_batches() {
         type Change = Box<dyn Fn(&mut TreeBatch)>;
-        let paths = [path(&[1, 2, 3, 4, 5], &[2, 4]), path(&[1, 2, 6], &[2]), path(&[7, 8], &[1])];
-        let batch = TreeBatch::merge(&paths).unwrap();
+        let sequences =
+            [make_input(&[1, 2, 3, 4, 5], &[2, 4]), make_input(&[1, 2, 6], &[2]), make_input(&[7, 8], &[1])];
+        let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!(batch.check(), Ok(()));
         let mut changes: Vec<(&str, Change)> = vec![
             ("a token less", Box::new(|b| b.tokens.truncate(b.tokens.len() - 1))),
@@ -364,9 +371,9 @@ mod tests {
     #[test]
     fn merge_matches_golden_tree() {
         let batch = TreeBatch::merge(&[
-            path(&[1, 2, 3, 4, 5], &[2, 3, 4]),
-            path(&[1, 2, 3, 6, 7, 8], &[2, 3, 4, 5]),
-            path(&[1, 2, 9, 10], &[3]),
+            make_input(&[1, 2, 3, 4, 5], &[2, 3, 4]),
+            make_input(&[1, 2, 3, 6, 7, 8], &[2, 3, 4, 5]),
+            make_input(&[1, 2, 9, 10], &[3]),
         ])
         .unwrap();
         assert_eq!(batch.tokens, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
@@ -385,12 +392,12 @@ mod tests {
     #[test]
     fn merge_rejects_unpredictable_targets() {
         assert_eq!(
-            TreeBatch::merge(&[path(&[1, 2], &[0])]),
-            Err(TreeError::Target { path: 0, index: 0, len: 2 })
+            TreeBatch::merge(&[make_input(&[1, 2], &[0])]),
+            Err(TreeError::Target { sequence: 0, index: 0, len: 2 })
         );
-        assert_eq!(TreeBatch::merge(&[path(&[], &[])]), Err(TreeError::EmptyPath { path: 0 }));
-        let beyond = [path(&[3, 4], &[1]), path(&[1, 2], &[1, 2])];
-        assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { path: 1, index: 2, len: 2 }));
+        assert_eq!(TreeBatch::merge(&[make_input(&[], &[])]), Err(TreeError::EmptySequence { sequence: 0 }));
+        let beyond = [make_input(&[3, 4], &[1]), make_input(&[1, 2], &[1, 2])];
+        assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { sequence: 1, index: 2, len: 2 }));
     }
 
     /// A token that sequences share is one target for each temperature, with the terms of its sequences
@@ -398,28 +405,33 @@ mod tests {
     #[test]
     fn terms_keep_sequence_and_temperature() {
         let trained = |temperature, weight| {
-            let mut path = path(&[1, 2, 3], &[2]);
-            path.targets[0].temperature = temperature;
-            path.targets[0].term = Term { path: 99, weight, advantage: -weight, age: 4, ..Term::default() };
-            path
+            let mut sequence = make_input(&[1, 2, 3], &[2]);
+            sequence.targets[0].temperature = temperature;
+            sequence.targets[0].term =
+                Term { path: 99, weight, advantage: -weight, age: 4, ..Term::default() };
+            sequence
         };
-        let paths = [trained(1.0, 0.5), trained(0.7, 0.25), trained(1.0, 0.125)];
-        let batch = TreeBatch::merge(&paths).unwrap();
+        let sequences = [trained(1.0, 0.5), trained(0.7, 0.25), trained(1.0, 0.125)];
+        let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!((batch.nodes.len(), &batch.tokens[..]), (1, &[1, 2, 3][..]));
-        let of = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
+        let terms_of_target = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
             batch.terms_of(target).iter().map(|t| (t.path, t.weight, t.advantage, t.age)).collect()
         };
         let [cool, warm] = &batch.targets[..] else { panic!("{:?}", batch.targets) };
         assert_eq!((cool.temperature, warm.temperature), (0.7, 1.0));
         assert_eq!((cool.token, cool.predictor, warm.token, warm.predictor), (2, 1, 2, 1));
-        assert_eq!(of(cool), [(1, 0.25, -0.25, 4)]);
-        assert_eq!(of(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
+        assert_eq!(terms_of_target(cool), [(1, 0.25, -0.25, 4)]);
+        assert_eq!(terms_of_target(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
     }
 
     /// A sequence that ends within another one, and a sequence that continues at the end of another one.
     #[test]
     fn sequences_can_end_within_others() {
-        let batch = TreeBatch::merge(&[path(&[1, 2], &[1]), path(&[1, 2, 3, 4], &[1, 3]), path(&[1], &[])]);
+        let batch = TreeBatch::merge(&[
+            make_input(&[1, 2], &[1]),
+            make_input(&[1, 2, 3, 4], &[1, 3]),
+            make_input(&[1], &[]),
+        ]);
         let batch = batch.unwrap();
         let shape: Vec<_> = batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
         assert_eq!(shape, [(None, 0, 1, 0), (Some(0), 1, 1, 1), (Some(1), 2, 2, 2)]);
@@ -436,7 +448,7 @@ mod tests {
         ) {
             let paths: Vec<_> = inputs
                 .iter()
-                .map(|tokens| path(tokens, &(1..tokens.len() as u32).collect::<Vec<_>>()))
+                .map(|tokens| make_input(tokens, &(1..tokens.len() as u32).collect::<Vec<_>>()))
                 .collect();
             let batch = TreeBatch::merge(&paths).unwrap();
             let total: usize = batch.targets.iter().map(|t| t.terms as usize).sum();

@@ -54,7 +54,7 @@ impl Component {
     }
 
     /// Returns the contribution to the attempt's score, weight × value. 0 without a weight.
-    pub fn share(&self) -> f64 {
+    pub fn weighted_value(&self) -> f64 {
         self.weight.map_or(0.0, |weight| weight * self.value)
     }
 }

@@ -1,6 +1,6 @@
 //! Names of attempts, derived from their run, their slot in the run and the number of the try.
 //!
-//! An attempt slot ([`Placement`]) is a position in a run: purpose, phase, step, group and sample. A slot can
+//! An attempt slot ([`AttemptSlot`]) is a position in a run: purpose, phase, step, group and sample. A slot can
 //! have several tries, each of which is an attempt with its own [`AttemptId`]. A try that failed stays in the
 //! record as superseded, a try whose process exited as abandoned. Step plans refer to attempts by these
 //! names.
@@ -52,7 +52,7 @@ impl Purpose {
 /// can have several tries, of which the last counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-pub struct Placement {
+pub struct AttemptSlot {
     /// Purpose of the attempt.
     pub purpose: Purpose,
     /// Index of the phase in the recipe, from 0.
@@ -65,10 +65,10 @@ pub struct Placement {
     pub sample: u32,
 }
 
-impl Placement {
+impl AttemptSlot {
     /// Returns the short name, such as `train/1/3/0/2`.
     pub fn name(&self) -> String {
-        let Placement { purpose, phase, step, group, sample } = self;
+        let AttemptSlot { purpose, phase, step, group, sample } = self;
         format!("{}/{phase}/{step}/{group}/{sample}", purpose.name())
     }
 
@@ -77,7 +77,7 @@ impl Placement {
         let parts: Vec<&str> = name.split('/').collect();
         let [purpose, phase, step, group, sample] = parts[..] else { return None };
         let number = |text: &str| text.parse::<u32>().ok();
-        Some(Placement {
+        Some(AttemptSlot {
             purpose: Purpose::parse(purpose)?,
             phase: number(phase)?,
             step: number(step)?,
@@ -87,9 +87,9 @@ impl Placement {
     }
 }
 
-impl fmt::Display for Placement {
+impl fmt::Display for AttemptSlot {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Placement { purpose, phase, step, group, sample } = self;
+        let AttemptSlot { purpose, phase, step, group, sample } = self;
         let purpose = purpose.name();
         write!(f, "attempt {purpose}/phase {phase}/step {step}/group {group}/sample {sample}")
     }
@@ -117,8 +117,8 @@ pub struct AttemptId([u8; 16]);
 impl AttemptId {
     /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a SHA-256 hash
     /// of all three.
-    pub fn new(run: &RunId, slot: &Placement, number: u32) -> Self {
-        let Placement { purpose, phase, step, group, sample } = *slot;
+    pub fn new(run: &RunId, slot: &AttemptSlot, number: u32) -> Self {
+        let AttemptSlot { purpose, phase, step, group, sample } = *slot;
         let mut hash = Sha256::new();
         // 0xFF cannot occur in UTF-8 text. As a terminator, it keeps different lists of parts distinct.
         for text in [run.0.as_str(), purpose.name()] {
@@ -159,22 +159,22 @@ impl fmt::Debug for AttemptId {
 /// A text that is not an attempt id.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 #[error("{0:?} is not the name of an attempt, which has 32 hexadecimal digits")]
-pub struct NotAnAttempt(String);
+pub struct InvalidAttemptId(String);
 
 impl FromStr for AttemptId {
-    type Err = NotAnAttempt;
+    type Err = InvalidAttemptId;
 
-    fn from_str(text: &str) -> Result<Self, NotAnAttempt> {
+    fn from_str(text: &str) -> Result<Self, InvalidAttemptId> {
         let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
-        number.map(|number| AttemptId(number.to_be_bytes())).ok_or_else(|| NotAnAttempt(text.to_owned()))
+        number.map(|number| AttemptId(number.to_be_bytes())).ok_or_else(|| InvalidAttemptId(text.to_owned()))
     }
 }
 
 impl TryFrom<String> for AttemptId {
-    type Error = NotAnAttempt;
+    type Error = InvalidAttemptId;
 
-    fn try_from(text: String) -> Result<Self, NotAnAttempt> {
+    fn try_from(text: String) -> Result<Self, InvalidAttemptId> {
         text.parse()
     }
 }
@@ -191,18 +191,18 @@ mod tests {
 
     use super::*;
 
-    const SLOT: Placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+    const SLOT: AttemptSlot = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
 
     #[test]
     fn attempt_id_depends_on_every_part() {
         let run = RunId("a".into());
         let mut names = BTreeSet::from([AttemptId::new(&run, &SLOT, 0)]);
         let other_slots = [
-            Placement { purpose: Purpose::Eval, ..SLOT },
-            Placement { phase: 2, ..SLOT },
-            Placement { step: 3, ..SLOT },
-            Placement { group: 4, ..SLOT },
-            Placement { sample: 5, ..SLOT },
+            AttemptSlot { purpose: Purpose::Eval, ..SLOT },
+            AttemptSlot { phase: 2, ..SLOT },
+            AttemptSlot { step: 3, ..SLOT },
+            AttemptSlot { group: 4, ..SLOT },
+            AttemptSlot { sample: 5, ..SLOT },
         ];
         names.extend(other_slots.iter().map(|slot| AttemptId::new(&run, slot, 0)));
         names.insert(AttemptId::new(&run, &SLOT, 1));
@@ -223,9 +223,9 @@ mod tests {
     #[test]
     fn placement_name_round_trips() {
         assert_eq!(SLOT.name(), "train/1/2/3/4");
-        assert_eq!(Placement::parse("train/1/2/3/4"), Some(SLOT));
+        assert_eq!(AttemptSlot::parse("train/1/2/3/4"), Some(SLOT));
         for text in ["", "train/1/2/3", "tran/1/2/3/4", "train/1/2/3/-4", "train/1/2/3/4/5"] {
-            assert_eq!(Placement::parse(text), None, "{text}");
+            assert_eq!(AttemptSlot::parse(text), None, "{text}");
         }
     }
 
@@ -242,7 +242,7 @@ mod tests {
             "g001feff6162636465666768696a6b6c",
         ];
         for text in bad {
-            assert_eq!(text.parse::<AttemptId>(), Err(NotAnAttempt(text.into())));
+            assert_eq!(text.parse::<AttemptId>(), Err(InvalidAttemptId(text.into())));
         }
     }
 

@@ -4,7 +4,7 @@
 //! tool result, a template boundary; *given* in names), *sampled* by it (with the behavior
 //! log-probability and the weight version of every token) or *demonstrated* to it (an assistant turn by
 //! another author). Segments form a [`Trajectory`]: a chat turn appends, an edited history forks. A
-//! *sequence* (`path` in names) runs from a root to one segment: it contains the tokens of one model
+//! *sequence* (`sequence` in names) runs from a root to one segment: it contains the tokens of one model
 //! call. Attempts have names ([`AttemptId`]) that are derived from their slot in a run ([`Placement`]).
 //!
 //! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every shared
@@ -39,11 +39,11 @@ mod outcome;
 mod segment;
 mod tokens;
 
-pub use batch::{Node, PathInput, PathTarget, Target, Term, TreeBatch};
+pub use batch::{Node, SequenceInput, SequenceTarget, Target, Term, TreeBatch};
 pub use component::{Component, CreditTarget};
-pub use identity::{AttemptId, DEFAULT, NotAnAttempt, Placement, Purpose, RunId};
-pub use outcome::{CallCounts, ContextTruncation, Drift, Finish, Outcome, Trouble};
-pub use segment::{Kind, Masked, Part, Segment, SegmentId, Trajectory, VersionRun};
+pub use identity::{AttemptId, AttemptSlot, DEFAULT, InvalidAttemptId, Purpose, RunId};
+pub use outcome::{AttemptWarning, CallCounts, ContextTruncation, Drift, Finish, Outcome};
+pub use segment::{Kind, MaskReason, Part, Segment, SegmentId, Trajectory, VersionRun};
 pub use tokens::Tokens;
 
 /// Errors in a trajectory or a batch.
@@ -84,10 +84,10 @@ pub enum TreeError {
         what: &'static str,
     },
     /// A target has no preceding token, or an index beyond the end of its sequence.
-    #[error("path {path} has a target at token {index}, but targets must lie in 1..{len}")]
+    #[error("path {sequence} has a target at token {index}, but targets must lie in 1..{len}")]
     Target {
         /// Index of the sequence in the input.
-        path: usize,
+        sequence: usize,
         /// Index of the target token in the sequence.
         index: u32,
         /// Number of tokens of the sequence.
@@ -97,9 +97,9 @@ pub enum TreeError {
     #[error("the batch is malformed: {0}; make it with TreeBatch::merge, and send it whole")]
     Malformed(String),
     /// A sequence has no tokens.
-    #[error("path {path} is empty")]
-    EmptyPath {
+    #[error("path {sequence} is empty")]
+    EmptySequence {
         /// Index of the sequence in the input.
-        path: usize,
+        sequence: usize,
     },
 }

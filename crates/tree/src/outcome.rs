@@ -29,7 +29,7 @@ pub enum Finish {
 
 impl Finish {
     /// Returns whether the attempt ended by itself, not by a limit or a failure.
-    pub fn is_whole(self) -> bool {
+    pub fn is_complete(self) -> bool {
         matches!(self, Finish::Answered | Finish::Ended)
     }
 }
@@ -89,12 +89,12 @@ pub struct Outcome {
     pub error: Option<String>,
     /// Failures around the model; only the first few are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<Trouble>,
+    pub troubles: Vec<AttemptWarning>,
 }
 
 impl Outcome {
     /// Creates the initial outcome of an attempt. `finish` is `Failed` until the attempt ends.
-    pub fn begun() -> Self {
+    pub fn initial() -> Self {
         Outcome {
             final_text: String::new(),
             thought: String::new(),
@@ -119,13 +119,13 @@ impl Outcome {
 
     /// Creates the outcome of a demonstrated conversation that ends with this answer.
     pub fn demonstrated(final_answer: impl Into<String>) -> Self {
-        Outcome { final_text: final_answer.into(), finish: Finish::Answered, ..Outcome::begun() }
+        Outcome { final_text: final_answer.into(), finish: Finish::Answered, ..Outcome::initial() }
     }
 
     /// Adds a failure, unless the maximum number of failures is recorded already.
-    pub fn trouble(&mut self, source: impl Into<String>, why: impl Into<String>) {
-        if self.troubles.len() < TROUBLES {
-            self.troubles.push(Trouble { source: source.into(), why: why.into() });
+    pub fn add_warning(&mut self, source: impl Into<String>, why: impl Into<String>) {
+        if self.troubles.len() < MAX_WARNINGS {
+            self.troubles.push(AttemptWarning { source: source.into(), why: why.into() });
         }
     }
 }
@@ -160,11 +160,11 @@ fn is_false(value: &bool) -> bool {
 }
 
 /// Maximum number of recorded failures of an attempt.
-const TROUBLES: usize = 8;
+const MAX_WARNINGS: usize = 8;
 
 /// A failure around the model.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Trouble {
+pub struct AttemptWarning {
     /// Source of the failure: the name of a tool, the scorer, or the attempt itself.
     pub source: String,
     /// Message of the failure.
@@ -197,7 +197,7 @@ fn is_0(count: &u32) -> bool {
 
 impl CallCounts {
     /// Returns the counts added since `before`.
-    pub fn since(&self, before: &Self) -> Self {
+    pub fn subtract(&self, before: &Self) -> Self {
         CallCounts {
             ok: self.ok - before.ok,
             malformed: self.malformed - before.malformed,
@@ -211,7 +211,7 @@ impl CallCounts {
 
     /// Returns the sum of both counts.
     #[must_use]
-    pub fn and(&self, other: &Self) -> Self {
+    pub fn sum_with(&self, other: &Self) -> Self {
         CallCounts {
             ok: self.ok + other.ok,
             malformed: self.malformed + other.malformed,

@@ -40,31 +40,31 @@ pub enum Kind {
 /// Reason why sampled tokens are not targets: their log-probabilities are not those of the distribution
 /// that they were sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum Masked {
+pub enum MaskReason {
     /// Decoded greedily, at temperature 0.
     Greedy,
     /// Sampled from a restricted or changed distribution: filters, penalties, biases.
     Filtered,
 }
 
-impl Masked {
+impl MaskReason {
     /// All reasons.
-    pub const ALL: [Masked; 2] = [Masked::Greedy, Masked::Filtered];
+    pub const ALL: [MaskReason; 2] = [MaskReason::Greedy, MaskReason::Filtered];
 
     /// Returns the name of the reason in metrics.
     pub fn name(self) -> &'static str {
         match self {
-            Masked::Greedy => "greedy",
-            Masked::Filtered => "filtered",
+            MaskReason::Greedy => "greedy",
+            MaskReason::Filtered => "filtered",
         }
     }
 }
 
-impl fmt::Display for Masked {
+impl fmt::Display for MaskReason {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         f.write_str(match self {
-            Masked::Greedy => "decoded greedily",
-            Masked::Filtered => "sampled with a filter, a penalty or a bias",
+            MaskReason::Greedy => "decoded greedily",
+            MaskReason::Filtered => "sampled with a filter, a penalty or a bias",
         })
     }
 }
@@ -115,16 +115,16 @@ pub struct Segment {
 
 impl Segment {
     /// Creates a context segment for [`Trajectory::push`], which sets its `id`.
-    pub fn given(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
-        Self::plain(parent, Kind::Given, tokens, turn)
+    pub fn context(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
+        Self::with_kind(parent, Kind::Given, tokens, turn)
     }
 
     /// Creates a demonstrated segment for [`Trajectory::push`], which sets its `id`.
     pub fn demonstrated(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
-        Self::plain(parent, Kind::Demonstrated, tokens, turn)
+        Self::with_kind(parent, Kind::Demonstrated, tokens, turn)
     }
 
-    fn plain(parent: Option<SegmentId>, kind: Kind, tokens: Vec<u32>, turn: u32) -> Self {
+    fn with_kind(parent: Option<SegmentId>, kind: Kind, tokens: Vec<u32>, turn: u32) -> Self {
         Segment {
             id: SegmentId(0),
             parent,
@@ -143,20 +143,20 @@ impl Segment {
 
     /// Returns why the sampled tokens are not targets. Returns `None` if they are targets, and for other
     /// kinds.
-    pub fn masked(&self) -> Option<Masked> {
+    pub fn mask_reason(&self) -> Option<MaskReason> {
         if self.kind != Kind::Sampled {
             None
         } else if self.temperature <= 0.0 {
-            Some(Masked::Greedy)
+            Some(MaskReason::Greedy)
         } else {
-            self.filtered.then_some(Masked::Filtered)
+            self.filtered.then_some(MaskReason::Filtered)
         }
     }
 
     /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities are
     /// those of the distribution they were sampled from, or demonstrated tokens.
     pub fn is_target(&self) -> bool {
-        self.kind != Kind::Given && !self.tokens.is_empty() && self.masked().is_none()
+        self.kind != Kind::Given && !self.tokens.is_empty() && self.mask_reason().is_none()
     }
 
     /// Sets the id of the segment to `id`, after checking it against its parent, which has `of_parent`
@@ -165,17 +165,17 @@ impl Segment {
     /// # Errors
     /// Returns an error if the parent does not precede the segment or has too few tokens, or if the
     /// per-token data does not match the tokens and the kind.
-    pub fn fit(&mut self, id: u32, of_parent: usize) -> Result<(), TreeError> {
+    pub fn validate(&mut self, id: u32, parent_len: usize) -> Result<(), TreeError> {
         if let Some(SegmentId(parent)) = self.parent
             && parent >= id
         {
             return Err(TreeError::NoParent { segment: id, parent, len: id as usize });
         }
-        let of_parent = self.parent.map_or(0, |_| of_parent);
-        match self.after.map(|after| after as usize) {
-            Some(after) if after == of_parent && after > 0 => self.after = None,
-            Some(after) if after == 0 || after > of_parent => {
-                return Err(TreeError::Fork { segment: id, after, len: of_parent });
+        let parent_len = self.parent.map_or(0, |_| parent_len);
+        match self.after.map(|fork_offset| fork_offset as usize) {
+            Some(fork_offset) if fork_offset == parent_len && fork_offset > 0 => self.after = None,
+            Some(fork_offset) if fork_offset == 0 || fork_offset > parent_len => {
+                return Err(TreeError::Fork { segment: id, after: fork_offset, len: parent_len });
             }
             _ => {}
         }
@@ -215,7 +215,7 @@ impl<'a> Part<'a> {
     }
 
     /// Returns whether all tokens of the segment are in the sequence.
-    pub fn is_whole(&self) -> bool {
+    pub fn is_complete(&self) -> bool {
         self.len == self.segment.tokens.len()
     }
 }
@@ -246,7 +246,7 @@ impl Trajectory {
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
         let parent = segment.parent.and_then(|parent| self.segments.get(parent.0 as usize));
-        segment.fit(id, parent.map_or(0, |parent| parent.tokens.len()))?;
+        segment.validate(id, parent.map_or(0, |parent| parent.tokens.len()))?;
         self.segments.push(segment);
         Ok(SegmentId(id))
     }
@@ -260,7 +260,7 @@ impl Trajectory {
 
     /// Sets agent and policy of all segments.
     #[must_use]
-    pub fn by(mut self, agent: &str, policy: &str) -> Self {
+    pub fn with_names(mut self, agent: &str, policy: &str) -> Self {
         for segment in &mut self.segments {
             (segment.agent, segment.policy) = (agent.to_owned(), policy.to_owned());
         }
@@ -269,17 +269,20 @@ impl Trajectory {
 
     /// Returns the parts of segments from a root to the end of `leaf`. Empty if `leaf` is not in the
     /// trajectory.
-    pub fn path(&self, leaf: SegmentId) -> Vec<Part<'_>> {
-        let mut path = Vec::new();
+    pub fn sequence(&self, leaf: SegmentId) -> Vec<Part<'_>> {
+        let mut sequence = Vec::new();
         let mut next = Some((leaf, None));
-        while let Some((id, after)) = next
+        while let Some((id, fork_offset)) = next
             && let Some(segment) = self.segments.get(id.0 as usize)
         {
-            path.push(Part { segment, len: after.map_or(segment.tokens.len(), |after: u32| after as usize) });
+            sequence.push(Part {
+                segment,
+                len: fork_offset.map_or(segment.tokens.len(), |fork_offset: u32| fork_offset as usize),
+            });
             next = segment.parent.map(|parent| (parent, segment.after));
         }
-        path.reverse();
-        path
+        sequence.reverse();
+        sequence
     }
 
     /// Returns the segments that no other segment continues at their end, in order.
@@ -317,8 +320,8 @@ impl Trajectory {
     }
 
     /// Returns the token ids of the sequence to `leaf`.
-    pub fn path_tokens(&self, leaf: SegmentId) -> Vec<u32> {
-        self.path(leaf).iter().flat_map(|part| part.tokens().iter().copied()).collect()
+    pub fn sequence_tokens(&self, leaf: SegmentId) -> Vec<u32> {
+        self.sequence(leaf).iter().flat_map(|part| part.tokens().iter().copied()).collect()
     }
 
     /// Returns the number of sampled tokens in the trajectory.
@@ -334,16 +337,16 @@ mod tests {
     #[test]
     fn trajectory_forks_on_edited_history() {
         let mut trajectory = Trajectory::new();
-        let root = trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+        let root = trajectory.push(Segment::context(None, vec![1, 2], 0)).unwrap();
         let completion = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-0.5],
             versions: vec![VersionRun { version: 3, len: 1 }],
-            ..Segment::given(Some(root), vec![7], 0)
+            ..Segment::context(Some(root), vec![7], 0)
         };
         let first = trajectory.push(completion.clone()).unwrap();
         let second = trajectory.push(completion).unwrap();
-        assert_eq!(trajectory.path_tokens(first), [1, 2, 7]);
+        assert_eq!(trajectory.sequence_tokens(first), [1, 2, 7]);
         assert_eq!(trajectory.leaves(), [first, second]);
         assert_eq!(trajectory.sampled_tokens(), 2);
         assert_eq!(trajectory.segments()[1].token_versions().collect::<Vec<_>>(), [3]);
@@ -352,23 +355,27 @@ mod tests {
     #[test]
     fn fork_must_be_within_parent() {
         let mut trajectory = Trajectory::new();
-        let root = trajectory.push(Segment::given(None, vec![1, 2, 3], 0)).unwrap();
-        let fork = |parent, after| Segment { after: Some(after), ..Segment::given(parent, vec![9], 1) };
-        for (parent, after, len) in [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)] {
-            let expected_error = TreeError::Fork { segment: 1, after: after as usize, len };
-            assert_eq!(trajectory.push(fork(parent, after)), Err(expected_error));
+        let root = trajectory.push(Segment::context(None, vec![1, 2, 3], 0)).unwrap();
+        let fork = |parent, fork_offset| Segment {
+            after: Some(fork_offset),
+            ..Segment::context(parent, vec![9], 1)
+        };
+        for (parent, fork_offset, len) in [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)]
+        {
+            let expected_error = TreeError::Fork { segment: 1, after: fork_offset as usize, len };
+            assert_eq!(trajectory.push(fork(parent, fork_offset)), Err(expected_error));
         }
         let within = trajectory.push(fork(Some(root), 2)).unwrap();
         let at_end = trajectory.push(fork(Some(root), 3)).unwrap();
         assert_eq!(
-            (trajectory.path_tokens(within), trajectory.path_tokens(at_end)),
+            (trajectory.sequence_tokens(within), trajectory.sequence_tokens(at_end)),
             (vec![1, 2, 9], vec![1, 2, 3, 9])
         );
         assert_eq!(trajectory.segments()[at_end.0 as usize].after, None);
         let parts: Vec<(u32, usize, bool)> = trajectory
-            .path(within)
+            .sequence(within)
             .iter()
-            .map(|part| (part.segment.id.0, part.len, part.is_whole()))
+            .map(|part| (part.segment.id.0, part.len, part.is_complete()))
             .collect();
         assert_eq!(parts, [(0, 2, false), (1, 1, true)]);
         assert_eq!(trajectory.leaves(), [within, at_end]);
@@ -377,8 +384,9 @@ mod tests {
     #[test]
     fn owners_cover_every_segment() {
         let mut trajectory = Trajectory::new();
-        let mut push = |parent: Option<u32>, after| {
-            let segment = Segment { after, ..Segment::given(parent.map(SegmentId), vec![1, 2, 3], 0) };
+        let mut push = |parent: Option<u32>, fork_offset| {
+            let segment =
+                Segment { after: fork_offset, ..Segment::context(parent.map(SegmentId), vec![1, 2, 3], 0) };
             trajectory.push(segment).unwrap().0
         };
         let root = push(None, None);
@@ -396,17 +404,17 @@ mod tests {
     #[test]
     fn push_rejects_mismatched_token_data() {
         let mut trajectory = Trajectory::new();
-        let orphan = trajectory.push(Segment::given(Some(SegmentId(4)), vec![1], 0));
+        let orphan = trajectory.push(Segment::context(Some(SegmentId(4)), vec![1], 0));
         assert_eq!(orphan, Err(TreeError::NoParent { segment: 0, parent: 4, len: 0 }));
-        let bare = Segment { kind: Kind::Sampled, ..Segment::given(None, vec![1], 0) };
+        let bare = Segment { kind: Kind::Sampled, ..Segment::context(None, vec![1], 0) };
         assert!(matches!(trajectory.push(bare), Err(TreeError::Length { what: "log-probabilities", .. })));
-        let itself = trajectory.push(Segment::given(Some(SegmentId(0)), vec![1], 0));
+        let itself = trajectory.push(Segment::context(Some(SegmentId(0)), vec![1], 0));
         assert_eq!(itself, Err(TreeError::NoParent { segment: 0, parent: 0, len: 0 }));
         let sampled = |len| Segment {
             kind: Kind::Sampled,
             logprobs: vec![-0.5, -0.7],
             versions: vec![VersionRun { version: 1, len }],
-            ..Segment::given(None, vec![1, 2], 0)
+            ..Segment::context(None, vec![1, 2], 0)
         };
         for len in [0, 1, 3] {
             let what = "token versions";
@@ -414,9 +422,9 @@ mod tests {
             assert_eq!(trajectory.push(sampled(len)), expected_error);
         }
         // Segments that were not sampled must have no log-probabilities, even one per token.
-        let given = Segment { kind: Kind::Given, ..sampled(2) };
+        let context = Segment { kind: Kind::Given, ..sampled(2) };
         let expected_error = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
-        assert_eq!(trajectory.push(given), Err(expected_error));
+        assert_eq!(trajectory.push(context), Err(expected_error));
         assert_eq!(trajectory.segments(), []);
         assert_eq!(trajectory.push(sampled(2)), Ok(SegmentId(0)));
     }
@@ -429,13 +437,13 @@ mod tests {
             kind: Kind::Sampled,
             logprobs: vec![-0.5; 3],
             versions: vec![VersionRun { version: 3, len: 1 }, VersionRun { version: 5, len: 2 }],
-            ..Segment::given(Some(root), vec![7, 8, 9], 5)
+            ..Segment::context(Some(root), vec![7, 8, 9], 5)
         };
         let leaf = trajectory.push(sampled).unwrap();
-        let ids: Vec<SegmentId> = trajectory.path(leaf).iter().map(|part| part.segment.id).collect();
+        let ids: Vec<SegmentId> = trajectory.sequence(leaf).iter().map(|part| part.segment.id).collect();
         assert_eq!(ids, [root, leaf]);
-        assert_eq!(trajectory.path_tokens(leaf), [1, 2, 7, 8, 9]);
-        assert!(trajectory.path(SegmentId(2)).is_empty());
+        assert_eq!(trajectory.sequence_tokens(leaf), [1, 2, 7, 8, 9]);
+        assert!(trajectory.sequence(SegmentId(2)).is_empty());
         assert_eq!(trajectory.leaves(), [leaf]);
         let [first, second] = trajectory.segments() else { panic!() };
         assert_eq!((first.kind, first.turn, second.turn), (Kind::Demonstrated, 4, 5));

@@ -77,45 +77,45 @@ impl Tokens {
     }
 
     /// Returns a cursor at the first token.
-    pub(crate) fn rest(&self) -> Rest<'_> {
-        Rest { chunks: &self.chunks, at: 0 }
+    pub(crate) fn cursor(&self) -> TokenCursor<'_> {
+        TokenCursor { chunks: &self.chunks, offset: 0 }
     }
 }
 
 /// A cursor over the remaining tokens of a sequence.
 #[derive(Clone, Copy)]
-pub(crate) struct Rest<'a> {
+pub(crate) struct TokenCursor<'a> {
     /// Pieces from the one with the next token.
     chunks: &'a [Chunk],
     /// Offset of the next token in the first of `chunks`.
-    at: usize,
+    offset: usize,
 }
 
-impl<'a> Rest<'a> {
+impl<'a> TokenCursor<'a> {
     /// Returns the next token, or `None` at the end.
     pub fn first(&self) -> Option<u32> {
-        self.chunks.first().map(|chunk| chunk.tokens[self.at])
+        self.chunks.first().map(|chunk| chunk.tokens[self.offset])
     }
 
     /// Advances past the tokens that are equal to a prefix of `others`. Returns their number.
     pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {
-            let (own, other_tokens) = (&chunk.tokens()[self.at..], &other_tokens[common_len..]);
-            let same = own.iter().zip(other_tokens).take_while(|(a, b)| a == b).count();
-            common_len += same;
-            self.at += same;
-            if self.at < chunk.len {
+            let (own_tokens, other_tokens) = (&chunk.tokens()[self.offset..], &other_tokens[common_len..]);
+            let common = own_tokens.iter().zip(other_tokens).take_while(|(a, b)| a == b).count();
+            common_len += common;
+            self.offset += common;
+            if self.offset < chunk.len {
                 break;
             }
-            (self.chunks, self.at) = (&self.chunks[1..], 0);
+            (self.chunks, self.offset) = (&self.chunks[1..], 0);
         }
         common_len
     }
 
     /// Returns all remaining tokens.
     pub fn to_vec(self) -> Vec<u32> {
-        let mut skip = self.at;
+        let mut skip = self.offset;
         let mut tokens = Vec::new();
         for chunk in self.chunks {
             tokens.extend_from_slice(&chunk.tokens()[std::mem::take(&mut skip)..]);
@@ -196,14 +196,14 @@ mod tests {
         (tokens, plain)
     }
 
-    fn pieces() -> impl Strategy<Value = Vec<(Vec<u32>, usize)>> {
+    fn chunk_lists() -> impl Strategy<Value = Vec<(Vec<u32>, usize)>> {
         prop::collection::vec((prop::collection::vec(0..3u32, 0..5), 0..6usize), 0..6)
     }
 
     proptest! {
         /// Pieces are read, truncated, compared and serialized like the flat list.
         #[test]
-        fn pieces_behave_like_flat_list(ours in pieces(), theirs in pieces(), keep in 0..20usize) {
+        fn pieces_behave_like_flat_list(ours in chunk_lists(), theirs in chunk_lists(), keep in 0..20usize) {
             let (mut tokens, mut plain) = chunked_tokens(&ours);
             let (other, other_plain) = chunked_tokens(&theirs);
             prop_assert_eq!(tokens == other, plain == other_plain);
@@ -219,9 +219,9 @@ mod tests {
 
         /// The cursor advances past the common prefix, and keeps the remaining tokens.
         #[test]
-        fn cursor_keeps_tokens_after_common_prefix(ours in pieces(), others in prop::collection::vec(0..3u32, 0..12)) {
+        fn cursor_keeps_tokens_after_common_prefix(ours in chunk_lists(), others in prop::collection::vec(0..3u32, 0..12)) {
             let (tokens, plain) = chunked_tokens(&ours);
-            let mut rest = tokens.rest();
+            let mut rest = tokens.cursor();
             let shared = plain.iter().zip(&others).take_while(|(a, b)| a == b).count();
             prop_assert_eq!(rest.step_along(&others), shared);
             prop_assert_eq!(rest.first(), plain.get(shared).copied());

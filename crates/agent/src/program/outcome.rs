@@ -24,7 +24,7 @@ pub(super) fn attempt(
     ended: Result<Output, String>,
     (recorded, rewards): (Recording, Vec<Reward>),
 ) -> Attempt {
-    let mut outcome = Outcome::begun();
+    let mut outcome = Outcome::initial();
     let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
     outcome.cuts = recorded.calls.iter().filter_map(to_context_cut).collect();
@@ -32,7 +32,7 @@ pub(super) fn attempt(
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
     if let Some(error) = &recorded.comparison_error {
-        outcome.trouble("chat template", error.as_str());
+        outcome.add_warning("chat template", error.as_str());
     }
     // A program executes the tool calls of a completion before it requests the next one.
     let requested = calls.split_last().map_or(&[][..], |(_, earlier)| earlier);
@@ -49,8 +49,10 @@ pub(super) fn attempt(
                 None => {
                     outcome.finish = Finish::Deadline;
                     let attempt_timeout = limits.attempt;
-                    outcome
-                        .trouble(name, format!("was not done within {attempt_timeout:?}, and was stopped"));
+                    outcome.add_warning(
+                        name,
+                        format!("was not done within {attempt_timeout:?}, and was stopped"),
+                    );
                 }
                 // Most programs fail if a call is rejected, and the recipe sets the limit that rejects
                 // it.
@@ -64,7 +66,7 @@ pub(super) fn attempt(
             if recorded.calls.is_empty() && outcome.error.is_none() {
                 broken(&mut outcome, name, silent(&recorded.rejected, &stdout, &stderr));
             }
-            if outcome.finish.is_whole() {
+            if outcome.finish.is_complete() {
                 let last = calls.iter().rfind(|call| !call.content.is_empty());
                 let last_text = last.map(|call| call.content.clone());
                 outcome.final_text = answer(printed.as_deref()).or(last_text).unwrap_or_default();
@@ -72,7 +74,7 @@ pub(super) fn attempt(
         }
     }
     for call in recorded.calls.iter().filter_map(|call| Some((call, call.error.as_ref()?))) {
-        outcome.trouble(format!("call of {}", call.0.agent), call.1.clone());
+        outcome.add_warning(format!("call of {}", call.0.agent), call.1.clone());
     }
     let rewards: Vec<Value> = rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
     let mut evidence = json!({
@@ -86,7 +88,9 @@ pub(super) fn attempt(
     // External calls are recorded as messages, because their token ids have no meaning here.
     if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
         match levade_tools::too_deep(&external) {
-            Some(why) => outcome.trouble(name, format!("what models of others said is not recorded: {why}")),
+            Some(why) => {
+                outcome.add_warning(name, format!("what models of others said is not recorded: {why}"))
+            }
             None => evidence["external"] = external,
         }
     }
@@ -142,7 +146,7 @@ fn called(call: &CallRecord) -> Value {
 }
 
 fn broken(outcome: &mut Outcome, source: &str, why: String) {
-    outcome.trouble(source, why.clone());
+    outcome.add_warning(source, why.clone());
     outcome.error = Some(format!("{source} {why}"));
     outcome.finish = Finish::Failed;
 }

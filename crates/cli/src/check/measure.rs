@@ -7,7 +7,7 @@ use levade_agent::environments::Environments;
 use levade_recipe::{EvalKeys, MetricsKeys, Phase, Recipe};
 use levade_run::policies::{self, StartedPolicies};
 use levade_run::{Host, dir, scorers};
-use levade_trainer::{Event, Metrics, Observer, Parts, Start, StopFlag, Trainer};
+use levade_trainer::{Event, Metrics, Observer, RunParts, StartMode, StopFlag, Trainer};
 use tokio::sync::Notify;
 
 use super::report::Report;
@@ -54,8 +54,8 @@ async fn measure_step(
     let StartedPolicies { policies, agents, model_files, teachers, .. } =
         policies::start(&recipe, started_at, &environments, host, &mut Vec::new()).await?;
     let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
-    let parts = Parts { policies, agents, scorers, environments, begun: started_at, model_files, teachers };
-    let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await?;
+    let parts = RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
+    let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
     let first = FirstStep::default();
     let (mut watch, stop) = (first.clone(), StopFlag::default());
     // The run is cancelled when the step is done, because its checkpoint is not needed.

@@ -25,8 +25,8 @@ use levade_run::{external, model, scorers};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_trainer::{
-    AgentParts, Agents, DryRunScore, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
-    rehearse,
+    AgentSpec, Agents, DryRunScore, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
+    dry_run,
 };
 use levade_tree::Component;
 
@@ -109,7 +109,7 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
         let (toolboxes, task, call) = (&toolboxes, &first, args.call);
         let trial = tools::Trial { recipe, toolboxes, keys, chat: &chat, task, call };
         if let Some(tools) = tools::check(&trial, report).await {
-            parts.push(AgentParts::new(&name, chat, tools));
+            parts.push(AgentSpec::new(&name, chat, tools));
         }
     }
     for note in scorers::notes(&recipe.reward) {
@@ -176,7 +176,7 @@ fn open_chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> 
 /// Calls every scorer once, for a made-up attempt whose completion is the expected answer of its
 /// task.
 async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
-    for DryRunScore { scorer, gave } in rehearse(scorers, tasks).await {
+    for DryRunScore { scorer, result: gave } in dry_run(scorers, tasks).await {
         match gave {
             None => report.note(
                 "scorer",
@@ -208,7 +208,7 @@ async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
 async fn check_prompts(
     recipe: &Recipe,
     planned: &PlannedModels,
-    parts: &[AgentParts],
+    parts: &[AgentSpec],
     scorers: &Scorers,
     tasks: &Tasks,
     report: &mut Report,
@@ -216,7 +216,8 @@ async fn check_prompts(
     let context = planned.context();
     // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
-    let Some(agents) = report.ok_or_fail("agents", Agents::over(recipe, parts, &sampler, context)) else {
+    let Some(agents) = report.ok_or_fail("agents", Agents::with_sampler(recipe, parts, &sampler, context))
+    else {
         return;
     };
     let looked = check_tasks(recipe, scorers, tasks, &agents).await;

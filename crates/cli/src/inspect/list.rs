@@ -3,7 +3,7 @@
 use std::fmt::Write as _;
 
 use levade_store::{AttemptSummary, FailedAttempt, Status, Store};
-use levade_tree::{AttemptId, Placement};
+use levade_tree::{AttemptId, AttemptSlot};
 
 use super::Args;
 use crate::failure::unusable;
@@ -13,10 +13,8 @@ use crate::failure::unusable;
 pub async fn select_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
-    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.placement.phase).max());
-    summaries.retain(|s| {
-        Some(s.placement.phase) == phase && args.step.is_none_or(|step| s.placement.step == step)
-    });
+    let phase = args.phase.or_else(|| summaries.iter().map(|s| s.slot.phase).max());
+    summaries.retain(|s| Some(s.slot.phase) == phase && args.step.is_none_or(|step| s.slot.step == step));
     Ok(summaries)
 }
 
@@ -34,7 +32,7 @@ pub fn no_attempts(args: &Args, what: &str) -> String {
 /// Returns the failed attempts that the options select, of all phases unless one is selected.
 pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<FailedAttempt>> {
     let mut failures = store.failures(args.purpose()).await?;
-    failures.retain(|FailedAttempt { placement, .. }| {
+    failures.retain(|FailedAttempt { slot: placement, .. }| {
         args.phase.is_none_or(|phase| placement.phase == phase)
             && args.step.is_none_or(|step| placement.step == step)
     });
@@ -46,7 +44,7 @@ pub async fn select_failures(args: &Args, store: &dyn Store) -> anyhow::Result<V
 pub fn failure_lines(failures: &[FailedAttempt]) -> String {
     let mut text = String::new();
     let mut previous = None;
-    for FailedAttempt { id, placement, number, status, error } in failures {
+    for FailedAttempt { id, slot: placement, number, status, error } in failures {
         let status_note = match status {
             // The id is shown for tries that do not count, because the name of the slot selects the
             // last try.
@@ -75,7 +73,7 @@ pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Resul
     let sign = if best { -1.0 } else { 1.0 };
     let rewarded = summaries.iter().filter_map(|s| s.reward.map(|reward| (sign * reward, s)));
     rewarded
-        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.placement.cmp(&b.1.placement)))
+        .min_by(|a, b| a.0.total_cmp(&b.0).then(a.1.slot.cmp(&b.1.slot)))
         .map(|(_, summary)| summary.id)
         .ok_or_else(|| unusable("none of these attempts has a reward; name one with --attempt"))
 }
@@ -83,10 +81,8 @@ pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Resul
 /// Formats one line for each step, with the means of its attempts.
 pub fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
-    for step in summaries
-        .chunk_by(|a, b| (a.placement.phase, a.placement.step) == (b.placement.phase, b.placement.step))
-    {
-        let Placement { purpose, phase, step: number, .. } = step[0].placement;
+    for step in summaries.chunk_by(|a, b| (a.slot.phase, a.slot.step) == (b.slot.phase, b.slot.step)) {
+        let AttemptSlot { purpose, phase, step: number, .. } = step[0].slot;
         let mean = |values: Vec<f64>| {
             let n = values.len() as f64;
             if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
@@ -117,7 +113,7 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
 pub fn attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {
-        let AttemptSummary { placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
+        let AttemptSummary { slot: placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
         let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
         let status_note = match status {
             Status::Failed => " · broken",
@@ -142,11 +138,11 @@ mod tests {
     use super::*;
 
     fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
-        let placement = Placement { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
+        let placement = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
         let id = AttemptId::from_bytes([group as u8; 16]);
         AttemptSummary {
             id,
-            placement,
+            slot: placement,
             number: 0,
             score: reward,
             reward,
@@ -175,7 +171,7 @@ mod tests {
     fn failure_lines_name_the_error_once_in_a_row() {
         let failed = |group, status, error: Option<&str>| FailedAttempt {
             id: AttemptId::from_bytes([1; 16]),
-            placement: summary(group, None).placement,
+            slot: summary(group, None).slot,
             number: 0,
             status,
             error: error.map(str::to_owned),

@@ -1,6 +1,6 @@
 //! Prints the results of simulated fleets, for `levade plan`.
 
-use levade_plan::fleet::{GATEWAY, STORE, Sizes};
+use levade_plan::fleet::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Sizes};
 
 use crate::screen::{self, Style};
 
@@ -11,10 +11,10 @@ pub fn print(sizes: &Sizes<'_>) {
         "\n{} simulated, {} turns of {:.0} tokens in all ({:.1} of that as spread), tools {:.1} s, {:.0} % learnt from, {} steps ahead",
         style.bold("fleet  "),
         sizes.fleet.turns,
-        sizes.fleet.reply,
+        sizes.fleet.completion_tokens,
         sizes.fleet.spread,
         sizes.fleet.tool,
-        100.0 * sizes.fleet.learnt,
+        100.0 * sizes.fleet.trained_fraction,
         sizes.fleet.ahead,
     ));
     screen::print_line(&format!(
@@ -43,7 +43,7 @@ pub fn print(sizes: &Sizes<'_>) {
             100.0 * (1.0 - outcome.learner_idle_fraction),
             outcome.age,
             outcome.calls,
-            100.0 * outcome.attempts / STORE,
+            100.0 * outcome.attempts / STORE_ATTEMPTS_PER_SECOND,
         ));
         last = Some(outcome);
     }
@@ -51,7 +51,7 @@ pub fn print(sizes: &Sizes<'_>) {
         screen::print_line(&format!("{} {}", style.dim("first at its end:"), outcome.bottleneck()));
     }
     screen::print_line(&style.dim(&format!(
-        "assumed: a core of the gateway answers {GATEWAY:.0} calls a second and the store writes {STORE:.0} attempts, as measured\n\
+        "assumed: a core of the gateway answers {GATEWAY_CALLS_PER_SECOND:.0} calls a second and the store writes {STORE_ATTEMPTS_PER_SECOND:.0} attempts, as measured\n\
          here on two slow cores; groups grow with the devices; nothing fails; the learner's devices lose nothing to each other"
     )));
 }

@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::OnceLock;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
-use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::testing::{ids_without_abandoned, plan_without_abandoned, wait};
 use levade_store::{AttemptSummary, Sqlite, StepPlan, Store};
 use levade_tree::Purpose;
 
@@ -39,7 +39,7 @@ impl Trace {
         };
         // Attempts in flight at a kill are abandoned, and their replacements have other ids and
         // numbers.
-        let names = wait(undisturbed(&store)).unwrap();
+        let names = wait(ids_without_abandoned(&store)).unwrap();
         let summaries = |purpose| {
             let all = wait(store.summaries(purpose)).unwrap().into_iter();
             all.map(|summary| {
@@ -49,7 +49,7 @@ impl Trace {
         };
         let plan = |(phase, step)| {
             let plan = wait(store.step(phase, step)).unwrap().unwrap();
-            undisturbed_plan(&plan, &names)
+            plan_without_abandoned(&plan, &names)
         };
         Trace {
             weights: workspace.weights("run"),

@@ -110,7 +110,7 @@ fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> 
     let root = &index.roots[index.node(node).root];
     let end = index.node(node).prompt.as_ref()?.end?;
     let messages = crate::format::whole(&index.messages(node));
-    let drift = Drift::find(root.format.chat(), &trajectory.path_tokens(end), &messages, &root.tools);
+    let drift = Drift::find(root.format.chat(), &trajectory.sequence_tokens(end), &messages, &root.tools);
     drift.map(|drift| Drift { prompt: None, ..drift })
 }
 

@@ -152,7 +152,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             }
             let prompt = prepared.prompt.clone();
             let reply = bounded.talk.record(prepared, &format!("Reply {turn}."));
-            let sequence = bounded.talk.conversation.trajectory().path_tokens(reply.segment);
+            let sequence = bounded.talk.conversation.trajectory().sequence_tokens(reply.segment);
             assert!(sequence.starts_with(&prompt), "what the model saw is what is recorded");
             assert!(bounded.talk.text(&sequence).contains(kept.last().unwrap().content.as_str()));
             messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);

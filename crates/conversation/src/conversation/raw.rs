@@ -90,7 +90,7 @@ mod tests {
         let first = record(&mut conversation, &[1, 2, 3], &[4, 5]);
         let second = record(&mut conversation, &[1, 2, 3, 4, 5, 6], &[7]);
         let trajectory = conversation.trajectory();
-        assert_eq!(trajectory.path_tokens(second), [1, 2, 3, 4, 5, 6, 7]);
+        assert_eq!(trajectory.sequence_tokens(second), [1, 2, 3, 4, 5, 6, 7]);
         let sampled = trajectory.segments().iter().filter(|segment| segment.kind == Kind::Sampled);
         assert_eq!(sampled.map(|segment| segment.id).collect::<Vec<_>>(), [first, second]);
         let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
@@ -111,7 +111,7 @@ mod tests {
             (&[5], &[1], &[5, 1]),
         ] {
             let segment = record(&mut conversation, prompt, tokens);
-            assert_eq!(conversation.trajectory().path_tokens(segment), want);
+            assert_eq!(conversation.trajectory().sequence_tokens(segment), want);
             let last = &conversation.trajectory().segments()[segment.0 as usize];
             assert_eq!((&last.tokens[..], last.kind), (tokens, Kind::Sampled));
         }
@@ -123,7 +123,7 @@ mod tests {
         record(&mut conversation, &[1, 2], &[3]);
         let params = SamplingParams::default();
         let other = conversation.record_ids(("b", "p"), &[1, 2], completion(&[3]), &params).unwrap();
-        let sequence = conversation.trajectory().path(other);
+        let sequence = conversation.trajectory().sequence(other);
         assert!(sequence.iter().all(|part| part.segment.agent == "b"));
     }
 }

@@ -23,7 +23,7 @@ fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     for round in rounds {
         messages.push(reply.message());
         messages.extend(round.iter().cloned());
-        let sequence = talk.conversation.trajectory().path_tokens(reply.segment);
+        let sequence = talk.conversation.trajectory().sequence_tokens(reply.segment);
         let (prepared, next) = talk.say(&messages, "r");
         assert_eq!(prepared.origin, Origin::Continued, "{round:?}");
         assert!(prepared.prompt.starts_with(&sequence), "{round:?}");

@@ -17,7 +17,7 @@ use levade_policy::{
     uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use tokio::sync::Semaphore;
 use tokio::time::timeout;
 
@@ -331,9 +331,9 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         .map_err(|error| PolicyError::Invalid(error.to_string()))?;
     let tokens = random.tokens(20, config.vocabulary);
     let target =
-        |index| PathTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+        |index| SequenceTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
     let lesson =
-        merge_sequences(&[PathInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
+        merge_sequences(&[SequenceInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
     let engine = if random.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
         // One step, so that the adapter changes the output.
@@ -378,7 +378,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
             outcome.updated += u64::from(versions.len() > 1);
             outcome.compared +=
                 attempt.sampled.iter().filter(|(_, _, version)| *version == last).count() as u64;
-            let targets = attempt.sampled.iter().map(|&(index, logprob, version)| PathTarget {
+            let targets = attempt.sampled.iter().map(|&(index, logprob, version)| SequenceTarget {
                 index: index as u32,
                 temperature,
                 term: Term {
@@ -389,7 +389,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
                     ..Term::default()
                 },
             });
-            sequences.push(PathInput { targets: targets.collect(), tokens: attempt.tokens.into() });
+            sequences.push(SequenceInput { targets: targets.collect(), tokens: attempt.tokens.into() });
         }
     }
     outcome.prefix_hits = engine.device_stats().await?.map_or(0, |stats| stats.prefix_hits);
@@ -399,7 +399,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     Ok(outcome)
 }
 
-const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const CROSS_ENTROPY: Loss = Loss::new(PolicyLoss::CrossEntropy);
 
 const OPTIM: levade_policy::OptimParams = levade_policy::OptimParams {
     learning_rate: 0.01,
@@ -410,6 +410,6 @@ const OPTIM: levade_policy::OptimParams = levade_policy::OptimParams {
     max_grad_norm: 1.0,
 };
 
-fn merge_sequences(sequences: &[PathInput]) -> Result<Arc<TreeBatch>, PolicyError> {
+fn merge_sequences(sequences: &[SequenceInput]) -> Result<Arc<TreeBatch>, PolicyError> {
     TreeBatch::merge(sequences).map(Arc::new).map_err(|error| PolicyError::Invalid(error.to_string()))
 }

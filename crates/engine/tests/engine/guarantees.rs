@@ -14,10 +14,10 @@ use levade_policy::{
     SampleRequest, SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const CROSS_ENTROPY: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const CROSS_ENTROPY: Loss = Loss::new(PolicyLoss::CrossEntropy);
 
 fn options() -> EngineOptions {
     EngineOptions { kv_memory_mb: 8, batch_tokens: 512, ..EngineOptions::default() }
@@ -99,13 +99,13 @@ async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
 }
 
 fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
-    let sequences: Vec<PathInput> = rollouts
+    let sequences: Vec<SequenceInput> = rollouts
         .iter()
-        .map(|(sequence, sampled, temperature)| PathInput {
+        .map(|(sequence, sampled, temperature)| SequenceInput {
             tokens: sequence.clone().into(),
             targets: sampled
                 .iter()
-                .map(|(index, logprob)| PathTarget {
+                .map(|(index, logprob)| SequenceTarget {
                     index: *index as u32,
                     temperature: *temperature,
                     term: Term { weight: 0.01, behaviour: Some(*logprob), ..Term::default() },
@@ -300,8 +300,8 @@ async fn aborted_request_resumes_bitwise() {
 async fn learning_engine_reports_its_pause() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
     let engine = start(&config, 1, Isa::Portable, &options());
-    let target = PathTarget { index: 3999, temperature: 1.0, term: Term::default() };
-    let sequence = PathInput { tokens: tokens(3, 4000).into(), targets: vec![target] };
+    let target = SequenceTarget { index: 3999, temperature: 1.0, term: Term::default() };
+    let sequence = SequenceInput { tokens: tokens(3, 4000).into(), targets: vec![target] };
     let mut learns = engine.logprobs(Arc::new(TreeBatch::merge(&[sequence]).unwrap()));
     let mut pauses = vec![Duration::ZERO];
     loop {
@@ -333,8 +333,9 @@ async fn completions_continue_across_update() {
         let mut stream = engine.sample(request(5, prompt.clone(), params)).await.unwrap();
         let mut completion = first_tokens(&mut stream, 10).await;
         let optim = OptimParams { learning_rate: 1e-3, ..optim() };
-        let target = PathTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-        let sequence = PathInput { tokens: tokens(3, 5).into(), targets: vec![target] };
+        let target =
+            SequenceTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+        let sequence = SequenceInput { tokens: tokens(3, 5).into(), targets: vec![target] };
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
         engine.optim_step(optim).await.unwrap();
@@ -376,12 +377,12 @@ fn optim() -> OptimParams {
 async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
     let mut loss = 0.0;
     for step in first..first + steps {
-        let targets = (1..40).map(|index| PathTarget {
+        let targets = (1..40).map(|index| SequenceTarget {
             index,
             temperature: 1.0,
             term: Term { weight: 1.0 / 39.0, ..Term::default() },
         });
-        let sequence = PathInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
+        let sequence = SequenceInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         loss = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap().loss;
         assert!(engine.optim_step(optim()).await.unwrap().applied);
@@ -511,13 +512,13 @@ fn rollouts_of(completions: &[Completion]) -> Vec<Rollout> {
 async fn critic_trains_and_restores_from_files() {
     let base = start(&tiny_config(), 2, Isa::detect(), &options());
     let adapter = base.lora(LoraOptions::default(), 0, "a model").await.unwrap();
-    let loss = Loss::of(PolicyLoss::Value { clip: None });
-    let targets = (1..30).map(|index| PathTarget {
+    let loss = Loss::new(PolicyLoss::Value { clip: None });
+    let targets = (1..30).map(|index| SequenceTarget {
         index,
         temperature: 1.0,
         term: Term { weight: 1.0 / 29.0, returns: (index % 5) as f32 * 0.2, ..Term::default() },
     });
-    let sequence = PathInput { tokens: tokens(1, 30).into(), targets: targets.collect() };
+    let sequence = SequenceInput { tokens: tokens(1, 30).into(), targets: targets.collect() };
     let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
     let none = adapter.values(batch.clone()).await.unwrap_err();
     assert!(matches!(none, PolicyError::NoValueHead), "{none}");

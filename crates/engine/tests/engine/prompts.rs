@@ -8,7 +8,7 @@ use levade_engine::{Engine, EngineOptions, Isa, Precision};
 use levade_policy::{
     Completion, FinishReason, Learner, LoraOptions, SampleRequest, Sampler, SamplingParams, uniform,
 };
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
 
@@ -36,9 +36,9 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
 
 /// Merges a sequence whose tokens except the first are all targets.
 fn batch_of(sequence: &[u32], temperature: f32) -> Arc<TreeBatch> {
-    let target = |index: usize| PathTarget { index: index as u32, temperature, term: Term::default() };
+    let target = |index: usize| SequenceTarget { index: index as u32, temperature, term: Term::default() };
     let targets = (1..sequence.len()).map(target).collect();
-    Arc::new(TreeBatch::merge(&[PathInput { tokens: sequence.to_vec().into(), targets }]).unwrap())
+    Arc::new(TreeBatch::merge(&[SequenceInput { tokens: sequence.to_vec().into(), targets }]).unwrap())
 }
 
 /// Prompt log-probabilities equal those that training computes, for the base weights and an adapter, in

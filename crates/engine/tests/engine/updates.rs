@@ -11,10 +11,10 @@ use levade_policy::{
     WeightsRef, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 const DEADLINE: Duration = Duration::from_secs(60);
-const LOSS: Loss = Loss::of(PolicyLoss::CrossEntropy);
+const LOSS: Loss = Loss::new(PolicyLoss::CrossEntropy);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 0.01,
     beta1: 0.9,
@@ -32,14 +32,14 @@ fn start() -> Engine {
 }
 
 /// Returns three sequences with a common prefix, and two other sequences.
-fn test_sequences() -> Vec<PathInput> {
+fn test_sequences() -> Vec<SequenceInput> {
     let sequence = |number: u64| {
         let first = if number < 3 { 0 } else { number };
         let token = |i: u64| 2 + (uniform(9, if i < 6 { first } else { number }, i) * 250.0) as u32;
         let term = Term { weight: 0.125, ..Term::default() };
-        PathInput {
+        SequenceInput {
             tokens: (0..12).map(token).collect(),
-            targets: (6..12).map(|index| PathTarget { index, temperature: 1.0, term }).collect(),
+            targets: (6..12).map(|index| SequenceTarget { index, temperature: 1.0, term }).collect(),
         }
     };
     (0..5).map(sequence).collect()
@@ -77,7 +77,7 @@ async fn train_follows_micro_batch_plan() {
         assert_eq!(done, cut.micro_batches.len());
         let mut sums = Vec::new();
         for batch in cut.apply(&test_sequences()) {
-            let batch: Vec<PathInput> = batch.into_iter().cloned().collect();
+            let batch: Vec<SequenceInput> = batch.into_iter().cloned().collect();
             let batch = Arc::new(TreeBatch::merge(&batch).unwrap());
             sums.push(by_hand.forward_backward(batch, LOSS).await.unwrap());
         }

@@ -24,7 +24,7 @@ use levade_policy::uniform;
 use serde::Deserialize;
 
 use sampler::{Key, Sampler};
-pub use sizes::{GATEWAY, STORE, Sizes};
+pub use sizes::{GATEWAY_CALLS_PER_SECOND, STORE_ATTEMPTS_PER_SECOND, Sizes};
 
 /// Service times of a fleet, in seconds.
 #[derive(Debug, Clone, Copy, PartialEq, Deserialize)]
@@ -91,13 +91,13 @@ pub struct Fleet {
     /// Context tokens of an attempt: the prompt and all tool results.
     pub prompt: f64,
     /// Mean number of tokens sampled per attempt, over all of its completions.
-    pub reply: f64,
+    pub completion_tokens: f64,
     /// Standard deviation of the sampled tokens per attempt, divided by their mean.
     pub spread: f64,
     /// Seconds between two completions of an attempt, for the tool call.
     pub tool: f64,
     /// Trained tokens as a fraction of the sampled tokens plus one prompt per group.
-    pub learnt: f64,
+    pub trained_fraction: f64,
     /// Service times of the parts.
     pub service: Service,
 }
@@ -128,7 +128,7 @@ pub const MAX_COMPLETIONS: usize = 10_000_000;
 const STEPS: usize = 6;
 
 /// Random stream of the completion lengths.
-const LENGTHS: u64 = 1;
+const LENGTH_STREAM: u64 = 1;
 
 enum Event {
     /// A completion ends on this sampler, unless the sampler's count of changes has increased since.
@@ -165,10 +165,10 @@ struct Sums {
 struct Simulation<'a> {
     fleet: &'a Fleet,
     now: f64,
-    /// Times of future events with their indices in `kept`. Events at equal times are in the order in
+    /// Times of future events with their indices in `scheduled`. Events at equal times are in the order in
     /// which they were added.
     events: BinaryHeap<Reverse<(Key, usize)>>,
-    kept: Vec<Event>,
+    scheduled: Vec<Event>,
     samplers: Vec<Sampler>,
     attempts: Vec<Attempt>,
     /// Unfinished attempts of each step.
@@ -197,8 +197,8 @@ impl Fleet {
         let mut simulation = Simulation::new(self, steps);
         simulation.start();
         let mut filled = Sums::default();
-        while let Some(learnt) = simulation.next() {
-            if learnt && simulation.version == filling {
+        while let Some(step_finished) = simulation.next() {
+            if step_finished && simulation.version == filling {
                 filled = simulation.measure();
             }
             if simulation.version == steps {
@@ -219,13 +219,13 @@ impl Fleet {
         }
     }
 
-    /// Samples the number of tokens of an attempt from a log-normal distribution with mean `reply` and
+    /// Samples the number of tokens of an attempt from a log-normal distribution with mean `completion_tokens` and
     /// relative standard deviation `spread`. Returns at least 1.
     fn length(&self, attempt: usize) -> f64 {
-        let [a, b] = [0, 1].map(|i| uniform(0, LENGTHS, 2 * attempt as u64 + i));
+        let [a, b] = [0, 1].map(|i| uniform(0, LENGTH_STREAM, 2 * attempt as u64 + i));
         let normal = (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos();
         let variance = (1.0 + self.spread * self.spread).ln();
-        (self.reply * (normal * variance.sqrt() - variance / 2.0).exp()).max(1.0)
+        (self.completion_tokens * (normal * variance.sqrt() - variance / 2.0).exp()).max(1.0)
     }
 }
 
@@ -235,7 +235,7 @@ impl<'a> Simulation<'a> {
             fleet,
             now: 0.0,
             events: BinaryHeap::new(),
-            kept: Vec::new(),
+            scheduled: Vec::new(),
             samplers: (0..fleet.samplers).map(|_| Sampler::default()).collect(),
             attempts: Vec::new(),
             remaining: vec![fleet.groups * fleet.group_size; steps],
@@ -253,9 +253,9 @@ impl<'a> Simulation<'a> {
         Sums { time: now, idle: self.samplers.iter().map(|sampler| sampler.idle).sum(), ..self.sums }
     }
 
-    fn at(&mut self, time: f64, event: Event) {
-        self.kept.push(event);
-        let index = self.kept.len() - 1;
+    fn schedule(&mut self, time: f64, event: Event) {
+        self.scheduled.push(event);
+        let index = self.scheduled.len() - 1;
         self.events.push(Reverse((Key(time), index)));
     }
 
@@ -265,7 +265,7 @@ impl<'a> Simulation<'a> {
         sampler.changes += 1;
         let changes = sampler.changes;
         if let Some(time) = sampler.next(&self.fleet.service) {
-            self.at(time, Event::Completion(index, changes));
+            self.schedule(time, Event::Completion(index, changes));
         }
     }
 
@@ -297,14 +297,14 @@ impl<'a> Simulation<'a> {
     fn next(&mut self) -> Option<bool> {
         let Reverse((Key(time), index)) = self.events.pop()?;
         self.now = time;
-        match self.kept[index] {
+        match self.scheduled[index] {
             Event::Completion(index, changes) if self.samplers[index].changes == changes => {
                 self.finish_completions(index);
             }
             Event::Completion(..) => {}
             Event::Tool(attempt) => self.start_call(attempt),
             Event::Trained => {
-                self.learnt();
+                self.finish_step();
                 return Some(true);
             }
         }
@@ -331,7 +331,7 @@ impl<'a> Simulation<'a> {
             self.sums.ages += tokens * (step - self.version.min(step)) as f64;
             self.attempts[attempt].remaining -= 1;
             if self.attempts[attempt].remaining > 0 {
-                self.at(self.now + fleet.tool, Event::Tool(attempt));
+                self.schedule(self.now + fleet.tool, Event::Tool(attempt));
                 continue;
             }
             self.sums.attempts += 1.0;
@@ -351,14 +351,15 @@ impl<'a> Simulation<'a> {
         self.learning = Some(self.now);
         let devices = if fleet.learners > 0 { fleet.learners } else { fleet.samplers };
         let tokens = self.sampled[self.version] + fleet.groups as f64 * fleet.prompt;
-        let seconds = fleet.learnt * tokens * fleet.service.learn / devices as f64 + fleet.service.update;
+        let seconds =
+            fleet.trained_fraction * tokens * fleet.service.learn / devices as f64 + fleet.service.update;
         if fleet.learners == 0 {
             self.block_all(seconds);
         }
-        self.at(self.now + seconds, Event::Trained);
+        self.schedule(self.now + seconds, Event::Trained);
     }
 
-    fn learnt(&mut self) {
+    fn finish_step(&mut self) {
         self.sums.learning += self.learning.take().map_or(0.0, |since| self.now - since);
         self.version += 1;
         if self.fleet.learners > 0 {
@@ -394,31 +395,34 @@ mod tests {
             ahead: 0,
             turns: 1,
             prompt: 100.0,
-            reply: 200.0,
+            completion_tokens: 200.0,
             spread: 0.0,
             tool: 0.0,
-            learnt: 1.0,
+            trained_fraction: 1.0,
             service,
         }
     }
 
-    fn close(found: f64, expected: f64) {
-        assert!((found - expected).abs() <= 1e-6 * expected.abs().max(1.0), "{found} is not {expected}");
+    fn assert_close(estimate: f64, expected: f64) {
+        assert!(
+            (estimate - expected).abs() <= 1e-6 * expected.abs().max(1.0),
+            "{estimate} is not {expected}"
+        );
     }
 
     #[test]
     fn step_time_without_overlap_is_sum_of_parts() {
-        let found = fleet().simulate();
+        let estimate = fleet().simulate();
         // Two groups on each sampler: two prompts, then 200 passes of 16 sequences.
         let sampling = 2.0 * 0.1 + 200.0 * (0.02 + 16.0 * 0.001);
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 + 0.5;
-        close(found.step, sampling + learning + 1.0);
-        close(found.tokens, 32.0 * 200.0 / found.step);
-        close(found.attempts, 32.0 / found.step);
-        close(found.calls, 32.0 / found.step);
-        close(found.sampler_idle_fraction, learning / found.step);
-        close(found.learner_idle_fraction, 1.0 - learning / found.step);
-        close(found.age, 0.0);
+        assert_close(estimate.step, sampling + learning + 1.0);
+        assert_close(estimate.tokens, 32.0 * 200.0 / estimate.step);
+        assert_close(estimate.attempts, 32.0 / estimate.step);
+        assert_close(estimate.calls, 32.0 / estimate.step);
+        assert_close(estimate.sampler_idle_fraction, learning / estimate.step);
+        assert_close(estimate.learner_idle_fraction, 1.0 - learning / estimate.step);
+        assert_close(estimate.age, 0.0);
     }
 
     #[test]
@@ -426,40 +430,40 @@ mod tests {
         let colocated = Fleet { learners: 0, ..fleet() };
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 / 2.0 + 0.5;
         let sampling = 2.0 * 0.1 + 200.0 * 0.036;
-        let found = colocated.simulate();
-        close(found.step, sampling + learning);
-        close(found.sampler_idle_fraction, 0.0);
+        let estimate = colocated.simulate();
+        assert_close(estimate.step, sampling + learning);
+        assert_close(estimate.sampler_idle_fraction, 0.0);
     }
 
     #[test]
     fn running_ahead_hides_shorter_phase() {
-        let found = Fleet { ahead: 1, ..fleet() }.simulate();
+        let estimate = Fleet { ahead: 1, ..fleet() }.simulate();
         let learning = (32.0 * 200.0 + 4.0 * 100.0) * 0.002 + 0.5;
         // Training takes longer than sampling, so the learner never waits.
-        close(found.step, learning);
-        close(found.learner_idle_fraction, 0.0);
-        close(found.age, 1.0);
-        assert!(found.sampler_idle_fraction > 0.2, "{found:?}");
+        assert_close(estimate.step, learning);
+        assert_close(estimate.learner_idle_fraction, 0.0);
+        assert_close(estimate.age, 1.0);
+        assert!(estimate.sampler_idle_fraction > 0.2, "{estimate:?}");
     }
 
     #[test]
     fn untrained_tokens_take_no_training_time() {
-        let found = Fleet { learnt: 0.25, ..fleet() }.simulate();
-        close(fleet().simulate().step - found.step, 0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002);
+        let estimate = Fleet { trained_fraction: 0.25, ..fleet() }.simulate();
+        assert_close(fleet().simulate().step - estimate.step, 0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002);
     }
 
     #[test]
     fn tool_time_is_added_between_completions() {
-        let found = Fleet { turns: 4, tool: 3.0, ..fleet() }.simulate();
-        close(found.step, fleet().simulate().step + 9.0);
-        close(found.calls, 4.0 * found.attempts);
+        let estimate = Fleet { turns: 4, tool: 3.0, ..fleet() }.simulate();
+        assert_close(estimate.step, fleet().simulate().step + 9.0);
+        assert_close(estimate.calls, 4.0 * estimate.attempts);
     }
 
     #[test]
     fn sequences_beyond_max_concurrency_wait() {
-        let found = Fleet { rows: 8, ..fleet() }.simulate();
+        let estimate = Fleet { rows: 8, ..fleet() }.simulate();
         let sampling = 2.0 * 0.1 + 2.0 * 200.0 * (0.02 + 8.0 * 0.001);
-        close(found.step, sampling + (32.0 * 200.0 + 400.0) * 0.002 + 0.5 + 1.0);
+        assert_close(estimate.step, sampling + (32.0 * 200.0 + 400.0) * 0.002 + 0.5 + 1.0);
     }
 
     #[test]

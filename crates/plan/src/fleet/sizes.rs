@@ -4,10 +4,10 @@ use super::{Estimate, Fleet};
 
 /// API calls per second that one core of the gateway serves, measured on two slow cores
 /// (`bench/log/2026-11-26-gateway.md`).
-pub const GATEWAY: f64 = 1675.0;
+pub const GATEWAY_CALLS_PER_SECOND: f64 = 1675.0;
 /// Attempts per second that the store writes, measured on two slow cores
 /// (`bench/log/2026-11-26-open-house.md`).
-pub const STORE: f64 = 980.0;
+pub const STORE_ATTEMPTS_PER_SECOND: f64 = 980.0;
 
 /// Fractions of a fleet to try for the learner, in eighths.
 const EIGHTHS: [usize; 6] = [1, 2, 3, 4, 5, 6];
@@ -40,8 +40,8 @@ impl Sizes<'_> {
         let groups = self.groups(devices);
         let with = |learners: usize| {
             let fleet = Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
-            let found = fleet.simulate();
-            (fleet, found)
+            let estimate = fleet.simulate();
+            (fleet, estimate)
         };
         if !self.disaggregated {
             return with(0);
@@ -57,7 +57,8 @@ impl Sizes<'_> {
 impl Estimate {
     /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
     pub fn bottleneck(&self) -> String {
-        let (gateway, store) = (self.calls / GATEWAY, self.attempts / STORE);
+        let (gateway, store) =
+            (self.calls / GATEWAY_CALLS_PER_SECOND, self.attempts / STORE_ATTEMPTS_PER_SECOND);
         let parts = [
             (gateway, format!("the gateway: it needs {gateway:.1} cores")),
             (
@@ -80,7 +81,12 @@ mod tests {
     use super::super::Service;
     use super::*;
 
-    fn found(calls: f64, attempts: f64, sampler_idle_fraction: f64, learner_idle_fraction: f64) -> Estimate {
+    fn estimate(
+        calls: f64,
+        attempts: f64,
+        sampler_idle_fraction: f64,
+        learner_idle_fraction: f64,
+    ) -> Estimate {
         Estimate {
             step: 1.0,
             tokens: 1.0,
@@ -94,10 +100,12 @@ mod tests {
 
     #[test]
     fn bottleneck_names_busiest_part() {
-        assert!(found(4000.0, 100.0, 0.0, 0.0).bottleneck().starts_with("the gateway: it needs 2.4 cores"));
-        assert!(found(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
-        assert!(found(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
-        assert!(found(1.0, 1.0, 0.1, 0.5).bottleneck().starts_with("the samplers"));
+        assert!(
+            estimate(4000.0, 100.0, 0.0, 0.0).bottleneck().starts_with("the gateway: it needs 2.4 cores")
+        );
+        assert!(estimate(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
+        assert!(estimate(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
+        assert!(estimate(1.0, 1.0, 0.1, 0.5).bottleneck().starts_with("the samplers"));
     }
 
     #[test]
@@ -113,21 +121,21 @@ mod tests {
             ahead: 1,
             turns: 1,
             prompt: 0.0,
-            reply: 100.0,
+            completion_tokens: 100.0,
             spread: 0.0,
             tool: 0.0,
-            learnt: 1.0,
+            trained_fraction: 1.0,
             service,
         };
         let sizes = Sizes { devices: &[8, 16], fleet, disaggregated: true };
-        let (chosen, found) = sizes.best_split(8);
+        let (chosen, estimate) = sizes.best_split(8);
         assert_eq!((chosen.samplers + chosen.learners, chosen.groups), (8, 8));
         for learners in 1..8 {
             let other = Fleet { samplers: 8 - learners, learners, ..chosen.clone() }.simulate();
-            assert!(found.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
+            assert!(estimate.step <= other.step + 1e-9 || learners == 7, "{learners} learners");
         }
         assert_eq!(sizes.best_split(16).0.groups, 16);
-        let together = Sizes { disaggregated: false, ..sizes };
-        assert_eq!((together.best_split(8).0.samplers, together.best_split(8).0.learners), (8, 0));
+        let colocated = Sizes { disaggregated: false, ..sizes };
+        assert_eq!((colocated.best_split(8).0.samplers, colocated.best_split(8).0.learners), (8, 0));
     }
 }

@@ -1,7 +1,7 @@
 //! Converts batches, sequences and updates to arrays.
 
 use levade_policy::UpdateSequences;
-use levade_tree::{PathInput, Term, Tokens, TreeBatch};
+use levade_tree::{SequenceInput, Term, Tokens, TreeBatch};
 
 use super::wire::Body;
 
@@ -37,7 +37,7 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
 }
 
 /// Writes the sequences of an update into a body, each with its targets, in the same order.
-pub(super) fn put_paths(body: &mut Body, paths: &[PathInput]) {
+pub(super) fn put_paths(body: &mut Body, paths: &[SequenceInput]) {
     put_tokens(body, paths.iter().map(|path| &path.tokens));
     body.integers("path_targets", paths.iter().map(|path| path.targets.len() as i64));
     let targets = || paths.iter().flat_map(|path| &path.targets);
@@ -79,7 +79,7 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
 pub(super) mod decode {
     //! The inverse conversions, for the learner of the tests.
 
-    use levade_tree::{Node, PathTarget, Target};
+    use levade_tree::{Node, SequenceTarget, Target};
 
     use super::*;
 
@@ -161,7 +161,7 @@ pub(super) mod decode {
     }
 
     /// Reads the sequences of an update.
-    pub fn paths(body: &mut Body) -> Result<Vec<PathInput>, String> {
+    pub fn paths(body: &mut Body) -> Result<Vec<SequenceInput>, String> {
         let tokens = tokens_of(body)?;
         let counts: Vec<usize> = body.take_integers("path_targets")?;
         let (index, temperature) = (body.take_integers("index")?, body.take_all("temperature")?);
@@ -171,8 +171,8 @@ pub(super) mod decode {
             let of_path = at..at + count;
             at += count;
             let target =
-                |i: usize| PathTarget { index: index[i], temperature: temperature[i], term: terms[i] };
-            PathInput { tokens, targets: of_path.map(target).collect() }
+                |i: usize| SequenceTarget { index: index[i], temperature: temperature[i], term: terms[i] };
+            SequenceInput { tokens, targets: of_path.map(target).collect() }
         };
         Ok(tokens.into_iter().zip(counts).map(path).collect())
     }
@@ -188,12 +188,12 @@ pub(super) mod decode {
 
 #[cfg(test)]
 mod tests {
-    use levade_tree::PathTarget;
+    use levade_tree::SequenceTarget;
 
     use super::*;
 
-    fn path(tokens: &[u32], targets: &[u32]) -> PathInput {
-        let target = |&index: &u32| PathTarget {
+    fn path(tokens: &[u32], targets: &[u32]) -> SequenceInput {
+        let target = |&index: &u32| SequenceTarget {
             index,
             temperature: 0.5 + index as f32,
             term: Term {
@@ -207,7 +207,7 @@ mod tests {
                 ..Term::default()
             },
         };
-        PathInput { tokens: tokens.to_vec().into(), targets: targets.iter().map(target).collect() }
+        SequenceInput { tokens: tokens.to_vec().into(), targets: targets.iter().map(target).collect() }
     }
 
     fn written(put: impl Fn(&mut Body)) -> Body {
@@ -247,7 +247,7 @@ mod tests {
     fn updates_round_trip_through_arrays() {
         let paths = vec![path(&[1, 2, 3], &[1, 2]), path(&[4], &[]), path(&[1, 2, 3, 4], &[3])];
         assert_eq!(decode::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
-        let tokens = |path: &PathInput| path.tokens.clone();
+        let tokens = |path: &SequenceInput| path.tokens.clone();
         let groups = vec![paths[..2].iter().map(tokens).collect(), Vec::new(), vec![paths[2].tokens.clone()]];
         let update = UpdateSequences { groups, micro_batch_tokens: 9 };
         assert_eq!(

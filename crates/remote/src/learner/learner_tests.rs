@@ -4,12 +4,12 @@ use std::time::Duration;
 
 use levade_policy::{Simulator, SimulatorConfig};
 use levade_rl::PolicyLoss;
-use levade_tree::{PathInput, PathTarget, Term};
+use levade_tree::{SequenceInput, SequenceTarget, Term};
 
 use super::testing::{Fault, TOKEN, TestGroup};
 use super::*;
 
-const LOSS: Loss = Loss::of(PolicyLoss::Reinforce);
+const LOSS: Loss = Loss::new(PolicyLoss::Reinforce);
 const ADAM: OptimParams = OptimParams {
     learning_rate: 0.01,
     beta1: 0.9,
@@ -63,10 +63,10 @@ fn local() -> Simulator {
     Simulator::new(SimulatorConfig { rows: 64, ..SimulatorConfig::default() })
 }
 
-fn paths() -> Vec<PathInput> {
+fn paths() -> Vec<SequenceInput> {
     let path = |number: u32| {
         let token = |i: u32| if i < 5 { i + 3 } else { (number * 7 + i) % 64 };
-        let target = |index: u32| PathTarget {
+        let target = |index: u32| SequenceTarget {
             index,
             temperature: 1.0,
             term: Term {
@@ -77,7 +77,7 @@ fn paths() -> Vec<PathInput> {
                 ..Term::default()
             },
         };
-        PathInput { tokens: (0..9).map(token).collect(), targets: (5..9).map(target).collect() }
+        SequenceInput { tokens: (0..9).map(token).collect(), targets: (5..9).map(target).collect() }
     };
     (0..4).map(path).collect()
 }
@@ -269,9 +269,9 @@ async fn rejections_keep_their_error_kind() {
     let dir = tempfile::tempdir().unwrap();
     let (group, remote) = start(dir.path()).await;
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
-    let beyond = PathInput {
+    let beyond = SequenceInput {
         tokens: vec![1, 99].into(),
-        targets: vec![PathTarget { index: 1, temperature: 1.0, term: Term::default() }],
+        targets: vec![SequenceTarget { index: 1, temperature: 1.0, term: Term::default() }],
     };
     let beyond = Arc::new(TreeBatch::merge(&[beyond]).unwrap());
     let error = remote.logprobs(beyond).await.unwrap_err();

@@ -1,14 +1,14 @@
 //! Credit assignment within a rollout: returns, temporal differences, turns.
 
 use super::group::{STD_EPSILON, all_equal, mean_and_deviation};
-use super::{Path, PathAdvantages, Rollout};
+use super::{Rollout, Sequence, SequenceAdvantages};
 use crate::RlError;
 
 /// Computes generalized advantage estimates over action tokens (Schulman et al. 2016, equation 16).
 /// `after` is the value of the state after the last token: 0 if the path ended, a critic's value if it
 /// was truncated (Pardo et al. 2018). The resulting `returns` are advantage + value. `rewards` and
 /// `values` must have equal lengths.
-pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64) -> PathAdvantages {
+pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64) -> SequenceAdvantages {
     let mut advantages = vec![0.0; rewards.len()];
     let (mut next_value, mut later) = (after, 0.0);
     for t in (0..rewards.len()).rev() {
@@ -18,7 +18,7 @@ pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64)
         next_value = values[t];
     }
     let returns = advantages.iter().zip(values).map(|(a, v)| a + v).collect();
-    PathAdvantages { advantages, returns }
+    SequenceAdvantages { advantages, returns }
 }
 
 /// Computes Σ γᵏ r over the rewards from each token on.
@@ -33,23 +33,23 @@ pub fn returns(rewards: &[f64], gamma: f64) -> Vec<f64> {
 }
 
 /// Uses returns as advantages. With `one_turn`, the returns of each turn include no later turn.
-pub fn token_returns(path: &Path, gamma: f64, one_turn: bool) -> PathAdvantages {
+pub fn token_returns(sequence: &Sequence, gamma: f64, one_turn: bool) -> SequenceAdvantages {
     let found = if one_turn {
-        path.turn_ranges().flat_map(|turn| returns(&path.rewards[turn], gamma)).collect()
+        sequence.turn_ranges().flat_map(|turn| returns(&sequence.rewards[turn], gamma)).collect()
     } else {
-        returns(&path.rewards, gamma)
+        returns(&sequence.rewards, gamma)
     };
-    PathAdvantages { advantages: found.clone(), returns: found }
+    SequenceAdvantages { advantages: found.clone(), returns: found }
 }
 
 /// Computes the returns minus the score of the other policy.
-pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
+pub fn returns_minus_rival(rollout: &Rollout) -> Result<Vec<SequenceAdvantages>, RlError> {
     let rival = rollout.rival.ok_or(RlError::NoRival { group: rollout.group })?;
-    let path = |path: &Path| {
-        let returns = returns(&path.rewards, 1.0);
-        PathAdvantages { advantages: returns.iter().map(|r| r - rival).collect(), returns }
+    let sequence = |sequence: &Sequence| {
+        let returns = returns(&sequence.rewards, 1.0);
+        SequenceAdvantages { advantages: returns.iter().map(|r| r - rival).collect(), returns }
     };
-    Ok(rollout.paths.iter().map(path).collect())
+    Ok(rollout.sequences.iter().map(sequence).collect())
 }
 
 /// Computes the advantage of each turn: the return from that turn on, compared with the returns of the
@@ -59,39 +59,45 @@ pub fn less_rival(rollout: &Rollout) -> Result<Vec<PathAdvantages>, RlError> {
 /// After the last turn that another rollout reached, a rollout has no baseline of its own. The events
 /// before a turn can be part of its baseline, so the rollout keeps the advantage of the last turn that
 /// another rollout reached. A rollout without turns has its score as the return from the first turn on.
-pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<PathAdvantages>> {
+pub fn turn_advantages(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<SequenceAdvantages>> {
     // For each rollout and path, the return from each turn on.
-    let turn_returns = |path: &Path| -> Vec<f64> {
-        let rewards: Vec<f64> = path.turn_ranges().map(|turn| path.rewards[turn].iter().sum()).collect();
+    let turn_returns = |sequence: &Sequence| -> Vec<f64> {
+        let rewards: Vec<f64> =
+            sequence.turn_ranges().map(|turn| sequence.rewards[turn].iter().sum()).collect();
         returns(&rewards, gamma)
     };
     let all: Vec<Vec<Vec<f64>>> =
-        rollouts.iter().map(|r| r.paths.iter().map(turn_returns).collect()).collect();
-    let nothing = |path: &Path| PathAdvantages { advantages: vec![0.0; path.len()], returns: Vec::new() };
-    let mut found: Vec<Vec<PathAdvantages>> =
-        rollouts.iter().map(|r| r.paths.iter().map(nothing).collect()).collect();
-    for members in super::groups(rollouts) {
-        let end = |(path, returns): (&Path, &Vec<f64>)| path.turns_before + returns.len();
-        let longest = members.iter().flat_map(|i| rollouts[*i].paths.iter().zip(&all[*i]).map(end)).max();
+        rollouts.iter().map(|r| r.sequences.iter().map(turn_returns).collect()).collect();
+    let nothing = |sequence: &Sequence| SequenceAdvantages {
+        advantages: vec![0.0; sequence.len()],
+        returns: Vec::new(),
+    };
+    let mut found: Vec<Vec<SequenceAdvantages>> =
+        rollouts.iter().map(|r| r.sequences.iter().map(nothing).collect()).collect();
+    for group_indices in super::groups(rollouts) {
+        let end = |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();
+        let num_turns =
+            group_indices.iter().flat_map(|i| rollouts[*i].sequences.iter().zip(&all[*i]).map(end)).max();
         // For each rollout of the group, its advantage at the last turn with a comparison.
-        let mut latest = vec![0.0; members.len()];
-        for turn in 0..longest.unwrap_or(0) {
+        let mut latest = vec![0.0; group_indices.len()];
+        for turn in 0..num_turns.unwrap_or(0) {
             // Turns are counted from the start of the sequence, even if the first turns belong to another
             // path of the rollout.
-            let at = |path: &Path, returns: &[f64]| {
-                turn.checked_sub(path.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
+            let at = |sequence: &Sequence, returns: &[f64]| {
+                turn.checked_sub(sequence.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
             };
             // A rollout with several paths is one sample: the mean of its returns.
             let here = |i: &usize| -> Option<f64> {
-                if turn == 0 && rollouts[*i].paths.is_empty() {
+                if turn == 0 && rollouts[*i].sequences.is_empty() {
                     return Some(rollouts[*i].score);
                 }
-                let paths = rollouts[*i].paths.iter().zip(&all[*i]);
-                let returns: Vec<f64> =
-                    paths.filter_map(|(path, returns)| at(path, returns).map(|(_, own)| own)).collect();
+                let sequences = rollouts[*i].sequences.iter().zip(&all[*i]);
+                let returns: Vec<f64> = sequences
+                    .filter_map(|(sequence, returns)| at(sequence, returns).map(|(_, own)| own))
+                    .collect();
                 (!returns.is_empty()).then(|| returns.iter().sum::<f64>() / returns.len() as f64)
             };
-            let returns: Vec<Option<f64>> = members.iter().map(here).collect();
+            let returns: Vec<Option<f64>> = group_indices.iter().map(here).collect();
             let present_returns: Vec<f64> = returns.iter().flatten().copied().collect();
             let (mean, scale) = if all_equal(&present_returns) {
                 (present_returns.first().copied().unwrap_or(0.0), 0.0)
@@ -99,15 +105,17 @@ pub fn by_turns(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec
                 let (mean, deviation) = mean_and_deviation(&present_returns);
                 (mean, if scale_by_std { 1.0 / (deviation + STD_EPSILON) } else { 1.0 })
             };
-            for ((&i, own), latest) in members.iter().zip(returns).zip(&mut latest) {
+            for ((&i, own), latest) in group_indices.iter().zip(returns).zip(&mut latest) {
                 let Some(own) = own else { continue };
                 let compared = present_returns.len() > 1;
                 if compared {
                     *latest = (own - mean) * scale;
                 }
-                for ((path, returns), found) in rollouts[i].paths.iter().zip(&all[i]).zip(&mut found[i]) {
-                    if let Some((own, mine)) = at(path, returns)
-                        && let Some(range) = path.turn_ranges().nth(own)
+                for ((sequence, returns), found) in
+                    rollouts[i].sequences.iter().zip(&all[i]).zip(&mut found[i])
+                {
+                    if let Some((own, mine)) = at(sequence, returns)
+                        && let Some(range) = sequence.turn_ranges().nth(own)
                     {
                         found.advantages[range].fill(if compared { (mine - mean) * scale } else { *latest });
                     }

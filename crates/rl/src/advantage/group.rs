@@ -94,13 +94,13 @@ impl GroupBaseline {
     /// # Errors
     /// Returns an error that names the first parameter out of range.
     pub(super) fn check(&self) -> Result<(), RlError> {
-        RlError::positive("scale of the advantage", self.scale)?;
+        RlError::check_positive("scale of the advantage", self.scale)?;
         if let Some(success) = self.success {
-            RlError::range(!success.is_nan(), "success of the advantage", success, "a number")?;
+            RlError::check_range(!success.is_nan(), "success of the advantage", success, "a number")?;
         }
         match self.compare {
             Compare::SecondBest { k: Some(k) } => {
-                RlError::range(k >= 2, "k of the advantage", k as f64, "at least 2")
+                RlError::check_range(k >= 2, "k of the advantage", k as f64, "at least 2")
             }
             _ => Ok(()),
         }
@@ -118,16 +118,16 @@ impl GroupBaseline {
     pub fn advantages(&self, scores: &[f64]) -> Result<Vec<f64>, RlError> {
         let rollouts: Vec<Rollout> =
             scores.iter().map(|&score| Rollout { score, ..Rollout::default() }).collect();
-        self.of_group(&rollouts.iter().collect::<Vec<_>>())
+        self.group_advantages(&rollouts.iter().collect::<Vec<_>>())
     }
 
     /// Computes the advantages of the rollouts of one group. If all scores are equal, they are exactly 0.
-    pub(super) fn of_group(&self, rollouts: &[&Rollout]) -> Result<Vec<f64>, RlError> {
+    pub(super) fn group_advantages(&self, rollouts: &[&Rollout]) -> Result<Vec<f64>, RlError> {
         let scores: Vec<f64> = rollouts.iter().map(|rollout| rollout.score).collect();
         if let Some(index) = scores.iter().position(|s| !s.is_finite()) {
             return Err(RlError::Score { index, value: scores[index] });
         }
-        let compared = self.compared(&scores, rollouts);
+        let differences = self.compare_scores(&scores, rollouts);
         let bounded = |(advantage, rollout): (f64, &&Rollout)| {
             let advantage = rollout.ceiling.map_or(advantage, |ceiling| advantage.min(ceiling));
             self.scale
@@ -137,10 +137,10 @@ impl GroupBaseline {
                     None => advantage,
                 }
         };
-        Ok(compared.into_iter().zip(rollouts).map(bounded).collect())
+        Ok(differences.into_iter().zip(rollouts).map(bounded).collect())
     }
 
-    fn compared(&self, scores: &[f64], rollouts: &[&Rollout]) -> Vec<f64> {
+    fn compare_scores(&self, scores: &[f64], rollouts: &[&Rollout]) -> Vec<f64> {
         if let ([score], Singleton::Score) = (scores, self.singleton) {
             return vec![if self.scale_by_std { score / (1.0 + STD_EPSILON) } else { *score }];
         }
@@ -158,15 +158,16 @@ impl GroupBaseline {
             }
             Compare::Others => scores.iter().map(|s| (s - mean) * n / (n - 1.0)).collect(),
             Compare::LengthWeightedMean => {
-                let length =
-                    |rollout: &Rollout| rollout.paths.iter().map(super::Path::len).sum::<usize>() as f64;
+                let length = |rollout: &Rollout| {
+                    rollout.sequences.iter().map(super::Sequence::len).sum::<usize>() as f64
+                };
                 let lengths: Vec<f64> = rollouts.iter().map(|rollout| length(rollout)).collect();
                 let total: f64 = lengths.iter().sum();
                 let weighted: f64 = scores.iter().zip(&lengths).map(|(s, l)| s * l).sum();
                 let baseline = if total > 0.0 { weighted / total } else { mean };
                 scores.iter().map(|s| s - baseline).collect()
             }
-            Compare::SecondBest { k } => over_second_best(scores, k.unwrap_or(scores.len())),
+            Compare::SecondBest { k } => margins_over_second_best(scores, k.unwrap_or(scores.len())),
         };
         differences.into_iter().map(|d| d * scale).collect()
     }
@@ -177,7 +178,7 @@ impl GroupBaseline {
 ///
 /// If score i is the best and score j the second best of a choice, the remaining k − 2 are from the
 /// scores below j. With ascending scores, Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), with j from 0.
-fn over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
+fn margins_over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
     let (n, k) = (scores.len(), k.min(scores.len()));
     let mut rising: Vec<usize> = (0..n).collect();
     rising.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));

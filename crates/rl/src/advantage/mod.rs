@@ -37,12 +37,12 @@ pub struct Rollout {
     /// Upper bound of the rollout's advantage. For example, 0 for a correct answer in a wrong format.
     pub ceiling: Option<f64>,
     /// Sequences with trained tokens.
-    pub paths: Vec<Path>,
+    pub sequences: Vec<Sequence>,
 }
 
 /// One sequence of a rollout. Lists have one entry per action token unless stated otherwise.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Path {
+pub struct Sequence {
     /// Number of action tokens in each turn, in order. They sum to the length of the path.
     pub turns: Vec<usize>,
     /// Number of earlier turns in the sequence that belong to another path of the rollout.
@@ -53,7 +53,7 @@ pub struct Path {
     pub values: Vec<f64>,
     /// A critic's value of the state after the last token, for [`Estimator::Gae`], if the path was
     /// truncated there. `None` if it ended by itself.
-    pub cut: Option<f64>,
+    pub truncation_value: Option<f64>,
     /// Log-probability of each token under the policy that sampled it, for [`Estimator::OptimalToken`];
     /// otherwise empty.
     pub behaviour: Vec<f64>,
@@ -67,7 +67,7 @@ pub struct Path {
     pub masked: Vec<bool>,
 }
 
-impl Path {
+impl Sequence {
     /// Returns the number of action tokens.
     pub fn len(&self) -> usize {
         self.rewards.len()
@@ -79,7 +79,7 @@ impl Path {
     }
 
     /// Returns whether a token is trained.
-    fn trains(&self, token: usize) -> bool {
+    fn is_trained(&self, token: usize) -> bool {
         !self.masked.get(token).copied().unwrap_or(false)
     }
 
@@ -100,7 +100,7 @@ impl Path {
 
 /// Advantages of one path.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct PathAdvantages {
+pub struct SequenceAdvantages {
     /// Advantage of every action token.
     pub advantages: Vec<f64>,
     /// Targets of a critic's values, for estimators that use a critic; otherwise empty.
@@ -186,12 +186,12 @@ pub enum Estimator {
         #[serde(default)]
         alignment: Alignment,
         /// Whether tokens after the end of all other paths of the group have no baseline.
-        #[serde(default = "yes")]
+        #[serde(default = "default_true")]
         bare_tail: bool,
     },
 }
 
-fn yes() -> bool {
+fn default_true() -> bool {
     true
 }
 
@@ -212,15 +212,15 @@ impl Estimator {
                 baseline.check()?;
                 let weight = weights.iter().find(|weight| !weight.is_finite());
                 weight.map_or(Ok(()), |weight| {
-                    RlError::range(false, "weight of a component", *weight, "finite")
+                    RlError::check_range(false, "weight of a component", *weight, "finite")
                 })
             }
             Estimator::ReinforcePlusPlus { gamma, .. } | Estimator::Turns { gamma, .. } => {
-                RlError::share("gamma of the advantage", *gamma)
+                RlError::check_fraction("gamma of the advantage", *gamma)
             }
             Estimator::Gae { gamma, lambda, .. } => {
-                RlError::share("gamma of the advantage", *gamma)?;
-                RlError::share("lambda of the advantage", *lambda)
+                RlError::check_fraction("gamma of the advantage", *gamma)?;
+                RlError::check_fraction("lambda of the advantage", *lambda)
             }
             Estimator::ReinforcePlusPlusBaseline { .. }
             | Estimator::ReMax
@@ -232,55 +232,66 @@ impl Estimator {
     ///
     /// # Errors
     /// Returns an error if a number is not finite, or if a rollout lacks values that the estimator needs.
-    pub fn advantages(&self, rollouts: &[Rollout]) -> Result<Vec<Vec<PathAdvantages>>, RlError> {
+    pub fn advantages(&self, rollouts: &[Rollout]) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
         check(rollouts)?;
         match self {
             Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
             Estimator::Gdpo { weights, baseline, counting, recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
-                    let of_part = |rollout: &Rollout| {
+                    let part_rollout = |rollout: &Rollout| {
                         let (needed, found) = (weights.len(), rollout.components.len());
                         if needed != found {
                             return Err(RlError::Components { needed, found });
                         }
                         Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
                     };
-                    let parts = rollouts.iter().map(of_part).collect::<Result<Vec<_>, RlError>>()?;
+                    let parts = rollouts.iter().map(part_rollout).collect::<Result<Vec<_>, RlError>>()?;
                     for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
                         *sum += weight * advantage;
                     }
                 }
-                Ok(whitened(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
+                Ok(whiten_advantages(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
             }
             Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
-                let raw = each_path(rollouts, |path| credit::token_returns(path, *gamma, *one_turn));
-                Ok(whitened(rollouts, raw, *counting, true))
+                let raw =
+                    map_sequences(rollouts, |sequence| credit::token_returns(sequence, *gamma, *one_turn));
+                Ok(whiten_advantages(rollouts, raw, *counting, true))
             }
             Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
                 let raw = broadcast(rollouts, &outcomes(&baseline, rollouts)?);
-                Ok(whitened(rollouts, raw, *counting, *recentre))
+                Ok(whiten_advantages(rollouts, raw, *counting, *recentre))
             }
             Estimator::Gae { gamma, lambda, whiten } => {
-                if let Some(path) = rollouts.iter().flat_map(|r| &r.paths).find(|p| p.values.len() != p.len())
+                if let Some(sequence) =
+                    rollouts.iter().flat_map(|r| &r.sequences).find(|p| p.values.len() != p.len())
                 {
                     return Err(RlError::Missing {
                         what: "values",
-                        needed: path.len(),
-                        found: path.values.len(),
+                        needed: sequence.len(),
+                        found: sequence.values.len(),
                     });
                 }
-                let of_path =
-                    |path: &Path| gae(&path.rewards, &path.values, path.cut.unwrap_or(0.0), *gamma, *lambda);
-                let raw = each_path(rollouts, of_path);
+                let advantages_of = |sequence: &Sequence| {
+                    gae(
+                        &sequence.rewards,
+                        &sequence.values,
+                        sequence.truncation_value.unwrap_or(0.0),
+                        *gamma,
+                        *lambda,
+                    )
+                };
+                let raw = map_sequences(rollouts, advantages_of);
                 Ok(match whiten {
-                    Some(counting) => whitened(rollouts, raw, *counting, true),
+                    Some(counting) => whiten_advantages(rollouts, raw, *counting, true),
                     None => raw,
                 })
             }
-            Estimator::Turns { gamma, scale_by_std } => Ok(credit::by_turns(rollouts, *gamma, *scale_by_std)),
-            Estimator::ReMax => rollouts.iter().map(credit::less_rival).collect(),
+            Estimator::Turns { gamma, scale_by_std } => {
+                Ok(credit::turn_advantages(rollouts, *gamma, *scale_by_std))
+            }
+            Estimator::ReMax => rollouts.iter().map(credit::returns_minus_rival).collect(),
             Estimator::OptimalToken { alignment, bare_tail } => {
                 optimal::advantages(rollouts, *alignment, *bare_tail)
             }
@@ -293,11 +304,11 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
     let mut advantages = vec![0.0; rollouts.len()];
     // Number of rollouts in groups with a nonzero advantage.
     let mut informative = 0;
-    for members in groups(rollouts) {
-        let group_rollouts: Vec<&Rollout> = members.iter().map(|i| &rollouts[*i]).collect();
-        let of_group = baseline.of_group(&group_rollouts)?;
-        informative += if of_group.iter().any(|a| *a != 0.0) { members.len() } else { 0 };
-        for (i, advantage) in members.iter().zip(of_group) {
+    for group_indices in groups(rollouts) {
+        let group_rollouts: Vec<&Rollout> = group_indices.iter().map(|i| &rollouts[*i]).collect();
+        let group_advantages = baseline.group_advantages(&group_rollouts)?;
+        informative += if group_advantages.iter().any(|a| *a != 0.0) { group_indices.len() } else { 0 };
+        for (i, advantage) in group_indices.iter().zip(group_advantages) {
             advantages[*i] = advantage;
         }
     }
@@ -322,38 +333,44 @@ fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
         });
         groups[position].1.push(i);
     }
-    groups.into_iter().map(|(_, members)| members).collect()
+    groups.into_iter().map(|(_, group_indices)| group_indices).collect()
 }
 
 /// Sets the advantage of every token to that of its rollout.
-fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<PathAdvantages>> {
-    let path =
-        |path: &Path, advantage| PathAdvantages { advantages: vec![advantage; path.len()], returns: vec![] };
-    let rollout =
-        |(rollout, advantage): (&Rollout, &f64)| rollout.paths.iter().map(|p| path(p, *advantage)).collect();
+fn broadcast(rollouts: &[Rollout], advantages: &[f64]) -> Vec<Vec<SequenceAdvantages>> {
+    let sequence = |sequence: &Sequence, advantage| SequenceAdvantages {
+        advantages: vec![advantage; sequence.len()],
+        returns: vec![],
+    };
+    let rollout = |(rollout, advantage): (&Rollout, &f64)| {
+        rollout.sequences.iter().map(|p| sequence(p, *advantage)).collect()
+    };
     rollouts.iter().zip(advantages).map(rollout).collect()
 }
 
-fn each_path(rollouts: &[Rollout], estimate: impl Fn(&Path) -> PathAdvantages) -> Vec<Vec<PathAdvantages>> {
-    rollouts.iter().map(|rollout| rollout.paths.iter().map(&estimate).collect()).collect()
+fn map_sequences(
+    rollouts: &[Rollout],
+    estimate: impl Fn(&Sequence) -> SequenceAdvantages,
+) -> Vec<Vec<SequenceAdvantages>> {
+    rollouts.iter().map(|rollout| rollout.sequences.iter().map(&estimate).collect()).collect()
 }
 
 /// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too. Without
 /// `centre`, advantages are only divided by the standard deviation.
-fn whitened(
+fn whiten_advantages(
     rollouts: &[Rollout],
-    mut all: Vec<Vec<PathAdvantages>>,
+    mut all: Vec<Vec<SequenceAdvantages>>,
     counting: Counting,
-    centre: bool,
-) -> Vec<Vec<PathAdvantages>> {
-    let paths = rollouts.iter().flat_map(|rollout| &rollout.paths);
-    let trained = paths.zip(all.iter().flatten()).flat_map(|(path, found)| {
-        found.advantages.iter().enumerate().filter(|(token, _)| path.trains(*token)).map(|(_, a)| *a)
+    center: bool,
+) -> Vec<Vec<SequenceAdvantages>> {
+    let sequences = rollouts.iter().flat_map(|rollout| &rollout.sequences);
+    let trained = sequences.zip(all.iter().flatten()).flat_map(|(sequence, found)| {
+        found.advantages.iter().enumerate().filter(|(token, _)| sequence.is_trained(*token)).map(|(_, a)| *a)
     });
-    let by = Whitening::of(&trained.collect::<Vec<_>>(), counting);
-    let by = if centre { by } else { by.without_mean() };
-    let advantages = all.iter_mut().flatten().flat_map(|path| path.advantages.iter_mut());
-    advantages.for_each(|advantage| *advantage = by.apply(*advantage));
+    let whitening = Whitening::from_values(&trained.collect::<Vec<_>>(), counting);
+    let whitening = if center { whitening } else { whitening.without_mean() };
+    let advantages = all.iter_mut().flatten().flat_map(|sequence| sequence.advantages.iter_mut());
+    advantages.for_each(|advantage| *advantage = whitening.apply(*advantage));
     all
 }
 
@@ -361,21 +378,24 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
     for (index, rollout) in rollouts.iter().enumerate() {
         let numbers = [rollout.score].into_iter().chain(rollout.components.iter().copied());
         let numbers = numbers.chain(rollout.rival).chain(rollout.ceiling);
-        let of_path = |path: &'_ Path| {
-            let all = path.rewards.iter().chain(&path.values).chain(&path.behaviour);
-            all.chain(&path.concentration).chain(&path.cut).copied().collect::<Vec<f64>>()
+        let numbers_of = |sequence: &'_ Sequence| {
+            let all = sequence.rewards.iter().chain(&sequence.values).chain(&sequence.behaviour);
+            all.chain(&sequence.concentration)
+                .chain(&sequence.truncation_value)
+                .copied()
+                .collect::<Vec<f64>>()
         };
-        for value in numbers.chain(rollout.paths.iter().flat_map(of_path)) {
+        for value in numbers.chain(rollout.sequences.iter().flat_map(numbers_of)) {
             if !value.is_finite() {
                 return Err(RlError::Score { index, value });
             }
         }
-        for path in &rollout.paths {
-            let (needed, found) = (path.len(), path.turns.iter().sum());
+        for sequence in &rollout.sequences {
+            let (needed, found) = (sequence.len(), sequence.turns.iter().sum());
             if needed != found {
                 return Err(RlError::Missing { what: "tokens of its turns", needed, found });
             }
-            let found = path.masked.len();
+            let found = sequence.masked.len();
             if found != 0 && needed != found {
                 return Err(RlError::Missing { what: "masks", needed, found });
             }

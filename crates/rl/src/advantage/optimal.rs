@@ -6,7 +6,7 @@
 
 use serde::{Deserialize, Serialize};
 
-use super::{Path, PathAdvantages, Rollout, returns};
+use super::{Rollout, Sequence, SequenceAdvantages, returns};
 use crate::RlError;
 
 /// Added to the sum of weights, as in verl.
@@ -31,7 +31,7 @@ struct Row<'a> {
     returns: Vec<f64>,
     weights: Vec<f64>,
     at: (usize, usize),
-    path: &'a Path,
+    sequence: &'a Sequence,
 }
 
 /// Computes the advantages of all rollouts.
@@ -39,26 +39,26 @@ pub fn advantages(
     rollouts: &[Rollout],
     alignment: Alignment,
     bare_tail: bool,
-) -> Result<Vec<Vec<PathAdvantages>>, RlError> {
-    let mut found: Vec<Vec<PathAdvantages>> =
-        rollouts.iter().map(|r| vec![PathAdvantages::default(); r.paths.len()]).collect();
-    for members in super::groups(rollouts) {
+) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
+    let mut found: Vec<Vec<SequenceAdvantages>> =
+        rollouts.iter().map(|r| vec![SequenceAdvantages::default(); r.sequences.len()]).collect();
+    for group_indices in super::groups(rollouts) {
         let mut rows = Vec::new();
-        for &i in &members {
-            for (p, path) in rollouts[i].paths.iter().enumerate() {
-                rows.push(row(path, (i, p), alignment)?);
+        for &i in &group_indices {
+            for (p, sequence) in rollouts[i].sequences.iter().enumerate() {
+                rows.push(row(sequence, (i, p), alignment)?);
             }
         }
         let slots = rows.iter().flat_map(|row| row.slots.iter().map(|s| s + 1)).max().unwrap_or(0);
         let (mut numerator, mut denominator) = (vec![0.0; slots], vec![EPSILON; slots]);
-        for row in rows.iter().filter(|_| members.len() > 1) {
+        for row in rows.iter().filter(|_| group_indices.len() > 1) {
             for ((&slot, g), w) in row.slots.iter().zip(&row.returns).zip(&row.weights) {
                 numerator[slot] += g * w;
                 denominator[slot] += w;
             }
         }
         // Lengths of the longest and the second longest path: between them, no other path has tokens.
-        let mut lengths: Vec<usize> = rows.iter().map(|row| row.path.len()).collect();
+        let mut lengths: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
         lengths.sort_unstable();
         let tail = match lengths[..] {
             [.., second, max_len] if bare_tail && max_len > second => Some((max_len, second)),
@@ -66,34 +66,34 @@ pub fn advantages(
         };
         for row in rows {
             let baseline = |slot: usize| match tail {
-                Some((max_len, second)) if row.path.len() == max_len && slot >= second => 0.0,
+                Some((max_len, second)) if row.sequence.len() == max_len && slot >= second => 0.0,
                 _ => numerator[slot] / denominator[slot],
             };
             let advantages =
                 row.returns.iter().zip(&row.slots).map(|(g, slot)| g - baseline(*slot)).collect();
-            found[row.at.0][row.at.1] = PathAdvantages { advantages, returns: row.returns };
+            found[row.at.0][row.at.1] = SequenceAdvantages { advantages, returns: row.returns };
         }
     }
     Ok(found)
 }
 
-fn row(path: &Path, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
-    let needed = path.len();
+fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
+    let needed = sequence.len();
     let has =
         |what, found| if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) };
-    has("behaviour log-probabilities", path.behaviour.len())?;
-    has("sums of squared probabilities", path.concentration.len())?;
+    has("behaviour log-probabilities", sequence.behaviour.len())?;
+    has("sums of squared probabilities", sequence.concentration.len())?;
     let slots = match alignment {
         Alignment::ActionToken => (0..needed).collect(),
         Alignment::Position => {
-            has("positions", path.positions.len())?;
-            path.positions.clone()
+            has("positions", sequence.positions.len())?;
+            sequence.positions.clone()
         }
     };
     let mut energy = 0.0;
-    let weights = path.behaviour.iter().zip(&path.concentration).map(|(logp, squares)| {
+    let weights = sequence.behaviour.iter().zip(&sequence.concentration).map(|(logp, squares)| {
         energy += 1.0 - 2.0 * logp.exp() + squares;
         energy
     });
-    Ok(Row { slots, returns: returns(&path.rewards, 1.0), weights: weights.collect(), at, path })
+    Ok(Row { slots, returns: returns(&sequence.rewards, 1.0), weights: weights.collect(), at, sequence })
 }

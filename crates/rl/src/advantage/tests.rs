@@ -11,7 +11,7 @@ fn rollout(group: u64, score: f64, turns: &[usize]) -> Rollout {
     Rollout {
         group,
         score,
-        paths: vec![Path { turns: turns.to_vec(), rewards, ..Path::default() }],
+        sequences: vec![Sequence { turns: turns.to_vec(), rewards, ..Sequence::default() }],
         ..Rollout::default()
     }
 }
@@ -19,7 +19,9 @@ fn rollout(group: u64, score: f64, turns: &[usize]) -> Rollout {
 /// Returns the advantages of rollouts with one path each.
 fn found(estimator: &Estimator, rollouts: &[Rollout]) -> Vec<Vec<f64>> {
     let all = estimator.advantages(rollouts).unwrap();
-    all.into_iter().map(|mut paths| paths.pop().map_or(Vec::new(), |path| path.advantages)).collect()
+    all.into_iter()
+        .map(|mut sequences| sequences.pop().map_or(Vec::new(), |sequence| sequence.advantages))
+        .collect()
 }
 
 /// Of six rollouts, four are in groups without an advantage, so the remaining advantages are three times
@@ -81,7 +83,7 @@ fn zero_variance_groups_count_in_deviation() {
 fn whitening_ignores_masked_tokens() {
     let masked = |masked: &[bool], rollout: Rollout| {
         let mut rollout = rollout;
-        rollout.paths[0].masked = masked.to_vec();
+        rollout.sequences[0].masked = masked.to_vec();
         rollout
     };
     // Trained tokens have 1, 0 and 0. The third rollout and the second half of the first have other
@@ -100,7 +102,7 @@ fn whitening_ignores_masked_tokens() {
     near(&[got[2].clone()], &[&[scale * (7.0 - 1.0 / 3.0); 3]]);
     let values = |rollout: Rollout| {
         let mut rollout = rollout;
-        rollout.paths[0].values = vec![0.0; rollout.paths[0].len()];
+        rollout.sequences[0].values = vec![0.0; rollout.sequences[0].len()];
         rollout
     };
     let gae = Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: Some(Counting::Exact) };
@@ -138,7 +140,7 @@ fn longest_rollout_keeps_last_compared_advantage() {
     // Rewards of 1 per turn, for two turns and for four: later turns do not have smaller advantages,
     // although their returns are smaller.
     let mut outcomes = [rollout(0, 2.0, &[1, 1]), rollout(0, 4.0, &[1, 1, 1, 1])];
-    outcomes.iter_mut().for_each(|rollout| rollout.paths[0].rewards.fill(1.0));
+    outcomes.iter_mut().for_each(|rollout| rollout.sequences[0].rewards.fill(1.0));
     near(&found(&turns(1.0, false), &outcomes), &[&[-1.0; 2], &[1.0; 4]]);
     // A rollout that is always the only one, or equal to the other at the last comparison, keeps 0.
     near(&found(&turns(1.0, false), &[rollout(0, 1.0, &[1, 1])]), &[&[0.0; 2]]);
@@ -150,14 +152,17 @@ fn longest_rollout_keeps_last_compared_advantage() {
 /// rollout.
 #[test]
 fn uncompared_path_keeps_advantage_of_rollout() {
-    let path = |turns_before, rewards: &[f64]| Path {
+    let sequence = |turns_before, rewards: &[f64]| Sequence {
         turns: vec![1; rewards.len()],
         turns_before,
         rewards: rewards.to_vec(),
-        ..Path::default()
+        ..Sequence::default()
     };
-    let forked =
-        Rollout { score: 1.0, paths: vec![path(0, &[0.0, 1.0]), path(2, &[0.0, 1.0])], ..Rollout::default() };
+    let forked = Rollout {
+        score: 1.0,
+        sequences: vec![sequence(0, &[0.0, 1.0]), sequence(2, &[0.0, 1.0])],
+        ..Rollout::default()
+    };
     let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
     assert_eq!(all[0][0].advantages, [0.5, 0.5]);
     assert_eq!(all[0][1].advantages, [0.5, 0.5]);
@@ -166,7 +171,7 @@ fn uncompared_path_keeps_advantage_of_rollout() {
 /// A rollout without turns has nothing to train, but its score is part of the baseline.
 #[test]
 fn rollouts_without_turns_count_in_baseline() {
-    let empty = Rollout { score: -1.0, paths: Vec::new(), ..Rollout::default() };
+    let empty = Rollout { score: -1.0, sequences: Vec::new(), ..Rollout::default() };
     let all = turns(1.0, false).advantages(&[empty, rollout(0, 1.0, &[1, 1])]).unwrap();
     assert_eq!((all[0].len(), &all[1][0].advantages), (0, &vec![1.0, 1.0]));
 }
@@ -194,19 +199,19 @@ fn check_rejects_invalid_parameters() {
 
 #[test]
 fn path_without_tokens_is_empty() {
-    let paths = [Path::default(), Path { rewards: vec![0.0], ..Path::default() }];
-    assert_eq!(paths.map(|path| (path.len(), path.is_empty())), [(0, true), (1, false)]);
+    let sequences = [Sequence::default(), Sequence { rewards: vec![0.0], ..Sequence::default() }];
+    assert_eq!(sequences.map(|path| (path.len(), path.is_empty())), [(0, true), (1, false)]);
 }
 
 /// Rewards of 1 and 3 at one turn of two paths are one sample of 2. The other rollout has 0, so the mean
 /// is 1.
 #[test]
 fn paths_with_same_turn_are_one_sample() {
-    let path = |reward| Path { turns: vec![1], rewards: vec![reward], ..Path::default() };
-    let both = Rollout { score: 4.0, paths: vec![path(1.0), path(3.0)], ..Rollout::default() };
-    let other = Rollout { paths: vec![path(0.0)], ..Rollout::default() };
+    let sequence = |reward| Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
+    let both = Rollout { score: 4.0, sequences: vec![sequence(1.0), sequence(3.0)], ..Rollout::default() };
+    let other = Rollout { sequences: vec![sequence(0.0)], ..Rollout::default() };
     let all = turns(1.0, false).advantages(&[both, other]).unwrap();
-    let found: Vec<f64> = all.into_iter().flatten().flat_map(|path| path.advantages).collect();
+    let found: Vec<f64> = all.into_iter().flatten().flat_map(|sequence| sequence.advantages).collect();
     assert_eq!(found, [0.0, 2.0, -1.0]);
 }
 
@@ -230,14 +235,14 @@ fn length_weighted_mean_without_tokens_is_mean() {
 #[test]
 fn optimal_baseline_weights_by_score_norm() {
     let optimal = Estimator::OptimalToken { alignment: Alignment::ActionToken, bare_tail: true };
-    let path = |score, p: f64| Path {
+    let sequence = |score, p: f64| Sequence {
         turns: vec![2],
         rewards: vec![0.0, score],
         behaviour: vec![p.ln(); 2],
         concentration: vec![p * p + (1.0 - p) * (1.0 - p); 2],
-        ..Path::default()
+        ..Sequence::default()
     };
-    let rollout = |score, p| Rollout { score, paths: vec![path(score, p)], ..Rollout::default() };
+    let rollout = |score, p| Rollout { score, sequences: vec![sequence(score, p)], ..Rollout::default() };
     near(&found(&optimal, &[rollout(1.0, 0.5), rollout(0.0, 0.75)]), &[&[0.2, 0.2], &[-0.8, -0.8]]);
 }
 
@@ -248,10 +253,16 @@ fn gae_counts_value_of_truncated_state() {
     let found = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
     assert_eq!((found.advantages, found.returns), (vec![-0.125, 0.5], vec![0.375, 1.0]));
     let estimator = Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None };
-    let of = |cut: Option<f64>| {
-        let path =
-            Path { turns: vec![2], rewards: vec![0.0; 2], values: vec![0.5; 2], cut, ..Path::default() };
-        let all = estimator.advantages(&[Rollout { paths: vec![path], ..Rollout::default() }]).unwrap();
+    let of = |truncation_value: Option<f64>| {
+        let sequence = Sequence {
+            turns: vec![2],
+            rewards: vec![0.0; 2],
+            values: vec![0.5; 2],
+            truncation_value,
+            ..Sequence::default()
+        };
+        let all =
+            estimator.advantages(&[Rollout { sequences: vec![sequence], ..Rollout::default() }]).unwrap();
         all[0][0].advantages.clone()
     };
     assert_eq!(of(Some(2.0)), [-0.125, 0.5]);
@@ -262,15 +273,18 @@ fn gae_counts_value_of_truncated_state() {
 /// one sample of 2. At the first turn its return is 1.
 #[test]
 fn turns_compare_later_paths_by_position() {
-    let path = |turns_before, rewards: &[f64]| Path {
+    let sequence = |turns_before, rewards: &[f64]| Sequence {
         turns: vec![1; rewards.len()],
         turns_before,
         rewards: rewards.to_vec(),
-        ..Path::default()
+        ..Sequence::default()
     };
-    let forked =
-        Rollout { score: 1.0, paths: vec![path(0, &[0.0, 1.0]), path(1, &[3.0])], ..Rollout::default() };
+    let forked = Rollout {
+        score: 1.0,
+        sequences: vec![sequence(0, &[0.0, 1.0]), sequence(1, &[3.0])],
+        ..Rollout::default()
+    };
     let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
-    let found: Vec<Vec<f64>> = all.into_iter().flatten().map(|path| path.advantages).collect();
+    let found: Vec<Vec<f64>> = all.into_iter().flatten().map(|sequence| sequence.advantages).collect();
     assert_eq!(found, [vec![0.5, 0.0], vec![2.0], vec![-0.5, -1.0]]);
 }

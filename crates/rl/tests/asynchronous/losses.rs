@@ -1,9 +1,9 @@
 //! Losses, compared with AgentRL and AReaL.
 
-use levade_rl::correction::{Bound, Correction, Level, Over, Rejection, Statistic};
+use levade_rl::correction::{Bound, Correction, Level, Rejection, Statistic, StatisticSpan};
 use levade_rl::*;
 
-use crate::common::{Vectors, close, near};
+use crate::common::{Vectors, assert_close, assert_near};
 use crate::evaluate;
 
 fn vectors() -> Vectors {
@@ -33,21 +33,21 @@ impl Agentrl {
 
     #[track_caller]
     fn expect(&self, policy: PolicyLoss, points: &[Vec<Point>], by_length: bool, keys: &str) {
-        let loss = Loss::of(policy);
+        let loss = Loss::new(policy);
         loss.check_parameters().unwrap();
         let want: Vec<Vec<f64>> =
-            serde_json::from_value(self.v.at(&format!("{keys}/dloss_dlp")).clone()).unwrap();
+            serde_json::from_value(self.v.value_at(&format!("{keys}/dloss_dlp")).clone()).unwrap();
         let weight = |row: &Vec<Point>| {
             let left = row.iter().filter(|point| !loss.at(point).dropped).count().max(1) as f64;
             vec![1.0 / points.len() as f64 / if by_length { left } else { 1.0 }; row.len()]
         };
         let weights: Vec<Vec<f64>> = points.iter().map(weight).collect();
-        let (sum, slopes) = evaluate(loss, points, &weights);
+        let (sum, gradients) = evaluate(loss, points, &weights);
         // Masked tokens are at the end of a row.
-        for (got, want) in slopes.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want)) {
-            close(*got, *want, &format!("{keys}, slope"));
+        for (got, want) in gradients.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want)) {
+            assert_close(*got, *want, &format!("{keys}, slope"));
         }
-        close(sum, self.v.number(&format!("{keys}/loss")), keys);
+        assert_close(sum, self.v.number(&format!("{keys}/loss")), keys);
     }
 }
 
@@ -64,8 +64,8 @@ fn losses_match_agentrl() {
     // TRAP: the gradient that AgentRL means to keep beyond the bounds is 0.
     let keep = KeepGradient { below: 0.5, above: 0.5, in_value_only: true };
     a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "agentrl/cases/grpo_beta_half");
-    let kept = Loss::of(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
-    close(kept.at(&points[1][0]).slope, 0.5 * 0.8 * 0.5, "gradient kept below");
+    let kept = Loss::new(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
+    assert_close(kept.at(&points[1][0]).derivative, 0.5 * 0.8 * 0.5, "gradient kept below");
     let minirl = |trust| PolicyLoss::MiniRl { low, high, trust };
     a.expect(minirl(strict), &points, false, "agentrl/cases/minirl_recipe");
     a.expect(minirl(strict), &points, true, "agentrl/cases/minirl_strict_lennorm");
@@ -83,14 +83,14 @@ fn losses_match_agentrl() {
 fn gspo_gradient_has_sign_of_objective() {
     let a = Agentrl { v: vectors() };
     let row = a.points(None).swap_remove(0);
-    let loss = Loss::of(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
+    let loss = Loss::new(PolicyLoss::Gspo { low: 0.9, high: 9.0 });
     let total = |row: &[Point]| {
         let mut row = row.to_vec();
-        prepare::path_ratios(&mut row);
+        prepare::sequence_ratios(&mut row);
         row.iter().map(|point| loss.at(point).loss).sum::<f64>()
     };
     let mut prepared = row.clone();
-    prepare::path_ratios(&mut prepared);
+    prepare::sequence_ratios(&mut prepared);
     let wrong = &a.v.rows("agentrl/cases/gspo_row0_wrong_sign/dloss_dlp")[0];
     for t in 0..row.len() {
         let at = |step: f64| {
@@ -98,9 +98,9 @@ fn gspo_gradient_has_sign_of_objective() {
             moved[t].logp += step;
             total(&moved)
         };
-        let slope = (at(1e-6) - at(-1e-6)) / 2e-6;
-        near(loss.at(&prepared[t]).slope, slope, 1e-8, "slope of a path's ratio");
-        assert!(slope < 0.0 && wrong[t] > 0.0);
+        let derivative = (at(1e-6) - at(-1e-6)) / 2e-6;
+        assert_near(loss.at(&prepared[t]).derivative, derivative, 1e-8, "slope of a path's ratio");
+        assert!(derivative < 0.0 && wrong[t] > 0.0);
     }
 }
 
@@ -120,37 +120,46 @@ fn losses_match_areal() {
     let expect = |loss: Loss, points: &[Point], weights: &[f64], case: &str| {
         let want = v.list(&format!("areal/cases/{case}/dloss_dlp"));
         let weights = weights.iter().map(|weight| weight / 6.0).collect();
-        let (sum, slopes) = evaluate(loss, &[points.to_vec()], &[weights]);
-        slopes[0].iter().zip(want).for_each(|(got, want)| near(*got, want, 2e-7, case));
-        near(sum, v.number(&format!("areal/cases/{case}/loss")), 2e-7, case);
+        let (sum, gradients) = evaluate(loss, &[points.to_vec()], &[weights]);
+        gradients[0].iter().zip(want).for_each(|(got, want)| assert_near(*got, want, 2e-7, case));
+        assert_near(sum, v.number(&format!("areal/cases/{case}/loss")), 2e-7, case);
     };
     let (clip, ones) = (Loss::clip(0.2, 0.2), [1.0; 6]);
     expect(clip, &points(&prox), &ones, "no_rs");
     expect(clip, &points(&behave), &ones, "naive");
-    let weights =
-        |paths: &[Vec<f64>], correction: Correction| correction.weights(paths, Counting::Exact).concat();
+    let weights = |sequences: &[Vec<f64>], correction: Correction| {
+        correction.weights(sequences, Counting::Exact).concat()
+    };
     let one = std::slice::from_ref(&log_ratios);
     let token = |bound| weights(one, Correction { level: Level::Token, bound, normalise: false });
     let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
     expect(clip, &points(&prox), &masked, "rs_mask5");
     expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
-    let dual = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
+    let dual = Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
     // AReaL bounds |A|·c before the weight, as in other implementations.
     expect(dual, &points(&prox), &masked, "rs_mask5_dual1.2");
 
     // Two sequences of three tokens, with geometric means as ratio and weight.
-    let mut paths: Vec<Vec<Point>> = points(&prox).chunks(3).map(<[Point]>::to_vec).collect();
-    paths.iter_mut().for_each(|path| prepare::path_ratios(path));
+    let mut sequences: Vec<Vec<Point>> = points(&prox).chunks(3).map(<[Point]>::to_vec).collect();
+    sequences.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
     let of_paths = weights(&halves, Correction { level: Level::GeometricMean, bound, normalise: false });
-    expect(Loss::of(PolicyLoss::Gspo { low: 0.2, high: 0.2 }), &paths.concat(), &of_paths, "gspo_seqmask1.5");
+    expect(
+        Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),
+        &sequences.concat(),
+        &of_paths,
+        "gspo_seqmask1.5",
+    );
     let rejection = Rejection {
         statistic: Statistic::Ratio,
-        over: Over::PathMean,
+        over: StatisticSpan::PathMean,
         low: None,
         high: 1.5,
         inverted: false,
     };
-    assert_eq!(rejection.keeps(&halves, Counting::Exact).concat(), [true, true, true, false, false, false]);
+    assert_eq!(
+        rejection.kept_tokens(&halves, Counting::Exact).concat(),
+        [true, true, true, false, false, false]
+    );
 }

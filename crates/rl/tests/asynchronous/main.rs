@@ -9,6 +9,6 @@ mod common;
 mod losses;
 mod rest;
 
-use common::exactly as evaluate;
+use common::evaluate_exactly as evaluate;
 
 const TOLERANCE: f64 = 1e-9;

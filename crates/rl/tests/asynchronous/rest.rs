@@ -3,7 +3,7 @@
 use levade_rl::correction::{Bound, Correction, Level};
 use levade_rl::*;
 
-use crate::common::{Vectors, close, near};
+use crate::common::{Vectors, assert_close, assert_near};
 
 fn vectors() -> Vectors {
     Vectors::new(include_str!("../asynchronous.json"))
@@ -21,23 +21,23 @@ fn advantages_match_agentrl() {
     let rollout = |(i, score): (usize, &f64)| Rollout {
         score: *score,
         ceiling: [0, 3].contains(&i).then_some(0.0),
-        paths: vec![Path { turns: vec![1], rewards: vec![0.0], ..Path::default() }],
+        sequences: vec![Sequence { turns: vec![1], rewards: vec![0.0], ..Sequence::default() }],
         ..Rollout::default()
     };
     let rollouts: Vec<Rollout> = scores.iter().enumerate().map(rollout).collect();
     let got = Estimator::Group(baseline).advantages(&rollouts).unwrap();
     let of = |i: usize| got[i][0].advantages[0];
-    near(of(1), 1.428571429, 1e-9, "right");
-    near(of(4), -0.857142857, 1e-9, "wrong");
+    assert_near(of(1), 1.428571429, 1e-9, "right");
+    assert_near(of(4), -0.857142857, 1e-9, "wrong");
     assert_eq!(of(0), 0.0, "right, but badly written");
-    near(of(3), -0.857142857, 1e-9, "wrong, and badly written");
+    assert_near(of(3), -0.857142857, 1e-9, "wrong, and badly written");
     let scaled =
         GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }.advantages(&scores).unwrap();
-    near(scaled[0], 1.207612396, 1e-9, "GRPO, right");
-    near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
+    assert_near(scaled[0], 1.207612396, 1e-9, "GRPO, right");
+    assert_near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
 
     let near_all =
-        |got: Vec<f64>, want: &[f64]| got.iter().zip(want).for_each(|(g, w)| close(*g, *w, "rank"));
+        |got: Vec<f64>, want: &[f64]| got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"));
     near_all(shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1]);
     near_all(shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]);
 }
@@ -51,10 +51,10 @@ fn interpolated_proximal_policy_matches_areal() {
         let want = v.list(&format!("areal/prox_approx/{name}"));
         for (t, version) in v.list("areal/prox_approx_versions").iter().enumerate() {
             let age = (*version >= 0.0).then(|| 10 - *version as u64);
-            near(kind.proximal(behave[t], lp[t], age), want[t], 2e-7, name);
+            assert_near(kind.proximal(behave[t], lp[t], age), want[t], 2e-7, name);
         }
     }
-    let (prox, want) = (list("prox"), v.at("areal/m2po_mask_0p05").clone());
+    let (prox, want) = (list("prox"), v.value_at("areal/m2po_mask_0p05").clone());
     let differences: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let want: Vec<bool> = serde_json::from_value(want).unwrap();
     assert_eq!(prepare::second_moment_mask(&differences, 0.05), want);
@@ -68,9 +68,11 @@ fn formulas_match_slime() {
     let log_ratios = [prox.iter().zip(&behave).map(|(p, b)| p - b).collect::<Vec<f64>>()];
     let at = |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };
     let losses =
-        |policy: PolicyLoss| -> Vec<f64> { (0..6).map(|t| Loss::of(policy).at(&at(t)).loss).collect() };
+        |policy: PolicyLoss| -> Vec<f64> { (0..6).map(|t| Loss::new(policy).at(&at(t)).loss).collect() };
     let expect = |got: Vec<f64>, name: &str| {
-        got.iter().zip(v.list(&format!("slime/{name}"))).for_each(|(got, want)| near(*got, want, 2e-7, name));
+        got.iter()
+            .zip(v.list(&format!("slime/{name}")))
+            .for_each(|(got, want)| assert_near(*got, want, 2e-7, name));
     };
     let clip = |dual| PolicyLoss::Clip { low: 0.2, high: 0.28, dual, trust: None, keep: None };
     expect(losses(clip(None)), "ppo");
@@ -88,5 +90,5 @@ fn formulas_match_slime() {
     // the first, 0.6 of the second.
     let weights = Normalizer::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
     let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
-    close(2.0 * sum, 0.95, "mean over rollouts");
+    assert_close(2.0 * sum, 0.95, "mean over rollouts");
 }

@@ -11,43 +11,43 @@ impl Vectors {
     }
 
     /// Returns the value under a path of keys, joined by `/`.
-    pub fn at(&self, keys: &str) -> &Value {
+    pub fn value_at(&self, keys: &str) -> &Value {
         let found = keys.split('/').try_fold(&self.0, |value, key| value.get(key));
         found.unwrap_or_else(|| panic!("the vectors have nothing under {keys}"))
     }
 
     pub fn number(&self, keys: &str) -> f64 {
-        self.at(keys).as_f64().unwrap()
+        self.value_at(keys).as_f64().unwrap()
     }
 
     pub fn list(&self, keys: &str) -> Vec<f64> {
-        serde_json::from_value(self.at(keys).clone()).unwrap()
+        serde_json::from_value(self.value_at(keys).clone()).unwrap()
     }
 
     pub fn rows(&self, keys: &str) -> Vec<Vec<f64>> {
-        serde_json::from_value(self.at(keys).clone()).unwrap()
+        serde_json::from_value(self.value_at(keys).clone()).unwrap()
     }
 }
 
 #[track_caller]
-pub fn close(got: f64, want: f64, what: &str) {
-    near(got, want, crate::TOLERANCE, what);
+pub fn assert_close(got: f64, want: f64, what: &str) {
+    assert_near(got, want, crate::TOLERANCE, what);
 }
 
 #[track_caller]
-pub fn near(got: f64, want: f64, tolerance: f64, what: &str) {
+pub fn assert_near(got: f64, want: f64, tolerance: f64, what: &str) {
     assert!((got - want).abs() <= tolerance.max(crate::TOLERANCE), "{what}: {got}, expected {want}");
 }
 
 /// Computes Σ weight · loss over points, and its derivative with respect to each log-probability, in f64.
-pub fn exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+pub fn evaluate_exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
     let mut sum = 0.0;
-    let mut slope = |(point, weight): (&Point, &f64)| {
+    let mut derivative = |(point, weight): (&Point, &f64)| {
         let got = loss.at(point);
         sum += weight * got.loss;
-        weight * got.slope
+        weight * got.derivative
     };
-    let slopes =
-        rows.iter().zip(weights).map(|(row, w)| row.iter().zip(w).map(&mut slope).collect()).collect();
-    (sum, slopes)
+    let gradients =
+        rows.iter().zip(weights).map(|(row, w)| row.iter().zip(w).map(&mut derivative).collect()).collect();
+    (sum, gradients)
 }

@@ -2,24 +2,25 @@
 
 use levade_rl::*;
 
-use crate::common::{close, near};
-use crate::fixture::{Fixture, SCORE, pick, vectors};
+use crate::common::{assert_close, assert_near};
+use crate::fixture::{Fixture, SCORE, masked_values, vectors};
 
 #[test]
 fn whitening_matches_verl() {
     let v = vectors();
     let picked: Vec<f64> =
-        pick(&v.rows("anchor/masked_stats/values"), &v.rows("anchor/masked_stats/mask")).concat();
+        masked_values(&v.rows("anchor/masked_stats/values"), &v.rows("anchor/masked_stats/mask")).concat();
     let mean = Counting::Verl.mean(picked.iter().copied());
-    close(mean, v.number("anchor/masked_stats/masked_mean"), "mean");
+    assert_close(mean, v.number("anchor/masked_stats/masked_mean"), "mean");
     let variance = Counting::Verl.variance(picked.iter().copied(), mean);
-    close(variance, v.number("anchor/masked_stats/masked_var_unbiased"), "variance");
-    close(picked.iter().sum(), v.number("anchor/masked_stats/masked_sum"), "sum");
+    assert_close(variance, v.number("anchor/masked_stats/masked_var_unbiased"), "variance");
+    assert_close(picked.iter().sum(), v.number("anchor/masked_stats/masked_sum"), "sum");
     let mut whitened = picked;
     whiten(whitened.iter_mut(), Counting::Verl);
     let want =
-        pick(&v.rows("anchor/masked_stats/masked_whiten"), &v.rows("anchor/masked_stats/mask")).concat();
-    whitened.iter().zip(want).for_each(|(got, want)| close(*got, want, "whitened"));
+        masked_values(&v.rows("anchor/masked_stats/masked_whiten"), &v.rows("anchor/masked_stats/mask"))
+            .concat();
+    whitened.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, "whitened"));
 }
 
 #[test]
@@ -34,11 +35,17 @@ fn gae_matches_verl() {
     let rewards = &f.v.rows("anchor/gae_process_reward_seq0/rewards")[0];
     let want = f.v.rows("anchor/gae_process_reward_seq0/raw_advantages");
     let first = &f.mask[..1];
-    let got = gae(&pick(std::slice::from_ref(rewards), first)[0], &f.of("values")[0], 0.0, 0.99, 0.95);
+    let got = gae(
+        &masked_values(std::slice::from_ref(rewards), first)[0],
+        &f.values_of("values")[0],
+        0.0,
+        0.99,
+        0.95,
+    );
     got.advantages
         .iter()
-        .zip(&pick(&want, first)[0])
-        .for_each(|(got, want)| close(*got, *want, "process reward"));
+        .zip(&masked_values(&want, first)[0])
+        .for_each(|(got, want)| assert_close(*got, *want, "process reward"));
 }
 
 /// TRAP: verl loses the reward of an observation. A caller must attach it to the action token before;
@@ -51,9 +58,12 @@ fn gae_keeps_reward_of_observation() {
         &v.rows("anchor/gae_reward_on_masked_token/raw_advantages")[0],
     );
     let lost = gae(&[0.0; 3], &values[..3], 0.0, 1.0, 1.0);
-    lost.advantages.iter().zip(want).for_each(|(got, want)| close(*got, *want, "reward lost"));
+    lost.advantages.iter().zip(want).for_each(|(got, want)| assert_close(*got, *want, "reward lost"));
     let kept = gae(&[0.0, 0.0, 1.0], &values[..3], 0.0, 1.0, 1.0);
-    [0.9, 0.8, 0.7].iter().zip(&kept.advantages).for_each(|(want, got)| close(*got, *want, "reward kept"));
+    [0.9, 0.8, 0.7]
+        .iter()
+        .zip(&kept.advantages)
+        .for_each(|(want, got)| assert_close(*got, *want, "reward kept"));
 }
 
 #[test]
@@ -64,8 +74,8 @@ fn group_baselines_match_verl() {
     f.expect_scalars(scaled, "anchor/grpo/per_seq_scalar");
     f.expect_scalars(SCORE, "anchor/grpo/per_seq_scalar_no_std_drgrpo");
     f.expect_scalars(GroupBaseline { compare: Compare::Others, ..SCORE }, "anchor/rloo_per_seq");
-    let alone = GroupBaseline { compare: Compare::Others, singleton: Singleton::Zero, ..SCORE };
-    f.expect_scalars(alone, "anchor/rloo_vectorized_per_seq");
+    let baseline = GroupBaseline { compare: Compare::Others, singleton: Singleton::Zero, ..SCORE };
+    f.expect_scalars(baseline, "anchor/rloo_vectorized_per_seq");
     f.expect_scalars(GroupBaseline { compare: Compare::LengthWeightedMean, ..SCORE }, "anchor/opo_per_seq");
     // TRAP: verl's GPG counts scores other than 0, whereas the paper counts rollouts with a gradient.
     f.expect_scalars(GroupBaseline { compare: Compare::MeanOfNonzero, ..SCORE }, "anchor/gpg_per_seq");
@@ -74,7 +84,9 @@ fn group_baselines_match_verl() {
     // This vector was computed in f32.
     let vectorized = f.v.list("anchor/grpo_vectorized_per_seq_scalar_f32");
     let got = Estimator::Group(scaled).advantages(&f.rollouts()).unwrap();
-    got.iter().zip(vectorized).for_each(|(got, want)| near(got[0].advantages[0], want, 1e-7, "vectorised"));
+    got.iter()
+        .zip(vectorized)
+        .for_each(|(got, want)| assert_near(got[0].advantages[0], want, 1e-7, "vectorised"));
 }
 
 #[test]
@@ -84,10 +96,10 @@ fn best_of_group_matches_verl() {
     let got = best.advantages(&[1.0, 0.0, 0.5]).unwrap();
     got.iter()
         .zip(f.v.list("anchor/passk_group_a_no_std"))
-        .for_each(|(got, want)| close(*got, want, "pass@k"));
+        .for_each(|(got, want)| assert_close(*got, want, "pass@k"));
     let got = GroupBaseline { scale_by_std: true, ..best }.advantages(&[1.0, 0.0, 0.5]).unwrap();
     let want = f.v.rows("anchor/passk_group_a");
-    got.iter().zip(want).for_each(|(got, want)| close(*got, want[0], "pass@k over std"));
+    got.iter().zip(want).for_each(|(got, want)| assert_close(*got, want[0], "pass@k over std"));
 }
 
 #[test]
@@ -101,11 +113,15 @@ fn reinforce_plus_plus_matches_verl() {
     let forgetful = Estimator::ReinforcePlusPlus { gamma, counting, one_turn: true };
     let got = forgetful.advantages(&f.rollouts()).unwrap();
     // verl also stores sums at the observation before a turn. Only action tokens are compared here.
-    let want = f.picked("anchor/reinforce_pp_gamma0.9/returns");
+    let want = f.masked_rows("anchor/reinforce_pp_gamma0.9/returns");
     for (got, want) in got.iter().zip(&want) {
-        got[0].returns.iter().zip(want).for_each(|(got, want)| close(*got, *want, "returns of one turn"));
+        got[0]
+            .returns
+            .iter()
+            .zip(want)
+            .for_each(|(got, want)| assert_close(*got, *want, "returns of one turn"));
     }
-    f.compare(&got, "anchor/reinforce_pp_gamma0.9/advantages", |path| &path.advantages);
+    f.compare(&got, "anchor/reinforce_pp_gamma0.9/advantages", |sequence| &sequence.advantages);
     let baseline =
         Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting, recentre: true };
     f.expect(&baseline, "anchor/reinforce_pp_baseline_advantages", None);
@@ -120,8 +136,8 @@ fn other_estimators_match_verl() {
     }
     let got = Estimator::ReMax.advantages(&rollouts).unwrap();
     let name = "anchor/remax_baseline_[.5,.5,0,1]";
-    f.compare(&got, &format!("{name}/advantages"), |path| &path.advantages);
-    f.compare(&got, &format!("{name}/returns"), |path| &path.returns);
+    f.compare(&got, &format!("{name}/advantages"), |sequence| &sequence.advantages);
+    f.compare(&got, &format!("{name}/returns"), |sequence| &sequence.returns);
 
     let optimal = |alignment, bare_tail| Estimator::OptimalToken { alignment, bare_tail };
     f.expect(&optimal(Alignment::Position, false), "anchor/otb/advantages", Some("anchor/otb/returns"));
@@ -136,18 +152,18 @@ fn other_estimators_match_verl() {
     let weights = f.v.list("head/gdpo/weights");
     let gdpo = Estimator::Gdpo { weights, baseline, counting: Counting::Verl, recentre: true };
     // Computed in f32 if groups are normalized.
-    let want = f.picked("head/gdpo/advantages");
+    let want = f.masked_rows("head/gdpo/advantages");
     for (got, want) in gdpo.advantages(&rollouts).unwrap().iter().zip(want) {
-        got[0].advantages.iter().zip(want).for_each(|(got, want)| near(*got, want, 1e-6, "gdpo"));
+        got[0].advantages.iter().zip(want).for_each(|(got, want)| assert_near(*got, want, 1e-6, "gdpo"));
     }
 }
 
 #[test]
 fn overlong_penalty_matches_verl() {
     let v = vectors();
-    for case in v.at("anchor/overlong").as_array().unwrap() {
+    for case in v.value_at("anchor/overlong").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
         let got = shaping::overlong(of("valid_len") as u64, of("max") as u64, of("buf") as u64, of("factor"));
-        close(got, of("penalty"), "penalty for length");
+        assert_close(got, of("penalty"), "penalty for length");
     }
 }

@@ -1,9 +1,9 @@
 //! Importance weights, rejection and mismatch metrics, compared with verl.
 
-use levade_rl::correction::{Bound, Correction, Level, Mismatch, Over, Rejection, Statistic};
+use levade_rl::correction::{Bound, Correction, Level, Mismatch, Rejection, Statistic, StatisticSpan};
 use levade_rl::*;
 
-use crate::common::{close, near};
+use crate::common::{assert_close, assert_near};
 use crate::fixture::Fixture;
 
 #[test]
@@ -20,20 +20,20 @@ fn importance_weights_match_verl() {
         (Level::Path, Bound::Mask { low: 0.95, high: 2.0 }, false, "head/icepop_sequence_0.95_2.0"),
     ] {
         let got = Correction { level, bound, normalise }.weights(&f.log_ratios(), Counting::Verl);
-        for (got, want) in got.iter().zip(f.picked(&format!("{keys}/weights"))) {
-            got.iter().zip(want).for_each(|(got, want)| close(*got, want, keys));
+        for (got, want) in got.iter().zip(f.masked_rows(&format!("{keys}/weights"))) {
+            got.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, keys));
         }
     }
     let weighted = |bound| {
         let correction = Correction { level: Level::Token, bound, normalise: false };
         let clip =
-            Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+            Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
         let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
         f.points().concat().iter().zip(weights).map(|(point, w)| clip.at(point).loss * w / 16.0).sum::<f64>()
     };
-    close(weighted(clamp(2.0)), f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"), "weighted loss");
+    assert_close(weighted(clamp(2.0)), f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"), "weighted loss");
     let masked = weighted(Bound::Mask { low: 0.9, high: 1.2 });
-    close(masked, f.v.number("head/ppo_vanilla_icepop_0.9_1.2_loss"), "masked loss");
+    assert_close(masked, f.v.number("head/ppo_vanilla_icepop_0.9_1.2_loss"), "masked loss");
 }
 
 #[test]
@@ -46,8 +46,8 @@ fn rejection_matches_verl() {
         high,
         inverted: true,
     };
-    use Over::*;
     use Statistic::*;
+    use StatisticSpan::*;
     let cases: [(&str, Vec<Rejection>); 9] = [
         ("token_k1@0.8_1.25", vec![of(K1, Token, 0.8, 1.25)]),
         ("token_k2@0.02", vec![of(K2, Token, 0.0, 0.02)]),
@@ -60,9 +60,9 @@ fn rejection_matches_verl() {
         ("token_k1,seq_mean_k3@0.8_1.25,0.02", vec![of(K1, Token, 0.8, 1.25), of(K3, PathMean, 0.0, 0.02)]),
     ];
     for (name, rejections) in cases {
-        let want = f.picked(&format!("anchor/rejection_sampling/{name}/mask")).concat();
+        let want = f.masked_rows(&format!("anchor/rejection_sampling/{name}/mask")).concat();
         let all: Vec<Vec<bool>> =
-            rejections.iter().map(|r| r.keeps(&f.log_ratios(), Counting::Verl).concat()).collect();
+            rejections.iter().map(|r| r.kept_tokens(&f.log_ratios(), Counting::Verl).concat()).collect();
         for (i, want) in want.iter().enumerate() {
             assert_eq!(all.iter().all(|kept| kept[i]), *want == 1.0, "{name}, token {i}");
         }
@@ -70,7 +70,7 @@ fn rejection_matches_verl() {
     // TRAP: verl bounds the inverse of the ratio.
     let kept = |inverted, ratio: f64| {
         let rejection = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
-        rejection.keeps(&[vec![ratio.ln()]], Counting::Exact)[0][0]
+        rejection.kept_tokens(&[vec![ratio.ln()]], Counting::Exact)[0][0]
     };
     assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
     assert_eq!((kept(false, 2.5), kept(false, 0.4)), (true, false));
@@ -79,7 +79,7 @@ fn rejection_matches_verl() {
 #[test]
 fn mismatch_metrics_match_verl() {
     let f = Fixture::new();
-    let (old, rollout) = (f.of("old_log_prob"), f.of("rollout_log_prob"));
+    let (old, rollout) = (f.values_of("old_log_prob"), f.values_of("rollout_log_prob"));
     let pairs: Vec<Vec<(f64, f64)>> =
         old.into_iter().zip(rollout).map(|(o, r)| o.into_iter().zip(r).collect()).collect();
     let got = Mismatch::new(&pairs, Counting::Verl);
@@ -96,12 +96,22 @@ fn mismatch_metrics_match_verl() {
         ("chi2_token", got.chi2_token),
         ("chi2_seq", got.chi2_seq),
     ] {
-        close(got, f.v.number(&format!("anchor/offpolicy_metrics/{name}")), name);
+        assert_close(got, f.v.number(&format!("anchor/offpolicy_metrics/{name}")), name);
     }
-    let metrics = |name: &str| f.v.at("metrics")[name].as_f64().unwrap();
-    close(got.probs_diff_max, metrics("training/rollout_probs_diff_max"), "largest difference");
-    close(got.probs_diff_mean, metrics("training/rollout_probs_diff_mean"), "mean difference");
+    let metrics = |name: &str| f.v.value_at("metrics")[name].as_f64().unwrap();
+    assert_close(got.probs_diff_max, metrics("training/rollout_probs_diff_max"), "largest difference");
+    assert_close(got.probs_diff_mean, metrics("training/rollout_probs_diff_mean"), "mean difference");
     // Computed in f32.
-    near(got.probs_diff_std, metrics("training/rollout_probs_diff_std"), 1e-7, "deviation of differences");
-    near(got.probs_correlation, metrics("training/rollout_actor_probs_pearson_corr"), 1e-7, "correlation");
+    assert_near(
+        got.probs_diff_std,
+        metrics("training/rollout_probs_diff_std"),
+        1e-7,
+        "deviation of differences",
+    );
+    assert_near(
+        got.probs_correlation,
+        metrics("training/rollout_actor_probs_pearson_corr"),
+        1e-7,
+        "correlation",
+    );
 }

@@ -2,7 +2,7 @@
 
 use levade_rl::*;
 
-use crate::common::{Vectors, close};
+use crate::common::{Vectors, assert_close};
 use crate::evaluate;
 
 pub fn vectors() -> Vectors {
@@ -10,7 +10,7 @@ pub fn vectors() -> Vectors {
 }
 
 /// Returns the values of the action tokens, row by row.
-pub fn pick(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
+pub fn masked_values(rows: &[Vec<f64>], mask: &[Vec<f64>]) -> Vec<Vec<f64>> {
     let row = |(row, mask): (&Vec<f64>, &Vec<f64>)| {
         row.iter().zip(mask).filter(|(_, m)| **m == 1.0).map(|(v, _)| *v).collect()
     };
@@ -30,33 +30,33 @@ impl Fixture {
         Fixture { v, mask }
     }
 
-    pub fn picked(&self, keys: &str) -> Vec<Vec<f64>> {
-        pick(&self.v.rows(keys), &self.mask)
+    pub fn masked_rows(&self, keys: &str) -> Vec<Vec<f64>> {
+        masked_values(&self.v.rows(keys), &self.mask)
     }
 
-    pub fn of(&self, name: &str) -> Vec<Vec<f64>> {
-        self.picked(&format!("anchor/fixture/{name}"))
+    pub fn values_of(&self, name: &str) -> Vec<Vec<f64>> {
+        self.masked_rows(&format!("anchor/fixture/{name}"))
     }
 
     /// Returns the lengths of a row's turns, which are runs of action tokens.
-    pub fn turns(&self, row: usize) -> Vec<usize> {
+    pub fn turn_lengths(&self, row: usize) -> Vec<usize> {
         self.mask[row].split(|m| *m == 0.0).map(<[f64]>::len).filter(|len| *len > 0).collect()
     }
 
     pub fn rollouts(&self) -> Vec<Rollout> {
         let uid = self.v.list("anchor/fixture/uid");
         let all = self.v.rows("anchor/fixture/token_level_rewards");
-        let (rewards, values) = (self.of("token_level_rewards"), self.of("values"));
-        let behaviour = self.of("old_log_prob");
-        let concentration = self.picked("anchor/otb/sum_pi_squared");
+        let (rewards, values) = (self.values_of("token_level_rewards"), self.values_of("values"));
+        let behaviour = self.values_of("old_log_prob");
+        let concentration = self.masked_rows("anchor/otb/sum_pi_squared");
         (0..4)
             .map(|i| Rollout {
                 group: uid[i] as u64,
                 score: all[i].iter().sum(),
-                paths: vec![Path {
-                    turns: self.turns(i),
+                sequences: vec![Sequence {
+                    turns: self.turn_lengths(i),
                     turns_before: 0,
-                    cut: None,
+                    truncation_value: None,
                     rewards: rewards[i].clone(),
                     values: values[i].clone(),
                     behaviour: behaviour[i].clone(),
@@ -73,23 +73,23 @@ impl Fixture {
     #[track_caller]
     pub fn expect(&self, estimator: &Estimator, advantages: &str, returns: Option<&str>) {
         let got = estimator.advantages(&self.rollouts()).unwrap();
-        self.compare(&got, advantages, |path| &path.advantages);
+        self.compare(&got, advantages, |sequence| &sequence.advantages);
         if let Some(returns) = returns {
-            self.compare(&got, returns, |path| &path.returns);
+            self.compare(&got, returns, |sequence| &sequence.returns);
         }
     }
 
     #[track_caller]
     pub fn compare(
         &self,
-        got: &[Vec<PathAdvantages>],
+        got: &[Vec<SequenceAdvantages>],
         keys: &str,
-        of: impl Fn(&PathAdvantages) -> &Vec<f64>,
+        of: impl Fn(&SequenceAdvantages) -> &Vec<f64>,
     ) {
-        for (i, (got, want)) in got.iter().zip(self.picked(keys)).enumerate() {
+        for (i, (got, want)) in got.iter().zip(self.masked_rows(keys)).enumerate() {
             assert_eq!(of(&got[0]).len(), want.len());
             for (t, (got, want)) in of(&got[0]).iter().zip(want).enumerate() {
-                close(*got, want, &format!("{keys}, row {i}, action token {t}"));
+                assert_close(*got, want, &format!("{keys}, row {i}, action token {t}"));
             }
         }
     }
@@ -100,13 +100,14 @@ impl Fixture {
         let got = Estimator::Group(baseline).advantages(&self.rollouts()).unwrap();
         for (i, (got, want)) in got.iter().zip(self.v.list(keys)).enumerate() {
             assert!(got[0].advantages.iter().all(|a| *a == got[0].advantages[0]));
-            close(got[0].advantages[0], want, &format!("{keys}, row {i}"));
+            assert_close(got[0].advantages[0], want, &format!("{keys}, row {i}"));
         }
     }
 
     pub fn points(&self) -> Vec<Vec<Point>> {
-        let (old, new) = (self.of("old_log_prob"), self.of("log_prob"));
-        let (reference, advantages) = (self.of("ref_log_prob"), self.picked("anchor/policy_advantages"));
+        let (old, new) = (self.values_of("old_log_prob"), self.values_of("log_prob"));
+        let (reference, advantages) =
+            (self.values_of("ref_log_prob"), self.masked_rows("anchor/policy_advantages"));
         let point = |i: usize, t: usize| Point {
             logp: new[i][t],
             old: Some(old[i][t]),
@@ -137,23 +138,23 @@ impl Fixture {
         loss: Loss,
         points: &[Vec<Point>],
         normalizer: Normalizer,
-        slopes: &str,
+        gradients: &str,
         sum: &str,
     ) {
         let weights = self.weights(normalizer);
         let weights: Vec<Vec<f64>> =
             points.iter().zip(weights).map(|(row, weight)| vec![weight; row.len()]).collect();
-        let (got, got_slopes) = evaluate(loss, points, &weights);
-        for (i, (got, want)) in got_slopes.iter().zip(self.picked(slopes)).enumerate() {
+        let (got, got_gradients) = evaluate(loss, points, &weights);
+        for (i, (got, want)) in got_gradients.iter().zip(self.masked_rows(gradients)).enumerate() {
             for (t, (got, want)) in got.iter().zip(want).enumerate() {
-                close(*got, want, &format!("{slopes} {i} {t}"));
+                assert_close(*got, want, &format!("{gradients} {i} {t}"));
             }
         }
-        close(got, self.v.number(sum), sum);
+        assert_close(got, self.v.number(sum), sum);
     }
 
     pub fn log_ratios(&self) -> Vec<Vec<f64>> {
-        let (old, rollout) = (self.of("old_log_prob"), self.of("rollout_log_prob"));
+        let (old, rollout) = (self.values_of("old_log_prob"), self.values_of("rollout_log_prob"));
         old.iter().zip(rollout).map(|(o, r)| o.iter().zip(r).map(|(o, r)| o - r).collect()).collect()
     }
 }

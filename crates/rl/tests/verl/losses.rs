@@ -2,9 +2,9 @@
 
 use levade_rl::*;
 
-use crate::common::close;
+use crate::common::assert_close;
 use crate::evaluate;
-use crate::fixture::{Fixture, pick, vectors};
+use crate::fixture::{Fixture, masked_values, vectors};
 
 #[test]
 fn normalizers_match_verl() {
@@ -14,9 +14,14 @@ fn normalizers_match_verl() {
         let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
         let weights =
             normalizer.weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
-        pick(loss, mask).iter().zip(weights).map(|(row, weight)| weight * row.iter().sum::<f64>()).sum()
+        masked_values(loss, mask)
+            .iter()
+            .zip(weights)
+            .map(|(row, weight)| weight * row.iter().sum::<f64>())
+            .sum()
     };
-    let expect = |normalizer, keys: &str| close(aggregate(normalizer, &loss, &mask), v.number(keys), keys);
+    let expect =
+        |normalizer, keys: &str| assert_close(aggregate(normalizer, &loss, &mask), v.number(keys), keys);
     expect(Normalizer::TokenMean, "anchor/agg_loss/token-mean");
     expect(Normalizer::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
     expect(Normalizer::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
@@ -25,8 +30,8 @@ fn normalizers_match_verl() {
     expect(Normalizer::TokenSum, "head/agg_token-sum");
     // Until 2026 verl did not divide by the number of rollouts: a sum divided by a constant.
     let sum_over = |length: f64| aggregate(Normalizer::TokenSum, &loss, &mask) / length;
-    close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
-    close(
+    assert_close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
+    assert_close(
         sum_over(10.0),
         v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
         "sum over a constant",
@@ -39,30 +44,30 @@ fn normalizers_match_verl() {
         let weights = normalizer.weights_counted(all, Counting::Verl);
         2.0 * (weights[0] * 7.0 + weights[1] * 5.0)
     };
-    close(
+    assert_close(
         share(Normalizer::TokenMean, &all),
         v.number("anchor/agg_loss/token-mean(dp=2,batch_num_tokens=8)"),
         "workers",
     );
     let six = [tokens(3), tokens(1), tokens(1), tokens(1), tokens(1), tokens(1)];
-    close(
+    assert_close(
         share(Normalizer::RolloutMean, &six),
         v.number("anchor/agg_loss/seq-mean-token-mean(dp=2,global_batch_size=6)"),
         "workers",
     );
-    close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
+    assert_close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
 
     // TRAP: the mean of the means of micro-batches.
     let (loss, mask) =
         (v.rows("anchor/microbatch_token_mean/loss_mat"), v.rows("anchor/microbatch_token_mean/mask"));
-    close(
+    assert_close(
         aggregate(Normalizer::TokenMean, &loss, &mask),
         v.number("anchor/microbatch_token_mean/global_token_mean"),
         "all",
     );
     let of_each =
         (0..2).map(|i| aggregate(Normalizer::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>() / 2.0;
-    close(
+    assert_close(
         of_each,
         v.number("anchor/microbatch_token_mean/legacy_dp_actor_mean_of_microbatches"),
         "micro-batches",
@@ -73,7 +78,7 @@ fn normalizers_match_verl() {
 fn policy_losses_match_verl() {
     let f = Fixture::new();
     let points = f.points();
-    let clip = Loss::of(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+    let clip = Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
     for (normalizer, name) in [
         (Normalizer::TokenMean, "anchor/ppo_vanilla/token-mean"),
         (Normalizer::RolloutSum, "anchor/ppo_vanilla/seq-mean-token-sum"),
@@ -82,34 +87,34 @@ fn policy_losses_match_verl() {
     ] {
         f.expect_loss(clip, &points, normalizer, name);
     }
-    let per_token = f.picked("anchor/ppo_vanilla/per_token_loss");
+    let per_token = f.masked_rows("anchor/ppo_vanilla/per_token_loss");
     let (mut clipped, mut kl) = (0.0, 0.0);
     for (row, want) in points.iter().zip(&per_token) {
         for (point, want) in row.iter().zip(want) {
             let got = clip.at(point);
-            close(got.loss, *want, "loss of a token");
+            assert_close(got.loss, *want, "loss of a token");
             clipped += f64::from(u8::from(got.clipped));
             kl -= point.log_ratio();
         }
     }
-    let metrics = |name: &str| f.v.at("anchor/ppo_vanilla/metrics")[name].as_f64().unwrap();
-    close(clipped / Counting::Verl.of(16.0), metrics("actor/pg_clipfrac"), "clip fraction");
-    close(kl / Counting::Verl.of(16.0), metrics("actor/ppo_kl"), "kl");
-    for case in f.v.at("anchor/ppo_single_token").as_array().unwrap() {
+    let metrics = |name: &str| f.v.value_at("anchor/ppo_vanilla/metrics")[name].as_f64().unwrap();
+    assert_close(clipped / Counting::Verl.denominator(16.0), metrics("actor/pg_clipfrac"), "clip fraction");
+    assert_close(kl / Counting::Verl.denominator(16.0), metrics("actor/ppo_kl"), "kl");
+    for case in f.v.value_at("anchor/ppo_single_token").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
         // Only the difference matters; log-probabilities must be below 0.
         let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
         let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
         let got = clip.at(&at);
-        let share = |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.of(1.0);
-        close(share(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
-        close(share(got.dual), of("actor/pg_clipfrac_lower"), "fraction at the dual clip");
-        let (loss, slopes) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
-        close(loss, of("loss"), "single loss");
-        close(slopes[0][0], of("grad"), "single slope");
+        let share = |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.denominator(1.0);
+        assert_close(share(got.clipped && !got.dual), of("actor/pg_clipfrac"), "clip fraction");
+        assert_close(share(got.dual), of("actor/pg_clipfrac_lower"), "fraction at the dual clip");
+        let (loss, gradients) = evaluate(clip, &[vec![at]], &[vec![1.0]]);
+        assert_close(loss, of("loss"), "single loss");
+        assert_close(gradients[0][0], of("grad"), "single slope");
     }
     let expect = |policy, points: &[Vec<Point>], normalizer, keys| {
-        f.expect_loss(Loss::of(policy), points, normalizer, keys)
+        f.expect_loss(Loss::new(policy), points, normalizer, keys)
     };
     expect(PolicyLoss::Cispo { low: 0.2, high: 0.28 }, &points, Normalizer::TokenMean, "anchor/cispo");
     let gate = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
@@ -124,15 +129,14 @@ fn policy_losses_match_verl() {
     expect(PolicyLoss::Direct { beta: 0.5 }, &points, Normalizer::TokenMean, "head/dro");
 
     let mut of_paths = points.clone();
-    of_paths.iter_mut().for_each(|path| prepare::path_ratios(path));
+    of_paths.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
     let ratios = f.v.list("anchor/gspo/seq_log_ratio");
-    of_paths
-        .iter()
-        .zip(ratios)
-        .for_each(|(path, want)| close(path[0].path_log_ratio.unwrap(), want, "ratio of a path"));
+    of_paths.iter().zip(ratios).for_each(|(sequence, want)| {
+        assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a path")
+    });
     expect(PolicyLoss::Gspo { low: 0.2, high: 0.28 }, &of_paths, Normalizer::RolloutMean, "anchor/gspo");
     let mut of_paths = points.clone();
-    of_paths.iter_mut().for_each(|path| prepare::geometric_means(path, 0.2, 0.28));
+    of_paths.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, 0.2, 0.28));
     let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
     expect(geometric, &of_paths, Normalizer::RolloutMean, "anchor/geo_mean(GMPO)");
 
@@ -148,9 +152,9 @@ fn policy_losses_match_verl() {
 #[test]
 fn value_losses_match_verl() {
     let f = Fixture::new();
-    let (new, old) = (f.picked("anchor/value_loss/vpreds"), f.of("values"));
-    let returns = f.picked("anchor/gae_g1.0_l1.0/returns");
-    let loss = Loss::of(PolicyLoss::Value { clip: Some(f.v.number("anchor/value_loss/cliprange_value")) });
+    let (new, old) = (f.masked_rows("anchor/value_loss/vpreds"), f.values_of("values"));
+    let returns = f.masked_rows("anchor/gae_g1.0_l1.0/returns");
+    let loss = Loss::new(PolicyLoss::Value { clip: Some(f.v.number("anchor/value_loss/cliprange_value")) });
     let point = |i: usize, t: usize| Point {
         logp: new[i][t],
         returns: returns[i][t],
@@ -158,14 +162,19 @@ fn value_losses_match_verl() {
         ..Point::default()
     };
     let points: Vec<Vec<Point>> = (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
-    let (slopes, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
-    f.expect_sum(loss, &points, Normalizer::TokenMean, slopes, sum);
+    let (gradients, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
+    f.expect_sum(loss, &points, Normalizer::TokenMean, gradients, sum);
     let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
-    close(clipped / Counting::Verl.of(16.0), f.v.number("anchor/value_loss/clipfrac"), "clip fraction");
+    assert_close(
+        clipped / Counting::Verl.denominator(16.0),
+        f.v.number("anchor/value_loss/clipfrac"),
+        "clip fraction",
+    );
     let (returns, values) = (returns.concat(), old.concat());
-    let want =
-        f.v.at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"].as_f64().unwrap();
-    close(explained_variance(&returns, &values), want, "explained variance");
+    let want = f.v.value_at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"]
+        .as_f64()
+        .unwrap();
+    assert_close(explained_variance(&returns, &values), want, "explained variance");
 }
 
 #[test]
@@ -180,40 +189,49 @@ fn kl_penalties_match_verl() {
         (K1WithK2Gradient, "head/kl_k1+", false),
         (K3WithK2Gradient, "head/kl_k3+", false),
     ] {
-        let slopes = f.picked(&format!("{keys}/grad_log_prob"));
+        let gradients = f.masked_rows(&format!("{keys}/grad_log_prob"));
         let mut sum = 0.0;
         for (i, row) in f.points().iter().enumerate() {
             for (t, point) in row.iter().enumerate() {
-                let (kl, slope) = estimator.estimate(point.logp - point.reference.unwrap());
-                close(slope / 16.0, slopes[i][t], keys);
+                let (kl, derivative) = estimator.estimate(point.logp - point.reference.unwrap());
+                assert_close(derivative / 16.0, gradients[i][t], keys);
                 if value {
-                    close(kl, f.picked(&format!("{keys}/per_token"))[i][t], keys);
+                    assert_close(kl, f.masked_rows(&format!("{keys}/per_token"))[i][t], keys);
                 }
                 sum += kl / 16.0;
             }
         }
-        close(sum, f.v.number(&format!("{keys}/token_mean")), keys);
+        assert_close(sum, f.v.number(&format!("{keys}/token_mean")), keys);
     }
 }
 
 #[test]
 fn kl_in_reward_matches_verl() {
     let f = Fixture::new();
-    let (old, reference) = (f.of("old_log_prob"), f.of("ref_log_prob"));
+    let (old, reference) = (f.values_of("old_log_prob"), f.values_of("ref_log_prob"));
     let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
     let mut rollouts = f.rollouts();
     let mut means = Vec::new();
     for (i, rollout) in rollouts.iter_mut().enumerate() {
-        means.push(penalty.charge(&mut rollout.paths[0].rewards, &old[i], &reference[i], Counting::Verl));
+        means.push(penalty.apply_to_rewards(
+            &mut rollout.sequences[0].rewards,
+            &old[i],
+            &reference[i],
+            Counting::Verl,
+        ));
     }
-    let want = f.picked("anchor/kl_in_reward_k1_beta0.05/token_level_rewards");
+    let want = f.masked_rows("anchor/kl_in_reward_k1_beta0.05/token_level_rewards");
     for (got, want) in rollouts.iter().zip(want) {
-        got.paths[0].rewards.iter().zip(want).for_each(|(got, want)| close(*got, want, "charged reward"));
+        got.sequences[0]
+            .rewards
+            .iter()
+            .zip(want)
+            .for_each(|(got, want)| assert_close(*got, want, "charged reward"));
     }
     let found = Counting::Exact.mean(means.into_iter());
-    close(found, f.v.number("anchor/kl_in_reward_k1_beta0.05/current_kl"), "divergence");
+    assert_close(found, f.v.number("anchor/kl_in_reward_k1_beta0.05/current_kl"), "divergence");
     let v = &f.v;
     let of = |name: &str| v.number(&format!("anchor/adaptive_kl/{name}"));
     let adaptive = AdaptiveKl { target: of("target"), horizon: of("horizon") };
-    close(adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize), of("after"), "adapted");
+    assert_close(adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize), of("after"), "adapted");
 }

@@ -11,6 +11,6 @@ mod corrections;
 mod fixture;
 mod losses;
 
-use common::exactly as evaluate;
+use common::evaluate_exactly as evaluate;
 
 const TOLERANCE: f64 = 1e-9;

@@ -6,20 +6,20 @@
 #![allow(missing_docs, reason = "the names of tests say what they test")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
 
-mod made_up;
+mod test_data;
 mod tries;
 
 use std::sync::Arc;
 
 use levade_policy::{MicroBatchPlan, uniform};
-use levade_tree::{AttemptId, Component, Kind, Outcome, Placement, Purpose, Segment, SegmentId};
+use levade_tree::{AttemptId, AttemptSlot, Component, Kind, Outcome, Purpose, Segment, SegmentId};
 use serde_json::json;
 
 use crate::{
-    Attempt, ChargedKl, Code, CreditTarget, Earned, End, EvalKey, HighEntropy, PolicyPlan, Recorded, Status,
-    StepPlan, Store, StoreError, Tries,
+    AppliedKlPenalty, Attempt, Code, CreditTarget, End, EvalKey, HighEntropy, PolicyPlan, Status, StepPlan,
+    StepReward, Store, StoreError, Tries, WriteOutcome,
 };
-use made_up::{attempt, forest, place, plan, segment, start_of};
+use test_data::{attempt, forest, plan, segment, start_of, train_slot};
 pub use tries::*;
 
 /// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure that
@@ -70,123 +70,129 @@ macro_rules! store_contract {
 }
 
 /// The store under test.
-type Tested = Arc<dyn Store>;
+type TestStore = Arc<dyn Store>;
 
 /// Asserts that a write is rejected with `code`, and returns the message of the error.
-async fn assert_rejected(write: impl Future<Output = Result<Recorded, StoreError>>, code: Code) -> String {
+async fn assert_rejected(
+    write: impl Future<Output = Result<WriteOutcome, StoreError>>,
+    code: Code,
+) -> String {
     match write.await {
         Ok(recorded) => panic!("not refused: {recorded:?}"),
         Err(error) => {
             assert_eq!(error.code(), code, "{error}");
-            assert!(!error.try_again(), "{error}");
+            assert!(!error.is_retryable(), "{error}");
             error.to_string()
         }
     }
 }
 
 /// Writes an attempt in three calls: its start, its segments and its end.
-async fn grow(store: &Tested, attempt: &Attempt) -> Result<(), StoreError> {
-    store.begin(&start_of(attempt)).await?;
+async fn append_incrementally(store: &TestStore, attempt: &Attempt) -> Result<(), StoreError> {
+    store.start(&start_of(attempt)).await?;
     store.append(&attempt.id, attempt.trajectory.segments()).await?;
     store.end(&attempt.id, &attempt.end()).await.map(|_| ())
 }
 
-pub async fn record_attempt_is_idempotent_and_rejects_changes(store: Tested) {
+pub async fn record_attempt_is_idempotent_and_rejects_changes(store: TestStore) {
     let first = attempt(store.run(), 0, 0);
-    assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Now);
-    assert_eq!(store.record_attempt(&first).await.unwrap(), Recorded::Before);
+    assert_eq!(store.record_attempt(&first).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.record_attempt(&first).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let mut longer = first.clone();
     longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
-    let of_segment = Earned { by: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
+    let of_segment = StepReward { by: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
     let other_attempts = [
         ("task", Attempt { task: json!("another"), ..first.clone() }),
-        ("outcome", Attempt { outcome: Outcome::begun(), ..first.clone() }),
+        ("outcome", Attempt { outcome: Outcome::initial(), ..first.clone() }),
         ("outcome", Attempt { status: Status::Failed, ..first.clone() }),
         ("score", Attempt { score: None, ..first.clone() }),
         ("reward", Attempt { reward: Some(0.0), ..first.clone() }),
-        ("reward", Attempt { earned: vec![of_segment], ..first.clone() }),
+        ("reward", Attempt { step_rewards: vec![of_segment], ..first.clone() }),
         ("trajectory", longer),
     ];
     for (field, other) in other_attempts {
         let text = assert_rejected(store.record_attempt(&other), Code::Conflict).await;
         assert!(text.contains("attempt train/phase 1/step 3/group 0/sample 0"), "{text}");
         assert!(text.contains(&format!("with another {field}")), "{text}");
-        assert!(text.contains(store.place()), "{text}");
+        assert!(text.contains(store.location()), "{text}");
     }
     assert_eq!(store.attempt(&first.id).await.unwrap(), Some(first));
 }
 
-pub async fn record_attempts_is_atomic(store: Tested) {
+pub async fn record_attempts_is_atomic(store: TestStore) {
     let run = store.run().clone();
     let made = |group, sample| attempt(&run, group, sample);
     store.record_attempt(&made(1, 0)).await.unwrap();
     let clash = Attempt { score: None, ..made(1, 0) };
     let text = assert_rejected(store.record_attempts(&[made(0, 0), clash]), Code::Conflict).await;
     assert!(text.contains("group 1/sample 0"), "{text}");
-    assert_eq!(store.last_try(&place(0, 0)).await.unwrap(), None);
+    assert_eq!(store.last_try(&train_slot(0, 0)).await.unwrap(), None);
     let twins = [made(2, 0), Attempt { reward: None, ..made(2, 0) }];
     assert_rejected(store.record_attempts(&twins), Code::Conflict).await;
     assert_eq!(store.attempt(&twins[0].id).await.unwrap(), None);
     let all = [made(0, 0), made(1, 0), made(0, 1)];
-    assert_eq!(store.record_attempts(&all).await.unwrap(), Recorded::Now);
-    assert_eq!(store.record_attempts(&all).await.unwrap(), Recorded::Before);
-    assert_eq!(store.record_attempts(&[]).await.unwrap(), Recorded::Before);
+    assert_eq!(store.record_attempts(&all).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.record_attempts(&all).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.record_attempts(&[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
     for attempt in &all {
         assert_eq!(store.attempt(&attempt.id).await.unwrap().as_ref(), Some(attempt));
     }
 }
 
-pub async fn incremental_writes_equal_single_write(store: Tested) {
+pub async fn incremental_writes_equal_single_write(store: TestStore) {
     let whole = attempt(store.run(), 0, 0);
-    let [root, reply] = whole.trajectory.segments() else { panic!("it has two segments") };
-    assert_eq!(store.begin(&start_of(&whole)).await.unwrap(), Recorded::Now);
-    let begun = store.attempt(&whole.id).await.unwrap().unwrap();
-    assert_eq!(begun, Attempt::begun(&start_of(&whole)));
-    assert_eq!(begun.status, Status::Running);
-    assert_eq!(store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(), Recorded::Now);
-    assert_eq!(store.append(&whole.id, std::slice::from_ref(reply)).await.unwrap(), Recorded::Now);
+    let [root, completion] = whole.trajectory.segments() else { panic!("it has two segments") };
+    assert_eq!(store.start(&start_of(&whole)).await.unwrap(), WriteOutcome::Written);
+    let started_attempt = store.attempt(&whole.id).await.unwrap().unwrap();
+    assert_eq!(started_attempt, Attempt::from_start(&start_of(&whole)));
+    assert_eq!(started_attempt.status, Status::Running);
+    assert_eq!(store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(
+        store.append(&whole.id, std::slice::from_ref(completion)).await.unwrap(),
+        WriteOutcome::Written
+    );
     let grown = store.attempt(&whole.id).await.unwrap().unwrap();
     assert_eq!((grown.status, &grown.trajectory), (Status::Running, &whole.trajectory));
     // The attempt does not count before it has ended.
-    assert_eq!(store.last_try(&whole.placement).await.unwrap(), None);
+    assert_eq!(store.last_try(&whole.slot).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);
-    assert_eq!(store.tries(&whole.placement).await.unwrap(), Tries { next: 1, failed: 0 });
-    assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), Recorded::Now);
-    assert_eq!(store.last_try(&whole.placement).await.unwrap().as_ref(), Some(&whole));
-    assert_eq!(store.record_attempt(&whole).await.unwrap(), Recorded::Before);
+    assert_eq!(store.tries(&whole.slot).await.unwrap(), Tries { next: 1, failed: 0 });
+    assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.last_try(&whole.slot).await.unwrap().as_ref(), Some(&whole));
+    assert_eq!(store.record_attempt(&whole).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else { panic!("there is one") };
     assert_eq!((summary.id, summary.sampled_tokens, summary.tokens), (whole.id, 2, 5));
     assert_eq!((summary.score, summary.reward), (whole.score, whole.reward));
 }
 
-pub async fn incremental_writes_are_idempotent(store: Tested) {
+pub async fn incremental_writes_are_idempotent(store: TestStore) {
     let whole = attempt(store.run(), 0, 0);
-    let (begun, segments) = (start_of(&whole), whole.trajectory.segments());
-    for expected in [Recorded::Now, Recorded::Before] {
-        assert_eq!(store.begin(&begun).await.unwrap(), expected);
+    let (start, segments) = (start_of(&whole), whole.trajectory.segments());
+    for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
+        assert_eq!(store.start(&start).await.unwrap(), expected);
     }
-    assert_eq!(store.append(&whole.id, &[]).await.unwrap(), Recorded::Before);
-    assert_eq!(store.append(&whole.id, &segments[..1]).await.unwrap(), Recorded::Now);
+    assert_eq!(store.append(&whole.id, &[]).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.append(&whole.id, &segments[..1]).await.unwrap(), WriteOutcome::Written);
     // The first of these segments is already recorded.
-    for expected in [Recorded::Now, Recorded::Before] {
+    for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.append(&whole.id, segments).await.unwrap(), expected);
     }
-    for expected in [Recorded::Now, Recorded::Before] {
+    for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), expected);
     }
     // A client may repeat an earlier call after the end, for example because its response was lost.
-    assert_eq!(store.begin(&begun).await.unwrap(), Recorded::Before);
-    assert_eq!(store.append(&whole.id, segments).await.unwrap(), Recorded::Before);
+    assert_eq!(store.start(&start).await.unwrap(), WriteOutcome::AlreadyRecorded);
+    assert_eq!(store.append(&whole.id, segments).await.unwrap(), WriteOutcome::AlreadyRecorded);
     assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
 }
 
-pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
+pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let whole = attempt(store.run(), 0, 0);
     let segments = whole.trajectory.segments();
     assert_rejected(store.append(&whole.id, segments), Code::NotFound).await;
-    store.begin(&start_of(&whole)).await.unwrap();
-    let other = crate::Begun { task: json!("another"), ..start_of(&whole) };
-    let text = assert_rejected(store.begin(&other), Code::Conflict).await;
+    store.start(&start_of(&whole)).await.unwrap();
+    let other = crate::AttemptStart { task: json!("another"), ..start_of(&whole) };
+    let text = assert_rejected(store.start(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
     store.append(&whole.id, segments).await.unwrap();
     let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
@@ -210,7 +216,7 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
     // The rejected writes have left no data. A fork at the end of its parent is stored as a plain
     // continuation.
     let at_end = Segment { after: Some(2), ..third.clone() };
-    for expected in [Recorded::Now, Recorded::Before] {
+    for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.append(&whole.id, std::slice::from_ref(&at_end)).await.unwrap(), expected);
     }
     let stored = store.attempt(&whole.id).await.unwrap().unwrap();
@@ -218,23 +224,23 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: Tested) {
     assert_eq!(stored.trajectory.segments().len(), 3);
 }
 
-pub async fn ended_attempt_rejects_further_writes(store: Tested) {
+pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     let whole = attempt(store.run(), 0, 0);
     assert_rejected(store.end(&whole.id, &whole.end()), Code::NotFound).await;
-    store.begin(&start_of(&whole)).await.unwrap();
+    store.start(&start_of(&whole)).await.unwrap();
     let running = End { status: Status::Running, ..whole.end() };
     let text = assert_rejected(store.end(&whole.id, &running), Code::Invalid).await;
     assert!(text.contains("no attempt ends as running"), "{text}");
-    grow(&store, &whole).await.unwrap();
+    append_incrementally(&store, &whole).await.unwrap();
     let more = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
     let text = assert_rejected(store.append(&whole.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and takes nothing more"), "{text}");
     let other_attempts = [
-        ("outcome", End { outcome: Outcome::begun(), ..whole.end() }),
+        ("outcome", End { outcome: Outcome::initial(), ..whole.end() }),
         ("outcome", End { status: Status::Superseded, ..whole.end() }),
         ("score", End { score: Some(0.5), ..whole.end() }),
         ("reward", End { reward: None, ..whole.end() }),
-        ("reward", End { earned: Vec::new(), ..whole.end() }),
+        ("reward", End { step_rewards: Vec::new(), ..whole.end() }),
     ];
     for (field, other) in other_attempts {
         let text = assert_rejected(store.end(&whole.id, &other), Code::Conflict).await;
@@ -243,33 +249,33 @@ pub async fn ended_attempt_rejects_further_writes(store: Tested) {
     assert_eq!(store.attempt(&whole.id).await.unwrap(), Some(whole));
 }
 
-pub async fn writes_reject_mismatched_attempt_ids(store: Tested) {
+pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
     let misnamed = Attempt { number: 3, ..made.clone() };
     let run = store.run().clone();
     for write in [
         assert_rejected(store.record_attempt(&misnamed), Code::Invalid).await,
-        assert_rejected(store.begin(&start_of(&misnamed)), Code::Invalid).await,
+        assert_rejected(store.start(&start_of(&misnamed)), Code::Invalid).await,
     ] {
         assert!(write.contains(&format!("is not the name of its try 3 in run {run}")), "{write}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
 }
 
-pub async fn non_finite_numbers_are_rejected(store: Tested) {
+pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
-    let part = |reward| vec![Earned { by: CreditTarget::Turn(0), reward }];
+    let part = |reward| vec![StepReward { by: CreditTarget::Turn(0), reward }];
     let bad = [
         ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
         ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
-        ("its part of a reward is -inf", Attempt { earned: part(f64::NEG_INFINITY), ..made.clone() }),
+        ("its part of a reward is -inf", Attempt { step_rewards: part(f64::NEG_INFINITY), ..made.clone() }),
     ];
     for (why, bad) in &bad {
         let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
     }
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
-    store.begin(&start_of(&made)).await.unwrap();
+    store.start(&start_of(&made)).await.unwrap();
     for (why, bad) in &bad {
         let text = assert_rejected(store.end(&made.id, &bad.end()), Code::Invalid).await;
         assert!(text.contains(why), "{text}");
@@ -282,24 +288,24 @@ pub async fn non_finite_numbers_are_rejected(store: Tested) {
     assert_eq!(reward.map(f64::to_bits), Some(0));
 }
 
-pub async fn scores_and_rewards_round_trip_exactly(store: Tested) {
+pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     for sample in 0..64 {
         let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
         let mut made = attempt(&run, 0, sample);
         (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
-        made.earned = vec![Earned { by: CreditTarget::Turn(0), reward: draw(2) }];
+        made.step_rewards = vec![StepReward { by: CreditTarget::Turn(0), reward: draw(2) }];
         let part =
             Component { weight: Some(draw(3)), on: Some(CreditTarget::Turn(1)), ..Component::score(draw(4)) };
         made.outcome.components = vec![part, Component::new("length", draw(5))];
-        grow(&store, &made).await.unwrap();
+        append_incrementally(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
         assert_eq!(store.attempt(&made.id).await.unwrap().as_ref(), Some(&made));
-        assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), Recorded::Before);
+        assert_eq!(store.end(&made.id, &made.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
     }
 }
 
-pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
+pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
     let run = store.run().clone();
     for (sample, status) in [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate() {
         let scored = Attempt { status, ..attempt(&run, 0, sample as u32) };
@@ -308,11 +314,11 @@ pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
             outcome: Outcome { extracted: Some("4".into()), ..scored.outcome.clone() },
             score: None,
             reward: None,
-            earned: Vec::new(),
+            step_rewards: Vec::new(),
             ..scored.clone()
         };
-        grow(&store, &waits).await.unwrap();
-        assert_eq!(store.last_try(&waits.placement).await.unwrap().as_ref(), Some(&waits));
+        append_incrementally(&store, &waits).await.unwrap();
+        assert_eq!(store.last_try(&waits.slot).await.unwrap().as_ref(), Some(&waits));
         let summaries = store.summaries(Purpose::Train).await.unwrap();
         let summary = summaries.iter().find(|summary| summary.id == waits.id).unwrap();
         assert_eq!((summary.status, summary.score, summary.tokens), (Status::Unscored, None, 5));
@@ -320,17 +326,17 @@ pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
         assert_eq!(store.abandon_running().await.unwrap(), 0);
         let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
         assert_rejected(store.append(&waits.id, &[next]), Code::Conflict).await;
-        assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), Recorded::Before);
+        assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
         assert_rejected(
-            store.end(&waits.id, &End { outcome: Outcome::begun(), ..waits.end() }),
+            store.end(&waits.id, &End { outcome: Outcome::initial(), ..waits.end() }),
             Code::Conflict,
         )
         .await;
-        for expected in [Recorded::Now, Recorded::Before] {
+        for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
             assert_eq!(store.end(&scored.id, &scored.end()).await.unwrap(), expected);
         }
         assert_eq!(store.attempt(&scored.id).await.unwrap().as_ref(), Some(&scored));
-        assert_eq!(store.tries(&scored.placement).await.unwrap().failed, u32::from(!status.counts()));
+        assert_eq!(store.tries(&scored.slot).await.unwrap().failed, u32::from(!status.can_count()));
         // After its score, the attempt cannot become unscored again or get another score.
         assert_rejected(store.end(&waits.id, &waits.end()), Code::Conflict).await;
         assert_rejected(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict)
@@ -338,7 +344,7 @@ pub async fn unscored_attempt_ends_once_with_score(store: Tested) {
     }
 }
 
-pub async fn random_forests_round_trip_exactly(store: Tested) {
+pub async fn random_forests_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     for seed in 0..48 {
         let [whole, grown] = [0, 1].map(|sample| {
@@ -346,7 +352,7 @@ pub async fn random_forests_round_trip_exactly(store: Tested) {
             Attempt { trajectory, ..attempt(&run, seed as u32, sample) }
         });
         store.record_attempt(&whole).await.unwrap();
-        store.begin(&start_of(&grown)).await.unwrap();
+        store.start(&start_of(&grown)).await.unwrap();
         let segments = grown.trajectory.segments();
         let mut from = 0;
         while from < segments.len() {
@@ -367,7 +373,7 @@ pub async fn random_forests_round_trip_exactly(store: Tested) {
             // The remaining fields are compared as text, because a NaN does not equal itself.
             let plain = |attempt: &Attempt| format!("{attempt:?}");
             assert_eq!(plain(&read), plain(&written), "seed {seed}");
-            assert_eq!(store.record_attempt(&written).await.unwrap(), Recorded::Before);
+            assert_eq!(store.record_attempt(&written).await.unwrap(), WriteOutcome::AlreadyRecorded);
         }
     }
     let sizes = |summary: &crate::AttemptSummary| (summary.sampled_tokens, summary.tokens);
@@ -376,50 +382,46 @@ pub async fn random_forests_round_trip_exactly(store: Tested) {
     }
 }
 
-pub async fn summaries_are_sorted_by_slot(store: Tested) {
+pub async fn summaries_are_sorted_by_slot(store: TestStore) {
     let run = store.run().clone();
-    let of = |placement: Placement| Attempt {
-        id: AttemptId::new(&run, &placement, 0),
-        placement,
-        ..attempt(&run, 0, 0)
-    };
-    let at = |phase, step, group| Placement { phase, step, group, ..place(0, 0) };
-    let mut places = vec![at(1, 3, 10), at(0, 5, 0), at(1, 3, 2), at(1, 2, 9), at(0, 4, 1)];
-    for placement in &places {
-        store.record_attempt(&of(*placement)).await.unwrap();
+    let of = |slot: AttemptSlot| Attempt { id: AttemptId::new(&run, &slot, 0), slot, ..attempt(&run, 0, 0) };
+    let at = |phase, step, group| AttemptSlot { phase, step, group, ..train_slot(0, 0) };
+    let mut slots = vec![at(1, 3, 10), at(0, 5, 0), at(1, 3, 2), at(1, 2, 9), at(0, 4, 1)];
+    for slot in &slots {
+        store.record_attempt(&of(*slot)).await.unwrap();
     }
-    let eval = Placement { purpose: Purpose::Eval, ..at(0, 0, 0) };
+    let eval = AttemptSlot { purpose: Purpose::Eval, ..at(0, 0, 0) };
     store.record_attempt(&of(eval)).await.unwrap();
-    places.sort();
+    slots.sort();
     let listed = |purpose| {
         let store = store.clone();
         async move {
             let all = store.summaries(purpose).await.unwrap();
-            all.into_iter().map(|summary| summary.placement).collect::<Vec<_>>()
+            all.into_iter().map(|summary| summary.slot).collect::<Vec<_>>()
         }
     };
-    assert_eq!(listed(Purpose::Train).await, places);
+    assert_eq!(listed(Purpose::Train).await, slots);
     assert_eq!(listed(Purpose::Eval).await, [eval]);
     assert_eq!(listed(Purpose::Baseline).await, []);
 }
 
-pub async fn tasks_returns_distinct_tasks(store: Tested) {
+pub async fn tasks_returns_distinct_tasks(store: TestStore) {
     let run = store.run().clone();
     for (sample, task) in [json!({"q": 1}), json!({"q": 2}), json!({"q": 1})].into_iter().enumerate() {
-        let asked = Attempt { task, ..attempt(&run, 0, sample as u32) };
-        store.record_attempt(&asked).await.unwrap();
+        let recorded_attempt = Attempt { task, ..attempt(&run, 0, sample as u32) };
+        store.record_attempt(&recorded_attempt).await.unwrap();
     }
-    let begun = Attempt { task: json!({"q": 3}), ..attempt(&run, 1, 0) };
-    store.begin(&start_of(&begun)).await.unwrap();
+    let started_attempt = Attempt { task: json!({"q": 3}), ..attempt(&run, 1, 0) };
+    store.start(&start_of(&started_attempt)).await.unwrap();
     let tasks = store.tasks(Purpose::Train).await.unwrap();
     assert_eq!(tasks, [json!({"q": 1}), json!({"q": 2}), json!({"q": 3})]);
     assert_eq!(store.tasks(Purpose::Eval).await.unwrap(), Vec::<serde_json::Value>::new());
 }
 
-pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
+pub async fn record_step_is_idempotent_and_rejects_changes(store: TestStore) {
     let run = store.run().clone();
     assert_eq!(store.step(1, 2).await.unwrap(), None);
-    let kl = ChargedKl { coefficient: 0.1, found: 0.25, rollouts: 3 };
+    let kl = AppliedKlPenalty { coefficient: 0.1, found: 0.25, rollouts: 3 };
     let high_entropy = HighEntropy { tokens: 9, kept: 2, thresholds: vec![0.1, 0.7] };
     let changed = |mut plan: StepPlan, change: &dyn Fn(&mut PolicyPlan)| {
         change(&mut plan.policies[1]);
@@ -428,16 +430,16 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
     let first = changed(plan(&run, &[(0.5, 0.25), (-1.0, 2.0)]), &|of| {
         (of.kl, of.high_entropy) = (Some(kl), Some(high_entropy.clone()));
     });
-    assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Now);
-    assert_eq!(store.record_step(&first).await.unwrap(), Recorded::Before);
+    assert_eq!(store.record_step(&first).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(store.record_step(&first).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let other_attempts = [
         changed(first.clone(), &|of| of.kl = None),
         changed(first.clone(), &|of| of.policy = "c".into()),
         changed(first.clone(), &|of| of.version = 4),
         changed(first.clone(), &|of| of.updates.truncate(1)),
-        changed(first.clone(), &|of| of.updates[1].cut = MicroBatchPlan::from_sizes([1, 1])),
-        changed(first.clone(), &|of| of.updates[1].critic = None),
-        StepPlan { places: vec![7, 8], ..first.clone() },
+        changed(first.clone(), &|of| of.updates[1].micro_batch_plan = MicroBatchPlan::from_sizes([1, 1])),
+        changed(first.clone(), &|of| of.updates[1].critic_plan = None),
+        StepPlan { group_positions: vec![7, 8], ..first.clone() },
         plan(&run, &[(0.5, 0.25)]),
         plan(&run, &[(0.5, 0.25), (-1.0, 2.5)]),
     ];
@@ -458,9 +460,9 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
         plan(&run, &[(f32::NAN, 1.0)]),
         plan(&run, &[(1.0, f32::INFINITY)]),
         plan(&run, &[(1.0, 1.0), (f32::NEG_INFINITY, 1.0)]),
-        changed(plan(&run, &[]), &|of| of.kl = Some(ChargedKl { found: f64::NAN, ..kl })),
+        changed(plan(&run, &[]), &|of| of.kl = Some(AppliedKlPenalty { found: f64::NAN, ..kl })),
         changed(plan(&run, &[(0.5, 0.25), (1.0, 2.0)]), &|of| {
-            of.updates[1].cut = MicroBatchPlan::from_sizes([1])
+            of.updates[1].micro_batch_plan = MicroBatchPlan::from_sizes([1])
         }),
     ];
     for bad in endless {
@@ -469,7 +471,7 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: Tested) {
     assert_eq!(store.step(1, 9).await.unwrap(), None);
 }
 
-pub async fn plan_numbers_round_trip_exactly(store: Tested) {
+pub async fn plan_numbers_round_trip_exactly(store: TestStore) {
     let run = store.run().clone();
     let mut numbers = vec![(-0.0, f32::MIN_POSITIVE), (f32::MAX, 1e-45), (0.0, -0.0)];
     numbers.extend((0..40u32).filter_map(|i| {
@@ -480,8 +482,10 @@ pub async fn plan_numbers_round_trip_exactly(store: Tested) {
     store.record_step(&written).await.unwrap();
     let read = store.step(1, 2).await.unwrap().unwrap();
     let bits = |plan: &StepPlan| -> Vec<u32> {
-        let lists =
-            plan.paths().flat_map(|p| [Some(&p.advantage), Some(&p.weight), p.returns.as_ref()]).flatten();
+        let lists = plan
+            .sequences()
+            .flat_map(|p| [Some(&p.advantage), Some(&p.weight), p.returns.as_ref()])
+            .flatten();
         lists.flat_map(|numbers| numbers.iter().take(3)).map(f32::to_bits).collect()
     };
     assert_eq!(bits(&read), bits(&written));
@@ -491,11 +495,14 @@ pub async fn plan_numbers_round_trip_exactly(store: Tested) {
     assert_rejected(store.record_step(&plan(&run, &numbers)), Code::Conflict).await;
 }
 
-pub async fn evaluations_are_sorted_and_never_replaced(store: Tested) {
+pub async fn evaluations_are_sorted_and_never_replaced(store: TestStore) {
     let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
-    assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), Recorded::Now);
+    assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), WriteOutcome::Written);
     store.record_eval(before, &json!({"mean": 0.1})).await.unwrap();
-    assert_eq!(store.record_eval(before, &json!({"mean": 0.1})).await.unwrap(), Recorded::Before);
+    assert_eq!(
+        store.record_eval(before, &json!({"mean": 0.1})).await.unwrap(),
+        WriteOutcome::AlreadyRecorded
+    );
     let text = assert_rejected(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
     assert!(text.contains("evaluation phase 0/step 0"), "{text}");
     let all = [(before, json!({"mean": 0.1})), (after, json!({"mean": 0.925}))];
@@ -504,7 +511,7 @@ pub async fn evaluations_are_sorted_and_never_replaced(store: Tested) {
 
 /// Concurrent writers: of different writes to one key, one is committed and the remaining ones are
 /// rejected. Of equal writes, one is new. A rejected write does not affect other writes.
-pub async fn concurrent_writers_get_consistent_results(store: Tested) {
+pub async fn concurrent_writers_get_consistent_results(store: TestStore) {
     const WRITERS: u32 = 12;
     const GROUPS: u32 = 16;
     let mut writers = tokio::task::JoinSet::new();
@@ -519,13 +526,13 @@ pub async fn concurrent_writers_get_consistent_results(store: Tested) {
                 let contested = Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
                 match store.record_attempt(&contested).await {
                     Ok(recorded) => {
-                        assert_eq!(recorded, Recorded::Now);
+                        assert_eq!(recorded, WriteOutcome::Written);
                         won.push(contested);
                     }
                     Err(error) => assert_eq!(error.code(), Code::Conflict, "{error}"),
                 }
-                grow(&store, &attempt(&run, group, 1)).await.unwrap();
-                grow(&store, &attempt(&run, group, 2 + writer)).await.unwrap();
+                append_incrementally(&store, &attempt(&run, group, 1)).await.unwrap();
+                append_incrementally(&store, &attempt(&run, group, 2 + writer)).await.unwrap();
             }
             won
         });
@@ -536,18 +543,18 @@ pub async fn concurrent_writers_get_consistent_results(store: Tested) {
     }
     assert_eq!(won.len(), GROUPS as usize, "each place has one winner");
     for attempt in won {
-        assert_eq!(store.last_try(&attempt.placement).await.unwrap(), Some(attempt));
+        assert_eq!(store.last_try(&attempt.slot).await.unwrap(), Some(attempt));
     }
     let all = store.summaries(Purpose::Train).await.unwrap();
     assert_eq!(all.len() as u32, GROUPS * (2 + WRITERS));
     assert!(all.iter().all(|summary| (summary.sampled_tokens, summary.tokens) == (2, 5)));
 }
 
-pub async fn unknown_keys_return_nothing(store: Tested) {
+pub async fn unknown_keys_return_nothing(store: TestStore) {
     let made = attempt(store.run(), 7, 7);
     assert_eq!(store.attempt(&made.id).await.unwrap(), None);
-    assert_eq!(store.last_try(&made.placement).await.unwrap(), None);
-    assert_eq!(store.tries(&made.placement).await.unwrap(), Tries::default());
+    assert_eq!(store.last_try(&made.slot).await.unwrap(), None);
+    assert_eq!(store.tries(&made.slot).await.unwrap(), Tries::default());
     assert_eq!(store.step(0, 0).await.unwrap(), None);
     assert_eq!(store.planned_steps().await.unwrap(), []);
     assert_eq!(store.evals().await.unwrap(), []);

@@ -2,13 +2,13 @@
 
 use std::str::FromStr;
 
-use levade_tree::{AttemptId, Kind, Placement, Purpose, RunId, Segment};
+use levade_tree::{AttemptId, AttemptSlot, Kind, Purpose, RunId, Segment};
 use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 
 use super::segments;
 use crate::checks;
 use crate::error::Failure;
-use crate::{Attempt, AttemptSummary, Begun, End, FailedAttempt, Recorded, Status, Tries};
+use crate::{Attempt, AttemptStart, AttemptSummary, End, FailedAttempt, Status, Tries, WriteOutcome};
 
 /// Returns the name of an attempt for errors.
 pub(super) fn key(id: &AttemptId) -> String {
@@ -16,37 +16,37 @@ pub(super) fn key(id: &AttemptId) -> String {
 }
 
 /// Records the start of an attempt.
-pub(super) fn begin(to: &Connection, run: &RunId, begun: &Begun) -> Result<Recorded, Failure> {
-    checks::name(run, &begun.id, &begun.placement, begun.number)?;
-    match head(to, &begun.id)? {
-        Some((_, stored)) => checks::check_restart(&stored, begun),
-        None => insert(to, &Attempt::begun(begun)).map(|_| Recorded::Now),
+pub(super) fn start(to: &Connection, run: &RunId, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
+    checks::check_name(run, &start.id, &start.slot, start.number)?;
+    match head(to, &start.id)? {
+        Some((_, stored)) => checks::check_restart(&stored, start),
+        None => insert(to, &Attempt::from_start(start)).map(|_| WriteOutcome::Written),
     }
 }
 
 /// Appends segments to a running attempt.
-pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Result<Recorded, Failure> {
+pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Result<WriteOutcome, Failure> {
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
     let len = segments::count(to, row)?;
-    let stored = |id| segments::one(to, row, id);
-    let new = checks::appended(&head, len, given, stored, |id| segments::tokens(to, row, id))?;
+    let stored = |id| segments::get(to, row, id);
+    let new = checks::new_segments(&head, len, given, stored, |id| segments::tokens(to, row, id))?;
     if new.is_empty() {
-        return Ok(Recorded::Before);
+        return Ok(WriteOutcome::AlreadyRecorded);
     }
     segments::insert(to, row, &new)?;
     to.prepare_cached(
         "UPDATE attempts SET sampled_tokens = sampled_tokens + ?2, tokens = tokens + ?3 WHERE id = ?1",
     )?
     .execute(params![row, sampled(&new), tokens(&new)])?;
-    Ok(Recorded::Now)
+    Ok(WriteOutcome::Written)
 }
 
 /// Records the end of an attempt that is running or unscored.
-pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<Recorded, Failure> {
-    checks::end(end)?;
+pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<WriteOutcome, Failure> {
+    checks::check_end_values(end)?;
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
-    if checks::ended(&head, end)? == Recorded::Before {
-        return Ok(Recorded::Before);
+    if checks::check_end(&head, end)? == WriteOutcome::AlreadyRecorded {
+        return Ok(WriteOutcome::AlreadyRecorded);
     }
     to.prepare_cached(
         "UPDATE attempts SET outcome = :outcome, score = :score, reward = :reward, earned = :earned, status = :status
@@ -56,11 +56,11 @@ pub(super) fn end(to: &Connection, id: &AttemptId, end: &End) -> Result<Recorded
         ":outcome": json(&end.outcome)?,
         ":score": end.score,
         ":reward": end.reward,
-        ":earned": json(&end.earned)?,
+        ":earned": json(&end.step_rewards)?,
         ":status": end.status.name(),
         ":row": row,
     })?;
-    Ok(Recorded::Now)
+    Ok(WriteOutcome::Written)
 }
 
 /// Marks all running attempts as abandoned and returns their number.
@@ -70,19 +70,19 @@ pub(super) fn abandon_running(to: &Connection) -> Result<u64, Failure> {
 }
 
 /// Records complete attempts.
-pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Result<Recorded, Failure> {
-    let mut recorded = Recorded::Before;
+pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Result<WriteOutcome, Failure> {
+    let mut recorded = WriteOutcome::AlreadyRecorded;
     for attempt in attempts {
-        checks::attempt(run, attempt)?;
+        checks::check_attempt(run, attempt)?;
         match read(to, &attempt.id)? {
             None => {
                 let row = insert(to, attempt)?;
                 segments::insert(to, row, attempt.trajectory.segments())?;
-                recorded = Recorded::Now;
+                recorded = WriteOutcome::Written;
             }
             Some(stored) => {
                 if let Some(field) = checks::difference(&stored, attempt) {
-                    return Err(Failure::Conflict(attempt.placement.to_string(), field));
+                    return Err(Failure::Conflict(attempt.slot.to_string(), field));
                 }
             }
         }
@@ -92,7 +92,7 @@ pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Resu
 
 /// Inserts an attempt without its segments and returns its row.
 fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
-    let Placement { purpose, phase, step, group, sample } = &attempt.placement;
+    let AttemptSlot { purpose, phase, step, group, sample } = &attempt.slot;
     let segments = attempt.trajectory.segments();
     to.prepare_cached(
         "INSERT INTO attempts (name, purpose, phase, step, grp, sample, number, task, outcome, score, reward, earned,
@@ -112,7 +112,7 @@ fn insert(to: &Connection, attempt: &Attempt) -> Result<i64, Failure> {
         ":outcome": json(&attempt.outcome)?,
         ":score": attempt.score,
         ":reward": attempt.reward,
-        ":earned": json(&attempt.earned)?,
+        ":earned": json(&attempt.step_rewards)?,
         ":status": attempt.status.name(),
         ":sampled_tokens": sampled(segments),
         ":tokens": tokens(segments),
@@ -151,9 +151,9 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
     let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
     let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
-    let begun = Begun {
+    let start = AttemptStart {
         id: *name,
-        placement: Placement { purpose, phase, step, group, sample },
+        slot: AttemptSlot { purpose, phase, step, group, sample },
         number: row.get(12)?,
         task: serde_json::Value::from_str(&task).map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
     };
@@ -162,18 +162,18 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
             .map_err(|e| damaged("outcome", format!("cannot be read: {e}")))?,
         score: row.get(3)?,
         reward: row.get(4)?,
-        earned: serde_json::from_str(&step_rewards).map_err(|e| {
+        step_rewards: serde_json::from_str(&step_rewards).map_err(|e| {
             Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
         })?,
         status: status(row, 5)?,
-        ..Attempt::begun(&begun)
+        ..Attempt::from_start(&start)
     };
     Ok(Some((row.get(0)?, head)))
 }
 
 /// Returns the try that counts in an attempt slot.
-pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Option<Attempt>, Failure> {
-    let Placement { purpose, phase, step, group, sample } = placement;
+pub(super) fn last_try(from: &Connection, slot: &AttemptSlot) -> Result<Option<Attempt>, Failure> {
+    let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let name = from
         .prepare_cached(
             "SELECT name FROM attempts WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5
@@ -185,8 +185,8 @@ pub(super) fn last_try(from: &Connection, placement: &Placement) -> Result<Optio
 }
 
 /// Returns the number of tries in an attempt slot.
-pub(super) fn tries(from: &Connection, placement: &Placement) -> Result<Tries, Failure> {
-    let Placement { purpose, phase, step, group, sample } = placement;
+pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Failure> {
+    let AttemptSlot { purpose, phase, step, group, sample } = slot;
     let count =
         "SELECT coalesce(max(number) + 1, 0), count(*) FILTER (WHERE status = 'superseded') FROM attempts
          WHERE purpose = ?1 AND phase = ?2 AND step = ?3 AND grp = ?4 AND sample = ?5";
@@ -222,7 +222,7 @@ pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<Attem
         let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
         summaries.push(AttemptSummary {
             id: AttemptId::from_bytes(row.get(9)?),
-            placement: Placement { purpose, phase, step, group, sample },
+            slot: AttemptSlot { purpose, phase, step, group, sample },
             number: row.get(10)?,
             score: row.get(4)?,
             reward: row.get(5)?,
@@ -248,7 +248,7 @@ pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<Failed
         let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
         failures.push(FailedAttempt {
             id: AttemptId::from_bytes(row.get(5)?),
-            placement: Placement { purpose, phase, step, group, sample },
+            slot: AttemptSlot { purpose, phase, step, group, sample },
             number: row.get(4)?,
             status: status(row, 6)?,
             error: row.get(7)?,

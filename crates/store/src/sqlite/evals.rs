@@ -3,21 +3,21 @@
 use rusqlite::{Connection, OptionalExtension, params};
 
 use crate::error::Failure;
-use crate::{EvalKey, Recorded};
+use crate::{EvalKey, WriteOutcome};
 
 /// Records the result of an evaluation, given as JSON text.
-pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<Recorded, Failure> {
+pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteOutcome, Failure> {
     let stored: Option<String> = to
         .prepare_cached("SELECT result FROM evals WHERE phase = ?1 AND step = ?2")?
         .query_row([key.phase, key.step], |row| row.get(0))
         .optional()?;
     match stored {
-        Some(stored) if stored == text => Ok(Recorded::Before),
+        Some(stored) if stored == text => Ok(WriteOutcome::AlreadyRecorded),
         Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
         None => {
             to.prepare_cached("INSERT INTO evals (phase, step, result) VALUES (?1, ?2, ?3)")?
                 .execute(params![key.phase, key.step, text])?;
-            Ok(Recorded::Now)
+            Ok(WriteOutcome::Written)
         }
     }
 }

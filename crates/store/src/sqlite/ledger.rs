@@ -7,50 +7,50 @@ use serde::{Deserialize, Serialize};
 
 use crate::checks;
 use crate::error::Failure;
-use crate::record::{ChargedKl, HighEntropy, PolicyPlan, Update};
-use crate::{PerToken, PlannedPath, Recorded, StepPlan};
+use crate::record::{AppliedKlPenalty, HighEntropy, PolicyPlan, Update};
+use crate::{PerToken, PlannedSequence, StepPlan, WriteOutcome};
 
 /// The part of a step plan that is stored as JSON: everything except its sequences.
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct Head {
+struct StepHeader {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     places: Vec<u64>,
-    policies: Vec<HeadOfPolicy>,
+    policies: Vec<PolicyHeader>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HeadOfPolicy {
+struct PolicyHeader {
     policy: String,
     version: u64,
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    kl: Option<ChargedKl>,
+    kl: Option<AppliedKlPenalty>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     high_entropy: Option<HighEntropy>,
-    updates: Vec<HeadOfUpdate>,
+    updates: Vec<UpdateHeader>,
 }
 
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
-struct HeadOfUpdate {
+struct UpdateHeader {
     cut: MicroBatchPlan,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<MicroBatchPlan>,
 }
 
 /// Records a plan unless an equal one is recorded. A different recorded plan is a conflict.
-pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<Recorded, Failure> {
-    checks::plan(plan)?;
+pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, Failure> {
+    checks::check_plan(plan)?;
     match read(to, plan.phase, plan.step)? {
-        Some(stored) if checks::same_plan(&stored, plan) => Ok(Recorded::Before),
+        Some(stored) if checks::same_plan(&stored, plan) => Ok(WriteOutcome::AlreadyRecorded),
         Some(_) => Err(Failure::Conflict(key(plan.phase, plan.step), "plan")),
-        None => write(to, plan).map(|()| Recorded::Now),
+        None => write(to, plan).map(|()| WriteOutcome::Written),
     }
 }
 
 /// Returns (phase, step) of all plans, in ascending order.
-pub(super) fn planned(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
+pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
     let mut statement = from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
@@ -58,17 +58,22 @@ pub(super) fn planned(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
 
 /// Inserts a plan that is not recorded yet.
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
-    let StepPlan { phase, step, places, policies } = plan;
-    let of_update =
-        |Update { cut, critic, .. }: &Update| HeadOfUpdate { cut: cut.clone(), critic: critic.clone() };
-    let of_policy = |plan: &PolicyPlan| HeadOfPolicy {
+    let StepPlan { phase, step, group_positions, policies } = plan;
+    let update_plan = |Update { micro_batch_plan, critic_plan: critic, .. }: &Update| UpdateHeader {
+        cut: micro_batch_plan.clone(),
+        critic: critic.clone(),
+    };
+    let policy_header = |plan: &PolicyPlan| PolicyHeader {
         policy: plan.policy.clone(),
         version: plan.version,
         kl: plan.kl,
         high_entropy: plan.high_entropy.clone(),
-        updates: plan.updates.iter().map(of_update).collect(),
+        updates: plan.updates.iter().map(update_plan).collect(),
     };
-    let head = Head { places: places.clone(), policies: policies.iter().map(of_policy).collect() };
+    let head = StepHeader {
+        places: group_positions.clone(),
+        policies: policies.iter().map(policy_header).collect(),
+    };
     let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
     transaction
         .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
@@ -77,26 +82,26 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         "INSERT INTO planned_paths (phase, step, place, policy, upd, attempt, leaf, advantage, weight, returns, vals)
          VALUES (?1, ?2, ?3, ?4, ?5, ?6, ?7, ?8, ?9, ?10, ?11)",
     )?;
-    let mut location = 0u32;
+    let mut index = 0u32;
     let updates = policies.iter().enumerate().flat_map(|(policy, plan)| {
         plan.updates.iter().enumerate().map(move |(i, update)| (policy, i, update))
     });
-    for (policy, update, of_update) in updates {
-        for path in &of_update.paths {
+    for (policy, update, update_plan) in updates {
+        for sequence in &update_plan.sequences {
             insert.execute(params![
                 phase,
                 step,
-                location,
+                index,
                 policy as i64,
                 update as i64,
-                path.attempt.bytes(),
-                path.leaf.0,
-                path.advantage.to_bytes(),
-                path.weight.to_bytes(),
-                path.returns.as_ref().map(PerToken::to_bytes),
-                path.values.as_ref().map(PerToken::to_bytes),
+                sequence.attempt.bytes(),
+                sequence.leaf.0,
+                sequence.advantage.to_bytes(),
+                sequence.weight.to_bytes(),
+                sequence.returns.as_ref().map(PerToken::to_bytes),
+                sequence.values.as_ref().map(PerToken::to_bytes),
             ])?;
-            location += 1;
+            index += 1;
         }
     }
     Ok(())
@@ -109,17 +114,22 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
         .query_row([phase, step], |row| row.get(0))
         .optional()?;
     let Some(text) = text else { return Ok(None) };
-    let head: Head = serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
-    let Head { places, policies } = head;
-    let empty = |HeadOfUpdate { cut, critic }| Update { paths: Vec::new(), cut, critic };
-    let of_policy = |head: HeadOfPolicy| PolicyPlan {
+    let head: StepHeader =
+        serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
+    let StepHeader { places: group_positions, policies } = head;
+    let empty = |UpdateHeader { cut: micro_batch_plan, critic }| Update {
+        sequences: Vec::new(),
+        micro_batch_plan,
+        critic_plan: critic,
+    };
+    let policy_plan = |head: PolicyHeader| PolicyPlan {
         policy: head.policy,
         version: head.version,
         kl: head.kl,
         high_entropy: head.high_entropy,
         updates: head.updates.into_iter().map(empty).collect(),
     };
-    let mut policies: Vec<PolicyPlan> = policies.into_iter().map(of_policy).collect();
+    let mut policies: Vec<PolicyPlan> = policies.into_iter().map(policy_plan).collect();
     let mut statement = transaction.prepare_cached(
         "SELECT policy, upd, attempt, leaf, advantage, weight, returns, vals FROM planned_paths
          WHERE phase = ?1 AND step = ?2 ORDER BY place",
@@ -132,11 +142,11 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
         };
         let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
         let [policy, update]: [u32; 2] = [row.get(0)?, row.get(1)?];
-        let of_update = policies
+        let update_plan = policies
             .get_mut(policy as usize)
             .and_then(|plan| plan.updates.get_mut(update as usize))
             .ok_or_else(|| Failure::Damaged(format!("it has no update {update} of policy {policy}")))?;
-        of_update.paths.push(PlannedPath {
+        update_plan.sequences.push(PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),
             leaf: SegmentId(row.get(3)?),
             advantage: numbers(row.get(4)?)?,
@@ -145,7 +155,7 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
             values: optional(row.get(7)?)?,
         });
     }
-    Ok(Some(StepPlan { phase, step, places, policies }))
+    Ok(Some(StepPlan { phase, step, group_positions, policies }))
 }
 
 /// Returns the name of a plan for errors.

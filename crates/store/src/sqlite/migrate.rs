@@ -8,7 +8,7 @@
 use std::path::Path;
 
 use levade_policy::MicroBatchPlan;
-use levade_tree::{AttemptId, DEFAULT, Outcome, Placement, Purpose, RunId, SegmentId};
+use levade_tree::{AttemptId, AttemptSlot, DEFAULT, Outcome, Purpose, RunId, SegmentId};
 use rusqlite::{Connection, OpenFlags, Transaction, TransactionBehavior, params};
 use serde::Deserialize;
 use serde_json::Value;
@@ -17,47 +17,49 @@ use tempfile::TempDir;
 use tracing::info;
 
 use super::ledger;
-use super::schema::{SCHEMA_VERSION, TABLES, connect, identity, opening};
+use super::schema::{SCHEMA_VERSION, TABLES, connect, identity, open_error};
 use crate::StoreError;
 use crate::error::Failure;
-use crate::record::{ChargedKl, HighEntropy, PerToken, PlannedPath, PolicyPlan, StepPlan, Update};
+use crate::record::{AppliedKlPenalty, HighEntropy, PerToken, PlannedSequence, PolicyPlan, StepPlan, Update};
 
 /// The earliest schema version that this build reads.
-const FIRST: i32 = 3;
+const OLDEST_VERSION: i32 = 3;
 
 /// Returns whether this build can read files of a schema version.
 pub(super) fn is_known(version: i32) -> bool {
-    (FIRST..=SCHEMA_VERSION).contains(&version)
+    (OLDEST_VERSION..=SCHEMA_VERSION).contains(&version)
 }
 
 /// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
-    let unwritable = |source| StoreError::Unwritable { place: file.display().to_string(), source };
+    let unwritable = |source| StoreError::Unwritable { location: file.display().to_string(), source };
     let dir = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
-    let location = dir.path().join("run.db");
-    let copied = from.execute("VACUUM INTO ?1", [location.to_string_lossy()]);
-    copied.map_err(|source| opening(file, source))?;
+    let copy_file = dir.path().join("run.db");
+    let copied = from.execute("VACUUM INTO ?1", [copy_file.to_string_lossy()]);
+    copied.map_err(|source| open_error(file, source))?;
     let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-    Ok((connect(&location, flags).map_err(|source| opening(file, source))?, dir))
+    Ok((connect(&copy_file, flags).map_err(|source| open_error(file, source))?, dir))
 }
 
 /// Migrates a file if it has the earlier schema.
 pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreError> {
-    let behind = |connection: &Connection| {
-        identity(connection).map(|(_, version)| version == FIRST).map_err(|source| opening(file, source))
+    let is_old = |connection: &Connection| {
+        identity(connection)
+            .map(|(_, version)| version == OLDEST_VERSION)
+            .map_err(|source| open_error(file, source))
     };
-    if !behind(connection)? {
+    if !is_old(connection)? {
         return Ok(());
     }
     info!(file = %file.display(), "bringing the record of an earlier build up to date");
-    let mut migrated = || -> Result<(), Failure> {
+    let mut migrate = || -> Result<(), Failure> {
         // Tables are renamed while other tables refer to them. The references are checked at the end.
         connection.pragma_update(None, "foreign_keys", false)?;
         connection.pragma_update(None, "legacy_alter_table", true)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have migrated the file in the meantime.
-        if identity(&transaction)?.1 == FIRST {
-            from_3(&transaction)?;
+        if identity(&transaction)?.1 == OLDEST_VERSION {
+            migrate_from_3(&transaction)?;
             let broken: i64 =
                 transaction
                     .query_row("SELECT count(*) FROM pragma_foreign_key_check", [], |row| row.get(0))?;
@@ -70,18 +72,22 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
         connection.pragma_update(None, "legacy_alter_table", false)?;
         Ok(())
     };
-    migrated().map_err(|failure| {
-        failure.at(&file.display().to_string(), "bring up to date", "the record of an earlier build".into())
+    migrate().map_err(|failure| {
+        failure.into_error(
+            &file.display().to_string(),
+            "bring up to date",
+            "the record of an earlier build".into(),
+        )
     })
 }
 
 /// Tables whose columns differ between schema 3 and schema 4.
-const CHANGED: [&str; 3] = ["attempts", "segments", "steps"];
+const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
 /// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no policy,
 /// and the numbers of a plan were JSON.
-fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
-    for table in CHANGED {
+fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
+    for table in CHANGED_TABLES {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
     }
     // Tables that are equal in both schemas exist already.
@@ -97,7 +103,7 @@ fn from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
         [DEFAULT],
     )?;
     plans(transaction, &run)?;
-    for table in CHANGED.iter().rev() {
+    for table in CHANGED_TABLES.iter().rev() {
         transaction.execute_batch(&format!("DROP TABLE old_{table}"))?;
     }
     Ok(())
@@ -130,7 +136,7 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let purpose: String = row.get(1)?;
-        let placement = Placement {
+        let slot = AttemptSlot {
             purpose: Purpose::parse(&purpose)
                 .ok_or_else(|| Failure::Damaged(format!("an attempt has the purpose `{purpose}`")))?,
             phase: row.get(2)?,
@@ -139,15 +145,15 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
             sample: row.get(5)?,
         };
         let outcome: String = row.get(6)?;
-        let damaged = |why| Failure::Damaged(format!("the outcome of {placement} cannot be read: {why}"));
+        let damaged = |why| Failure::Damaged(format!("the outcome of {slot} cannot be read: {why}"));
         let outcome: Value = serde_json::from_str(&outcome).map_err(damaged)?;
         // The outcome of a demonstration contained only the final answer.
-        let outcome = match (placement.purpose, outcome.get("final_text").and_then(Value::as_str)) {
+        let outcome = match (slot.purpose, outcome.get("final_text").and_then(Value::as_str)) {
             (Purpose::Demonstration, Some(answer)) => Outcome::demonstrated(answer),
             _ => serde_json::from_value(outcome).map_err(damaged)?,
         };
         let outcome = serde_json::to_string(&outcome).map_err(damaged)?;
-        let name = AttemptId::new(run, &placement, 0);
+        let name = AttemptId::new(run, &slot, 0);
         insert.execute(params![row.get::<_, i64>(0)?, name.bytes(), outcome])?;
     }
     Ok(())
@@ -161,7 +167,7 @@ struct Plan3 {
     #[serde(default)]
     places: Vec<u64>,
     #[serde(default)]
-    kl: Option<ChargedKl>,
+    kl: Option<AppliedKlPenalty>,
     #[serde(default)]
     high_entropy: Option<HighEntropy>,
     updates: Vec<Update3>,
@@ -174,7 +180,7 @@ struct Update3 {
 
 #[derive(Deserialize)]
 struct SequenceV3 {
-    attempt: Placement,
+    attempt: AttemptSlot,
     leaf: SegmentId,
     advantage: Vec<(f32, u32)>,
     weight: Vec<(f32, u32)>,
@@ -193,26 +199,28 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let text: String = row.get(0)?;
         let plan: Plan3 = serde_json::from_str(&text)
             .map_err(|error| Failure::Damaged(format!("a plan cannot be read: {error}")))?;
-        let path = |path: SequenceV3| PlannedPath {
-            attempt: AttemptId::new(run, &path.attempt, 0),
-            leaf: path.leaf,
-            advantage: PerToken::from_runs(path.advantage),
-            weight: PerToken::from_runs(path.weight),
-            returns: path.returns.map(PerToken::from_runs),
-            values: path.values.map(PerToken::from_runs),
+        let sequence = |sequence: SequenceV3| PlannedSequence {
+            attempt: AttemptId::new(run, &sequence.attempt, 0),
+            leaf: sequence.leaf,
+            advantage: PerToken::from_runs(sequence.advantage),
+            weight: PerToken::from_runs(sequence.weight),
+            returns: sequence.returns.map(PerToken::from_runs),
+            values: sequence.values.map(PerToken::from_runs),
         };
         // In schema 3, one device trained the policy in these micro-batches, and the critic in the same
         // ones.
         let update = |Update3 { micro_batches }| {
-            let cut = MicroBatchPlan::from_sizes(micro_batches.iter().map(Vec::len));
-            let paths: Vec<PlannedPath> = micro_batches.into_iter().flatten().map(&path).collect();
-            let critic = paths.iter().any(|path| path.returns.is_some()).then(|| cut.clone());
-            Update { paths, cut, critic }
+            let micro_batch_plan = MicroBatchPlan::from_sizes(micro_batches.iter().map(Vec::len));
+            let sequences: Vec<PlannedSequence> =
+                micro_batches.into_iter().flatten().map(&sequence).collect();
+            let critic =
+                sequences.iter().any(|sequence| sequence.returns.is_some()).then(|| micro_batch_plan.clone());
+            Update { sequences, micro_batch_plan, critic_plan: critic }
         };
-        let Plan3 { phase, step, places, kl, high_entropy, updates } = plan;
+        let Plan3 { phase, step, places: group_positions, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(update).collect();
         let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
-        ledger::write(transaction, &StepPlan { phase, step, places, policies: vec![policy] })?;
+        ledger::write(transaction, &StepPlan { phase, step, group_positions, policies: vec![policy] })?;
     }
     Ok(())
 }

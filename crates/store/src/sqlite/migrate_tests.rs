@@ -7,7 +7,7 @@ use serde_json::json;
 
 use super::*;
 use crate::testing::wait;
-use crate::{CreditTarget, Earned, Sqlite, Store};
+use crate::{CreditTarget, Sqlite, StepReward, Store};
 
 /// The tables of schema 3.
 const TABLES_3: &str = "
@@ -38,9 +38,9 @@ PRAGMA user_version = 3;
 #[derive(Debug, Clone)]
 struct Old {
     purpose: Purpose,
-    place: [u32; 4],
+    slot: [u32; 4],
     prompt: Vec<u32>,
-    reply: Vec<(u32, u32)>,
+    completion: Vec<(u32, u32)>,
     version: u64,
     reward: Option<f64>,
     numbers: Vec<(f32, u32)>,
@@ -48,9 +48,9 @@ struct Old {
 }
 
 impl Old {
-    fn placement(&self) -> Placement {
-        let [phase, step, group, sample] = self.place;
-        Placement { purpose: self.purpose, phase, step, group, sample }
+    fn slot(&self) -> AttemptSlot {
+        let [phase, step, group, sample] = self.slot;
+        AttemptSlot { purpose: self.purpose, phase, step, group, sample }
     }
 
     fn outcome(&self) -> Value {
@@ -62,8 +62,8 @@ impl Old {
     }
 
     fn insert(&self, to: &Connection) {
-        let [phase, step, group, sample] = self.place;
-        let earned = json!([{ "by": { "turn": 0 }, "reward": 0.5 }]).to_string();
+        let [phase, step, group, sample] = self.slot;
+        let step_rewards = json!([{ "by": { "turn": 0 }, "reward": 0.5 }]).to_string();
         to.execute(
             "INSERT INTO attempts (purpose, phase, step, grp, sample, task, outcome, score, reward, earned, status,
                  sampled_tokens, tokens)
@@ -77,18 +77,19 @@ impl Old {
                 json!({ "text": self.text }).to_string(),
                 self.outcome().to_string(),
                 self.reward,
-                earned,
-                self.reply.len() as i64,
-                (self.prompt.len() + self.reply.len()) as i64
+                step_rewards,
+                self.completion.len() as i64,
+                (self.prompt.len() + self.completion.len()) as i64
             ],
         )
         .unwrap();
         let id = to.last_insert_rowid();
-        let words = |words: &[u32]| words.iter().flat_map(|word| word.to_le_bytes()).collect::<Vec<u8>>();
-        let digest = Sha256::digest(words(&self.prompt));
+        let to_bytes =
+            |to_bytes: &[u32]| to_bytes.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let digest = Sha256::digest(to_bytes(&self.prompt));
         to.execute(
             "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
-            params![&digest[..], words(&self.prompt)],
+            params![&digest[..], to_bytes(&self.prompt)],
         )
         .unwrap();
         to.execute(
@@ -97,8 +98,9 @@ impl Old {
         )
         .unwrap();
         let [tokens, logprobs] = [|r: &(u32, u32)| r.0, |r: &(u32, u32)| r.1]
-            .map(|of| words(&self.reply.iter().map(of).collect::<Vec<_>>()));
-        let version = [&self.version.to_le_bytes()[..], &(self.reply.len() as u32).to_le_bytes()].concat();
+            .map(|of| to_bytes(&self.completion.iter().map(of).collect::<Vec<_>>()));
+        let version =
+            [&self.version.to_le_bytes()[..], &(self.completion.len() as u32).to_le_bytes()].concat();
         to.execute(
             "INSERT INTO segments VALUES (?1, 1, 0, 'sampled', 'a', 3, 0.5, 1, NULL, ?2, ?3, ?4)",
             params![id, tokens, logprobs, version],
@@ -106,8 +108,8 @@ impl Old {
         .unwrap();
     }
 
-    fn path(&self) -> Value {
-        let key = serde_json::to_value(self.placement()).unwrap();
+    fn planned_sequence(&self) -> Value {
+        let key = serde_json::to_value(self.slot()).unwrap();
         json!({ "attempt": key, "leaf": 1, "advantage": self.numbers, "weight": self.numbers, "returns": self.numbers })
     }
 }
@@ -115,23 +117,23 @@ impl Old {
 fn any_old() -> impl Strategy<Value = Old> {
     let purpose =
         prop::sample::select(vec![Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval]);
-    let reply = prop::collection::vec((any::<u32>(), any::<u32>()), 1..5);
+    let completion = prop::collection::vec((any::<u32>(), any::<u32>()), 1..5);
     let numbers = prop::collection::vec((prop::num::f32::NORMAL, 0u32..9), 0..4);
     (
         purpose,
         any::<[u32; 4]>(),
         prop::collection::vec(0u32..3, 0..3),
-        reply,
+        completion,
         any::<u64>(),
         prop::option::of(prop::num::f64::NORMAL),
         numbers,
         ".{0,8}",
     )
-        .prop_map(|(purpose, location, prompt, reply, version, reward, numbers, text)| Old {
+        .prop_map(|(purpose, location, prompt, completion, version, reward, numbers, text)| Old {
             purpose,
-            place: location,
+            slot: location,
             prompt,
-            reply,
+            completion,
             version,
             reward,
             numbers,
@@ -151,13 +153,13 @@ proptest! {
     fn migration_preserves_schema_3_exactly(olds in prop::collection::vec(any_old(), 0..6)) {
         let mut olds = olds;
         let mut seen = std::collections::BTreeSet::new();
-        olds.retain(|old| seen.insert(old.placement()));
+        olds.retain(|old| seen.insert(old.slot()));
         let folder = tempfile::tempdir().unwrap();
         let file = folder.path().join("run.db");
         let raw = Connection::open(&file).unwrap();
         raw.execute_batch(TABLES_3).unwrap();
         olds.iter().for_each(|old| old.insert(&raw));
-        let paths: Vec<Value> = olds.iter().map(Old::path).collect();
+        let paths: Vec<Value> = olds.iter().map(Old::planned_sequence).collect();
         let plan = json!({ "phase": 1, "step": 2, "places": [7], "updates": [{ "micro_batches": [[], paths] }] });
         raw.execute("INSERT INTO steps VALUES (1, 2, ?1)", [plan.to_string()]).unwrap();
         raw.execute("INSERT INTO evals VALUES (0, 0, '{\"mean\":0.5}')", []).unwrap();
@@ -171,12 +173,12 @@ proptest! {
         prop_assert_eq!(writer.run(), &run);
         for store in [&reader, &writer] {
             for old in &olds {
-                let found = wait(store.last_try(&old.placement())).unwrap().unwrap();
-                prop_assert_eq!(found.id, AttemptId::new(&run, &old.placement(), 0));
+                let found = wait(store.last_try(&old.slot())).unwrap().unwrap();
+                prop_assert_eq!(found.id, AttemptId::new(&run, &old.slot(), 0));
                 prop_assert_eq!(found.number, 0);
                 prop_assert_eq!(&found.task["text"], &old.text);
                 prop_assert_eq!(found.reward.map(f64::to_bits), old.reward.map(f64::to_bits));
-                prop_assert_eq!(&found.earned, &[Earned { by: CreditTarget::Turn(0), reward: 0.5 }]);
+                prop_assert_eq!(&found.step_rewards, &[StepReward { by: CreditTarget::Turn(0), reward: 0.5 }]);
                 if old.purpose == Purpose::Demonstration {
                     prop_assert_eq!(&found.outcome, &Outcome::demonstrated(old.text.as_str()));
                 } else {
@@ -187,23 +189,23 @@ proptest! {
                 prop_assert_eq!((reply.kind, reply.parent, reply.after), (Kind::Sampled, Some(SegmentId(0)), None));
                 let sampled: Vec<(u32, u32)> =
                     reply.tokens.iter().copied().zip(reply.logprobs.iter().map(|p| p.to_bits())).collect();
-                prop_assert_eq!(&sampled, &old.reply);
-                let versions = [VersionRun { version: old.version, len: old.reply.len() as u32 }];
+                prop_assert_eq!(&sampled, &old.completion);
+                let versions = [VersionRun { version: old.version, len: old.completion.len() as u32 }];
                 prop_assert_eq!(&reply.versions, &versions);
                 prop_assert_eq!((reply.agent.as_str(), reply.policy.as_str(), reply.turn), ("a", "default", 3));
                 prop_assert_eq!((reply.temperature, reply.filtered), (0.5, true));
             }
             let plan = wait(store.step(1, 2)).unwrap().unwrap();
-            prop_assert_eq!(&plan.places, &[7]);
+            prop_assert_eq!(&plan.group_positions, &[7]);
             let [policy] = &plan.policies[..] else { panic!("{plan:?}") };
             prop_assert_eq!((policy.policy.as_str(), policy.version), ("default", 0));
             let update = &policy.updates[0];
             let batches = update.micro_batches();
             prop_assert_eq!((batches.len(), batches[0].len(), batches[1].len()), (2, 0, olds.len()));
-            prop_assert!(update.cut.check(update.paths.len(), 1).is_ok());
-            prop_assert_eq!(update.critic.as_ref(), (!olds.is_empty()).then_some(&update.cut));
+            prop_assert!(update.micro_batch_plan.check(update.sequences.len(), 1).is_ok());
+            prop_assert_eq!(update.critic_plan.as_ref(), (!olds.is_empty()).then_some(&update.micro_batch_plan));
             for (path, old) in batches[1].iter().zip(&olds) {
-                prop_assert_eq!(path.attempt, AttemptId::new(&run, &old.placement(), 0));
+                prop_assert_eq!(path.attempt, AttemptId::new(&run, &old.slot(), 0));
                 let want = bits(&PerToken::from_runs(old.numbers.clone()));
                 let returns = path.returns.as_ref().map(bits);
                 prop_assert_eq!((bits(&path.advantage), bits(&path.weight), returns), (want.clone(), want.clone(), Some(want)));
@@ -213,8 +215,8 @@ proptest! {
         }
         // Recording an equal attempt again is still a no-op.
         for old in &olds {
-            let stored = wait(writer.last_try(&old.placement())).unwrap().unwrap();
-            prop_assert_eq!(wait(writer.record_attempt(&stored)).unwrap(), crate::Recorded::Before);
+            let stored = wait(writer.last_try(&old.slot())).unwrap().unwrap();
+            prop_assert_eq!(wait(writer.record_attempt(&stored)).unwrap(), crate::WriteOutcome::AlreadyRecorded);
         }
         drop(writer);
         prop_assert_eq!(wait(wait(Sqlite::open(&file, &run)).unwrap().planned_steps()).unwrap(), [(1, 2)]);

@@ -10,9 +10,9 @@ mod evals;
 mod ledger;
 mod migrate;
 mod opening;
+mod read_only;
 mod schema;
 mod segments;
-mod unwritable;
 mod worker;
 
 use std::fmt;
@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use async_trait::async_trait;
 use levade_policy::process_time;
-use levade_tree::{AttemptId, Placement, Purpose, RunId, Segment};
+use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 use rusqlite::Connection;
 use tempfile::TempDir;
 use tokio::sync::oneshot;
@@ -29,16 +29,17 @@ use tracing::{debug, trace};
 
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptSummary, Begun, End, EvalKey, FailedAttempt, Recorded, StepPlan, Store, StoreError, Tries,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store, StoreError, Tries,
+    WriteOutcome,
 };
 pub use schema::SCHEMA_VERSION;
-use worker::{Inbox, QueuedJob, Worker};
+use worker::{JobReceiver, QueuedJob, Worker};
 
 /// Timeout for the result of a job. It exceeds the time that a thread waits for another process.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 
 /// Timeout for opening a file, which may have to be migrated or copied completely.
-const OPENING: Duration = Duration::from_secs(3600);
+const OPEN_TIMEOUT: Duration = Duration::from_secs(3600);
 
 /// A store in an SQLite file. Several handles, in one process or many, may read and write at the same
 /// time.
@@ -47,10 +48,10 @@ const OPENING: Duration = Duration::from_secs(3600);
 /// seconds per thread.
 pub struct Sqlite {
     file: PathBuf,
-    place: String,
+    location: String,
     run: RunId,
     /// Timeout for the result of a job.
-    limit: Duration,
+    timeout: Duration,
     /// `None` if the store was opened only for reading.
     writer: Option<Worker>,
     reader: Worker,
@@ -63,7 +64,7 @@ impl fmt::Debug for Sqlite {
 }
 
 /// An open connection, with the directory of the temporary copy if a copy is read instead of the file.
-pub(crate) type Opened = (Connection, Option<TempDir>);
+pub(crate) type OpenedFile = (Connection, Option<TempDir>);
 
 impl Sqlite {
     /// Opens the store of `run` for writing.
@@ -79,10 +80,10 @@ impl Sqlite {
     /// - Returns another error if the migration fails or if opening takes longer than an hour.
     pub async fn open(file: &Path, run: &RunId) -> Result<Self, StoreError> {
         let wanted = run.clone();
-        let store = Self::writing(file, move |file| opening::open(file, &wanted)).await?;
+        let store = Self::open_with_writer(file, move |file| opening::open(file, &wanted)).await?;
         if store.run != *run {
-            let (location, found) = (store.place.clone(), store.run.to_string());
-            return Err(StoreError::OtherRun { place: location, found, expected: run.to_string() });
+            let (location, found) = (store.location.clone(), store.run.to_string());
+            return Err(StoreError::OtherRun { location, found, expected: run.to_string() });
         }
         Ok(store)
     }
@@ -97,7 +98,7 @@ impl Sqlite {
     /// errors of [`open`](Self::open) except [`StoreError::OtherRun`].
     pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
         let new = new.clone();
-        Self::writing(file, move |file| opening::resume(file, &new)).await
+        Self::open_with_writer(file, move |file| opening::resume(file, &new)).await
     }
 
     /// Opens an existing store only for reading.
@@ -114,22 +115,22 @@ impl Sqlite {
     /// - Returns [`StoreError::Unwritable`] if a copy is needed but cannot be made.
     /// - Returns another error if the migration of the copy fails or if opening takes longer than an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
-        let (reader, run) = started(file, "levade-read", opening::open_existing, worker::read).await?;
-        Ok(Self::of(file, run, None, reader))
+        let (reader, run) = start_worker(file, "levade-read", opening::open_existing, worker::read).await?;
+        Ok(Self::from_parts(file, run, None, reader))
     }
 
-    async fn writing(
+    async fn open_with_writer(
         file: &Path,
-        open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
+        open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
-        let (writer, run) = started(file, "levade-store", open, worker::write).await?;
-        let (reader, _) = started(file, "levade-read", opening::open_reader, worker::read).await?;
-        Ok(Self::of(file, run, Some(writer), reader))
+        let (writer, run) = start_worker(file, "levade-store", open, worker::write).await?;
+        let (reader, _) = start_worker(file, "levade-read", opening::open_reader, worker::read).await?;
+        Ok(Self::from_parts(file, run, Some(writer), reader))
     }
 
-    fn of(file: &Path, run: RunId, writer: Option<Worker>, reader: Worker) -> Self {
+    fn from_parts(file: &Path, run: RunId, writer: Option<Worker>, reader: Worker) -> Self {
         let location = file.display().to_string();
-        Sqlite { file: file.to_owned(), place: location, run, limit: RESPONSE_TIMEOUT, writer, reader }
+        Sqlite { file: file.to_owned(), location, run, timeout: RESPONSE_TIMEOUT, writer, reader }
     }
 
     /// Returns the path of the SQLite file.
@@ -155,7 +156,7 @@ impl Sqlite {
         let key = key.to_string();
         match &self.writer {
             Some(writer) => self.run_on_worker(writer, "record", key, work).await,
-            None => Err(StoreError::ReadOnly { place: self.place.clone(), key }),
+            None => Err(StoreError::ReadOnly { location: self.location.clone(), key }),
         }
     }
 
@@ -169,9 +170,10 @@ impl Sqlite {
         let (start, (job, outcome)) = (Instant::now(), QueuedJob::new(work));
         // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         worker.send(Box::new(job));
-        let outcome = wait_for_result(&self.place, action, key.clone(), self.limit, outcome).await;
-        let outcome = outcome
-            .and_then(|outcome| outcome.map_err(|(failure, key)| failure.at(&self.place, action, key)));
+        let outcome = wait_for_result(&self.location, action, key.clone(), self.timeout, outcome).await;
+        let outcome = outcome.and_then(|outcome| {
+            outcome.map_err(|(failure, key)| failure.into_error(&self.location, action, key))
+        });
         let seconds = start.elapsed().as_secs_f64();
         match &outcome {
             Err(error) => debug!(%key, seconds, %error, "cannot {action}"),
@@ -184,33 +186,33 @@ impl Sqlite {
 
 /// Waits for the result of a thread. A failure is returned with `key`.
 async fn wait_for_result<T, E>(
-    location: &str,
+    make_location: &str,
     action: &'static str,
     key: String,
-    limit: Duration,
+    timeout: Duration,
     outcome: oneshot::Receiver<Result<T, E>>,
 ) -> Result<Result<T, (E, String)>, StoreError> {
-    let location = || location.to_owned();
-    match process_time::with_timeout(limit, outcome).await {
+    let make_location = || make_location.to_owned();
+    match process_time::with_timeout(timeout, outcome).await {
         Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
-        Some(Err(_)) => Err(StoreError::Stopped { place: location(), action, key }),
-        None => Err(StoreError::Deadline { place: location(), action, key, waited: limit }),
+        Some(Err(_)) => Err(StoreError::Stopped { location: make_location(), action, key }),
+        None => Err(StoreError::Deadline { location: make_location(), action, key, waited: timeout }),
     }
 }
 
 /// Starts a thread that opens a file with `open` and then processes jobs with `work`. Returns the thread
 /// and the id of the run in the file.
-async fn started(
+async fn start_worker(
     file: &Path,
     name: &str,
-    open: impl FnOnce(&Path) -> Result<Opened, StoreError> + Send + 'static,
-    work: fn(&mut Connection, &Inbox),
+    open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
+    work: fn(&mut Connection, &JobReceiver),
 ) -> Result<(Worker, RunId), StoreError> {
     let (to, outcome) = oneshot::channel();
-    let (location, of_thread) = (file.display().to_string(), file.to_owned());
-    let thread = move |inbox: &Inbox| {
-        let opened = open(&of_thread)
-            .and_then(|opened| schema::run_of(&opened.0, &of_thread).map(|run| (opened, run)));
+    let (location, thread_file) = (file.display().to_string(), file.to_owned());
+    let thread = move |inbox: &JobReceiver| {
+        let opened = open(&thread_file)
+            .and_then(|opened| schema::run_of(&opened.0, &thread_file).map(|run| (opened, run)));
         match opened {
             // The copy must outlive the connection.
             Ok(((mut connection, _copy), run)) => {
@@ -223,11 +225,11 @@ async fn started(
         }
     };
     let worker = Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
-        place: location.clone(),
+        location: location.clone(),
         code: Code::Unavailable,
         source: source.into(),
     })?;
-    let run = wait_for_result(&location, "open", "the record".into(), OPENING, outcome)
+    let run = wait_for_result(&location, "open", "the record".into(), OPEN_TIMEOUT, outcome)
         .await?
         .map_err(|(error, _)| error)?;
     Ok((worker, run))
@@ -239,21 +241,21 @@ impl Store for Sqlite {
         &self.run
     }
 
-    fn place(&self) -> &str {
-        &self.place
+    fn location(&self) -> &str {
+        &self.location
     }
 
-    async fn begin(&self, begun: &Begun) -> Result<Recorded, StoreError> {
-        let (run, begun) = (self.run.clone(), begun.clone());
-        self.write(begun.placement, move |to| attempts::begin(to, &run, &begun)).await
+    async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
+        let (run, start) = (self.run.clone(), start.clone());
+        self.write(start.slot, move |to| attempts::start(to, &run, &start)).await
     }
 
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<Recorded, StoreError> {
+    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError> {
         let (id, segments) = (*id, segments.to_vec());
         self.write(attempts::key(&id), move |to| attempts::append(to, &id, &segments)).await
     }
 
-    async fn end(&self, id: &AttemptId, end: &End) -> Result<Recorded, StoreError> {
+    async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
         let (id, end) = (*id, end.clone());
         self.write(attempts::key(&id), move |to| attempts::end(to, &id, &end)).await
     }
@@ -262,10 +264,10 @@ impl Store for Sqlite {
         self.write("attempts that run", attempts::abandon_running).await
     }
 
-    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<Recorded, StoreError> {
+    async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError> {
         let (run, attempts) = (self.run.clone(), attempts.to_vec());
         let key = match &attempts[..] {
-            [one] => one.placement.to_string(),
+            [one] => one.slot.to_string(),
             all => format!("{} attempts", all.len()),
         };
         self.write(key, move |to| attempts::record(to, &run, &attempts)).await
@@ -276,14 +278,14 @@ impl Store for Sqlite {
         self.read(attempts::key(&id), move |from| attempts::read(from, &id)).await
     }
 
-    async fn last_try(&self, placement: &Placement) -> Result<Option<Attempt>, StoreError> {
-        let location = *placement;
-        self.read(location, move |from| attempts::last_try(from, &location)).await
+    async fn last_try(&self, slot: &AttemptSlot) -> Result<Option<Attempt>, StoreError> {
+        let slot = *slot;
+        self.read(slot, move |from| attempts::last_try(from, &slot)).await
     }
 
-    async fn tries(&self, placement: &Placement) -> Result<Tries, StoreError> {
-        let location = *placement;
-        self.read(location, move |from| attempts::tries(from, &location)).await
+    async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
+        let slot = *slot;
+        self.read(slot, move |from| attempts::tries(from, &slot)).await
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
@@ -301,7 +303,7 @@ impl Store for Sqlite {
         self.read(key, move |from| attempts::failures(from, purpose)).await
     }
 
-    async fn record_step(&self, plan: &StepPlan) -> Result<Recorded, StoreError> {
+    async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError> {
         let plan = plan.clone();
         self.write(ledger::key(plan.phase, plan.step), move |to| ledger::record(to, &plan)).await
     }
@@ -311,10 +313,14 @@ impl Store for Sqlite {
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.read("the ledger", ledger::planned).await
+        self.read("the ledger", ledger::planned_steps).await
     }
 
-    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value) -> Result<Recorded, StoreError> {
+    async fn record_eval(
+        &self,
+        key: EvalKey,
+        result: &serde_json::Value,
+    ) -> Result<WriteOutcome, StoreError> {
         let text = result.to_string();
         self.write(key, move |to| evals::record(to, key, &text)).await
     }
@@ -356,7 +362,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
 }
 
 /// Copies an error, so that it can be sent to several callers.
-fn again(error: &rusqlite::Error) -> rusqlite::Error {
+fn copy_error(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
         rusqlite::Error::SqliteFailure(code, text) => rusqlite::Error::SqliteFailure(*code, text.clone()),
         other => {

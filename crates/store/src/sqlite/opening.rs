@@ -5,50 +5,54 @@ use std::path::Path;
 use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
-use super::schema::{APPLICATION_ID, EXISTING, SCHEMA_VERSION, TABLES, connect, identity, is_empty, opening};
-use super::{Opened, migrate, unwritable};
+use super::schema::{
+    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, identity, is_empty, open_error,
+};
+use super::{OpenedFile, migrate, read_only};
 use crate::StoreError;
 
 /// Opens the file of a run for writing. Creates the file if it does not exist.
-pub(super) fn open(file: &Path, run: &RunId) -> Result<Opened, StoreError> {
-    let connection = connect(file, EXISTING | OpenFlags::SQLITE_OPEN_CREATE);
-    let mut connection = connection.map_err(|source| opening(file, source))?;
+pub(super) fn open(file: &Path, run: &RunId) -> Result<OpenedFile, StoreError> {
+    let connection = connect(file, EXISTING_FILE_FLAGS | OpenFlags::SQLITE_OPEN_CREATE);
+    let mut connection = connection.map_err(|source| open_error(file, source))?;
     prepare(&mut connection, file, run)?;
     check(&connection, file)?;
     Ok((connection, None))
 }
 
 /// Opens an existing file for writing. An empty one becomes the store of the run `new`.
-pub(super) fn resume(file: &Path, new: &RunId) -> Result<Opened, StoreError> {
-    let mut connection = connect(file, EXISTING).map_err(|source| opening(file, source))?;
+pub(super) fn resume(file: &Path, new: &RunId) -> Result<OpenedFile, StoreError> {
+    let mut connection = connect(file, EXISTING_FILE_FLAGS).map_err(|source| open_error(file, source))?;
     prepare(&mut connection, file, new)?;
     check(&connection, file)?;
     Ok((connection, None))
 }
 
 /// Opens, for reading, the file that a writer of this process has already opened and migrated.
-pub(super) fn open_reader(file: &Path) -> Result<Opened, StoreError> {
+pub(super) fn open_reader(file: &Path) -> Result<OpenedFile, StoreError> {
     let connect = || {
-        let connection = connect(file, EXISTING)?;
+        let connection = connect(file, EXISTING_FILE_FLAGS)?;
         connection.pragma_update(None, "query_only", true)?;
         Ok(connection)
     };
-    Ok((connect().map_err(|source| opening(file, source))?, None))
+    Ok((connect().map_err(|source| open_error(file, source))?, None))
 }
 
 /// Opens an existing file for reading: the file itself or, if necessary, a temporary copy of it.
-pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
+pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
     // The file is opened read-write, because a reader in WAL mode may have to create the shared-memory
     // index.
-    let readable = connect(file, EXISTING).and_then(|connection| identity(&connection).map(|_| connection));
+    let readable =
+        connect(file, EXISTING_FILE_FLAGS).and_then(|connection| identity(&connection).map(|_| connection));
     let (connection, copy) = match readable {
-        Err(error) if unwritable::is_why(&error) && file.is_file() => {
-            let location = || file.display().to_string();
-            unwritable::open(file).map_err(|source| StoreError::Unwritable { place: location(), source })?
+        Err(error) if read_only::is_permission_error(&error) && file.is_file() => {
+            let make_location = || file.display().to_string();
+            read_only::open(file)
+                .map_err(|source| StoreError::Unwritable { location: make_location(), source })?
         }
-        opened => (opened.map_err(|source| opening(file, source))?, None),
+        opened => (opened.map_err(|source| open_error(file, source))?, None),
     };
-    let (application, version) = identity(&connection).map_err(|source| opening(file, source))?;
+    let (application, version) = identity(&connection).map_err(|source| open_error(file, source))?;
     if application == APPLICATION_ID && migrate::is_known(version) && version < SCHEMA_VERSION {
         let (mut migrated, copy) = migrate::copy(&connection, file)?;
         migrate::run(&mut migrated, file)?;
@@ -62,12 +66,12 @@ pub(super) fn open_existing(file: &Path) -> Result<Opened, StoreError> {
 /// Creates the tables in a new file and migrates a file of an earlier build. A file of another program or
 /// of an unknown schema version is not changed.
 fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
-    let opening = |source| opening(file, source);
+    let opening = |source| open_error(file, source);
     // Checked before anything else, so that a file of another program is not changed.
     let (application, version) = identity(connection).map_err(opening)?;
     let is_new = is_empty(connection).map_err(opening)?;
     if application != APPLICATION_ID && !is_new {
-        return Err(StoreError::Foreign { place: file.display().to_string(), found: application });
+        return Err(StoreError::Foreign { location: file.display().to_string(), found: application });
     }
     if !is_new && !migrate::is_known(version) {
         return check(connection, file);
@@ -90,17 +94,17 @@ fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), 
 }
 
 fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
-    let (application, version) = identity(connection).map_err(|source| opening(file, source))?;
+    let (application, version) = identity(connection).map_err(|source| open_error(file, source))?;
     if application != APPLICATION_ID {
         let location = file.display().to_string();
-        return Err(match is_empty(connection).map_err(|source| opening(file, source))? {
-            true => StoreError::Empty { place: location },
-            false => StoreError::Foreign { place: location, found: application },
+        return Err(match is_empty(connection).map_err(|source| open_error(file, source))? {
+            true => StoreError::Empty { location },
+            false => StoreError::Foreign { location, found: application },
         });
     }
     if version != SCHEMA_VERSION {
         let location = file.display().to_string();
-        return Err(StoreError::Version { place: location, found: version, expected: SCHEMA_VERSION });
+        return Err(StoreError::Version { location, found: version, expected: SCHEMA_VERSION });
     }
     Ok(())
 }

@@ -17,10 +17,10 @@ pub const SCHEMA_VERSION: i32 = 4;
 pub(super) const APPLICATION_ID: i32 = 0x4452_5347;
 
 /// Timeout for the transaction of another handle.
-const BUSY: Duration = Duration::from_secs(30);
+const BUSY_TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Flags of a connection to a file that exists. Each connection is used by one thread.
-pub(super) const EXISTING: OpenFlags =
+pub(super) const EXISTING_FILE_FLAGS: OpenFlags =
     OpenFlags::SQLITE_OPEN_READ_WRITE.union(OpenFlags::SQLITE_OPEN_NO_MUTEX);
 
 /// The tables. Values per token are little-endian blobs; other structured values are JSON.
@@ -103,22 +103,22 @@ CREATE TABLE evals (
 /// Returns the id of the run in the file.
 pub(super) fn run_of(connection: &Connection, file: &Path) -> Result<RunId, StoreError> {
     let run = connection.query_row("SELECT id FROM run", [], |row| row.get(0));
-    run.map(RunId).map_err(|source| opening(file, source))
+    run.map(RunId).map_err(|source| open_error(file, source))
 }
 
 /// Creates the error for a file that cannot be opened.
-pub(super) fn opening(file: &Path, source: rusqlite::Error) -> StoreError {
+pub(super) fn open_error(file: &Path, source: rusqlite::Error) -> StoreError {
     let code = match code_of(&source) {
         Code::Forbidden if !file.exists() => Code::NotFound,
         code => code,
     };
-    StoreError::Open { place: file.display().to_string(), code, source: source.into() }
+    StoreError::Open { location: file.display().to_string(), code, source: source.into() }
 }
 
 /// Opens a connection to a file, with the busy timeout set.
 pub(super) fn connect(file: &Path, flags: OpenFlags) -> rusqlite::Result<Connection> {
     let connection = Connection::open_with_flags(file, flags)?;
-    connection.busy_timeout(BUSY)?;
+    connection.busy_timeout(BUSY_TIMEOUT)?;
     Ok(connection)
 }
 

@@ -6,7 +6,7 @@ use sha2::{Digest, Sha256};
 
 use crate::error::Failure;
 
-/// The query for the columns of a segment, in the order in which [`parsed`] reads them.
+/// The query for the columns of a segment, in the order in which [`parse_segment`] reads them.
 macro_rules! select {
     ($rest:literal) => {
         concat!(
@@ -96,10 +96,10 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
 }
 
 /// Returns one segment of an attempt, or `None` if it is not stored.
-pub(super) fn one(from: &Connection, attempt: i64, id: SegmentId) -> Result<Option<Segment>, Failure> {
+pub(super) fn get(from: &Connection, attempt: i64, id: SegmentId) -> Result<Option<Segment>, Failure> {
     let mut statement = from.prepare_cached(select!("AND s.id = ?2"))?;
     let mut rows = statement.query(params![attempt, id.0])?;
-    rows.next()?.map(parsed).transpose()
+    rows.next()?.map(parse_segment).transpose()
 }
 
 /// Returns all segments of an attempt.
@@ -108,18 +108,18 @@ pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, 
     let mut rows = statement.query([attempt])?;
     let mut trajectory = Trajectory::new();
     while let Some(row) = rows.next()? {
-        let segment = parsed(row)?;
+        let segment = parse_segment(row)?;
         let id = segment.id.0;
         let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
-        let location = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
-        if location.0 != id {
-            return Err(damaged(&format!("segment {} is missing", location.0)));
+        let id_in_trajectory = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
+        if id_in_trajectory.0 != id {
+            return Err(damaged(&format!("segment {} is missing", id_in_trajectory.0)));
         }
     }
     Ok(trajectory)
 }
 
-fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
+fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     let id: u32 = row.get(0)?;
     let kind: String = row.get(2)?;
     let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
@@ -130,8 +130,8 @@ fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
         return Err(damaged("its prompt is missing"));
     }
     let (tokens, logprobs, versions) = (bytes(7)?, bytes(8)?, bytes(9)?);
-    let (words, versions) = ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
-    let [(tokens, []), (logprobs, [])] = words else { return Err(damaged("a list of numbers is cut off")) };
+    let (chunks, versions) = ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
+    let [(tokens, []), (logprobs, [])] = chunks else { return Err(damaged("a list of numbers is cut off")) };
     let (versions, []) = versions else { return Err(damaged("a list of numbers is cut off")) };
     Ok(Segment {
         id: SegmentId(id),
@@ -144,7 +144,7 @@ fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
         filtered: row.get(6)?,
         versions: versions
             .iter()
-            .map(|run| VersionRun { version: long(&run[..8]), len: long(&run[8..]) as u32 })
+            .map(|run| VersionRun { version: parse_u64(&run[..8]), len: parse_u64(&run[8..]) as u32 })
             .collect(),
         agent: row.get(3)?,
         policy: row.get(11)?,
@@ -153,7 +153,7 @@ fn parsed(row: &Row<'_>) -> Result<Segment, Failure> {
 }
 
 /// Decodes a little-endian integer of up to 8 bytes.
-fn long(bytes: &[u8]) -> u64 {
+fn parse_u64(bytes: &[u8]) -> u64 {
     bytes.iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte))
 }
 

@@ -8,7 +8,7 @@ use serde_json::json;
 
 use super::*;
 use crate::testing::wait;
-use crate::{CreditTarget, Earned, Status};
+use crate::{CreditTarget, Status, StepReward};
 
 crate::store_contract!(sqlite, async || {
     let folder = tempfile::tempdir().unwrap();
@@ -26,29 +26,29 @@ fn open() -> (tempfile::TempDir, Sqlite) {
     (dir, store)
 }
 
-fn place(group: u32, sample: u32) -> Placement {
-    Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+fn train_slot(group: u32, sample: u32) -> AttemptSlot {
+    AttemptSlot { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
 }
 
 fn attempt(group: u32, sample: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
-    let root = trajectory.push(Segment::given(None, vec![1, 2, u32::MAX], 0)).unwrap();
-    let reply = Segment {
+    let root = trajectory.push(Segment::context(None, vec![1, 2, u32::MAX], 0)).unwrap();
+    let completion = Segment {
         kind: Kind::Sampled,
         logprobs: vec![-0.0, -0.1],
         versions: vec![VersionRun { version: 3, len: 2 }],
-        ..Segment::given(Some(root), vec![5, 6], 0)
+        ..Segment::context(Some(root), vec![5, 6], 0)
     };
-    trajectory.push(reply).unwrap();
+    trajectory.push(completion).unwrap();
     Attempt {
-        id: AttemptId::new(&run(), &place(group, sample), 0),
-        placement: place(group, sample),
+        id: AttemptId::new(&run(), &train_slot(group, sample), 0),
+        slot: train_slot(group, sample),
         number: 0,
         task: json!({"question": "2+2"}),
         outcome: Outcome::demonstrated("4"),
         score: Some(1.0),
         reward: Some(0.95),
-        earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.05 }],
+        step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
@@ -154,10 +154,10 @@ fn shared_prompts_are_stored_once() {
     let mut other = attempt(1, 0);
     other.trajectory = Trajectory::new();
     let tree = &mut other.trajectory;
-    tree.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+    tree.push(Segment::context(None, vec![1, 2], 0)).unwrap();
     // Neither is a prompt: a demonstrated root with equal tokens, and a later segment with equal tokens.
-    let reply = tree.push(Segment::demonstrated(None, vec![1, 2], 0)).unwrap();
-    tree.push(Segment::given(Some(reply), vec![1, 2, u32::MAX], 0)).unwrap();
+    let completion = tree.push(Segment::demonstrated(None, vec![1, 2], 0)).unwrap();
+    tree.push(Segment::context(Some(completion), vec![1, 2, u32::MAX], 0)).unwrap();
     let all = [attempt(0, 0), attempt(0, 1), other];
     wait(store.record_attempts(&all)).unwrap();
     for attempt in &all {
@@ -169,7 +169,7 @@ fn shared_prompts_are_stored_once() {
     assert_eq!(count("SELECT count(DISTINCT prompt) FROM segments WHERE attempt < 3"), 1);
     assert_eq!(count("SELECT count(*) FROM segments WHERE tokens IS NOT NULL"), 4);
     raw.execute_batch("PRAGMA foreign_keys = off; DELETE FROM prompts").unwrap();
-    let error = wait(store.last_try(&place(0, 0))).unwrap_err().to_string();
+    let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err().to_string();
     assert!(error.contains("segment 0: its prompt is missing"), "{error}");
 }
 
@@ -180,7 +180,7 @@ fn damaged_rows_are_named_in_errors() {
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let damaged = |sql: &str, part: &str| {
         raw.execute(sql, []).unwrap();
-        let error = wait(store.last_try(&place(0, 0))).unwrap_err();
+        let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err();
         assert_eq!(error.code(), Code::Damaged, "{error}");
         assert!(error.to_string().contains("sample 0") && error.to_string().contains(part), "{error}");
     };
@@ -211,28 +211,28 @@ fn concurrent_handles_share_one_file() {
     assert_eq!(wait(reader.summaries(Purpose::Train)).unwrap().len(), 40);
     // Both handles record the same attempt: the first writes it, the second finds it.
     wait(first.record_attempt(&attempt(2, 0))).unwrap();
-    assert_eq!(wait(second.record_attempt(&attempt(2, 0))).unwrap(), Recorded::Before);
+    assert_eq!(wait(second.record_attempt(&attempt(2, 0))).unwrap(), WriteOutcome::AlreadyRecorded);
 }
 
 /// Starts a job that blocks the writer, in a transaction of its own, until the returned sender is
 /// dropped.
-fn hold(store: &Sqlite) -> mpsc::Sender<()> {
-    let ((release, held), (begins, begun)) = (mpsc::channel::<()>(), mpsc::channel());
-    let held = std::sync::Mutex::new(held);
+fn block_writer(store: &Sqlite) -> mpsc::Sender<()> {
+    let ((release, release_receiver), (started_sender, started)) = (mpsc::channel::<()>(), mpsc::channel());
+    let release_receiver = std::sync::Mutex::new(release_receiver);
     let (job, _) = QueuedJob::new(move |_: &Connection| {
-        let _ = begins.send(());
-        let _ = held.lock().unwrap().recv();
+        let _ = started_sender.send(());
+        let _ = release_receiver.lock().unwrap().recv();
         Ok(())
     });
     assert!(store.writer.as_ref().unwrap().send(Box::new(job)));
     // Without this wait, the next job could become part of the same transaction.
-    begun.recv().unwrap();
+    started.recv().unwrap();
     release
 }
 
 /// Returns the number of commits in the log: the frames that contain the size of the database after the
 /// commit (SQLite file format, section 4.1).
-fn commits(store: &Sqlite) -> usize {
+fn writes_commit_together(store: &Sqlite) -> usize {
     let log = std::fs::read(store.file().with_file_name("run.db-wal")).unwrap();
     let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
     let frame = 24 + word(8) as usize;
@@ -249,8 +249,8 @@ fn commits(store: &Sqlite) -> usize {
 fn queued_writes_share_one_commit() {
     let (_dir, store) = open();
     wait(store.record_attempt(&attempt(0, 0))).unwrap();
-    let before = commits(&store);
-    let release = hold(&store);
+    let before = writes_commit_together(&store);
+    let release = block_writer(&store);
     let clash = Attempt { score: None, ..attempt(0, 0) };
     let panicking = |_: &Connection| -> Result<(), Failure> { panic!("on purpose") };
     let endless = Attempt { reward: Some(f64::NAN), ..attempt(2, 0) };
@@ -273,7 +273,7 @@ fn queued_writes_share_one_commit() {
         };
         tokio::join!(all, released).0
     });
-    assert_eq!(results.0.unwrap(), Recorded::Now);
+    assert_eq!(results.0.unwrap(), WriteOutcome::Written);
     assert_eq!(results.1.unwrap_err().code(), Code::Conflict);
     let panic = results.2.unwrap_err();
     assert_eq!(panic.code(), Code::Internal);
@@ -281,12 +281,12 @@ fn queued_writes_share_one_commit() {
         panic.to_string().contains("cannot record something in") && panic.to_string().contains("on purpose")
     );
     assert_eq!(results.3.unwrap_err().code(), Code::Invalid);
-    assert_eq!(results.4.unwrap(), Recorded::Now);
-    assert_eq!(results.5.unwrap(), Recorded::Now);
+    assert_eq!(results.4.unwrap(), WriteOutcome::Written);
+    assert_eq!(results.5.unwrap(), WriteOutcome::Written);
     let written: Vec<u32> =
-        wait(store.summaries(Purpose::Train)).unwrap().iter().map(|s| s.placement.group).collect();
+        wait(store.summaries(Purpose::Train)).unwrap().iter().map(|s| s.slot.group).collect();
     assert_eq!(written, [0, 1, 3]);
-    assert_eq!(commits(&store) - before, 1);
+    assert_eq!(writes_commit_together(&store) - before, 1);
 }
 
 /// The test limits the number of pages, which SQLite reports like a full disk.
@@ -294,14 +294,14 @@ fn queued_writes_share_one_commit() {
 fn full_disk_rejects_only_oversized_write() {
     let (_dir, store) = open();
     wait(store.record_eval(FIRST, &"kept".into())).unwrap();
-    let pages = |most: i64| {
+    let pages = |max_pages: i64| {
         let limit = move |on: &Connection| {
-            Ok(on.pragma_update_and_check(None, "max_page_count", most, |row| row.get::<_, i64>(0))?)
+            Ok(on.pragma_update_and_check(None, "max_page_count", max_pages, |row| row.get::<_, i64>(0))?)
         };
         wait(store.write("a limit", limit)).unwrap();
     };
     pages(20);
-    let release = hold(&store);
+    let release = block_writer(&store);
     let at = |step| EvalKey { phase: 0, step };
     let (small, large) = (json!("small"), json!("x".repeat(1 << 20)));
     let (first, full, last) = wait(async {
@@ -322,7 +322,7 @@ fn full_disk_rejects_only_oversized_write() {
     assert_eq!(error.code(), Code::Full, "{error}");
     assert!(error.is_user_error());
     // The other queued writes are recorded.
-    assert_eq!((first.unwrap(), last.unwrap()), (Recorded::Now, Recorded::Now));
+    assert_eq!((first.unwrap(), last.unwrap()), (WriteOutcome::Written, WriteOutcome::Written));
     let found: Vec<u32> = wait(store.evals()).unwrap().iter().map(|(key, _)| key.step).collect();
     assert_eq!(found, [0, 1, 3]);
     pages(1 << 20);
@@ -352,10 +352,10 @@ fn slow_read_does_not_block_writes() {
 #[test]
 fn hanging_writer_returns_deadline_error() {
     let (_dir, mut store) = open();
-    store.limit = Duration::from_millis(30);
-    let release = hold(&store);
+    store.timeout = Duration::from_millis(30);
+    let release = block_writer(&store);
     let error = wait(store.record_attempt(&attempt(0, 0))).unwrap_err();
-    assert!(error.try_again());
+    assert!(error.is_retryable());
     let text = error.to_string();
     assert!(
         text.contains("waited 30ms to record attempt train/phase 1/step 3/group 0/sample 0 in"),
@@ -364,19 +364,19 @@ fn hanging_writer_returns_deadline_error() {
     assert!(text.contains("run.db"), "{text}");
     drop(release);
     // The write was committed after the timeout, and a retry finds it.
-    store.limit = Duration::from_secs(60);
-    assert_eq!(wait(store.record_attempt(&attempt(0, 0))).unwrap(), Recorded::Before);
+    store.timeout = Duration::from_secs(60);
+    assert_eq!(wait(store.record_attempt(&attempt(0, 0))).unwrap(), WriteOutcome::AlreadyRecorded);
 }
 
 #[test]
 fn drop_waits_for_queued_writes() {
     let (dir, store) = open();
-    let release = hold(&store);
-    let given_up = wait(async {
+    let release = block_writer(&store);
+    let timed_out = wait(async {
         let made = attempt(0, 0);
         tokio::time::timeout(Duration::from_millis(20), store.record_attempt(&made)).await
     });
-    assert!(given_up.is_err());
+    assert!(timed_out.is_err());
     std::thread::scope(|scope| {
         scope.spawn(|| {
             std::thread::sleep(Duration::from_millis(50));
@@ -407,7 +407,7 @@ fn append_updates_token_counts() {
     let (dir, store) = open();
     let whole = attempt(0, 0);
     let (id, number, task) = (whole.id, whole.number, whole.task.clone());
-    wait(store.begin(&Begun { id, placement: whole.placement, number, task })).unwrap();
+    wait(store.start(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let sizes = || -> (i64, i64, String) {
         let query = "SELECT sampled_tokens, tokens, status FROM attempts";
@@ -420,7 +420,8 @@ fn append_updates_token_counts() {
             assert_eq!(sizes(), (expected.0, expected.1, "running".into()));
         }
     }
-    let fork = Segment { id: SegmentId(2), after: Some(1), ..Segment::given(Some(SegmentId(1)), vec![9], 1) };
+    let fork =
+        Segment { id: SegmentId(2), after: Some(1), ..Segment::context(Some(SegmentId(1)), vec![9], 1) };
     wait(store.append(&id, &[fork])).unwrap();
     assert_eq!(sizes(), (2, 6, "running".into()));
     wait(store.abandon_running()).unwrap();

@@ -16,11 +16,11 @@ use levade_policy::process_time;
 use rusqlite::{Connection, TransactionBehavior};
 use tokio::sync::oneshot;
 
-use super::again;
+use super::copy_error;
 use crate::error::{Code, Failure};
 
 /// Maximum number of writes in a transaction.
-const TOGETHER: usize = 256;
+const MAX_BATCH_JOBS: usize = 256;
 
 /// A job for the thread, together with the channel for its result.
 pub(super) trait Job: Send {
@@ -30,7 +30,7 @@ pub(super) trait Job: Send {
     /// Sets the result to a failure whose cause lies outside the job.
     fn fail(&mut self, failure: Failure);
     /// Sends the result to the caller.
-    fn answer(self: Box<Self>);
+    fn send_result(self: Box<Self>);
 }
 
 /// A job that calls a function with the connection.
@@ -43,8 +43,8 @@ pub(super) struct QueuedJob<T, W> {
 impl<T, W> QueuedJob<T, W> {
     /// Creates a job from `work`, and the receiver of its result.
     pub fn new(work: W) -> (Self, oneshot::Receiver<Result<T, Failure>>) {
-        let (to, answer) = oneshot::channel();
-        (QueuedJob { work, result: None, to }, answer)
+        let (to, receiver) = oneshot::channel();
+        (QueuedJob { work, result: None, to }, receiver)
     }
 }
 
@@ -53,7 +53,7 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
         // After a panic, the transaction or the savepoint is rolled back, so the connection remains
         // usable.
         let result = catch_unwind(AssertUnwindSafe(|| (self.work)(connection)))
-            .unwrap_or_else(|panic| Err(Failure::Backend(Code::Internal, words(&*panic).into())));
+            .unwrap_or_else(|panic| Err(Failure::Backend(Code::Internal, panic_message(&*panic).into())));
         self.result.insert(result).is_ok()
     }
 
@@ -61,7 +61,7 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
         self.result = Some(Err(failure));
     }
 
-    fn answer(self: Box<Self>) {
+    fn send_result(self: Box<Self>) {
         if let Some(result) = self.result {
             // The caller may have stopped waiting.
             let _ = self.to.send(result);
@@ -70,22 +70,22 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
 }
 
 /// Returns the message of a panic.
-fn words(panic: &(dyn Any + Send)) -> String {
+fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
     format!("a panic: {}", text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words"))
 }
 
 /// The queue of a worker's jobs.
-pub(super) type Inbox = Receiver<Box<dyn Job>>;
+pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
-/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `limit` has passed.
+/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has passed.
 pub(super) struct Worker {
     /// `None` after the start of the drop.
     inbox: Option<Sender<Box<dyn Job>>>,
     /// Disconnected when the thread has closed its connection.
     ended: Mutex<Receiver<Infallible>>,
     /// Timeout for the thread to close its connection.
-    limit: Duration,
+    timeout: Duration,
 }
 
 impl Worker {
@@ -95,16 +95,16 @@ impl Worker {
     /// Returns an error if the operating system cannot create a thread.
     pub fn start(
         name: &str,
-        limit: Duration,
-        work: impl FnOnce(&Inbox) + Send + 'static,
+        timeout: Duration,
+        work: impl FnOnce(&JobReceiver) + Send + 'static,
     ) -> std::io::Result<Self> {
         let (inbox, jobs) = mpsc::channel();
-        let (alive, ended) = mpsc::channel();
+        let (exit_sender, ended) = mpsc::channel();
         thread::Builder::new().name(name.to_owned()).spawn(move || {
-            let _alive = alive;
+            let _exit_sender = exit_sender;
             work(&jobs);
         })?;
-        Ok(Worker { inbox: Some(inbox), ended: Mutex::new(ended), limit })
+        Ok(Worker { inbox: Some(inbox), ended: Mutex::new(ended), timeout })
     }
 
     /// Queues a job. Returns `false` if the thread has exited.
@@ -119,31 +119,31 @@ impl Drop for Worker {
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
         // If the limit passes, the thread hangs in a system call. Writes that it reported as recorded are
         // durable.
-        let _ = process_time::receive(ended, self.limit);
+        let _ = process_time::receive(ended, self.timeout);
     }
 }
 
 /// Processes writes until all handles are dropped.
-pub(super) fn write(connection: &mut Connection, inbox: &Inbox) {
+pub(super) fn write(connection: &mut Connection, inbox: &JobReceiver) {
     while let Ok(first) = inbox.recv() {
         let mut jobs = vec![first];
-        jobs.extend(inbox.try_iter().take(TOGETHER - 1));
-        if jobs.len() == 1 || !together(connection, &mut jobs) {
+        jobs.extend(inbox.try_iter().take(MAX_BATCH_JOBS - 1));
+        if jobs.len() == 1 || !run_batch(connection, &mut jobs) {
             // Each job runs in its own transaction, so that only the failing ones are rejected.
-            jobs.iter_mut().for_each(|job| alone(connection, &mut **job));
+            jobs.iter_mut().for_each(|job| run_single(connection, &mut **job));
         }
-        jobs.into_iter().for_each(|job| job.answer());
+        jobs.into_iter().for_each(|job| job.send_result());
     }
 }
 
 /// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
-fn together(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
+fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     let mut transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
         Ok(transaction) => transaction,
         // Another process is writing. The busy timeout has passed, so it is not applied again to each
         // job.
         Err(error) => {
-            jobs.iter_mut().for_each(|job| job.fail(again(&error).into()));
+            jobs.iter_mut().for_each(|job| job.fail(copy_error(&error).into()));
             return true;
         }
     };
@@ -162,7 +162,7 @@ fn together(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     transaction.commit().is_ok()
 }
 
-fn alone(connection: &mut Connection, job: &mut dyn Job) {
+fn run_single(connection: &mut Connection, job: &mut dyn Job) {
     let mut run = || -> rusqlite::Result<()> {
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         if job.run(&transaction) { transaction.commit() } else { Ok(()) }
@@ -173,7 +173,7 @@ fn alone(connection: &mut Connection, job: &mut dyn Job) {
 }
 
 /// Processes reads until all handles are dropped, each job on one consistent snapshot.
-pub(super) fn read(connection: &mut Connection, inbox: &Inbox) {
+pub(super) fn read(connection: &mut Connection, inbox: &JobReceiver) {
     while let Ok(mut job) = inbox.recv() {
         match connection.transaction() {
             Ok(transaction) => {
@@ -181,6 +181,6 @@ pub(super) fn read(connection: &mut Connection, inbox: &Inbox) {
             }
             Err(error) => job.fail(error.into()),
         }
-        job.answer();
+        job.send_result();
     }
 }

@@ -6,18 +6,19 @@ use std::time::Duration;
 use levade_policy::{DeviceStats, PolicyError, Sampler};
 use levade_store::{Attempt, HighEntropy};
 use levade_tools::Used;
-use levade_tree::{Finish, Kind, Masked, Outcome};
+use levade_tree::{Finish, Kind, MaskReason, Outcome};
 
 use crate::batch::{Census, Targets};
-use crate::flow::ExcludedAttempts;
 use crate::metrics::Metrics;
+use crate::scheduler::ExcludedAttempts;
 
 /// Minimum mean wait of a toolbox's calls that is reported.
-const WORTH_TELLING: Duration = Duration::from_millis(1);
+const MIN_REPORTED_WAIT: Duration = Duration::from_millis(1);
 
 /// Adds the age of the trained tokens, in weight versions.
 pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
-    let segments = attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contain(s));
+    let segments =
+        attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contains_targets(s));
     let runs = segments.flat_map(|s| s.versions.iter());
     let (mut tokens, mut sum, mut oldest) = (0u64, 0u64, 0u64);
     for run in runs {
@@ -32,7 +33,7 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
 
 /// Adds the numbers of sampled tokens that are not targets, by reason.
 pub(super) fn masked(found: &Census, metrics: &mut Metrics) {
-    for why in Masked::ALL {
+    for why in MaskReason::ALL {
         let tokens = found.masked.get(&why).map_or(0, |count| count.tokens);
         metrics.add(format!("training/masked_{}_tokens", why.name()), tokens as f64);
     }
@@ -59,13 +60,13 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
 /// Adds the mean numbers of sampled tokens of the attempts in groups, and of all attempts that were
 /// started for these groups, if there were more. A cancelled attempt counts as the longest attempt
 /// of its group. It was still running when that group was completed, so the mean is a lower bound.
-pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[ExcludedAttempts], metrics: &mut Metrics) {
+pub(super) fn oversampled(groups: &[Vec<usize>], excluded: &[ExcludedAttempts], metrics: &mut Metrics) {
     let (mut kept, mut started) = (Vec::new(), Vec::new());
-    for (lengths, left_out) in groups.iter().zip(left_out) {
-        let longest = lengths.iter().copied().max().unwrap_or(0);
+    for (lengths, excluded) in groups.iter().zip(excluded) {
+        let max_len = lengths.iter().copied().max().unwrap_or(0);
         kept.extend_from_slice(lengths);
-        started.extend(lengths.iter().chain(&left_out.ended).copied());
-        started.extend(std::iter::repeat_n(longest, left_out.given_up));
+        started.extend(lengths.iter().chain(&excluded.ended).copied());
+        started.extend(std::iter::repeat_n(max_len, excluded.cancelled));
     }
     if started.len() > kept.len() {
         let mean = |lengths: &[usize]| lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
@@ -75,20 +76,20 @@ pub(super) fn oversampled(groups: &[Vec<usize>], left_out: &[ExcludedAttempts], 
 }
 
 /// A snapshot of a sampler's statistics.
-pub(super) struct Look {
+pub(super) struct SamplerSnapshot {
     device: Option<DeviceStats>,
     paused: Duration,
 }
 
-impl Look {
+impl SamplerSnapshot {
     /// Takes a snapshot of `sampler`.
-    pub async fn at(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
-        Ok(Look { device: sampler.device_stats().await?, paused: sampler.paused().await? })
+    pub async fn take(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
+        Ok(SamplerSnapshot { device: sampler.device_stats().await?, paused: sampler.paused().await? })
     }
 }
 
 /// Adds metrics of the sampler between two snapshots, `seconds` apart, if the sampler reports them.
-pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Metrics) {
+pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds: f64, metrics: &mut Metrics) {
     let learning = now.paused.saturating_sub(before.paused).as_secs_f64();
     let (Some(before), Some(after)) = (&before.device, &now.device) else { return };
     let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
@@ -99,8 +100,8 @@ pub(super) fn sampling(before: &Look, now: &Look, seconds: f64, metrics: &mut Me
     let busy = after.busy_seconds - before.busy_seconds;
     metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
-        let drawn = after.drawn.saturating_sub(before.drawn) as f64;
-        metrics.add("sampler/drawn_tokens_per_busy_s", drawn / busy);
+        let sampled_tokens = after.drawn.saturating_sub(before.drawn) as f64;
+        metrics.add("sampler/drawn_tokens_per_busy_s", sampled_tokens / busy);
         metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
         metrics
             .add("sampler/cache_in_use", (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy);
@@ -115,7 +116,7 @@ pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Us
         if used.calls > 0 {
             let mean = |time: Duration| time.as_secs_f64() / used.calls as f64;
             metrics.add(format!("timing_s/tools/{name}"), mean(used.time));
-            if used.waited >= WORTH_TELLING * used.calls as u32 {
+            if used.waited >= MIN_REPORTED_WAIT * used.calls as u32 {
                 metrics.add(format!("timing_s/tools/{name}/waiting"), mean(used.waited));
             }
         }
@@ -162,17 +163,17 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add_spread("prompt_length", prompts);
 
     let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
-    let share = |wanted: &dyn Fn(&Outcome) -> bool| {
+    let fraction = |wanted: &dyn Fn(&Outcome) -> bool| {
         outcomes.iter().filter(|outcome| wanted(outcome)).count() as f64 / outcomes.len().max(1) as f64
     };
     metrics.add(
         "response_length/clip_ratio",
-        share(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
+        fraction(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
     );
-    metrics.add("prompt_length/clip_ratio", share(&|o| o.prompt_cut));
-    metrics.add("response/late_ratio", share(&|o| o.finish == Finish::Deadline));
-    metrics.add("response/aborted_ratio", share(&|o| o.finish == Finish::Failed));
-    metrics.add("response/answered_ratio", share(&|o| o.finish.is_whole()));
+    metrics.add("prompt_length/clip_ratio", fraction(&|o| o.prompt_cut));
+    metrics.add("response/late_ratio", fraction(&|o| o.finish == Finish::Deadline));
+    metrics.add("response/aborted_ratio", fraction(&|o| o.finish == Finish::Failed));
+    metrics.add("response/answered_ratio", fraction(&|o| o.finish.is_complete()));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
     let total = |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
@@ -189,7 +190,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
     }
     metrics.add("context/cut", total(&|o| o.cuts.len() as u32));
-    metrics.add("context/cut_ratio", share(&|o| !o.cuts.is_empty()));
+    metrics.add("context/cut_ratio", fraction(&|o| !o.cuts.is_empty()));
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };
@@ -203,14 +204,14 @@ mod tests {
 
     #[test]
     fn oversampled_reports_kept_and_started_lengths() {
-        let report = |left_out: ExcludedAttempts| {
+        let report = |excluded: ExcludedAttempts| {
             let mut metrics = Metrics::default();
-            oversampled(&[vec![2, 4]], &[left_out], &mut metrics);
+            oversampled(&[vec![2, 4]], &[excluded], &mut metrics);
             let of = |name: &str| metrics.get(&format!("oversample/{name}_length_mean"));
             (of("kept"), of("started"))
         };
         assert_eq!(report(ExcludedAttempts::default()), (None, None));
         // The cancelled attempt counts as 4 tokens.
-        assert_eq!(report(ExcludedAttempts { ended: vec![8], given_up: 1 }), (Some(3.0), Some(4.5)));
+        assert_eq!(report(ExcludedAttempts { ended: vec![8], cancelled: 1 }), (Some(3.0), Some(4.5)));
     }
 }

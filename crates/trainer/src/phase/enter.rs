@@ -17,13 +17,13 @@ pub(crate) async fn enter(
     progress: &mut RunProgress,
     phase: usize,
 ) -> Result<(), TrainerError> {
-    let begins = phase as u32 > progress.position.phase;
-    if begins {
+    let starts_phase = phase as u32 > progress.position.phase;
+    if starts_phase {
         progress.position = Position { phase: phase as u32, step: 0, ..progress.position };
     }
     // The checkpoint at the end of the previous phase. The first phase has none: it starts from the
     // model.
-    let found = run.checkpoints.find()?.whole;
+    let found = run.checkpoints.find()?.complete;
     let before = found
         .iter()
         .rfind(|checkpoint| checkpoint.phase_end && checkpoint.position.phase + 1 == phase as u32);
@@ -31,7 +31,7 @@ pub(crate) async fn enter(
         return match phase {
             0 => Ok(()),
             _ => Err(TrainerError::Damaged {
-                path: run.folder.checkpoints(),
+                path: run.run_dir.checkpoints(),
                 why: format!(
                     "the checkpoint at the end of phase {} is gone, from which phase {phase} began",
                     phase - 1
@@ -41,26 +41,26 @@ pub(crate) async fn enter(
     };
     let phase = &run.recipe.phase[phase];
     let trained = run.recipe.trained_policies_in(phase);
-    for (name, learns) in run.policies.among(&trained) {
-        let place = run.policies.place(&before.path, name);
-        if begins {
-            learns.learner.load(&place, false).await?;
+    for (name, policy_learner) in run.policies.trained_among(&trained) {
+        let policy_dir = run.policies.policy_dir(&before.dir, name);
+        if starts_phase {
+            policy_learner.learner.load(&policy_dir, false).await?;
             run.policies.publish(name, progress.versions[name]).await?;
         }
-        let Models { reference, critic, .. } = learns.models(phase);
+        let Models { reference, critic, .. } = policy_learner.models(phase);
         if let Some(reference) = reference {
             // When the phase starts, these are the current weights, which were written or verified
             // just before.
-            if !begins {
-                before.verify().map_err(|why| TrainerError::Damaged { path: before.path.clone(), why })?;
+            if !starts_phase {
+                before.verify().map_err(|why| TrainerError::Damaged { path: before.dir.clone(), why })?;
             }
-            reference.load(&place, false).await?;
+            reference.load(&policy_dir, false).await?;
         }
         // A critic that an earlier phase has trained continues from its weights. A new critic
         // starts with the policy's weights.
-        if let Some(critic) = critic.filter(|_| begins) {
-            let from = place.join(CRITIC);
-            critic.load(if from.is_dir() { &from } else { &place }, false).await?;
+        if let Some(critic) = critic.filter(|_| starts_phase) {
+            let from = policy_dir.join(CRITIC);
+            critic.load(if from.is_dir() { &from } else { &policy_dir }, false).await?;
         }
     }
     Ok(())

@@ -6,27 +6,27 @@ use levade_policy::crash_point;
 use levade_recipe::{Phase, RlKeys};
 use levade_store::{Attempt, PolicyPlan, StepPlan};
 
-use super::describe::Look;
+use super::describe::SamplerSnapshot;
 use super::{by_id, describe};
 use crate::TrainerError;
 use crate::batch::Census;
 use crate::context::RunContext;
 use crate::exit::Exit;
-use crate::flow::{Flow, Taken};
-use crate::learn::{Progress, Rules, UpdateOutcome, run_plan};
+use crate::learn::{Progress, UpdateOutcome, UpdateSettings, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Event, Observer, StopFlag};
 use crate::plan;
 use crate::progress::RunProgress;
 use crate::reference::move_references;
-use crate::signals::Heard;
+use crate::scheduler::{GroupScheduler, StepGroups};
+use crate::signals::SignalTable;
 use crate::tasks::TaskOrder;
 
 pub(crate) struct Rl {
     phase: Phase,
     index: u32,
     keys: RlKeys,
-    flow: Flow,
+    scheduler: GroupScheduler,
 }
 
 impl Rl {
@@ -43,15 +43,18 @@ impl Rl {
         let mut taken = Vec::new();
         for step in 0..done {
             let plan = store.step(index, step).await?;
-            taken.extend(plan.map_or_else(|| in_order(&keys, step), |plan| places_of(&plan, &keys)));
+            taken.extend(
+                plan.map_or_else(|| default_positions(&keys, step), |plan| positions_of(&plan, &keys)),
+            );
         }
-        let began = |name: String| {
+        let initial_version = |name: String| {
             let version = progress.version(&name) - u64::from(done);
             (name, version)
         };
-        let began = recipe.trained_policies_in(&phase).into_iter().map(began).collect();
-        let flow = Flow::new(index, &keys, order, began, done, &taken, rollouts, tasks).await?;
-        Ok(Rl { phase, index, keys, flow })
+        let initial_versions = recipe.trained_policies_in(&phase).into_iter().map(initial_version).collect();
+        let scheduler =
+            GroupScheduler::new(index, &keys, order, initial_versions, done, &taken, rollouts, tasks).await?;
+        Ok(Rl { phase, index, keys, scheduler })
     }
 
     pub async fn step(
@@ -65,22 +68,24 @@ impl Rl {
         let start = Instant::now();
         let RunContext { rollouts, tasks, store, .. } = run;
         let sampler = &rollouts.agents.first().sampler;
-        let (before, used) = (Look::at(&**sampler).await?, rollouts.agents.used());
-        self.flow.advance(step);
+        let (before, used) = (SamplerSnapshot::take(&**sampler).await?, rollouts.agents.used());
+        self.scheduler.advance(step);
         move_references(run, &self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
         let taken = match &planned {
-            Some(plan) => self.flow.recall(&places_of(plan, &self.keys), rollouts, tasks).await?,
-            None => collect(&mut self.flow, run, observer, stop).await?,
+            Some(plan) => {
+                self.scheduler.restore_step(&positions_of(plan, &self.keys), rollouts, tasks).await?
+            }
+            None => collect(&mut self.scheduler, run, observer, stop).await?,
         };
         let attempts = taken.groups.concat();
         let baselines: Vec<Attempt> = taken.baselines.iter().flatten().cloned().collect();
         let made = [attempts.as_slice(), &baselines].concat();
         rollouts.record_broken(&made).await?;
-        if taken.idle > 0 {
+        if taken.num_uninformative > 0 {
             let note = format!(
                 "step {step}: the attempts at {} of {} tasks earned the same, and as many tasks again as a step has were sampled in vain",
-                taken.idle, self.keys.groups
+                taken.num_uninformative, self.keys.groups
             );
             observer.event(&Event::Note(note));
         }
@@ -88,7 +93,7 @@ impl Rl {
         let groups: Vec<&[Attempt]> = taken.groups.iter().map(Vec::as_slice).collect();
 
         // Attempts continue while the weights are trained.
-        let Rl { flow, phase, index, keys } = self;
+        let Rl { scheduler, phase, index, keys } = self;
         let has_reward = |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
         let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
         let missing = if keys.needs_baseline() { missing } else { 0 };
@@ -100,33 +105,38 @@ impl Rl {
             );
             observer.event(&Event::Note(note));
         }
-        let of_phase = OfPhase { phase, index: *index, keys, run, progress };
+        let context = PhaseContext { phase, index: *index, keys, run, progress };
         let learning = Instant::now();
         let training = async {
             let plan = match planned {
                 Some(plan) => plan,
                 None => {
-                    let policies = of_phase.plan(step, &groups, &taken.baselines).await?;
-                    StepPlan { phase: of_phase.index, step, places: taken.places.clone(), policies }
+                    let policies = context.plan(step, &groups, &taken.baselines).await?;
+                    StepPlan {
+                        phase: context.index,
+                        step,
+                        group_positions: taken.positions.clone(),
+                        policies,
+                    }
                 }
             };
             store.record_step(&plan).await?;
             crash_point("ledger_written");
-            let learned = of_phase.learn(step, &plan, &attempts, observer).await?;
-            Ok::<_, TrainerError>((plan, learned))
+            let outcomes = context.learn(step, &plan, &attempts, observer).await?;
+            Ok::<_, TrainerError>((plan, outcomes))
         };
-        let (plan, learned) = alongside(flow, run, training).await?;
+        let (plan, outcomes) = run_alongside(scheduler, run, training).await?;
         let aside = |of: &UpdateOutcome| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
-        let updated = learning.elapsed().as_secs_f64() - learned.iter().map(aside).sum::<f64>();
+        let updated = learning.elapsed().as_secs_f64() - outcomes.iter().map(aside).sum::<f64>();
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
         let lengths = |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
-        describe::oversampled(&lengths, &taken.left_out, &mut metrics);
+        describe::oversampled(&lengths, &taken.excluded, &mut metrics);
         let several = plan.policies.len() > 1;
-        for (policy, learned) in plan.policies.iter().zip(&learned) {
-            let found = of_phase.describe(step, policy, learned, &attempts);
+        for (policy, outcome) in plan.policies.iter().zip(&outcomes) {
+            let found = context.describe(step, policy, outcome, &attempts);
             metrics.extend(several.then_some(policy.policy.as_str()), found);
         }
         if keys.needs_baseline() {
@@ -135,42 +145,46 @@ impl Rl {
         if keys.kl.is_some_and(|kl| kl.reference_every > 0) {
             metrics.add("actor/reference_age", f64::from(step - keys.reference_step(step)));
         }
-        let whole = start.elapsed().as_secs_f64();
-        describe::sampling(&before, &Look::at(&**sampler).await?, whole, &mut metrics);
+        let step_seconds = start.elapsed().as_secs_f64();
+        describe::sampling(&before, &SamplerSnapshot::take(&**sampler).await?, step_seconds, &mut metrics);
         describe::tools(&used, &rollouts.agents.used(), &mut metrics);
-        of_phase.timing(&attempts, &learned, waited, updated, whole, &mut metrics);
+        context.timing(&attempts, &outcomes, waited, updated, step_seconds, &mut metrics);
         describe::memory(&mut metrics);
         Ok((metrics, made))
     }
 }
 
 /// Returns the positions of a step's groups if the store does not contain them: those in order.
-fn in_order(keys: &RlKeys, step: u32) -> Vec<u64> {
+fn default_positions(keys: &RlKeys, step: u32) -> Vec<u64> {
     let groups = keys.groups as u64;
     (u64::from(step) * groups..(u64::from(step) + 1) * groups).collect()
 }
 
 /// Returns the positions of the groups that a planned step takes.
-fn places_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
-    if plan.places.is_empty() { in_order(keys, plan.step) } else { plan.places.clone() }
+fn positions_of(plan: &StepPlan, keys: &RlKeys) -> Vec<u64> {
+    if plan.group_positions.is_empty() {
+        default_positions(keys, plan.step)
+    } else {
+        plan.group_positions.clone()
+    }
 }
 
 /// Waits for the groups of the next step.
 async fn collect(
-    flow: &mut Flow,
+    scheduler: &mut GroupScheduler,
     run: &RunContext,
     observer: &mut dyn Observer,
     stop: &StopFlag,
-) -> Result<Taken, Exit> {
+) -> Result<StepGroups, Exit> {
     let RunContext { rollouts, tasks, .. } = run;
-    flow.admit(rollouts, tasks).await?;
+    scheduler.admit(rollouts, tasks).await?;
     loop {
-        if let Some(taken) = flow.take() {
+        if let Some(taken) = scheduler.take() {
             return Ok(taken);
         }
         tokio::select! {
-            more = flow.next(rollouts, tasks, true, observer) => if !more? {
-                return Err(TrainerError::Starved.into());
+            more = scheduler.next(rollouts, tasks, true, observer) => if !more? {
+                return Err(TrainerError::NoAttemptsInFlight.into());
             },
             // Attempts in progress are abandoned. The resumed run repeats them from the same random
             // streams.
@@ -180,25 +194,25 @@ async fn collect(
 }
 
 /// Runs `work` while attempts continue, are recorded, and new ones start.
-async fn alongside<T>(
-    flow: &mut Flow,
+async fn run_alongside<T>(
+    scheduler: &mut GroupScheduler,
     run: &RunContext,
     work: impl Future<Output = Result<T, TrainerError>>,
 ) -> Result<T, TrainerError> {
     let RunContext { rollouts, tasks, .. } = run;
-    flow.admit(rollouts, tasks).await?;
+    scheduler.admit(rollouts, tasks).await?;
     tokio::pin!(work);
     let mut unseen = ();
     loop {
         tokio::select! {
             done = &mut work => return done,
-            more = flow.next(rollouts, tasks, false, &mut unseen), if flow.is_running() => { more?; }
+            more = scheduler.next(rollouts, tasks, false, &mut unseen), if scheduler.is_running() => { more?; }
         }
     }
 }
 
 /// Parameters of a phase's steps.
-struct OfPhase<'a> {
+struct PhaseContext<'a> {
     phase: &'a Phase,
     index: u32,
     keys: &'a RlKeys,
@@ -206,7 +220,7 @@ struct OfPhase<'a> {
     progress: &'a RunProgress,
 }
 
-impl OfPhase<'_> {
+impl PhaseContext<'_> {
     async fn learn(
         &self,
         step: u32,
@@ -214,22 +228,23 @@ impl OfPhase<'_> {
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<Vec<UpdateOutcome>, TrainerError> {
-        let (trajectories, mut micro_batches) = (by_id(attempts), Progress::of(plan));
-        let mut learned = Vec::with_capacity(plan.policies.len());
+        let (trajectories, mut micro_batches) = (by_id(attempts), Progress::new(plan));
+        let mut outcomes = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let learns = self.run.policies.learns(name)?;
-            let (models, rules) = (learns.models(self.phase), self.rules(name, step));
-            learned
-                .push(run_plan(policy, &trajectories, models, &rules, &mut micro_batches, observer).await?);
+            let policy_learner = self.run.policies.policy_learner(name)?;
+            let (models, settings) = (policy_learner.models(self.phase), self.settings(name, step));
+            outcomes.push(
+                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer).await?,
+            );
         }
-        Ok(learned)
+        Ok(outcomes)
     }
 
-    fn rules<'t>(&'t self, policy: &'t str, step: u32) -> Rules<'t> {
+    fn settings<'t>(&'t self, policy: &'t str, step: u32) -> UpdateSettings<'t> {
         let RunContext { origin, recipe, .. } = self.run;
         let (targets, version) = (self.run.targets(policy), self.progress.version(policy));
-        Rules::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
+        UpdateSettings::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
     /// Returns the metrics of a policy.
@@ -237,12 +252,13 @@ impl OfPhase<'_> {
         &self,
         step: u32,
         plan: &PolicyPlan,
-        learned: &UpdateOutcome,
+        outcome: &UpdateOutcome,
         attempts: &[Attempt],
     ) -> Metrics {
         let mut metrics = Metrics::default();
-        let advantages =
-            plan.paths().flat_map(|path| path.advantage.distinct().map(f64::from).collect::<Vec<_>>());
+        let advantages = plan
+            .sequences()
+            .flat_map(|sequence| sequence.advantage.run_values().map(f64::from).collect::<Vec<_>>());
         metrics.add_spread("critic/advantages", advantages);
         if let Some(kl) = plan.kl {
             metrics.add("actor/reward_kl_penalty", kl.found);
@@ -251,10 +267,10 @@ impl OfPhase<'_> {
         if let Some(high) = &plan.high_entropy {
             describe::high_entropy(high, &mut metrics);
         }
-        let rules = self.rules(&plan.policy, step);
-        describe::masked(&plan::census(attempts.iter(), rules.targets, self.keys), &mut metrics);
-        describe::age(attempts, rules.targets, rules.version, &mut metrics);
-        learned.report(self.phase, rules.policy, &mut metrics);
+        let settings = self.settings(&plan.policy, step);
+        describe::masked(&plan::census(attempts.iter(), settings.targets, self.keys), &mut metrics);
+        describe::age(attempts, settings.targets, settings.version, &mut metrics);
+        outcome.report(self.phase, settings.policy, &mut metrics);
         metrics
     }
 
@@ -266,7 +282,8 @@ impl OfPhase<'_> {
             return Ok(kl.coefficient);
         };
         let before = self.run.store.step(self.index, before).await?;
-        let before = before.and_then(|plan| plan.policies.into_iter().find(|of| of.policy == policy)?.kl);
+        let before = before
+            .and_then(|plan| plan.policies.into_iter().find(|policy_plan| policy_plan.policy == policy)?.kl);
         Ok(before.map_or(kl.coefficient, |before| {
             adaptive.next(before.coefficient, before.found, before.rollouts as usize)
         }))
@@ -284,14 +301,16 @@ impl OfPhase<'_> {
         let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let (mut plans, mut sampled) = (Vec::new(), Census::default());
-        for (name, learns) in policies.among(&recipe.trained_policies_in(self.phase)) {
-            let (models, targets) = (learns.models(self.phase), self.run.targets(name));
+        for (name, policy_learner) in policies.trained_among(&recipe.trained_policies_in(self.phase)) {
+            let (models, targets) = (policy_learner.models(self.phase), self.run.targets(name));
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
-            let heard = Heard::of(self.keys, models, targets, groups, policies.context(name), budget).await?;
+            let signal_table =
+                SignalTable::query(self.keys, models, targets, groups, policies.context(name), budget)
+                    .await?;
             let kl_coefficient = self.kl_coefficient(name, step).await?;
             let draft = {
-                let signals = |attempt, leaf| heard.get(attempt, leaf);
-                let setting = plan::Setting {
+                let signals = |attempt, leaf| signal_table.get(attempt, leaf);
+                let plan_input = plan::PlanInput {
                     targets,
                     version: self.progress.version(name),
                     keys: self.keys,
@@ -302,11 +321,11 @@ impl OfPhase<'_> {
                     baselines,
                     signals: &signals,
                 };
-                plan::rl(&setting, groups)?
+                plan::draft_rl(&plan_input, groups)?
             };
-            plans.push(draft.cut(models, budget).await?);
+            plans.push(draft.into_plan(models, budget).await?);
         }
-        match sampled.nothing_left() {
+        match sampled.masked_reasons() {
             Some(masked) => Err(TrainerError::NoTargets { phase: self.index, step, masked }),
             None => Ok(plans),
         }
@@ -315,36 +334,39 @@ impl OfPhase<'_> {
     fn timing(
         &self,
         attempts: &[Attempt],
-        learned: &[UpdateOutcome],
+        outcomes: &[UpdateOutcome],
         generated: f64,
         updated: f64,
-        whole: f64,
+        step_seconds: f64,
         metrics: &mut Metrics,
     ) {
         let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         let all: usize = attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
-        let sum = |of: fn(&UpdateOutcome) -> f64| learned.iter().map(of).sum::<f64>();
+        let sum = |outcome_field: fn(&UpdateOutcome) -> f64| outcomes.iter().map(outcome_field).sum::<f64>();
         metrics.add("timing_s/gen", generated);
         if self.keys.needs_reference() {
-            metrics.add("timing_s/ref", sum(|of| of.reference_seconds));
+            metrics.add("timing_s/ref", sum(|outcome_field| outcome_field.reference_seconds));
         }
         if self.keys.needs_critic() {
-            metrics.add("timing_s/update_critic", sum(|of| of.critic_seconds));
+            metrics.add("timing_s/update_critic", sum(|outcome_field| outcome_field.critic_seconds));
         }
-        let prepared = sum(|of| of.prepare_seconds);
+        let prepared = sum(|outcome_field| outcome_field.prepare_seconds);
         if prepared > 0.0 {
             metrics.add("timing_s/old_log_prob", prepared);
         }
         metrics.add("timing_s/update_actor", updated);
-        metrics.add("timing_s/step", whole);
+        metrics.add("timing_s/step", step_seconds);
         metrics.add("perf/total_num_tokens", all as f64);
-        metrics.add("perf/throughput", all as f64 / whole);
+        metrics.add("perf/throughput", all as f64 / step_seconds);
         if updated > 0.0 {
-            metrics.add("perf/trained_tokens_per_s", sum(|of| of.all.tokens as f64) / updated);
+            metrics.add(
+                "perf/trained_tokens_per_s",
+                sum(|outcome_field| outcome_field.all.tokens as f64) / updated,
+            );
         }
         // If attempts run ahead of training, or come from the store, the wait does not reflect the
         // sampling speed.
-        if self.keys.staleness == 0 && generated > 0.1 * whole {
+        if self.keys.staleness == 0 && generated > 0.1 * step_seconds {
             metrics.add("perf/sampled_tokens_per_s", sampled as f64 / generated);
         }
     }

@@ -7,7 +7,7 @@ use levade_agent::{Agent, Teacher, demonstrate};
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, SftKeys};
 use levade_store::{Attempt, Status, StepPlan};
-use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
+use levade_tree::{AttemptId, AttemptSlot, Outcome, Purpose, RunId};
 use serde_json::json;
 
 use super::{by_id, describe, teacher};
@@ -15,7 +15,7 @@ use crate::TrainerError;
 use crate::agents::Agents;
 use crate::context::RunContext;
 use crate::exit::Exit;
-use crate::learn::{Progress, Rules, run_plan};
+use crate::learn::{Progress, UpdateSettings, run_plan};
 use crate::metrics::Metrics;
 use crate::observe::{Observer, StopFlag};
 use crate::plan;
@@ -35,7 +35,7 @@ const POOL: usize = 32;
 
 /// Interleaves items by kind, one of each kind in turn. Kinds are in order of first appearance, and
 /// items of a kind keep their order.
-fn by_turns<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
+fn interleave_kinds<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
     let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
     for item in items {
         let kind = kind(&item);
@@ -68,28 +68,28 @@ pub(super) fn demonstrations(
         task.demonstration.clone().map(|demonstration| (task, demonstration))
     });
     let pool = with_demonstration.take(keys.demonstrations.saturating_mul(POOL));
-    let mixed = by_turns(pool, |(task, _)| task.kind.clone());
+    let mixed = interleave_kinds(pool, |(task, _)| task.kind.clone());
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
-        let agent = agents.of(&task)?;
+        let agent = agents.agent_for(&task)?;
         let (Agent { name, tools, .. }, policy) = (&agent.agent, &agent.player().policy);
         let mut messages = agent.keys.initial_messages(&task);
-        let given = messages.len();
+        let num_given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(agent.format.chat(), &tools.specs(&task), &messages, given)
-            .map(|trajectory| trajectory.by(name, policy))
+        let trajectory = demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_given)
+            .map(|trajectory| trajectory.with_names(name, policy))
             .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
-        let placement = Placement { purpose, phase, step: 0, group, sample: 0 };
+        let slot = AttemptSlot { purpose, phase, step: 0, group, sample: 0 };
         found.push(Attempt {
-            id: AttemptId::new(run, &placement, 0),
-            placement,
+            id: AttemptId::new(run, &slot, 0),
+            slot,
             number: 0,
             outcome: Outcome::demonstrated(demonstration.answer),
             task: json!(task),
             score: None,
             reward: None,
-            earned: Vec::new(),
+            step_rewards: Vec::new(),
             status: Status::Completed,
             trajectory,
         });
@@ -115,13 +115,14 @@ impl Sft {
             let teacher = match (&source.policy, &source.field) {
                 (None, Some(field)) => &Teacher::Written(field.clone()),
                 (policy, _) => {
-                    let no_part = || TrainerError::NoPart(source.to_string());
+                    let no_part = || TrainerError::MissingPart(source.to_string());
                     policy.as_ref().and_then(|name| run.teachers.get(name)).ok_or_else(no_part)?
                 }
             };
-            let asked = (&keys, source);
+            let keys_and_source = (&keys, source);
             let found =
-                teacher::demonstrations(index, asked, teacher, tasks, rollouts, observer, stop).await?;
+                teacher::demonstrations(index, keys_and_source, teacher, tasks, rollouts, observer, stop)
+                    .await?;
             let demonstrations = found.ok_or(Exit::Stopped)?;
             return Ok(Sft { phase, index, keys, demonstrations });
         }
@@ -155,12 +156,12 @@ impl Sft {
             None => {
                 let budget = recipe.engine.micro_batch_tokens;
                 let mut plans = Vec::new();
-                for (name, learns) in policies.among(&trained) {
+                for (name, policy_learner) in policies.trained_among(&trained) {
                     let (targets, version) = (run.targets(name), progress.version(name));
-                    let draft = plan::sft(targets, version, &picked, self.keys.normaliser);
-                    plans.push(draft.cut(learns.models(&self.phase), budget).await?);
+                    let draft = plan::draft_sft(targets, version, &picked, self.keys.normaliser);
+                    plans.push(draft.into_plan(policy_learner.models(&self.phase), budget).await?);
                 }
-                StepPlan { phase: self.index, step, places: Vec::new(), policies: plans }
+                StepPlan { phase: self.index, step, group_positions: Vec::new(), policies: plans }
             }
         };
         store.record_step(&plan).await?;
@@ -168,20 +169,20 @@ impl Sft {
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
-        let (of_phase, mut micro_batches) = ((self.index, &self.phase), Progress::of(&plan));
+        let (index_and_phase, mut micro_batches) = ((self.index, &self.phase), Progress::new(&plan));
         let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
-            let learns = policies.learns(name)?;
+            let policy_learner = policies.policy_learner(name)?;
             let (targets, version) = (run.targets(name), progress.version(name));
-            let rules = Rules::new(of_phase, step, Some(origin), targets, version, recipe);
-            let models = learns.models(&self.phase);
-            let learned =
-                run_plan(policy, &trajectories, models, &rules, &mut micro_batches, observer).await?;
+            let settings = UpdateSettings::new(index_and_phase, step, Some(origin), targets, version, recipe);
+            let models = policy_learner.models(&self.phase);
+            let outcome =
+                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer).await?;
             let mut found = Metrics::default();
-            learned.report(&self.phase, rules.policy, &mut found);
+            outcome.report(&self.phase, settings.policy, &mut found);
             metrics.extend(several.then_some(name), found);
-            forward_tokens += learned.all.tokens;
+            forward_tokens += outcome.all.tokens;
         }
         let seconds = start.elapsed().as_secs_f64();
         metrics.add("timing_s/update_actor", seconds);
@@ -200,7 +201,10 @@ mod tests {
     fn by_turns_interleaves_kinds() {
         let words = ["ant", "bee", "auk", "ape", "bat", "cow", "asp"];
         let first = |word: &&str| word.chars().next();
-        assert_eq!(by_turns(words.into_iter(), first), ["ant", "bee", "cow", "auk", "bat", "ape", "asp"]);
-        assert_eq!(by_turns(words.into_iter(), |_| ()), words);
+        assert_eq!(
+            interleave_kinds(words.into_iter(), first),
+            ["ant", "bee", "cow", "auk", "bat", "ape", "asp"]
+        );
+        assert_eq!(interleave_kinds(words.into_iter(), |_| ()), words);
     }
 }

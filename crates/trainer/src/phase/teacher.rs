@@ -9,7 +9,7 @@ use levade_policy::SamplingParams;
 use levade_recipe::{SftKeys, SourceKeys};
 use levade_store::{Attempt, Status};
 use levade_tasks::Task;
-use levade_tree::{Placement, Purpose};
+use levade_tree::{AttemptSlot, Purpose};
 
 use crate::TrainerError;
 use crate::observe::{Observer, StopFlag};
@@ -34,32 +34,34 @@ pub(super) async fn demonstrations(
     stop: &StopFlag,
 ) -> Result<Option<Vec<Attempt>>, TrainerError> {
     let rollouts = Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
-    let mut remaining = taught(phase, source, rollouts.seed, tasks).zip(0..);
-    let (wanted, most) = (keys.demonstrations, source.max_tasks(keys.demonstrations));
+    let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
+    let (wanted, max_tried) = (keys.demonstrations, source.max_tasks(keys.demonstrations));
     let (mut found, mut tried) = (Vec::with_capacity(wanted), 0);
-    while found.len() < wanted && tried < most {
-        let next = (wanted - found.len()).min(most - tried);
-        let place = |group| Placement { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 };
-        let asked: Vec<_> = remaining.by_ref().take(next).map(|(task, group)| (place(group), task)).collect();
-        if asked.is_empty() {
+    while found.len() < wanted && tried < max_tried {
+        let next = (wanted - found.len()).min(max_tried - tried);
+        let slot_of =
+            |group| AttemptSlot { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 };
+        let batch: Vec<_> =
+            remaining.by_ref().take(next).map(|(task, group)| (slot_of(group), task)).collect();
+        if batch.is_empty() {
             break;
         }
-        tried += asked.len();
-        let made = rollouts.run(&asked, &SamplingParams::default(), observer, stop).await?;
+        tried += batch.len();
+        let made = rollouts.run(&batch, &SamplingParams::default(), observer, stop).await?;
         let Some(made) = made else { return Ok(None) };
         found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.least_score)));
     }
     if found.len() < wanted {
         let (teacher, min_score) = (source.to_string(), source.least_score);
         let found = found.len();
-        return Err(TrainerError::TooFewLessons { phase, teacher, least: min_score, found, tried, wanted });
+        return Err(TrainerError::TooFewLessons { phase, teacher, min_score, found, tried, wanted });
     }
     Ok(Some(found))
 }
 
 /// Returns the training tasks in a seeded order. If the source is a field, returns only the tasks
 /// whose rows have it.
-fn taught<'t>(
+fn demonstration_tasks<'t>(
     phase: u32,
     source: &'t SourceKeys,
     seed: u64,
@@ -85,8 +87,8 @@ pub(super) fn check(
 ) -> Result<(), TrainerError> {
     let Some(field) = &source.field else { return Ok(()) };
     let mut found = 0;
-    for task in taught(phase as u32, source, seed, tasks).take(source.max_tasks(wanted)) {
-        written(&task, field).map_err(|why| TrainerError::Replies { task: task.id, why })?;
+    for task in demonstration_tasks(phase as u32, source, seed, tasks).take(source.max_tasks(wanted)) {
+        written(&task, field).map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
         found += 1;
     }
     if found < wanted {
@@ -99,7 +101,7 @@ pub(super) fn check(
 /// score `least`.
 fn is_good(attempt: &Attempt, min_score: f64) -> bool {
     attempt.status == Status::Completed
-        && attempt.outcome.finish.is_whole()
+        && attempt.outcome.finish.is_complete()
         && attempt.outcome.sampled_tokens > 0
         && attempt.score.is_some_and(|score| score >= min_score)
 }

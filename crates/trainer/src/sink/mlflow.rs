@@ -23,11 +23,11 @@ use crate::metrics::Metrics;
 /// Timeout for a response.
 const RESPONSE_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for sending the remaining metrics at the end of a run.
-const FAREWELL: Duration = Duration::from_secs(60);
+const CLOSE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Maximum number of metrics in a request, a limit of the server.
-const BATCH: usize = 1000;
+const MAX_BATCH_METRICS: usize = 1000;
 /// Initial and maximum pause before a retry when the server is unavailable.
-const FIRST_PAUSE: Duration = Duration::from_secs(1);
+const MIN_RETRY_INTERVAL: Duration = Duration::from_secs(1);
 const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(60);
 
 /// Messages to the thread.
@@ -54,17 +54,17 @@ impl Mlflow {
             experiment: recipe.run.name.clone(),
             file: dir.join("mlflow.json"),
             parameters: parameters(recipe),
-            pause: FIRST_PAUSE,
+            pause: MIN_RETRY_INTERVAL,
         })
     }
 
     fn with(client: Client) -> Self {
         let (messages, receiver) = channel();
         let server = client.server.clone();
-        let (alive, ended) = channel();
+        let (is_alive, ended) = channel();
         let thread = std::thread::Builder::new().name("mlflow".into()).spawn(move || {
             let served = client.serve(&receiver);
-            drop(alive);
+            drop(is_alive);
             served
         });
         Mlflow { server, messages, thread: thread.ok(), ended: Mutex::new(ended) }
@@ -72,7 +72,7 @@ impl Mlflow {
 
     /// Returns the thread's error if the thread has ended.
     fn complaint(&mut self) -> Result<(), String> {
-        self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), joined)
+        self.thread.take_if(|thread| thread.is_finished()).map_or(Ok(()), wait_for_thread)
     }
 }
 
@@ -84,13 +84,13 @@ fn agent() -> ureq::Agent {
     config.build().new_agent()
 }
 
-fn joined(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
+fn wait_for_thread(thread: JoinHandle<Result<(), String>>) -> Result<(), String> {
     thread.join().unwrap_or_else(|_| Err("its thread panicked".into()))
 }
 
 impl Sink for Mlflow {
     fn log(&mut self, step: u32, metrics: &Metrics) -> Result<(), String> {
-        let timestamp = now();
+        let timestamp = unix_millis();
         let numbers = metrics.iter().filter(|(_, value)| value.is_finite());
         let numbers = numbers.map(
             |(name, value)| json!({"key": key(name), "value": value, "timestamp": timestamp, "step": step}),
@@ -103,13 +103,13 @@ impl Sink for Mlflow {
     fn close(&mut self, finished: bool) -> Result<(), String> {
         let _ = self.messages.send(Message::Close { finished });
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        let ended = process_time::receive(ended, FAREWELL);
+        let ended = process_time::receive(ended, CLOSE_TIMEOUT);
         if ended == Err(RecvTimeoutError::Timeout) {
             return Err(format!(
-                "not all metrics were taken within {FAREWELL:?}: the server is slow, or away"
+                "not all metrics were taken within {CLOSE_TIMEOUT:?}: the server is slow, or away"
             ));
         }
-        self.thread.take().map_or(Ok(()), joined)
+        self.thread.take().map_or(Ok(()), wait_for_thread)
     }
 
     fn name(&self) -> String {
@@ -180,15 +180,15 @@ impl Client {
             match message {
                 Message::Metrics(mut all) => {
                     all.retain(is_new);
-                    for part in all.chunks(BATCH) {
+                    for part in all.chunks(MAX_BATCH_METRICS) {
                         let numbers = json!({"run_id": id, "metrics": part});
-                        self.patiently(|| self.post("runs/log-batch", &numbers))?;
+                        self.send_with_retries(|| self.post("runs/log-batch", &numbers))?;
                     }
                 }
                 Message::Close { finished } => {
                     let status = if finished { "FINISHED" } else { "KILLED" };
-                    let ended = json!({"run_id": id, "status": status, "end_time": now()});
-                    return Ok(self.patiently(|| self.post("runs/update", &ended)).map(|_| ())?);
+                    let ended = json!({"run_id": id, "status": status, "end_time": unix_millis()});
+                    return Ok(self.send_with_retries(|| self.post("runs/update", &ended)).map(|_| ())?);
                 }
             }
         }
@@ -197,16 +197,16 @@ impl Client {
     /// Returns the run on the server: the run that an earlier process created, if it still exists,
     /// or a new one.
     fn run(&self) -> Result<Run, String> {
-        if let Some(id) = self.begun() {
+        if let Some(id) = self.start_run() {
             // If the server rejects it, a user has deleted the run.
-            if let Ok(known) = self.patiently(|| self.reopened(&id)) {
+            if let Ok(known) = self.send_with_retries(|| self.reopen_run(&id)) {
                 return Ok(Run { id, known });
             }
         }
         let experiment = self.experiment()?;
         let made = self.post(
             "runs/create",
-            &json!({"experiment_id": experiment, "run_name": self.experiment, "start_time": now()}),
+            &json!({"experiment_id": experiment, "run_name": self.experiment, "start_time": unix_millis()}),
         )?;
         let id = text(&made, "/run/info/run_id")?;
         for part in self.parameters.chunks(100) {
@@ -220,14 +220,14 @@ impl Client {
     }
 
     /// Returns the id of the run that an earlier process created on this server.
-    fn begun(&self) -> Option<String> {
+    fn start_run(&self) -> Option<String> {
         let known: Value = serde_json::from_slice(&std::fs::read(&self.file).ok()?).ok()?;
         let same = known["server"] == self.server.as_str();
         known["run_id"].as_str().filter(|_| same).map(str::to_owned)
     }
 
     /// Marks a run as running again. Returns the last step that the server has of each metric.
-    fn reopened(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
+    fn reopen_run(&self, id: &str) -> Result<HashMap<String, u64>, Failure> {
         self.post("runs/update", &json!({"run_id": id, "status": "RUNNING"}))?;
         let found = self.get("runs/get", ("run_id", id))?;
         let last = |metric: &Value| {
@@ -250,7 +250,7 @@ impl Client {
     }
 
     /// Retries a request until the server is available.
-    fn patiently<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Rejection> {
+    fn send_with_retries<T>(&self, ask: impl Fn() -> Result<T, Failure>) -> Result<T, Rejection> {
         let mut pause = self.pause;
         loop {
             match ask() {
@@ -263,11 +263,11 @@ impl Client {
     }
 
     fn get(&self, verb: &str, (name, value): (&str, &str)) -> Result<Value, Failure> {
-        answer(verb, self.agent.get(self.url(verb)).query(name, value).call())
+        read_response(verb, self.agent.get(self.url(verb)).query(name, value).call())
     }
 
     fn post(&self, verb: &str, body: &Value) -> Result<Value, Failure> {
-        answer(verb, self.agent.post(self.url(verb)).send_json(body))
+        read_response(verb, self.agent.post(self.url(verb)).send_json(body))
     }
 
     fn url(&self, verb: &str) -> String {
@@ -276,11 +276,11 @@ impl Client {
 }
 
 /// Converts the response of a server.
-fn answer(verb: &str, said: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
+fn read_response(verb: &str, body_text: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
     let away = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
-    let mut said = said.map_err(|error| away(&error))?;
-    let status = said.status().as_u16();
-    let body = said.body_mut().read_to_string().map_err(|error| away(&error))?;
+    let mut body_text = body_text.map_err(|error| away(&error))?;
+    let status = body_text.status().as_u16();
+    let body = body_text.body_mut().read_to_string().map_err(|error| away(&error))?;
     if matches!(status, 408 | 429 | 500..) {
         return Err(away(&format!("HTTP status {status}")));
     }
@@ -306,8 +306,8 @@ fn text(answer: &Value, pointer: &str) -> Result<String, String> {
 }
 
 /// Returns the milliseconds since 1970.
-fn now() -> u64 {
-    wire::now().as_millis() as u64
+fn unix_millis() -> u64 {
+    wire::unix_time().as_millis() as u64
 }
 
 #[cfg(test)]

@@ -6,7 +6,7 @@ use super::*;
 
 /// State of the test server.
 #[derive(Default)]
-struct Kept {
+struct RecordedRequests {
     experiments: Vec<String>,
     /// Metrics of each run, in order: key, step, value.
     runs: Vec<Vec<(String, u64, f64)>>,
@@ -18,25 +18,25 @@ struct Kept {
 
 struct Server {
     address: String,
-    kept: Arc<Mutex<Kept>>,
-    folder: tempfile::TempDir,
+    kept: Arc<Mutex<RecordedRequests>>,
+    run_dir: tempfile::TempDir,
 }
 
 impl Server {
     fn new() -> Self {
         let listener = TcpListener::bind("127.0.0.1:0").unwrap();
         let address = format!("http://{}", listener.local_addr().unwrap());
-        let kept = Arc::new(Mutex::new(Kept::default()));
-        let shared = kept.clone();
+        let kept = Arc::new(Mutex::new(RecordedRequests::default()));
+        let server_state = kept.clone();
         std::thread::spawn(move || {
             for stream in listener.incoming() {
-                serve(stream.unwrap(), &shared).unwrap();
+                serve(stream.unwrap(), &server_state).unwrap();
             }
         });
-        Server { address, kept, folder: tempfile::tempdir().unwrap() }
+        Server { address, kept, run_dir: tempfile::tempdir().unwrap() }
     }
 
-    fn kept(&self) -> std::sync::MutexGuard<'_, Kept> {
+    fn kept(&self) -> std::sync::MutexGuard<'_, RecordedRequests> {
         self.kept.lock().unwrap()
     }
 
@@ -45,7 +45,7 @@ impl Server {
             server: self.address.clone(),
             agent: agent(),
             experiment: "small".into(),
-            file: self.folder.path().join("mlflow.json"),
+            file: self.run_dir.path().join("mlflow.json"),
             parameters: vec![("run.seed".into(), "1".into())],
             pause: Duration::from_millis(1),
         })
@@ -64,7 +64,7 @@ impl Server {
     }
 }
 
-fn serve(mut stream: TcpStream, kept: &Mutex<Kept>) -> std::io::Result<()> {
+fn serve(mut stream: TcpStream, kept: &Mutex<RecordedRequests>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
     let (mut first, mut length) = (String::new(), 0);
     reader.read_line(&mut first)?;
@@ -81,12 +81,12 @@ fn serve(mut stream: TcpStream, kept: &Mutex<Kept>) -> std::io::Result<()> {
     let mut body = vec![0; length];
     reader.read_exact(&mut body)?;
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
-    let (status, said) = answer_to(&first, &body, &mut kept.lock().unwrap());
+    let (status, said) = respond(&first, &body, &mut kept.lock().unwrap());
     let said = said.to_string();
     write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{said}", said.len())
 }
 
-fn answer_to(first: &str, body: &Value, kept: &mut Kept) -> (u16, Value) {
+fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Value) {
     if let Some(status) = kept.refusals.pop() {
         return (status, json!({"message": "not now"}));
     }

@@ -35,7 +35,7 @@ impl TensorBoard {
     /// Creates a file in `folder`, for a run that starts or resumes after `step` steps.
     pub fn open(dir: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(dir).map_err(|source| file_error("create", dir, source))?;
-        let now = wire::now().as_secs();
+        let now = wire::unix_time().as_secs();
         let name = format!("events.out.tfevents.{now:010}.levade.{}", std::process::id());
         let path = dir.join(name);
         let failed = |source| file_error("write", &path, source);
@@ -83,7 +83,7 @@ impl Sink for TensorBoard {
 /// Returns an `Event` with one field in addition to time and step.
 fn event(step: u32, number: u32, content: &[u8]) -> Vec<u8> {
     let mut event = vec![WALL_TIME];
-    event.extend(wire::now().as_secs_f64().to_le_bytes());
+    event.extend(wire::unix_time().as_secs_f64().to_le_bytes());
     wire::number(&mut event, STEP, step.into());
     wire::bytes(&mut event, number, content);
     event

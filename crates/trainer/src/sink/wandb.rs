@@ -67,7 +67,7 @@ impl Wandb {
     /// Creates a directory within `folder`, for a run that starts or resumes after `step` steps.
     /// All directories of a run contain its id.
     pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
-        let now = wire::now();
+        let now = wire::unix_time();
         let known = fs::read_dir(dir).ok().and_then(|entries| {
             entries
                 .flatten()
@@ -81,10 +81,10 @@ impl Wandb {
                 .map(|byte| char::from(b"abcdefghijklmnopqrstuvwxyz012345"[*byte as usize % 32]))
                 .collect()
         });
-        let begun = dir.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
-        let files = begun.join("files");
+        let run_dir = dir.join(format!("offline-run-{}-{id}", clock(now.as_secs())));
+        let files = run_dir.join("files");
         fs::create_dir_all(&files).map_err(|source| file_error("create", &files, source))?;
-        let path = begun.join(format!("run-{id}.wandb"));
+        let path = run_dir.join(format!("run-{id}.wandb"));
         let failed = |source| file_error("write", &path, source);
         let file = File::create(&path).map_err(failed)?;
         let mut log = Wandb { file, written: 0, records: 0, start: now.as_secs_f64(), row: None };
@@ -120,15 +120,15 @@ impl Wandb {
         wire::number(&mut record, NUMBER, self.records);
         wire::bytes(&mut record, field, content);
         let mut rest = &record[..];
-        let mut begun = false;
+        let mut is_continued = false;
         loop {
             let room = BLOCK - self.written % BLOCK;
             if room < HEADER {
                 self.write(&[0; HEADER][..room])?;
                 continue;
             }
-            let (piece, left) = rest.split_at(rest.len().min(room - HEADER));
-            let kind = match (begun, left.is_empty()) {
+            let (fragment, remaining) = rest.split_at(rest.len().min(room - HEADER));
+            let kind = match (is_continued, remaining.is_empty()) {
                 (false, true) => FULL,
                 (false, false) => FIRST,
                 (true, false) => MIDDLE,
@@ -136,16 +136,16 @@ impl Wandb {
             };
             let mut checked = crc32fast::Hasher::new();
             checked.update(&[kind]);
-            checked.update(piece);
+            checked.update(fragment);
             let mut bytes = checked.finalize().to_le_bytes().to_vec();
-            bytes.extend((piece.len() as u16).to_le_bytes());
+            bytes.extend((fragment.len() as u16).to_le_bytes());
             bytes.push(kind);
-            bytes.extend(piece);
+            bytes.extend(fragment);
             self.write(&bytes)?;
-            if left.is_empty() {
+            if remaining.is_empty() {
                 return Ok(());
             }
-            (rest, begun) = (left, true);
+            (rest, is_continued) = (remaining, true);
         }
     }
 }
@@ -154,7 +154,7 @@ impl Wandb {
     /// Writes the row of the newest step.
     fn finish_row(&mut self) -> io::Result<()> {
         let Some((step, mut history)) = self.row.take() else { return Ok(()) };
-        let now = wire::now().as_secs_f64();
+        let now = wire::unix_time().as_secs_f64();
         wire::bytes(&mut history, ITEM, &item("_step", &step.to_string()));
         for (key, value) in [("_timestamp", now), ("_runtime", now - self.start)] {
             wire::bytes(&mut history, ITEM, &item(key, &serde_json::json!(value).to_string()));

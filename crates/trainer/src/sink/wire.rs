@@ -24,7 +24,7 @@ fn varint(to: &mut Vec<u8>, mut number: u64) {
 }
 
 /// Returns the time since 1970.
-pub(super) fn now() -> Duration {
+pub(super) fn unix_time() -> Duration {
     SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default()
 }
 

@@ -8,7 +8,7 @@ use std::time::Duration;
 use levade_policy::Simulator;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
-use levade_trainer::{Ended, ReplayComparison, Start, StopFlag, Summary, Trainer, TrainerError, replay};
+use levade_trainer::{ReplayComparison, RunEnd, StartMode, StopFlag, Summary, Trainer, TrainerError, replay};
 use levade_tree::Purpose;
 use serde_json::Value;
 
@@ -20,9 +20,9 @@ async fn run(
     latency: Duration,
     overrides: &[&str],
 ) -> Result<Summary, TrainerError> {
-    let mut trainer = Trainer::new(recipe(dir, overrides), parts(policy, latency), Start::Fresh).await?;
+    let mut trainer = Trainer::new(recipe(dir, overrides), parts(policy, latency), StartMode::Fresh).await?;
     match trainer.run(&mut (), &StopFlag::default()).await? {
-        Ended::Finished(summary) => Ok(summary),
+        RunEnd::Finished(summary) => Ok(summary),
         stopped => panic!("{stopped:?}"),
     }
 }
@@ -140,7 +140,7 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let mut taken = Vec::new();
         for step in 0..12 {
-            taken.extend(wait(store.step(1, step)).unwrap().unwrap().places);
+            taken.extend(wait(store.step(1, step)).unwrap().unwrap().group_positions);
         }
         taken.sort_unstable();
         let places = taken.len();

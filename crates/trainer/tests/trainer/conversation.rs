@@ -8,7 +8,7 @@ use levade_store::testing::wait;
 use levade_store::{Sqlite, Status, Store};
 use levade_text::Chat;
 use levade_text::testing::{ALWAYS_THINKS, THOUGHTFUL, tiny_tokenizer};
-use levade_trainer::{Answers, Start, StopFlag, Trainer, chat_options};
+use levade_trainer::{ChatBackend, StartMode, StopFlag, Trainer, chat_options};
 use levade_tree::Purpose;
 
 use crate::common::{metrics, parts, recipe, simulator};
@@ -23,8 +23,8 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let options = chat_options(&recipe.agent, None);
     let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
     let mut parts = parts(&policy, Duration::ZERO);
-    parts.agents[0].answers = vec![Answers::Policy(chat)];
-    Trainer::new(recipe, parts, Start::Fresh)
+    parts.agents[0].backends = vec![ChatBackend::Policy(chat)];
+    Trainer::new(recipe, parts, StartMode::Fresh)
         .await
         .unwrap()
         .run(&mut (), &StopFlag::default())

@@ -13,16 +13,18 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::{CRASH_AT, uniform};
 use levade_reward::{ScoreError, Scorer, ScorerInput};
-use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::testing::{ids_without_abandoned, plan_without_abandoned, wait};
 use levade_store::{Attempt, Sqlite, Status, StepPlan, Store};
-use levade_trainer::{CustomScorers, Ended, Parts, ReplayComparison, Start, StopFlag, Trainer, replay};
+use levade_trainer::{
+    CustomScorers, ReplayComparison, RunEnd, RunParts, StartMode, StopFlag, Trainer, replay,
+};
 use levade_tree::{Component, Purpose};
 use serde_json::Value;
 
 use crate::common::{last_checkpoint, metrics, parts, ranks, recipe, simulator};
 
 /// Environment variable with the directory in which the child process runs.
-const FOLDER: &str = "LEVADE_TEST_FOLDER";
+const DIR_VARIABLE: &str = "LEVADE_TEST_FOLDER";
 /// Environment variable with the latency of the child's sampler and tools, in microseconds.
 const LATENCY: &str = "LEVADE_TEST_LATENCY";
 
@@ -33,22 +35,22 @@ const OVERRIDES: &str = "LEVADE_TEST_OVERRIDES";
 /// normal test.
 #[test]
 fn child() {
-    let Ok(dir) = std::env::var(FOLDER) else { return };
+    let Ok(dir) = std::env::var(DIR_VARIABLE) else { return };
     let dir = Path::new(&dir);
     let latency = Duration::from_micros(std::env::var(LATENCY).unwrap().parse().unwrap());
     let overrides = std::env::var(OVERRIDES).unwrap();
     let overrides: Vec<&str> = overrides.lines().collect();
-    let start = if dir.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let start = if dir.join("recipe.toml").exists() { StartMode::Resume } else { StartMode::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // About a sixth of the requests fail. The same requests must fail again in a resumed run.
         let policy = simulator(latency / 100, 0.15);
         let recipe = recipe(dir, &overrides);
         let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
-        let parts = Parts { scorers, ..parts(&policy, latency) };
+        let parts = RunParts { scorers, ..parts(&policy, latency) };
         let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-        assert!(matches!(ended, Ended::Finished(_)));
+        assert!(matches!(ended, RunEnd::Finished(_)));
     });
 }
 
@@ -80,19 +82,19 @@ fn spawn_with(dir: &Path, latency: Duration, crash_at: Option<&str>, overrides: 
     command.args(["--exact", "crash::child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
     command
         .env(OVERRIDES, overrides.join("\n"))
-        .env(FOLDER, dir)
+        .env(DIR_VARIABLE, dir)
         .env(LATENCY, latency.as_micros().to_string())
         .env_remove(CRASH_AT);
-    if let Some(place) = crash_at {
-        command.env(CRASH_AT, place);
+    if let Some(crash_point) = crash_at {
+        command.env(CRASH_AT, crash_point);
     }
     command.spawn().unwrap()
 }
 
 /// Everything that a run leaves and that must not depend on interruptions.
-struct Left {
+struct RunResults {
     weights: Vec<u8>,
-    optimiser: Vec<u8>,
+    optimizer_state: Vec<u8>,
     attempts: Vec<Attempt>,
     plans: Vec<Option<StepPlan>>,
     evals: Vec<Value>,
@@ -102,29 +104,29 @@ struct Left {
     after_abandoned: usize,
 }
 
-impl Left {
-    fn of(dir: &Path) -> Self {
+impl RunResults {
+    fn read(dir: &Path) -> Self {
         let last = last_checkpoint(dir);
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let purposes = [Purpose::Demonstration, Purpose::Train, Purpose::Eval];
         let keys = purposes.into_iter().flat_map(|purpose| wait(store.summaries(purpose)).unwrap());
         // Attempts in progress at a kill are abandoned, and their replacements have other ids.
-        let names = wait(undisturbed(&store)).unwrap();
+        let names = wait(ids_without_abandoned(&store)).unwrap();
         let attempt = |id| {
             let (name, number) = names[&id];
             Attempt { id: name, number, ..wait(store.attempt(&id)).unwrap().unwrap() }
         };
         let plan = |(phase, step)| {
-            wait(store.step(phase, step)).unwrap().map(|plan| undisturbed_plan(&plan, &names))
+            wait(store.step(phase, step)).unwrap().map(|plan| plan_without_abandoned(&plan, &names))
         };
         let mut checkpoints: Vec<PathBuf> = std::fs::read_dir(dir.join("checkpoints"))
             .unwrap()
             .map(|entry| entry.unwrap().file_name().into())
             .collect();
         checkpoints.sort();
-        Left {
+        RunResults {
             weights: std::fs::read(last.join("simulator.weights")).unwrap(),
-            optimiser: std::fs::read(last.join("simulator.optimiser")).unwrap(),
+            optimizer_state: std::fs::read(last.join("simulator.optimiser")).unwrap(),
             attempts: keys.map(|summary| attempt(summary.id)).collect(),
             plans: wait(store.planned_steps()).unwrap().into_iter().map(plan).collect(),
             evals: wait(store.evals()).unwrap().into_iter().map(|(_, result)| result).collect(),
@@ -134,9 +136,9 @@ impl Left {
         }
     }
 
-    fn must_equal(&self, other: &Left, what: &str) {
+    fn must_equal(&self, other: &RunResults, what: &str) {
         assert!(self.weights == other.weights, "{what}: other weights");
-        assert!(self.optimiser == other.optimiser, "{what}: another optimiser state");
+        assert!(self.optimizer_state == other.optimizer_state, "{what}: another optimiser state");
         assert!(self.attempts == other.attempts, "{what}: other attempts");
         assert!(self.plans == other.plans, "{what}: other plans");
         assert!(self.evals == other.evals, "{what}: other evaluations");
@@ -146,74 +148,78 @@ impl Left {
 }
 
 /// Returns the results of a run that is never interrupted.
-fn uninterrupted() -> &'static Left {
-    static LEFT: OnceLock<Left> = OnceLock::new();
+fn uninterrupted() -> &'static RunResults {
+    static LEFT: OnceLock<RunResults> = OnceLock::new();
     LEFT.get_or_init(|| {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("run");
         assert!(spawn(&dir, Duration::ZERO, None).wait().unwrap().success());
-        let left = Left::of(&dir);
+        let results = RunResults::read(&dir);
         // The run is a useful test: it trained, and some of its attempts failed.
-        assert_eq!((left.plans.len(), left.after_abandoned), (11, 0));
-        let broken = left.attempts.iter().filter(|a| a.status == Status::Failed).count();
+        assert_eq!((results.plans.len(), results.after_abandoned), (11, 0));
+        let broken = results.attempts.iter().filter(|a| a.status == Status::Failed).count();
         assert!(broken > 5, "{broken}");
         let calls = |a: &&Attempt| a.outcome.calls.ok > 0;
-        assert!(left.attempts.iter().filter(calls).count() > 5);
-        left
+        assert!(results.attempts.iter().filter(calls).count() > 5);
+        results
     })
 }
 
-fn dies_at(place: &str) {
+fn assert_recovers_from_kill_at(crash_point: &str) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let status = spawn(&dir, Duration::ZERO, Some(place)).wait().unwrap();
-    assert_eq!(status.signal(), Some(9), "{place} is never passed, or the run failed before");
+    let status = spawn(&dir, Duration::ZERO, Some(crash_point)).wait().unwrap();
+    assert_eq!(status.signal(), Some(9), "{crash_point} is never passed, or the run failed before");
     // Kills it once more in the resumed run.
-    let status = spawn(&dir, Duration::ZERO, Some(place)).wait().unwrap();
-    assert!(status.signal() == Some(9) || status.success(), "{place}: {status}");
+    let status = spawn(&dir, Duration::ZERO, Some(crash_point)).wait().unwrap();
+    assert!(status.signal() == Some(9) || status.success(), "{crash_point}: {status}");
     let status = spawn(&dir, Duration::ZERO, None).wait().unwrap();
-    assert!(status.success(), "{place}: the run does not go on");
-    let left = Left::of(&dir);
-    left.must_equal(uninterrupted(), place);
-    if place.starts_with("sampling") || place.starts_with("tool_call") {
-        assert!(left.after_abandoned > 0, "{place}: no attempt was under way");
+    assert!(status.success(), "{crash_point}: the run does not go on");
+    let results = RunResults::read(&dir);
+    results.must_equal(uninterrupted(), crash_point);
+    if crash_point.starts_with("sampling") || crash_point.starts_with("tool_call") {
+        assert!(results.after_abandoned > 0, "{crash_point}: no attempt was under way");
     }
 }
 
 #[test]
 fn run_recovers_after_kill_during_sampling() {
     // Counts reach into the first evaluation and into several RL steps.
-    for place in
+    for crash_point in
         ["sampling:3", "sampling:60", "sampling:110", "tool_call", "tool_call:17", "attempt_recorded:2"]
     {
-        dies_at(place);
+        assert_recovers_from_kill_at(crash_point);
     }
-    dies_at("attempt_recorded:40");
+    assert_recovers_from_kill_at("attempt_recorded:40");
 }
 
 #[test]
 fn run_recovers_after_kill_before_scoring() {
-    dies_at("scoring:3");
-    dies_at("scoring:40");
+    assert_recovers_from_kill_at("scoring:3");
+    assert_recovers_from_kill_at("scoring:40");
     // An attempt that may have to wait for its score is recorded before it has one, and is not
     // sampled again.
     let park = ["reward.unscored=park"];
-    for place in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
+    for crash_point in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("run");
         let run = |crash_at| spawn_with(&dir, Duration::ZERO, crash_at, &park).wait().unwrap();
-        assert_eq!(run(Some(place)).signal(), Some(9), "{place} is never passed, or the run failed before");
+        assert_eq!(
+            run(Some(crash_point)).signal(),
+            Some(9),
+            "{crash_point} is never passed, or the run failed before"
+        );
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all =
             [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| wait(store.summaries(of)).unwrap());
         let waits: Vec<_> = all.filter(|found| found.status == Status::Unscored).collect();
-        assert!(!waits.is_empty(), "{place}");
-        assert!(run(None).success(), "{place}: the run does not go on");
+        assert!(!waits.is_empty(), "{crash_point}");
+        assert!(run(None).success(), "{crash_point}: the run does not go on");
         for attempt in waits {
-            let tries = wait(store.tries(&attempt.placement)).unwrap();
-            assert_eq!(tries.next, attempt.number + 1, "{place}: it was made again");
+            let tries = wait(store.tries(&attempt.slot)).unwrap();
+            assert_eq!(tries.next, attempt.number + 1, "{crash_point}: it was made again");
         }
-        Left::of(&dir).must_equal(uninterrupted(), place);
+        RunResults::read(&dir).must_equal(uninterrupted(), crash_point);
     }
 }
 
@@ -223,25 +229,26 @@ fn run_recovers_after_kill_before_scoring() {
 fn run_recovers_after_kill_between_group_scores() {
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let root = tempfile::tempdir().unwrap();
-    let run = |dir: &Path, place| spawn_with(dir, Duration::ZERO, place, &[scorers]).wait().unwrap();
+    let run =
+        |dir: &Path, crash_point| spawn_with(dir, Duration::ZERO, crash_point, &[scorers]).wait().unwrap();
     let dir = root.path().join("undisturbed");
     assert!(run(&dir, None).success());
-    let undisturbed = Left::of(&dir);
+    let undisturbed = RunResults::read(&dir);
     let mut parted = 0;
-    for place in ["attempt_recorded:41", "attempt_recorded:42", "attempt_recorded:43"] {
-        let dir = root.path().join(place);
-        assert_eq!(run(&dir, Some(place)).signal(), Some(9), "{place} is never passed");
+    for crash_point in ["attempt_recorded:41", "attempt_recorded:42", "attempt_recorded:43"] {
+        let dir = root.path().join(crash_point);
+        assert_eq!(run(&dir, Some(crash_point)).signal(), Some(9), "{crash_point} is never passed");
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-        let left = wait(store.summaries(Purpose::Train)).unwrap();
-        parted += left
-            .chunk_by(|a, b| (a.placement.step, a.placement.group) == (b.placement.step, b.placement.group))
+        let attempt_summaries = wait(store.summaries(Purpose::Train)).unwrap();
+        parted += attempt_summaries
+            .chunk_by(|a, b| (a.slot.step, a.slot.group) == (b.slot.step, b.slot.group))
             .filter(|group| {
                 let has = |status| group.iter().any(|attempt| attempt.status == status);
                 has(Status::Completed) && has(Status::Unscored)
             })
             .count();
-        assert!(run(&dir, None).success(), "{place}: the run does not go on");
-        Left::of(&dir).must_equal(&undisturbed, place);
+        assert!(run(&dir, None).success(), "{crash_point}: the run does not go on");
+        RunResults::read(&dir).must_equal(&undisturbed, crash_point);
     }
     assert!(parted > 0, "no group was recorded in part");
 }
@@ -251,10 +258,10 @@ fn run_recovers_after_kill_around_optimizer_step() {
     for point in ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"] {
         // In the first phase, and in the second phase between two of its updates.
         for count in [1, 5, 9] {
-            dies_at(&format!("{point}:{count}"));
+            assert_recovers_from_kill_at(&format!("{point}:{count}"));
         }
     }
-    dies_at("metrics_written:4");
+    assert_recovers_from_kill_at("metrics_written:4");
 }
 
 #[test]
@@ -264,7 +271,7 @@ fn run_recovers_after_kill_during_checkpoint() {
         // The first checkpoint, the one at the end of a phase, and one of the second phase after
         // earlier ones were removed.
         for count in [1, 3, 5] {
-            dies_at(&format!("{point}:{count}"));
+            assert_recovers_from_kill_at(&format!("{point}:{count}"));
         }
     }
 }
@@ -295,7 +302,7 @@ fn run_recovers_after_kills_at_random_times() {
             kills += 1;
         }
         assert!(kills > 2, "it was hardly interrupted: {kills}");
-        Left::of(&dir).must_equal(expected, &format!("round {round}, {kills} kills"));
+        RunResults::read(&dir).must_equal(expected, &format!("round {round}, {kills} kills"));
     }
 }
 
@@ -314,8 +321,8 @@ fn ahead_sampling_run_recovers_after_kills() {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("run");
         let mut kills = 0;
-        for place in named {
-            let crash_at = Some(place).filter(|_| round == 0);
+        for crash_point in named {
+            let crash_at = Some(crash_point).filter(|_| round == 0);
             let mut child = spawn_with(&dir, Duration::from_millis(20), crash_at, &overrides);
             if crash_at.is_none() {
                 std::thread::sleep(Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)));
@@ -329,12 +336,13 @@ fn ahead_sampling_run_recovers_after_kills() {
 
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
-        let mut taken: Vec<u64> = plans.iter().flat_map(|plan| plan.places.iter().copied()).collect();
+        let mut taken: Vec<u64> =
+            plans.iter().flat_map(|plan| plan.group_positions.iter().copied()).collect();
         taken.sort_unstable();
         assert_eq!(taken, (0..24).collect::<Vec<_>>(), "every task once");
         let recorded = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(recorded.len(), 48, "every attempt, broken ones included");
-        for path in plans.iter().flat_map(StepPlan::paths) {
+        for path in plans.iter().flat_map(StepPlan::sequences) {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             assert_eq!(attempt.status, Status::Completed);
         }

@@ -7,9 +7,9 @@ use levade_policy::{
     Learner, OptimParams, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig,
 };
 use levade_rl::{
-    Alignment, Compare, Counting, Estimator, GroupBaseline, Loss, Path, PolicyLoss, Rollout, Singleton,
+    Alignment, Compare, Counting, Estimator, GroupBaseline, Loss, PolicyLoss, Rollout, Sequence, Singleton,
 };
-use levade_tree::{PathInput, PathTarget, Term, TreeBatch};
+use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 /// Number of tokens in the vocabulary. An attempt has two tokens.
 const TOKENS: usize = 3;
@@ -105,14 +105,15 @@ impl Policy {
     }
 
     /// Returns the gradient of the expected best score of `k` attempts.
-    fn truth_of_best(&self, k: u32) -> Gradients {
+    fn exact_best_gradient(&self, k: u32) -> Gradients {
         let mut gradients = Gradients::default();
         let all = every_attempt();
-        for drawn in 0..all.len().pow(k) {
-            let of: Vec<Attempt> = (0..k).map(|i| all[drawn / all.len().pow(i) % all.len()]).collect();
-            let p: f64 = of.iter().map(|attempt| self.probability(*attempt)).product();
-            let best = of.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
-            for attempt in of {
+        for combination in 0..all.len().pow(k) {
+            let chosen_attempts: Vec<Attempt> =
+                (0..k).map(|i| all[combination / all.len().pow(i) % all.len()]).collect();
+            let p: f64 = chosen_attempts.iter().map(|attempt| self.probability(*attempt)).product();
+            let best = chosen_attempts.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
+            for attempt in chosen_attempts {
                 (0..2).for_each(|t| self.add_gradient(attempt, t, p * best, &mut gradients));
             }
         }
@@ -127,9 +128,9 @@ impl Policy {
                 score: score(*attempt),
                 components: vec![early(*attempt), score(*attempt) - early(*attempt)],
                 rival: Some(0.4),
-                paths: vec![Path {
+                sequences: vec![Sequence {
                     turns_before: 0,
-                    cut: None,
+                    truncation_value: None,
                     turns: vec![1, 1],
                     rewards: vec![early(*attempt), score(*attempt) - early(*attempt)],
                     values: states.iter().map(|s| VALUES[*s]).collect(),
@@ -150,8 +151,8 @@ impl Policy {
 type Gradients = [[f64; TOKENS]; 4];
 
 /// Returns an attempt as a sequence whose tokens are trained with these advantages.
-fn input(attempt: Attempt, advantages: &[f64; 2]) -> PathInput {
-    let target = |t: usize| PathTarget {
+fn input(attempt: Attempt, advantages: &[f64; 2]) -> SequenceInput {
+    let target = |t: usize| SequenceTarget {
         index: t as u32 + 1,
         temperature: 1.0,
         term: Term {
@@ -162,16 +163,16 @@ fn input(attempt: Attempt, advantages: &[f64; 2]) -> PathInput {
         },
     };
     let tokens = [PROMPT].into_iter().chain(attempt.iter().map(|token| *token as u32)).collect();
-    PathInput { tokens, targets: vec![target(0), target(1)] }
+    SequenceInput { tokens, targets: vec![target(0), target(1)] }
 }
 
-async fn draw(simulator: &Simulator, stream: u64) -> Attempt {
+async fn sample_attempt(simulator: &Simulator, stream: u64) -> Attempt {
     let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
     let request =
         SampleRequest { seed: 11, stream, prompt: vec![PROMPT], params, ..SampleRequest::default() };
-    let reply = simulator.sample(request).await.unwrap();
-    let reply = reply.collect(std::time::Duration::from_secs(5)).await.unwrap();
-    [reply.tokens[0] as usize, reply.tokens[1] as usize]
+    let completion = simulator.sample(request).await.unwrap();
+    let completion = completion.collect(std::time::Duration::from_secs(5)).await.unwrap();
+    [completion.tokens[0] as usize, completion.tokens[1] as usize]
 }
 
 fn simulator() -> Simulator {
@@ -194,7 +195,7 @@ async fn rows(simulator: &Simulator) -> [usize; 4] {
         for t in 0..2 {
             let advantages = if t == 0 { [1.0, 0.0] } else { [0.0, 1.0] };
             let batch = TreeBatch::merge(&[input(attempt, &advantages)]).unwrap();
-            simulator.forward_backward(Arc::new(batch), Loss::of(PolicyLoss::Reinforce)).await.unwrap();
+            simulator.forward_backward(Arc::new(batch), Loss::new(PolicyLoss::Reinforce)).await.unwrap();
             let gradient = simulator.take_gradient();
             rows[states(attempt)[t]] = gradient.iter().position(|g| *g != 0.0).unwrap() / TOKENS;
         }
@@ -262,14 +263,14 @@ async fn estimators_match_exact_expectation() {
     for g in 0..GROUPS as u64 {
         let mut group = Vec::with_capacity(GROUP);
         for i in 0..GROUP as u64 {
-            group.push(draw(&simulator, 1 + g * GROUP as u64 + i).await);
+            group.push(sample_attempt(&simulator, 1 + g * GROUP as u64 + i).await);
         }
         groups.push(group);
     }
-    for (name, estimator, share_of_truth) in estimators {
+    for (name, estimator, truth_fraction) in estimators {
         let exact = policy.expectation(&estimator);
-        if let Some(share) = share_of_truth {
-            let scaled = truth.map(|row| row.map(|slope| share * slope));
+        if let Some(fraction) = truth_fraction {
+            let scaled = truth.map(|row| row.map(|partial| fraction * partial));
             assert!(largest_difference(&exact, &scaled) < 1e-12, "{name}: {exact:?}, truth {scaled:?}");
         } else {
             assert!(largest_difference(&exact, &truth) > 1e-6, "{name} is unbiased");
@@ -277,17 +278,17 @@ async fn estimators_match_exact_expectation() {
         let (mut sums, mut squares) = (Gradients::default(), Gradients::default());
         for group in &groups {
             let advantages = policy.advantages(&estimator, group);
-            let paths: Vec<PathInput> =
+            let paths: Vec<SequenceInput> =
                 group.iter().zip(&advantages).map(|(a, adv)| input(*a, adv)).collect();
             let batch = Arc::new(TreeBatch::merge(&paths).unwrap());
-            simulator.forward_backward(batch, Loss::of(PolicyLoss::Reinforce)).await.unwrap();
+            simulator.forward_backward(batch, Loss::new(PolicyLoss::Reinforce)).await.unwrap();
             let gradient = simulator.take_gradient();
             for state in 0..4 {
                 for token in 0..TOKENS {
                     // The loss decreases when the score increases.
-                    let slope = -gradient[rows[state] * TOKENS + token];
-                    sums[state][token] += slope;
-                    squares[state][token] += slope * slope;
+                    let partial = -gradient[rows[state] * TOKENS + token];
+                    sums[state][token] += partial;
+                    squares[state][token] += partial * partial;
                 }
             }
         }
@@ -315,7 +316,7 @@ async fn second_best_baseline_yields_unbiased_pass_k() {
         let compare = Compare::SecondBest { k: Some(k) };
         let found =
             policy.expectation(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }));
-        let truth = policy.truth_of_best(k as u32);
+        let truth = policy.exact_best_gradient(k as u32);
         let sums = found.map(|row| row.map(|mean| GROUP as f64 * mean));
         assert!(largest_difference(&sums, &truth) < 1e-12, "k = {k}: {sums:?}, truth {truth:?}");
     }
@@ -326,7 +327,7 @@ async fn second_best_baseline_yields_unbiased_pass_k() {
 async fn critic_converges_to_true_values() {
     let (actor, critic) = (simulator(), simulator());
     let policy = Policy::of(&actor).await;
-    let (rows, loss) = (rows(&critic).await, Loss::of(PolicyLoss::Value { clip: Some(0.5) }));
+    let (rows, loss) = (rows(&critic).await, Loss::new(PolicyLoss::Value { clip: Some(0.5) }));
     let mut expected = [0.0; 4];
     for attempt in every_attempt() {
         expected[0] += policy.probability(attempt) * score(attempt);
@@ -336,7 +337,7 @@ async fn critic_converges_to_true_values() {
     for step in 0..steps {
         let mut paths = Vec::new();
         for i in 0..8 {
-            let attempt = draw(&actor, 1_000_000 + step * 8 + i).await;
+            let attempt = sample_attempt(&actor, 1_000_000 + step * 8 + i).await;
             let mut path = input(attempt, &[0.0; 2]);
             for target in &mut path.targets {
                 target.term.returns = score(attempt) as f32;
@@ -353,9 +354,9 @@ async fn critic_converges_to_true_values() {
                 .for_each(|term| term.value = Some(value));
         }
         critic.forward_backward(Arc::new(batch), loss).await.unwrap();
-        let left = 1.0 - step as f32 / steps as f32;
+        let remaining = 1.0 - step as f32 / steps as f32;
         let params = OptimParams {
-            learning_rate: 0.004 * left,
+            learning_rate: 0.004 * remaining,
             beta1: 0.9,
             beta2: 0.999,
             epsilon: 1e-8,

@@ -10,7 +10,7 @@ use levade_recipe::Recipe;
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Store};
 use levade_text::testing::tiny_chat;
-use levade_trainer::{AgentParts, Ended, Parts, Start, StopFlag, Toolboxes, Trainer, replay};
+use levade_trainer::{AgentSpec, RunEnd, RunParts, StartMode, StopFlag, Toolboxes, Trainer, replay};
 use levade_tree::Purpose;
 
 use crate::common::{parts, recipe, simulator, trained};
@@ -21,12 +21,13 @@ const CONDENSE: [&str; 2] = [
     "agent.browser={tools=[], max_tokens=12}",
 ];
 
-fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> Parts {
+fn parts_of(recipe: &Recipe, policy: &Arc<levade_policy::Simulator>) -> RunParts {
     let mut parts = parts(policy, Duration::ZERO);
     let toolboxes = Toolboxes::new(&recipe.tool, Supervisor::default());
     let chat = Arc::new(tiny_chat().unwrap());
-    let agent =
-        |(name, keys): (&str, _)| AgentParts::new(name, chat.clone(), toolboxes.of(keys, &chat).unwrap());
+    let agent = |(name, keys): (&str, _)| {
+        AgentSpec::new(name, chat.clone(), toolboxes.tools_for(keys, &chat).unwrap())
+    };
     parts.agents = recipe.agents().into_iter().map(agent).collect();
     parts
 }
@@ -36,9 +37,9 @@ async fn run(dir: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
     let recipe = recipe(dir, &[&CONDENSE[..], overrides].concat());
     let policy = simulator(Duration::ZERO, 0.0);
     let parts = parts_of(&recipe, &policy);
-    let mut trainer = Trainer::new(recipe, parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
     drop(trainer);
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
@@ -57,7 +58,7 @@ fn trained_on(dir: &Path, attempts: &[Attempt]) -> usize {
     for (phase, step) in wait(store.planned_steps()).unwrap() {
         let plan = wait(store.step(phase, step)).unwrap().unwrap();
         found += plan
-            .paths()
+            .sequences()
             .filter(|path| {
                 let attempt = attempts.iter().find(|attempt| attempt.id == path.attempt);
                 let segments = attempt.map(|attempt| attempt.trajectory.segments());

@@ -6,10 +6,11 @@ use std::path::Path;
 use std::time::{Duration, SystemTime};
 
 use levade_recipe::Recipe;
-use levade_store::testing::{undisturbed, undisturbed_plan, wait};
+use levade_store::testing::{ids_without_abandoned, plan_without_abandoned, wait};
 use levade_store::{Sqlite, Store};
 use levade_trainer::{
-    Ended, Event, Observer, Parts, Start, StopFlag, Trainer, TrainerError, begun, replay, seconds,
+    Event, Observer, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, replay, seconds,
+    started_at,
 };
 
 use crate::common::{Notes, metrics, parts, simulator};
@@ -20,7 +21,7 @@ const CONSTANT: &str = "phase.1.optimiser.schedule=constant";
 /// An observer that requests a stop after a number of steps.
 struct StopAfter {
     stop: StopFlag,
-    left: u32,
+    remaining: u32,
     notes: Notes,
 }
 
@@ -28,8 +29,8 @@ impl Observer for StopAfter {
     fn event(&mut self, event: &Event) {
         self.notes.event(event);
         if matches!(event, Event::Step { .. }) {
-            self.left = self.left.saturating_sub(1);
-            if self.left == 0 {
+            self.remaining = self.remaining.saturating_sub(1);
+            if self.remaining == 0 {
                 self.stop.stop();
             }
         }
@@ -40,17 +41,17 @@ impl Observer for StopAfter {
 /// notes.
 async fn run(
     dir: &Path,
-    start: Start,
-    most: u32,
+    start: StartMode,
+    max_steps: u32,
     overrides: &[&str],
 ) -> Result<(Vec<f32>, bool, String), TrainerError> {
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = crate::common::recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await?;
     let stop = StopFlag::default();
-    let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
+    let mut observer = StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
     let ended = trainer.run(&mut observer, &stop).await?;
-    Ok((policy.weights(), matches!(ended, Ended::Finished(_)), observer.notes.0.join("\n")))
+    Ok((policy.weights(), matches!(ended, RunEnd::Finished(_)), observer.notes.0.join("\n")))
 }
 
 /// Asserts that both runs left the same metrics and plans.
@@ -59,9 +60,9 @@ fn assert_same(dir: &Path, other: &Path) {
     let plans = |dir: &Path| {
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let steps = wait(store.planned_steps()).unwrap();
-        let names = wait(undisturbed(&store)).unwrap();
+        let names = wait(ids_without_abandoned(&store)).unwrap();
         let plan = |(phase, step)| wait(store.step(phase, step)).unwrap().unwrap();
-        steps.into_iter().map(|at| undisturbed_plan(&plan(at), &names)).collect::<Vec<_>>()
+        steps.into_iter().map(|at| plan_without_abandoned(&plan(at), &names)).collect::<Vec<_>>()
     };
     assert_eq!(plans(dir), plans(other));
 }
@@ -82,20 +83,20 @@ async fn replayed(dir: &Path) -> (u32, bool) {
 async fn extended_run_matches_run_of_full_length() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
-    let (longer, whole) = ("phase.1.steps=8", path("whole"));
-    let (weights, ..) = run(&whole, Start::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
+    let (longer, uninterrupted) = ("phase.1.steps=8", path("whole"));
+    let (weights, ..) = run(&uninterrupted, StartMode::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
     // The run is finished, or stopped in the middle.
-    for (name, most) in [("finished", 99), ("stopped", 9)] {
+    for (name, max_steps) in [("finished", 99), ("stopped", 9)] {
         let dir = path(name);
-        let (_, finished, _) = run(&dir, Start::Fresh, most, &[CONSTANT]).await.unwrap();
-        assert_eq!(finished, most == 99);
-        let (grown, finished, notes) = run(&dir, Start::Resume, 99, &[CONSTANT, longer]).await.unwrap();
+        let (_, finished, _) = run(&dir, StartMode::Fresh, max_steps, &[CONSTANT]).await.unwrap();
+        assert_eq!(finished, max_steps == 99);
+        let (grown, finished, notes) = run(&dir, StartMode::Resume, 99, &[CONSTANT, longer]).await.unwrap();
         assert!(finished && notes.is_empty(), "{notes}");
         assert_eq!(grown, weights);
-        assert_same(&dir, &whole);
+        assert_same(&dir, &uninterrupted);
         // From now on the run has this number of steps.
         assert_eq!(replayed(&dir).await, (14, true));
-        let fewer = run(&dir, Start::Resume, 99, &[CONSTANT]).await.unwrap_err();
+        let fewer = run(&dir, StartMode::Resume, 99, &[CONSTANT]).await.unwrap_err();
         assert!(matches!(fewer, TrainerError::Differs { .. }) && fewer.is_user_error(), "{fewer}");
         assert!(fewer.to_string().contains("`phase.1.steps` is 5 now and was 8"), "{fewer}");
     }
@@ -107,11 +108,11 @@ async fn resume_writes_changed_keys_to_recipe() {
     let root = tempfile::tempdir().unwrap();
     let (dir, moved) = (root.path().join("run"), root.path().join("moved"));
     let written = |dir: &Path| Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
-    let (_, finished, _) = run(&dir, Start::Fresh, 5, &[]).await.unwrap();
+    let (_, finished, _) = run(&dir, StartMode::Fresh, 5, &[]).await.unwrap();
     assert!(!finished);
     let before = written(&dir);
     std::fs::rename(&dir, &moved).unwrap();
-    run(&moved, Start::Resume, 9, &["run.keep=7", "agent.attempt_seconds=99"]).await.unwrap();
+    run(&moved, StartMode::Resume, 9, &["run.keep=7", "agent.attempt_seconds=99"]).await.unwrap();
     let after = written(&moved);
     assert_eq!((after.run.keep, after.agent.attempt_seconds), (7, 99.0));
     assert_eq!((&after.run.name, &after.run.folder), (&before.run.name, &moved));
@@ -125,17 +126,20 @@ async fn resume_accepts_added_phase_and_rejects_changed_one() {
     let sft = "{kind='sft', demonstrations=10, epochs=2, batch=4, learning_rate=3.0}";
     let rl = "{kind='rl', steps=2, groups=2, group_size=4, learning_rate=0.05}";
     let (short, long) = (format!("phase=[{sft}]"), format!("phase=[{sft}, {rl}]"));
-    let (weights, ..) = run(&path("whole"), Start::Fresh, 99, &[&long]).await.unwrap();
-    run(&path("grown"), Start::Fresh, 99, &[&short]).await.unwrap();
-    let (grown, ..) = run(&path("grown"), Start::Resume, 99, &[&long]).await.unwrap();
+    let (weights, ..) = run(&path("whole"), StartMode::Fresh, 99, &[&long]).await.unwrap();
+    run(&path("grown"), StartMode::Fresh, 99, &[&short]).await.unwrap();
+    let (grown, ..) = run(&path("grown"), StartMode::Resume, 99, &[&long]).await.unwrap();
     assert_eq!(grown, weights);
     assert_same(&path("grown"), &path("whole"));
 
-    let over = run(&path("grown"), Start::Resume, 99, &[&long, "phase.0.epochs=3"]).await.unwrap_err();
-    assert!(matches!(over, TrainerError::PhaseOver { phase: 0, later: 1 }) && over.is_user_error(), "{over}");
+    let over = run(&path("grown"), StartMode::Resume, 99, &[&long, "phase.0.epochs=3"]).await.unwrap_err();
+    assert!(
+        matches!(over, TrainerError::PhaseFinished { phase: 0, later: 1 }) && over.is_user_error(),
+        "{over}"
+    );
     // A rejected change leaves the run as it was.
     assert_eq!(replayed(&path("grown")).await, (8, true));
-    run(&path("grown"), Start::Resume, 99, &[&long]).await.unwrap();
+    run(&path("grown"), StartMode::Resume, 99, &[&long]).await.unwrap();
 }
 
 /// Completed steps keep their learning rate, including in a replay.
@@ -143,11 +147,11 @@ async fn resume_accepts_added_phase_and_rejects_changed_one() {
 async fn schedule_of_extended_phase_applies_to_new_steps() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    run(&dir, Start::Fresh, 99, &[]).await.unwrap();
+    run(&dir, StartMode::Fresh, 99, &[]).await.unwrap();
     let rates =
         || -> Vec<f64> { metrics(&dir).iter().filter_map(|line| line.get("actor/lr")?.as_f64()).collect() };
     let before = rates();
-    let (_, _, notes) = run(&dir, Start::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
+    let (_, _, notes) = run(&dir, StartMode::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
     assert!(notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"), "{notes}");
     let after = rates();
     assert_eq!((&after[..11], after.len()), (&before[..], 15));
@@ -166,9 +170,9 @@ async fn phase_stops_early_at_success_rate() {
     let easy = [right, "phase.0.until=0.1", "phase.1.until=0.1", "eval.before=false", "agent.max_turns=2"];
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = crate::common::recipe(&path("whole"), &easy);
-    let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), StartMode::Fresh).await.unwrap();
     let mut notes = Notes::default();
-    let Ended::Finished(summary) = trainer.run(&mut notes, &StopFlag::default()).await.unwrap() else {
+    let RunEnd::Finished(summary) = trainer.run(&mut notes, &StopFlag::default()).await.unwrap() else {
         panic!()
     };
     drop(trainer);
@@ -182,18 +186,18 @@ async fn phase_stops_early_at_success_rate() {
     assert_eq!(summary.gains.len(), 1);
 
     // Wherever the run is stopped, it ends at the same step with the same weights.
-    for most in [1, 3, 4, 6] {
-        let dir = path(&format!("stopped-{most}"));
-        run(&dir, Start::Fresh, most, &easy).await.unwrap();
-        let (weights, finished, _) = run(&dir, Start::Resume, 99, &easy).await.unwrap();
+    for max_steps in [1, 3, 4, 6] {
+        let dir = path(&format!("stopped-{max_steps}"));
+        run(&dir, StartMode::Fresh, max_steps, &easy).await.unwrap();
+        let (weights, finished, _) = run(&dir, StartMode::Resume, 99, &easy).await.unwrap();
         assert!(finished);
-        assert_eq!(weights, policy.weights(), "stopped after {most}");
+        assert_eq!(weights, policy.weights(), "stopped after {max_steps}");
         assert_same(&dir, &path("whole"));
         assert_eq!(replayed(&dir).await, (6, true));
     }
     // A phase that stopped early can be continued.
     let more: Vec<&str> = easy.into_iter().filter(|key| *key != "phase.1.until=0.1").collect();
-    let (_, finished, _) = run(&path("whole"), Start::Resume, 99, &more).await.unwrap();
+    let (_, finished, _) = run(&path("whole"), StartMode::Resume, 99, &more).await.unwrap();
     assert!(finished);
     assert_eq!(replayed(&path("whole")).await, (8, true));
 }
@@ -210,25 +214,25 @@ async fn resume_rejects_changed_files() {
     fs::write(&model, "{}").unwrap();
     let tasks = format!("tasks=[{{kind='jsonl', path='{}', held_out=2}}]", rows.display());
     let phase = "phase=[{kind='rl', steps=2, groups=2, group_size=4, learning_rate=0.05}]";
-    let go = async |start, most| {
+    let go = async |start, max_steps| {
         let policy = simulator(Duration::ZERO, 0.0);
-        let parts = Parts { model_files: vec![model.clone()], ..parts(&policy, Duration::ZERO) };
+        let parts = RunParts { model_files: vec![model.clone()], ..parts(&policy, Duration::ZERO) };
         let recipe = crate::common::recipe(&dir, &[&tasks, phase, "eval.tasks=2"]);
         let stop = StopFlag::default();
-        let mut observer = StopAfter { stop: stop.clone(), left: most, notes: Notes::default() };
+        let mut observer = StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
         Trainer::new(recipe, parts, start).await?.run(&mut observer, &stop).await
     };
-    go(Start::Fresh, 1).await.unwrap();
-    for (file, changed, whole, name) in [
+    go(StartMode::Fresh, 1).await.unwrap();
+    for (file, changed, contents, name) in [
         (&rows, written(2), written(1), "rows.jsonl of `tasks.0`"),
         (&model, "{ }".into(), "{}".into(), "config.json of `model`"),
     ] {
         fs::write(file, changed).unwrap();
-        let refused = go(Start::Resume, 1).await.unwrap_err();
+        let refused = go(StartMode::Resume, 1).await.unwrap_err();
         assert!(refused.is_user_error() && refused.to_string().contains(name), "{refused}");
-        fs::write(file, whole).unwrap();
+        fs::write(file, contents).unwrap();
     }
-    assert!(matches!(go(Start::Resume, 99).await.unwrap(), Ended::Finished(_)));
+    assert!(matches!(go(StartMode::Resume, 99).await.unwrap(), RunEnd::Finished(_)));
 }
 
 /// A run records its start. For a run of an older build, which did not record it, the start is the
@@ -237,14 +241,14 @@ async fn resume_rejects_changed_files() {
 async fn begun_returns_start_of_run() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    assert_eq!(begun(&dir).unwrap(), None);
-    run(&dir, Start::Fresh, 1, &[]).await.unwrap();
-    assert_eq!(begun(&dir).unwrap(), Some(0));
+    assert_eq!(started_at(&dir).unwrap(), None);
+    run(&dir, StartMode::Fresh, 1, &[]).await.unwrap();
+    assert_eq!(started_at(&dir).unwrap(), Some(0));
 
     fs::remove_file(dir.join("origin.json")).unwrap();
     let written = seconds(fs::metadata(dir.join("recipe.toml")).unwrap().modified().unwrap());
     assert!(seconds(SystemTime::now()) - written < 600);
-    assert_eq!(begun(&dir).unwrap(), Some(written));
-    run(&dir, Start::Resume, 1, &[]).await.unwrap();
+    assert_eq!(started_at(&dir).unwrap(), Some(written));
+    run(&dir, StartMode::Resume, 1, &[]).await.unwrap();
     assert!(dir.join("origin.json").is_file());
 }

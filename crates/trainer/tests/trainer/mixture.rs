@@ -7,7 +7,7 @@ use std::time::Duration;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
 use levade_text::testing::tiny_chat;
-use levade_trainer::{Answers, Ended, Policy, Start, StopFlag, Trainer};
+use levade_trainer::{ChatBackend, Policy, RunEnd, StartMode, StopFlag, Trainer};
 use levade_tree::{Kind, Purpose};
 
 use crate::common::{parts, recipe, simulator, trained};
@@ -28,13 +28,13 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let before = opponent.weights();
     let mut parts = parts(&policy, Duration::ZERO);
-    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(3)));
-    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
-    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
     drop(trainer);
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
@@ -63,10 +63,10 @@ async fn group_baseline_excludes_opponent_attempts() {
     let dir = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let mut parts = parts(&policy, Duration::ZERO);
-    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     // The opponent plays half of the attempts.
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
-    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
     let plain = [
         "phase.1.kl={estimator=\"k3\", coefficient=1e-9}",
@@ -74,9 +74,9 @@ async fn group_baseline_excludes_opponent_attempts() {
         "phase.1.group_size=8",
     ];
     let overrides: Vec<&str> = MIXED.into_iter().chain(plain).collect();
-    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
     drop(trainer);
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
@@ -84,10 +84,10 @@ async fn group_baseline_excludes_opponent_attempts() {
     for (phase, step) in wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1) {
         let plan = wait(store.step(phase, step)).unwrap().unwrap();
         let mut groups: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
-        for path in plan.policies[0].paths() {
+        for path in plan.policies[0].sequences() {
             let attempt = wait(store.attempt(&path.attempt)).unwrap().unwrap();
             let advantage = path.advantage.iter().next().unwrap();
-            let of_group = groups.entry(attempt.placement.group).or_default();
+            let of_group = groups.entry(attempt.slot.group).or_default();
             of_group.push((attempt.reward.unwrap(), advantage.into()));
         }
         for group in groups.into_values().filter(|group| group.len() > 1) {
@@ -109,11 +109,11 @@ async fn evaluation_uses_only_trained_policies() {
     let dir = root.path().join("run");
     let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
     let mut parts = parts(&policy, Duration::ZERO);
-    parts.policies.push(Policy { learns: None, ..trained("opponent", &opponent) });
+    parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));
-    parts.agents[0].answers.push(Answers::Policy(Arc::new(tiny_chat().unwrap())));
+    parts.agents[0].backends.push(ChatBackend::Policy(Arc::new(tiny_chat().unwrap())));
     parts.agents[0].pick = Some(pick);
-    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &MIXED), parts, StartMode::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);
 

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use levade_policy::{Learner, Predictions, Simulator};
 use levade_store::testing::wait;
-use levade_store::{Attempt, PlannedPath, Sqlite, StepPlan, Store};
-use levade_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, replay};
-use levade_tree::{AttemptId, Finish, PathInput, PathTarget, Placement, Purpose, Term, TreeBatch};
+use levade_store::{Attempt, PlannedSequence, Sqlite, StepPlan, Store};
+use levade_trainer::{Event, Observer, RunEnd, StartMode, StopFlag, Trainer, replay};
+use levade_tree::{AttemptId, AttemptSlot, Finish, Purpose, SequenceInput, SequenceTarget, Term, TreeBatch};
 use serde_json::Value;
 
 use crate::common::{metrics, parts, recipe, simulator};
@@ -30,29 +30,29 @@ impl Observer for StopAt {
 }
 
 /// Runs to the end, or to the n-th event.
-async fn run(dir: &Path, start: Start, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
+async fn run(dir: &Path, start: StartMode, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await.unwrap();
     let stop = StopFlag::default();
     let ended = trainer.run(&mut StopAt(stop.clone(), events), &stop).await.unwrap();
-    (matches!(ended, Ended::Finished(_)), policy)
+    (matches!(ended, RunEnd::Finished(_)), policy)
 }
 
 /// Runs without and with many stops, and replays from the store with checkpoints and without.
 /// Asserts that all results are the same.
 async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
-    let (finished, policy) = run(dir, Start::Fresh, overrides, u32::MAX).await;
+    let (finished, policy) = run(dir, StartMode::Fresh, overrides, u32::MAX).await;
     assert!(finished);
 
     let stopped = dir.with_extension("stopped");
-    let (mut start, mut stops) = (Start::Fresh, 0);
+    let (mut start, mut stops) = (StartMode::Fresh, 0);
     let again = loop {
         let (finished, policy) = run(&stopped, start, overrides, 11).await;
         if finished {
             break policy;
         }
-        (start, stops) = (Start::Resume, stops + 1);
+        (start, stops) = (StartMode::Resume, stops + 1);
         assert!(stops < 200, "it never ends");
     };
     assert!(stops > 3, "{stops}");
@@ -66,7 +66,7 @@ async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
     assert!(compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
 
     std::fs::remove_dir_all(stopped.join("checkpoints")).unwrap();
-    let (finished, again) = run(&stopped, Start::Resume, overrides, u32::MAX).await;
+    let (finished, again) = run(&stopped, StartMode::Resume, overrides, u32::MAX).await;
     assert!(finished);
     assert_eq!(again.weights(), policy.weights());
     assert_eq!(metrics(&stopped), metrics(dir));
@@ -84,31 +84,31 @@ fn phase(keys: &str) -> [String; 2] {
 fn planned(dir: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, Attempt>) {
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let plan = wait(store.step(phase, step)).unwrap().unwrap();
-    let keys = plan.paths();
+    let keys = plan.sequences();
     let attempts = keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));
     let attempts = attempts.collect();
     (plan, attempts)
 }
 
-fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedPath> {
-    plan.paths()
+fn paths_of(plan: &StepPlan) -> impl Iterator<Item = &PlannedSequence> {
+    plan.sequences()
 }
 
 /// Returns a policy with the weights at the start of the phase.
-async fn at_the_beginning(dir: &Path) -> Arc<Simulator> {
+async fn policy_at_phase_start(dir: &Path) -> Arc<Simulator> {
     let policy = simulator(Duration::ZERO, 0.0);
     policy.load(&dir.join("checkpoints/step-000006"), false).await.unwrap();
     policy
 }
 
 /// Returns all tokens of an attempt, which is one sequence, with its sampled tokens as targets.
-fn whole(attempt: &Attempt) -> PathInput {
-    let mut input = PathInput::default();
+fn sequence_input(attempt: &Attempt) -> SequenceInput {
+    let mut input = SequenceInput::default();
     for segment in attempt.trajectory.segments() {
         let start = input.tokens.len() as u32;
         let sampled = 0..segment.logprobs.len() as u32;
         let target =
-            |i| PathTarget { index: start + i, temperature: segment.temperature, term: Term::default() };
+            |i| SequenceTarget { index: start + i, temperature: segment.temperature, term: Term::default() };
         input.targets.extend(sampled.map(target));
         input.tokens.extend(segment.tokens.iter().copied());
     }
@@ -116,7 +116,7 @@ fn whole(attempt: &Attempt) -> PathInput {
 }
 
 async fn predictions(policy: &Simulator, attempt: &Attempt) -> Predictions {
-    policy.predictions(Arc::new(TreeBatch::merge(&[whole(attempt)]).unwrap())).await.unwrap()
+    policy.predictions(Arc::new(TreeBatch::merge(&[sequence_input(attempt)]).unwrap())).await.unwrap()
 }
 
 fn finish(attempt: &Attempt) -> Finish {
@@ -138,13 +138,13 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
     let (mut cut, mut ended) = (0, 0);
     for path in paths_of(&plan) {
         let attempt = &attempts[&path.attempt];
-        let input = whole(attempt);
+        let input = sequence_input(attempt);
         let tokens = input.targets.len();
         let last = path.returns.as_ref().unwrap().iter().nth(tokens - 1).unwrap();
-        let mut beyond = PathInput { targets: Vec::new(), ..input };
+        let mut beyond = SequenceInput { targets: Vec::new(), ..input };
         beyond.tokens.extend([0]);
         let index = beyond.tokens.len() as u32 - 1;
-        beyond.targets.push(PathTarget { index, temperature: 1.0, term: Term::default() });
+        beyond.targets.push(SequenceTarget { index, temperature: 1.0, term: Term::default() });
         let values = critic.values(Arc::new(TreeBatch::merge(&[beyond]).unwrap())).await.unwrap();
         // The last turn's own reward is also credited to its last token.
         let mut want = attempt.reward.unwrap();
@@ -154,8 +154,8 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
         } else {
             ended += 1;
         }
-        let earlier: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
-        if attempt.earned.is_empty() {
+        let earlier: f64 = attempt.step_rewards.iter().map(|earned| earned.reward).sum();
+        if attempt.step_rewards.is_empty() {
             assert!((f64::from(last) - want).abs() < 1e-6, "{:?}: {last} {want}", finish(attempt));
         } else {
             assert!(f64::from(last) >= want - 1e-6 && f64::from(last) <= want - earlier + 1e-6);
@@ -180,8 +180,8 @@ async fn remax_baseline_is_greedy_attempt_reward() {
         let (plan, attempts) = planned(&dir, 1, step);
         for path in paths_of(&plan) {
             let attempt = &attempts[&path.attempt];
-            assert_eq!(attempt.placement.purpose, Purpose::Train);
-            let greedy = Placement { purpose: Purpose::Baseline, sample: 0, ..attempt.placement };
+            assert_eq!(attempt.slot.purpose, Purpose::Train);
+            let greedy = AttemptSlot { purpose: Purpose::Baseline, sample: 0, ..attempt.slot };
             let baseline = wait(store.last_try(&greedy)).unwrap().unwrap();
             assert_eq!(baseline.task, attempt.task);
             let sampled: Vec<f32> = baseline
@@ -213,11 +213,11 @@ async fn remax_baseline_is_greedy_attempt_reward() {
 
     // With oversampling a group still has the requested size, even if its greedy attempt ends late.
     let spare = root.path().join("spare");
-    run(&spare, Start::Fresh, &[&no_eval, &change], u32::MAX).await;
+    run(&spare, StartMode::Fresh, &[&no_eval, &change], u32::MAX).await;
     let (plan, attempts) = planned(&spare, 1, 0);
     let mut members: HashMap<u32, Vec<u32>> = HashMap::new();
     for path in paths_of(&plan) {
-        let Placement { group, sample, .. } = attempts[&path.attempt].placement;
+        let AttemptSlot { group, sample, .. } = attempts[&path.attempt].slot;
         members.entry(group).or_default().push(sample);
     }
     assert!(members.values().all(|samples| samples.len() <= 4), "{members:?}");
@@ -232,12 +232,12 @@ async fn optimal_token_baseline_matches_definition() {
     same_however_often_it_stops(&dir, &overrides).await;
 
     let (plan, attempts) = planned(&dir, 1, 0);
-    let policy = at_the_beginning(&dir).await;
+    let policy = policy_at_phase_start(&dir).await;
     let mut compared = 0;
     for group in 0..3 {
         // Every token's return is the reward, because nothing is earned before the end.
         let mut energies = Vec::new();
-        for attempt in attempts.values().filter(|attempt| attempt.placement.group == group) {
+        for attempt in attempts.values().filter(|attempt| attempt.slot.group == group) {
             let found = predictions(&policy, attempt).await;
             let mut sum = 0.0;
             let of_tokens = found.logprobs.iter().zip(&found.concentrations).map(|(logprob, squares)| {
@@ -248,12 +248,13 @@ async fn optimal_token_baseline_matches_definition() {
         }
         // A zero-variance group is not in the plan.
         assert!([0, 4].contains(&energies.len()), "{group}: {}", energies.len());
-        for path in paths_of(&plan).filter(|path| attempts[&path.attempt].placement.group == group) {
+        for path in paths_of(&plan).filter(|path| attempts[&path.attempt].slot.group == group) {
             let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
             for (t, advantage) in path.advantage.iter().take(mine.len()).enumerate() {
-                let alive = energies.iter().filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
+                let present =
+                    energies.iter().filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
                 let (top, bottom) =
-                    alive.fold((0.0, 1e-8), |(top, bottom), (g, w)| (top + g * w, bottom + w));
+                    present.fold((0.0, 1e-8), |(top, bottom), (g, w)| (top + g * w, bottom + w));
                 let want = reward - top / bottom;
                 assert!((f64::from(advantage) - want).abs() < 1e-5, "{t}: {advantage} {want}");
                 compared += 1;
@@ -273,7 +274,7 @@ async fn low_entropy_tokens_lose_advantages() {
     same_however_often_it_stops(&dir, &overrides).await;
 
     let (plan, attempts) = planned(&dir, 1, 0);
-    let policy = at_the_beginning(&dir).await;
+    let policy = policy_at_phase_start(&dir).await;
     // With a penalty, all attempts are in the plan, so all tokens count in the fraction.
     let mut entropies = Vec::new();
     for attempt in attempts.values() {
@@ -287,13 +288,13 @@ async fn low_entropy_tokens_lose_advantages() {
     assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
     assert_eq!(found.thresholds[0] as f32, threshold);
     let (mut kept, mut taken) = (0, 0);
-    for path in &plan.policies[0].updates[0].paths {
+    for path in &plan.policies[0].updates[0].sequences {
         let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
         let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();
-        let whole = all.iter().copied().find(|advantage| *advantage != 0.0);
+        let full_advantage = all.iter().copied().find(|advantage| *advantage != 0.0);
         for (entropy, advantage) in of_path.iter().zip(&all) {
             if *entropy >= threshold {
-                assert_eq!(Some(*advantage), whole.or(Some(0.0)));
+                assert_eq!(Some(*advantage), full_advantage.or(Some(0.0)));
                 kept += usize::from(*advantage != 0.0);
             } else {
                 assert_eq!(*advantage, 0.0);
@@ -305,9 +306,9 @@ async fn low_entropy_tokens_lose_advantages() {
     let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
     for step in &steps {
-        let share = step["actor/high_entropy_share"].as_f64().unwrap();
+        let fraction = step["actor/high_entropy_share"].as_f64().unwrap();
         // The fraction corresponds to an integer number of tokens.
-        assert!((0.199..0.25).contains(&share), "{step}");
+        assert!((0.199..0.25).contains(&fraction), "{step}");
     }
     assert!(steps[3]["actor/kl_loss"].as_f64().unwrap() > 0.0);
 }
@@ -335,14 +336,14 @@ async fn reference_is_updated_at_interval() {
     // Six SFT steps came before. After eight steps in total, the reference has the weights of the
     // phase's start; after ten, those of step nine.
     assert_eq!(weights("step-000008/reference"), None);
-    let held = weights("step-000010/reference").unwrap();
-    assert_ne!(held, weights("step-000008").unwrap());
-    assert_ne!(held, weights("step-000010").unwrap());
+    let reference_weights = weights("step-000010/reference").unwrap();
+    assert_ne!(reference_weights, weights("step-000008").unwrap());
+    assert_ne!(reference_weights, weights("step-000010").unwrap());
     assert_eq!(weights("step-000012/reference").as_ref(), None, "it moves to these very weights");
     assert_eq!(weights("step-000014/reference"), weights("step-000012"));
     let fixed = change.replace(", reference_every=3", "");
-    let (_, other) = run(&root.path().join("fixed"), Start::Fresh, &[&no_eval, &fixed], u32::MAX).await;
-    let (_, moved) = run(&dir, Start::Resume, &overrides, u32::MAX).await;
+    let (_, other) = run(&root.path().join("fixed"), StartMode::Fresh, &[&no_eval, &fixed], u32::MAX).await;
+    let (_, moved) = run(&dir, StartMode::Resume, &overrides, u32::MAX).await;
     assert_ne!(other.weights(), moved.weights());
 }
 
@@ -353,8 +354,8 @@ async fn eval_select_reserves_selection_tasks() {
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=8", "eval.select=0.25"];
     let parts = parts(&policy, Duration::ZERO);
-    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
-    let Ended::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap() else {
+    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
+    let RunEnd::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap() else {
         panic!()
     };
     for eval in &summary.evals {
@@ -372,13 +373,13 @@ async fn eval_select_reserves_selection_tasks() {
     }
     // No task occurs twice, and without selection tasks the set of tasks is the same.
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-    let at = |group| Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
-    let asked: Vec<Value> =
+    let at = |group| AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, group, sample: 0 };
+    let eval_tasks: Vec<Value> =
         (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();
-    let whole = root.path().join("whole");
-    run(&whole, Start::Fresh, &["eval.tasks=8", "phase=[]"], u32::MAX).await;
-    let store = wait(Sqlite::open_existing(&whole.join("run.db"))).unwrap();
+    let unsplit_dir = root.path().join("whole");
+    run(&unsplit_dir, StartMode::Fresh, &["eval.tasks=8", "phase=[]"], u32::MAX).await;
+    let store = wait(Sqlite::open_existing(&unsplit_dir.join("run.db"))).unwrap();
     let all: Vec<Value> =
         (0..8).map(|group| wait(store.last_try(&at(group))).unwrap().unwrap().task).collect();
-    assert_eq!(asked, all);
+    assert_eq!(eval_tasks, all);
 }

@@ -12,13 +12,13 @@ use levade_agent::{AgentLoop, Attempt, AttemptContext};
 use levade_policy::{CRASH_AT, SampleRequest, Sampler as _, SamplingParams, Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
 use levade_store::{PolicyPlan, Sqlite, StepPlan, Store};
-use levade_trainer::{Ended, Parts, Policy, Start, StopFlag, Trainer, TrainerError, replay};
+use levade_trainer::{Policy, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, replay};
 use levade_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
 
 use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
 
 /// Environment variable with the directory in which the child process runs.
-const FOLDER: &str = "LEVADE_TEST_FOLDER";
+const DIR_VARIABLE: &str = "LEVADE_TEST_FOLDER";
 
 /// Two agents of two policies that speak in turn.
 struct Dialogue {
@@ -34,9 +34,9 @@ impl AgentLoop for Dialogue {
         let AttemptContext { seed, stream, params, .. } = context;
         let params = SamplingParams { max_tokens: 6, ..params };
         let mut trajectory = Trajectory::new();
-        let mut leaf = trajectory.push(Segment::given(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
+        let mut leaf = trajectory.push(Segment::context(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
         for (turn, (agent, policy)) in SPEAKERS.into_iter().enumerate() {
-            let prompt = trajectory.path_tokens(leaf);
+            let prompt = trajectory.sequence_tokens(leaf);
             let request = SampleRequest {
                 seed,
                 stream: stream ^ (turn as u64) << 60,
@@ -45,24 +45,24 @@ impl AgentLoop for Dialogue {
                 ..SampleRequest::default()
             };
             let sampler = if policy == "a" { &self.a } else { &self.b };
-            let reply = sampler.sample(request).await.unwrap();
-            let reply = reply.collect(Duration::from_secs(60)).await.unwrap();
+            let completion = sampler.sample(request).await.unwrap();
+            let completion = completion.collect(Duration::from_secs(60)).await.unwrap();
             let names = (agent.to_owned(), policy.to_owned());
-            let segment = reply.into_segment(Some(leaf), &params, turn as u32);
+            let segment = completion.into_segment(Some(leaf), &params, turn as u32);
             leaf = trajectory.push(Segment { agent: names.0, policy: names.1, ..segment }).unwrap();
             let between = Segment {
                 agent: agent.into(),
                 policy: policy.into(),
-                ..Segment::given(Some(leaf), vec![9], turn as u32 + 1)
+                ..Segment::context(Some(leaf), vec![9], turn as u32 + 1)
             };
             leaf = trajectory.push(between).unwrap();
         }
         let sampled = trajectory.sampled_tokens();
-        let evens = trajectory.path_tokens(leaf).iter().filter(|token| *token % 2 == 0).count();
+        let evens = trajectory.sequence_tokens(leaf).iter().filter(|token| *token % 2 == 0).count();
         // If most tokens are odd, the attempt counts as truncated, which lowers its reward.
         let finish = if 2 * evens > sampled { Finish::Answered } else { Finish::MaxTurns };
         Attempt {
-            outcome: Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::begun() },
+            outcome: Outcome { finish, turns: 3, sampled_tokens: sampled, ..Outcome::initial() },
             trajectory,
         }
     }
@@ -106,23 +106,23 @@ fn policies(of: &[(&str, &Arc<Simulator>)]) -> Vec<Policy> {
     let reference = |name: &str| fresh(if name == "a" { 1 } else { 2 });
     let policy = |(name, simulator): &(&str, &Arc<Simulator>)| {
         let mut policy = trained(name, simulator);
-        policy.learns.as_mut().unwrap().reference = Some(reference(name));
+        policy.learner.as_mut().unwrap().reference = Some(reference(name));
         policy
     };
     of.iter().map(policy).collect()
 }
 
-fn parts_of(a: &Arc<Simulator>, b: &Arc<Simulator>) -> Parts {
+fn parts_of(a: &Arc<Simulator>, b: &Arc<Simulator>) -> RunParts {
     let mut parts = parts(a, Duration::ZERO);
     parts.policies = policies(&[("a", a), ("b", b)]);
     parts.agents[0].custom = Some(Arc::new(Dialogue { a: Arc::clone(a), b: Arc::clone(b) }));
     parts
 }
 
-async fn run(recipe: Recipe, parts: Parts, start: Start) {
+async fn run(recipe: Recipe, parts: RunParts, start: StartMode) {
     let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-    assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
 }
 
 /// Each policy ends with the weights of a learner that receives only its part of the plans.
@@ -131,9 +131,9 @@ async fn policies_learn_independently_in_one_run() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let [a, b] = [fresh(1), fresh(2)];
-    let begun = [a.weights(), b.weights()];
-    run(recipe(&dir, ["trained"; 2], &[]), parts_of(&a, &b), Start::Fresh).await;
-    assert!(a.weights() != begun[0] && b.weights() != begun[1], "both have learnt");
+    let initial_weights = [a.weights(), b.weights()];
+    run(recipe(&dir, ["trained"; 2], &[]), parts_of(&a, &b), StartMode::Fresh).await;
+    assert!(a.weights() != initial_weights[0] && b.weights() != initial_weights[1], "both have learnt");
 
     let store = Sqlite::open_existing(&dir.join("run.db")).await.unwrap();
     let mut plans: Vec<StepPlan> = Vec::new();
@@ -151,7 +151,7 @@ async fn policies_learn_independently_in_one_run() {
         attempts.push(store.attempt(&summary.id).await.unwrap().unwrap());
     }
     for attempt in &attempts {
-        let step = attempt.placement.phase * 4 + attempt.placement.step;
+        let step = attempt.slot.phase * 4 + attempt.slot.step;
         for segment in attempt.trajectory.segments().iter().filter(|s| !s.versions.is_empty()) {
             let newest = if segment.policy == "a" { step } else { step.min(4) };
             assert!(segment.versions.iter().all(|run| run.version == u64::from(newest)), "{segment:?}");
@@ -200,14 +200,14 @@ async fn frozen_opponent_does_not_change_training() {
         let [a, b] = [fresh(1), fresh(2)];
         let mut parts = parts_of(&a, &b);
         for (policy, kind) in parts.policies.iter_mut().zip(kinds) {
-            policy.learns.take_if(|_| *kind == "frozen");
+            policy.learner.take_if(|_| *kind == "frozen");
         }
         let mut recipe = recipe(&dir, *kinds, &[]);
         recipe.phase.truncate(1);
         if let levade_recipe::Phase::Rl(keys) = &mut recipe.phase[0] {
             keys.steps = 1;
         }
-        run(recipe, parts, Start::Fresh).await;
+        run(recipe, parts, StartMode::Fresh).await;
         let lines = metrics(&dir);
         // The age and the mismatch of an opponent's tokens do not count.
         let step = lines.last().unwrap().as_object().unwrap();
@@ -226,9 +226,9 @@ async fn frozen_opponent_does_not_change_training() {
 /// normal test.
 #[test]
 fn child() {
-    let Ok(dir) = std::env::var(FOLDER) else { return };
+    let Ok(dir) = std::env::var(DIR_VARIABLE) else { return };
     let dir = Path::new(&dir);
-    let start = if dir.join("recipe.toml").exists() { Start::Resume } else { Start::Fresh };
+    let start = if dir.join("recipe.toml").exists() { StartMode::Resume } else { StartMode::Fresh };
     let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(run(recipe(dir, ["trained"; 2], &[]), parts_of(&fresh(1), &fresh(2)), start));
 }
@@ -239,19 +239,21 @@ fn spawn(dir: &Path, crash_at: Option<&str>) -> Child {
         .args(["--exact", "policies::child", "--nocapture"])
         .stdout(Stdio::null())
         .stderr(Stdio::inherit());
-    command.env(FOLDER, dir).env_remove(CRASH_AT);
-    if let Some(place) = crash_at {
-        command.env(CRASH_AT, place);
+    command.env(DIR_VARIABLE, dir).env_remove(CRASH_AT);
+    if let Some(crash_point) = crash_at {
+        command.env(CRASH_AT, crash_point);
     }
     command.spawn().unwrap()
 }
 
 /// Returns weights and optimizer states of both policies at the end of a run.
-fn left(dir: &Path) -> Vec<Vec<u8>> {
+fn final_files(dir: &Path) -> Vec<Vec<u8>> {
     let last = last_checkpoint(dir);
     let files = ["simulator.weights", "simulator.optimiser"];
-    let places = ["", "policies/b/"].into_iter().flat_map(|place| files.map(|file| format!("{place}{file}")));
-    places.map(|file| std::fs::read(last.join(file)).unwrap()).collect()
+    let files_by_policy = ["", "policies/b/"]
+        .into_iter()
+        .flat_map(|policy_dir| files.map(|file| format!("{policy_dir}{file}")));
+    files_by_policy.map(|file| std::fs::read(last.join(file)).unwrap()).collect()
 }
 
 #[test]
@@ -280,7 +282,7 @@ fn two_policy_run_recovers_after_kills_and_replays() {
     }
     assert!(kills >= 7, "{kills}");
     assert!(spawn(&killed, None).wait().unwrap().success());
-    assert!(left(&killed) == left(&calm), "the killed run ends otherwise");
+    assert!(final_files(&killed) == final_files(&calm), "the killed run ends otherwise");
     assert_eq!(metrics(&killed), metrics(&calm));
 
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
@@ -368,7 +370,7 @@ async fn recipe_rejects_unknown_policy_and_agent_names() {
     std::fs::write(&file, recipe.to_toml().unwrap()).unwrap();
     assert_eq!(Recipe::load(&file, &[]).unwrap(), recipe);
 
-    let missing = Parts { agents: Vec::new(), ..parts(&fresh(1), Duration::ZERO) };
-    let refused = Trainer::new(recipe, missing, Start::Fresh).await.err().unwrap();
-    assert!(matches!(refused, TrainerError::NoPart(_)), "{refused}");
+    let missing = RunParts { agents: Vec::new(), ..parts(&fresh(1), Duration::ZERO) };
+    let refused = Trainer::new(recipe, missing, StartMode::Fresh).await.err().unwrap();
+    assert!(matches!(refused, TrainerError::MissingPart(_)), "{refused}");
 }

@@ -8,7 +8,7 @@ use async_trait::async_trait;
 use levade_agent::{AgentLoop, Attempt, AttemptContext};
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Status, Store};
-use levade_trainer::{Ended, Start, StopFlag, Trainer};
+use levade_trainer::{RunEnd, StartMode, StopFlag, Trainer};
 use levade_tree::{Finish, Kind, Outcome, Purpose, Segment, SegmentId, Trajectory, VersionRun};
 
 use crate::common::{parts, recipe, simulator};
@@ -24,26 +24,26 @@ struct Third {
 #[async_trait]
 impl AgentLoop for Third {
     async fn run(&self, context: AttemptContext) -> Attempt {
-        let place = context.name.split(", try").next().unwrap().to_owned();
+        let slot_name = context.name.split(", try").next().unwrap().to_owned();
         let tries = {
             let mut streams = self.streams.lock().unwrap();
-            let of_place = streams.entry(place).or_default();
+            let of_place = streams.entry(slot_name).or_default();
             of_place.push(context.stream);
             of_place.len()
         };
         let mut trajectory = Trajectory::new();
-        trajectory.push(Segment::given(None, vec![1, 2], 0)).unwrap();
+        trajectory.push(Segment::context(None, vec![1, 2], 0)).unwrap();
         match tries {
             1 => Attempt::broken("tool", "it is away"),
-            2 => Attempt { trajectory, outcome: Outcome { finish: Finish::Deadline, ..Outcome::begun() } },
+            2 => Attempt { trajectory, outcome: Outcome { finish: Finish::Deadline, ..Outcome::initial() } },
             _ => {
-                let reply = Segment {
+                let completion = Segment {
                     kind: Kind::Sampled,
                     logprobs: vec![-1.0],
                     versions: vec![VersionRun { version: 0, len: 1 }],
-                    ..Segment::given(Some(SegmentId(0)), vec![3], 0)
+                    ..Segment::context(Some(SegmentId(0)), vec![3], 0)
                 };
-                trajectory.push(reply).unwrap();
+                trajectory.push(completion).unwrap();
                 let outcome = Outcome { turns: 1, sampled_tokens: 1, ..Outcome::demonstrated("3") };
                 Attempt { trajectory, outcome }
             }
@@ -62,16 +62,16 @@ async fn retries_sample_from_separate_streams() {
         let retries = format!("agent.retries={retries}");
         let phase = "phase=[{kind=\"rl\", steps=1, groups=1, group_size=2, learning_rate=0.1}]";
         let overrides = [&retries, phase, "eval.tasks=0", "eval.unseen_wordings=0"];
-        let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, Start::Fresh).await.unwrap();
+        let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
-        assert!(matches!(ended, Ended::Finished(_)), "{ended:?}");
+        assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
         drop(trainer);
         let streams = agent.streams.lock().unwrap();
         assert_eq!(streams.len(), 2);
-        for (place, tries) in streams.iter() {
-            assert_eq!(tries.len(), want, "{place}");
+        for (slot_name, tries) in streams.iter() {
+            assert_eq!(tries.len(), want, "{slot_name}");
             let different: std::collections::BTreeSet<&u64> = tries.iter().collect();
-            assert_eq!(different.len(), want, "{place}: {tries:?}");
+            assert_eq!(different.len(), want, "{slot_name}: {tries:?}");
         }
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         for summary in wait(store.summaries(Purpose::Train)).unwrap() {

@@ -14,9 +14,9 @@ use levade_rl::Loss;
 use levade_store::testing::wait;
 use levade_store::{Attempt, EvalKey, Sqlite, Status, Store};
 use levade_text::testing::VOCABULARY;
-use levade_trainer::{Ended, Event, Observer, Start, StopFlag, Trainer, TrainerError, replay};
+use levade_trainer::{Event, Observer, RunEnd, StartMode, StopFlag, Trainer, TrainerError, replay};
 use levade_tree::{
-    AttemptId, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
+    AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId, Trajectory, TreeBatch, VersionRun,
 };
 
 use crate::common::{Notes, metrics, parts, recipe, simulator};
@@ -24,9 +24,9 @@ use crate::common::{Notes, metrics, parts, recipe, simulator};
 pub async fn run(
     dir: &Path,
     policy: &Arc<Simulator>,
-    start: Start,
+    start: StartMode,
     overrides: &[&str],
-) -> Result<Ended, TrainerError> {
+) -> Result<RunEnd, TrainerError> {
     let parts = parts(policy, Duration::ZERO);
     Trainer::new(recipe(dir, overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
 }
@@ -36,7 +36,9 @@ async fn run_trains_evaluates_and_checkpoints() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(summary) = run(&dir, &policy, Start::Fresh, &[]).await.unwrap() else { panic!() };
+    let RunEnd::Finished(summary) = run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap() else {
+        panic!()
+    };
     // 2 × ⌈10 / 4⌉ steps of SFT, 5 of GRPO.
     assert_eq!(summary.steps, 11);
     let labels: Vec<_> = summary.evals.iter().map(|e| (e.phase, e.step, e.label.as_str())).collect();
@@ -51,9 +53,12 @@ async fn run_trains_evaluates_and_checkpoints() {
         ]
     );
     // Before training, the policy calls no tool. The evaluation shows an example completion.
-    let reply = summary.evals[0].uncalled.as_ref().unwrap();
-    assert_eq!(reply.attempt, "eval/0/0/0/0");
-    assert!(reply.why.starts_with("it has no <tool_call> in it") && !reply.reply.is_empty(), "{reply:?}");
+    let completion = summary.evals[0].uncalled.as_ref().unwrap();
+    assert_eq!(completion.attempt, "eval/0/0/0/0");
+    assert!(
+        completion.why.starts_with("it has no <tool_call> in it") && !completion.reply.is_empty(),
+        "{completion:?}"
+    );
     assert!(summary.evals.iter().all(|eval| eval.uncalled.is_some() == (eval.overall.used_tool == 0.0)));
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
@@ -101,7 +106,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     for summary in &trained {
         let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
         for segment in attempt.trajectory.segments() {
-            assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.placement.step)));
+            assert!(segment.token_versions().all(|v| v == u64::from(6 + summary.slot.step)));
         }
     }
     let names: Vec<_> = std::fs::read_dir(dir.join("checkpoints"))
@@ -116,10 +121,10 @@ async fn run_trains_evaluates_and_checkpoints() {
 
     // Another start in the same directory is rejected. A resumed run finishes at once, with the
     // same summary.
-    let taken = run(&dir, &policy, Start::Fresh, &[]).await.unwrap_err();
+    let taken = run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap_err();
     assert!(matches!(taken, TrainerError::RunDirExists(_)) && taken.is_user_error(), "{taken}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(again) = run(&dir, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    let RunEnd::Finished(again) = run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap() else { panic!() };
     assert_eq!((again.evals, again.gains, again.steps), (summary.evals, summary.gains, 11));
     assert_eq!(fresh.weights(), policy.weights());
     assert_eq!(metrics(&dir), lines);
@@ -131,8 +136,8 @@ async fn evaluation_settings_do_not_affect_training() {
     let root = tempfile::tempdir().unwrap();
     let own = ["eval.temperature=0.7", "eval.samples=2", "eval.max_turns=1", "eval.max_tokens=9"];
     let (policy, plain) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
-    run(&root.path().join("own"), &policy, Start::Fresh, &own).await.unwrap();
-    run(&root.path().join("plain"), &plain, Start::Fresh, &[]).await.unwrap();
+    run(&root.path().join("own"), &policy, StartMode::Fresh, &own).await.unwrap();
+    run(&root.path().join("plain"), &plain, StartMode::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), plain.weights());
     let store = wait(Sqlite::open_existing(&root.path().join("own/run.db"))).unwrap();
     let made = |purpose| {
@@ -161,7 +166,7 @@ async fn weights_depend_only_on_recipe_and_seed() {
         [&[], &["engine.concurrency=1"], &["run.seed=4"], &["engine.micro_batch_tokens=100000"]];
     for (i, overrides) in runs.iter().enumerate() {
         let policy = simulator(Duration::ZERO, 0.0);
-        run(&root.path().join(i.to_string()), &policy, Start::Fresh, overrides).await.unwrap();
+        run(&root.path().join(i.to_string()), &policy, StartMode::Fresh, overrides).await.unwrap();
         weights.push(policy.weights());
     }
     assert_eq!(weights[0], weights[1]);
@@ -181,7 +186,7 @@ async fn rl_increases_answered_ratio() {
         "agent.max_tokens=30",
         "eval.tasks=0",
     ];
-    run(&dir, &Arc::new(Simulator::new(config)), Start::Fresh, &overrides).await.unwrap();
+    run(&dir, &Arc::new(Simulator::new(config)), StartMode::Fresh, &overrides).await.unwrap();
     let finished: Vec<f64> =
         metrics(&dir).iter().filter_map(|line| line.get("response/answered_ratio")?.as_f64()).collect();
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
@@ -194,16 +199,16 @@ type Wanted = fn(&Event) -> bool;
 /// An observer that requests a stop at the n-th event of a kind.
 struct StopAt {
     stop: StopFlag,
-    left: u32,
+    remaining: u32,
     what: Wanted,
 }
 
 impl Observer for StopAt {
     fn event(&mut self, event: &Event) {
         // Further events may follow.
-        if self.left > 0 && (self.what)(event) {
-            self.left -= 1;
-            if self.left == 0 {
+        if self.remaining > 0 && (self.what)(event) {
+            self.remaining -= 1;
+            if self.remaining == 0 {
                 self.stop.stop();
             }
         }
@@ -213,9 +218,9 @@ impl Observer for StopAt {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn stopped_and_resumed_run_matches_uninterrupted() {
     let root = tempfile::tempdir().unwrap();
-    let whole = root.path().join("whole");
+    let uninterrupted = root.path().join("whole");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&whole, &policy, Start::Fresh, &[]).await.unwrap();
+    run(&uninterrupted, &policy, StartMode::Fresh, &[]).await.unwrap();
 
     let dir = root.path().join("stopped");
     let kinds: [(u32, Wanted); 6] = [
@@ -226,29 +231,31 @@ async fn stopped_and_resumed_run_matches_uninterrupted() {
         (7, |e| matches!(e, Event::Attempt { purpose: Purpose::Train, .. })),
         (1, |e| matches!(e, Event::Checkpoint(_))),
     ];
-    let mut start = Start::Fresh;
+    let mut start = StartMode::Fresh;
     let mut stops = 0;
     for (left, what) in kinds {
         let fresh = simulator(Duration::from_micros(10), 0.0);
         let stop = StopFlag::default();
         let mut trainer =
             Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), start).await.unwrap();
-        let mut observer = StopAt { stop: stop.clone(), left, what };
+        let mut observer = StopAt { stop: stop.clone(), remaining: left, what };
         match trainer.run(&mut observer, &stop).await.unwrap() {
-            Ended::Stopped { checkpoint, done, steps } => {
+            RunEnd::Stopped { checkpoint, done, steps } => {
                 assert_eq!((checkpoint.is_some(), steps), (done > 0, 11));
                 stops += 1;
             }
-            Ended::Finished(_) => break,
+            RunEnd::Finished(_) => break,
         }
-        start = Start::Resume;
+        start = StartMode::Resume;
     }
     assert!(stops >= 5, "{stops}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let Ended::Finished(summary) = run(&dir, &fresh, Start::Resume, &[]).await.unwrap() else { panic!() };
+    let RunEnd::Finished(summary) = run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap() else {
+        panic!()
+    };
     assert_eq!(summary.evals.len(), 5);
     assert_eq!(fresh.weights(), policy.weights());
-    assert_eq!(metrics(&dir), metrics(&whole));
+    assert_eq!(metrics(&dir), metrics(&uninterrupted));
 }
 
 /// Without its checkpoints, a run is repeated from the store alone, and nothing is sampled.
@@ -257,11 +264,11 @@ async fn resume_without_checkpoints_samples_nothing() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&dir, &policy, Start::Fresh, &[]).await.unwrap();
+    run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap();
     let lines = metrics(&dir);
     std::fs::remove_dir_all(dir.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
-    run(&dir, &mute, Start::Resume, &[]).await.unwrap();
+    run(&dir, &mute, StartMode::Resume, &[]).await.unwrap();
     assert_eq!(mute.weights(), policy.weights());
     assert_eq!(mute.device_stats().await.unwrap().unwrap().drawn, 0);
     assert_eq!(metrics(&dir), lines);
@@ -272,7 +279,7 @@ async fn failed_attempts_are_excluded_or_get_reward() {
     let root = tempfile::tempdir().unwrap();
     for (name, overrides) in [("out", &[][..]), ("punished", &["reward.broken=-1.0"][..])] {
         let dir = root.path().join(name);
-        run(&dir, &simulator(Duration::ZERO, 0.2), Start::Fresh, overrides).await.unwrap();
+        run(&dir, &simulator(Duration::ZERO, 0.2), StartMode::Fresh, overrides).await.unwrap();
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         let broken: Vec<_> = all.iter().filter(|s| s.status == Status::Failed).collect();
@@ -289,7 +296,7 @@ async fn failed_attempts_are_excluded_or_get_reward() {
 async fn run_of_failing_attempts_lists_failures_and_resumes() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("dead");
-    let error = run(&dir, &simulator(Duration::ZERO, 1.0), Start::Fresh, &[]).await.unwrap_err();
+    let error = run(&dir, &simulator(Duration::ZERO, 1.0), StartMode::Fresh, &[]).await.unwrap_err();
     assert!(!error.is_user_error());
     assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
@@ -300,10 +307,10 @@ async fn run_of_failing_attempts_lists_failures_and_resumes() {
         assert!(failure.error.unwrap().contains("told to fail"));
     }
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&dir, &policy, Start::Resume, &[]).await.unwrap();
+    run(&dir, &policy, StartMode::Resume, &[]).await.unwrap();
     // The random streams of the attempts are those of a run that never failed.
     let undisturbed = simulator(Duration::ZERO, 0.0);
-    run(&root.path().join("undisturbed"), &undisturbed, Start::Fresh, &[]).await.unwrap();
+    run(&root.path().join("undisturbed"), &undisturbed, StartMode::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), undisturbed.weights());
 }
 
@@ -321,9 +328,11 @@ async fn untrainable_tokens_are_masked_and_counted() {
     let policy = simulator(Duration::ZERO, 0.0);
     let stop = StopFlag::default();
     let mut trainer =
-        Trainer::new(recipe(&dir, &overrides), parts(&policy, Duration::ZERO), Start::Fresh).await.unwrap();
-    let mut observer = StopAt { stop: stop.clone(), left: 1, what: |e| matches!(e, Event::Step { .. }) };
-    assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), Ended::Stopped { .. }));
+        Trainer::new(recipe(&dir, &overrides), parts(&policy, Duration::ZERO), StartMode::Fresh)
+            .await
+            .unwrap();
+    let mut observer = StopAt { stop: stop.clone(), remaining: 1, what: |e| matches!(e, Event::Step { .. }) };
+    assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), RunEnd::Stopped { .. }));
     drop(trainer);
 
     // Attempts of the next two steps as if another program had made them. In step 1, the first 3 of
@@ -334,26 +343,26 @@ async fn untrainable_tokens_are_masked_and_counted() {
     assert_eq!(made.len(), 4);
     for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {
         let attempt = store.attempt(&summary.id).await.unwrap().unwrap();
-        let [prompt, reply] = attempt.trajectory.segments() else { panic!() };
-        let (group, sample) = (summary.placement.group, summary.placement.sample);
+        let [prompt, completion] = attempt.trajectory.segments() else { panic!() };
+        let (group, sample) = (summary.slot.group, summary.slot.sample);
         let part = |range: std::ops::Range<usize>, parent| Segment {
-            tokens: reply.tokens[range.clone()].to_vec(),
-            logprobs: reply.logprobs[range.clone()].to_vec(),
+            tokens: completion.tokens[range.clone()].to_vec(),
+            logprobs: completion.logprobs[range.clone()].to_vec(),
             versions: vec![VersionRun { version: 0, len: range.len() as u32 }],
             parent: Some(SegmentId(parent)),
-            ..reply.clone()
+            ..completion.clone()
         };
-        let temperature = if step == 2 || (group, sample) == (1, 0) { 0.0 } else { reply.temperature };
+        let temperature = if step == 2 || (group, sample) == (1, 0) { 0.0 } else { completion.temperature };
         let mut trajectory = Trajectory::new();
         trajectory.push(prompt.clone()).unwrap();
         trajectory.push(Segment { filtered: true, temperature, ..part(0..3, 0) }).unwrap();
         trajectory.push(Segment { temperature, ..part(3..8, 1) }).unwrap();
-        let placement = Placement { step, ..summary.placement };
-        let (id, reward) = (AttemptId::new(store.run(), &placement, 0), Some(f64::from(sample)));
-        store.record_attempts(&[Attempt { id, placement, reward, trajectory, ..attempt }]).await.unwrap();
+        let slot = AttemptSlot { step, ..summary.slot };
+        let (id, reward) = (AttemptId::new(store.run(), &slot, 0), Some(f64::from(sample)));
+        store.record_attempts(&[Attempt { id, slot, reward, trajectory, ..attempt }]).await.unwrap();
     }
     drop(store);
-    let error = run(&dir, &policy, Start::Resume, &overrides).await.unwrap_err();
+    let error = run(&dir, &policy, StartMode::Resume, &overrides).await.unwrap_err();
     let want = "phase 0, step 2 has no token to train on: of those that were sampled 32 were decoded greedily (segments: 8);";
     assert!(error.to_string().starts_with(want), "{error}");
     let lines = metrics(&dir);
@@ -375,35 +384,36 @@ async fn invalid_runs_are_rejected_before_start() {
         assert!(error.is_user_error(), "{error}");
         error.to_string()
     };
-    let nothing = refused(&[], Start::Resume).await;
+    let nothing = refused(&[], StartMode::Resume).await;
     assert!(nothing.contains("holds no run to resume"), "{nothing}");
-    let few = refused(&["phase.0.demonstrations=51"], Start::Fresh).await;
+    let few = refused(&["phase.0.demonstrations=51"], StartMode::Fresh).await;
     assert!(few.contains("`phase.0.demonstrations` is 51, but only 50"), "{few}");
     let long = "agent.system=".to_owned() + &"long ".repeat(400);
-    let long = refused(&[&long], Start::Fresh).await;
+    let long = refused(&[&long], StartMode::Fresh).await;
     assert!(long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"), "{long}");
-    let budget = refused(&["agent.max_context_tokens=5"], Start::Fresh).await;
+    let budget = refused(&["agent.max_context_tokens=5"], StartMode::Fresh).await;
     assert!(budget.contains("more than `agent.max_context_tokens` = 5, and with"), "{budget}");
     assert!(!dir.exists(), "a run that cannot start leaves nothing behind");
 
-    run(&dir, &policy, Start::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
+    run(&dir, &policy, StartMode::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
     let other =
-        refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], Start::Resume).await;
+        refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], StartMode::Resume).await;
     assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 3.0"), "{other}");
-    let held = Trainer::new(
+    let second_trainer = Trainer::new(
         recipe(&dir, &["eval.tasks=0", "phase.1.steps=1"]),
         parts(&policy, Duration::ZERO),
-        Start::Resume,
+        StartMode::Resume,
     )
     .await
     .unwrap();
-    let locked = refused(&["eval.tasks=0", "phase.1.steps=1"], Start::Resume).await;
+    let locked = refused(&["eval.tasks=0", "phase.1.steps=1"], StartMode::Resume).await;
     assert!(locked.contains("another process is working"), "{locked}");
-    drop(held);
+    drop(second_trainer);
 
     let mut bare = parts(&policy, Duration::ZERO);
-    bare.policies[0].learns.as_mut().unwrap().reference = None;
-    let error = Trainer::new(recipe(&root.path().join("x"), &[]), bare, Start::Fresh).await.err().unwrap();
+    bare.policies[0].learner.as_mut().unwrap().reference = None;
+    let error =
+        Trainer::new(recipe(&root.path().join("x"), &[]), bare, StartMode::Fresh).await.err().unwrap();
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }
 
@@ -458,8 +468,8 @@ async fn replay_matches_if_learner_writes_other_tokenizer() {
     let with_tokenizer = || {
         let policy = simulator(Duration::ZERO, 0.0);
         let mut parts = parts(&policy, Duration::ZERO);
-        let learns = parts.policies[0].learns.as_mut().unwrap();
-        learns.learner = Arc::new(HookedSave {
+        let policy_learner = parts.policies[0].learner.as_mut().unwrap();
+        policy_learner.learner = Arc::new(HookedSave {
             simulator: policy,
             hook: |dir: &Path| {
                 std::fs::write(dir.join("tokenizer.json"), "of the learner").unwrap();
@@ -467,11 +477,12 @@ async fn replay_matches_if_learner_writes_other_tokenizer() {
             },
             handed_over: Arc::default(),
         });
-        learns.companions = Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "of the model"));
+        policy_learner.extra_files =
+            Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "of the model"));
         parts
     };
     let recipe = recipe(&dir, &[]);
-    let mut trainer = Trainer::new(recipe.clone(), with_tokenizer(), Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe.clone(), with_tokenizer(), StartMode::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);
     let replayed = async || {
@@ -507,10 +518,10 @@ async fn full_disk_preserves_earlier_checkpoints() {
         std::fs::write(dir.join("simulator.weights"), "half").unwrap();
         Err(PolicyError::Storage("cannot write simulator.weights: no space left on device".into()))
     };
-    if let Some(learns) = &mut parts.policies[0].learns {
-        learns.learner = Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
+    if let Some(policy_learner) = &mut parts.policies[0].learner {
+        policy_learner.learner = Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
     }
-    let mut trainer = Trainer::new(recipe(&dir, &[]), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&dir, &[]), parts, StartMode::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("no space left"), "{error}");
     drop(trainer);
@@ -529,10 +540,10 @@ async fn full_disk_preserves_earlier_checkpoints() {
     assert_eq!(turns[..3], [0.0, 0.0, 60.0]);
 
     let fresh = simulator(Duration::ZERO, 0.0);
-    run(&dir, &fresh, Start::Resume, &[]).await.unwrap();
-    let whole = simulator(Duration::ZERO, 0.0);
-    run(&root.path().join("whole"), &whole, Start::Fresh, &[]).await.unwrap();
-    assert_eq!(fresh.weights(), whole.weights());
+    run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap();
+    let uninterrupted = simulator(Duration::ZERO, 0.0);
+    run(&root.path().join("whole"), &uninterrupted, StartMode::Fresh, &[]).await.unwrap();
+    assert_eq!(fresh.weights(), uninterrupted.weights());
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -540,14 +551,14 @@ async fn damaged_checkpoint_is_skipped_on_resume() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&dir, &policy, Start::Fresh, &[]).await.unwrap();
+    run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap();
     let lines = metrics(&dir);
     let last = crate::common::last_checkpoint(&dir);
     std::fs::write(last.join("simulator.optimiser"), "cut").unwrap();
 
     let fresh = simulator(Duration::ZERO, 0.0);
     let mut trainer =
-        Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), Start::Resume).await.unwrap();
+        Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), StartMode::Resume).await.unwrap();
     let mut notes = Notes::default();
     trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
     assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);
@@ -564,6 +575,10 @@ fn trainer_futures_are_send() {
     send(|trainer, stop| trainer.run(Box::leak(Box::new(())), stop));
     fn send_parts<T: Send>(_: impl FnOnce(&Path) -> T) {}
     send_parts(|dir| {
-        Trainer::new(recipe(dir, &[]), parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO), Start::Fresh)
+        Trainer::new(
+            recipe(dir, &[]),
+            parts(&simulator(Duration::ZERO, 0.0), Duration::ZERO),
+            StartMode::Fresh,
+        )
     });
 }

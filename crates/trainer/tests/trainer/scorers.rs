@@ -12,7 +12,7 @@ use levade_policy::{Sampler, Simulator};
 use levade_reward::{NumericScorer, ScoreError, Scorer, ScorerInput};
 use levade_store::testing::wait;
 use levade_store::{Attempt, CreditTarget, Sqlite, Status, Store};
-use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer, TrainerError};
+use levade_trainer::{RunEnd, RunParts, StartMode, StopFlag, Summary, Trainer, TrainerError};
 use levade_tree::{AttemptId, Component, Finish, Purpose};
 use serde_json::Value;
 
@@ -24,15 +24,15 @@ async fn run(
     overrides: &[&str],
     policy: &Arc<Simulator>,
     scorers: &[(&str, Arc<dyn Scorer>)],
-    start: Start,
+    start: StartMode,
     notes: &mut Notes,
 ) -> Result<Summary, TrainerError> {
     let scorers: BTreeMap<String, Arc<dyn Scorer>> =
         scorers.iter().map(|(name, scorer)| ((*name).to_owned(), scorer.clone())).collect();
-    let parts = Parts { scorers, ..parts(policy, Duration::ZERO) };
+    let parts = RunParts { scorers, ..parts(policy, Duration::ZERO) };
     let mut trainer = Trainer::new(recipe(dir, overrides), parts, start).await?;
     match trainer.run(notes, &StopFlag::default()).await? {
-        Ended::Finished(summary) => Ok(summary),
+        RunEnd::Finished(summary) => Ok(summary),
         other => panic!("{other:?}"),
     }
 }
@@ -47,12 +47,12 @@ fn attempts(dir: &Path) -> Vec<Attempt> {
 /// Returns score and reward of an attempt if only numbers are scored, by the recipe of these tests.
 fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     let outcome = &attempt.outcome;
-    let answered = outcome.finish == Finish::Answered;
-    let score = match answered {
+    let is_answered = outcome.finish == Finish::Answered;
+    let score = match is_answered {
         true => NumericScorer::default().grade(&outcome.final_text, &attempt.task["answer"]).unwrap().value,
         false => 0.0,
     };
-    let cut = if answered { 0.0 } else { -0.5 };
+    let cut = if is_answered { 0.0 } else { -0.5 };
     let calls = outcome.calls_by_turn.iter().map(|(_, calls)| {
         let malformed = f64::from(calls.malformed);
         -0.1 * malformed + -0.05 * (f64::from(calls.errors()) - malformed)
@@ -69,12 +69,12 @@ fn bare(mut attempt: Attempt) -> Attempt {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn single_scorer_determines_score() {
     let root = tempfile::tempdir().unwrap();
-    let mut left = Vec::new();
+    let mut bare_attempts = Vec::new();
     for (name, scorers) in
         [("numeric", &[][..]), ("right", &["reward.scorers=[{name='right', kind='numeric'}]"][..])]
     {
         let (dir, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.1));
-        run(&dir, scorers, &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap();
+        run(&dir, scorers, &policy, &[], StartMode::Fresh, &mut Notes::default()).await.unwrap();
         let all = attempts(&dir);
         for attempt in all.iter().filter(|attempt| attempt.status == Status::Completed) {
             let (score, reward) = by_numbers(attempt);
@@ -92,9 +92,9 @@ async fn single_scorer_determines_score() {
             let found = ["mean", "max", "min"].map(|what| line.remove(&format!("reward/{name}/{what}")));
             assert_eq!(found[0], Some(line["critic/score/mean"].clone()));
         }
-        left.push((policy.weights(), all.into_iter().map(bare).collect::<Vec<_>>(), lines));
+        bare_attempts.push((policy.weights(), all.into_iter().map(bare).collect::<Vec<_>>(), lines));
     }
-    let [one, listed] = &left[..] else { panic!() };
+    let [one, listed] = &bare_attempts[..] else { panic!() };
     assert!(one == listed, "a list of one scorer is another one");
 }
 
@@ -112,10 +112,10 @@ fn short<'a>(more: &[&'a str]) -> Vec<&'a str> {
 
 /// A scorer that returns the length of an answer and rewards the first turn.
 #[derive(Debug)]
-struct Form;
+struct LengthScorer;
 
 #[async_trait]
-impl Scorer for Form {
+impl Scorer for LengthScorer {
     async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let tokens = evidence.trajectory.sampled_tokens() as f64;
         let first = Component { on: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
@@ -130,10 +130,17 @@ async fn scorers_are_weighted_and_selected_by_task() {
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
          {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
          {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
-    let form: Arc<dyn Scorer> = Arc::new(Form);
-    run(&dir, &short(&[scorers]), &policy, &[("form", form)], Start::Fresh, &mut Notes::default())
-        .await
-        .unwrap();
+    let length_scorer: Arc<dyn Scorer> = Arc::new(LengthScorer);
+    run(
+        &dir,
+        &short(&[scorers]),
+        &policy,
+        &[("form", length_scorer)],
+        StartMode::Fresh,
+        &mut Notes::default(),
+    )
+    .await
+    .unwrap();
     for attempt in attempts(&dir) {
         let (right, reward) = by_numbers(&attempt);
         let components: Vec<(&str, Option<f64>)> =
@@ -144,7 +151,7 @@ async fn scorers_are_weighted_and_selected_by_task() {
         assert_eq!(attempt.score, Some(0.75 * right + 0.25 + 0.25));
         assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
         // The reward of the first turn is credited to its last token.
-        let first = attempt.earned.last().unwrap();
+        let first = attempt.step_rewards.last().unwrap();
         assert_eq!((&first.by, first.reward), (&CreditTarget::Turn(0), 0.25));
     }
     let lines = metrics(&dir);
@@ -155,8 +162,9 @@ async fn scorers_are_weighted_and_selected_by_task() {
 
     let nobody = "reward.scorers=[{name='other', kind='numeric', when={kind='none'}}]";
     let dir = root.path().join("nobody");
-    let error =
-        run(&dir, &short(&[nobody]), &policy, &[], Start::Fresh, &mut Notes::default()).await.unwrap_err();
+    let error = run(&dir, &short(&[nobody]), &policy, &[], StartMode::Fresh, &mut Notes::default())
+        .await
+        .unwrap_err();
     assert!(error.is_user_error() && error.to_string().contains("none of other is for it"), "{error}");
 }
 
@@ -166,7 +174,7 @@ struct Judge {
     /// Number of calls that will still fail.
     missing: AtomicU32,
     /// Number of calls that returned a score.
-    answered: AtomicU32,
+    num_scored: AtomicU32,
     /// Whether only calls for the first attempt fail.
     of_first: bool,
     first: OnceLock<AttemptId>,
@@ -176,7 +184,7 @@ struct Judge {
 }
 
 impl Judge {
-    fn away_for(calls: u32) -> Arc<Self> {
+    fn unavailable_for(calls: u32) -> Arc<Self> {
         Arc::new(Judge { missing: calls.into(), ..Judge::default() })
     }
 
@@ -195,7 +203,7 @@ impl Scorer for Judge {
         if misses || shuns {
             return Err(ScoreError::Unavailable("the judge sleeps".into()));
         }
-        self.answered.fetch_add(1, Ordering::SeqCst);
+        self.num_scored.fetch_add(1, Ordering::SeqCst);
         Scorer::score(&NumericScorer::default(), evidence).await
     }
 }
@@ -206,7 +214,7 @@ async fn judged(
     more: &[&str],
     policy: &Arc<Simulator>,
     judge: &Arc<Judge>,
-    start: Start,
+    start: StartMode,
 ) -> Result<Vec<String>, TrainerError> {
     let (mut notes, scorer): (Notes, Arc<dyn Scorer>) = (Notes::default(), judge.clone());
     run(dir, &short(more), policy, &[("numeric", scorer)], start, &mut notes).await?;
@@ -224,7 +232,7 @@ async fn scorer_is_retried_before_attempt_is_repeated() {
         let dir = root.path().join(missing.to_string());
         let policy = simulator(Duration::ZERO, 0.0);
         let judge = Arc::new(Judge { missing: missing.into(), of_first: true, ..Judge::default() });
-        judged(&dir, &["agent.retries=1"], &policy, &judge, Start::Fresh).await.unwrap();
+        judged(&dir, &["agent.retries=1"], &policy, &judge, StartMode::Fresh).await.unwrap();
         let all = attempts(&dir);
         assert_eq!((all.len(), with(&all, Status::Completed)), (18, 18));
         assert!(all.iter().all(|attempt| attempt.score == Some(by_numbers(attempt).0)));
@@ -232,7 +240,7 @@ async fn scorer_is_retried_before_attempt_is_repeated() {
         let again: Vec<&Attempt> = all.iter().filter(|attempt| attempt.number > 0).collect();
         assert_eq!(again.len(), usize::from(broken));
         for attempt in again {
-            let first = AttemptId::new(store.run(), &attempt.placement, 0);
+            let first = AttemptId::new(store.run(), &attempt.slot, 0);
             let first = wait(store.attempt(&first)).unwrap().unwrap();
             assert_eq!((first.status, first.reward, first.score), (Status::Superseded, None, None));
             assert!(first.outcome.error.unwrap().contains("the judge sleeps"));
@@ -246,48 +254,54 @@ async fn unscored_attempts_are_dropped_or_get_value() {
     let policy = || simulator(Duration::ZERO, 0.0);
     let dir = root.path().join("drop");
     let drop = ["reward.unscored=drop", "reward.broken=-1.0"];
-    judged(&dir, &drop, &policy(), &Judge::away_for(2), Start::Fresh).await.unwrap();
+    judged(&dir, &drop, &policy(), &Judge::unavailable_for(2), StartMode::Fresh).await.unwrap();
     let all = attempts(&dir);
     assert_eq!(with(&all, Status::Failed), 2);
     assert!(all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed)));
     // If the scorer never succeeds, the run ends with an error, and no attempt counts as worthless.
-    let dead =
-        judged(&root.path().join("dead"), &drop, &policy(), &Judge::away_for(9999), Start::Fresh).await;
-    let error = dead.unwrap_err().to_string();
+    let failing =
+        judged(&root.path().join("dead"), &drop, &policy(), &Judge::unavailable_for(9999), StartMode::Fresh)
+            .await;
+    let error = failing.unwrap_err().to_string();
     assert!(error.contains("all 6 attempts failed") && error.contains("the judge sleeps"), "{error}");
 
     let dir = root.path().join("number");
     let notes =
-        judged(&dir, &["reward.unscored=0.25"], &policy(), &Judge::away_for(4), Start::Fresh).await.unwrap();
+        judged(&dir, &["reward.unscored=0.25"], &policy(), &Judge::unavailable_for(4), StartMode::Fresh)
+            .await
+            .unwrap();
     assert!(notes.iter().any(|note| note.contains("scorer: the judge sleeps")), "{notes:?}");
     let all = attempts(&dir);
-    let given = all.iter().filter(|attempt| attempt.score == Some(0.25));
-    assert_eq!((given.count(), with(&all, Status::Completed)), (4, all.len()));
+    let with_substitute = all.iter().filter(|attempt| attempt.score == Some(0.25));
+    assert_eq!((with_substitute.count(), with(&all, Status::Completed)), (4, all.len()));
 }
 
 /// While a scorer is unavailable, no attempt is lost or sampled twice.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
-    let drawn = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
+    let num_sampled = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
     let (dir, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
-    judged(&dir, &[], &undisturbed, &Judge::away_for(0), Start::Fresh).await.unwrap();
+    judged(&dir, &[], &undisturbed, &Judge::unavailable_for(0), StartMode::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&dir);
 
     // The scorer becomes available again soon.
     let (dir, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
     let notes =
-        judged(&dir, &["reward.unscored=park"], &policy, &Judge::away_for(5), Start::Fresh).await.unwrap();
-    let told = notes
+        judged(&dir, &["reward.unscored=park"], &policy, &Judge::unavailable_for(5), StartMode::Fresh)
+            .await
+            .unwrap();
+    let reported = notes
         .iter()
         .filter(|note| note.contains("wait for the scorer numeric, and are kept: the judge sleeps"));
-    assert_eq!(told.count(), 1, "{notes:?}");
+    assert_eq!(reported.count(), 1, "{notes:?}");
     assert!(policy.weights() == undisturbed.weights() && attempts(&dir) == want);
 
     // The scorer is unavailable for longer than the outage timeout.
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
     let park = ["reward.unscored=park", "reward.outage_seconds=0.5"];
-    let error = judged(&dir, &park, &policy, &Judge::away_for(9999), Start::Fresh).await.unwrap_err();
+    let error =
+        judged(&dir, &park, &policy, &Judge::unavailable_for(9999), StartMode::Fresh).await.unwrap_err();
     let text = error.to_string();
     assert!(!error.is_user_error() && matches!(error, TrainerError::Outage { .. }), "{text}");
     assert!(
@@ -298,11 +312,11 @@ async fn attempts_wait_for_unavailable_scorer() {
     assert_eq!((parked.len(), with(&parked, Status::Unscored)), (6, 6));
     assert!(parked.iter().all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0));
     // Once the scorer is available, it scores the existing attempts, and the run continues.
-    let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::away_for(0));
-    judged(&dir, &park, &later, &judge, Start::Resume).await.unwrap();
+    let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::unavailable_for(0));
+    judged(&dir, &park, &later, &judge, StartMode::Resume).await.unwrap();
     assert!(later.weights() == undisturbed.weights() && attempts(&dir) == want);
-    assert_eq!(drawn(&policy).await + drawn(&later).await, drawn(&undisturbed).await);
-    assert_eq!(judge.answered.load(Ordering::SeqCst) as usize, want.len());
+    assert_eq!(num_sampled(&policy).await + num_sampled(&later).await, num_sampled(&undisturbed).await);
+    assert_eq!(judge.num_scored.load(Ordering::SeqCst) as usize, want.len());
 }
 
 /// Steps continue without the score as long as the staleness allows it.
@@ -318,11 +332,11 @@ async fn run_continues_without_score_up_to_staleness() {
         let judge = Arc::new(Judge { shuns: true, ..Judge::default() });
         let park = [phase.as_str(), "reward.unscored=park", "reward.outage_seconds=0.5"];
         let policy = simulator(Duration::ZERO, 0.0);
-        let error = judged(&dir, &park, &policy, &judge, Start::Fresh).await.unwrap_err();
+        let error = judged(&dir, &park, &policy, &judge, StartMode::Fresh).await.unwrap_err();
         assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), staleness);
-        judged(&dir, &park, &simulator(Duration::ZERO, 0.0), &Judge::away_for(0), Start::Resume)
+        judged(&dir, &park, &simulator(Duration::ZERO, 0.0), &Judge::unavailable_for(0), StartMode::Resume)
             .await
             .unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), 6);
@@ -362,10 +376,10 @@ async fn group_scorer_compares_attempts_of_group() {
     let mut notes = Notes::default();
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(0)))];
-    run(&dir, &short(&more), &policy, &rank, Start::Fresh, &mut notes).await.unwrap();
+    run(&dir, &short(&more), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap();
     let all = attempts(&dir);
     assert!(with(&all, Status::Failed) > 0 && with(&all, Status::Unscored) == 0);
-    let key = |a: &Attempt| (a.placement.purpose, a.placement.phase, a.placement.step, a.placement.group);
+    let key = |a: &Attempt| (a.slot.purpose, a.slot.phase, a.slot.step, a.slot.group);
     for group in all.chunk_by(|a, b| key(a) == key(b)) {
         // Failed attempts are not part of the comparison.
         let group: Vec<&Attempt> = group.iter().filter(|a| a.status == Status::Completed).collect();
@@ -380,15 +394,15 @@ async fn group_scorer_compares_attempts_of_group() {
     let park = [&more[..2], &["reward.unscored=park", "reward.outage_seconds=1.5"]].concat();
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
-    let error = run(&dir, &short(&park), &policy, &rank, Start::Fresh, &mut notes).await.unwrap_err();
+    let error = run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();
     assert!(error.to_string().contains("the scorer rank was away"), "{error}");
     assert!(with(&attempts(&dir), Status::Unscored) > 0);
     let rank = [("rank", ranks(AtomicU32::new(1)))];
-    run(&dir, &short(&park), &policy, &rank, Start::Resume, &mut notes).await.unwrap();
+    run(&dir, &short(&park), &policy, &rank, StartMode::Resume, &mut notes).await.unwrap();
     assert_eq!(with(&attempts(&dir), Status::Unscored), 0);
     // A greedy attempt has no group to be compared with.
     let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
     let dir = root.path().join("greedy");
-    let refused = run(&dir, &short(&[scorers, remax]), &policy, &rank, Start::Fresh, &mut notes).await;
-    assert!(matches!(refused.unwrap_err(), TrainerError::NotCompared { phase: 0, .. }));
+    let refused = run(&dir, &short(&[scorers, remax]), &policy, &rank, StartMode::Fresh, &mut notes).await;
+    assert!(matches!(refused.unwrap_err(), TrainerError::GreedyUnscorable { phase: 0, .. }));
 }

@@ -11,7 +11,7 @@ use levade_policy::Simulator;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Status, Store};
 use levade_text::{Message, Role, ToolCall};
-use levade_trainer::{Ended, Start, StopFlag, Trainer, TrainerError};
+use levade_trainer::{RunEnd, StartMode, StopFlag, Trainer, TrainerError};
 use levade_tree::{Kind, Purpose};
 use serde_json::json;
 
@@ -26,15 +26,15 @@ const TAUGHT: [&str; 5] = [
 ];
 
 /// A teacher that evaluates expressions with the tool, and cannot answer those that contain a 7.
-fn teacher(asked: &Arc<AtomicUsize>) -> Teacher {
-    taught(asked, || ())
+fn teacher(num_requests: &Arc<AtomicUsize>) -> Teacher {
+    taught(num_requests, || ())
 }
 
 /// The same teacher, with a function that runs at each completion.
-fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> Teacher {
-    let asked = Arc::clone(asked);
+fn taught(num_requests: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> Teacher {
+    let num_requests = Arc::clone(num_requests);
     Teacher::by_rule(move |messages| {
-        asked.fetch_add(1, Ordering::Relaxed);
+        num_requests.fetch_add(1, Ordering::Relaxed);
         then();
         let last = messages.last().unwrap();
         if last.role == Role::Tool {
@@ -57,10 +57,10 @@ fn taught(asked: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> 
 async fn run(
     dir: &Path,
     policy: &Arc<Simulator>,
-    start: Start,
+    start: StartMode,
     teacher: Teacher,
     overrides: &[&str],
-) -> Result<Ended, TrainerError> {
+) -> Result<RunEnd, TrainerError> {
     let mut parts = parts(policy, Duration::ZERO);
     parts.teachers = BTreeMap::from([("teacher".to_owned(), teacher)]);
     let overrides = [&TAUGHT[..], overrides].concat();
@@ -71,9 +71,9 @@ async fn run(
 async fn sft_imitates_good_teacher_attempts() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let asked = Arc::new(AtomicUsize::new(0));
+    let num_requests = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&dir, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
+    run(&dir, &policy, StartMode::Fresh, teacher(&num_requests), &[]).await.unwrap();
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
@@ -98,36 +98,36 @@ async fn sft_imitates_good_teacher_attempts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resumed_run_does_not_repeat_teacher_calls() {
     let root = tempfile::tempdir().unwrap();
-    let (whole, cut) = (root.path().join("whole"), root.path().join("cut"));
-    let asked = Arc::new(AtomicUsize::new(0));
+    let (uninterrupted, interrupted) = (root.path().join("whole"), root.path().join("cut"));
+    let num_requests = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&whole, &policy, Start::Fresh, teacher(&asked), &[]).await.unwrap();
-    let (want, all) = (policy.weights(), asked.load(Ordering::Relaxed));
+    run(&uninterrupted, &policy, StartMode::Fresh, teacher(&num_requests), &[]).await.unwrap();
+    let (want, all) = (policy.weights(), num_requests.load(Ordering::Relaxed));
 
     // Stops during the last demonstrations. Attempts end at once, so those of the first round end
     // together.
-    let (stop, asked) = (StopFlag::default(), Arc::new(AtomicUsize::new(0)));
+    let (stop, num_requests) = (StopFlag::default(), Arc::new(AtomicUsize::new(0)));
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
-    let (ends, seen) = (stop.clone(), Arc::clone(&asked));
-    let stopping = taught(&asked, move || {
+    let (ends, seen) = (stop.clone(), Arc::clone(&num_requests));
+    let stopping = taught(&num_requests, move || {
         if seen.load(Ordering::Relaxed) == all - 2 {
             ends.stop();
         }
     });
     parts.teachers = BTreeMap::from([("teacher".to_owned(), stopping)]);
-    let mut trainer = Trainer::new(recipe(&cut, &TAUGHT), parts, Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe(&interrupted, &TAUGHT), parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &stop).await.unwrap();
-    assert!(matches!(ended, Ended::Stopped { done: 0, .. }), "{ended:?}");
+    assert!(matches!(ended, RunEnd::Stopped { done: 0, .. }), "{ended:?}");
     drop(trainer);
-    let store = wait(Sqlite::open_existing(&cut.join("run.db"))).unwrap();
+    let store = wait(Sqlite::open_existing(&interrupted.join("run.db"))).unwrap();
     let made = wait(store.summaries(Purpose::Demonstration)).unwrap();
     let made = made.iter().filter(|attempt| attempt.status == Status::Completed).count();
     drop(store);
 
     let again = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
-    run(&cut, &policy, Start::Resume, teacher(&again), &[]).await.unwrap();
+    run(&interrupted, &policy, StartMode::Resume, teacher(&again), &[]).await.unwrap();
     assert_eq!(policy.weights(), want);
     let again = again.load(Ordering::Relaxed);
     assert!(made > 0 && again < all, "{made} were made, and then {again} of {all} replies");
@@ -138,7 +138,8 @@ async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
     let ignorant = Teacher::by_rule(|_| Ok(Message::assistant("I do not know.")));
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
-    let error = run(&dir, &policy, Start::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
+    let error =
+        run(&dir, &policy, StartMode::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
     let text = error.to_string();
     assert!(text.contains("teacher reached a score of 1 in 0 of 12 attempts"), "{text}");
     assert!(error.is_user_error());
@@ -153,10 +154,10 @@ async fn sft_imitates_row_completions_that_score_well() {
         let call =
             json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
         // One row in three contradicts its tool result, and four rows have no completions.
-        let said = format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
+        let assistant_text = format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
         let mut row = json!({ "question": format!("What is {a} and 4?"), "answer": a + 4 });
         if a > 4 {
-            row["replies"] = json!([call, said]);
+            row["replies"] = json!([call, assistant_text]);
         }
         format!("{row}\n")
     };
@@ -166,7 +167,7 @@ async fn sft_imitates_row_completions_that_score_well() {
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let start = async |overrides: &[&str]| {
         let recipe = recipe(&dir, &[&with[..], overrides].concat());
-        Trainer::new(recipe, parts(&policy, Duration::ZERO), Start::Fresh).await
+        Trainer::new(recipe, parts(&policy, Duration::ZERO), StartMode::Fresh).await
     };
     let few = ["phase.0.source={field='replies'}", "phase.0.demonstrations=25"];
     let error = start(&few).await.err().unwrap();

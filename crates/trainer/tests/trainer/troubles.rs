@@ -8,19 +8,19 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_policy::{Simulator, SimulatorConfig, Timing};
 use levade_store::testing::wait;
-use levade_store::{Attempt, CreditTarget, Earned, Sqlite, Status, Store};
+use levade_store::{Attempt, CreditTarget, Sqlite, Status, StepReward, Store};
 use levade_text::ToolSpec;
 use levade_tools::{Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
-use levade_trainer::{Ended, Parts, Start, StopFlag, Summary, Trainer};
+use levade_trainer::{RunEnd, RunParts, StartMode, StopFlag, Summary, Trainer};
 use levade_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};
 
 use crate::common::{metrics, parts, recipe, simulator};
 
-async fn finish(dir: &Path, overrides: &[&str], parts: Parts, start: Start) -> Summary {
+async fn finish(dir: &Path, overrides: &[&str], parts: RunParts, start: StartMode) -> Summary {
     let mut trainer = Trainer::new(recipe(dir, overrides), parts, start).await.unwrap();
     match trainer.run(&mut (), &StopFlag::default()).await.unwrap() {
-        Ended::Finished(summary) => summary,
+        RunEnd::Finished(summary) => summary,
         other => panic!("{other:?}"),
     }
 }
@@ -81,9 +81,9 @@ async fn step_survives_tool_scorer_and_agent_failures() {
         r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
     let scorer = format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
     let overrides = [&scorer, "agent.attempt_seconds=2.0", "eval.tasks=0", "eval.unseen_wordings=0"];
-    let summary = finish(&dir, &overrides, parts, Start::Fresh).await;
+    let summary = finish(&dir, &overrides, parts, StartMode::Fresh).await;
     assert_eq!(summary.steps, 11);
-    let troubles: Vec<(&str, u64, &str)> = summary.troubles.iter().collect();
+    let troubles: Vec<(&str, u64, &str)> = summary.warnings.iter().collect();
     for (source, why) in [
         ("tool calculator", "the backend is down"),
         ("attempt", ""),
@@ -155,8 +155,8 @@ async fn failed_attempt_is_retried_if_configured() {
         // Attempts run one after the other, so that the counter alternates between first tries and
         // retries.
         let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
-        let summary = finish(&dir, &overrides, parts, Start::Fresh).await;
-        assert!(summary.troubles.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
+        let summary = finish(&dir, &overrides, parts, StartMode::Fresh).await;
+        assert!(summary.warnings.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
@@ -164,7 +164,7 @@ async fn failed_attempt_is_retried_if_configured() {
         let again: Vec<_> = all.iter().filter(|attempt| attempt.number == 1).collect();
         assert_eq!(again.is_empty(), broken);
         for attempt in again {
-            let first = AttemptId::new(store.run(), &attempt.placement, 0);
+            let first = AttemptId::new(store.run(), &attempt.slot, 0);
             let first = wait(store.attempt(&first)).unwrap().unwrap();
             assert_eq!((first.status, first.reward), (Status::Superseded, None));
             assert!(first.outcome.error.unwrap().contains("not yet"));
@@ -182,17 +182,17 @@ async fn oversampling_does_not_wait_for_stragglers() {
     let with = |tools: &ToolSet| crate::common::parts_with(&policy, tools.clone());
     let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     let start = std::time::Instant::now();
-    finish(&dir, &overrides, with(&tools), Start::Fresh).await;
+    finish(&dir, &overrides, with(&tools), StartMode::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(all.len(), 5 * 3 * 4);
-    assert!(all.iter().all(|attempt| attempt.placement.sample != 2), "the slow one was not given up");
+    assert!(all.iter().all(|attempt| attempt.slot.sample != 2), "the slow one was not given up");
     // The run is repeated from the store alone, and ends with the same weights.
     std::fs::remove_dir_all(dir.join("checkpoints")).unwrap();
     let mute = simulator(Duration::ZERO, 1.0);
     let parts = crate::common::parts_with(&mute, tools);
-    finish(&dir, &overrides, parts, Start::Resume).await;
+    finish(&dir, &overrides, parts, StartMode::Resume).await;
     assert_eq!(mute.weights(), policy.weights());
 }
 
@@ -216,8 +216,8 @@ async fn slow_update_does_not_time_out_completions() {
         "eval.tasks=0",
         "eval.unseen_wordings=0",
     ];
-    let summary = finish(&dir, &overrides, parts(&policy, Duration::ZERO), Start::Fresh).await;
-    assert_eq!(summary.troubles.iter().collect::<Vec<_>>(), []);
+    let summary = finish(&dir, &overrides, parts(&policy, Duration::ZERO), StartMode::Fresh).await;
+    assert_eq!(summary.warnings.iter().collect::<Vec<_>>(), []);
     let lines = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let updates: Vec<f64> = lines
         .lines()
@@ -238,12 +238,12 @@ async fn hanging_device_ends_run_with_error() {
     let overrides = ["engine.call_seconds=0.2", "eval.tasks=0", "eval.unseen_wordings=0"];
     let parts_of = |policy: &Arc<Simulator>| parts(policy, Duration::ZERO);
     let recipe = recipe(&dir, &overrides);
-    let mut trainer = Trainer::new(recipe, parts_of(&hanging), Start::Fresh).await.unwrap();
+    let mut trainer = Trainer::new(recipe, parts_of(&hanging), StartMode::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
     assert_eq!(error.to_string(), "waited 200ms for a step of the optimiser");
     drop(trainer);
     let patient = ["engine.call_seconds=60", "eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&dir, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), Start::Resume).await;
+    finish(&dir, &patient, parts_of(&simulator(Duration::ZERO, 0.0)), StartMode::Resume).await;
 }
 
 /// Attempts that fail at once do not count towards their group's size.
@@ -259,7 +259,7 @@ async fn oversampled_attempts_replace_failed_ones() {
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
     let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&dir, &overrides, parts, Start::Fresh).await;
+    finish(&dir, &overrides, parts, StartMode::Fresh).await;
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
     let rewarded = all.iter().filter(|attempt| attempt.reward.is_some()).count();
@@ -290,19 +290,19 @@ impl Toolbox for Slow {
 
 /// A calculator that returns a reward and metrics with each value. Its description is configurable.
 #[derive(Clone)]
-struct Paying {
+struct RewardingCalculator {
     description: &'static str,
 }
 
-impl Paying {
-    fn parts(self, policy: &Arc<Simulator>) -> Parts {
+impl RewardingCalculator {
+    fn parts(self, policy: &Arc<Simulator>) -> RunParts {
         let tools = ToolSet::new(vec![Arc::new(self)], Duration::from_secs(60)).unwrap();
         crate::common::parts_with(policy, tools)
     }
 }
 
 #[async_trait]
-impl Toolbox for Paying {
+impl Toolbox for RewardingCalculator {
     fn name(&self) -> &str {
         "bank"
     }
@@ -313,7 +313,7 @@ impl Toolbox for Paying {
 }
 
 #[async_trait]
-impl Session for Paying {
+impl Session for RewardingCalculator {
     fn specs(&self) -> Vec<ToolSpec> {
         vec![ToolSpec { description: self.description.into(), ..Calculator::spec() }]
     }
@@ -334,7 +334,8 @@ async fn tool_rewards_and_metrics_are_recorded() {
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&dir, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Fresh).await;
+    finish(&dir, &overrides, RewardingCalculator { description: "Pays." }.parts(&policy), StartMode::Fresh)
+        .await;
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
@@ -345,14 +346,14 @@ async fn tool_rewards_and_metrics_are_recorded() {
         for (turn, calls) in &outcome.calls_by_turn {
             let failed = calls.errors() - calls.malformed;
             let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
-            let of_turn = |earned: &&Earned| earned.by == CreditTarget::Turn(*turn);
-            let earned = attempt.earned.iter().find(of_turn).map_or(0.0, |earned| earned.reward);
+            let turn_reward = |earned: &&StepReward| earned.by == CreditTarget::Turn(*turn);
+            let earned = attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |earned| earned.reward);
             let pays = 0.25 * f64::from(calls.ok);
             assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
             paid += u32::from(pays > 0.0);
         }
-        let cut = if outcome.finish.is_whole() { 0.0 } else { -0.5 };
-        let earned: f64 = attempt.earned.iter().map(|earned| earned.reward).sum();
+        let cut = if outcome.finish.is_complete() { 0.0 } else { -0.5 };
+        let earned: f64 = attempt.step_rewards.iter().map(|earned| earned.reward).sum();
         assert!((attempt.reward.unwrap() - attempt.score.unwrap() - cut - earned).abs() < 1e-12);
     }
     assert!(paid > 0);
@@ -362,7 +363,7 @@ async fn tool_rewards_and_metrics_are_recorded() {
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
     for (step, line) in (0..).zip(&lines) {
-        let of_step: Vec<&Attempt> = all.iter().filter(|attempt| attempt.placement.step == step).collect();
+        let of_step: Vec<&Attempt> = all.iter().filter(|attempt| attempt.slot.step == step).collect();
         for name in ["calls", "errors", "length"] {
             let of = |attempt: &&Attempt| attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied();
             let found: Vec<f64> = of_step.iter().filter_map(of).collect();
@@ -377,9 +378,10 @@ async fn tool_rewards_and_metrics_are_recorded() {
     drop(store);
 
     let overrides = [overrides[0], overrides[1], "phase.1.steps=6"];
-    let other = Paying { description: "Pays well." }.parts(&policy);
-    let error = Trainer::new(recipe(&dir, &overrides), other, Start::Resume).await.err().unwrap();
+    let other = RewardingCalculator { description: "Pays well." }.parts(&policy);
+    let error = Trainer::new(recipe(&dir, &overrides), other, StartMode::Resume).await.err().unwrap();
     let start = "the tool calculator of `agent default` is not what the run in ";
     assert!(error.to_string().starts_with(start), "{error}");
-    finish(&dir, &overrides, Paying { description: "Pays." }.parts(&policy), Start::Resume).await;
+    finish(&dir, &overrides, RewardingCalculator { description: "Pays." }.parts(&policy), StartMode::Resume)
+        .await;
 }

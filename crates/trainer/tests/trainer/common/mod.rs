@@ -9,7 +9,7 @@ use levade_recipe::{Override, Recipe};
 use levade_reward::ScorerInput;
 use levade_text::testing::{VOCABULARY, tiny_chat};
 use levade_tools::{Calculator, Delayed, ToolSet, Toolbox};
-use levade_trainer::{AgentParts, CustomScorers, Event, Learns, Observer, Parts, Policy};
+use levade_trainer::{AgentSpec, CustomScorers, Event, Observer, Policy, PolicyLearner, RunParts};
 use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
 
@@ -108,17 +108,17 @@ pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
 }
 
 /// Returns a trainer's parts with a simulated policy.
-pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> Parts {
+pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> RunParts {
     let tools: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Delayed::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
     let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
-    let agent = AgentParts::new(DEFAULT, Arc::new(tiny_chat().unwrap()), tools);
-    Parts {
+    let agent = AgentSpec::new(DEFAULT, Arc::new(tiny_chat().unwrap()), tools);
+    RunParts {
         policies: vec![trained(DEFAULT, policy)],
         agents: vec![agent],
         scorers: CustomScorers::new(),
         environments: Default::default(),
-        begun: 0,
+        started_at: 0,
         model_files: Vec::new(),
         teachers: Default::default(),
     }
@@ -130,17 +130,17 @@ pub fn trained(name: &str, policy: &Arc<Simulator>) -> Policy {
         name: name.into(),
         sampler: policy.clone(),
         context: 2000,
-        learns: Some(Learns {
+        learner: Some(PolicyLearner {
             learner: policy.clone(),
             reference: Some(simulator(Duration::ZERO, 0.0)),
             critic: Some(simulator(Duration::ZERO, 0.0)),
-            companions: Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "{}")),
+            extra_files: Arc::new(|dir: &Path| std::fs::write(dir.join("tokenizer.json"), "{}")),
         }),
     }
 }
 
 /// Returns a trainer's parts with a simulated policy, whose agent has these tools.
-pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> Parts {
+pub fn parts_with(policy: &Arc<Simulator>, tools: ToolSet) -> RunParts {
     let mut parts = parts(policy, Duration::ZERO);
     parts.agents[0].tools = tools;
     parts

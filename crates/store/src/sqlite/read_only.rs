@@ -18,10 +18,10 @@ use rusqlite::{Connection, ErrorCode, OpenFlags};
 use tempfile::TempDir;
 
 /// Maximum number of times that the files are copied, if another process writes to them meanwhile.
-const TRIES: u32 = 5;
+const MAX_COPY_TRIES: u32 = 5;
 
 /// Returns whether a file could not be opened because it cannot be written to.
-pub(super) fn is_why(error: &rusqlite::Error) -> bool {
+pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     matches!(
         error.sqlite_error_code(),
         Some(ErrorCode::ReadOnly | ErrorCode::CannotOpen | ErrorCode::PermissionDenied)
@@ -30,22 +30,22 @@ pub(super) fn is_why(error: &rusqlite::Error) -> bool {
 
 /// Opens a file without creating files next to it. Returns the directory of the copy if one was needed.
 pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
-    let log = beside(file, "-wal");
+    let log = with_suffix(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
         let flags =
             OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
-        let opened = Connection::open_with_flags(immutable(file)?, flags);
+        let opened = Connection::open_with_flags(immutable_uri(file)?, flags);
         return opened.map(|connection| (connection, None)).map_err(io::Error::other);
     }
     let dir = TempDir::with_prefix("levade-record-")?;
     let copy = dir.path().join("run.db");
-    for _ in 0..TRIES {
+    for _ in 0..MAX_COPY_TRIES {
         let before = (state(file)?, state(&log)?);
         fs::copy(file, &copy)?;
-        fs::copy(&log, beside(&copy, "-wal"))?;
+        fs::copy(&log, with_suffix(&copy, "-wal"))?;
         if (state(file)?, state(&log)?) == before {
             // A copy keeps the permissions of its source, which may be read-only.
-            for copied in [&copy, &beside(&copy, "-wal")] {
+            for copied in [&copy, &with_suffix(&copy, "-wal")] {
                 make_writable(copied)?;
             }
             let flags = OpenFlags::SQLITE_OPEN_READ_WRITE | OpenFlags::SQLITE_OPEN_NO_MUTEX;
@@ -56,7 +56,7 @@ pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     Err(io::Error::new(io::ErrorKind::ResourceBusy, "another process keeps writing to it"))
 }
 
-fn beside(file: &Path, suffix: &str) -> PathBuf {
+fn with_suffix(file: &Path, suffix: &str) -> PathBuf {
     let mut name = file.as_os_str().to_owned();
     name.push(suffix);
     name.into()
@@ -77,7 +77,7 @@ fn make_writable(file: &Path) -> io::Result<()> {
 }
 
 /// Returns the SQLite URI of a database that no process changes.
-fn immutable(file: &Path) -> io::Result<String> {
+fn immutable_uri(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(byte);
     let encoded =
@@ -111,16 +111,16 @@ mod tests {
         // The files as a killed process leaves them.
         let killed = inside.join("killed.db");
         fs::copy(&file, &killed).unwrap();
-        fs::copy(beside(&file, "-wal"), beside(&killed, "-wal")).unwrap();
+        fs::copy(with_suffix(&file, "-wal"), with_suffix(&killed, "-wal")).unwrap();
         let (connection, copy) = open(&killed).unwrap();
         assert!(copy.is_some());
         assert_eq!(count(&connection), 1);
-        assert!(!beside(&killed, "-shm").exists());
+        assert!(!with_suffix(&killed, "-shm").exists());
 
         drop(store);
         let (connection, copy) = open(&file).unwrap();
         assert!(copy.is_none());
         assert_eq!(count(&connection), 1);
-        assert!(!beside(&file, "-wal").exists() && !beside(&file, "-shm").exists());
+        assert!(!with_suffix(&file, "-wal").exists() && !with_suffix(&file, "-shm").exists());
     }
 }

@@ -6,7 +6,7 @@ use tokio::task::JoinSet;
 ///
 /// # Errors
 /// Returns the panic as a message if the future panics.
-pub(crate) async fn alone<T: Send + 'static>(
+pub(crate) async fn catch_panic<T: Send + 'static>(
     work: impl Future<Output = T> + Send + 'static,
 ) -> Result<T, String> {
     // A `JoinSet` aborts its task when it is dropped, for example when an attempt is cancelled.

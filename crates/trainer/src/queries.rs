@@ -5,7 +5,7 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use levade_policy::{Learner, Predictions};
-use levade_tree::{AttemptId, PathInput, SegmentId, TreeBatch};
+use levade_tree::{AttemptId, SegmentId, SequenceInput, TreeBatch};
 
 use crate::TrainerError;
 
@@ -23,37 +23,37 @@ pub(crate) enum Question {
 
 /// Returns a number for every trained token of every sequence. Micro-batches have at most `budget`
 /// tokens, unless a single sequence is longer.
-pub(crate) async fn survey(
+pub(crate) async fn query_in_batches(
     learner: &dyn Learner,
     question: Question,
-    paths: &[(SequenceKey, PathInput)],
+    sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
 ) -> Result<HashMap<SequenceKey, Vec<f32>>, TrainerError> {
-    let mut found = HashMap::with_capacity(paths.len());
-    for now in micro_batches(paths, budget) {
-        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
-        let answers = ask(learner, question, &inputs).await?;
-        found.extend(now.iter().map(|(key, _)| *key).zip(answers));
+    let mut found = HashMap::with_capacity(sequences.len());
+    for batch_inputs in micro_batches(sequences, budget) {
+        let inputs: Vec<SequenceInput> = batch_inputs.iter().map(|(_, input)| input.clone()).collect();
+        let results = query(learner, question, &inputs).await?;
+        found.extend(batch_inputs.iter().map(|(key, _)| *key).zip(results));
     }
     Ok(found)
 }
 
 /// Returns a policy's predictions for every trained token of every sequence, in the same
-/// micro-batches as [`survey`].
+/// micro-batches as [`query_in_batches`].
 pub(crate) async fn predictions(
     learner: &dyn Learner,
-    paths: &[(SequenceKey, PathInput)],
+    sequences: &[(SequenceKey, SequenceInput)],
     budget: usize,
 ) -> Result<HashMap<SequenceKey, Predictions>, TrainerError> {
-    let mut found = HashMap::with_capacity(paths.len());
-    for now in micro_batches(paths, budget) {
-        let inputs: Vec<PathInput> = now.iter().map(|(_, input)| input.clone()).collect();
+    let mut found = HashMap::with_capacity(sequences.len());
+    for batch_inputs in micro_batches(sequences, budget) {
+        let inputs: Vec<SequenceInput> = batch_inputs.iter().map(|(_, input)| input.clone()).collect();
         let batch = Arc::new(TreeBatch::merge(&inputs)?);
         let Predictions { logprobs, entropies, concentrations } = learner.predictions(batch.clone()).await?;
         let [logprobs, entropies, concentrations] =
             [logprobs, entropies, concentrations].map(|numbers| by_sequence(&batch, &numbers, inputs.len()));
-        let answers = logprobs.into_iter().zip(entropies).zip(concentrations);
-        for ((key, _), ((logprobs, entropies), concentrations)) in now.iter().zip(answers) {
+        let results = logprobs.into_iter().zip(entropies).zip(concentrations);
+        for ((key, _), ((logprobs, entropies), concentrations)) in batch_inputs.iter().zip(results) {
             found.insert(*key, Predictions { logprobs, entropies, concentrations });
         }
     }
@@ -62,40 +62,43 @@ pub(crate) async fn predictions(
 
 /// Divides sequences into consecutive micro-batches of at most `budget` tokens, or of a single
 /// longer sequence.
-fn micro_batches(paths: &[(SequenceKey, PathInput)], budget: usize) -> Vec<&[(SequenceKey, PathInput)]> {
+fn micro_batches(
+    sequences: &[(SequenceKey, SequenceInput)],
+    budget: usize,
+) -> Vec<&[(SequenceKey, SequenceInput)]> {
     let mut found = Vec::new();
-    let mut rest = paths;
+    let mut rest = sequences;
     while !rest.is_empty() {
         let mut tokens = 0;
-        let fits = |(_, input): &(SequenceKey, PathInput)| {
+        let fits = |(_, input): &(SequenceKey, SequenceInput)| {
             tokens += input.tokens.len();
             tokens <= budget
         };
         let count = rest.iter().map(fits).take_while(|fits| *fits).count().max(1);
-        let (now, later) = rest.split_at(count);
-        found.push(now);
-        rest = later;
+        let (batch_inputs, remainder) = rest.split_at(count);
+        found.push(batch_inputs);
+        rest = remainder;
     }
     found
 }
 
 /// Queries a model about one batch of sequences.
-pub(crate) async fn ask(
+pub(crate) async fn query(
     learner: &dyn Learner,
     question: Question,
-    inputs: &[PathInput],
+    inputs: &[SequenceInput],
 ) -> Result<Vec<Vec<f32>>, TrainerError> {
     let batch = Arc::new(TreeBatch::merge(inputs)?);
-    let answers = match question {
+    let results = match question {
         Question::Logprobs => learner.logprobs(batch.clone()).await?,
         Question::Values => learner.values(batch.clone()).await?,
     };
-    Ok(by_sequence(&batch, &answers, inputs.len()))
+    Ok(by_sequence(&batch, &results, inputs.len()))
 }
 
 /// Returns the numbers of a batch's targets, for every sequence in the order of its targets.
-fn by_sequence(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>> {
-    let mut found = vec![Vec::new(); paths];
+fn by_sequence(batch: &TreeBatch, numbers: &[f32], num_sequences: usize) -> Vec<Vec<f32>> {
+    let mut found = vec![Vec::new(); num_sequences];
     // Targets are sorted by packed index, which on any sequence is the order of its tokens.
     for (target, number) in batch.targets.iter().zip(numbers) {
         for term in batch.terms_of(target) {
@@ -107,20 +110,24 @@ fn by_sequence(batch: &TreeBatch, numbers: &[f32], paths: usize) -> Vec<Vec<f32>
 
 #[cfg(test)]
 mod tests {
-    use levade_tree::{PathTarget, Term};
+    use levade_tree::{SequenceTarget, Term};
 
     use super::*;
 
     #[test]
     fn by_path_maps_numbers_to_sequences() {
-        let path = |tokens: &[u32], targets: &[u32]| PathInput {
+        let make_input = |tokens: &[u32], targets: &[u32]| SequenceInput {
             tokens: tokens.to_vec().into(),
             targets: targets
                 .iter()
-                .map(|&index| PathTarget { index, temperature: 1.0, term: Term::default() })
+                .map(|&index| SequenceTarget { index, temperature: 1.0, term: Term::default() })
                 .collect(),
         };
-        let inputs = [path(&[1, 2, 3, 4], &[2, 3]), path(&[1, 2, 9], &[1, 2]), path(&[1, 2, 3, 4], &[3])];
+        let inputs = [
+            make_input(&[1, 2, 3, 4], &[2, 3]),
+            make_input(&[1, 2, 9], &[1, 2]),
+            make_input(&[1, 2, 3, 4], &[3]),
+        ];
         let batch = TreeBatch::merge(&inputs).unwrap();
         let tokens: Vec<f32> = batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
         assert_eq!(by_sequence(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);

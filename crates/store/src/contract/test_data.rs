@@ -2,17 +2,18 @@
 
 use levade_policy::{MicroBatchPlan, uniform};
 use levade_tree::{
-    AttemptId, Kind, Outcome, Placement, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
 };
 use serde_json::json;
 
 use crate::{
-    Attempt, Begun, CreditTarget, Earned, PerToken, PlannedPath, PolicyPlan, Status, StepPlan, Update,
+    Attempt, AttemptStart, CreditTarget, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward,
+    Update,
 };
 
 /// Creates an attempt slot for training.
-pub(super) fn place(group: u32, sample: u32) -> Placement {
-    Placement { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
+pub(super) fn train_slot(group: u32, sample: u32) -> AttemptSlot {
+    AttemptSlot { purpose: Purpose::Train, phase: 1, step: 3, group, sample }
 }
 
 /// Creates a root segment. Sampled tokens get one log-probability each.
@@ -23,7 +24,7 @@ pub(super) fn segment(kind: Kind, tokens: &[u32]) -> Segment {
         kind,
         logprobs: (0..sampled).map(|i| -0.1 * i as f32).collect(),
         versions: if sampled > 0 { vec![run] } else { Vec::new() },
-        ..Segment::given(None, tokens.to_vec(), 0)
+        ..Segment::context(None, tokens.to_vec(), 0)
     }
 }
 
@@ -36,41 +37,41 @@ pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
 pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).expect("a root");
-    let reply = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
-    trajectory.push(reply).expect("a reply");
-    let placement = place(group, sample);
+    let completion = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
+    trajectory.push(completion).expect("a reply");
+    let slot = train_slot(group, sample);
     Attempt {
-        id: AttemptId::new(run, &placement, number),
-        placement,
+        id: AttemptId::new(run, &slot, number),
+        slot,
         number,
         task: json!({"question": "2+2", "answer": 4}),
         outcome: Outcome { turns: 1, ..Outcome::demonstrated("4") },
         score: Some(1.0),
         reward: Some(0.95),
-        earned: vec![Earned { by: CreditTarget::Turn(0), reward: -0.05 }],
+        step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
 }
 
 /// Returns the start of an attempt.
-pub(super) fn start_of(attempt: &Attempt) -> Begun {
-    let Attempt { id, placement, number, task, .. } = attempt.clone();
-    Begun { id, placement, number, task }
+pub(super) fn start_of(attempt: &Attempt) -> AttemptStart {
+    let Attempt { id, slot, number, task, .. } = attempt.clone();
+    AttemptStart { id, slot, number, task }
 }
 
 /// Creates a random forest, in which each segment is a root or continues an earlier segment, at its end
 /// or within it.
 pub(super) fn forest(seed: u64) -> Trajectory {
-    let mut drawn = 0;
+    let mut num_draws = 0;
     let mut below = |bound: usize| {
-        drawn += 1;
-        (uniform(seed, 0, drawn) * bound as f64) as usize
+        num_draws += 1;
+        (uniform(seed, 0, num_draws) * bound as f64) as usize
     };
     let mut trajectory = Trajectory::new();
     for turn in 0..below(12) as u32 {
-        let there = trajectory.segments().len();
-        let parent = (there > 0 && below(5) > 0).then(|| SegmentId(below(there) as u32));
+        let num_segments = trajectory.segments().len();
+        let parent = (num_segments > 0 && below(5) > 0).then(|| SegmentId(below(num_segments) as u32));
         let len = parent.map_or(0, |parent| trajectory.segments()[parent.0 as usize].tokens.len());
         let after = (len > 0 && below(2) == 0).then(|| 1 + below(len) as u32);
         let kind = [Kind::Given, Kind::Sampled, Kind::Demonstrated][below(3)];
@@ -90,7 +91,7 @@ pub(super) fn forest(seed: u64) -> Trajectory {
             filtered: below(2) == 0,
             agent: ["", "a", "ü b"][below(3)].into(),
             policy: ["", "p"][below(2)].into(),
-            ..Segment::given(None, tokens, turn)
+            ..Segment::context(None, tokens, turn)
         };
         trajectory.push(grown).expect("a segment that fits");
     }
@@ -99,28 +100,28 @@ pub(super) fn forest(seed: u64) -> Trajectory {
 
 /// Creates a plan for two policies, with one sequence for each pair of advantage and weight.
 pub(super) fn plan(run: &RunId, numbers: &[(f32, f32)]) -> StepPlan {
-    let path = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedPath {
-        attempt: AttemptId::new(run, &place(group as u32, 0), 0),
+    let sequence = |(group, &(advantage, weight)): (usize, &(f32, f32))| PlannedSequence {
+        attempt: AttemptId::new(run, &train_slot(group as u32, 0), 0),
         leaf: SegmentId(4),
-        advantage: PerToken::same(advantage),
+        advantage: PerToken::uniform(advantage),
         weight: PerToken::new([weight, weight, 0.5]),
         returns: (group > 0).then(|| PerToken::new([0.0, -0.0, advantage])),
         values: None,
     };
-    let paths: Vec<PlannedPath> = numbers.iter().enumerate().map(path).collect();
-    let of_policy = |(version, policy): (u64, &str)| PolicyPlan {
+    let sequences: Vec<PlannedSequence> = numbers.iter().enumerate().map(sequence).collect();
+    let policy_plan = |(version, policy): (u64, &str)| PolicyPlan {
         policy: policy.into(),
         version,
         updates: vec![
             Update::default(),
             Update {
-                paths: paths.clone(),
-                cut: MicroBatchPlan::from_sizes([0, paths.len()]),
-                critic: Some(MicroBatchPlan::from_sizes([paths.len()])),
+                sequences: sequences.clone(),
+                micro_batch_plan: MicroBatchPlan::from_sizes([0, sequences.len()]),
+                critic_plan: Some(MicroBatchPlan::from_sizes([sequences.len()])),
             },
         ],
         ..PolicyPlan::default()
     };
-    let policies = [(9, "a"), (3, "b")].map(of_policy).into();
-    StepPlan { phase: 1, step: 2, places: vec![7, 9], policies }
+    let policies = [(9, "a"), (3, "b")].map(policy_plan).into();
+    StepPlan { phase: 1, step: 2, group_positions: vec![7, 9], policies }
 }

@@ -18,26 +18,26 @@ use levade_tree::Purpose;
 use tokio::task::{AbortHandle, JoinError, JoinSet};
 
 use crate::TrainerError;
-use crate::scoring::{Fate, Scorers, ScoringFailure};
+use crate::scoring::{FailureAction, Scorers, ScoringFailure};
 
 /// Attempts in progress, each identified by a key.
-pub(crate) struct UnderWay<K> {
+pub(crate) struct InFlight<K> {
     scorers: Scorers,
     store: Arc<dyn Store>,
-    making: JoinSet<(K, Result<Made, StoreError>)>,
-    scoring: JoinSet<Result<Scored<K>, StoreError>>,
+    generating: JoinSet<(K, Result<GeneratedAttempt, StoreError>)>,
+    scoring: JoinSet<Result<ScoredJob<K>, StoreError>>,
     /// Attempts that wait for unavailable scorers.
-    waiting: JoinSet<Result<Scored<K>, StoreError>>,
+    waiting: JoinSet<Result<ScoredJob<K>, StoreError>>,
     /// Handles that cancel the task of a key.
     handles: HashMap<K, AbortHandle>,
     /// The scorer that was most recently found unavailable.
-    away: Option<ScoringFailure>,
+    last_failure: Option<ScoringFailure>,
     /// Events that no call of `next` has returned yet.
-    ended: Vec<Ended<K>>,
+    ended: Vec<AttemptEvent<K>>,
 }
 
 /// An attempt that was generated and not scored yet.
-pub(crate) struct Made {
+pub(crate) struct GeneratedAttempt {
     /// The attempt: [`Status::Failed`] if it failed, otherwise [`Status::Unscored`].
     pub attempt: Attempt,
     /// Whether the attempt may be retried if it cannot be scored.
@@ -45,37 +45,37 @@ pub(crate) struct Made {
 }
 
 /// Attempts to score: a single attempt, or several attempts of a group together.
-struct Job<K> {
-    attempts: Vec<(K, Made)>,
+struct ScoringJob<K> {
+    attempts: Vec<(K, GeneratedAttempt)>,
     /// Attempts of the same group that already have scores. `None` if the attempt is scored
     /// independently.
-    beside: Option<Vec<Attempt>>,
+    compared_with: Option<Vec<Attempt>>,
 }
 
 /// A scoring job with its result.
-struct Scored<K> {
-    job: Job<K>,
+struct ScoredJob<K> {
+    job: ScoringJob<K>,
     result: Result<(), ScoringFailure>,
 }
 
 /// An event of an attempt.
-pub(crate) enum Ended<K> {
+pub(crate) enum AttemptEvent<K> {
     /// An attempt ended, either completed or failed.
     Attempt(K, Attempt),
     /// An attempt has its own score, and waits to be compared with its group.
-    Compares(K, Attempt),
+    NeedsComparison(K, Attempt),
     /// An attempt failed, is recorded as superseded, and must be retried.
-    Again(K),
+    Retry(K),
     /// An attempt cannot be scored now, because a scorer is unavailable.
-    Waits(ScoringFailure),
+    ScorerUnavailable(ScoringFailure),
 }
 
 /// Initial and maximum pause before the next request to an unavailable scorer.
-const PAUSES: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
+const RETRY_INTERVALS: [Duration; 2] = [Duration::from_millis(500), Duration::from_secs(30)];
 
 /// Returns the output of a task, or `None` if the task was cancelled. Resumes the panic of a task
 /// that panicked, whose location is already reported.
-fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
+fn unwrap_joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     match joined {
         Ok(done) => Some(done),
         Err(error) if error.is_cancelled() => None,
@@ -83,29 +83,32 @@ fn joined<T>(joined: Result<T, JoinError>) -> Option<T> {
     }
 }
 
-impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
+impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     /// Creates an empty collection.
     pub fn new(scorers: Scorers, store: Arc<dyn Store>) -> Self {
-        UnderWay {
+        InFlight {
             scorers,
             store,
-            making: JoinSet::new(),
+            generating: JoinSet::new(),
             scoring: JoinSet::new(),
             waiting: JoinSet::new(),
             handles: HashMap::new(),
-            away: None,
+            last_failure: None,
             ended: Vec::new(),
         }
     }
 
     /// Returns the number of attempts that are being generated.
-    pub fn making(&self) -> usize {
-        self.making.len()
+    pub fn num_generating(&self) -> usize {
+        self.generating.len()
     }
 
     /// Returns whether no attempt is in progress.
     pub fn is_empty(&self) -> bool {
-        self.making.is_empty() && self.scoring.is_empty() && self.waiting.is_empty() && self.ended.is_empty()
+        self.generating.is_empty()
+            && self.scoring.is_empty()
+            && self.waiting.is_empty()
+            && self.ended.is_empty()
     }
 
     /// Returns whether an attempt with this key is in progress.
@@ -114,12 +117,16 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     }
 
     /// Starts an attempt.
-    pub fn make(&mut self, key: K, making: impl Future<Output = Result<Made, StoreError>> + Send + 'static) {
+    pub fn generate(
+        &mut self,
+        key: K,
+        making: impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
+    ) {
         let (scorers, store) = (self.scorers.clone(), self.store.clone());
-        let handle = self.making.spawn(async move {
+        let handle = self.generating.spawn(async move {
             let made = async {
                 let made = making.await?;
-                if made.attempt.status == Status::Unscored && scorers.may_wait(&made.attempt.task) {
+                if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt.task) {
                     store.end(&made.attempt.id, &made.attempt.end()).await?;
                     crash_point("attempt_unscored");
                 }
@@ -131,29 +138,32 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     }
 
     /// Scores an attempt that was generated.
-    pub fn score(&mut self, key: K, made: Made) {
-        let job = Job { attempts: vec![(key, made)], beside: None };
+    pub fn score(&mut self, key: K, made: GeneratedAttempt) {
+        let job = ScoringJob { attempts: vec![(key, made)], compared_with: None };
         let handle = self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
         self.handles.insert(key, handle);
     }
 
     /// Scores the attempts of a group against each other, and against attempts that already have
     /// scores.
-    pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, beside: Vec<Attempt>) {
+    pub fn score_together(&mut self, attempts: Vec<(K, Attempt)>, compared_with: Vec<Attempt>) {
         // If they cannot be compared, a retry of each would not help.
-        let made = |(key, attempt)| (key, Made { attempt, may_retry: false });
-        let job = Job { attempts: attempts.into_iter().map(made).collect(), beside: Some(beside) };
+        let made = |(key, attempt)| (key, GeneratedAttempt { attempt, may_retry: false });
+        let job = ScoringJob {
+            attempts: attempts.into_iter().map(made).collect(),
+            compared_with: Some(compared_with),
+        };
         self.scoring.spawn(score(self.scorers.clone(), self.store.clone(), job));
     }
 
     /// Cancels the attempts whose keys match `which`.
-    pub fn give_up(&mut self, which: impl Fn(&K) -> bool) {
+    pub fn cancel(&mut self, which: impl Fn(&K) -> bool) {
         self.handles.retain(|key, handle| {
-            let given_up = which(key);
-            if given_up {
+            let is_cancelled = which(key);
+            if is_cancelled {
                 handle.abort();
             }
-            !given_up
+            !is_cancelled
         });
     }
 
@@ -163,23 +173,24 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
     /// # Errors
     /// Returns an error if recording fails, or if only unavailable scorers are left to wait for,
     /// for longer than `limit`.
-    pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<Ended<K>>, TrainerError> {
+    pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<AttemptEvent<K>>, TrainerError> {
         loop {
             if let Some(ended) = self.ended.pop() {
                 return Ok(Some(ended));
             }
-            let only_waiting = self.making.is_empty() && self.scoring.is_empty() && !self.waiting.is_empty();
+            let only_waiting =
+                self.generating.is_empty() && self.scoring.is_empty() && !self.waiting.is_empty();
             let scored = if let Some(limit) = limit.filter(|_| only_waiting) {
                 match process_time::with_timeout(limit, self.waiting.join_next()).await {
                     Some(scored) => scored,
-                    None => return Err(self.outage(limit)),
+                    None => return Err(self.outage_error(limit)),
                 }
             } else {
                 tokio::select! {
-                    Some(made) = self.making.join_next() => {
-                        if let Some((key, made)) = joined(made) {
+                    Some(made) = self.generating.join_next() => {
+                        if let Some((key, made)) = unwrap_joined(made) {
                             self.handles.remove(&key);
-                            self.made(key, made?);
+                            self.handle_generated(key, made?);
                         }
                         continue;
                     }
@@ -188,59 +199,61 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
                     else => return Ok(None),
                 }
             };
-            if let Some(scored) = scored.and_then(joined) {
-                self.scored(scored?);
+            if let Some(scored) = scored.and_then(unwrap_joined) {
+                self.handle_scored(scored?);
             }
         }
     }
 
-    fn made(&mut self, key: K, made: Made) {
+    fn handle_generated(&mut self, key: K, made: GeneratedAttempt) {
         match made.attempt.status {
             Status::Unscored => self.score(key, made),
-            _ => self.ended.push(Ended::Attempt(key, made.attempt)),
+            _ => self.ended.push(AttemptEvent::Attempt(key, made.attempt)),
         }
     }
 
-    fn scored(&mut self, Scored { job, result }: Scored<K>) {
+    fn handle_scored(&mut self, ScoredJob { job, result }: ScoredJob<K>) {
         for (key, _) in &job.attempts {
             self.handles.remove(key);
         }
         match result {
-            Err(not_scored) if not_scored.fate == Fate::Parked => {
+            Err(failure) if failure.action == FailureAction::Deferred => {
                 let keys: Vec<K> = job.attempts.iter().map(|(key, _)| *key).collect();
-                let asking = retry_scoring(self.scorers.clone(), self.store.clone(), job);
-                let handle = self.waiting.spawn(asking);
+                let retry = retry_scoring(self.scorers.clone(), self.store.clone(), job);
+                let handle = self.waiting.spawn(retry);
                 // The attempts of a group are cancelled together or not at all.
                 if let [key] = keys[..] {
                     self.handles.insert(key, handle);
                 }
-                self.ended.push(Ended::Waits(not_scored.clone()));
-                self.away = Some(not_scored);
+                self.ended.push(AttemptEvent::ScorerUnavailable(failure.clone()));
+                self.last_failure = Some(failure);
             }
-            Err(not_scored) => {
-                for (key, Made { attempt, .. }) in job.attempts {
+            Err(failure) => {
+                for (key, GeneratedAttempt { attempt, .. }) in job.attempts {
                     self.ended.push(match attempt.status {
-                        Status::Superseded => Ended::Again(key),
-                        _ => Ended::Attempt(key, not_scored.of(&self.scorers, attempt)),
+                        Status::Superseded => AttemptEvent::Retry(key),
+                        _ => AttemptEvent::Attempt(key, failure.apply_to(&self.scorers, attempt)),
                     });
                 }
             }
             Ok(()) => {
-                for (key, Made { attempt, .. }) in job.attempts {
+                for (key, GeneratedAttempt { attempt, .. }) in job.attempts {
                     // A greedy attempt belongs to no group.
-                    let alone = attempt.placement.purpose == Purpose::Baseline;
-                    let compares = job.beside.is_none() && !alone && self.scorers.compares(&attempt.task);
+                    let is_baseline = attempt.slot.purpose == Purpose::Baseline;
+                    let compares = job.compared_with.is_none()
+                        && !is_baseline
+                        && self.scorers.compares_group(&attempt.task);
                     self.ended.push(match compares {
-                        true => Ended::Compares(key, attempt),
-                        false => Ended::Attempt(key, self.scorers.finish(attempt)),
+                        true => AttemptEvent::NeedsComparison(key, attempt),
+                        false => AttemptEvent::Attempt(key, self.scorers.finish(attempt)),
                     });
                 }
             }
         }
     }
 
-    fn outage(&self, limit: Duration) -> TrainerError {
-        let (scorer, why) = match &self.away {
+    fn outage_error(&self, limit: Duration) -> TrainerError {
+        let (scorer, why) = match &self.last_failure {
             Some(ScoringFailure { scorer, why, .. }) => (scorer.clone(), why.clone()),
             None => Default::default(),
         };
@@ -250,49 +263,53 @@ impl<K: Copy + Eq + Hash + Send + 'static> UnderWay<K> {
 
 /// Returns the attempts of a group that were compared before. The remaining attempts are still to
 /// be compared with them: the run was killed while the scores were recorded one by one.
-pub(crate) fn compared_before<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
+pub(crate) fn completed_attempts<'a>(attempts: impl Iterator<Item = &'a Attempt>) -> Vec<Attempt> {
     attempts.filter(|attempt| attempt.status == Status::Completed).cloned().collect()
 }
 
 /// Scores a job once. An attempt that is to be retried is recorded as superseded.
-async fn score<K>(scorers: Scorers, store: Arc<dyn Store>, mut job: Job<K>) -> Result<Scored<K>, StoreError> {
+async fn score<K>(
+    scorers: Scorers,
+    store: Arc<dyn Store>,
+    mut job: ScoringJob<K>,
+) -> Result<ScoredJob<K>, StoreError> {
     crash_point("scoring");
     let mut attempts: Vec<&mut Attempt> =
         job.attempts.iter_mut().map(|(_, made)| &mut made.attempt).collect();
-    let result = match (&job.beside, &mut attempts[..]) {
-        (Some(beside), group) => scorers.score_together(group, beside).await,
+    let result = match (&job.compared_with, &mut attempts[..]) {
+        (Some(compared_with), group) => scorers.score_together(group, compared_with).await,
         (None, [attempt]) => scorers.score(attempt).await,
         (None, _) => Ok(()),
     };
-    if let Err(not_scored) = &result
-        && not_scored.fate == (Fate::Broken { again: true })
+    if let Err(failure) = &result
+        && failure.action == (FailureAction::Broken { retry: true })
     {
-        for (_, Made { attempt, may_retry }) in &mut job.attempts {
+        for (_, GeneratedAttempt { attempt, may_retry }) in &mut job.attempts {
             if *may_retry {
-                let broken = not_scored.of(&scorers, attempt.clone());
+                let broken = failure.apply_to(&scorers, attempt.clone());
                 *attempt = Attempt { reward: None, status: Status::Superseded, ..broken };
                 store.end(&attempt.id, &attempt.end()).await?;
             }
         }
     }
-    Ok(Scored { job, result })
+    Ok(ScoredJob { job, result })
 }
 
 /// Retries a job until the scorer is available again.
 async fn retry_scoring<K>(
     scorers: Scorers,
     store: Arc<dyn Store>,
-    mut job: Job<K>,
-) -> Result<Scored<K>, StoreError> {
+    mut job: ScoringJob<K>,
+) -> Result<ScoredJob<K>, StoreError> {
     // Even if the outage timeout is short, the scorer is called before it expires.
-    let [mut pause, most] = PAUSES.map(|pause| pause.min(scorers.outage() / 4));
+    let [mut pause, max_pause] = RETRY_INTERVALS.map(|pause| pause.min(scorers.outage_timeout() / 4));
     loop {
         process_time::sleep(pause).await;
         let scored = score(scorers.clone(), store.clone(), job).await?;
         match &scored.result {
-            Err(not_scored) if not_scored.fate == Fate::Parked => job = scored.job,
+            Err(failure) if failure.action == FailureAction::Deferred => job = scored.job,
             _ => return Ok(scored),
         }
-        pause = (2 * pause).min(most);
+        pause = (2 * pause).min(max_pause);
     }
 }

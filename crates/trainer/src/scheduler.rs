@@ -26,21 +26,21 @@ use levade_policy::SamplingParams;
 use levade_recipe::{GroupOrder, OversampleKeep, RlKeys, ZeroVarianceGroups};
 use levade_store::{Attempt, Status};
 use levade_tasks::Task;
-use levade_tree::{Placement, Purpose};
+use levade_tree::{AttemptSlot, Purpose};
 
 use crate::TrainerError;
 use crate::agents::TokenLimits;
 use crate::batch::Targets;
 use crate::checkpoint::Versions;
+use crate::in_flight::{AttemptEvent, InFlight, completed_attempts};
 use crate::observe::{Event, Observer};
 use crate::rewards;
 use crate::rollout::{Rollouts, ScorerOutage};
 use crate::tasks::{TaskOrder, Tasks};
-use crate::under_way::{Ended, UnderWay, compared_before};
 
 /// Identifies an attempt within its group.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
-enum Which {
+enum GroupMember {
     /// A sampled attempt that may be trained on, by its index in the group.
     Sample(u32),
     /// The greedy attempt whose reward is the baseline of the sampled attempts. It is never trained
@@ -67,7 +67,7 @@ struct Group {
     /// Sample indices of attempts that are being scored against each other and have no score yet.
     compared: Vec<u32>,
     /// Attempts that were started for the group but do not belong to it.
-    left_out: ExcludedAttempts,
+    excluded: ExcludedAttempts,
 }
 
 /// Attempts that were started for a group but do not belong to it.
@@ -76,12 +76,12 @@ pub(crate) struct ExcludedAttempts {
     /// Number of sampled tokens of each finished attempt.
     pub ended: Vec<usize>,
     /// Number of cancelled attempts.
-    pub given_up: usize,
+    pub cancelled: usize,
 }
 
 /// Returns the length of the prefix of `attempts`, which are in starting order, from which the
 /// group is formed. Returns `None` while the group needs further attempts.
-fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
+fn group_len(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     // A failed attempt has no reward. While other attempts may still end, the group waits for them.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;
     let all = attempts.iter().all(Option::is_some).then_some(attempts.len());
@@ -96,7 +96,7 @@ fn enough(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
 }
 
 /// Schedules the groups of one RL phase: groups in progress and groups waiting to be trained on.
-pub(crate) struct Flow {
+pub(crate) struct GroupScheduler {
     phase: u32,
     keys: RlKeys,
     order: TaskOrder,
@@ -113,35 +113,35 @@ pub(crate) struct Flow {
     /// Admitted groups that no step has taken yet, by position in the task order.
     open: BTreeMap<u64, Group>,
     /// Attempts of admitted groups that have not been started.
-    waiting: VecDeque<(u64, Which)>,
-    under_way: UnderWay<(u64, Which)>,
-    /// A finished attempt that is being recorded. Stored here, because the caller of [`Flow::next`]
+    waiting: VecDeque<(u64, GroupMember)>,
+    in_flight: InFlight<(u64, GroupMember)>,
+    /// A finished attempt that is being recorded. Stored here, because the caller of [`GroupScheduler::next`]
     /// may drop the future during the write.
-    ended: Option<((u64, Which), Attempt)>,
+    ended: Option<((u64, GroupMember), Attempt)>,
     /// Scorers that are unavailable.
-    away: ScorerOutage,
+    scorer_outage: ScorerOutage,
     completions: u64,
     /// Maximum number of sampled tokens per attempt, by agent.
     limits: TokenLimits,
 }
 
 /// The groups that a step takes.
-pub(crate) struct Taken {
+pub(crate) struct StepGroups {
     /// Positions of the groups in the task order.
-    pub places: Vec<u64>,
+    pub positions: Vec<u64>,
     /// Attempts of each group.
     pub groups: Vec<Vec<Attempt>>,
     /// Attempts that were started for each group but do not belong to it. Empty if the step was
     /// planned before.
-    pub left_out: Vec<ExcludedAttempts>,
+    pub excluded: Vec<ExcludedAttempts>,
     /// The greedy attempt of each group, if the advantage estimator uses one.
     pub baselines: Vec<Option<Attempt>>,
     /// Number of groups without training signal that were not replaced, because the refill budget
     /// was exhausted.
-    pub idle: usize,
+    pub num_uninformative: usize,
 }
 
-impl Flow {
+impl GroupScheduler {
     /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its start. `step`
     /// steps are completed, and took the groups at the positions `taken`.
     ///
@@ -158,7 +158,7 @@ impl Flow {
         rollouts: &Rollouts,
         tasks: &Tasks,
     ) -> Result<Self, TrainerError> {
-        let mut flow = Flow {
+        let mut scheduler = GroupScheduler {
             phase,
             keys: keys.clone(),
             order,
@@ -169,75 +169,76 @@ impl Flow {
             admitted: 0,
             open: BTreeMap::new(),
             waiting: VecDeque::new(),
-            under_way: UnderWay::new(rollouts.scorers.clone(), rollouts.store.clone()),
+            in_flight: InFlight::new(rollouts.scorers.clone(), rollouts.store.clone()),
             ended: None,
-            away: ScorerOutage::default(),
+            scorer_outage: ScorerOutage::default(),
             completions: 0,
             limits: rollouts.agents.token_limits(),
         };
-        flow.admit_until(end_of(taken), taken, rollouts, tasks).await?;
-        Ok(flow)
+        scheduler.admit_until(end_position(taken), taken, rollouts, tasks).await?;
+        Ok(scheduler)
     }
 
     /// Returns the slot of an attempt. Its step and group encode the group's position in the task
     /// order. That step is not necessarily the step that trains on the attempt.
-    fn placement(&self, place: u64, which: Which) -> Placement {
+    fn slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
         let groups = self.keys.groups as u64;
-        let (step, group) = ((place / groups) as u32, (place % groups) as u32);
-        let (purpose, sample) = match which {
-            Which::Sample(sample) => (Purpose::Train, sample),
-            Which::Baseline => (Purpose::Baseline, 0),
+        let (step, group) = ((position / groups) as u32, (position % groups) as u32);
+        let (purpose, sample) = match member {
+            GroupMember::Sample(sample) => (Purpose::Train, sample),
+            GroupMember::Baseline => (Purpose::Baseline, 0),
         };
-        Placement { purpose, phase: self.phase, step, group, sample }
+        AttemptSlot { purpose, phase: self.phase, step, group, sample }
     }
 
     /// Opens the group at a position with its recorded attempts, and queues the missing ones. The
     /// scheduler does not change until all reads have succeeded.
-    async fn open(&mut self, place: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
-        let Some(task) = tasks.train(self.order.at(place)) else { return Ok(()) };
-        let begun = self.keys.group_size + self.keys.spare;
-        let (mut attempts, mut waiting) = (Vec::with_capacity(begun), Vec::new());
-        for which in (0..begun as u32).map(Which::Sample) {
-            let recorded = rollouts.store.last_try(&self.placement(place, which)).await?;
+    async fn open(&mut self, position: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+        let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
+        let num_started = self.keys.group_size + self.keys.spare;
+        let (mut attempts, mut waiting) = (Vec::with_capacity(num_started), Vec::new());
+        for member in (0..num_started as u32).map(GroupMember::Sample) {
+            let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
             if recorded.is_none() {
-                waiting.push((place, which));
+                waiting.push((position, member));
             }
             attempts.push(recorded);
         }
         // Tokens that an earlier process of the run sampled keep their age, whether or not the
         // attempt is scored.
-        let drawn = freshness(&attempts, &self.initial_versions);
+        let oldest_version = oldest_sampled_step(&attempts, &self.initial_versions);
         let mut baseline = None;
         if self.keys.needs_baseline() {
-            baseline = rollouts.store.last_try(&self.placement(place, Which::Baseline)).await?;
+            baseline = rollouts.store.last_try(&self.slot(position, GroupMember::Baseline)).await?;
             if baseline.is_none() {
-                waiting.push((place, Which::Baseline));
+                waiting.push((position, GroupMember::Baseline));
             }
         }
-        let keys = (0..begun as u32).map(Which::Sample).chain([Which::Baseline]);
+        let keys = (0..num_started as u32).map(GroupMember::Sample).chain([GroupMember::Baseline]);
         let mut unscored = Vec::new();
-        for (which, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
+        for (member, recorded) in keys.zip(attempts.iter_mut().chain([&mut baseline])) {
             if let Some(attempt) = recorded.take_if(|attempt| attempt.status == Status::Unscored) {
-                unscored.push((which, rollouts.unscored(attempt, &task).await?));
+                unscored.push((member, rollouts.unscored(attempt, &task).await?));
             }
         }
         self.waiting.extend(waiting);
-        for (which, made) in unscored {
-            self.under_way.score((place, which), made);
+        for (member, made) in unscored {
+            self.in_flight.score((position, member), made);
         }
         let group = Group {
             task,
-            admitted: u32::try_from(drawn).map_or(self.step, |drawn| drawn.min(self.step)),
+            admitted: u32::try_from(oldest_version)
+                .map_or(self.step, |oldest_version| oldest_version.min(self.step)),
             attempts,
             full: false,
             baseline,
             completed: None,
             replaced: false,
             compared: Vec::new(),
-            left_out: ExcludedAttempts::default(),
+            excluded: ExcludedAttempts::default(),
         };
-        self.open.insert(place, group);
-        self.complete(place);
+        self.open.insert(position, group);
+        self.complete_if_done(position);
         Ok(())
     }
 
@@ -250,11 +251,11 @@ impl Flow {
         rollouts: &Rollouts,
         tasks: &Tasks,
     ) -> Result<(), TrainerError> {
-        for place in self.admitted..end {
-            if !taken.contains(&place) {
-                self.open(place, rollouts, tasks).await?;
+        for position in self.admitted..end {
+            if !taken.contains(&position) {
+                self.open(position, rollouts, tasks).await?;
             }
-            self.admitted = place + 1;
+            self.admitted = position + 1;
         }
         Ok(())
     }
@@ -274,15 +275,15 @@ impl Flow {
         while self.admitted < self.capacity() {
             self.admit_until(self.capacity(), &[], rollouts, tasks).await?;
         }
-        while self.under_way.making() < rollouts.concurrency
-            && let Some((place, which)) = self.waiting.pop_front()
+        while self.in_flight.num_generating() < rollouts.concurrency
+            && let Some((position, member)) = self.waiting.pop_front()
         {
-            let placement = self.placement(place, which);
-            let Some(group) = self.open.get(&place) else { continue };
-            let temperature = if which == Which::Baseline { 0.0 } else { self.keys.temperature };
+            let slot = self.slot(position, member);
+            let Some(group) = self.open.get(&position) else { continue };
+            let temperature = if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
-            let attempt = rollouts.attempt(&placement, &group.task, params, true)?;
-            self.under_way.make((place, which), attempt);
+            let attempt = rollouts.attempt(&slot, &group.task, params, true)?;
+            self.in_flight.generate((position, member), attempt);
         }
         Ok(())
     }
@@ -304,47 +305,47 @@ impl Flow {
     ) -> Result<bool, TrainerError> {
         self.admit(rollouts, tasks).await?;
         if needs {
-            self.away.tell(observer);
+            self.scorer_outage.report(observer);
         }
         if self.ended.is_none() {
-            let limit = needs.then(|| rollouts.scorers.outage());
-            match self.under_way.next(limit).await? {
+            let limit = needs.then(|| rollouts.scorers.outage_timeout());
+            match self.in_flight.next(limit).await? {
                 None => return Ok(false),
-                Some(Ended::Attempt(key, attempt) | Ended::Compares(key, attempt)) => {
+                Some(AttemptEvent::Attempt(key, attempt) | AttemptEvent::NeedsComparison(key, attempt)) => {
                     self.ended = Some((key, attempt));
                 }
-                Some(Ended::Again((place, which))) => {
-                    if self.wants(place, which) {
-                        self.waiting.push_front((place, which));
+                Some(AttemptEvent::Retry((position, member))) => {
+                    if self.is_needed(position, member) {
+                        self.waiting.push_front((position, member));
                     }
                     return Ok(true);
                 }
-                Some(Ended::Waits(not_scored)) => {
-                    self.away.found(&not_scored);
+                Some(AttemptEvent::ScorerUnavailable(failure)) => {
+                    self.scorer_outage.add(&failure);
                     return Ok(true);
                 }
             }
         }
-        if let Some(((place, which), attempt)) = &self.ended
-            && self.wants(*place, *which)
+        if let Some(((position, member), attempt)) = &self.ended
+            && self.is_needed(*position, *member)
         {
             rollouts.record(attempt).await?;
         }
-        let Some(((place, which), attempt)) = self.ended.take() else { return Ok(true) };
-        if !self.wants(place, which) {
+        let Some(((position, member), attempt)) = self.ended.take() else { return Ok(true) };
+        if !self.is_needed(position, member) {
             return Ok(true);
         }
-        let Some(group) = self.open.get_mut(&place) else { return Ok(true) };
+        let Some(group) = self.open.get_mut(&position) else { return Ok(true) };
         let is_scored = attempt.status != Status::Unscored;
         let sampled_tokens = attempt.trajectory.sampled_tokens();
-        match which {
-            Which::Sample(sample) => {
+        match member {
+            GroupMember::Sample(sample) => {
                 group.compared.retain(|other| *other != sample);
                 group.attempts[sample as usize] = Some(attempt);
             }
-            Which::Baseline => group.baseline = Some(attempt),
+            GroupMember::Baseline => group.baseline = Some(attempt),
         }
-        self.complete(place);
+        self.complete_if_done(position);
         if is_scored {
             let (done, total) = self.progress();
             observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
@@ -354,38 +355,44 @@ impl Flow {
     }
 
     /// Returns whether a group still needs an attempt that was started for it.
-    fn wants(&self, place: u64, which: Which) -> bool {
-        self.open.get(&place).is_some_and(|group| match which {
-            Which::Sample(sample) if group.full => group.compared.contains(&sample),
-            Which::Sample(_) | Which::Baseline => true,
+    fn is_needed(&self, position: u64, member: GroupMember) -> bool {
+        self.open.get(&position).is_some_and(|group| match member {
+            GroupMember::Sample(sample) if group.full => group.compared.contains(&sample),
+            GroupMember::Sample(_) | GroupMember::Baseline => true,
         })
     }
 
     /// Marks a group as complete if it is. If the group carries no training signal, raises the
     /// capacity by one, so that another group replaces it.
-    fn complete(&mut self, place: u64) {
-        let Some(group) = self.open.get_mut(&place).filter(|group| group.completed.is_none()) else { return };
+    fn complete_if_done(&mut self, position: u64) {
+        let Some(group) = self.open.get_mut(&position).filter(|group| group.completed.is_none()) else {
+            return;
+        };
         if !group.full {
-            let Some(end) = enough(&group.attempts, &self.keys) else { return };
+            let Some(end) = group_len(&group.attempts, &self.keys) else { return };
             group.full = true;
-            let is_waiting = |(of, which): &&(u64, Which)| *of == place && *which != Which::Baseline;
+            let is_waiting = |(group_position, member): &&(u64, GroupMember)| {
+                *group_position == position && *member != GroupMember::Baseline
+            };
             let not_started = self.waiting.iter().filter(is_waiting).count();
             let running = group.attempts.iter().filter(|attempt| attempt.is_none()).count();
             let beyond = group.attempts[end..].iter_mut().filter_map(Option::take);
-            group.left_out = ExcludedAttempts {
+            group.excluded = ExcludedAttempts {
                 ended: beyond.map(|attempt| attempt.trajectory.sampled_tokens()).collect(),
-                given_up: running.saturating_sub(not_started),
+                cancelled: running.saturating_sub(not_started),
             };
-            self.under_way.give_up(|(of, which)| *of == place && *which != Which::Baseline);
-            self.waiting.retain(|(waiting, which)| *waiting != place || *which == Which::Baseline);
+            self.in_flight.cancel(|(group_position, member)| {
+                *group_position == position && *member != GroupMember::Baseline
+            });
+            self.waiting.retain(|(waiting, member)| *waiting != position || *member == GroupMember::Baseline);
             let waits = group.attempts.iter_mut().zip(0..).filter_map(|(attempt, sample)| {
                 let attempt = attempt.take_if(|attempt| attempt.status == Status::Unscored)?;
-                Some(((place, Which::Sample(sample)), attempt))
+                Some(((position, GroupMember::Sample(sample)), attempt))
             });
             let waits: Vec<_> = waits.collect();
             if !waits.is_empty() {
-                group.compared = waits.iter().map(|(_, attempt)| attempt.placement.sample).collect();
-                self.under_way.score_together(waits, compared_before(group.attempts.iter().flatten()));
+                group.compared = waits.iter().map(|(_, attempt)| attempt.slot.sample).collect();
+                self.in_flight.score_together(waits, completed_attempts(group.attempts.iter().flatten()));
             }
         }
         if !group.compared.is_empty() {
@@ -399,124 +406,139 @@ impl Flow {
         // Refilling is limited to one additional step's groups. The limit refers to positions, so
         // that the order in which attempts end does not matter.
         let ahead = (2 + u64::from(self.keys.staleness)) * self.keys.groups as u64;
-        let is_uninformative = self.is_uninformative(place);
-        if let Some(group) = self.open.get_mut(&place) {
-            group.replaced = place < self.taken + ahead && is_uninformative;
+        let is_uninformative = self.is_uninformative(position);
+        if let Some(group) = self.open.get_mut(&position) {
+            group.replaced = position < self.taken + ahead && is_uninformative;
         }
     }
 
     /// Returns whether a group carries no training signal and the recipe replaces such groups.
-    fn is_uninformative(&self, place: u64) -> bool {
+    fn is_uninformative(&self, position: u64) -> bool {
         let refills = self.keys.zero_variance_groups() == ZeroVarianceGroups::Refill;
-        self.open.get(&place).filter(|_| refills).is_some_and(|group| {
+        self.open.get(&position).filter(|_| refills).is_some_and(|group| {
             // The group is informative for any policy whose own attempts got different rewards.
             self.initial_versions.keys().all(|policy| {
                 let targets = Targets { policy, untrained: &[] };
                 let samples = group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
-                rewards::is_uninformative(&self.keys, &rewards::rewarded(samples, &self.keys, &self.limits))
+                rewards::is_uninformative(
+                    &self.keys,
+                    &rewards::with_rewards(samples, &self.keys, &self.limits),
+                )
             })
         })
     }
 
     /// Returns the positions of the groups that the next step takes, or `None` until all of them
     /// are complete. Replaced groups are included.
-    fn ready(&self) -> Option<Vec<u64>> {
+    fn next_positions(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
-        let due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
-        let teaches = |group: &&Group| !group.replaced;
-        let mut chosen: Vec<u64> =
-            self.open.iter().filter(|(_, g)| due(g) && !g.replaced).map(|(place, _)| *place).collect();
-        chosen.truncate(size);
-        if chosen.iter().any(|place| self.open[place].completed.is_none()) {
-            return None;
-        }
-        let mut others: Vec<(&u64, &Group)> = self
+        let is_due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
+        let is_informative = |group: &&Group| !group.replaced;
+        let mut chosen: Vec<u64> = self
             .open
             .iter()
-            .filter(|(place, group)| !chosen.contains(place) && teaches(group) && group.completed.is_some())
+            .filter(|(_, g)| is_due(g) && !g.replaced)
+            .map(|(position, _)| *position)
+            .collect();
+        chosen.truncate(size);
+        if chosen.iter().any(|position| self.open[position].completed.is_none()) {
+            return None;
+        }
+        let mut other_groups: Vec<(&u64, &Group)> = self
+            .open
+            .iter()
+            .filter(|(position, group)| {
+                !chosen.contains(position) && is_informative(group) && group.completed.is_some()
+            })
             .collect();
         match self.keys.prefer {
             GroupOrder::Oldest => {}
-            GroupOrder::FirstDone => others.sort_by_key(|(_, group)| group.completed),
-            GroupOrder::Freshest => others.sort_by_key(|(place, group)| {
-                std::cmp::Reverse((freshness(&group.attempts, &self.initial_versions), **place))
+            GroupOrder::FirstDone => other_groups.sort_by_key(|(_, group)| group.completed),
+            GroupOrder::Freshest => other_groups.sort_by_key(|(position, group)| {
+                std::cmp::Reverse((oldest_sampled_step(&group.attempts, &self.initial_versions), **position))
             }),
         }
         let rest = size.saturating_sub(chosen.len());
-        chosen.extend(others.into_iter().take(rest).map(|(place, _)| *place));
+        chosen.extend(other_groups.into_iter().take(rest).map(|(position, _)| *position));
         if chosen.len() < size {
             return None;
         }
         // Replaced groups without training signal are consumed as well.
-        chosen.extend(self.open.iter().filter(|(_, group)| group.replaced).map(|(place, _)| *place));
+        chosen.extend(self.open.iter().filter(|(_, group)| group.replaced).map(|(position, _)| *position));
         chosen.sort_unstable();
         Some(chosen)
     }
 
     /// Takes the groups of the next step, if they are complete.
-    pub fn take(&mut self) -> Option<Taken> {
-        let places = self.ready()?;
-        let uninformative = places.iter().filter(|place| self.is_uninformative(**place)).count();
-        let uninformative = uninformative - (places.len() - self.keys.groups);
-        self.spend(&places);
-        let mut excluded = Vec::with_capacity(places.len());
-        let (groups, baselines) = places
+    pub fn take(&mut self) -> Option<StepGroups> {
+        let positions = self.next_positions()?;
+        let uninformative = positions.iter().filter(|position| self.is_uninformative(**position)).count();
+        let uninformative = uninformative - (positions.len() - self.keys.groups);
+        self.count_taken(&positions);
+        let mut excluded = Vec::with_capacity(positions.len());
+        let (groups, baselines) = positions
             .iter()
-            .filter_map(|place| self.open.remove(place))
+            .filter_map(|position| self.open.remove(position))
             .map(|group| {
-                excluded.push(group.left_out);
+                excluded.push(group.excluded);
                 (group.attempts.into_iter().flatten().collect(), group.baseline)
             })
             .unzip();
-        Some(Taken { places, groups, left_out: excluded, baselines, idle: uninformative })
+        Some(StepGroups { positions, groups, excluded, baselines, num_uninformative: uninformative })
     }
 
     /// Records that a step has taken these positions.
-    fn spend(&mut self, places: &[u64]) {
-        self.taken += places.len() as u64;
-        self.spent += (places.len() as u64).saturating_sub(self.keys.groups as u64);
+    fn count_taken(&mut self, positions: &[u64]) {
+        self.taken += positions.len() as u64;
+        self.spent += (positions.len() as u64).saturating_sub(self.keys.groups as u64);
     }
 
     /// Restores the groups of a step that was planned before from the store.
-    pub async fn recall(
+    pub async fn restore_step(
         &mut self,
-        places: &[u64],
+        positions: &[u64],
         rollouts: &Rollouts,
         tasks: &Tasks,
-    ) -> Result<Taken, TrainerError> {
-        self.admit_until(end_of(places), places, rollouts, tasks).await?;
-        let (mut groups, mut baselines) = (Vec::with_capacity(places.len()), Vec::new());
-        for place in places {
-            self.open.remove(place);
+    ) -> Result<StepGroups, TrainerError> {
+        self.admit_until(end_position(positions), positions, rollouts, tasks).await?;
+        let (mut groups, mut baselines) = (Vec::with_capacity(positions.len()), Vec::new());
+        for position in positions {
+            self.open.remove(position);
             let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.spare);
-            for which in (0..(self.keys.group_size + self.keys.spare) as u32).map(Which::Sample) {
-                let recorded = rollouts.store.last_try(&self.placement(*place, which)).await?;
+            for member in (0..(self.keys.group_size + self.keys.spare) as u32).map(GroupMember::Sample) {
+                let recorded = rollouts.store.last_try(&self.slot(*position, member)).await?;
                 // An attempt without a score was cancelled, because its group was complete without
                 // it.
                 attempts.push(recorded.filter(|attempt| attempt.status != Status::Unscored));
             }
             if self.keys.oversample_keep == OversampleKeep::Started {
-                attempts.truncate(enough(&attempts, &self.keys).unwrap_or(attempts.len()));
+                attempts.truncate(group_len(&attempts, &self.keys).unwrap_or(attempts.len()));
             }
             let attempts: Vec<Attempt> = attempts.into_iter().flatten().collect();
             if attempts.len() < self.keys.group_size {
-                let missing = self.placement(*place, Which::Sample(attempts.len() as u32));
-                return Err(TrainerError::NotMade(missing));
+                let missing = self.slot(*position, GroupMember::Sample(attempts.len() as u32));
+                return Err(TrainerError::MissingAttempt(missing));
             }
             groups.push(attempts);
-            let placement = self.placement(*place, Which::Baseline);
+            let slot = self.slot(*position, GroupMember::Baseline);
             let mut baseline = None;
             if self.keys.needs_baseline() {
-                baseline = rollouts.store.last_try(&placement).await?;
+                baseline = rollouts.store.last_try(&slot).await?;
                 if baseline.is_none() {
-                    return Err(TrainerError::NotMade(placement));
+                    return Err(TrainerError::MissingAttempt(slot));
                 }
             }
             baselines.push(baseline);
         }
-        self.waiting.retain(|(place, _)| !places.contains(place));
-        self.spend(places);
-        Ok(Taken { places: places.to_vec(), groups, left_out: Vec::new(), baselines, idle: 0 })
+        self.waiting.retain(|(position, _)| !positions.contains(position));
+        self.count_taken(positions);
+        Ok(StepGroups {
+            positions: positions.to_vec(),
+            groups,
+            excluded: Vec::new(),
+            baselines,
+            num_uninformative: 0,
+        })
     }
 
     /// Sets the number of completed steps, once the weights of the last one are published.
@@ -534,19 +556,19 @@ impl Flow {
 
     /// Returns whether an attempt is in progress or being recorded.
     pub fn is_running(&self) -> bool {
-        !self.under_way.is_empty() || self.ended.is_some()
+        !self.in_flight.is_empty() || self.ended.is_some()
     }
 }
 
 /// Returns the last position plus one.
-fn end_of(places: &[u64]) -> u64 {
-    places.iter().map(|place| place + 1).max().unwrap_or(0)
+fn end_position(positions: &[u64]) -> u64 {
+    positions.iter().map(|position| position + 1).max().unwrap_or(0)
 }
 
 /// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
 /// policy that the phase trains. `initial_versions` holds the versions of these policies at the start of the
 /// phase. Policies that the phase does not train are ignored, because their weights do not age.
-fn freshness(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
+fn oldest_sampled_step(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
     let steps = segments.filter_map(|segment| Some((segment, *initial_versions.get(&segment.policy)?)));
     let steps = steps.flat_map(|(segment, initial_versions)| {

@@ -8,13 +8,13 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use futures_util::stream::{self, StreamExt};
 use levade_rl::{Interval, mean_score, wilson};
-use levade_store::{Attempt, Begun};
+use levade_store::{Attempt, AttemptStart};
 use levade_tasks::Task;
-use levade_tree::{AttemptId, Outcome, Placement, Purpose, RunId};
+use levade_tree::{AttemptId, AttemptSlot, Outcome, Purpose, RunId};
 use serde_json::json;
 
 use crate::TrainerError;
-use crate::eval_result::{RESAMPLES, is_right};
+use crate::eval_result::{NUM_RESAMPLES, is_correct};
 use crate::scoring::Scorers;
 
 /// Scores of a file of completions.
@@ -45,7 +45,7 @@ pub async fn score_completions(
     let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
     let sources: BTreeSet<&str> = completions.iter().map(|(task, _)| task.source.as_str()).collect();
     let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
-    for (index, (task, reply)) in completions.into_iter().enumerate() {
+    for (index, (task, completion)) in completions.into_iter().enumerate() {
         let next = groups.len() as u32;
         // Tasks of several files can have the same id.
         let group = *groups.entry((task.id.clone(), task.question.clone())).or_insert(next);
@@ -56,10 +56,10 @@ pub async fn score_completions(
         }
         let sample = samples[group as usize];
         samples[group as usize] += 1;
-        let placement = Placement { purpose: Purpose::Eval, phase: 0, step: 0, group, sample };
-        let id = AttemptId::new(&run, &placement, 0);
-        let begun = Begun { id, placement, number: 0, task: json!(task) };
-        let attempt = Attempt { outcome: Outcome::demonstrated(reply), ..Attempt::begun(&begun) };
+        let slot = AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, group, sample };
+        let id = AttemptId::new(&run, &slot, 0);
+        let start = AttemptStart { id, slot, number: 0, task: json!(task) };
+        let attempt = Attempt { outcome: Outcome::demonstrated(completion), ..Attempt::from_start(&start) };
         attempts[group as usize].push((index, attempt));
     }
     let scored = stream::iter(attempts).map(|group| score_group(scorers, group));
@@ -68,11 +68,11 @@ pub async fn score_completions(
     scored.sort_unstable_by_key(|(index, _)| *index);
     let attempts: Vec<Attempt> = scored.into_iter().map(|(_, attempt)| attempt).collect();
     let scores: Vec<f64> = attempts.iter().filter_map(|attempt| attempt.score).collect();
-    let right = attempts.iter().filter(|attempt| is_right(attempt)).count() as u64;
+    let num_correct = attempts.iter().filter(|attempt| is_correct(attempt)).count() as u64;
     let has_partial_scores = scores.iter().any(|score| *score != 0.0 && *score != 1.0);
     Ok(ScoredCompletions {
-        success: if scores.is_empty() { None } else { Some(wilson(right, scores.len() as u64)?) },
-        score: if has_partial_scores { Some(mean_score(&scores, RESAMPLES, 0)?) } else { None },
+        success: if scores.is_empty() { None } else { Some(wilson(num_correct, scores.len() as u64)?) },
+        score: if has_partial_scores { Some(mean_score(&scores, NUM_RESAMPLES, 0)?) } else { None },
         attempts,
     })
 }
@@ -84,15 +84,16 @@ async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(us
     for (index, mut attempt) in group {
         match scorers.score(&mut attempt).await {
             Ok(()) => scored.push((index, attempt)),
-            Err(not_scored) => unscored.push((index, not_scored.of(scorers, attempt))),
+            Err(failure) => unscored.push((index, failure.apply_to(scorers, attempt))),
         }
     }
     if let Some((_, first)) = scored.first()
-        && scorers.compares(&first.task)
+        && scorers.compares_group(&first.task)
     {
-        let mut members: Vec<&mut Attempt> = scored.iter_mut().map(|(_, attempt)| attempt).collect();
-        if let Err(not_scored) = scorers.score_together(&mut members, &[]).await {
-            let failed = scored.into_iter().map(|(index, attempt)| (index, not_scored.of(scorers, attempt)));
+        let mut scored_attempts: Vec<&mut Attempt> = scored.iter_mut().map(|(_, attempt)| attempt).collect();
+        if let Err(failure) = scorers.score_together(&mut scored_attempts, &[]).await {
+            let failed =
+                scored.into_iter().map(|(index, attempt)| (index, failure.apply_to(scorers, attempt)));
             unscored.extend(failed);
             return unscored;
         }
@@ -116,13 +117,14 @@ mod tests {
     async fn score_replies_keeps_file_order() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
         let completions = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
-        let completions = completions.map(|(id, answer, reply)| (task(id, answer), reply.to_owned()));
+        let completions =
+            completions.map(|(id, answer, completion)| (task(id, answer), completion.to_owned()));
         let ScoredCompletions { attempts, success, score } =
             score_completions(&scorers, completions.into(), 2).await.unwrap();
         let scores: Vec<_> = attempts.iter().map(|attempt| attempt.score).collect();
         assert_eq!(scores, [Some(1.0), Some(0.0), Some(0.0), Some(1.0)]);
-        let places: Vec<_> = attempts.iter().map(|a| (a.placement.group, a.placement.sample)).collect();
-        assert_eq!(places, [(0, 0), (1, 0), (0, 1), (1, 1)]);
+        let group_and_sample: Vec<_> = attempts.iter().map(|a| (a.slot.group, a.slot.sample)).collect();
+        assert_eq!(group_and_sample, [(0, 0), (1, 0), (0, 1), (1, 1)]);
         assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed));
         assert_eq!((success.unwrap().estimate, score), (0.5, None));
     }

@@ -20,7 +20,7 @@ const LOCK: &str = "lock";
 
 /// Whether a run starts or resumes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Start {
+pub enum StartMode {
     /// Start in a directory that contains no run.
     Fresh,
     /// Resume from the newest complete checkpoint and the store.
@@ -28,15 +28,15 @@ pub enum Start {
 }
 
 /// The directory of a run. This process has exclusive access until the value is dropped.
-pub struct RunFolder {
+pub struct LockedRunDir {
     root: PathBuf,
     /// Lock on the directory. The operating system releases it when the process exits, including
     /// after a kill.
     _lock: File,
 }
 
-impl RunFolder {
-    /// Locks a directory that contains no run. [`RunFolder::write_recipe`], which is called last,
+impl LockedRunDir {
+    /// Locks a directory that contains no run. [`LockedRunDir::write_recipe`], which is called last,
     /// makes it a run's directory.
     ///
     /// # Errors
@@ -47,12 +47,12 @@ impl RunFolder {
         fs::create_dir_all(root).map_err(|source| file_error("create", root, source))?;
         let dir = Self::lock(root)?;
         // Any of these files would be mistaken for this run's own.
-        let record = recipe.run.store.file(root).filter(|file| file.exists());
-        if let Some(record) = record.as_ref().filter(|file| !file.starts_with(root)) {
-            return Err(TrainerError::StoreExists(record.clone()));
+        let store_file = recipe.run.store.file(root).filter(|file| file.exists());
+        if let Some(store_file) = store_file.as_ref().filter(|file| !file.starts_with(root)) {
+            return Err(TrainerError::StoreExists(store_file.clone()));
         }
         let paths = [dir.root.join(RECIPE), dir.checkpoints()];
-        if record.is_some() || paths.iter().any(|path| path.exists()) {
+        if store_file.is_some() || paths.iter().any(|path| path.exists()) {
             return Err(TrainerError::RunDirExists(dir.root));
         }
         Ok(dir)
@@ -72,7 +72,7 @@ impl RunFolder {
         let dir = Self::lock(root)?;
         let earlier = Recipe::load(&earlier, &[])?;
         if let Some(difference) = recipe.difference(&earlier)? {
-            return Err(TrainerError::Differs { folder: dir.root, difference: Box::new(difference) });
+            return Err(TrainerError::Differs { run_dir: dir.root, difference: Box::new(difference) });
         }
         Ok((dir, earlier))
     }
@@ -83,13 +83,13 @@ impl RunFolder {
     /// # Errors
     /// Returns an error if a new run's directory contains a run, if there is no run to resume or
     /// its store was in memory, or if another process works on the run.
-    pub fn check(keys: &RunKeys, start: Start) -> Result<(), TrainerError> {
+    pub fn check(keys: &RunKeys, start: StartMode) -> Result<(), TrainerError> {
         let root = &keys.folder;
         match (start, root.join(RECIPE).exists()) {
-            (Start::Fresh, true) => return Err(TrainerError::RunDirExists(root.clone())),
-            (Start::Resume, false) => return Err(TrainerError::NothingToResume(root.clone())),
-            (Start::Resume, true) if !keys.store.is_durable() => {
-                return Err(StoreError::NotKept { run_dir: root.clone() }.into());
+            (StartMode::Fresh, true) => return Err(TrainerError::RunDirExists(root.clone())),
+            (StartMode::Resume, false) => return Err(TrainerError::NothingToResume(root.clone())),
+            (StartMode::Resume, true) if !keys.store.is_durable() => {
+                return Err(StoreError::NotDurable { run_dir: root.clone() }.into());
             }
             _ => {}
         }
@@ -103,12 +103,12 @@ impl RunFolder {
     pub(crate) async fn open_store(
         &self,
         keys: &RunKeys,
-        start: Start,
+        start: StartMode,
     ) -> Result<Arc<dyn Store>, StoreError> {
         let id = keys.id();
         let access = match start {
-            Start::Fresh => Access::Start(&id),
-            Start::Resume => Access::Resume(&id),
+            StartMode::Fresh => Access::Start(&id),
+            StartMode::Resume => Access::Resume(&id),
         };
         keys.store.open(&self.root, access).await
     }
@@ -126,7 +126,7 @@ impl RunFolder {
         let path = root.join(LOCK);
         let lock = File::create(&path).map_err(|source| file_error("create", &path, source))?;
         match lock.try_lock() {
-            Ok(()) => Ok(RunFolder { root: root.to_owned(), _lock: lock }),
+            Ok(()) => Ok(LockedRunDir { root: root.to_owned(), _lock: lock }),
             Err(TryLockError::WouldBlock) => Err(TrainerError::Locked(root.to_owned())),
             Err(TryLockError::Error(source)) => Err(file_error("lock", &path, source)),
         }
