@@ -54,7 +54,7 @@ pub struct Attempt {
 
 impl Attempt {
     /// Creates an attempt without tokens that failed in `source`.
-    pub fn broken(source: &str, why: impl Into<String>) -> Self {
+    pub fn failed(source: &str, why: impl Into<String>) -> Self {
         let why = why.into();
         let mut outcome = Outcome { error: Some(why.clone()), ..Outcome::initial() };
         outcome.add_warning(source, why);

@@ -22,10 +22,12 @@ use levade_policy::FinishReason;
 use levade_tree::{CallCounts, ContextTruncation, Finish, Outcome};
 use tracing::{Instrument, debug, debug_span};
 
-use crate::casting::{Caller, PartyBuilder};
+use crate::cast::{Caller, PartyBuilder};
 use crate::roster::{Agent, Player};
-use crate::taught::{Exchange, Pupil, finished, taught};
-use crate::tool_loop::{Broken, LoopLimits, ToolLoop, add_opening};
+use crate::teacher_demonstrations::{
+    ImitatingPolicy, TeacherCompletion, create_attempt, demonstrate_completions,
+};
+use crate::tool_loop::{LoopError, LoopLimits, ToolLoop, add_opening};
 use crate::{AgentLoop, Attempt, AttemptContext};
 
 /// Timeout for calls in flight to end after the loop has ended.
@@ -39,7 +41,7 @@ pub struct BuiltInLoop;
 impl AgentLoop for BuiltInLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let span = debug_span!("attempt", id = %context.name);
-        let attempt = attempt(context).instrument(span.clone()).await;
+        let attempt = run_attempt(context).instrument(span.clone()).await;
         let Outcome { turns, sampled_tokens, finish, error, .. } = &attempt.outcome;
         span.in_scope(|| debug!(turns, sampled_tokens, ?finish, error, "attempt ended"));
         attempt
@@ -52,34 +54,34 @@ impl AgentLoop for BuiltInLoop {
 }
 
 /// Makes one attempt. Its errors are in its outcome, with everything recorded before.
-async fn attempt(context: AttemptContext) -> Attempt {
+async fn run_attempt(context: AttemptContext) -> Attempt {
     let played = context.own_agent().and_then(|agent| Ok((agent, context.player(agent)?)));
     let (agent, player) = match played {
         Ok(played) => played,
-        Err(why) => return Attempt::broken("policies", why),
+        Err(why) => return Attempt::failed("policies", why),
     };
     let casting = match PartyBuilder::new(&context, Caller::ToolLoop) {
         Ok(casting) => casting,
-        Err(why) => return Attempt::broken("teacher", why),
+        Err(why) => return Attempt::failed("teacher", why),
     };
     let party = match casting.party(agent, player) {
         Ok(party) => Arc::new(party),
-        Err(why) => return Attempt::broken("policies", why),
+        Err(why) => return Attempt::failed("policies", why),
     };
-    let recorder = context.recorder(context.limits.tokens);
+    let recorder = context.recorder(context.limits.max_tokens);
     let cast = Cast::new([party], Arc::clone(&recorder));
     let mut outcome = Outcome::initial();
-    if agent.pick.is_some() {
+    if agent.picker.is_some() {
         outcome.cast.insert(agent.name.clone(), player.policy.clone());
     }
     let result = open_and_loop(&context, (agent, player), &cast, &mut outcome).await;
     let recorded = recorder.close(CLOSE_TIMEOUT).await;
-    note_recorded(&mut outcome, &recorded);
+    add_recorded_calls(&mut outcome, &recorded);
     let is_taught = context.teacher.is_some();
     match result {
         Ok(finish) => outcome.finish = finish,
         Err(error) => {
-            let source = match is_taught && matches!(error, Broken::Call(_)) {
+            let source = match is_taught && matches!(error, LoopError::Call(_)) {
                 true => "teacher",
                 false => error.source(),
             };
@@ -91,15 +93,15 @@ async fn attempt(context: AttemptContext) -> Attempt {
         return Attempt { trajectory: recorded.trajectory, outcome };
     };
     let (agent, policy) = (agent.name.clone(), player.policy.clone());
-    finished(outcome, move || {
-        let pupil = Pupil { format: &format, agent: &agent, policy: &policy };
-        taught([(pupil, Exchange::of(&recorded.external, &agent))])
+    create_attempt(outcome, move || {
+        let pupil = ImitatingPolicy { format: &format, agent: &agent, policy: &policy };
+        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&recorded.external, &agent))])
     })
     .await
 }
 
 /// Adds the recorded calls to the outcome of an attempt.
-fn note_recorded(outcome: &mut Outcome, recorded: &Recording) {
+fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     let calls = recorded.calls.iter().filter(|call| !call.summary);
     let turns = calls.clone().filter(|call| match call.external {
         true => call.error.is_none() && call.finish != FinishReason::Aborted,
@@ -108,20 +110,20 @@ fn note_recorded(outcome: &mut Outcome, recorded: &Recording) {
     outcome.turns = turns.count() as u32;
     outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
     outcome.cuts.extend(recorded.calls.iter().filter_map(to_context_cut));
-    outcome.cuts.sort_by_key(|cut| cut.turn);
+    outcome.cuts.sort_by_key(|event| event.turn);
     if let Some(error) = &recorded.comparison_error {
         outcome.add_warning("chat template", error.as_str());
     }
-    let of_helpers = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
-    outcome.drift.extend(of_helpers);
+    let helper_drift = std::mem::replace(&mut outcome.drift, recorded.drift.clone());
+    outcome.drift.extend(helper_drift);
 }
 
 /// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for other
 /// calls.
 pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
-        Some(Origin::Forked(Fork { reason, .. })) if reason.is_cut() => {
-            let (turn, why) = (call.turn.unwrap_or_default(), reason.words().to_owned());
+        Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {
+            let (turn, why) = (call.turn.unwrap_or_default(), reason.description().to_owned());
             Some(ContextTruncation { turn, agent: call.agent.clone(), why })
         }
         _ => None,
@@ -134,30 +136,30 @@ async fn open_and_loop(
     (agent, player): (&Agent, &Player),
     cast: &Cast,
     outcome: &mut Outcome,
-) -> Result<Finish, Broken> {
+) -> Result<Finish, LoopError> {
     debug!(messages = context.messages.len(), "attempt begun");
-    let timeout = context.limits.attempt;
+    let timeout = context.limits.attempt_timeout;
     let mut messages = context.messages.clone();
-    let mut tools = agent.tools.open(&context.for_tools(agent, timeout)).await?;
+    let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;
     add_opening(&mut messages, tools.opening());
     let (specs, mut helped) = (tools.specs().to_vec(), CallCounts::default());
     let mut tool_loop = ToolLoop {
         agent: &agent.name,
         cast,
         specs: &specs,
-        limits: LoopLimits { turns: context.limits.turns, opening: player.opening },
+        limits: LoopLimits { max_turns: context.limits.max_turns, opening: player.opening },
         outcome,
         helped: &mut helped,
         observer: None,
     };
-    let result = player.within(timeout, tool_loop.run(&mut messages, &mut tools)).await;
+    let result = player.wait_within(timeout, tool_loop.run(&mut messages, &mut tools)).await;
     let result = result.unwrap_or_else(|| {
         outcome.add_warning("attempt", format!("was not done within {timeout:?}"));
         Ok(Finish::Deadline)
     });
     outcome.calls = tools.counts().sum_with(&helped);
-    let (evidence, missing) = tools.evidence().await;
-    outcome.evidence = evidence;
+    let (scorer_input, missing) = tools.scorer_input().await;
+    outcome.evidence = scorer_input;
     for error in missing {
         outcome.add_warning("tools", error.to_string());
     }

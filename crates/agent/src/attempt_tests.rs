@@ -56,7 +56,7 @@ pub(super) fn text_reply(text: &str) -> ScriptedReply {
 
 #[derive(Default)]
 pub(super) struct ScriptedSampler {
-    replies: Vec<ScriptedReply>,
+    completions: Vec<ScriptedReply>,
     next: AtomicUsize,
     pub requests: Mutex<Vec<SampleRequest>>,
     stalled: Mutex<Vec<UnboundedSender<Result<SampleEvent, PolicyError>>>>,
@@ -67,7 +67,7 @@ impl Sampler for ScriptedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         self.requests.lock().unwrap().push(request);
         let (sender, stream) = SampleStream::channel();
-        match self.replies[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
+        match self.completions[self.next.fetch_add(1, Ordering::SeqCst)].clone() {
             ScriptedReply::Tokens(tokens, finish) => {
                 let logprobs = vec![-0.5; tokens.len()];
                 sender
@@ -154,7 +154,7 @@ impl Session for CountedSession {
         }
     }
 
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
         let ToolContext { attempt, task, seed, stream, .. } = &self.attempt;
         let known = json!({ "attempt": attempt, "question": task.question, "seed": seed, "stream": stream });
         Ok(known.as_object().unwrap().clone())
@@ -172,13 +172,14 @@ pub(super) struct Bench {
     open: Arc<AtomicUsize>,
 }
 
-pub(super) fn bench(replies: &[ScriptedReply]) -> Bench {
-    let sampler = Arc::new(ScriptedSampler { replies: replies.to_vec(), ..ScriptedSampler::default() });
+pub(super) fn bench(completions: &[ScriptedReply]) -> Bench {
+    let sampler =
+        Arc::new(ScriptedSampler { completions: completions.to_vec(), ..ScriptedSampler::default() });
     let open = Arc::new(AtomicUsize::new(0));
     let tools: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Calculator::default()), Arc::new(CountingToolbox(open.clone()))];
     let mut agent = testing::agent("solver", testing::player("student", sampler.clone()), tools);
-    agent.limits.reply = Duration::from_millis(200);
+    agent.limits.completion_timeout = Duration::from_millis(200);
     Bench { agent, sampler, open }
 }
 
@@ -291,7 +292,7 @@ async fn limits_end_attempt() {
     }
 
     let mut short = self::bench(&[text_reply(CALL), text_reply("5")]);
-    short.agent.limits.tokens = CALL.len() + 1;
+    short.agent.limits.max_tokens = CALL.len() + 1;
     assert_eq!(short.run().await.outcome.finish, Finish::MaxTokens);
 
     let full = self::bench(&[text_reply(CALL), ScriptedReply::TooLong]);
@@ -352,8 +353,8 @@ async fn tokens_sampled_before_timeout_are_kept() {
 
     // The timeout of the attempt ends it, like any other limit that truncates attempts.
     let mut bench = bench(&[text_reply(CALL), ScriptedReply::Stalls(vec![67, 68, 69])]);
-    bench.agent.limits.reply = Duration::from_secs(60);
-    bench.agent.limits.attempt = Duration::from_millis(200);
+    bench.agent.limits.completion_timeout = Duration::from_secs(60);
+    bench.agent.limits.attempt_timeout = Duration::from_millis(200);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.turns), (Finish::Deadline, 2));
     let sampled: Vec<&Segment> =
@@ -364,10 +365,10 @@ async fn tokens_sampled_before_timeout_are_kept() {
 }
 
 /// Sampler whose device trains during the first second.
-struct Training(Instant);
+struct TrainingSampler(Instant);
 
 #[async_trait]
-impl Sampler for Training {
+impl Sampler for TrainingSampler {
     async fn sample(&self, _: SampleRequest) -> Result<SampleStream, PolicyError> {
         Err(PolicyError::Stopped("a sampler that only trains".into()))
     }
@@ -392,7 +393,7 @@ impl Sampler for Training {
 #[tokio::test(start_paused = true)]
 async fn timeout_excludes_time_of_device_training() {
     let waits = async |millis| {
-        let sampler = Training(Instant::now());
+        let sampler = TrainingSampler(Instant::now());
         with_sampler_timeout(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis)))
             .await
             .is_some()
@@ -450,13 +451,13 @@ async fn demonstration_has_tokens_of_equivalent_attempt() {
     assert_eq!(rejected(&conversation), DemonstrationError::Trailing("user"));
 }
 
-fn with_template(
+fn bench_with_template(
     template: &str,
     options: ChatOptions,
     requested: Options,
-    replies: &[ScriptedReply],
+    completions: &[ScriptedReply],
 ) -> Bench {
-    let mut bench = bench(replies);
+    let mut bench = bench(completions);
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap();
     bench.player().format = Some(Arc::new(Format::new(Arc::new(chat), requested)));
     bench
@@ -473,22 +474,28 @@ async fn calls_and_answers_in_reasoning_are_ignored() {
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
     // The prompt starts the reasoning, but not after a tool result.
     let options = ChatOptions::default;
-    let outcome =
-        with_template(ALWAYS_THINKS, options(), Options::default(), &[text_reply(&format!("{CALL} 5"))])
-            .run()
-            .await
-            .outcome;
+    let outcome = bench_with_template(
+        ALWAYS_THINKS,
+        options(),
+        Options::default(),
+        &[text_reply(&format!("{CALL} 5"))],
+    )
+    .run()
+    .await
+    .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
-    let replies = [text_reply(&format!("hm</think>{CALL}")), text_reply("5")];
-    let outcome = with_template(ALWAYS_THINKS, options(), Options::default(), &replies).run().await.outcome;
+    let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply("5")];
+    let outcome =
+        bench_with_template(ALWAYS_THINKS, options(), Options::default(), &completions).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
 }
 
 #[tokio::test]
 async fn template_drift_is_counted_or_forks_conversation() {
-    let replies = [text_reply(&format!("hm</think>{CALL}")), text_reply(CALL), text_reply("5")];
+    let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply(CALL), text_reply("5")];
     let options = |history| Options { history, ..Options::default() };
-    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &replies);
+    let bench =
+        bench_with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &completions);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
@@ -499,7 +506,8 @@ async fn template_drift_is_counted_or_forks_conversation() {
     let streams =
         |bench: &Bench| bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>();
 
-    let bench = with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &replies);
+    let bench =
+        bench_with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &completions);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     // The template renders the second completion unchanged, so the conversation continues without
@@ -532,11 +540,12 @@ async fn template_drift_is_counted_or_forks_conversation() {
 #[tokio::test]
 async fn bare_calls_are_counted_separately() {
     let json = "{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}";
-    let replies = [text_reply(&format!("```json\n{json}\n```")), text_reply("5")];
-    let outcome = bench(&replies).run().await.outcome;
+    let completions = [text_reply(&format!("```json\n{json}\n```")), text_reply("5")];
+    let outcome = bench(&completions).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let outcome = with_template("chatml", options, Options::default(), &replies).run().await.outcome;
+    let outcome =
+        bench_with_template("chatml", options, Options::default(), &completions).run().await.outcome;
     assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }
@@ -549,7 +558,7 @@ async fn real_policy_attempts_are_exact_and_independent() {
         Arc::new(Simulator::new(SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() }));
     let mut bench = bench(&[]);
     bench.player().backend = Backend::Tokens(simulator.clone());
-    bench.agent.limits.tokens = 300;
+    bench.agent.limits.max_tokens = 300;
     let standalone = bench.run().await;
     let context = bench.context();
     let concurrent = (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));

@@ -1,5 +1,5 @@
 use super::*;
-use levade_tools::Delayed;
+use levade_tools::DelayedToolbox;
 
 fn calls(tool: &str, arguments: &[Value]) -> String {
     let call =
@@ -30,12 +30,12 @@ async fn tools_report_rewards_metrics_final_answers_and_evidence() {
 }
 
 /// Sampler that sends a scripted completion first, and then those of a simulated policy.
-struct Then(ScriptedSampler, Simulator);
+struct ScriptedThenSimulated(ScriptedSampler, Simulator);
 
 #[async_trait]
-impl Sampler for Then {
+impl Sampler for ScriptedThenSimulated {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
-        let scripted = self.0.next.load(Ordering::SeqCst) < self.0.replies.len();
+        let scripted = self.0.next.load(Ordering::SeqCst) < self.0.completions.len();
         if scripted { self.0.sample(request).await } else { self.1.sample(request).await }
     }
 
@@ -58,18 +58,18 @@ async fn concurrent_calls_match_sequential_calls() {
     let mut attempts = Vec::new();
     for (parallel, max_parallel) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
         let mut bench = bench(&[]);
-        let replies =
+        let completions =
             vec![text_reply(&calls("calculator", &sums)), text_reply(&calls("calculator", &sums[..2]))];
-        let scripted = ScriptedSampler { replies, ..ScriptedSampler::default() };
+        let scripted = ScriptedSampler { completions, ..ScriptedSampler::default() };
         let config = SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
         let simulator = Simulator::new(config);
         // No turn is sampled with older weights than the previous turn.
         simulator.publish(4).await.unwrap();
-        bench.player().backend = Backend::Tokens(Arc::new(Then(scripted, simulator)));
-        bench.agent.limits.tokens = 600;
-        bench.agent.limits.reply = Duration::from_secs(10);
+        bench.player().backend = Backend::Tokens(Arc::new(ScriptedThenSimulated(scripted, simulator)));
+        bench.agent.limits.max_tokens = 600;
+        bench.agent.limits.completion_timeout = Duration::from_secs(10);
         let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
-        let delayed = Delayed::new(calculator, Duration::ZERO..=Duration::from_millis(max_parallel));
+        let delayed = DelayedToolbox::new(calculator, Duration::ZERO..=Duration::from_millis(max_parallel));
         bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
         attempts.push(bench.run().await);
     }

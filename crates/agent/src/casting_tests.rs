@@ -10,7 +10,7 @@ fn mixture(name: &str, trained: &[bool], index: usize) -> Agent {
     };
     let players: Vec<Player> = trained.iter().enumerate().map(player).collect();
     let agent = testing::agent(name, players[0].clone(), Vec::new());
-    Agent { players, pick: Some(Arc::new(move |_, _| index)), ..agent }
+    Agent { players, picker: Some(Arc::new(move |_, _| index)), ..agent }
 }
 
 #[test]
@@ -45,7 +45,7 @@ fn untrained_sampling_is_fixed_only_in_tool_loop() {
         let own = context.own_agent().unwrap();
         casting.party(own, context.player(own).unwrap()).unwrap()
     };
-    let fixed = SamplingParams { max_tokens: context.limits.tokens, ..context.params.clone() };
+    let fixed = SamplingParams { max_tokens: context.limits.max_tokens, ..context.params.clone() };
     assert_eq!(party(Caller::ToolLoop).sampling, SamplingRule::Fixed(fixed));
     let of_client = SamplingParams { max_tokens: 4096, ..SamplingParams::default() };
     assert_eq!(party(Caller::Program).sampling, SamplingRule::Default(of_client));
@@ -66,20 +66,20 @@ fn missing_agent_and_player_are_named_in_errors() {
 fn trained_program_agents_have_own_sampling_and_limits() {
     let own = mixture("own", &[true], 0);
     let mut other = mixture("other", &[true], 0);
-    other.limits.tokens = 50;
+    other.limits.max_tokens = 50;
     other.samples = Arc::new(|params| SamplingParams { temperature: 0.25, ..params });
     let context = AttemptContext { has_own_sampling: true, ..testing::context(vec![own, other]) };
     let fixed = |context: &AttemptContext, index: usize| {
         let agent = &context.roster.agents()[index];
         let casting = PartyBuilder::new(context, Caller::Program).unwrap();
         let party = casting.party(agent, context.player(agent).unwrap()).unwrap();
-        let params = party.fixed().unwrap();
+        let params = party.fixed_params().unwrap();
         (params.temperature, params.max_tokens)
     };
     assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 1000), (0.25, 50)));
     // Evaluations use the same sampling parameters for all agents, and can limit the attempt's own
     // agent.
     let mut context = AttemptContext { has_own_sampling: false, ..context };
-    context.limits.tokens = 10;
+    context.limits.max_tokens = 10;
     assert_eq!((fixed(&context, 0), fixed(&context, 1)), ((0.9, 10), (0.9, 50)));
 }

@@ -28,18 +28,18 @@ pub struct SummaryOptions {
 
 impl ContextPolicy {
     /// No policy: the model rejects prompts that exceed its context.
-    pub const NONE: ContextPolicy = ContextPolicy {
+    pub const UNLIMITED: ContextPolicy = ContextPolicy {
         budget: Budget::NONE,
         summary: SummaryOptions { agent: String::new(), train: false, tokens: 0, instruction: String::new() },
     };
 
     /// Returns whether the policy requests summaries.
-    pub fn summarises(&self) -> bool {
+    pub fn is_summarizing(&self) -> bool {
         self.budget.overflow == Overflow::Summarise
     }
 
     /// Returns the name of the agent that writes the summaries for `agent`.
-    pub fn summariser(&self, agent: &str) -> String {
+    pub fn summarizer_name(&self, agent: &str) -> String {
         match self.summary.agent.as_str() {
             "" => summary_agent(agent),
             named => named.to_owned(),

@@ -6,15 +6,20 @@ use super::{CALL, bench, text_reply};
 use crate::{Attempt, ContextPolicy, SummaryOptions};
 
 fn policy(overflow: Overflow, budget_tokens: usize) -> ContextPolicy {
-    let summary = SummaryOptions { tokens: 50, instruction: "Sum up.".into(), ..ContextPolicy::NONE.summary };
-    ContextPolicy { budget: Budget { most: budget_tokens, overflow, keep: 1 }, summary }
+    let summary =
+        SummaryOptions { tokens: 50, instruction: "Sum up.".into(), ..ContextPolicy::UNLIMITED.summary };
+    ContextPolicy { budget: Budget { max_tokens: budget_tokens, overflow, keep: 1 }, summary }
 }
 
-async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt, Vec<SampleRequest>) {
-    let replies: Vec<_> = replies.iter().map(|reply| text_reply(reply)).collect();
-    let mut bench = bench(&replies);
+async fn run_scripted(
+    completions: &[&str],
+    context: ContextPolicy,
+    turns: u32,
+) -> (Attempt, Vec<SampleRequest>) {
+    let completions: Vec<_> = completions.iter().map(|completion| text_reply(completion)).collect();
+    let mut bench = bench(&completions);
     bench.player().context_policy = context;
-    bench.agent.limits.turns = turns;
+    bench.agent.limits.max_turns = turns;
     let attempt = bench.run().await;
     let requested = bench.sampler.requests.lock().unwrap().clone();
     (attempt, requested)
@@ -22,24 +27,24 @@ async fn made(replies: &[&str], context: ContextPolicy, turns: u32) -> (Attempt,
 
 /// Returns the number of tokens of the first prompt. With two more turns it exceeds 1000 tokens, most
 /// of which describe the tools.
-async fn opening() -> usize {
-    let (_, requested) = made(&["5"], ContextPolicy::NONE, 9).await;
+async fn opening_tokens() -> usize {
+    let (_, requested) = run_scripted(&["5"], ContextPolicy::UNLIMITED, 9).await;
     requested[0].prompt.len()
 }
 
 #[tokio::test]
 async fn old_turns_are_dropped_and_actual_prompts_recorded() {
-    let budget_tokens = opening().await + 500;
+    let budget_tokens = opening_tokens().await + 500;
     // The calls differ, because equal calls could be continued from any of their positions.
     let calls: Vec<String> = (0..6).map(|at| CALL.replace('2', &at.to_string())).collect();
-    let replies: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
+    let completions: Vec<&str> = calls.iter().map(String::as_str).chain(["It is 5."]).collect();
     let (Attempt { trajectory, outcome }, requested) =
-        made(&replies, policy(Overflow::DropOldest, budget_tokens), 9).await;
+        run_scripted(&completions, policy(Overflow::DropOldest, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "It is 5."));
     assert!(!outcome.cuts.is_empty() && outcome.turns == 7, "{:?}", outcome.cuts);
     assert_eq!(outcome.cuts[0].why, "the oldest turns were dropped to fit the context");
-    let cut = outcome.cuts[0].turn as usize;
-    assert!(requested[cut].prompt.len() < requested[cut - 1].prompt.len());
+    let event = outcome.cuts[0].turn as usize;
+    assert!(requested[event].prompt.len() < requested[event - 1].prompt.len());
     assert!(requested.iter().all(|request| request.prompt.len() <= budget_tokens));
     // Every completion follows the prompt from which it was sampled.
     let sampled: Vec<&Segment> =
@@ -56,10 +61,10 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
 
 #[tokio::test]
 async fn summary_is_requested_and_recorded_separately() {
-    let budget_tokens = opening().await + 400;
-    let replies = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
+    let budget_tokens = opening_tokens().await + 400;
+    let completions = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
     let (Attempt { trajectory, outcome }, requested) =
-        made(&replies, policy(Overflow::Summarise, budget_tokens), 9).await;
+        run_scripted(&completions, policy(Overflow::Summarise, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
     assert_eq!(outcome.final_text, "It is 5.");
     let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
@@ -72,7 +77,8 @@ async fn summary_is_requested_and_recorded_separately() {
     assert!(text(last).contains("2+3?\n\nSummary of the part"), "{}", text(last));
     assert!(text(last).contains("left out:\nTwo and three were added.<|im_end|>"), "{}", text(last));
     // Tokens of summaries do not count as the attempt's own.
-    let own: usize = replies.iter().map(|reply| reply.len() + 1).sum::<usize>() - (replies[4].len() + 1);
+    let own: usize =
+        completions.iter().map(|completion| completion.len() + 1).sum::<usize>() - (completions[4].len() + 1);
     assert_eq!(outcome.sampled_tokens, own);
     assert_eq!(outcome.cuts.len(), 1);
     assert_eq!(outcome.cuts[0].turn, trajectory.segments().iter().map(|s| s.turn).max().unwrap());
@@ -80,12 +86,14 @@ async fn summary_is_requested_and_recorded_separately() {
 
 #[tokio::test]
 async fn budget_ends_attempt_without_context_policy() {
-    let budget_tokens = opening().await + 300;
-    let replies = [CALL, CALL, CALL, CALL, "It is 5."];
-    let (Attempt { outcome, .. }, requested) = made(&replies, policy(Overflow::Fail, budget_tokens), 9).await;
+    let budget_tokens = opening_tokens().await + 300;
+    let completions = [CALL, CALL, CALL, CALL, "It is 5."];
+    let (Attempt { outcome, .. }, requested) =
+        run_scripted(&completions, policy(Overflow::Fail, budget_tokens), 9).await;
     assert_eq!((outcome.finish, outcome.error), (levade_tree::Finish::Context, None));
-    assert!(requested.len() < replies.len() && outcome.cuts.is_empty());
-    let (Attempt { outcome, .. }, requested) = made(&["5"], policy(Overflow::DropOldest, 20), 9).await;
+    assert!(requested.len() < completions.len() && outcome.cuts.is_empty());
+    let (Attempt { outcome, .. }, requested) =
+        run_scripted(&["5"], policy(Overflow::DropOldest, 20), 9).await;
     let error = outcome.error.unwrap();
     assert!(error.contains("agent.max_context_tokens") && requested.is_empty(), "{error}");
 }

@@ -5,8 +5,8 @@ use levade_tools::{CondenseKeys, HelperSlot, SubAgent, SummarizedToolbox};
 
 /// Returns a helper that samples these completions and has a calculator, with the slot and the roster
 /// that contain the helper.
-fn helper(name: &str, replies: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Roster>) {
-    let mut bench = bench(replies);
+fn helper(name: &str, completions: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Roster>) {
+    let mut bench = bench(completions);
     bench.agent.name = name.into();
     bench.player().policy = format!("{name}'s");
     let boxes: Vec<Arc<dyn Toolbox>> = vec![Arc::new(Calculator::default())];
@@ -24,14 +24,10 @@ fn helper(name: &str, replies: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Rost
     (bench, slot, roster)
 }
 
-fn helper_bench(replies: &[ScriptedReply], slot: &HelperSlot, timeout: Option<Duration>) -> Bench {
-    let mut bench = bench(replies);
-    let clerk = SubAgent {
-        name: "clerk".into(),
-        description: "Does sums.".into(),
-        slot: slot.clone(),
-        longest: timeout,
-    };
+fn helper_bench(completions: &[ScriptedReply], slot: &HelperSlot, timeout: Option<Duration>) -> Bench {
+    let mut bench = bench(completions);
+    let clerk =
+        SubAgent { name: "clerk".into(), description: "Does sums.".into(), slot: slot.clone(), timeout };
     bench.agent.tools = ToolSet::new(vec![Arc::new(clerk)], Duration::from_secs(5)).unwrap();
     bench
 }
@@ -40,7 +36,7 @@ fn call(request: Value) -> String {
     format!("<tool_call>{}</tool_call>", json!({ "name": "clerk", "arguments": { "request": request } }))
 }
 
-fn by<'a>(attempt: &'a Attempt, name: &str) -> Vec<&'a Segment> {
+fn segments_of<'a>(attempt: &'a Attempt, name: &str) -> Vec<&'a Segment> {
     attempt.trajectory.segments().iter().filter(|segment| segment.agent == name).collect()
 }
 
@@ -60,10 +56,13 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "5"));
     // The attempt has three turns, and only their tokens count.
     assert_eq!(outcome.turns, 3);
-    let own: usize =
-        by(&attempt, "solver").iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.tokens.len()).sum();
+    let own: usize = segments_of(&attempt, "solver")
+        .iter()
+        .filter(|s| s.kind == Kind::Sampled)
+        .map(|s| s.tokens.len())
+        .sum();
     assert_eq!(outcome.sampled_tokens, own);
-    let helped = by(&attempt, "clerk");
+    let helped = segments_of(&attempt, "clerk");
     assert!(helped.iter().all(|segment| segment.policy == "clerk's"));
     assert_eq!(helped.iter().filter(|segment| segment.kind == Kind::Sampled).count(), 3);
     assert_eq!(helped.iter().filter(|segment| segment.parent.is_none()).count(), 2, "two conversations");
@@ -98,12 +97,15 @@ async fn helper_conversation_becomes_branch_of_attempt() {
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))
     );
     // A repetition yields the same attempt.
-    let (_, again, _roster) =
+    let (_, second_bench, _roster) =
         helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
-    let other =
-        helper_bench(&[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")], &again, None)
-            .run()
-            .await;
+    let other = helper_bench(
+        &[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")],
+        &second_bench,
+        None,
+    )
+    .run()
+    .await;
     assert_eq!(other, attempt);
 }
 
@@ -124,7 +126,10 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
         helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None).run().await;
     let error = broken.outcome.error.clone().unwrap();
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
-    assert_eq!(by(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(), 1);
+    assert_eq!(
+        segments_of(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(),
+        1
+    );
 
     // Without running agents, as when tools are inspected on their own, the call fails with a message.
     let standalone = helper_bench(
@@ -151,8 +156,8 @@ async fn only_long_tool_results_are_summarized() {
     let condensed = SummarizedToolbox { toolbox: Arc::new(Calculator::default()), slot, keys };
     let mut solver = bench(&[text_reply(CALL), text_reply(&long), text_reply(&long), text_reply("Done.")]);
     solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
-    solver.agent.limits.turns = 9;
-    solver.agent.limits.tokens = 4000;
+    solver.agent.limits.max_turns = 9;
+    solver.agent.limits.max_tokens = 4000;
     let attempt = solver.run().await;
     let outcome = &attempt.outcome;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "Done."));
@@ -167,5 +172,5 @@ async fn only_long_tool_results_are_summarized() {
     let question = solver.text(&theirs[0].prompt);
     assert!(question.contains("Condense.\n\nThe call: calculator {\"expression\":\"10+11"), "{question}");
     assert!(question.contains("The answer:\n1725"), "{question}");
-    assert_eq!(by(&attempt, "browser").iter().filter(|segment| segment.parent.is_none()).count(), 2);
+    assert_eq!(segments_of(&attempt, "browser").iter().filter(|segment| segment.parent.is_none()).count(), 2);
 }

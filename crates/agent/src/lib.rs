@@ -52,17 +52,17 @@
 
 mod agent_loop;
 mod attempt;
-mod casting;
+mod cast;
 mod context;
 mod demonstrate;
 pub mod environments;
-mod helping;
-mod joined;
+mod helper_agent;
+mod merge_outcome;
 pub mod program;
 mod roster;
 mod talk;
-mod taught;
 mod teacher;
+mod teacher_demonstrations;
 #[cfg(test)]
 mod testing;
 mod tool_loop;
@@ -71,11 +71,11 @@ pub use agent_loop::{AgentLoop, Attempt, AttemptContext};
 pub use attempt::BuiltInLoop;
 pub use context::{ContextPolicy, SummaryOptions, summary_agent};
 pub use demonstrate::{DemonstrationError, demonstrate};
-pub use helping::{HelperAgent, PromptBuilder};
+pub use helper_agent::{HelperAgent, PromptBuilder};
 pub use levade_call::{Backend, ChatApi, OpeningLimit, Truncation, probe_agent};
-pub use levade_gateway::When;
+pub use levade_gateway::CallPattern;
 pub use program::Program;
-pub use roster::{Agent, Limits, Pick, Player, Roster, Samples};
+pub use roster::{Agent, Limits, Player, PolicyPicker, Roster, SamplingMap};
 pub use talk::Talk;
-pub use teacher::{Teacher, written};
+pub use teacher::{Teacher, row_completions};
 pub use tool_loop::LoopObserver;

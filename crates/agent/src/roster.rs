@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use levade_call::{Backend, OpeningLimit, Truncation};
 use levade_conversation::Format;
-use levade_gateway::When;
+use levade_gateway::CallPattern;
 use levade_policy::{Sampler, SamplingParams, process_time, with_sampler_timeout};
 use levade_tools::ToolSet;
 
@@ -13,22 +13,22 @@ use crate::context::ContextPolicy;
 
 /// Function that returns the index of a policy in a mixture, from the seed and the stream of an
 /// attempt.
-pub type Pick = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
+pub type PolicyPicker = Arc<dyn Fn(u64, u64) -> usize + Send + Sync>;
 
 /// Function that converts the sampling parameters of a phase into those of an agent.
-pub type Samples = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
+pub type SamplingMap = Arc<dyn Fn(SamplingParams) -> SamplingParams + Send + Sync>;
 
 /// Limits of an attempt. They come from the agent that the task names.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of turns, at least 1.
-    pub turns: u32,
+    pub max_turns: u32,
     /// Maximum number of sampled tokens over all turns, at least 1.
-    pub tokens: usize,
+    pub max_tokens: usize,
     /// Timeout of one completion, excluding the time in which the sampler's device trains.
-    pub reply: Duration,
+    pub completion_timeout: Duration,
     /// Timeout of the attempt, which excludes the same time.
-    pub attempt: Duration,
+    pub attempt_timeout: Duration,
 }
 
 /// Policy that plays an agent.
@@ -59,16 +59,16 @@ pub struct Agent {
     /// Policies that play the agent, at least one.
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is only one player.
-    pub pick: Option<Pick>,
+    pub picker: Option<PolicyPicker>,
     /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every
     /// attempt.
     pub limits: Limits,
     /// Sampling parameters of its completions in training.
-    pub samples: Samples,
+    pub samples: SamplingMap,
     /// Tools in the tool loop.
     pub tools: ToolSet,
     /// Rule by which calls of a program are attributed to this agent although they do not name it.
-    pub when: When,
+    pub pattern: CallPattern,
 }
 
 /// Agents of a run.
@@ -98,11 +98,11 @@ impl Agent {
         Agent {
             name: name.to_owned(),
             players: vec![player],
-            pick: None,
+            picker: None,
             limits,
             samples: Arc::new(|params| params),
             tools: ToolSet::default(),
-            when: When::default(),
+            pattern: CallPattern::default(),
         }
     }
 }
@@ -117,13 +117,17 @@ impl Player {
             context,
             is_trained: true,
             opening: OpeningLimit { max_tokens: usize::MAX, truncation: Truncation::Refuse },
-            context_policy: ContextPolicy::NONE,
+            context_policy: ContextPolicy::UNLIMITED,
         }
     }
 
     /// Waits for `future` on the clock of the player's policy, which excludes the time in which its
     /// device trains. Returns `None` if `timeout` expires.
-    pub(crate) async fn within<T>(&self, timeout: Duration, future: impl Future<Output = T>) -> Option<T> {
+    pub(crate) async fn wait_within<T>(
+        &self,
+        timeout: Duration,
+        future: impl Future<Output = T>,
+    ) -> Option<T> {
         match &self.backend {
             Backend::Tokens(sampler) => with_sampler_timeout(&**sampler, timeout, future).await,
             Backend::Messages(_) => process_time::with_timeout(timeout, future).await,

@@ -9,8 +9,8 @@ use levade_tools::OpenTools;
 use levade_tree::{CallCounts, Finish, Outcome};
 
 use crate::AttemptContext;
-use crate::casting::{Caller, PartyBuilder};
-use crate::tool_loop::{Broken, LoopLimits, LoopObserver, ToolLoop, add_opening};
+use crate::cast::{Caller, PartyBuilder};
+use crate::tool_loop::{LoopError, LoopLimits, LoopObserver, ToolLoop, add_opening};
 
 /// Interactive conversation of a user with an agent. Tools stay open until the talk is closed.
 pub struct Talk {
@@ -31,9 +31,10 @@ impl Talk {
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.
     pub async fn open(context: AttemptContext) -> Result<Self, String> {
         let agent = context.own_agent()?;
-        let limits = LoopLimits { turns: context.limits.turns, opening: context.player(agent)?.opening };
+        let limits =
+            LoopLimits { max_turns: context.limits.max_turns, opening: context.player(agent)?.opening };
         // A user can take any time.
-        let tools = agent.tools.open(&context.for_tools(agent, Duration::MAX)).await;
+        let tools = agent.tools.open(&context.tool_context(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
         let (cast, history) = (cast(&context)?, context.messages.clone());
         Ok(Talk { context, limits, cast, tools, history })
@@ -55,7 +56,7 @@ impl Talk {
     ///
     /// # Errors
     /// Returns a message if the model or a tool fails.
-    pub async fn ask(&mut self, text: String, observer: &mut dyn LoopObserver) -> Result<Finish, String> {
+    pub async fn send(&mut self, text: String, observer: &mut dyn LoopObserver) -> Result<Finish, String> {
         let is_first = self.history.iter().all(|message| message.role.instructs());
         self.history.push(Message::user(text));
         if is_first {
@@ -72,7 +73,7 @@ impl Talk {
             observer: Some(observer),
         };
         match tool_loop.run(&mut self.history, &mut self.tools).await {
-            Err(Broken::Call(error)) if error.kind == ErrorKind::TooLong => Ok(Finish::Context),
+            Err(LoopError::Call(error)) if error.kind == ErrorKind::TooLong => Ok(Finish::Context),
             ended => ended.map_err(|error| error.to_string()),
         }
     }

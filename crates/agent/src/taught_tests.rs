@@ -20,7 +20,7 @@ impl ChatApi for Script {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.1.lock().unwrap().push(query);
         let mut remaining = self.0.lock().unwrap();
-        let said = match remaining.is_empty() {
+        let delta = match remaining.is_empty() {
             true => Err(ApiError::new(ErrorKind::Unavailable, "the teacher is gone")),
             false => Ok(ChatDelta::Done(Box::new(ChatCompletion {
                 message: remaining.remove(0),
@@ -30,7 +30,7 @@ impl ChatApi for Script {
                 reasoning_tokens: 0,
             }))),
         };
-        sender.send(said).unwrap();
+        sender.send(delta).unwrap();
         receiver
     }
 }
@@ -53,11 +53,11 @@ fn call(expression: &str) -> Message {
     )
 }
 
-async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
+async fn run_with_script(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
     let script = Arc::new(Script(Mutex::new(script), Mutex::default()));
     let context = AttemptContext {
         messages: vec![Message::user("2+3?")],
-        teacher: Some(Teacher::Asked(script.clone())),
+        teacher: Some(Teacher::Api(script.clone())),
         ..testing::context(vec![agent()])
     };
     let attempt = BuiltInLoop.run(context).await;
@@ -68,7 +68,7 @@ async fn taught_by(script: Vec<Message>) -> (Attempt, Vec<ChatQuery>) {
 #[tokio::test]
 async fn teacher_completions_become_demonstrations_in_pupil_format() {
     let (Attempt { trajectory, outcome }, requested) =
-        taught_by(vec![call("2+3"), Message::assistant("It is 5.")]).await;
+        run_with_script(vec![call("2+3"), Message::assistant("It is 5.")]).await;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "It is 5."));
     assert_eq!((outcome.turns, outcome.calls.ok, outcome.error.as_deref()), (2, 1, None));
     let last = requested[1].messages.last().unwrap();
@@ -89,7 +89,7 @@ async fn teacher_completions_become_demonstrations_in_pupil_format() {
 
 #[tokio::test]
 async fn unavailable_teacher_fails_only_its_attempt() {
-    let (Attempt { trajectory, outcome }, _) = taught_by(vec![call("2+3")]).await;
+    let (Attempt { trajectory, outcome }, _) = run_with_script(vec![call("2+3")]).await;
     assert_eq!(outcome.finish, Finish::Failed);
     assert_eq!(outcome.error.as_deref(), Some("the teacher is gone"));
     assert_eq!(trajectory.segments().len(), 2, "what was said until then stays");
@@ -97,30 +97,31 @@ async fn unavailable_teacher_fails_only_its_attempt() {
 
 #[tokio::test]
 async fn gateway_calls_become_tree() {
-    let said = |after, shared, messages: &[&str], reply: &str| ExternalCall {
+    let external_call = |after, shared_messages, messages: &[&str], completion: &str| ExternalCall {
         agent: "solver".into(),
         policy: "student".into(),
         after,
-        shared,
+        shared: shared_messages,
         messages: messages.iter().map(|text| Message::user(*text)).collect(),
         tools: None,
-        reply: Message::assistant(reply),
+        reply: Message::assistant(completion),
         finish: FinishReason::StopId,
         prompt_tokens: 0,
         tokens: 0,
         fault: None,
     };
     let mut calls = vec![
-        said(None, 0, &["1+1?"], "2"),
-        said(Some(0), 2, &["And 1?"], "3"),
-        said(Some(0), 2, &["And 2?"], "4"),
-        said(Some(0), 2, &["And 3?"], "cut"),
-        ExternalCall { agent: "judge".into(), ..said(None, 0, &["Good?"], "Yes") },
+        external_call(None, 0, &["1+1?"], "2"),
+        external_call(Some(0), 2, &["And 1?"], "3"),
+        external_call(Some(0), 2, &["And 2?"], "4"),
+        external_call(Some(0), 2, &["And 3?"], "cut"),
+        ExternalCall { agent: "judge".into(), ..external_call(None, 0, &["Good?"], "Yes") },
     ];
     calls[3].finish = FinishReason::Length;
     let format = format();
-    let pupil = Pupil { format: &format, agent: "solver", policy: "student" };
-    let (trajectory, _) = taught([(pupil, Exchange::of(&calls, "solver"))]).unwrap();
+    let pupil = ImitatingPolicy { format: &format, agent: "solver", policy: "student" };
+    let (trajectory, _) =
+        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&calls, "solver"))]).unwrap();
     let texts: Vec<String> = trajectory
         .leaves()
         .into_iter()

@@ -20,26 +20,26 @@ use levade_tasks::Task;
 #[derive(Clone)]
 pub enum Teacher {
     /// Chat API of an external policy.
-    Asked(Arc<dyn ChatApi>),
+    Api(Arc<dyn ChatApi>),
     /// Field of this name in the row of each task, which has the completions.
-    Written(String),
+    RowField(String),
 }
 
 impl Teacher {
     /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it has no
     /// answer.
-    pub fn by_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
-        Teacher::Asked(Arc::new(Rule(rule)))
+    pub fn from_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
+        Teacher::Api(Arc::new(Rule(rule)))
     }
 
     /// Returns the chat API that writes the completions of one attempt at a task.
     ///
     /// # Errors
     /// Returns a message if the task's row must have the completions but does not.
-    pub(crate) fn of(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
+    pub(crate) fn responder(&self, task: &Task) -> Result<Arc<dyn ChatApi>, String> {
         match self {
-            Teacher::Asked(responder) => Ok(Arc::clone(responder)),
-            Teacher::Written(field) => said(task, field),
+            Teacher::Api(responder) => Ok(Arc::clone(responder)),
+            Teacher::RowField(field) => row_responder(task, field),
         }
     }
 }
@@ -51,7 +51,7 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = unbounded_channel();
         let (finish, prompt_tokens, tokens, reasoning_tokens) = (FinishReason::StopId, 0, 0, 0);
-        let said = (self.0)(&query.messages)
+        let delta = (self.0)(&query.messages)
             .map(|message| {
                 ChatDelta::Done(Box::new(ChatCompletion {
                     message,
@@ -63,7 +63,7 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
             })
             .map_err(|why| ApiError::new(ErrorKind::Unavailable, why));
         // The channel is open and unbounded, so sending does not fail.
-        let _ = sender.send(said);
+        let _ = sender.send(delta);
         receiver
     }
 }
@@ -74,21 +74,23 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
 ///
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.
-pub fn written(task: &Task, field: &str) -> Result<Vec<Message>, String> {
+pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String> {
     let found = task.row.get(field).ok_or_else(|| format!("its row has no field `{field}`"))?;
     let wrong = |why: String| format!("its field `{field}` {why}");
     let items = found.as_array().ok_or_else(|| wrong("is no list of replies".to_owned()))?;
-    let mut replies = Vec::with_capacity(items.len());
+    let mut completions = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
         let message = message(item).map_err(|why| wrong(format!("has a wrong message {at}: {why}")))?;
-        replies.extend((message.role == Role::Assistant).then_some(message));
+        completions.extend((message.role == Role::Assistant).then_some(message));
     }
-    for (turn, reply) in replies.iter_mut().enumerate() {
-        for (index, call) in reply.tool_calls.iter_mut().enumerate().filter(|(_, call)| call.id.is_empty()) {
+    for (turn, completion) in completions.iter_mut().enumerate() {
+        for (index, call) in
+            completion.tool_calls.iter_mut().enumerate().filter(|(_, call)| call.id.is_empty())
+        {
             call.id = format!("call_{turn}_{index}");
         }
     }
-    if replies.is_empty() { Err(wrong("has no reply".to_owned())) } else { Ok(replies) }
+    if completions.is_empty() { Err(wrong("has no reply".to_owned())) } else { Ok(completions) }
 }
 
 fn message(item: &Value) -> Result<Message, String> {
@@ -106,13 +108,14 @@ fn message(item: &Value) -> Result<Message, String> {
 /// Creates a chat API that returns the completions of a task, one for each query.
 ///
 /// # Errors
-/// Returns the message of [`written`] if it fails.
-fn said(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
-    let (replies, next, field) = (written(task, field)?, AtomicUsize::new(0), field.to_owned());
+/// Returns the message of [`row_completions`] if it fails.
+fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
+    let (completions, next, field) = (row_completions(task, field)?, AtomicUsize::new(0), field.to_owned());
     let rule = move |_: &[Message]| {
         let at = next.fetch_add(1, Ordering::Relaxed);
-        let used_up = || format!("the agent asked for more than the {} replies in `{field}`", replies.len());
-        replies.get(at).cloned().ok_or_else(used_up)
+        let used_up =
+            || format!("the agent asked for more than the {} replies in `{field}`", completions.len());
+        completions.get(at).cloned().ok_or_else(used_up)
     };
     Ok(Arc::new(Rule(rule)))
 }
@@ -121,8 +124,8 @@ fn said(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
 mod tests {
     use super::*;
 
-    fn task(replies: Value) -> Task {
-        let row = json!({ "replies": replies }).as_object().unwrap().clone();
+    fn task(completions: Value) -> Task {
+        let row = json!({ "replies": completions }).as_object().unwrap().clone();
         Task { row: row.into(), ..Task::default() }
     }
 
@@ -134,17 +137,17 @@ mod tests {
             { "role": "tool", "content": "1" },
             "It is 1.",
         ]));
-        let replies = written(&task, "replies").unwrap();
-        assert_eq!(replies.len(), 2, "what a tool said is left out");
-        let ids: Vec<&str> = replies[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
+        let completions = row_completions(&task, "replies").unwrap();
+        assert_eq!(completions.len(), 2, "what a tool said is left out");
+        let ids: Vec<&str> = completions[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
         assert_eq!(ids, ["call_0_0", "call_0_1"]);
-        assert_eq!(replies[0].tool_calls[0].arguments["code"], "print(1)");
-        assert_eq!(replies[1], Message::assistant("It is 1."));
+        assert_eq!(completions[0].tool_calls[0].arguments["code"], "print(1)");
+        assert_eq!(completions[1], Message::assistant("It is 1."));
     }
 
     #[test]
     fn written_names_field_without_completions() {
-        for (replies, why) in [
+        for (completions, why) in [
             (json!("one"), "is no list of replies"),
             (json!([]), "has no reply"),
             (json!([{ "role": "tool", "content": "1" }]), "has no reply"),
@@ -155,9 +158,9 @@ mod tests {
             ),
             (json!(["a", { "role": "wizard", "content": "b" }]), "has a wrong message 1"),
         ] {
-            let error = written(&task(replies), "replies").unwrap_err();
+            let error = row_completions(&task(completions), "replies").unwrap_err();
             assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");
         }
-        assert_eq!(written(&task(json!([])), "demo").unwrap_err(), "its row has no field `demo`");
+        assert_eq!(row_completions(&task(json!([])), "demo").unwrap_err(), "its row has no field `demo`");
     }
 }

@@ -19,8 +19,12 @@ pub(crate) fn player(policy: &str, sampler: Arc<dyn Sampler>) -> Player {
 
 /// Returns an agent with these tools and one player.
 pub(crate) fn agent(name: &str, player: Player, tools: Vec<Arc<dyn Toolbox>>) -> Agent {
-    let limits =
-        Limits { turns: 3, tokens: 1000, reply: Duration::from_secs(5), attempt: Duration::from_secs(60) };
+    let limits = Limits {
+        max_turns: 3,
+        max_tokens: 1000,
+        completion_timeout: Duration::from_secs(5),
+        attempt_timeout: Duration::from_secs(60),
+    };
     let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
     Agent { tools, ..Agent::new(name, player, limits) }
 }

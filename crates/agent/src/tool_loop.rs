@@ -3,15 +3,15 @@
 use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
 use levade_policy::{FinishReason, PolicyError};
 use levade_text::{ContentPart, Message, ParsedCompletion, ToolSpec};
-use levade_tools::{Branch, COUNTED, Observation, ObservationKind, OpenTools, ToolError};
+use levade_tools::{Branch, COMMON_METRICS, Observation, ObservationKind, OpenTools, ToolError};
 use levade_tree::{CallCounts, Finish, Outcome, TreeError};
 use tracing::debug;
 
-use crate::joined::{finite, join};
+use crate::merge_outcome::{clamp_finite, merge_outcome};
 
 /// Reason for which an attempt failed.
 #[derive(Debug, thiserror::Error)]
-pub(crate) enum Broken {
+pub(crate) enum LoopError {
     #[error("{0}")]
     Call(#[from] ApiError),
     #[error("{0}")]
@@ -24,16 +24,16 @@ pub(crate) enum Broken {
     Tree(#[from] TreeError),
 }
 
-impl Broken {
+impl LoopError {
     /// Returns the name of the part that failed.
     pub fn source(&self) -> &'static str {
         match self {
-            Broken::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
-            Broken::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
-            Broken::Call(_) => "sampler",
-            Broken::Tool(_) | Broken::Outage(_) => "tools",
-            Broken::Helper { .. } => "agents",
-            Broken::Tree(_) => "record",
+            LoopError::Call(ApiError { kind: ErrorKind::TooLong, .. }) => "prompt",
+            LoopError::Call(error) if error.param.as_deref() == Some("messages") => "chat template",
+            LoopError::Call(_) => "sampler",
+            LoopError::Tool(_) | LoopError::Outage(_) => "tools",
+            LoopError::Helper { .. } => "agents",
+            LoopError::Tree(_) => "record",
         }
     }
 }
@@ -57,7 +57,7 @@ pub trait LoopObserver: Send {
 #[derive(Debug, Clone, Copy)]
 pub(crate) struct LoopLimits {
     /// Maximum number of completions.
-    pub turns: u32,
+    pub max_turns: u32,
     /// Limit of the first prompt.
     pub opening: OpeningLimit,
 }
@@ -83,7 +83,11 @@ impl ToolLoop<'_> {
     /// # Errors
     /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt cannot
     /// continue without.
-    pub async fn run(&mut self, history: &mut Vec<Message>, tools: &mut OpenTools) -> Result<Finish, Broken> {
+    pub async fn run(
+        &mut self,
+        history: &mut Vec<Message>,
+        tools: &mut OpenTools,
+    ) -> Result<Finish, LoopError> {
         for index in 0.. {
             let end = match self.call(history, index == 0).await {
                 // The task fits into the context, but the tool results no longer do.
@@ -106,18 +110,18 @@ impl ToolLoop<'_> {
                 (self.outcome.final_text, self.outcome.thought) = (parsed.content, reasoning);
                 return Ok(Finish::Answered);
             }
-            let is_last = index + 1 >= self.limits.turns;
+            let is_last = index + 1 >= self.limits.max_turns;
             let before = tools.counts();
             // No call would read the results of the last turn.
-            let mut results = tools.answer(&parsed, !is_last).await;
-            self.adopt(&mut results)?;
+            let mut results = tools.execute_calls(&parsed, !is_last).await;
+            self.merge_helpers(&mut results)?;
             if let Some(observer) = &mut self.observer {
                 observer.results(&results);
             }
             self.outcome.calls_by_turn.push((turn, tools.counts().subtract(&before)));
-            let learned = learn_from(self.outcome, turn, &results);
-            if let Some(answer) = learned.map_err(Broken::Outage)? {
-                self.outcome.final_text = answer;
+            let learned = apply_results(self.outcome, turn, &results);
+            if let Some(final_answer) = learned.map_err(LoopError::Outage)? {
+                self.outcome.final_text = final_answer;
                 return Ok(Finish::Ended);
             }
             if is_last {
@@ -154,14 +158,15 @@ impl ToolLoop<'_> {
     }
 
     /// Adds the conversations of helpers to the recorded conversation.
-    fn adopt(&mut self, results: &mut [Observation]) -> Result<(), Broken> {
+    fn merge_helpers(&mut self, results: &mut [Observation]) -> Result<(), LoopError> {
         let mut broken = None;
-        for Branch { agent, trajectory, outcome } in results.iter_mut().flat_map(|one| one.branches.drain(..))
+        for Branch { agent, trajectory, outcome } in
+            results.iter_mut().flat_map(|observation| observation.branches.drain(..))
         {
-            let first = self.cast.recorder().adopt(&trajectory)?;
+            let first = self.cast.recorder().append_trajectory(&trajectory)?;
             let error = outcome.error.clone();
-            join(self.outcome, self.helped, first, outcome);
-            broken = broken.or(error.map(|why| Broken::Helper { agent, why }));
+            merge_outcome(self.outcome, self.helped, first, outcome);
+            broken = broken.or(error.map(|why| LoopError::Helper { agent, why }));
         }
         broken.map_or(Ok(()), Err)
     }
@@ -191,13 +196,13 @@ struct AssistantTurn {
 
 impl AssistantTurn {
     fn new(end: End, index: u32) -> Self {
-        let End { message, reply, .. } = end;
-        match reply {
-            Some(reply) => AssistantTurn {
-                turn: reply.turn,
-                message: reply.written(),
-                parsed: reply.parsed,
-                reasoning: reply.thought,
+        let End { message, recorded_completion, .. } = end;
+        match recorded_completion {
+            Some(recorded_completion) => AssistantTurn {
+                turn: recorded_completion.turn,
+                message: recorded_completion.raw_message(),
+                parsed: recorded_completion.parsed,
+                reasoning: recorded_completion.reasoning,
             },
             None => {
                 let calls = message.tool_calls.iter().cloned().map(Ok).collect();
@@ -216,30 +221,32 @@ impl AssistantTurn {
 /// # Errors
 /// Returns a message if a tool failed that the attempt cannot continue without. It names the tool and
 /// the failure.
-pub(crate) fn learn_from(
+pub(crate) fn apply_results(
     outcome: &mut Outcome,
     turn: u32,
     observations: &[Observation],
 ) -> Result<Option<String>, String> {
-    for Observation { call, toolbox, kind, trouble: failure, metrics, .. } in observations {
+    for Observation { call, toolbox, kind, failure, metrics, .. } in observations {
         if let (Some(call), Some(failure)) = (call, failure) {
             outcome.add_warning(format!("tool {}", call.name), failure.as_str());
         }
         let Some(toolbox) = toolbox else { continue };
         let failed = f64::from(u8::from(*kind != ObservationKind::Ok));
-        let counted = COUNTED.into_iter().zip([1.0, failed]);
+        let counted = COMMON_METRICS.into_iter().zip([1.0, failed]);
         let measured = metrics.iter().map(|(name, value)| (name.as_str(), *value));
         for (name, value) in counted.chain(measured) {
             let sum = outcome.tool_metrics.entry(format!("{toolbox}/{name}")).or_default();
-            *sum = finite(*sum + value);
+            *sum = clamp_finite(*sum + value);
         }
     }
-    if observations.iter().any(|answer| answer.reward.is_some()) {
-        let reward = observations.iter().filter_map(|answer| answer.reward).sum();
-        outcome.earned_by_turn.push((turn, finite(reward)));
+    if observations.iter().any(|observation| observation.reward.is_some()) {
+        let reward = observations.iter().filter_map(|observation| observation.reward).sum();
+        outcome.earned_by_turn.push((turn, clamp_finite(reward)));
     }
-    if let Some(Observation { toolbox, text, .. }) = observations.iter().find(|answer| answer.breaks) {
+    if let Some(Observation { toolbox, text, .. }) =
+        observations.iter().find(|observation| observation.breaks)
+    {
         return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
     }
-    Ok(observations.iter().find_map(|answer| answer.ends.clone()))
+    Ok(observations.iter().find_map(|observation| observation.ends.clone()))
 }

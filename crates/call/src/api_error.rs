@@ -28,7 +28,7 @@ pub enum ErrorKind {
     /// The type or encoding of the body is not supported.
     MediaType,
     /// The attempt has ended.
-    Gone,
+    AttemptEnded,
     /// The queue of calls is full. A retry after this time may succeed.
     Busy(Duration),
     /// The model is unavailable. A retry may succeed.
@@ -52,7 +52,7 @@ impl ErrorKind {
             ErrorKind::NotFound => "not_found",
             ErrorKind::Method => "method",
             ErrorKind::MediaType => "media_type",
-            ErrorKind::Gone => "gone",
+            ErrorKind::AttemptEnded => "gone",
             ErrorKind::Busy(_) => "busy",
             ErrorKind::Unavailable => "unavailable",
             ErrorKind::Deadline => "deadline",
@@ -62,7 +62,7 @@ impl ErrorKind {
 
     /// Returns whether every retry of the request fails in the same way.
     pub fn is_final(self) -> bool {
-        matches!(self, ErrorKind::Limit | ErrorKind::Gone)
+        matches!(self, ErrorKind::Limit | ErrorKind::AttemptEnded)
     }
 }
 
@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn is_final_holds_only_for_limit_and_gone() {
-        assert!(ErrorKind::Limit.is_final() && ErrorKind::Gone.is_final());
+        assert!(ErrorKind::Limit.is_final() && ErrorKind::AttemptEnded.is_final());
         let retried = [
             ErrorKind::NotFound,
             ErrorKind::Busy(std::time::Duration::ZERO),

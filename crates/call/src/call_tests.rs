@@ -20,7 +20,7 @@ fn party(agent: &str, context: usize, budget: Budget) -> Party {
     let party = Party::new(
         "tiny",
         Backend::Tokens(Arc::new(Simulator::new(config))),
-        Some(Arc::new(Format::unprobed(chat, Options::default()))),
+        Some(Arc::new(Format::without_probe(chat, Options::default()))),
         PartyLimits { context, timeout: Duration::from_secs(30) },
         SamplingRule::Default(SamplingParams { max_tokens: 4, ..SamplingParams::default() }),
     );
@@ -46,14 +46,18 @@ fn question(text: &str) -> Request {
 }
 
 /// Starts the first call of an attempt.
-async fn open(context: usize, budget: Budget, opening: Option<OpeningLimit>) -> Result<Reader, ApiError> {
+async fn start_first_call(
+    context: usize,
+    budget: Budget,
+    opening: Option<OpeningLimit>,
+) -> Result<Reader, ApiError> {
     let cast = Cast::new([Arc::new(party("solver", context, budget))], recorder());
     cast.call("solver", Request { opening, ..question("What is 12 * 3?") }).await
 }
 
 /// Returns the prompt of the first call without any limit.
 async fn full_prompt() -> Vec<u32> {
-    open(CONTEXT, Budget::NONE, None).await.unwrap().head().prompt.clone()
+    start_first_call(CONTEXT, Budget::NONE, None).await.unwrap().head().prompt.clone()
 }
 
 fn limit(max_tokens: usize, truncation: Truncation) -> Option<OpeningLimit> {
@@ -67,11 +71,12 @@ async fn opening_limit_truncates_only_longer_prompts() {
     for (max_tokens, want, is_truncated) in
         [(n + 1, &full_prompt[..], false), (n, &full_prompt, false), (n - 1, &full_prompt[1..], true)]
     {
-        let reader = open(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left)).await.unwrap();
+        let reader =
+            start_first_call(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left)).await.unwrap();
         assert_eq!((&reader.head().prompt[..], reader.head().is_truncated), (want, is_truncated));
     }
-    assert!(open(CONTEXT, Budget::NONE, limit(n, Truncation::Refuse)).await.is_ok());
-    let error = open(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Refuse)).await.unwrap_err();
+    assert!(start_first_call(CONTEXT, Budget::NONE, limit(n, Truncation::Refuse)).await.is_ok());
+    let error = start_first_call(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Refuse)).await.unwrap_err();
     let limit = format!("{n} tokens, more than the {} of agent.max_prompt_tokens", n - 1);
     assert!(error.kind == ErrorKind::TooLong && error.message.contains(&limit), "{error}");
 }
@@ -79,17 +84,17 @@ async fn opening_limit_truncates_only_longer_prompts() {
 #[tokio::test]
 async fn opening_limit_truncates_prompt_over_context_or_budget() {
     let n = full_prompt().await.len();
-    let budget = |max_tokens| Budget { most: max_tokens, ..Budget::NONE };
-    let right = limit(10, Truncation::Right);
+    let budget = |max_tokens| Budget { max_tokens: max_tokens, ..Budget::NONE };
+    let truncate_right = limit(10, Truncation::Right);
     for (context, max_tokens) in [(n - 1, usize::MAX), (CONTEXT, n - 1), (CONTEXT, 10)] {
-        let reader = open(context, budget(max_tokens), right).await.unwrap();
+        let reader = start_first_call(context, budget(max_tokens), truncate_right).await.unwrap();
         assert_eq!(reader.head().prompt.len(), 10, "{context} {max_tokens}");
     }
     // A long prompt, which is rendered only because of the opening limit.
     let cast = Cast::new([Arc::new(party("solver", CONTEXT, budget(20)))], recorder());
-    let request = Request { opening: right, ..question(&"What? ".repeat(500)) };
+    let request = Request { opening: truncate_right, ..question(&"What? ".repeat(500)) };
     assert_eq!(cast.call("solver", request).await.unwrap().head().prompt.len(), 10);
-    let error = open(CONTEXT, budget(9), right).await.unwrap_err();
+    let error = start_first_call(CONTEXT, budget(9), truncate_right).await.unwrap_err();
     let message = "10 tokens, more than the 9 of agent.max_context_tokens";
     assert!(error.kind == ErrorKind::TooLong && error.message.contains(message), "{error}");
 }
@@ -98,16 +103,16 @@ async fn opening_limit_truncates_prompt_over_context_or_budget() {
 async fn oversized_prompt_is_rejected_without_opening_limit() {
     let n = full_prompt().await.len();
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
-        let budget = |max_tokens| Budget { most: max_tokens, overflow, keep: 1 };
-        assert!(open(CONTEXT, budget(n), None).await.is_ok());
+        let budget = |max_tokens| Budget { max_tokens: max_tokens, overflow, keep: 1 };
+        assert!(start_first_call(CONTEXT, budget(n), None).await.is_ok());
         for (context, max_tokens) in [(CONTEXT, n - 1), (n, usize::MAX)] {
-            let error = open(context, budget(max_tokens), None).await.unwrap_err();
+            let error = start_first_call(context, budget(max_tokens), None).await.unwrap_err();
             assert_eq!(error.kind, ErrorKind::TooLong, "{overflow:?} {context} {max_tokens}: {error}");
         }
     }
     // The completion is limited to the rest of the context.
     for (context, tokens) in [(n + 1, 1), (n + 3, 3), (CONTEXT, 4)] {
-        let end = open(context, Budget::NONE, None).await.unwrap().completion().await.unwrap();
+        let end = start_first_call(context, Budget::NONE, None).await.unwrap().completion().await.unwrap();
         assert_eq!((end.prompt_tokens, end.tokens), (n, tokens), "{context}");
     }
 }
@@ -149,12 +154,12 @@ async fn recorder_reports_calls_and_remaining_limits() {
     let helper = Cast::new([Arc::new(party("helper", CONTEXT, Budget::NONE))], self::recorder());
     helper.call("helper", question("Help?")).await.unwrap().completion().await.unwrap();
     let trajectory = helper.recorder().close(Duration::from_secs(5)).await.trajectory;
-    assert_eq!(recorder.adopt(&trajectory).unwrap(), turns[2] + 1);
+    assert_eq!(recorder.append_trajectory(&trajectory).unwrap(), turns[2] + 1);
     let recorded = recorder.close(Duration::from_secs(5)).await;
     assert!(recorded.trajectory.segments().iter().any(|segment| segment.agent == "helper"));
     assert!(recorder.is_closed());
     let error = cast.call("solver", question("?")).await.unwrap_err();
-    assert_eq!((error.kind, recorder.check_open().unwrap_err()), (ErrorKind::Gone, error));
+    assert_eq!((error.kind, recorder.check_open().unwrap_err()), (ErrorKind::AttemptEnded, error));
 }
 
 #[tokio::test]

@@ -125,7 +125,8 @@ fn summarize(
         let end = reader.completion().await?;
         add(&recorder.options.metrics.summaries, 1);
         // The message of the recorded completion lacks the white space around the text.
-        let message = end.reply.map_or(end.message, |reply| reply.message());
+        let message =
+            end.recorded_completion.map_or(end.message, |recorded_completion| recorded_completion.message());
         Ok(message.content.as_str().to_owned())
     }
     .boxed()

@@ -9,7 +9,7 @@ use levade_conversation::RecordedCompletion;
 use levade_policy::FinishReason;
 use levade_text::{Chat, CompletionDelta, CompletionStream, Message, StreamDecoder, ToolCall, ToolSpec};
 
-use crate::transcript::{End, parts_of};
+use crate::transcript::{End, message_parts};
 
 /// Parser of one completion.
 pub(crate) struct CompletionParser {
@@ -22,7 +22,7 @@ pub(crate) struct CompletionParser {
 struct ClientOutput {
     is_text: bool,
     speech: HeldText,
-    thought: HeldText,
+    reasoning: HeldText,
     stops: Vec<String>,
     /// Whether the client receives the stop string that ended the completion.
     keeps_stop: bool,
@@ -55,7 +55,7 @@ enum Source {
 pub(crate) struct ChatParseOptions {
     pub chat: Arc<Chat>,
     /// Whether the prompt starts the completion's reasoning.
-    pub in_thought: bool,
+    pub in_reasoning: bool,
     pub tools: Arc<[ToolSpec]>,
     /// Whether the syntax of tool calls is text of the message.
     pub calls_are_text: bool,
@@ -63,7 +63,7 @@ pub(crate) struct ChatParseOptions {
 
 impl ChatParseOptions {
     fn stream(&self) -> CompletionStream {
-        let mut stream = self.chat.stream(self.in_thought, Arc::clone(&self.tools));
+        let mut stream = self.chat.stream(self.in_reasoning, Arc::clone(&self.tools));
         if self.calls_are_text {
             stream.calls_are_text();
         }
@@ -71,23 +71,24 @@ impl ChatParseOptions {
     }
 
     /// Returns the parts of a recorded completion in their order.
-    fn pieces(&self, reply: &RecordedCompletion) -> Vec<CompletionDelta> {
-        if reply.parsed.bare && !self.calls_are_text {
-            let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
-            return parts_of(&Message { reasoning_content: thought, ..reply.message() });
+    fn recorded_deltas(&self, recorded_completion: &RecordedCompletion) -> Vec<CompletionDelta> {
+        if recorded_completion.parsed.bare && !self.calls_are_text {
+            let reasoning =
+                Some(recorded_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
+            return message_parts(&Message { reasoning_content: reasoning, ..recorded_completion.message() });
         }
-        self.chat.deltas(&reply.said, self.in_thought, &self.tools, self.calls_are_text)
+        self.chat.deltas(&recorded_completion.text, self.in_reasoning, &self.tools, self.calls_are_text)
     }
 }
 
 impl CompletionParser {
     /// Creates a parser for a completion of a chat. Ids of tool calls start with `prefix`.
-    pub(crate) fn chat(turn: &ChatParseOptions, stops: &[String], prefix: &str) -> Self {
-        Self::new(Source::Chat(turn.stream()), stops, prefix)
+    pub(crate) fn for_chat(parse_options: &ChatParseOptions, stops: &[String], prefix: &str) -> Self {
+        Self::new(Source::Chat(parse_options.stream()), stops, prefix)
     }
 
     /// Creates a parser for plain text.
-    pub(crate) fn text(chat: &Arc<Chat>, stops: &[String]) -> Self {
+    pub(crate) fn for_text(chat: &Arc<Chat>, stops: &[String]) -> Self {
         Self::new(Source::Text(Arc::clone(chat), StreamDecoder::new()), stops, "")
     }
 
@@ -118,13 +119,13 @@ impl CompletionParser {
     /// Parses a token, and returns the pieces that the client can receive now.
     pub(crate) fn push(&mut self, id: u32) -> Vec<CompletionDelta> {
         self.output.tokens += 1;
-        let pieces = match &mut self.source {
+        let deltas = match &mut self.source {
             Source::Chat(stream) => stream.push(id),
             Source::Text(chat, decoder) => vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))],
         };
-        let thinks = pieces.iter().any(|piece| matches!(piece, CompletionDelta::Reasoning(_)));
+        let thinks = deltas.iter().any(|delta| matches!(delta, CompletionDelta::Reasoning(_)));
         self.output.reasoning_tokens += usize::from(thinks);
-        self.output.emit(pieces)
+        self.output.emit(deltas)
     }
 
     /// Ends the parser. Returns the pieces that the client has not received yet, and the complete
@@ -132,8 +133,8 @@ impl CompletionParser {
     /// Without `turn`, all text is the message.
     pub(crate) fn end(
         self,
-        reply: Option<RecordedCompletion>,
-        turn: Option<&ChatParseOptions>,
+        recorded_completion: Option<RecordedCompletion>,
+        parse_options: Option<&ChatParseOptions>,
         finish: FinishReason,
     ) -> (Vec<CompletionDelta>, End) {
         let stopped = finish == FinishReason::StopString;
@@ -155,33 +156,37 @@ impl CompletionParser {
         let mut rest = output.emit(last);
         let (held_text, mut stopped_by) = output.finish(stopped);
         rest.extend(held_text);
-        let parts = reply.as_ref().zip(turn).map(|(reply, turn)| {
-            let mut parts = complete.emit(turn.pieces(reply));
-            let (held_text, stop) = complete.finish(stopped);
-            parts.extend(held_text);
-            stopped_by = stop;
-            joined(parts)
-        });
-        let said = reply.as_ref().map_or(output.text.as_str(), |reply| reply.said.as_str());
+        let parts =
+            recorded_completion.as_ref().zip(parse_options).map(|(recorded_completion, parse_options)| {
+                let mut parts = complete.emit(parse_options.recorded_deltas(recorded_completion));
+                let (held_text, stop) = complete.finish(stopped);
+                parts.extend(held_text);
+                stopped_by = stop;
+                join_parts(parts)
+            });
+        let completion_text = recorded_completion
+            .as_ref()
+            .map_or(output.text.as_str(), |recorded_completion| recorded_completion.text.as_str());
         // The stop string is within a tool call or spans tags.
-        let stopped_by = stopped_by.or_else(|| stopped.then(|| last_stop(&output.stops, said)).flatten());
+        let stopped_by =
+            stopped_by.or_else(|| stopped.then(|| last_stop(&output.stops, completion_text)).flatten());
         let text = match &stopped_by {
-            None => said,
+            None => completion_text,
             Some(stop) => {
                 let kept = if output.keeps_stop { stop.len() } else { 0 };
-                &said[..said.len().min(before_stop(said, stop).len() + kept)]
+                &completion_text[..completion_text.len().min(before_stop(completion_text, stop).len() + kept)]
             }
         };
         let text = text.to_owned();
-        let parts = parts.unwrap_or_else(|| parts_of(&Message::assistant(text.as_str())));
-        let message = message_of(&parts);
+        let parts = parts.unwrap_or_else(|| message_parts(&Message::assistant(text.as_str())));
+        let message = to_message(&parts);
         let calls = !message.tool_calls.is_empty();
         let (tokens, reasoning_tokens) = (output.tokens, output.reasoning_tokens);
         let end = End {
             message,
             parts,
             text,
-            reply,
+            recorded_completion,
             finish,
             calls,
             stopped_by,
@@ -194,41 +199,41 @@ impl CompletionParser {
 }
 
 /// Joins adjacent pieces of one kind, and omits pieces that clients do not receive.
-fn joined(pieces: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
+fn join_parts(deltas: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
     let mut parts: Vec<CompletionDelta> = Vec::new();
-    for piece in pieces {
-        match (parts.last_mut(), piece) {
+    for delta in deltas {
+        match (parts.last_mut(), delta) {
             (_, CompletionDelta::Aside(_)) => {}
             (Some(CompletionDelta::Speech(last)), CompletionDelta::Speech(text))
             | (Some(CompletionDelta::Reasoning(last)), CompletionDelta::Reasoning(text)) => {
                 last.push_str(&text)
             }
-            (_, piece) => parts.push(piece),
+            (_, delta) => parts.push(delta),
         }
     }
     parts
 }
 
 /// Creates the message that consists of `parts`.
-fn message_of(parts: &[CompletionDelta]) -> Message {
-    let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
+fn to_message(parts: &[CompletionDelta]) -> Message {
+    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
     for part in parts {
         match part {
             CompletionDelta::Speech(text) => content.push_str(text),
-            CompletionDelta::Reasoning(text) => thought.push_str(text),
+            CompletionDelta::Reasoning(text) => reasoning.push_str(text),
             CompletionDelta::Call(Ok(call)) => calls.push(call.clone()),
             CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => {}
         }
     }
-    let thought = Some(thought).filter(|thought| !thought.trim().is_empty());
-    Message { reasoning_content: thought, ..Message::calls(content, calls) }
+    let reasoning = Some(reasoning).filter(|reasoning| !reasoning.trim().is_empty());
+    Message { reasoning_content: reasoning, ..Message::calls(content, calls) }
 }
 
 impl ClientOutput {
-    fn emit(&mut self, pieces: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
-        let mut output = Vec::with_capacity(pieces.len());
-        for piece in pieces {
-            match piece {
+    fn emit(&mut self, deltas: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
+        let mut output = Vec::with_capacity(deltas.len());
+        for delta in deltas {
+            match delta {
                 CompletionDelta::Speech(text) => {
                     if self.is_text {
                         self.text.push_str(&text);
@@ -258,7 +263,7 @@ impl ClientOutput {
                 CompletionDelta::Reasoning(text) => {
                     self.blank = None;
                     self.speech.flush(CompletionDelta::Speech, &mut output);
-                    let text = self.thought.push(&text, &self.stops);
+                    let text = self.reasoning.push(&text, &self.stops);
                     output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Reasoning));
                 }
                 CompletionDelta::Aside(text) => {
@@ -277,7 +282,7 @@ impl ClientOutput {
 
     /// Sends text of the message.
     fn emit_text(&mut self, text: &str, output: &mut Vec<CompletionDelta>) {
-        self.thought.flush(CompletionDelta::Reasoning, output);
+        self.reasoning.flush(CompletionDelta::Reasoning, output);
         self.spoken |= !text.is_empty();
         let text = self.speech.push(text, &self.stops);
         output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Speech));
@@ -286,7 +291,7 @@ impl ClientOutput {
     /// Sends the text held back before a tool call.
     fn flush(&mut self, output: &mut Vec<CompletionDelta>) {
         (self.blank, self.broken) = (None, false);
-        self.thought.flush(CompletionDelta::Reasoning, output);
+        self.reasoning.flush(CompletionDelta::Reasoning, output);
         self.speech.flush(CompletionDelta::Speech, output);
     }
 
@@ -299,7 +304,7 @@ impl ClientOutput {
         }
         let mut stopped_by = None;
         let held_text = [
-            (&mut self.thought, CompletionDelta::Reasoning as fn(String) -> CompletionDelta),
+            (&mut self.reasoning, CompletionDelta::Reasoning as fn(String) -> CompletionDelta),
             (&mut self.speech, CompletionDelta::Speech),
         ];
         for (held_text, kind) in held_text {
@@ -312,7 +317,7 @@ impl ClientOutput {
     }
 }
 
-/// Returns the stop string that ends last in `text`. If the text contains none, returns the only stop
+/// Returns the stop string that ends last in `for_text`. If the text contains none, returns the only stop
 /// string, or `None` if there are several.
 fn last_stop(stops: &[String], text: &str) -> Option<String> {
     let ends = stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
@@ -320,7 +325,7 @@ fn last_stop(stops: &[String], text: &str) -> Option<String> {
     ends.max_by_key(|(end, stop)| (*end, stop.len())).map(|(_, stop)| stop).or_else(only).cloned()
 }
 
-/// Returns the part of `text` before the stop string that ended the completion, or all of `text` if it
+/// Returns the part of `for_text` before the stop string that ended the completion, or all of `for_text` if it
 /// does not contain the stop string. The last occurrence counts, or the first of several that overlap:
 /// one token completed all of them and ended the completion.
 pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {

@@ -12,7 +12,7 @@ use crate::metrics::{CallMetrics, add};
 use crate::request::{Constraint, Request, ToolChoice};
 
 /// Returns the name of the request field that specifies an output format, if any.
-pub(crate) fn field(call: &Request) -> Option<&'static str> {
+pub(crate) fn format_field(call: &Request) -> Option<&'static str> {
     match (&call.constraint, &call.tool_choice) {
         (Some(_), _) => Some("response_format"),
         (None, ToolChoice::Required | ToolChoice::Named(_)) => Some("tool_choice"),
@@ -98,7 +98,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
         tracing::debug!(tool, path, keyword, "left a keyword out of the grammar of calls");
         metrics.count_ignored_field("tools", &format!("parameters.{keyword}"));
     }
-    add(&metrics.keywords_left_out, found.omitted.len() as u64);
+    add(&metrics.ignored_keywords, found.omitted.len() as u64);
     Ok(Grammar::Lark(found.lark))
 }
 
@@ -119,7 +119,7 @@ mod tests {
     #[test]
     fn field_returns_source_of_output_format() {
         let request = |constraint: Option<Constraint>, tool_choice: ToolChoice| {
-            field(&Request { constraint, tool_choice, ..Request::new(Input::Text(String::new())) })
+            format_field(&Request { constraint, tool_choice, ..Request::new(Input::Text(String::new())) })
         };
         let named = ToolChoice::Named("f".into());
         assert_eq!(request(Some(Constraint::JsonObject), ToolChoice::Auto), Some("response_format"));

@@ -71,10 +71,10 @@ impl Histories {
         &mut self,
         at: usize,
         messages: &[Message],
-        reply: &Message,
+        assistant_message: &Message,
     ) -> (Option<usize>, usize) {
         let (mut key, mut keys) = (0, Vec::with_capacity(messages.len() + 1));
-        for message in messages.iter().chain([reply]) {
+        for message in messages.iter().chain([assistant_message]) {
             let text = serde_json::to_vec(message).unwrap_or_default();
             key = xxh3_128_with_seed(&text, key as u64 ^ (key >> 64) as u64);
             keys.push(key);
@@ -91,8 +91,8 @@ impl Histories {
 mod tests {
     use super::*;
 
-    fn call(after: Option<usize>, shared: usize, texts: &[&str], tools: Option<&str>) -> ExternalCall {
-        let (reply, messages) = texts.split_last().unwrap();
+    fn call(after: Option<usize>, shared_count: usize, texts: &[&str], tools: Option<&str>) -> ExternalCall {
+        let (assistant_message, messages) = texts.split_last().unwrap();
         let tool = |name: &str| ToolSpec {
             name: name.into(),
             description: String::new(),
@@ -102,10 +102,10 @@ mod tests {
             agent: "judge".into(),
             policy: "api".into(),
             after,
-            shared,
+            shared: shared_count,
             messages: messages.iter().map(|text| Message::user(*text)).collect(),
             tools: tools.map(|name| vec![tool(name)]),
-            reply: Message::assistant(*reply),
+            reply: Message::assistant(*assistant_message),
             finish: FinishReason::StopId,
             prompt_tokens: 0,
             tokens: 0,
@@ -150,16 +150,20 @@ mod tests {
     #[test]
     fn note_finds_longest_known_prefix() {
         let user = |text: &str| Message::user(text);
-        let (mut histories, reply) = (Histories::default(), Message::assistant("r"));
-        assert_eq!(histories.note(0, &[user("a"), user("b")], &reply), (None, 0));
-        let next = [user("a"), user("b"), reply.clone(), user("c")];
-        assert_eq!(histories.note(1, &next, &reply), (Some(0), 3));
+        let (mut histories, assistant_message) = (Histories::default(), Message::assistant("r"));
+        assert_eq!(histories.note(0, &[user("a"), user("b")], &assistant_message), (None, 0));
+        let next = [user("a"), user("b"), assistant_message.clone(), user("c")];
+        assert_eq!(histories.note(1, &next, &assistant_message), (Some(0), 3));
         assert_eq!(
-            histories.note(2, &[&next[..], &[reply.clone(), user("d")]].concat(), &reply),
+            histories.note(
+                2,
+                &[&next[..], &[assistant_message.clone(), user("d")]].concat(),
+                &assistant_message
+            ),
             (Some(1), 5)
         );
-        assert_eq!(histories.note(3, &[user("a"), user("x")], &reply), (Some(0), 1));
+        assert_eq!(histories.note(3, &[user("a"), user("x")], &assistant_message), (Some(0), 1));
         // The same messages in another order are another prefix.
-        assert_eq!(histories.note(4, &[user("b"), user("a")], &reply), (None, 0));
+        assert_eq!(histories.note(4, &[user("b"), user("a")], &assistant_message), (None, 0));
     }
 }

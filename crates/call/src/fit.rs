@@ -4,7 +4,7 @@ use std::borrow::Cow;
 use std::sync::Arc;
 
 use futures_util::future::BoxFuture;
-use levade_conversation::{FitResult, Overflow, Prepared, Request as PromptRequest};
+use levade_conversation::{FitResult, Overflow, PreparedPrompt, Request as PromptRequest};
 use levade_text::{Message, ToolSpec};
 
 use crate::api_error::{ApiError, ErrorKind};
@@ -14,12 +14,12 @@ use crate::recorder::Recorder;
 use crate::request::OpeningLimit;
 
 /// Function that requests a summary of a text from a summarizer.
-pub(crate) type Summarize<'a> =
+pub(crate) type SummarizeFn<'a> =
     &'a (dyn Fn(Arc<Summarizer>, String) -> BoxFuture<'a, Result<String, ApiError>> + Send + Sync);
 
 /// Prompt of a call that fits.
 pub(crate) struct FittedPrompt {
-    pub prepared: Box<Prepared>,
+    pub prepared: Box<PreparedPrompt>,
     /// Whether the opening limit truncated the prompt.
     pub is_truncated: bool,
 }
@@ -35,15 +35,15 @@ pub(crate) async fn fit(
     party: &Arc<Party>,
     messages: &[Message],
     tools: &[ToolSpec],
-    (opening, summarize): (Option<OpeningLimit>, Summarize<'_>),
+    (opening, summarize): (Option<OpeningLimit>, SummarizeFn<'_>),
 ) -> Result<FittedPrompt, ApiError> {
     let backend = party.tokens()?;
     let (agent, policy, budget) = (party.agent.as_str(), party.policy.as_str(), party.budget);
     let request = PromptRequest { agent, policy, format: backend.format, messages, tools };
-    let mut fitting = recorder.state().conversation.fitting(&request, budget);
+    let mut fitting = recorder.state().conversation.start_fitting(&request, budget);
     // A policy that truncates prompts needs them in full.
     let max_tokens = match budget.overflow {
-        Overflow::Fail if opening.is_none() => backend.context.min(budget.most),
+        Overflow::Fail if opening.is_none() => backend.context.min(budget.max_tokens),
         _ => usize::MAX,
     };
     loop {
@@ -56,19 +56,19 @@ pub(crate) async fn fit(
         let prepared = blocking(move || recognized.render_within(max_tokens)).await??;
         let prepared = match fitting.judge(prepared) {
             FitResult::Fits(prepared) => prepared,
-            FitResult::Again => continue,
+            FitResult::Rerender => continue,
             FitResult::Summarise(text) => {
                 let summary = match &party.summarizer {
                     Some(summarizer) => summarize(Arc::clone(summarizer), text).await?,
                     // Without a summarizer, the turns are dropped.
                     None => String::new(),
                 };
-                fitting.summarised(&summary);
+                fitting.set_summary(&summary);
                 continue;
             }
             FitResult::TooLong(prepared) if opening.is_some() => prepared,
             FitResult::TooLong(prepared) => {
-                let (found, max) = (prepared.prompt.len(), budget.most);
+                let (found, max) = (prepared.prompt.len(), budget.max_tokens);
                 let message = format!(
                     "the prompt has {found} tokens, more than the {max} that agent.max_context_tokens and the \
                      model's context leave, and agent.context lets none of it go; make it shorter, or allow more"
@@ -77,14 +77,18 @@ pub(crate) async fn fit(
             }
         };
         return match opening {
-            Some(limit) => open(prepared, limit, budget.most),
+            Some(limit) => truncate_opening(prepared, limit, budget.max_tokens),
             None => Ok(FittedPrompt { prepared, is_truncated: false }),
         };
     }
 }
 
 /// Truncates the first prompt of an attempt to `limit`, and checks that it has at most `budget` tokens.
-fn open(mut prepared: Box<Prepared>, limit: OpeningLimit, budget: usize) -> Result<FittedPrompt, ApiError> {
+fn truncate_opening(
+    mut prepared: Box<PreparedPrompt>,
+    limit: OpeningLimit,
+    budget: usize,
+) -> Result<FittedPrompt, ApiError> {
     let found = prepared.prompt.len();
     let too_long = |found: usize, max: usize, key: &str| {
         let message = format!(

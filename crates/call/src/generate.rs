@@ -20,9 +20,9 @@ use levade_tree::TreeError;
 use crate::api_error::{ApiError, ErrorKind};
 use crate::completion_parser::{ChatParseOptions, CompletionParser};
 use crate::constraints;
-use crate::fit::Summarize;
+use crate::fit::SummarizeFn;
 use crate::metrics::add;
-use crate::options::{Batch, CallOptions};
+use crate::options::{BatchMembership, CallOptions};
 use crate::party::{Party, SamplingRule};
 use crate::prompt::{Prompt, count_prompt, prompt};
 use crate::recorder::{CallGuard, CallRecord, PromptRecording, Recorder, ToolCallIds};
@@ -48,7 +48,7 @@ struct Generation {
     /// Whether the call counts toward the limits of the attempt. Summaries do not.
     is_counted: bool,
     started: Instant,
-    batch: Option<Batch>,
+    batch: Option<BatchMembership>,
     /// Released when the call ends, or when its batch waits for further calls.
     permit: Mutex<Option<Box<dyn Send + Sync>>>,
     /// Held until the call has ended.
@@ -90,7 +90,7 @@ pub(crate) async fn start(
     request: Request,
     options: CallOptions,
     is_counted: bool,
-    summarize: Summarize<'_>,
+    summarize: SummarizeFn<'_>,
 ) -> Result<Reader, ApiError> {
     let started = Instant::now();
     let metrics = &recorder.options.metrics;
@@ -103,7 +103,7 @@ pub(crate) async fn start(
     params.validate()?;
 
     let guard = recorder.admit(is_counted)?;
-    let constrained_by = constraints::field(&request);
+    let constrained_by = constraints::format_field(&request);
     let Request { input, tools, tool_choice, parallel_calls, n, sampling, opening, .. } = request;
     let tools: Arc<[ToolSpec]> = tools.into();
     let question = match &input {
@@ -129,14 +129,14 @@ pub(crate) async fn start(
         if let (PromptRecording::BeforeSampling, Prompt::Chat(prepared)) =
             (recorder.options.prompt_recording, &mut prompt)
         {
-            state.conversation.give(prepared).map_err(internal)?;
+            state.conversation.add_context(prepared).map_err(internal_error)?;
         }
         if is_counted {
             params.max_tokens = params.max_tokens.min(state.remaining_tokens).max(1);
         }
         let streams: Vec<u64> = (0..n).map(|_| state.streams.admit(&party.agent, &ids)).collect();
-        if let Some(fixed) = party.fixed().filter(|_| is_counted) {
-            for name in sampling.overridden_by(fixed).into_iter().chain(constrained_by) {
+        if let Some(fixed) = party.fixed_params().filter(|_| is_counted) {
+            for name in sampling.overridden_options(fixed).into_iter().chain(constrained_by) {
                 *state.recorded.overridden.entry(name.to_owned()).or_default() += 1;
             }
         }
@@ -228,14 +228,14 @@ fn sampling_params(request: &Request, party: &Party, format: &Format) -> Samplin
 }
 
 /// Converts an inconsistency of the recorded conversation to an error. No request can cause one.
-fn internal(error: TreeError) -> ApiError {
+fn internal_error(error: TreeError) -> ApiError {
     ApiError::new(ErrorKind::Internal, error.to_string())
 }
 
 /// Waits until another call of the batch is rejected. Never returns if none is.
-async fn rejected(batch: Option<&Batch>) {
+async fn wait_for_rejection(batch: Option<&BatchMembership>) {
     match batch {
-        Some(batch) => batch.rejected().await,
+        Some(batch) => batch.wait_for_rejection().await,
         None => std::future::pending().await,
     }
 }
@@ -249,8 +249,8 @@ struct Parts {
 }
 
 /// Returns whether `pieces` contain text of the message.
-fn has_text(pieces: &[CompletionDelta]) -> bool {
-    pieces.iter().any(|piece| matches!(piece, CompletionDelta::Speech(_)))
+fn has_text(deltas: &[CompletionDelta]) -> bool {
+    deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_)))
 }
 
 impl Parts {
@@ -262,18 +262,18 @@ impl Parts {
         (ids, logprobs, top, version): (Vec<u32>, Vec<f32>, Vec<TopLogprobs>, u64),
     ) {
         for (index, (&id, &logprob)) in ids.iter().zip(&logprobs).enumerate() {
-            let pieces = parser.push(id);
+            let deltas = parser.push(id);
             let top = top.get(index).cloned().unwrap_or_default();
             self.pending.push(Token { id, logprob, top, version });
-            if pieces.is_empty() {
+            if deltas.is_empty() {
                 continue;
             }
-            match self.parts.last_mut().filter(|(last, _)| has_text(last) == has_text(&pieces)) {
+            match self.parts.last_mut().filter(|(last, _)| has_text(last) == has_text(&deltas)) {
                 Some((last, tokens)) => {
-                    last.extend(pieces);
+                    last.extend(deltas);
                     tokens.append(&mut self.pending);
                 }
-                None => self.parts.push((pieces, std::mem::take(&mut self.pending))),
+                None => self.parts.push((deltas, std::mem::take(&mut self.pending))),
             }
         }
         completion.extend(&ids, &logprobs, version);
@@ -327,7 +327,7 @@ impl Generation {
         let calls_are_text = self.tool_choice == ToolChoice::None || self.tools.is_empty();
         let parsing = ChatParseOptions {
             chat: Arc::clone(chat),
-            in_thought: prompt.opens_reasoning(),
+            in_reasoning: prompt.opens_reasoning(),
             tools: Arc::clone(&self.tools),
             calls_are_text,
         };
@@ -336,8 +336,8 @@ impl Generation {
         // Only at its end does a completion show whether it is a tool call without tags.
         let withholds = parsing.is_some() && chat.reads_bare_calls() && !calls_are_text;
         let mut parser = match &parsing {
-            Some(parsing) => CompletionParser::chat(parsing, &params.stop_strings, &call_prefix),
-            None => CompletionParser::text(chat, &params.stop_strings),
+            Some(parsing) => CompletionParser::for_chat(parsing, &params.stop_strings, &call_prefix),
+            None => CompletionParser::for_text(chat, &params.stop_strings),
         };
         if !self.parallel_calls {
             parser.set_max_calls(1);
@@ -358,7 +358,7 @@ impl Generation {
                 return Err(ApiError::new(ErrorKind::Invalid, message));
             }
         }
-        let ended = ended.unwrap_or_else(|| Err(self.late(timeout)));
+        let ended = ended.unwrap_or_else(|| Err(self.timeout_error(timeout)));
         completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
         add(&self.recorder.options.metrics.sampled_tokens, completion.tokens.len() as u64);
         let error = ended.err();
@@ -374,15 +374,15 @@ impl Generation {
         if let Some(error) = error {
             return Err(error);
         }
-        let pieces = if withholds { end.parts.clone() } else { rest };
-        if withholds || !pieces.is_empty() {
-            self.transcript.push(Event::Delta { choice: index, pieces, tokens: Vec::new() });
+        let deltas = if withholds { end.parts.clone() } else { rest };
+        if withholds || !deltas.is_empty() {
+            self.transcript.push(Event::Delta { choice: index, deltas, tokens: Vec::new() });
         }
         self.transcript.push(Event::Ended { choice: index, end: Box::new(end) });
         Ok(())
     }
 
-    fn late(&self, timeout: Duration) -> ApiError {
+    fn timeout_error(&self, timeout: Duration) -> ApiError {
         ApiError::new(ErrorKind::Deadline, format!("the reply was not done within {timeout:?}"))
     }
 
@@ -397,8 +397,8 @@ impl Generation {
     ) -> Result<FinishReason, ApiError> {
         let mut read = 0;
         // Created once, so that the grace period does not start again with each token.
-        let mut abandoned = std::pin::pin!(self.recorder.abandoned(&self.transcript));
-        let mut rejected = std::pin::pin!(rejected(self.batch.as_ref()));
+        let mut abandoned = std::pin::pin!(self.recorder.wait_until_abandoned(&self.transcript));
+        let mut rejected = std::pin::pin!(wait_for_rejection(self.batch.as_ref()));
         // An event other than tokens that arrived right after tokens.
         let mut after = None;
         loop {
@@ -425,9 +425,9 @@ impl Generation {
                         };
                         parts.add(parser, completion, (tokens, logprobs, top, version));
                     }
-                    for (pieces, tokens) in parts.into_parts() {
-                        let pieces = if withholds { Vec::new() } else { pieces };
-                        self.transcript.push(Event::Delta { choice: index, pieces, tokens });
+                    for (deltas, tokens) in parts.into_parts() {
+                        let deltas = if withholds { Vec::new() } else { deltas };
+                        self.transcript.push(Event::Delta { choice: index, deltas, tokens });
                     }
                 }
                 Some(Ok(SampleEvent::Prompt { logprobs, top })) => {
@@ -476,22 +476,23 @@ impl Generation {
         let (origin, prompt_tokens) = (prompt.origin(), prompt.ids().len());
         let mut state = self.recorder.state();
         let conversation: &mut Conversation = &mut state.conversation;
-        let mut reply = None;
+        let mut recorded_completion = None;
         // An empty completion that failed or was aborted is not added to the conversation.
         if tokens > 0 || (error.is_none() && finish != FinishReason::Aborted) {
             match prompt {
                 Prompt::Chat(prepared) => {
-                    reply = Some(conversation.record(*prepared, completion, params).map_err(internal)?);
+                    recorded_completion =
+                        Some(conversation.record(*prepared, completion, params).map_err(internal_error)?);
                 }
                 Prompt::Ids(ids) => {
                     let party = (self.party.agent.as_str(), self.party.policy.as_str());
-                    conversation.record_ids(party, &ids, completion, params).map_err(internal)?;
+                    conversation.record_ids(party, &ids, completion, params).map_err(internal_error)?;
                 }
             }
         }
-        let turn = reply.as_ref().map(|reply| reply.turn);
-        let segment = reply.as_ref().map(|reply| reply.segment);
-        let (rest, mut end) = parser.end(reply, parsing, finish);
+        let turn = recorded_completion.as_ref().map(|recorded_completion| recorded_completion.turn);
+        let segment = recorded_completion.as_ref().map(|recorded_completion| recorded_completion.segment);
+        let (rest, mut end) = parser.end(recorded_completion, parsing, finish);
         end.prompt_tokens = prompt_tokens;
         if let Some(segment) = segment {
             if let Some(question) = self.question.clone() {
@@ -542,15 +543,15 @@ mod tests {
     fn message_tokens_exclude_reasoning_and_tool_calls() {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
         let parsing =
-            ChatParseOptions { chat, in_thought: false, tools: Vec::new().into(), calls_are_text: false };
-        let mut parser = CompletionParser::chat(&parsing, &[], "");
-        let reply = format!("<think>Hm.</think>One{CALL}Two");
-        let ids: Vec<u32> = reply.bytes().map(u32::from).collect();
+            ChatParseOptions { chat, in_reasoning: false, tools: Vec::new().into(), calls_are_text: false };
+        let mut parser = CompletionParser::for_chat(&parsing, &[], "");
+        let recorded_completion = format!("<think>Hm.</think>One{CALL}Two");
+        let ids: Vec<u32> = recorded_completion.bytes().map(u32::from).collect();
         let (mut parts, logprobs) = (Parts::default(), vec![-0.5; ids.len()]);
         parts.add(&mut parser, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
         let mut tokens = MessageTokens::default();
-        for (pieces, of) in parts.into_parts() {
-            tokens.add(&pieces, &of);
+        for (deltas, of) in parts.into_parts() {
+            tokens.add(&deltas, &of);
         }
         let texts = tokens.take().into_iter().map(|part| {
             let bytes = part.iter().map(|token| u8::try_from(token.id).unwrap());

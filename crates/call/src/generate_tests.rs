@@ -90,15 +90,15 @@ struct Attempt {
 
 impl Attempt {
     fn new(sampler: Script, sampling: SamplingRule) -> Self {
-        Self::in_chat(tiny_chat().unwrap(), sampler, sampling)
+        Self::with_chat(tiny_chat().unwrap(), sampler, sampling)
     }
 
-    fn in_chat(chat: Chat, sampler: Script, sampling: SamplingRule) -> Self {
+    fn with_chat(chat: Chat, sampler: Script, sampling: SamplingRule) -> Self {
         let (sampler, metrics) = (Arc::new(sampler), Arc::new(CallMetrics::default()));
         let party = Party::new(
             "tiny",
             Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
-            Some(Arc::new(Format::unprobed(Arc::new(chat), Options::default()))),
+            Some(Arc::new(Format::without_probe(Arc::new(chat), Options::default()))),
             PartyLimits { context: 4096, timeout: Duration::from_secs(30) },
             sampling,
         );
@@ -118,24 +118,24 @@ impl Attempt {
     }
 
     /// Creates an attempt whose model writes `text` in every call.
-    fn of(text: &str, finish: FinishReason) -> Self {
-        Self::scripted(Script { events: completion(text, finish), ..Script::default() })
+    fn with_text(text: &str, finish: FinishReason) -> Self {
+        Self::with_script(Script { events: completion(text, finish), ..Script::default() })
     }
 
-    fn scripted(sampler: Script) -> Self {
+    fn with_script(sampler: Script) -> Self {
         Self::new(sampler, SamplingRule::Default(SamplingParams::default()))
     }
 
     /// Makes a call. Returns its end and all pieces that readers received.
     async fn call(&self, request: Request) -> (End, Vec<CompletionDelta>) {
-        let mut told = Vec::new();
+        let mut received = Vec::new();
         let reader = self.cast.call("solver", request).await.unwrap();
         let observe = |event: &Event| {
-            if let Event::Delta { pieces, .. } = event {
-                told.extend_from_slice(pieces);
+            if let Event::Delta { deltas, .. } = event {
+                received.extend_from_slice(deltas);
             }
         };
-        (reader.completion_with(observe).await.unwrap(), told)
+        (reader.completion_with(observe).await.unwrap(), received)
     }
 }
 
@@ -159,7 +159,7 @@ async fn empty_completion_is_recorded_only_if_complete() {
         (Vec::new(), true, false, 0),
         (vec![completion("So.", FinishReason::Length).swap_remove(1), stopped()], false, true, 2),
     ] {
-        let attempt = Attempt::scripted(Script { events: events.clone(), hangs, ..Script::default() });
+        let attempt = Attempt::with_script(Script { events: events.clone(), hangs, ..Script::default() });
         let reader = attempt.cast.call("solver", question()).await.unwrap();
         if !hangs {
             let _ = reader.completion().await;
@@ -184,7 +184,7 @@ async fn prompt_logprobs_arrive_in_parts() {
             events.push(Ok(SampleEvent::Prompt { logprobs, top: Vec::new() }));
         }
         events.extend(completion("So.", FinishReason::StopId));
-        let attempt = Attempt::scripted(Script { events, ..Script::default() });
+        let attempt = Attempt::with_script(Script { events, ..Script::default() });
         let mut reader =
             attempt.cast.call("solver", Request::new(Input::Tokens(prompt.clone()))).await.unwrap();
         let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
@@ -202,7 +202,7 @@ async fn prompt_logprobs_arrive_in_parts() {
 
 #[tokio::test]
 async fn metrics_count_each_call_once() {
-    let attempt = Attempt::of("So be it.", FinishReason::StopId);
+    let attempt = Attempt::with_text("So be it.", FinishReason::StopId);
     let (end, _) = attempt.call(question()).await;
     attempt.call(question()).await;
     let metrics = &attempt.metrics;
@@ -223,13 +223,13 @@ async fn metrics_count_each_call_once() {
 async fn tool_call_ids_number_calls_of_completion() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
     let text = [call, call, "<tool_call>\n{oops}\n</tool_call>", call].join("\n");
-    let attempt = Attempt::of(&text, FinishReason::StopId);
-    let (end, told) = attempt.call(Request { tools: tools(), ..question() }).await;
+    let attempt = Attempt::with_text(&text, FinishReason::StopId);
+    let (end, received) = attempt.call(Request { tools: tools(), ..question() }).await;
     let ids: Vec<&str> = end.message.tool_calls.iter().map(|call| call.id.as_str()).collect();
     let prefix = &ids[0][..8];
     // The third call is malformed.
     assert_eq!(ids, [0, 1, 3].map(|index| format!("{prefix}{index}")));
-    let streamed = told.iter().filter_map(|piece| match piece {
+    let streamed = received.iter().filter_map(|delta| match delta {
         CompletionDelta::Call(Ok(call)) => Some(call.id.as_str()),
         _ => None,
     });
@@ -241,14 +241,14 @@ async fn tool_call_ids_number_calls_of_completion() {
 #[tokio::test]
 async fn message_includes_stop_string_on_request() {
     for keeps_stop in [false, true] {
-        let attempt = Attempt::of("So. STOP", FinishReason::StopString);
+        let attempt = Attempt::with_text("So. STOP", FinishReason::StopString);
         let mut request = question();
         (request.sampling.stop, request.sampling.keeps_stop) = (vec!["STOP".into()], keeps_stop);
-        let (end, told) = attempt.call(request).await;
+        let (end, received) = attempt.call(request).await;
         let want = if keeps_stop { "So. STOP" } else { "So. " };
-        let streamed: String = told
+        let streamed: String = received
             .iter()
-            .filter_map(|piece| match piece {
+            .filter_map(|delta| match delta {
                 CompletionDelta::Speech(text) => Some(text.as_str()),
                 _ => None,
             })
@@ -261,7 +261,7 @@ async fn message_includes_stop_string_on_request() {
 #[tokio::test]
 async fn history_matches_completion_with_optional_stop_string() {
     for content in ["So. ", "So. STOP"] {
-        let attempt = Attempt::of("So. STOP", FinishReason::StopString);
+        let attempt = Attempt::with_text("So. STOP", FinishReason::StopString);
         let mut request = question();
         request.sampling.stop = vec!["STOP".into()];
         attempt.call(request).await;
@@ -279,19 +279,19 @@ async fn history_matches_completion_with_optional_stop_string() {
 #[tokio::test]
 async fn tokens_of_reasoning_are_counted() {
     let text = "<think>Hm, so be it.</think>So.";
-    let (end, _) = Attempt::of(text, FinishReason::StopId).call(question()).await;
+    let (end, _) = Attempt::with_text(text, FinishReason::StopId).call(question()).await;
     assert_eq!(end.tokens, text.len() + 1);
     assert_eq!(end.message.reasoning_content.as_deref(), Some("Hm, so be it."));
     assert!((8..=28).contains(&end.reasoning_tokens), "{}", end.reasoning_tokens);
-    let (end, _) = Attempt::of("So.", FinishReason::StopId).call(question()).await;
+    let (end, _) = Attempt::with_text("So.", FinishReason::StopId).call(question()).await;
     assert_eq!((end.reasoning_tokens, end.message.reasoning_content), (0, None));
 }
 
 #[tokio::test]
 async fn tags_of_empty_reasoning_are_not_content() {
     for text in ["<think></think>So.", "\n<think>\n\n</think>\n\nSo.", " <think></think>So."] {
-        let (end, told) = Attempt::of(text, FinishReason::StopId).call(question()).await;
-        let streamed = told.iter().filter_map(|piece| match piece {
+        let (end, received) = Attempt::with_text(text, FinishReason::StopId).call(question()).await;
+        let streamed = received.iter().filter_map(|delta| match delta {
             CompletionDelta::Speech(text) => Some(text.as_str()),
             _ => None,
         });
@@ -306,7 +306,7 @@ async fn completion_continues_reasoning_that_prompt_opens() {
         Script { events: completion("Hm.\n</think>\n\nSo.", FinishReason::StopId), ..Script::default() };
     let sampling = SamplingRule::Default(SamplingParams::default());
     let chat = Chat::new(tiny_tokenizer().unwrap(), Some(ALWAYS_THINKS), ChatOptions::default()).unwrap();
-    let attempt = Attempt::in_chat(chat, script, sampling);
+    let attempt = Attempt::with_chat(chat, script, sampling);
     let (end, _) = attempt.call(question()).await;
     assert_eq!(end.message.reasoning_content.as_deref().map(str::trim), Some("Hm."));
     assert_eq!(end.message.content.as_str().trim(), "So.");
@@ -337,7 +337,7 @@ async fn fixed_sampling_drops_forced_calls_and_keeps_logprobs() {
 
 #[tokio::test]
 async fn only_required_choice_permits_several_calls() {
-    let attempt = Attempt::of("So.", FinishReason::StopId);
+    let attempt = Attempt::with_text("So.", FinishReason::StopId);
     let named = || ToolChoice::Named("add".into());
     for (tool_choice, parallel_calls) in
         [(ToolChoice::Required, true), (ToolChoice::Required, false), (named(), true), (named(), false)]
@@ -353,7 +353,7 @@ async fn only_required_choice_permits_several_calls() {
 
 #[tokio::test]
 async fn contradictory_requests_are_rejected_by_field() {
-    let attempt = Attempt::of("So.", FinishReason::StopId);
+    let attempt = Attempt::with_text("So.", FinishReason::StopId);
     let named = |name: &str| ToolChoice::Named(name.into());
     for (request, param, message) in [
         (

@@ -10,7 +10,7 @@ use std::time::{Duration, SystemTime, UNIX_EPOCH};
 const MAX_IGNORED_FIELDS: usize = 1000;
 
 /// Upper bounds of the buckets of a [`Histogram`], in seconds.
-const BOUNDS: [f64; 14] =
+const BUCKET_BOUNDS: [f64; 14] =
     [0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 10.0, 60.0, 600.0];
 
 /// Counters since the start of the process, and a generator of call ids.
@@ -41,7 +41,7 @@ pub struct CallMetrics {
     /// Late system messages that were moved.
     pub systems_moved: AtomicU64,
     /// Keywords of tool schemas that a grammar left out.
-    pub keywords_left_out: AtomicU64,
+    pub ignored_keywords: AtomicU64,
     /// Time to the first token.
     pub first_token: Histogram,
     /// Duration of complete calls.
@@ -70,7 +70,7 @@ impl Default for CallMetrics {
             summaries: AtomicU64::new(0),
             systems_joined: AtomicU64::new(0),
             systems_moved: AtomicU64::new(0),
-            keywords_left_out: AtomicU64::new(0),
+            ignored_keywords: AtomicU64::new(0),
             first_token: Histogram::default(),
             duration: Histogram::default(),
             ignored_fields: Mutex::default(),
@@ -116,7 +116,7 @@ pub(crate) fn add(counter: &AtomicU64, count: u64) {
 /// Durations, counted by buckets.
 #[derive(Debug, Default)]
 pub struct Histogram {
-    buckets: [AtomicU64; BOUNDS.len()],
+    buckets: [AtomicU64; BUCKET_BOUNDS.len()],
     count: AtomicU64,
     microseconds: AtomicU64,
 }
@@ -125,7 +125,7 @@ impl Histogram {
     /// Adds a duration.
     pub(crate) fn observe(&self, duration: Duration) {
         let seconds = duration.as_secs_f64();
-        if let Some(bucket) = BOUNDS.iter().position(|bound| seconds <= *bound) {
+        if let Some(bucket) = BUCKET_BOUNDS.iter().position(|bound| seconds <= *bound) {
             add(&self.buckets[bucket], 1);
         }
         add(&self.count, 1);
@@ -136,7 +136,7 @@ impl Histogram {
     pub fn write(&self, name: &str, help: &str, out: &mut String) {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} histogram");
         let mut sum = 0;
-        for (bucket, bound) in self.buckets.iter().zip(BOUNDS) {
+        for (bucket, bound) in self.buckets.iter().zip(BUCKET_BOUNDS) {
             sum += bucket.load(Ordering::Relaxed);
             let _ = writeln!(out, "{name}_bucket{{le=\"{bound}\"}} {sum}");
         }

@@ -8,21 +8,21 @@ pub struct CallOptions {
     /// Guard that is dropped when the call has ended, or when its batch waits for further calls.
     pub permit: Option<Box<dyn Send + Sync>>,
     /// Batch of the call.
-    pub batch: Option<Batch>,
+    pub batch: Option<BatchMembership>,
 }
 
 /// Membership of a call in a batch, which knows whether all calls of the batch have started.
 #[derive(Clone)]
-pub struct Batch(watch::Receiver<Option<bool>>);
+pub struct BatchMembership(watch::Receiver<Option<bool>>);
 
 /// Sender of the outcome to all calls of a batch.
 pub struct BatchOutcome(watch::Sender<Option<bool>>);
 
-impl Batch {
+impl BatchMembership {
     /// Creates a batch whose calls are about to start.
-    pub fn new() -> (BatchOutcome, Batch) {
+    pub fn new() -> (BatchOutcome, BatchMembership) {
         let (outcome, batch) = watch::channel(None);
-        (BatchOutcome(outcome), Batch(batch))
+        (BatchOutcome(outcome), BatchMembership(batch))
     }
 
     /// Waits until all calls have started or one is rejected. Returns whether the calls are recorded. They
@@ -33,7 +33,7 @@ impl Batch {
     }
 
     /// Waits until a call is rejected. Never returns if none is.
-    pub(crate) async fn rejected(&self) {
+    pub(crate) async fn wait_for_rejection(&self) {
         if self.is_recorded().await {
             std::future::pending::<()>().await;
         }
@@ -56,7 +56,7 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn batch_is_recorded_unless_a_call_is_rejected() {
         for (outcome, is_recorded) in [(Some(true), true), (Some(false), false), (None, true)] {
-            let (sender, batch) = Batch::new();
+            let (sender, batch) = BatchMembership::new();
             let wait = Duration::from_secs(60);
             assert!(tokio::time::timeout(wait, batch.is_recorded()).await.is_err(), "{outcome:?}");
             match outcome {
@@ -64,7 +64,7 @@ mod tests {
                 None => drop(sender),
             }
             assert_eq!(batch.is_recorded().await, is_recorded, "{outcome:?}");
-            let rejected = tokio::time::timeout(wait, batch.rejected()).await.is_ok();
+            let rejected = tokio::time::timeout(wait, batch.wait_for_rejection()).await.is_ok();
             assert_eq!(rejected, !is_recorded, "{outcome:?}");
         }
     }

@@ -130,7 +130,7 @@ impl Party {
     }
 
     /// Returns the sampling parameters that the recipe fixes, or `None` if the client sets them.
-    pub fn fixed(&self) -> Option<&SamplingParams> {
+    pub fn fixed_params(&self) -> Option<&SamplingParams> {
         match &self.sampling {
             SamplingRule::Fixed(params) => Some(params),
             SamplingRule::Default(_) => None,

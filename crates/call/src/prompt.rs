@@ -2,12 +2,12 @@
 
 use std::sync::Arc;
 
-use levade_conversation::{Origin, Prepared};
+use levade_conversation::{Origin, PreparedPrompt};
 use levade_text::{Message, ToolSpec};
 
 use crate::api_error::ApiError;
 use crate::blocking::blocking;
-use crate::fit::{FittedPrompt, Summarize, fit};
+use crate::fit::{FittedPrompt, SummarizeFn, fit};
 use crate::metrics::{CallMetrics, add};
 use crate::party::{Party, TokenBackend};
 use crate::recorder::Recorder;
@@ -17,7 +17,7 @@ use crate::request::{Input, OpeningLimit};
 #[derive(Clone)]
 pub(crate) enum Prompt {
     /// Rendered from messages.
-    Chat(Box<Prepared>),
+    Chat(Box<PreparedPrompt>),
     /// Token ids, encoded from text or passed by the client.
     Ids(Arc<[u32]>),
 }
@@ -39,7 +39,7 @@ impl Prompt {
 
     /// Returns whether the prompt starts the completion's reasoning.
     pub fn opens_reasoning(&self) -> bool {
-        matches!(self, Prompt::Chat(prepared) if prepared.in_thought)
+        matches!(self, Prompt::Chat(prepared) if prepared.in_reasoning)
     }
 }
 
@@ -50,7 +50,7 @@ pub(crate) async fn prompt(
     backend: TokenBackend<'_>,
     input: Input,
     tools: &[ToolSpec],
-    rules: (Option<OpeningLimit>, Summarize<'_>),
+    rules: (Option<OpeningLimit>, SummarizeFn<'_>),
 ) -> Result<(Prompt, bool), ApiError> {
     let ids: Arc<[u32]> = match input {
         Input::Messages(messages) => {
@@ -102,6 +102,6 @@ pub(crate) fn count_prompt(metrics: &CallMetrics, prompt: &Prompt) {
     add(&metrics.systems_moved, u64::from(prepared.shifted.moved));
     if let Origin::Forked(fork) = prepared.origin {
         add(&metrics.forked, 1);
-        add(&metrics.truncated, u64::from(fork.reason.is_cut()));
+        add(&metrics.truncated, u64::from(fork.reason.is_truncation()));
     }
 }

@@ -215,7 +215,7 @@ impl Recorder {
             return Ok(());
         }
         let message = format!("the attempt {} is over; its key is no longer good", self.options.name);
-        Err(ApiError::new(ErrorKind::Gone, message))
+        Err(ApiError::new(ErrorKind::AttemptEnded, message))
     }
 
     /// Returns whether the recorder admits no further calls.
@@ -224,7 +224,7 @@ impl Recorder {
     }
 
     /// Waits until the recorder closes.
-    async fn closed(&self) {
+    async fn wait_until_closed(&self) {
         let closing = self.closing.notified();
         tokio::pin!(closing);
         closing.as_mut().enable();
@@ -234,19 +234,19 @@ impl Recorder {
     }
 
     /// Waits until a call has had no reader for the grace period, or until the recorder closes.
-    pub(crate) async fn abandoned(&self, transcript: &Transcript) {
-        let left = async {
+    pub(crate) async fn wait_until_abandoned(&self, transcript: &Transcript) {
+        let no_reader = async {
             loop {
-                transcript.abandoned().await;
-                let rejoined = tokio::time::timeout(self.options.grace, transcript.joined());
+                transcript.wait_until_abandoned().await;
+                let rejoined = tokio::time::timeout(self.options.grace, transcript.wait_for_reader());
                 if rejoined.await.is_err() {
                     return add(&self.options.metrics.aborted, 1);
                 }
             }
         };
         tokio::select! {
-            () = left => {}
-            () = self.closed() => {}
+            () = no_reader => {}
+            () = self.wait_until_closed() => {}
         }
     }
 
@@ -285,8 +285,8 @@ impl Recorder {
     ///
     /// # Errors
     /// Returns an error if the trajectory is inconsistent.
-    pub fn adopt(&self, trajectory: &Trajectory) -> Result<u32, TreeError> {
-        self.state().conversation.adopt(trajectory)
+    pub fn append_trajectory(&self, trajectory: &Trajectory) -> Result<u32, TreeError> {
+        self.state().conversation.append_trajectory(trajectory)
     }
 
     /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and
@@ -370,7 +370,7 @@ mod tests {
         };
         let started = tokio::time::Instant::now();
         let abandoned = async {
-            recorder.abandoned(&transcript).await;
+            recorder.wait_until_abandoned(&transcript).await;
             started.elapsed()
         };
         let (elapsed, ()) = tokio::join!(abandoned, clients);
@@ -382,10 +382,11 @@ mod tests {
     async fn closed_returns_only_after_close() {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
-        assert!(tokio::time::timeout(wait, recorder.closed()).await.is_err());
-        let (closed, _) = tokio::join!(tokio::time::timeout(wait, recorder.closed()), recorder.close(wait));
+        assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_err());
+        let (closed, _) =
+            tokio::join!(tokio::time::timeout(wait, recorder.wait_until_closed()), recorder.close(wait));
         assert!(closed.is_ok());
-        assert!(tokio::time::timeout(wait, recorder.closed()).await.is_ok());
+        assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_ok());
     }
 
     #[tokio::test(start_paused = true)]

@@ -16,7 +16,7 @@ use crate::options::CallOptions;
 use crate::party::Party;
 use crate::recorder::{CallGuard, CallRecord, Recorder};
 use crate::request::{Input, Request};
-use crate::transcript::{End, Event, Head, Reader, Transcript, parts_of};
+use crate::transcript::{End, Event, Head, Reader, Transcript, message_parts};
 
 /// Call of a chat API in flight.
 struct Relay {
@@ -72,8 +72,9 @@ pub(crate) async fn start(
         timeout,
     };
     let mut deltas = api.respond(query);
-    let first = process_time::with_timeout(timeout, deltas.recv()).await.ok_or_else(|| late(party))?;
-    let first = first.ok_or_else(|| interrupted(party))??;
+    let first =
+        process_time::with_timeout(timeout, deltas.recv()).await.ok_or_else(|| timeout_error(party))?;
+    let first = first.ok_or_else(|| interrupted_error(party))??;
 
     let metrics = &recorder.options.metrics;
     add(&metrics.calls, 1);
@@ -105,7 +106,7 @@ pub(crate) async fn start(
     Ok(reader)
 }
 
-fn late(party: &Party) -> ApiError {
+fn timeout_error(party: &Party) -> ApiError {
     let Party { model, limits, .. } = party;
     ApiError::new(
         ErrorKind::Deadline,
@@ -113,7 +114,7 @@ fn late(party: &Party) -> ApiError {
     )
 }
 
-fn interrupted(party: &Party) -> ApiError {
+fn interrupted_error(party: &Party) -> ApiError {
     ApiError::new(ErrorKind::Unavailable, format!("the reply of {:?} stopped in the middle", party.model))
 }
 
@@ -127,11 +128,11 @@ impl Relay {
         let remaining = self.timeout.saturating_sub(self.started.elapsed());
         let ended = process_time::with_timeout(remaining, self.follow(first, &mut deltas)).await;
         drop(deltas);
-        let ended = ended.unwrap_or_else(|| Err(late(&self.party)));
+        let ended = ended.unwrap_or_else(|| Err(timeout_error(&self.party)));
         metrics.running.fetch_sub(1, Ordering::Relaxed);
         metrics.duration.observe(self.started.elapsed());
         let error = ended.as_ref().err().cloned();
-        let completion = ended.unwrap_or_else(|_| self.so_far());
+        let completion = ended.unwrap_or_else(|_| self.partial_completion());
         add(&metrics.prompt_tokens, completion.prompt_tokens as u64);
         add(&metrics.sampled_tokens, completion.tokens as u64);
         self.record(&completion, error.as_ref());
@@ -143,16 +144,16 @@ impl Relay {
         let ChatCompletion { message, finish, prompt_tokens, tokens, reasoning_tokens } = completion;
         let calls = !message.tool_calls.is_empty();
         if calls {
-            let pieces = message.tool_calls.iter().cloned().map(Ok).map(CompletionDelta::Call).collect();
-            self.transcript.push(Event::Delta { choice: 0, pieces, tokens: Vec::new() });
+            let call_deltas = message.tool_calls.iter().cloned().map(Ok).map(CompletionDelta::Call).collect();
+            self.transcript.push(Event::Delta { choice: 0, deltas: call_deltas, tokens: Vec::new() });
         }
         let text = message.content.as_str().to_owned();
-        let parts = parts_of(&message);
+        let parts = message_parts(&message);
         let end = End {
             message,
             parts,
             text,
-            reply: None,
+            recorded_completion: None,
             finish,
             calls,
             stopped_by: None,
@@ -171,10 +172,10 @@ impl Relay {
         deltas: &mut UnboundedReceiver<Result<ChatDelta, ApiError>>,
     ) -> Result<ChatCompletion, ApiError> {
         let (recorder, transcript) = (Arc::clone(&self.recorder), Arc::clone(&self.transcript));
-        let mut abandoned = std::pin::pin!(recorder.abandoned(&transcript));
+        let mut abandoned = std::pin::pin!(recorder.wait_until_abandoned(&transcript));
         let mut next = Some(Ok(first));
         loop {
-            let piece = match next.ok_or_else(|| interrupted(&self.party))?? {
+            let delta = match next.ok_or_else(|| interrupted_error(&self.party))?? {
                 ChatDelta::Done(completion) => return Ok(*completion),
                 ChatDelta::Reasoning(text) => {
                     self.reply.reasoning_content.get_or_insert_default().push_str(&text);
@@ -185,16 +186,16 @@ impl Relay {
                     CompletionDelta::Speech(text)
                 }
             };
-            self.transcript.push(Event::Delta { choice: 0, pieces: vec![piece], tokens: Vec::new() });
+            self.transcript.push(Event::Delta { choice: 0, deltas: vec![delta], tokens: Vec::new() });
             next = tokio::select! {
                 next = deltas.recv() => next,
-                () = &mut abandoned => return Ok(self.so_far()),
+                () = &mut abandoned => return Ok(self.partial_completion()),
             };
         }
     }
 
     /// Returns the part of the completion that has arrived, as aborted.
-    fn so_far(&self) -> ChatCompletion {
+    fn partial_completion(&self) -> ChatCompletion {
         ChatCompletion {
             message: self.reply.clone(),
             finish: FinishReason::Aborted,
@@ -209,7 +210,7 @@ impl Relay {
         let error = error.map(ToString::to_string);
         let mut state = self.recorder.state();
         let index = state.recorded.external.len();
-        let (after, shared) = state.histories.note(index, &self.messages, &completion.message);
+        let (after, shared_count) = state.histories.note(index, &self.messages, &completion.message);
         let is_known = ExternalCall::tools(&state.recorded.external, index) == self.tools;
         let tools = (!is_known).then(|| std::mem::take(&mut self.tools));
         state.recorded.calls.push(CallRecord {
@@ -231,8 +232,8 @@ impl Relay {
             agent,
             policy,
             after,
-            shared,
-            messages: self.messages.split_off(shared),
+            shared: shared_count,
+            messages: self.messages.split_off(shared_count),
             tools,
             reply: completion.message.clone(),
             finish: completion.finish,

@@ -108,7 +108,7 @@ impl SamplingOptions {
 
     /// Returns the names of options that differ from the recipe's `fixed` parameters and would change the
     /// sampling distribution.
-    pub fn overridden_by(&self, fixed: &SamplingParams) -> Vec<&'static str> {
+    pub fn overridden_options(&self, fixed: &SamplingParams) -> Vec<&'static str> {
         let differs =
             |requested: Option<f32>, fixed: f32| requested.is_some_and(|requested| requested != fixed);
         let bias = self.logit_bias.as_ref().is_some_and(|requested| *requested != fixed.logit_bias);

@@ -38,7 +38,7 @@ pub struct End {
     pub text: String,
     /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for an aborted
     /// completion without tokens.
-    pub reply: Option<RecordedCompletion>,
+    pub recorded_completion: Option<RecordedCompletion>,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
     /// Whether the completion calls tools.
@@ -69,7 +69,7 @@ pub enum Event {
         /// The reply, from 0.
         choice: usize,
         /// Text, reasoning and tool calls that the tokens complete.
-        pieces: Vec<CompletionDelta>,
+        deltas: Vec<CompletionDelta>,
         /// Sampled tokens. Empty for a chat API.
         tokens: Vec<Token>,
     },
@@ -94,12 +94,12 @@ impl Event {
 }
 
 /// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool calls.
-pub fn parts_of(message: &Message) -> Vec<CompletionDelta> {
+pub fn message_parts(message: &Message) -> Vec<CompletionDelta> {
     let filled = |text: &&str| !text.is_empty();
-    let thought = message.reasoning_content.as_deref().filter(filled);
-    let said = Some(message.content.as_str()).filter(filled);
-    let texts = thought.map(|text| CompletionDelta::Reasoning(text.to_owned()));
-    let texts = texts.into_iter().chain(said.map(|text| CompletionDelta::Speech(text.to_owned())));
+    let reasoning = message.reasoning_content.as_deref().filter(filled);
+    let speech = Some(message.content.as_str()).filter(filled);
+    let texts = reasoning.map(|text| CompletionDelta::Reasoning(text.to_owned()));
+    let texts = texts.into_iter().chain(speech.map(|text| CompletionDelta::Speech(text.to_owned())));
     texts.chain(message.tool_calls.iter().cloned().map(|call| CompletionDelta::Call(Ok(call)))).collect()
 }
 
@@ -116,21 +116,21 @@ pub struct MessageTokens {
 
 impl MessageTokens {
     /// Adds a part of a completion.
-    pub fn add(&mut self, pieces: &[CompletionDelta], tokens: &[Token]) {
+    pub fn add(&mut self, deltas: &[CompletionDelta], tokens: &[Token]) {
         self.pending.extend_from_slice(tokens);
-        if pieces.iter().any(|piece| matches!(piece, CompletionDelta::Speech(_))) {
+        if deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_))) {
             if !std::mem::replace(&mut self.open, true) {
                 self.parts.push(Vec::new());
             }
             if let Some(part) = self.parts.last_mut() {
                 part.append(&mut self.pending);
             }
-        } else if !pieces.is_empty() {
+        } else if !deltas.is_empty() {
             self.pending.clear();
         }
-        if pieces
+        if deltas
             .iter()
-            .any(|piece| matches!(piece, CompletionDelta::Reasoning(_) | CompletionDelta::Call(_)))
+            .any(|delta| matches!(delta, CompletionDelta::Reasoning(_) | CompletionDelta::Call(_)))
         {
             self.open = false;
         }
@@ -177,9 +177,9 @@ pub struct Transcript {
 /// Readers of a transcript.
 #[derive(Debug, Clone, Copy, Default)]
 struct Readers {
-    now: usize,
+    count: usize,
     /// Whether a client has received the last event.
-    satisfied: bool,
+    is_received: bool,
 }
 
 /// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task that
@@ -228,14 +228,14 @@ impl Transcript {
 
     /// Creates a reader of all events, from the first.
     pub fn read(self: &Arc<Self>) -> Reader {
-        self.readers.send_modify(|readers| readers.now += 1);
+        self.readers.send_modify(|readers| readers.count += 1);
         Reader { transcript: Arc::clone(self), count: self.count.subscribe(), at: 0 }
     }
 
     /// Returns whether a client has received the last event. If none has, a client may repeat the call
     /// to get its response.
     pub fn was_read(&self) -> bool {
-        self.readers.borrow().satisfied
+        self.readers.borrow().is_received
     }
 
     /// Returns whether a completion failed or was aborted. A repeated call must then not be answered
@@ -251,22 +251,22 @@ impl Transcript {
 
     /// Returns whether the transcript has a reader now.
     pub fn is_being_read(&self) -> bool {
-        self.readers.borrow().now > 0
+        self.readers.borrow().count > 0
     }
 
     /// Waits until there is no reader.
-    pub async fn abandoned(&self) {
+    pub async fn wait_until_abandoned(&self) {
         // The sender exists as long as `self`, so this does not fail.
-        let _ = self.readers.subscribe().wait_for(|readers| readers.now == 0).await;
+        let _ = self.readers.subscribe().wait_for(|readers| readers.count == 0).await;
     }
 
     /// Waits until there is a reader.
-    pub(crate) async fn joined(&self) {
-        let _ = self.readers.subscribe().wait_for(|readers| readers.now > 0).await;
+    pub(crate) async fn wait_for_reader(&self) {
+        let _ = self.readers.subscribe().wait_for(|readers| readers.count > 0).await;
     }
 }
 
-/// Reader of a transcript. Dropping it before [`Reader::satisfied`] counts as a broken connection.
+/// Reader of a transcript. Dropping it before [`Reader::mark_received`] counts as a broken connection.
 #[derive(Debug)]
 pub struct Reader {
     transcript: Arc<Transcript>,
@@ -308,12 +308,12 @@ impl Reader {
                 Event::Prompt { .. } | Event::Delta { .. } | Event::Done => {}
             }
         }
-        self.satisfied();
+        self.mark_received();
         completed.ok_or_else(|| ApiError::new(ErrorKind::Internal, "the call has ended without a completion"))
     }
 
     /// Returns the next event if it is available, without waiting.
-    pub fn ready(&mut self) -> Option<Arc<Event>> {
+    pub fn try_next(&mut self) -> Option<Arc<Event>> {
         let event = self.transcript.event(self.at)?;
         self.at += 1;
         Some(event)
@@ -330,7 +330,7 @@ impl Reader {
     /// Waits for the next event. Returns `None` after the last one.
     pub async fn next(&mut self) -> Option<Arc<Event>> {
         loop {
-            if let Some(event) = self.ready() {
+            if let Some(event) = self.try_next() {
                 return Some(event);
             }
             if self.is_at_end() {
@@ -342,14 +342,14 @@ impl Reader {
     }
 
     /// Marks the transcript as completely received by a client.
-    pub fn satisfied(&mut self) {
-        self.transcript.readers.send_modify(|readers| readers.satisfied = true);
+    pub fn mark_received(&mut self) {
+        self.transcript.readers.send_modify(|readers| readers.is_received = true);
     }
 }
 
 impl Drop for Reader {
     fn drop(&mut self) {
-        self.transcript.readers.send_modify(|readers| readers.now -= 1);
+        self.transcript.readers.send_modify(|readers| readers.count -= 1);
     }
 }
 
@@ -372,7 +372,7 @@ mod tests {
 
     fn delta(id: u32) -> Event {
         let tokens = vec![Token { id, logprob: -1.0, top: Vec::new(), version: 0 }];
-        Event::Delta { choice: 0, pieces: Vec::new(), tokens }
+        Event::Delta { choice: 0, deltas: Vec::new(), tokens }
     }
 
     #[tokio::test]
@@ -395,11 +395,11 @@ mod tests {
         }
         written.await.unwrap();
         let mut late = transcript.read();
-        let mut again = 0;
+        let mut second_count = 0;
         while let Some(event) = late.next().await {
-            again += usize::from(!event.is_last());
+            second_count += usize::from(!event.is_last());
         }
-        assert_eq!((seen, again), (49, 49));
+        assert_eq!((seen, second_count), (49, 49));
     }
 
     #[tokio::test]
@@ -419,7 +419,7 @@ mod tests {
         );
         assert!(reader.next().await.is_none() && transcript.is_broken());
         drop(transcript.end_guard());
-        assert!(reader.ready().is_none(), "it has an end already");
+        assert!(reader.try_next().is_none(), "it has an end already");
     }
 
     #[tokio::test]
@@ -430,13 +430,13 @@ mod tests {
         reader.next().await.unwrap();
         assert!(transcript.is_being_read());
         drop(reader);
-        transcript.abandoned().await;
+        transcript.wait_until_abandoned().await;
         assert!(!transcript.is_being_read() && !transcript.was_read());
         transcript.push(Event::Done);
         let mut reader = transcript.read();
-        transcript.joined().await;
+        transcript.wait_for_reader().await;
         while reader.next().await.is_some() {}
-        reader.satisfied();
+        reader.mark_received();
         assert!(transcript.was_read());
     }
 }

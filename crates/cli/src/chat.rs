@@ -177,10 +177,10 @@ async fn run_chat(
 
     let system = Some(keys.system.as_str()).filter(|system| !system.is_empty());
     let limits = Limits {
-        turns: keys.max_turns,
-        tokens: args.max_tokens,
-        reply: Duration::MAX,
-        attempt: Duration::MAX,
+        max_turns: keys.max_turns,
+        max_tokens: args.max_tokens,
+        completion_timeout: Duration::MAX,
+        attempt_timeout: Duration::MAX,
     };
     let format = keys.format(chat);
     let player = Player::new("chat", Arc::new(engine), Arc::clone(&format), usize::MAX);
@@ -259,7 +259,7 @@ impl ChatSession {
         let question = self.keys.prompt.replace(QUESTION, text);
         let mut screen = Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
         let finish = tokio::select! {
-            finish = self.talk.ask(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
+            finish = self.talk.send(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
             _ = tokio::signal::ctrl_c() => None,
         };
         let Some(finish) = finish else {

@@ -12,7 +12,7 @@ use levade_run::dir::RunDir;
 use levade_run::external;
 use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
-use levade_tasks::{Matching, QuestionKey};
+use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
     AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, Rollouts, Scorers, StopFlag, Tasks,
     Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
@@ -163,7 +163,7 @@ async fn measure(
 ) -> anyhow::Result<Option<EvalResult>> {
     let host = host::host()?;
     let environments = Environments::new(recipe.environments(), host.supervisor());
-    let by = trained_by.as_ref().map_or(Ok(Matching::default()), |run| matching(run.root()))?;
+    let by = trained_by.as_ref().map_or(Ok(MatchingRule::default()), |run| matching(run.root()))?;
     let tasks = Tasks::load_by(recipe, &environments, by).await?;
     tasks.notes.iter().for_each(|note| eprintln!("{} {note}", Style::stderr().dim("note:")));
     let started_at = trained_by.as_ref().map(RunDir::begun).transpose()?;

@@ -93,12 +93,17 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let context = engine.context();
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     let limit = Duration::from_secs_f64(args.seconds);
-    let limits = Limits { turns: args.calls, tokens: args.max_tokens, reply: limit, attempt: limit };
+    let limits = Limits {
+        max_turns: args.calls,
+        max_tokens: args.max_tokens,
+        completion_timeout: limit,
+        attempt_timeout: limit,
+    };
     let player = Player {
         context_policy: keys.context_policy(context),
         ..Player::new(DEFAULT, sampler, keys.format(chat), context)
     };
-    let agent = Agent { when: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
+    let agent = Agent { pattern: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
     let program = programs::ProgramGateway::start(host.supervisor().clone()).await?.program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;

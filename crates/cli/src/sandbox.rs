@@ -9,7 +9,7 @@ use anyhow::Context as _;
 use clap::{Parser, Subcommand};
 use levade_http::Access;
 use levade_sandbox::service::{Service, serve};
-use levade_sandbox::{Demand, Ended, Language, Limits, Options, Run, Sandbox, SandboxError};
+use levade_sandbox::{Demand, EndReason, Language, Limits, Options, Run, Sandbox, SandboxError};
 use tokio::net::TcpListener;
 
 use crate::failure::unusable;
@@ -192,7 +192,8 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
     let listener = bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
     let options = Options { waiting: args.waiting, ..args.jail.options() };
     let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
-    let service = Service::new(start_sandbox(options).await?, limits, &keys, access.bound_to(args.bind.ip()));
+    let service =
+        Service::new(start_sandbox(options).await?, limits, &keys, access.with_address(args.bind.ip()));
     let signals = Requests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
@@ -226,7 +227,7 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
         None if args.file.extension().is_some_and(|ending| ending == "sh") => "bash",
         None => "python",
     };
-    let language = Language::named(name)
+    let language = Language::from_name(name)
         .ok_or_else(|| unusable(format!("--language: {name:?} is not run here; python and bash are")))?;
     let mut code = String::new();
     let read = if args.file == Path::new("-") {
@@ -241,11 +242,11 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
     screen::print(&outcome.stdout.text());
     eprint!("{}", outcome.stderr.text());
     let end = match outcome.ended {
-        Ended::Exit(code) => format!("exit code {code}"),
-        Ended::Signal(signal) => format!("signal {signal}"),
-        Ended::TimeLimit => format!("stopped after {} s", limits.seconds),
-        Ended::MemoryLimit => format!("stopped: more than {} MiB of memory", limits.memory_mb),
+        EndReason::Exit(code) => format!("exit code {code}"),
+        EndReason::Signal(signal) => format!("signal {signal}"),
+        EndReason::TimeLimit => format!("stopped after {} s", limits.seconds),
+        EndReason::MemoryLimit => format!("stopped: more than {} MiB of memory", limits.memory_mb),
     };
     eprintln!("{} {end}, {:.0} ms", Style::stderr().dim("ended     "), outcome.seconds * 1e3);
-    Ok(if outcome.ended == Ended::Exit(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
+    Ok(if outcome.ended == EndReason::Exit(0) { ExitCode::SUCCESS } else { ExitCode::FAILURE })
 }

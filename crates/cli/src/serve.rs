@@ -255,7 +255,7 @@ fn model(
     context: usize,
     params: SamplingParams,
 ) -> Model {
-    let limits = PartyLimits { context, timeout: Options::default().reply };
+    let limits = PartyLimits { context, timeout: Options::default().permit_timeout };
     let party = Party::new(name, backend, format, limits, SamplingRule::Default(params));
     Model { party: Arc::new(party), created: unix_time() }
 }

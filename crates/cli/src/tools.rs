@@ -108,8 +108,9 @@ async fn show(
 async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) -> ExitCode {
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let started_at = Instant::now();
-    let observations =
-        tools.answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true).await;
+    let observations = tools
+        .execute_calls(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
+        .await;
     let style = Style::stderr();
     for observation in &observations {
         eprintln!("{} {:?} in {:.2?}", style.dim("answer"), observation.kind, started_at.elapsed());

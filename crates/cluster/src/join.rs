@@ -121,7 +121,7 @@ pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) ->
         let mut stopping = false;
         loop {
             tokio::select! {
-                how = processes.ended() => {
+                how = processes.describe_end() => {
                     report(&format!("they ended: {how}"));
                     order::leave(&run.dir, &order.start, part.node, &how)?;
                 }

@@ -29,14 +29,14 @@ struct Asked {
     special: Vec<String>,
     bos: String,
     eos: String,
-    steps: Vec<Step>,
+    steps: Vec<CaseStep>,
     tools: Vec<ToolSpec>,
     variables: Map<String, Value>,
 }
 
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
-enum Step {
+enum CaseStep {
     Say(Message),
     Reply(Message),
 }
@@ -75,17 +75,21 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
     // As the client sends them, with the reasoning of completions, and with completions as their model
     // wrote them.
     let (mut sent, mut full_messages, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
-    let (mut turns, mut replies) = (Vec::new(), 0);
+    let (mut turns, mut completions) = (Vec::new(), 0);
     for step in &case.steps {
-        let said = match step {
-            Step::Say(message) => {
+        let step_message = match step {
+            CaseStep::Say(message) => {
                 let mut message = message.clone();
                 if let Some(id) = &mut message.tool_call_id {
                     // The result of the latest call without one.
-                    let results = sent.iter().rev().take_while(|said| said.tool_call_id.is_some()).count();
-                    let calls = sent.iter().rev().find(|said| !said.tool_calls.is_empty());
+                    let results = sent
+                        .iter()
+                        .rev()
+                        .take_while(|step_message| step_message.tool_call_id.is_some())
+                        .count();
+                    let calls = sent.iter().rev().find(|step_message| !step_message.tool_calls.is_empty());
                     *id = calls
-                        .and_then(|said| said.tool_calls.get(results))
+                        .and_then(|step_message| step_message.tool_calls.get(results))
                         .map_or(id.clone(), |call| call.id.clone());
                 }
                 full_messages.push(message.clone());
@@ -93,7 +97,7 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
                 sent.push(message);
                 continue;
             }
-            Step::Reply(message) => message,
+            CaseStep::Reply(message) => message,
         };
         let request = Request { agent: "", policy: "", format: &format, messages: &sent, tools: &case.tools };
         let prepared = conversation.prepare(&request)?;
@@ -105,20 +109,20 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
             Origin::Began | Origin::Continued => None,
         };
         let opened = chat.opened_reasoning(&sent, &case.tools)?;
-        let sampled_tokens = chat.assistant(said, opened)?;
+        let sampled_tokens = chat.assistant(step_message, opened)?;
         let mut completion = Completion::default();
         completion.extend(&sampled_tokens, &vec![-0.5; sampled_tokens.len()], 0);
-        let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
-        let message = reply.message();
-        if message.tool_calls.len() != said.tool_calls.len() {
-            return Err(format!("the calls of a reply are not read: {:?}", reply.said).into());
+        let reply_completion = conversation.record(prepared, completion, &SamplingParams::default())?;
+        let message = reply_completion.message();
+        if message.tool_calls.len() != step_message.tool_calls.len() {
+            return Err(format!("the calls of a reply are not read: {:?}", reply_completion.text).into());
         }
-        let thought = Some(reply.thought.clone()).filter(|thought| !thought.is_empty());
-        full_messages.push(Message { reasoning_content: thought, ..message.clone() });
-        written.push(reply.written());
+        let reasoning = Some(reply_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
+        full_messages.push(Message { reasoning_content: reasoning, ..message.clone() });
+        written.push(reply_completion.raw_message());
         sent.push(message);
-        turns.push((replies > 0, fork, equal));
-        replies += 1;
+        turns.push((completions > 0, fork, equal));
+        completions += 1;
     }
     let drifts = conversation.finish();
     let turns = turns.into_iter().zip(0u32..).filter(|((later, ..), _)| *later);

@@ -25,7 +25,7 @@ fn main() -> Result<(), Box<dyn Error>> {
     let chat = Arc::new(tiny_chat()?);
     let started = Instant::now();
     let format = Arc::new(Format::new(chat, options));
-    let abridges = format.abridges();
+    let abridges = format.can_abridge();
     println!("probe of the template  {:>9.1?}, an abridged past is enough: {abridges}", started.elapsed());
 
     let tools = [ToolSpec {
@@ -50,14 +50,15 @@ fn main() -> Result<(), Box<dyn Error>> {
             let mut completion = Completion::default();
             completion.extend(&ids, &vec![-0.5; ids.len()], 0);
             let started = Instant::now();
-            let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
-            Ok::<_, Box<dyn Error>>((reply, prepared_in, started.elapsed()))
+            let reply_completion = conversation.record(prepared, completion, &SamplingParams::default())?;
+            Ok::<_, Box<dyn Error>>((reply_completion, prepared_in, started.elapsed()))
         };
         let call = format!("{turn} {}", "x".repeat(half));
         let call = format!(
             "<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {{\"q\": \"{call}\"}}}}\n</tool_call>"
         );
-        let (reply, prepared_in, recorded_in) = request_completion(&mut conversation, &messages, call)?;
+        let (reply_completion, prepared_in, recorded_in) =
+            request_completion(&mut conversation, &messages, call)?;
         prepare.push(prepared_in);
         record.push(recorded_in);
         // A different newest message, and its completion.
@@ -67,18 +68,18 @@ fn main() -> Result<(), Box<dyn Error>> {
         }
         request_completion(&mut conversation, &fork_messages, "No.".into())?;
         fork += 1;
-        messages.push(reply.message());
-        let id = reply.message().tool_calls.first().map(|call| call.id.clone());
+        messages.push(reply_completion.message());
+        let id = reply_completion.message().tool_calls.first().map(|call| call.id.clone());
         messages.push(Message { tool_call_id: id, ..Message::tool(format!("{turn} {}", "y".repeat(half))) });
     }
     let after = resident_kib();
     let trajectory = conversation.trajectory();
     let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
-    let longest =
+    let max_depth =
         trajectory.leaves().iter().map(|&leaf| trajectory.sequence_tokens(leaf).len()).max().unwrap_or(0);
     let text: usize =
         messages.iter().map(|message| serde_json::to_string(message).map_or(0, |m| m.len())).sum();
-    println!("{turns} turns, {fork} forks  longest path {longest} tokens, {text} bytes of messages");
+    println!("{turns} turns, {fork} forks  longest path {max_depth} tokens, {text} bytes of messages");
     println!("prompts in all         {sent} tokens");
     println!("stored in all          {stored} tokens, {} segments", trajectory.segments().len());
     println!(

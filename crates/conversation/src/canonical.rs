@@ -15,21 +15,21 @@ use levade_text::{Chat, Message, Role, ToolCall, ToolSpec, canonical_number};
 use serde_json::{Number, Value};
 use xxhash_rust::xxh3::Xxh3;
 
-use crate::recorded_completion::shown_content;
+use crate::recorded_completion::parsed_content;
 
 /// 128-bit hash of a text.
 pub(crate) type Key = u128;
 
 /// A message in canonical form.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub(crate) struct Form {
+pub(crate) struct CanonicalForm {
     pub role: Role,
     /// Hash of the message, without white space around the content.
     pub loose: Key,
     /// Hash of the message, including white space around the content.
     pub exact: Key,
     /// Reasoning that the client sent with the message, if any.
-    pub thought: Option<String>,
+    pub reasoning: Option<String>,
     /// Ids of the tool calls.
     pub ids: Vec<String>,
     /// Hash of the tool calls only. `None` if there are none.
@@ -38,11 +38,12 @@ pub(crate) struct Form {
     pub has_content: bool,
 }
 
-impl Form {
+impl CanonicalForm {
     /// Returns the form of a message as the client sent it.
     pub(crate) fn from_message(message: &Message) -> Self {
-        let thought = reasoning(message).map(str::to_owned);
-        let mut form = Form::new(message.role, &message.content, &message.tool_calls, thought);
+        let reasoning_text = reasoning(message).map(str::to_owned);
+        let mut form =
+            CanonicalForm::new(message.role, &message.content, &message.tool_calls, reasoning_text);
         // Parts other than text, such as images.
         for part in message.content.non_text_parts() {
             let part = serde_json::to_string(part).unwrap_or_default();
@@ -57,30 +58,31 @@ impl Form {
     /// Returns the form of an assistant message whose content has reasoning or calls as text, in
     /// the tags of the model. Returns `None` if the content has neither, or if the message is not
     /// an assistant's.
-    pub(crate) fn taken_apart(message: &Message, chat: &Chat, tools: &[ToolSpec]) -> Option<Self> {
+    pub(crate) fn parse_content(message: &Message, chat: &Chat, tools: &[ToolSpec]) -> Option<Self> {
         if message.role != Role::Assistant || message.content.is_empty() {
             return None;
         }
         let parsed = chat.parse(&message.content, false, tools);
-        let thought = chat.reasoning(&message.content, false);
-        let content = shown_content(&parsed);
-        if thought.is_empty() && content == message.content.trim() {
+        let reasoning_text = chat.reasoning(&message.content, false);
+        let content = parsed_content(&parsed);
+        if reasoning_text.is_empty() && content == message.content.trim() {
             return None;
         }
         let written = parsed.calls.into_iter().filter_map(Result::ok);
         let calls: Vec<ToolCall> = written.chain(message.tool_calls.iter().cloned()).collect();
         let sent = reasoning(message).map(str::to_owned);
-        let thought = sent.or_else(|| Some(thought).filter(|thought| !thought.is_empty()));
+        let reasoning_text =
+            sent.or_else(|| Some(reasoning_text).filter(|reasoning_text| !reasoning_text.is_empty()));
         // Ids from the parser are not the client's; only those in the message are.
         let ids = message.tool_calls.iter().map(|call| call.id.clone()).collect();
-        Some(Form { ids, ..Form::new(Role::Assistant, &content, &calls, thought) })
+        Some(CanonicalForm { ids, ..CanonicalForm::new(Role::Assistant, &content, &calls, reasoning_text) })
     }
 
     /// Merges the assistant messages at the start of `messages` that are parts of one completion.
     /// Returns the merged message, its form, and the number of messages. Some clients send
     /// reasoning, text and calls separately, or each call in its own message. Returns `None` if the
     /// first message is not split. `is_thought` returns whether a message has only reasoning.
-    pub(crate) fn joined<'a>(
+    pub(crate) fn merge<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
         is_reasoning: impl Fn(&Message) -> bool,
     ) -> Option<(Message, Self, usize)> {
@@ -100,13 +102,13 @@ impl Form {
             length += 1;
         }
         (length > 1).then(|| {
-            let form = Form::from_message(&full_message);
+            let form = CanonicalForm::from_message(&full_message);
             (full_message, form, length)
         })
     }
 
-    fn new(role: Role, content: &str, calls: &[ToolCall], thought: Option<String>) -> Self {
-        let mut of_calls = Hash::default();
+    fn new(role: Role, content: &str, calls: &[ToolCall], reasoning_text: Option<String>) -> Self {
+        let mut of_calls = PartsHasher::default();
         for call in calls {
             of_calls.text(&call.name);
             if let Some(text) = call.arguments.unreadable() {
@@ -119,7 +121,7 @@ impl Form {
         }
         let calls_key = of_calls.0.digest128();
         let key = |content: &str| {
-            let mut hash = Hash::default();
+            let mut hash = PartsHasher::default();
             hash.text(if role.instructs() { Role::System } else { role }.as_str());
             hash.text(content);
             hash.number_of(calls.len());
@@ -128,11 +130,11 @@ impl Form {
         };
         let trimmed = content.trim();
         let loose = key(trimmed);
-        Form {
+        CanonicalForm {
             role,
             loose,
             exact: if trimmed.len() == content.len() { loose } else { key(content) },
-            thought,
+            reasoning: reasoning_text,
             ids: calls.iter().map(|call| call.id.clone()).filter(|id| !id.is_empty()).collect(),
             calls: (!calls.is_empty()).then_some(calls_key),
             has_content: !trimmed.is_empty(),
@@ -151,13 +153,13 @@ pub(crate) fn same_number(a: &Value, b: &Value) -> bool {
 }
 
 /// Returns a hash of a reasoning text, ignoring white space around it.
-pub(crate) fn reasoning_key(thought: &str) -> Key {
-    xxhash_rust::xxh3::xxh3_128(thought.trim().as_bytes())
+pub(crate) fn reasoning_key(reasoning_text: &str) -> Key {
+    xxhash_rust::xxh3::xxh3_128(reasoning_text.trim().as_bytes())
 }
 
 /// Returns a hash of tools, which depends on their order.
 pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
-    let mut hash = Hash::default();
+    let mut hash = PartsHasher::default();
     for tool in tools {
         hash.text(&tool.name);
         hash.text(&tool.description);
@@ -168,9 +170,9 @@ pub(crate) fn tools_key(tools: &[ToolSpec]) -> Key {
 
 /// A hasher with length prefixes, so that different lists of parts never yield the same bytes.
 #[derive(Default)]
-struct Hash(Xxh3);
+struct PartsHasher(Xxh3);
 
-impl Hash {
+impl PartsHasher {
     fn bytes(&mut self, bytes: &[u8]) {
         self.0.update(bytes);
     }
@@ -234,13 +236,14 @@ mod tests {
         ToolCall { id: id.into(), name: "add".into(), arguments: arguments.into() }
     }
 
-    fn read(json: Value) -> Form {
-        Form::from_message(&serde_json::from_value(json).unwrap())
+    fn read(json: Value) -> CanonicalForm {
+        CanonicalForm::from_message(&serde_json::from_value(json).unwrap())
     }
 
     #[test]
     fn arguments_compare_by_value() {
-        let form = |arguments: &str| Form::from_message(&Message::calls("", vec![call("a", arguments)]));
+        let form =
+            |arguments: &str| CanonicalForm::from_message(&Message::calls("", vec![call("a", arguments)]));
         let first =
             form(r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#);
         for same in [
@@ -286,13 +289,14 @@ mod tests {
     #[test]
     fn hash_separates_adjacent_parts() {
         let one = |name: &str| ToolCall { name: name.into(), ..call("", "{}") };
-        let calls =
-            |names: &[&str]| Form::from_message(&Message::calls("", names.iter().map(|n| one(n)).collect()));
+        let calls = |names: &[&str]| {
+            CanonicalForm::from_message(&Message::calls("", names.iter().map(|n| one(n)).collect()))
+        };
         assert_ne!(calls(&["ab", "c"]).loose, calls(&["a", "bc"]).loose);
         assert_ne!(calls(&[]).loose, calls(&[""]).loose);
         assert_ne!(
-            Form::from_message(&Message::user("a")).loose,
-            Form::from_message(&Message::assistant("a")).loose
+            CanonicalForm::from_message(&Message::user("a")).loose,
+            CanonicalForm::from_message(&Message::assistant("a")).loose
         );
         let tool = |name: &str, description: &str| ToolSpec {
             name: name.into(),
@@ -323,7 +327,8 @@ mod tests {
         let (one, other) = (read(call("x")), read(call("y")));
         assert_eq!((one.loose, one.exact), (other.loose, other.exact));
         assert_eq!(one.ids, ["x"]);
-        let [trimmed, outer] = ["a  b", " a  b\n"].map(|text| Form::from_message(&Message::user(text)));
+        let [trimmed, outer] =
+            ["a  b", " a  b\n"].map(|text| CanonicalForm::from_message(&Message::user(text)));
         assert!(trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content);
     }
 
@@ -339,7 +344,8 @@ mod tests {
     fn split_completion_is_joined() {
         let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
         let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
-        let full_message = Form::from_message(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
+        let full_message =
+            CanonicalForm::from_message(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
         let (text, first) = (Message::assistant(" So"), Message::calls("", vec![one.clone()]));
         let second = Message::calls("", vec![two]);
         for parts in [
@@ -348,13 +354,13 @@ mod tests {
             vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
             let length = parts.len() - 1;
-            let joined = Form::joined(&parts, |_| false).map(|(_, form, length)| (form, length));
+            let joined = CanonicalForm::merge(&parts, |_| false).map(|(_, form, length)| (form, length));
             assert_eq!(joined, Some((full_message.clone(), length)), "{parts:?}");
         }
-        assert_eq!(Form::joined(&[text.clone(), text.clone()], |_| false), None);
-        assert_eq!(Form::joined(&[Message::user(" So"), first.clone()], |_| false), None);
-        assert_eq!(Form::joined(&[text, Message::tool("1"), first], |_| false), None);
-        assert_eq!(Form::joined(&[], |_| false), None);
+        assert_eq!(CanonicalForm::merge(&[text.clone(), text.clone()], |_| false), None);
+        assert_eq!(CanonicalForm::merge(&[Message::user(" So"), first.clone()], |_| false), None);
+        assert_eq!(CanonicalForm::merge(&[text, Message::tool("1"), first], |_| false), None);
+        assert_eq!(CanonicalForm::merge(&[], |_| false), None);
     }
 
     #[test]
@@ -377,21 +383,21 @@ mod tests {
     #[test]
     fn reasoning_and_calls_are_parsed_from_content() {
         let chat = tiny_chat().unwrap();
-        let parse_form = |text: &str| Form::taken_apart(&Message::assistant(text), &chat, &[]);
+        let parse_form = |text: &str| CanonicalForm::parse_content(&Message::assistant(text), &chat, &[]);
         assert_eq!(parse_form("plain"), None);
         assert_eq!(parse_form(" plain\n"), None);
         let form = parse_form(
             "<think>hm</think>So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
         );
         let form = form.unwrap();
-        let want = Form::from_message(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
+        let want = CanonicalForm::from_message(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
         assert_eq!((form.loose, form.exact, form.calls), (want.loose, want.exact, want.calls));
-        assert_eq!((form.thought.as_deref(), form.ids), (Some("hm"), vec![]));
+        assert_eq!((form.reasoning.as_deref(), form.ids), (Some("hm"), vec![]));
         let calls =
             parse_form("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>").unwrap();
-        assert_eq!((calls.loose, calls.thought), (want.loose, None));
-        assert_eq!(Form::taken_apart(&Message::user("<think>hm</think>"), &chat, &[]), None);
+        assert_eq!((calls.loose, calls.reasoning), (want.loose, None));
+        assert_eq!(CanonicalForm::parse_content(&Message::user("<think>hm</think>"), &chat, &[]), None);
         let unclosed = parse_form("<think>hm").unwrap();
-        assert!(unclosed.thought.as_deref() == Some("hm") && !unclosed.has_content);
+        assert!(unclosed.reasoning.as_deref() == Some("hm") && !unclosed.has_content);
     }
 }

@@ -13,10 +13,10 @@ use levade_text::{Message, ShiftedSystems, TextError, ToolSpec};
 use levade_tree::{Segment, SegmentId, Trajectory, TreeError};
 use serde::{Deserialize, Serialize};
 
-use crate::canonical::{Form, Key, reasoning_key, tools_key};
+use crate::canonical::{CanonicalForm, Key, reasoning_key, tools_key};
 use crate::drift::Drift;
 use crate::format::{CallIds, Format, History, Round};
-use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecord, extended_by};
+use crate::index::{CompletionRecord, Index, NodeId, NodeKind, Party, PromptRecord, append_text};
 use crate::origin::{Fork, Origin, Reason};
 use crate::recorded_completion::RecordedCompletion;
 use crate::tokens::{ContextTokens, Owner};
@@ -84,17 +84,17 @@ pub struct RepeatedHistory {
 /// prompt without the conversation.
 #[derive(Debug, Clone)]
 pub struct MatchedRequest {
-    from: From,
+    from: PromptSource,
     format: Arc<Format>,
     origin: Origin,
     repeated: RepeatedHistory,
-    after: Option<After>,
+    continuation: Option<ContinuationPoint>,
     new: Vec<Message>,
     turn: u32,
 }
 
 #[derive(Debug, Clone)]
-struct From {
+struct PromptSource {
     agent: String,
     policy: String,
     tools: Arc<[ToolSpec]>,
@@ -103,7 +103,7 @@ struct From {
 
 /// The recorded completion that a prompt continues.
 #[derive(Debug, Clone)]
-struct After {
+struct ContinuationPoint {
     node: NodeId,
     segment: SegmentId,
     /// Tokens from the root to the end of the completion. The last `sampled` of them are the
@@ -111,9 +111,9 @@ struct After {
     path: Vec<u32>,
     sampled: usize,
     past: Vec<Arc<Message>>,
-    said: Arc<Message>,
+    message: Arc<Message>,
     /// Whether the first prompt of the sequence was shortened.
-    cut: bool,
+    is_truncated: bool,
     drifted: Option<levade_tree::Drift>,
     /// Text that the client has appended to the completion. Empty if the client has appended none.
     rest: String,
@@ -121,11 +121,11 @@ struct After {
 
 /// A prompt for a sampler. It is not recorded yet, so a call that fails leaves no trace.
 #[derive(Debug, Clone)]
-pub struct Prepared {
+pub struct PreparedPrompt {
     /// Token ids: the recorded ids, unchanged, then those of the new messages.
     pub prompt: Vec<u32>,
     /// Whether the prompt opens the reasoning of the completion.
-    pub in_thought: bool,
+    pub in_reasoning: bool,
     /// How the prompt relates to the recorded history.
     pub origin: Origin,
     /// Recorded history that the prompt repeats.
@@ -135,15 +135,15 @@ pub struct Prepared {
     pub drift: Option<levade_tree::Drift>,
     /// Number of new system messages that are rendered at another position than in the request.
     pub shifted: ShiftedSystems,
-    from: From,
+    from: PromptSource,
     format: Arc<Format>,
-    after: Option<Continued>,
+    continuation: Option<SequenceEnd>,
     /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the complete
     /// prompt.
     recorded: Option<usize>,
-    cut: bool,
+    is_truncated: bool,
     new: Vec<Message>,
-    given: Option<PromptTurn>,
+    prompt_turn: Option<PromptTurn>,
     /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has set one.
     calls: Option<String>,
     /// The cut that was applied to the messages, if any.
@@ -152,7 +152,7 @@ pub struct Prepared {
 
 /// The end of the recorded sequence that a prompt continues.
 #[derive(Debug, Clone)]
-struct Continued {
+struct SequenceEnd {
     node: NodeId,
     segment: SegmentId,
     /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if the
@@ -173,7 +173,7 @@ struct PromptTurn {
 #[derive(Debug, Default)]
 pub struct Conversation {
     trajectory: Trajectory,
-    given: ContextTokens,
+    context_tokens: ContextTokens,
     index: Index,
     parties: HashMap<(String, String), Party>,
     turns: u32,
@@ -191,7 +191,7 @@ impl MatchedRequest {
     /// [`Options::strict`], if the template renders the recorded history differently.
     ///
     /// [`Options::strict`]: crate::Options::strict
-    pub fn render(self) -> Result<Prepared, ConversationError> {
+    pub fn render(self) -> Result<PreparedPrompt, ConversationError> {
         self.render_within(usize::MAX)
     }
 
@@ -200,61 +200,71 @@ impl MatchedRequest {
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] for such a prompt, and the errors of [`render`](Self::render).
-    pub fn render_within(self, max_tokens: usize) -> Result<Prepared, ConversationError> {
-        let MatchedRequest { from, format, mut origin, repeated, after, new, turn } = self;
+    pub fn render_within(self, max_tokens: usize) -> Result<PreparedPrompt, ConversationError> {
+        let MatchedRequest { from, format, mut origin, repeated, continuation: after, new, turn } = self;
         let chat = format.chat();
         let shifted = chat.count_shifted_systems(&new, after.is_none());
         let Some(after) = after else {
             let prompt = chat.prompt_with_limit(&new, &from.tools, max_tokens)?;
-            let in_thought = chat.opened_reasoning(&new, &from.tools)?.is_some();
-            return Ok(Prepared {
+            let in_reasoning = chat.opened_reasoning(&new, &from.tools)?.is_some();
+            return Ok(PreparedPrompt {
                 prompt,
-                in_thought,
+                in_reasoning,
                 origin,
                 repeated,
                 drift: None,
                 shifted,
                 from,
                 format,
-                after: None,
+                continuation: None,
                 recorded: Some(0),
-                cut: false,
+                is_truncated: false,
                 new,
-                given: None,
+                prompt_turn: None,
                 calls: None,
                 fitted: None,
             });
         };
-        let After { node, segment, mut path, mut sampled, past, said, cut, drifted, rest } = after;
-        let extended = (!rest.is_empty()).then(|| extended_by(&said, &rest));
+        let ContinuationPoint {
+            node,
+            segment,
+            mut path,
+            mut sampled,
+            past,
+            message: said,
+            is_truncated: cut,
+            drifted,
+            rest,
+        } = after;
+        let extended = (!rest.is_empty()).then(|| append_text(&said, &rest));
         if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
             // The client continues the turn, so its end-of-turn token is dropped.
             path.truncate(path.len() - 1);
             sampled -= 1;
         }
-        let reply = path[path.len() - sampled..].to_vec();
-        let said = &extended.as_ref().unwrap_or(&said).content;
+        let completion = path[path.len() - sampled..].to_vec();
+        let text = &extended.as_ref().unwrap_or(&said).content;
         let (past, tools) = (&past, &from.tools);
-        let round = Round { past, reply: &reply, said, rest: &rest, new: &new, tools };
-        let following = format.following(round, max_tokens.saturating_sub(path.len()))?;
+        let round = Round { past, completion: &completion, text, rest: &rest, new: &new, tools };
+        let following = format.following_tokens(round, max_tokens.saturating_sub(path.len()))?;
         let recorded = path.len();
         path.extend(&following.tokens);
         let options = format.options();
         let found = if cut {
             // No template renders a truncated prompt, so there is no drift to find.
             None
-        } else if options.history == History::Template || !format.abridges() {
-            format.drift_of_all(&path, round)
+        } else if options.history == History::Template || !format.can_abridge() {
+            format.full_drift(&path, round)
         } else if let Some(levade_tree::Drift { recorded, printed, .. }) = drifted {
             // A sequence that has drifted counts as drifted at every later turn.
             Some(Drift { recorded, printed, prompt: None })
         } else {
-            format.drift_near(round, &following.tokens)
+            format.nearby_drift(round, &following.tokens)
         };
         let (mut prompt, mut recorded, mut drift) = (path, Some(recorded), None);
         if let Some(found) = found {
             let printed = found.prompt.clone().filter(|_| options.history == History::Template);
-            drift = Some(found.at(turn, printed.is_some()));
+            drift = Some(found.to_record(turn, printed.is_some()));
             match printed {
                 Some(printed) => {
                     (prompt, recorded) = (printed, None);
@@ -267,35 +277,35 @@ impl MatchedRequest {
                 None => {}
             }
         }
-        let in_thought = following.in_thought;
-        let after = Some(Continued { node, segment, tokens: sampled as u32, extended });
-        let given = None;
-        Ok(Prepared {
+        let in_reasoning = following.in_reasoning;
+        let after = Some(SequenceEnd { node, segment, tokens: sampled as u32, extended });
+        let prompt_turn = None;
+        Ok(PreparedPrompt {
             prompt,
-            in_thought,
+            in_reasoning,
             origin,
             repeated,
             drift,
             shifted,
             from,
             format,
-            after,
+            continuation: after,
             recorded,
-            cut,
+            is_truncated: cut,
             new,
-            given,
+            prompt_turn,
             calls: None,
             fitted: None,
         })
     }
 }
 
-impl Prepared {
+impl PreparedPrompt {
     /// Replaces a prompt that starts a conversation with a shorter one. No template renders the shorter
     /// prompt, so it is not searched for drift. Has no effect on a prompt that continues a completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
-        if self.after.is_none() && prompt != self.prompt {
-            (self.prompt, self.cut) = (prompt, true);
+        if self.continuation.is_none() && prompt != self.prompt {
+            (self.prompt, self.is_truncated) = (prompt, true);
         }
     }
 
@@ -333,7 +343,7 @@ impl Conversation {
     ///
     /// # Errors
     /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never are.
-    pub fn adopt(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
+    pub fn append_trajectory(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
         let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
         for segment in other.segments() {
             let parent = segment.parent.map(|SegmentId(parent)| SegmentId(segments + parent));
@@ -353,7 +363,7 @@ impl Conversation {
     ///
     /// # Errors
     /// Returns the errors of [`MatchedRequest::render`].
-    pub fn prepare(&self, request: &Request<'_>) -> Result<Prepared, ConversationError> {
+    pub fn prepare(&self, request: &Request<'_>) -> Result<PreparedPrompt, ConversationError> {
         self.match_request(request).render()
     }
 
@@ -365,15 +375,15 @@ impl Conversation {
         let messages = merged.as_deref().unwrap_or(messages);
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned())).copied();
         let root = party.and_then(|party| self.index.root(party, key));
-        let gathered = root.and_then(|root| self.index.gathered(root, messages));
+        let gathered = root.and_then(|root| self.index.merge_separate_calls(root, messages));
         let messages = gathered.as_deref().unwrap_or(messages);
-        let requested: Vec<(&Message, Form)> =
-            messages.iter().map(|message| (message, Form::from_message(message))).collect();
+        let requested: Vec<(&Message, CanonicalForm)> =
+            messages.iter().map(|message| (message, CanonicalForm::from_message(message))).collect();
         let hit = root.map(|root| self.index.search(root, &requested));
         let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &requested));
         let after = hit.and_then(|hit| {
             let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
-            self.after(hit.reply?, &sent[sent.len() - hit.rest.0..])
+            self.continuation_point(hit.completion?, &sent[sent.len() - hit.rest.0..])
         });
         let repeated = hit.map_or_else(RepeatedHistory::default, |hit| RepeatedHistory {
             messages: hit.messages,
@@ -388,34 +398,34 @@ impl Conversation {
             None => tools.into(),
         };
         MatchedRequest {
-            from: From { agent: agent.to_owned(), policy: policy.to_owned(), tools, key },
+            from: PromptSource { agent: agent.to_owned(), policy: policy.to_owned(), tools, key },
             format: Arc::clone(format),
             origin,
             repeated,
             new: messages[after.as_ref().map_or(0, |_| repeated.to_reply)..].to_vec(),
-            after,
+            continuation: after,
             turn: self.turns,
         }
     }
 
-    fn after(&self, node: NodeId, rest: &str) -> Option<After> {
-        let said = self.index.said(node)?;
+    fn continuation_point(&self, node: NodeId, rest: &str) -> Option<ContinuationPoint> {
+        let completion_record = self.index.completion_record(node)?;
         let entry = self.index.node(node);
         let above = entry.parent?;
         let requested = self.index.node(above).prompt.as_ref();
         let mut path = Vec::new();
-        for part in self.trajectory.sequence(said.segment) {
+        for part in self.trajectory.sequence(completion_record.segment) {
             path.extend_from_slice(part.tokens());
         }
-        Some(After {
+        Some(ContinuationPoint {
             node,
-            segment: said.segment,
+            segment: completion_record.segment,
             path,
-            sampled: self.tokens_of(said.segment),
+            sampled: self.tokens_of(completion_record.segment),
             past: self.index.messages(above),
-            said: entry.message.clone()?,
-            cut: requested.is_some_and(|requested| requested.cut),
-            drifted: requested.and_then(PromptRecord::drifted).cloned(),
+            message: entry.message.clone()?,
+            is_truncated: requested.is_some_and(|requested| requested.is_truncated),
+            drifted: requested.and_then(PromptRecord::inherited_drift).cloned(),
             rest: rest.to_owned(),
         })
     }
@@ -430,15 +440,24 @@ impl Conversation {
     /// # Errors
     /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
     /// always fit.
-    pub fn give(&mut self, prepared: &mut Prepared) -> Result<(), TreeError> {
-        self.give_once(prepared).map(|_| ())
+    pub fn add_context(&mut self, prepared: &mut PreparedPrompt) -> Result<(), TreeError> {
+        self.add_context_once(prepared).map(|_| ())
     }
 
-    fn give_once(&mut self, prepared: &mut Prepared) -> Result<PromptTurn, TreeError> {
-        if let Some(given) = prepared.given {
-            return Ok(given);
+    fn add_context_once(&mut self, prepared: &mut PreparedPrompt) -> Result<PromptTurn, TreeError> {
+        if let Some(prompt_turn) = prepared.prompt_turn {
+            return Ok(prompt_turn);
         }
-        let Prepared { prompt, from, format, after, recorded, cut, new, .. } = prepared;
+        let PreparedPrompt {
+            prompt,
+            from,
+            format,
+            continuation: after,
+            recorded,
+            is_truncated: cut,
+            new,
+            ..
+        } = prepared;
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
         let owner = Owner { party, agent: &from.agent, policy: &from.policy };
@@ -446,24 +465,26 @@ impl Conversation {
         let end = match (&after, *recorded) {
             (Some(after), Some(recorded)) => {
                 let position = (after.segment, after.tokens);
-                self.given.give(trajectory, owner, Some(position), &prompt[recorded..], turn)?
+                self.context_tokens.add(trajectory, owner, Some(position), &prompt[recorded..], turn)?
             }
-            (Some(after), None) => self.given.branch(trajectory, owner, after.segment, prompt, turn)?,
-            (None, _) => self.given.give(trajectory, owner, None, prompt, turn)?,
+            (Some(after), None) => {
+                self.context_tokens.branch(trajectory, owner, after.segment, prompt, turn)?
+            }
+            (None, _) => self.context_tokens.add(trajectory, owner, None, prompt, turn)?,
         };
         let root = self.index.root_or_new(party, from.key, &from.tools, format);
         let start = match after {
             None => self.index.roots[root].node,
-            Some(Continued { node, extended: None, .. }) => *node,
-            Some(Continued { node, extended: Some(message), .. }) => {
-                self.index.extended(root, *node, message.clone())
+            Some(SequenceEnd { node, extended: None, .. }) => *node,
+            Some(SequenceEnd { node, extended: Some(message), .. }) => {
+                self.index.extended_node(root, *node, message.clone())
             }
         };
-        let node = new.iter().fold(start, |node, message| self.index.given(root, node, message));
-        let cut = *cut;
+        let node = new.iter().fold(start, |node, message| self.index.context_node(root, node, message));
+        let is_truncated = *cut;
         let drift = prepared.drift.take().map(|drift| levade_tree::Drift { turn, ..drift });
         prepared.drift.clone_from(&drift);
-        self.index.node_mut(node).prompt.get_or_insert(PromptRecord { end, turn, cut, drift });
+        self.index.node_mut(node).prompt.get_or_insert(PromptRecord { end, turn, is_truncated, drift });
         match prepared.origin {
             Origin::Began => self.counts.began += 1,
             Origin::Continued => self.counts.continued += 1,
@@ -478,9 +499,9 @@ impl Conversation {
             self.store_cut(party, *fitted);
         }
         self.turns += 1;
-        let given = PromptTurn { node, end, turn };
-        prepared.given = Some(given);
-        Ok(given)
+        let prompt_turn = PromptTurn { node, end, turn };
+        prepared.prompt_turn = Some(prompt_turn);
+        Ok(prompt_turn)
     }
 
     /// Records a prompt and the completion that was sampled for it, complete or truncated, and parses the
@@ -491,12 +512,12 @@ impl Conversation {
     /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
     pub fn record(
         &mut self,
-        mut prepared: Prepared,
+        mut prepared: PreparedPrompt,
         completion: Completion,
         params: &SamplingParams,
     ) -> Result<RecordedCompletion, TreeError> {
         self.check(&completion)?;
-        let PromptTurn { end, turn, .. } = self.give_once(&mut prepared)?;
+        let PromptTurn { end, turn, .. } = self.add_context_once(&mut prepared)?;
         let finish = completion.finish;
         self.record_segment(prepared, completion.into_segment(end, params, turn), finish)
     }
@@ -508,27 +529,27 @@ impl Conversation {
     /// always fit.
     pub fn demonstrate(
         &mut self,
-        mut prepared: Prepared,
-        said: Vec<u32>,
+        mut prepared: PreparedPrompt,
+        tokens: Vec<u32>,
     ) -> Result<RecordedCompletion, TreeError> {
-        let PromptTurn { end, turn, .. } = self.give_once(&mut prepared)?;
-        self.record_segment(prepared, Segment::demonstrated(end, said, turn), FinishReason::StopId)
+        let PromptTurn { end, turn, .. } = self.add_context_once(&mut prepared)?;
+        self.record_segment(prepared, Segment::demonstrated(end, tokens, turn), FinishReason::StopId)
     }
 
     fn record_segment(
         &mut self,
-        mut prepared: Prepared,
+        mut prepared: PreparedPrompt,
         mut segment: Segment,
         finish: FinishReason,
     ) -> Result<RecordedCompletion, TreeError> {
-        let PromptTurn { node, turn, .. } = self.give_once(&mut prepared)?;
-        let Prepared { from, format, in_thought, calls, .. } = prepared;
+        let PromptTurn { node, turn, .. } = self.add_context_once(&mut prepared)?;
+        let PreparedPrompt { from, format, in_reasoning, calls, .. } = prepared;
         let chat = format.chat();
-        let said = chat.decode_completion(&segment.tokens);
+        let completion_text = chat.decode_completion(&segment.tokens);
         (segment.agent, segment.policy) = (from.agent, from.policy);
         let segment = self.trajectory.push(segment)?;
 
-        let mut parsed = chat.parse(&said, in_thought, &from.tools);
+        let mut parsed = chat.parse(&completion_text, in_reasoning, &from.tools);
         let counted = format.options().call_ids == CallIds::Unique;
         let prefix = calls.or_else(|| counted.then(|| format!("call_{turn}_")));
         for (position, call) in parsed.calls.iter_mut().enumerate() {
@@ -536,30 +557,32 @@ impl Conversation {
                 call.id = format!("{prefix}{position}");
             }
         }
-        let thought = chat.reasoning(&said, in_thought);
-        let reply = RecordedCompletion { segment, turn, said, thought, parsed, finish };
-        let said = CompletionRecord {
+        let thought = chat.reasoning(&completion_text, in_reasoning);
+        let completion =
+            RecordedCompletion { segment, turn, text: completion_text, reasoning: thought, parsed, finish };
+        let completion_record = CompletionRecord {
             segment,
-            in_thought,
-            written: Form::from_message(&reply.written()),
-            shown: Form::from_message(&reply.message()),
-            thought: (!reply.thought.trim().is_empty()).then(|| reasoning_key(&reply.thought)),
+            in_reasoning,
+            written: CanonicalForm::from_message(&completion.raw_message()),
+            shown: CanonicalForm::from_message(&completion.message()),
+            reasoning: (!completion.reasoning.trim().is_empty())
+                .then(|| reasoning_key(&completion.reasoning)),
             received_forms: Vec::new(),
         };
         let root = self.index.node(node).root;
-        self.index.reply(root, node, reply.written(), said, prefix.is_some());
-        Ok(reply)
+        self.index.completion_node(root, node, completion.raw_message(), completion_record, prefix.is_some());
+        Ok(completion)
     }
 
     /// Records a message that the client received in place of the complete assistant message: the part
     /// before a stop string, or the first of several tool calls. Later requests match the completion by
     /// this message, too.
     pub fn note_received(&mut self, segment: SegmentId, message: &Message) {
-        let is_reply = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
-            NodeKind::RecordedCompletion(said) => said.segment == segment,
+        let is_completion = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
+            NodeKind::RecordedCompletion(completion_record) => completion_record.segment == segment,
             _ => false,
         };
-        let node = self.index.nodes().rev().find(is_reply).map(|(node, _)| node);
+        let node = self.index.nodes().rev().find(is_completion).map(|(node, _)| node);
         if let Some(node) = node {
             self.index.note_received(node, message);
         }

@@ -33,7 +33,7 @@ fn talk() -> Talk {
     talk
 }
 
-pub(super) fn forked(at: usize, reason: Reason) -> Origin {
+pub(super) fn fork_origin(at: usize, reason: Reason) -> Origin {
     Origin::Forked(Fork { at, reason })
 }
 
@@ -41,19 +41,19 @@ fn opening() -> Vec<Message> {
     vec![Message::system("Use tools."), Message::user("1.5+2, 3+4?")]
 }
 
-fn results(reply: &RecordedCompletion) -> Vec<Message> {
-    let calls = reply.message().tool_calls;
-    let answered = |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
-    calls.into_iter().map(answered).collect()
+fn results(completion: &RecordedCompletion) -> Vec<Message> {
+    let calls = completion.message().tool_calls;
+    let to_result = |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
+    calls.into_iter().map(to_result).collect()
 }
 
 /// A conversation with reasoning, two calls and an answer, as its client would send it back.
-fn recorded(talk: &mut Talk) -> (Vec<Message>, RecordedCompletion, RecordedCompletion) {
+fn record_conversation(talk: &mut Talk) -> (Vec<Message>, RecordedCompletion, RecordedCompletion) {
     let mut messages = opening();
-    let (_, first) = talk.say(&messages, &format!("<think>two sums</think>{CALLS}"));
+    let (_, first) = talk.prepare_and_record(&messages, &format!("<think>two sums</think>{CALLS}"));
     messages.push(first.message());
     messages.extend(results(&first));
-    let (prepared, second) = talk.say(&messages, "\n The answers are **3.5** and 7. ");
+    let (prepared, second) = talk.prepare_and_record(&messages, "\n The answers are **3.5** and 7. ");
     assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 3));
     messages.push(second.message());
     messages.push(Message::user("Thanks. 5+6?"));
@@ -67,10 +67,10 @@ fn read(json: Value) -> Message {
 #[test]
 fn completion_is_parsed_and_continued() {
     let mut talk = talk();
-    let (messages, first, second) = recorded(&mut talk);
-    assert_eq!((first.thought.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
-    let ids = |reply: &RecordedCompletion| -> Vec<String> {
-        reply.message().tool_calls.into_iter().map(|call| call.id).collect()
+    let (messages, first, second) = record_conversation(&mut talk);
+    assert_eq!((first.reasoning.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
+    let ids = |completion: &RecordedCompletion| -> Vec<String> {
+        completion.message().tool_calls.into_iter().map(|call| call.id).collect()
     };
     assert_eq!((ids(&first), first.turn, second.turn), (vec!["call_0_0".into(), "call_0_1".into()], 0, 1));
     let prepared = talk.prepare(&messages);
@@ -99,12 +99,12 @@ fn completion_is_parsed_and_continued() {
 #[test]
 fn adopted_conversation_keeps_own_trees_and_later_turns() {
     let (mut talk, mut other) = (talk(), talk());
-    let (_, _, second) = recorded(&mut talk);
-    let (messages, ..) = recorded(&mut other);
-    let (_, third) = other.say(&messages, "11");
+    let (_, _, second) = record_conversation(&mut talk);
+    let (messages, ..) = record_conversation(&mut other);
+    let (_, third) = other.prepare_and_record(&messages, "11");
     let theirs = other.conversation.trajectory().clone();
     let path = talk.conversation.trajectory().sequence_tokens(second.segment);
-    assert_eq!(talk.conversation.adopt(&theirs).unwrap(), 2);
+    assert_eq!(talk.conversation.append_trajectory(&theirs).unwrap(), 2);
     let all = talk.conversation.trajectory();
     let shape = |s: &Segment| (s.parent.map(|parent| parent.0), s.turn, s.kind);
     let moved = theirs.segments().iter().map(|s| (s.parent.map(|parent| parent.0 + 4), s.turn + 2, s.kind));
@@ -118,7 +118,7 @@ fn adopted_conversation_keeps_own_trees_and_later_turns() {
 #[test]
 fn reformatted_history_is_continued() {
     let mut talk = talk();
-    let (messages, first, _) = recorded(&mut talk);
+    let (messages, first, _) = record_conversation(&mut talk);
     let want = talk.prepare(&messages).prompt;
     let calls = |first: &str, second: &str| {
         json!([{"id": "call_0_0", "type": "function", "index": 0, "function": {"name": "add", "arguments": first}},
@@ -160,7 +160,7 @@ fn reformatted_history_is_continued() {
                 m[5].content = "\nThe answers are **3.5** and 7. ".into();
             }),
         ),
-        ("as it was written", 0, Box::new(move |m| m[2] = first.written())),
+        ("as it was written", 0, Box::new(move |m| m[2] = first.raw_message())),
         (
             "with the thought in tags",
             0,
@@ -192,8 +192,8 @@ fn reformatted_history_is_continued() {
     assert_eq!(unsaid(&full), 1);
     // In a field of its own, as inference servers return it.
     let mut fork_messages = messages.clone();
-    for (thought, unsaid_count) in [("\ntwo sums ", 0), ("sums", 1)] {
-        fork_messages[2].reasoning_content = Some(thought.into());
+    for (reasoning, unsaid_count) in [("\ntwo sums ", 0), ("sums", 1)] {
+        fork_messages[2].reasoning_content = Some(reasoning.into());
         assert_eq!(
             (talk.prepare(&fork_messages).origin, unsaid(&fork_messages)),
             (Origin::Continued, unsaid_count)
@@ -204,7 +204,7 @@ fn reformatted_history_is_continued() {
 #[test]
 fn split_completion_is_continued() {
     let mut talk = talk();
-    let (messages, ..) = recorded(&mut talk);
+    let (messages, ..) = record_conversation(&mut talk);
     let want = talk.prepare(&messages).prompt;
     let calls = messages[2].tool_calls.iter().map(|call| Message::calls("", vec![call.clone()]));
     let text = Message::assistant(messages[2].content.clone());
@@ -218,35 +218,40 @@ fn split_completion_is_continued() {
         // If one part has another text, the parts are not merged.
         let mut other = sent;
         other[2].content = "Let us see.".into();
-        assert_eq!(talk.prepare(&other).origin, forked(2, Reason::CallsAsText));
+        assert_eq!(talk.prepare(&other).origin, fork_origin(2, Reason::CallsAsText));
     }
 }
 
 #[test]
 fn missing_reasoning_is_counted_only_if_sampled() {
-    for (thought, unsaid) in [("", 0), ("<think>two sums</think>", 1)] {
+    for (reasoning, unsaid) in [("", 0), ("<think>two sums</think>", 1)] {
         let mut talk = talk();
-        let (_, reply) = talk.say(&opening(), &format!("{thought}{CALLS}"));
+        let (_, completion) = talk.prepare_and_record(&opening(), &format!("{reasoning}{CALLS}"));
         let repeated = |message: Message| {
-            let messages = [opening(), vec![message], results(&reply)].concat();
+            let messages = [opening(), vec![message], results(&completion)].concat();
             talk.prepare(&messages).repeated
         };
-        let to_reply = 3;
-        let want = RepeatedHistory { messages: to_reply, to_reply, unsaid, ..RepeatedHistory::default() };
-        assert_eq!(repeated(reply.message()), want);
-        assert_eq!(repeated(reply.written()), RepeatedHistory { unsaid: 0, ..want });
+        let completion_end = 3;
+        let want = RepeatedHistory {
+            messages: completion_end,
+            to_reply: completion_end,
+            unsaid,
+            ..RepeatedHistory::default()
+        };
+        assert_eq!(repeated(completion.message()), want);
+        assert_eq!(repeated(completion.raw_message()), RepeatedHistory { unsaid: 0, ..want });
     }
 }
 
 #[test]
 fn counts_classify_prompts_by_origin() {
     let mut talk = talk();
-    let (mut messages, ..) = recorded(&mut talk);
-    talk.say(&messages, "As it was.");
+    let (mut messages, ..) = record_conversation(&mut talk);
+    talk.prepare_and_record(&messages, "As it was.");
     messages[5].content = "\nThe answers are **3.5** and 7. ".into();
-    talk.say(&messages, "With white space.");
+    talk.prepare_and_record(&messages, "With white space.");
     messages[5].content = "No answers.".into();
-    talk.say(&messages, "Another past.");
+    talk.prepare_and_record(&messages, "Another past.");
     let counts = talk.conversation.counts().clone();
     let forked = [(Reason::AskedAgain, 1), (Reason::ReplyEdited, 1)].into();
     assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
@@ -259,7 +264,7 @@ fn counts_classify_prompts_by_origin() {
 fn agents_and_policies_do_not_share_history() {
     let mut talk = talk();
     (talk.agent, talk.policy) = ("solver", "small");
-    let (messages, ..) = recorded(&mut talk);
+    let (messages, ..) = record_conversation(&mut talk);
     let segments = talk.conversation.trajectory().segments().len();
     for (agent, policy) in [("critic", "small"), ("solver", "large")] {
         (talk.agent, talk.policy) = (agent, policy);
@@ -277,7 +282,7 @@ fn agents_and_policies_do_not_share_history() {
     assert!(all[segments].parent.is_none() && all[segments + 2].parent.is_none());
     // An agent with an earlier, different conversation shares no history either.
     (talk.agent, talk.policy) = ("judge", "small");
-    talk.say(&[Message::user("Fair?")], "Yes.");
+    talk.prepare_and_record(&[Message::user("Fair?")], "Yes.");
     assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Began);
 }
 
@@ -292,7 +297,7 @@ fn repeated_prompt_has_sibling_completions() {
     assert_eq!(talk.conversation.trajectory().segments(), []);
     let second = talk.record(two, "3.5 and 7");
     let first = talk.record(one, "3.5 and 7");
-    let third = talk.say(&requested, "5 and 7").1;
+    let third = talk.prepare_and_record(&requested, "5 and 7").1;
     let parents: Vec<_> =
         talk.conversation.trajectory().segments().iter().map(|segment| segment.parent.map(|p| p.0)).collect();
     assert_eq!(parents, [None, Some(0), Some(0), Some(0)]);
@@ -300,20 +305,20 @@ fn repeated_prompt_has_sibling_completions() {
     assert_eq!(turns, [0, 1, 2]);
     // Of two equal completions the latest is continued, unless a request has already continued the other
     // one.
-    let follow = |reply: &RecordedCompletion, text: &str| {
-        [requested.clone(), vec![reply.message(), Message::user(text)]].concat()
+    let follow = |completion: &RecordedCompletion, text: &str| {
+        [requested.clone(), vec![completion.message(), Message::user(text)]].concat()
     };
     let starts = |talk: &Talk, messages: &[Message]| {
         let prompt = talk.prepare(messages).prompt;
-        let starts = |reply: &RecordedCompletion| {
-            prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment))
+        let starts = |completion: &RecordedCompletion| {
+            prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
         };
         [&first, &second, &third].map(starts)
     };
     assert_eq!(starts(&talk, &follow(&third, "Sure?")), [false, false, true]);
-    let (_, yes) = talk.say(&follow(&second, "Sure?"), "Yes");
-    let parent = |reply: &RecordedCompletion| {
-        talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent
+    let (_, yes) = talk.prepare_and_record(&follow(&second, "Sure?"), "Yes");
+    let parent = |completion: &RecordedCompletion| {
+        talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
     };
     let given = parent(&yes).unwrap();
     assert_eq!(talk.conversation.trajectory().segments()[given.0 as usize].parent, Some(first.segment));
@@ -323,23 +328,23 @@ fn repeated_prompt_has_sibling_completions() {
 fn call_ids_distinguish_equal_completions() {
     let mut talk = talk();
     let requested = opening();
-    let replies = [CALLS; 3].map(|text| talk.say(&requested, text).1);
-    for reply in &replies {
-        let messages = [requested.clone(), vec![reply.message()], results(reply)].concat();
-        let kept = talk.say(&messages, "ok").1;
+    let completions = [CALLS; 3].map(|text| talk.prepare_and_record(&requested, text).1);
+    for completion in &completions {
+        let messages = [requested.clone(), vec![completion.message()], results(completion)].concat();
+        let kept = talk.prepare_and_record(&messages, "ok").1;
         let trajectory = talk.conversation.trajectory();
         let path: Vec<SegmentId> =
             trajectory.sequence(kept.segment).iter().map(|part| part.segment.id).collect();
-        assert_eq!(path[1], reply.segment);
+        assert_eq!(path[1], completion.segment);
     }
     // If ids are numbered within each completion, they distinguish nothing.
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
-    let ids = |reply: &RecordedCompletion| reply.message().tool_calls[1].id.clone();
-    assert_eq!([0, 1].map(|_| ids(&talk.say(&requested, CALLS).1)), ["call_1", "call_1"]);
-    let (_, thinks) = talk.say(&requested, &format!("<think>two sums</think>{CALLS}"));
+    let ids = |completion: &RecordedCompletion| completion.message().tool_calls[1].id.clone();
+    assert_eq!([0, 1].map(|_| ids(&talk.prepare_and_record(&requested, CALLS).1)), ["call_1", "call_1"]);
+    let (_, thinks) = talk.prepare_and_record(&requested, &format!("<think>two sums</think>{CALLS}"));
     let edited = Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
     let prepared = talk.prepare(&[requested, vec![edited], results(&thinks)].concat());
-    assert_eq!(prepared.origin, forked(2, Reason::ThoughtEdited));
+    assert_eq!(prepared.origin, fork_origin(2, Reason::ThoughtEdited));
 }
 
 #[test]
@@ -349,18 +354,22 @@ fn truncated_completions_can_continue_or_retry() {
     let params = SamplingParams { temperature: 0.7, top_k: 5, ..SamplingParams::default() };
     let cut = talk.format.chat().tokenizer().encode("Let me <tool_call>\n{\"na");
     let truncated_completion = Completion { finish: FinishReason::Length, ..completion(cut) };
-    let reply = talk.conversation.record(talk.prepare(&requested), truncated_completion, &params).unwrap();
-    assert_eq!((reply.finish, reply.message().tool_calls.len()), (FinishReason::Length, 0));
+    let recorded_completion =
+        talk.conversation.record(talk.prepare(&requested), truncated_completion, &params).unwrap();
+    assert_eq!(
+        (recorded_completion.finish, recorded_completion.message().tool_calls.len()),
+        (FinishReason::Length, 0)
+    );
     let segment = &talk.conversation.trajectory().segments()[1];
     assert_eq!((segment.temperature, segment.filtered, segment.versions[0].version), (0.7, true, 3));
-    for message in [reply.written(), reply.message()] {
+    for message in [recorded_completion.raw_message(), recorded_completion.message()] {
         let prepared = talk.prepare(&[requested.clone(), vec![message, Message::user("Go on.")]].concat());
         assert_eq!(prepared.origin, Origin::Continued);
         let text = talk.text(&prepared.prompt);
         assert!(text.contains("{\"na<|im_end|>\n<|im_start|>user\nGo on."), "{text}");
     }
-    let again = talk.say(&requested, "3.5 and 7").0;
-    assert_eq!(again.origin, forked(2, Reason::AskedAgain));
+    let second = talk.prepare_and_record(&requested, "3.5 and 7").0;
+    assert_eq!(second.origin, fork_origin(2, Reason::AskedAgain));
 
     // A completion that is rejected leaves nothing in the store.
     let before = talk.conversation.trajectory().clone();
@@ -381,12 +390,12 @@ fn truncated_completions_can_continue_or_retry() {
 fn prompt_can_be_recorded_before_completion() {
     let mut talk = talk();
     let mut prepared = talk.prepare(&opening());
-    talk.conversation.give(&mut prepared).unwrap();
-    talk.conversation.give(&mut prepared).unwrap();
+    talk.conversation.add_context(&mut prepared).unwrap();
+    talk.conversation.add_context(&mut prepared).unwrap();
     assert_eq!(talk.conversation.trajectory().segments().len(), 1);
-    let reply = talk.record(prepared, "ok");
+    let completion = talk.record(prepared, "ok");
     let segments = talk.conversation.trajectory().segments();
-    assert_eq!((segments.len(), segments[1].turn, reply.turn), (2, 0, 0));
+    assert_eq!((segments.len(), segments[1].turn, completion.turn), (2, 0, 0));
     assert_eq!(talk.conversation.counts().began, 1);
 }
 
@@ -394,13 +403,13 @@ fn prompt_can_be_recorded_before_completion() {
 fn reasoning_opened_by_prompt_is_parsed() {
     let mut talk = Talk::new(chat(ALWAYS_THINKS, ChatOptions::default()), options());
     let requested = [Message::user("2+3?")];
-    let (prepared, reply) = talk.say(&requested, "add them</think>5");
-    assert!(prepared.in_thought);
-    assert_eq!((reply.thought.as_str(), reply.message()), ("add them", Message::assistant("5")));
-    let next = [requested.to_vec(), vec![reply.message(), Message::tool("x")]].concat();
-    let (prepared, unclosed) = talk.say(&next, "<think>hm");
-    assert!(!prepared.in_thought);
-    assert_eq!((unclosed.thought.as_str(), unclosed.message()), ("hm", Message::assistant("")));
+    let (prepared, completion) = talk.prepare_and_record(&requested, "add them</think>5");
+    assert!(prepared.in_reasoning);
+    assert_eq!((completion.reasoning.as_str(), completion.message()), ("add them", Message::assistant("5")));
+    let next = [requested.to_vec(), vec![completion.message(), Message::tool("x")]].concat();
+    let (prepared, unclosed) = talk.prepare_and_record(&next, "<think>hm");
+    assert!(!prepared.in_reasoning);
+    assert_eq!((unclosed.reasoning.as_str(), unclosed.message()), ("hm", Message::assistant("")));
 }
 
 #[test]
@@ -423,6 +432,6 @@ fn reasons_have_distinct_texts() {
         "reprinted",
     ];
     let descriptions: std::collections::BTreeSet<_> =
-        all.iter().map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().words()).collect();
+        all.iter().map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().description()).collect();
     assert_eq!(descriptions.len(), all.len());
 }

@@ -10,7 +10,7 @@
 
 use levade_text::{Chat, Message, Role, ToolSpec};
 
-use crate::recorded_completion::shown;
+use crate::recorded_completion::parsed_message;
 
 /// A difference between the conversation as the template renders it and the recorded tokens.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -27,7 +27,7 @@ pub struct Drift {
 const CONTEXT: usize = 24;
 
 /// Maximum number of characters in an excerpt.
-const SHOWN: usize = 60;
+const MAX_EXCERPT_CHARS: usize = 60;
 
 impl Drift {
     /// Compares the conversation as the template renders it with the recorded tokens `path`.
@@ -35,15 +35,15 @@ impl Drift {
     /// with reasoning and calls in separate fields. Renders the complete conversation, and never
     /// fails: a template that rejects the conversation counts as drift.
     pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
-        let drift = Self::printed(chat, path, messages, tools)?;
+        let drift = Self::compare_rendered(chat, path, messages, tools)?;
         let separated: Vec<Message> =
             messages.iter().map(|message| parse_message(chat, message, tools)).collect();
-        let drifts = separated == messages || Self::printed(chat, path, &separated, tools).is_some();
+        let drifts = separated == messages || Self::compare_rendered(chat, path, &separated, tools).is_some();
         drifts.then_some(drift)
     }
 
     /// Renders the messages, and returns the difference to `path`, if any.
-    fn printed(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
+    fn compare_rendered(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
         let prompt = match chat.prompt(messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
@@ -68,7 +68,7 @@ impl Drift {
     }
 
     /// Returns the record of this difference, before the completion of `turn`.
-    pub(crate) fn at(&self, turn: u32, forked: bool) -> levade_tree::Drift {
+    pub(crate) fn to_record(&self, turn: u32, forked: bool) -> levade_tree::Drift {
         let Drift { recorded, printed, .. } = self.clone();
         levade_tree::Drift { turn, recorded, printed, forked }
     }
@@ -82,12 +82,12 @@ fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message 
         return message.clone();
     }
     let thought = Some(chat.reasoning(&message.content, false)).filter(|thought| !thought.is_empty());
-    Message { reasoning_content: thought, ..shown(&chat.parse(&message.content, false, tools)) }
+    Message { reasoning_content: thought, ..parsed_message(&chat.parse(&message.content, false, tools)) }
 }
 
-/// Returns the first [`SHOWN`] characters of a text.
+/// Returns the first [`MAX_EXCERPT_CHARS`] characters of a text.
 fn excerpt(text: &str) -> String {
-    match text.char_indices().nth(SHOWN) {
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_string(),
     }

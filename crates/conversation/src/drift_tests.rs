@@ -12,18 +12,18 @@ use crate::{Format, Options};
 
 /// Returns the drift of a conversation with one completion. The search near the completion must find the
 /// same.
-fn after(chat: Chat, reply: &str, new: &[Message]) -> Option<(String, String)> {
+fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, String)> {
     let history = [Message::user("1+1?")];
-    let ids = sampled(&chat, reply);
+    let ids = sampled(&chat, completion);
     let prompt = chat.prompt(&history, &[]).unwrap();
     let given = chat.continuation(&history, &ids, new, &[]).unwrap();
     let sequence = [prompt, ids.clone(), given.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
-    let round = Round { past: &past, reply: &ids, said: reply, rest: "", new, tools: &[] };
-    let drift = format.drift_of_all(&sequence, round);
-    if format.abridges() {
-        let near = format.drift_near(round, &given);
+    let round = Round { past: &past, completion: &ids, text: completion, rest: "", new, tools: &[] };
+    let drift = format.full_drift(&sequence, round);
+    if format.can_abridge() {
+        let near = format.nearby_drift(round, &given);
         let texts = |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
         assert_eq!(texts(&near), texts(&drift));
     }
@@ -53,7 +53,7 @@ fn written_or_parsed_completion_is_not_drift() {
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}";
     let user = [Message::user("2+2?")];
-    let after = |template, reply: &str| after(chat(template, ChatOptions::default()), reply, &user);
+    let after = |template, completion: &str| after(chat(template, ChatOptions::default()), completion, &user);
     assert_eq!(after(FIELD, "<think>hm</think>two"), None);
     assert_eq!(after(FIELD, "two"), None);
     assert!(after(FIELD, "<think> hm </think>two").is_some());
@@ -64,7 +64,8 @@ fn written_or_parsed_completion_is_not_drift() {
 #[test]
 fn dropped_or_changed_reasoning_is_drift() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
-    let drifts = |reply: &str, new: &[Message]| after(thoughtful(true).unwrap(), reply, new).is_some();
+    let drifts =
+        |completion: &str, new: &[Message]| after(thoughtful(true).unwrap(), completion, new).is_some();
     assert!(!drifts("two", &tool) && !drifts("two", &user));
     assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
     assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
@@ -83,10 +84,10 @@ fn dropped_or_changed_reasoning_is_drift() {
 #[test]
 fn rejecting_template_is_drift_without_prompt() {
     let chat = chat(STRICT, ChatOptions::default());
-    let (question, reply) = (Message::user("1+1?"), Message::assistant("<think>"));
-    let drift = Drift::find(&chat, &[], &[question.clone(), reply, question], &[]).unwrap();
+    let (question, completion) = (Message::user("1+1?"), Message::assistant("<think>"));
+    let drift = Drift::find(&chat, &[], &[question.clone(), completion, question], &[]).unwrap();
     assert!(drift.prompt.is_none() && drift.printed.contains("not liked"), "{drift:?}");
-    assert_eq!(drift.at(3, false).turn, 3);
+    assert_eq!(drift.to_record(3, false).turn, 3);
 }
 
 #[test]

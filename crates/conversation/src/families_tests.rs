@@ -37,12 +37,13 @@ fn all_call_formats_continue_as_rendered_by_template() {
                 let written = written.replace("call00000", &format!("call0000{round}"));
                 let sampled_tokens = chat.tokenizer().encode_template(&written);
                 let params = SamplingParams::default();
-                let reply = talk.conversation.record(prepared, completion(sampled_tokens), &params).unwrap();
-                assert_eq!(reply.message().tool_calls.len(), 1, "{protocol:?}");
-                let id = reply.message().tool_calls[0].id.clone();
+                let recorded_completion =
+                    talk.conversation.record(prepared, completion(sampled_tokens), &params).unwrap();
+                assert_eq!(recorded_completion.message().tool_calls.len(), 1, "{protocol:?}");
+                let id = recorded_completion.message().tool_calls[0].id.clone();
                 let result =
                     Message { tool_call_id: Some(id), name: Some("add".into()), ..Message::tool("2") };
-                messages.extend([reply.message(), result]);
+                messages.extend([recorded_completion.message(), result]);
             }
             let prepared = talk.prepare(&messages);
             assert_eq!(prepared.origin, Origin::Continued, "{protocol:?}");

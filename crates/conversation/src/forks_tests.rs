@@ -5,10 +5,10 @@ use super::*;
 #[test]
 fn edited_history_forks_with_reason() {
     // A conversation that continues, so that there is something to fork from.
-    let whole = || {
+    let full_talk = || {
         let mut talk = talk();
-        let (mut messages, ..) = recorded(&mut talk);
-        let (_, third) = talk.say(&messages, "11.");
+        let (mut messages, ..) = record_conversation(&mut talk);
+        let (_, third) = talk.prepare_and_record(&messages, "11.");
         messages.extend([third.message(), Message::user("Bye.")]);
         (talk, messages)
     };
@@ -117,12 +117,12 @@ fn edited_history_forks_with_reason() {
         ),
         (Reason::Unrecorded, 1, 0, Box::new(|m| m.insert(1, Message::assistant("How can I help?")))),
     ];
-    for (reason, at, to_reply, edit) in edits {
-        let (mut talk, mut messages) = whole();
+    for (reason, at, completion_end, edit) in edits {
+        let (mut talk, mut messages) = full_talk();
         edit(&mut messages);
         let prepared = talk.prepare(&messages);
-        assert_eq!(prepared.origin, forked(at, reason), "{messages:#?}");
-        assert_eq!(prepared.repeated.to_reply, to_reply, "{reason:?}");
+        assert_eq!(prepared.origin, fork_origin(at, reason), "{messages:#?}");
+        assert_eq!(prepared.repeated.to_reply, completion_end, "{reason:?}");
         // The template renders everything that was not recorded.
         let format = &talk.format;
         let printed = format.chat().prompt(&messages, &talk.tools).unwrap();
@@ -130,7 +130,7 @@ fn edited_history_forks_with_reason() {
         let last = format!("<|im_start|>{}", messages.last().unwrap().role.as_str());
         let last = printed.rfind(&last).unwrap();
         assert!(text.ends_with(&printed[last..]), "{reason:?}: {text}");
-        if to_reply == 0 {
+        if completion_end == 0 {
             assert_eq!(text, printed, "{reason:?}");
         }
         let kept = talk.record(prepared, "ok");
@@ -141,9 +141,9 @@ fn edited_history_forks_with_reason() {
         assert_eq!(talk.conversation.counts().forked, BTreeMap::from([(reason, 1)]));
     }
     // A request that ends with a completion continues it, even if messages followed it.
-    assert_eq!(whole().0.prepare(&whole().1[..6]).origin, Origin::Continued);
+    assert_eq!(full_talk().0.prepare(&full_talk().1[..6]).origin, Origin::Continued);
     // If its reasoning is edited, a completion still matches by the ids of its calls.
-    let (talk, mut messages) = whole();
+    let (talk, mut messages) = full_talk();
     messages[2].content = "<think>two summs</think>Let me see.".into();
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
 }
@@ -152,7 +152,7 @@ fn edited_history_forks_with_reason() {
 fn messages_are_stored_unchanged() {
     let mut talk = talk();
     for question in ["1+1?", " 1+1?\n", "1+1?"] {
-        talk.say(&[Message::user(question)], "two");
+        talk.prepare_and_record(&[Message::user(question)], "two");
     }
     // Two questions that differ in white space, and three completions, below the root.
     let kept = talk.conversation.index.nodes().filter_map(|(_, node)| node.message.as_deref());
@@ -164,53 +164,53 @@ fn messages_are_stored_unchanged() {
 fn moved_calls_are_merged_or_reordered() {
     let mut talk = talk();
     let mut messages = opening();
-    let mut replies = Vec::new();
+    let mut completions = Vec::new();
     for a in 0..3 {
         let call = format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}\n</tool_call>");
-        let (_, reply) = talk.say(&messages, &call);
-        messages.push(reply.message());
-        messages.extend(results(&reply));
-        replies.push(reply);
+        let (_, completion) = talk.prepare_and_record(&messages, &call);
+        messages.push(completion.message());
+        messages.extend(results(&completion));
+        completions.push(completion);
     }
     let mut merged = messages.clone();
     let later = merged[4].tool_calls.clone();
     merged[2].tool_calls.extend(later);
-    assert_eq!(talk.prepare(&merged).origin, forked(2, Reason::Merged));
+    assert_eq!(talk.prepare(&merged).origin, fork_origin(2, Reason::Merged));
     let mut reordered = messages.clone();
     reordered.swap(2, 4);
     reordered.swap(3, 5);
-    assert_eq!(talk.prepare(&reordered).origin, forked(2, Reason::Reordered));
+    assert_eq!(talk.prepare(&reordered).origin, fork_origin(2, Reason::Reordered));
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
     // A final answer before the call that led to it, and in place of that call.
-    let (_, final_completion) = talk.say(&messages, "Three sums.");
+    let (_, final_completion) = talk.prepare_and_record(&messages, "Three sums.");
     messages.push(final_completion.message());
     messages.push(Message::user("And then?"));
     let mut early = messages.clone();
     let final_completion = early.remove(8);
     early.insert(6, final_completion);
-    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Reordered));
+    assert_eq!(talk.prepare(&early).origin, fork_origin(6, Reason::Reordered));
     early.drain(7..9);
-    assert_eq!(talk.prepare(&early).origin, forked(6, Reason::Shortened));
+    assert_eq!(talk.prepare(&early).origin, fork_origin(6, Reason::Shortened));
 }
 
 #[test]
 fn other_tools_and_conversations_are_distinguished() {
     let mut talk = talk();
-    let (messages, ..) = recorded(&mut talk);
+    let (messages, ..) = record_conversation(&mut talk);
     // A title is requested in parallel with the conversation.
     let title = [Message::system("Write a title."), Message::user("1.5+2, 3+4?")];
     let tools = std::mem::take(&mut talk.tools);
     assert_eq!(talk.prepare(&title).origin, Origin::Began);
-    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Tools));
     assert_eq!(talk.prepare(&messages).repeated, RepeatedHistory::default());
     talk.tools = [tools.clone(), vec![tool("sub")]].concat();
-    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
-    assert_eq!(talk.prepare(&messages[..2]).origin, forked(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Tools));
+    assert_eq!(talk.prepare(&messages[..2]).origin, fork_origin(0, Reason::Tools));
     // With other tools: a different conversation exists, then the same one.
-    talk.say(&[Message::user("7+8?")], "15");
-    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Tools));
-    talk.say(&messages[..2], "3.5 and 7");
-    assert_eq!(talk.prepare(&messages[..2]).origin, forked(2, Reason::AskedAgain));
+    talk.prepare_and_record(&[Message::user("7+8?")], "15");
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Tools));
+    talk.prepare_and_record(&messages[..2], "3.5 and 7");
+    assert_eq!(talk.prepare(&messages[..2]).origin, fork_origin(2, Reason::AskedAgain));
     talk.tools = tools;
     // A second conversation with the same instructions.
     let second = [messages[0].clone(), Message::user("7+8?")];
@@ -218,20 +218,20 @@ fn other_tools_and_conversations_are_distinguished() {
     assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Began);
     // Different instructions start a conversation if no recorded question follows them.
     assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Began);
-    assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, forked(0, Reason::System));
+    assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, fork_origin(0, Reason::System));
     // A conversation that ended with a prompt continues. After a completion is recorded, it counts as
     // missing.
     let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
-    talk.conversation.give(&mut talk.prepare(&second)).unwrap();
-    assert_eq!(talk.prepare(&second).origin, forked(2, Reason::AskedAgain));
+    talk.conversation.add_context(&mut talk.prepare(&second)).unwrap();
+    assert_eq!(talk.prepare(&second).origin, fork_origin(2, Reason::AskedAgain));
     assert_eq!(talk.prepare(&more).origin, Origin::Began);
-    talk.say(&second, "15");
-    assert_eq!(talk.prepare(&more).origin, forked(2, Reason::Shortened));
-    let (_, final_completion) = talk.say(&messages, "11");
+    talk.prepare_and_record(&second, "15");
+    assert_eq!(talk.prepare(&more).origin, fork_origin(2, Reason::Shortened));
+    let (_, final_completion) = talk.prepare_and_record(&messages, "11");
     let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
     let requested = [messages, vec![final_completion.message(), next]].concat();
-    talk.say(&requested, "25");
-    assert_eq!(talk.prepare(&[requested, vec![last]].concat()).origin, forked(9, Reason::Shortened));
+    talk.prepare_and_record(&requested, "25");
+    assert_eq!(talk.prepare(&[requested, vec![last]].concat()).origin, fork_origin(9, Reason::Shortened));
 }
 
 #[test]
@@ -239,16 +239,16 @@ fn only_messages_below_count_as_shortened() {
     let mut talk = talk();
     let system = Message::system("Use tools.");
     let (first, second) = (Message::user("1+2?"), Message::user("3+4?"));
-    talk.say(&[system.clone(), first.clone()], "3");
-    let (_, reply) = talk.say(&[system.clone(), second.clone()], "7");
-    let mut messages = vec![system, second.clone(), reply.message()];
-    talk.say(&[&messages[..], &[Message::user("And then?")]].concat(), "Nothing.");
+    talk.prepare_and_record(&[system.clone(), first.clone()], "3");
+    let (_, completion) = talk.prepare_and_record(&[system.clone(), second.clone()], "7");
+    let mut messages = vec![system, second.clone(), completion.message()];
+    talk.prepare_and_record(&[&messages[..], &[Message::user("And then?")]].concat(), "Nothing.");
     // The question exists in the other conversation, or is the message before.
     for question in [first, second] {
         messages.truncate(3);
         messages.push(question);
-        assert_eq!(talk.prepare(&messages).origin, forked(3, Reason::Branched));
+        assert_eq!(talk.prepare(&messages).origin, fork_origin(3, Reason::Branched));
     }
     messages.remove(2);
-    assert_eq!(talk.prepare(&messages[..3]).origin, forked(2, Reason::Shortened));
+    assert_eq!(talk.prepare(&messages[..3]).origin, fork_origin(2, Reason::Shortened));
 }

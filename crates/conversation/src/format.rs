@@ -44,7 +44,7 @@ pub enum CallIds {
 /// Tolerance for changes that a client makes to a completion.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Replies {
+pub enum CompletionMatching {
     /// A completion that its client has only rewritten is continued, and counted: missing text next to
     /// tool calls, arguments with more members or other spacing, appended text.
     #[default]
@@ -64,7 +64,7 @@ pub struct Options {
     /// Scheme for the ids of tool calls.
     pub call_ids: CallIds,
     /// Tolerance for changes that a client makes to a completion.
-    pub replies: Replies,
+    pub replies: CompletionMatching,
 }
 
 /// Format of a model's conversations: chat template and options.
@@ -80,7 +80,7 @@ pub struct Format {
 pub(crate) struct FollowingTokens {
     pub tokens: Vec<u32>,
     /// Whether the tokens open the reasoning of the next completion.
-    pub in_thought: bool,
+    pub in_reasoning: bool,
 }
 
 /// A completion, with the messages before and after it.
@@ -89,9 +89,9 @@ pub(crate) struct Round<'a> {
     /// Messages before the completion.
     pub past: &'a [Arc<Message>],
     /// Sampled tokens of the completion.
-    pub reply: &'a [u32],
+    pub completion: &'a [u32],
     /// Text of the completion, with the text that the client has appended.
-    pub said: &'a str,
+    pub text: &'a str,
     /// Text that the client has appended. Empty if the client has appended none.
     pub rest: &'a str,
     /// Messages after the completion.
@@ -103,13 +103,13 @@ impl Format {
     /// Creates a format for the model of `chat`. Probes the template, which renders about a thousand
     /// short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
-        let format = Format::unprobed(chat, options);
-        format.abridges();
+        let format = Format::without_probe(chat, options);
+        format.can_abridge();
         format
     }
 
     /// Creates a format without a probe. The template is probed when the result is first needed.
-    pub fn unprobed(chat: Arc<Chat>, options: Options) -> Self {
+    pub fn without_probe(chat: Arc<Chat>, options: Options) -> Self {
         Format { chat, options, abridges: OnceLock::new() }
     }
 
@@ -126,79 +126,79 @@ impl Format {
     /// Returns whether the template needs only an abridged past to render the text after a completion.
     /// The first call probes the template, which renders about a thousand short conversations, so call it
     /// outside async workers.
-    pub fn abridges(&self) -> bool {
-        *self.abridges.get_or_init(|| probe::abridges(self))
+    pub fn can_abridge(&self) -> bool {
+        *self.abridges.get_or_init(|| probe::probe_abridging(self))
     }
 
     /// Returns the tokens after a completion.
     ///
     /// # Errors
     /// Returns the errors of [`Chat::continuation_within`] and [`Chat::opened_thought`].
-    pub(crate) fn following(
+    pub(crate) fn following_tokens(
         &self,
         round: Round<'_>,
         max_tokens: usize,
     ) -> Result<FollowingTokens, TextError> {
-        let reply = (round.reply, round.rest);
-        if self.abridges() {
-            let (past, tools) = abridged(round.past, round.tools);
-            self.shown(&past, reply, round.new, tools, max_tokens)
+        let completion = (round.completion, round.rest);
+        if self.can_abridge() {
+            let (past, tools) = abridge(round.past, round.tools);
+            self.tokens_after(&past, completion, round.new, tools, max_tokens)
         } else {
-            self.shown(&whole(round.past), reply, round.new, round.tools, max_tokens)
+            self.tokens_after(&to_messages(round.past), completion, round.new, round.tools, max_tokens)
         }
     }
 
     /// Returns the tokens after a completion, rendered with this past.
-    pub(crate) fn shown(
+    pub(crate) fn tokens_after(
         &self,
         past: &[Message],
-        reply: (&[u32], &str),
+        completion: (&[u32], &str),
         new: &[Message],
         tools: &[ToolSpec],
         max_tokens: usize,
     ) -> Result<FollowingTokens, TextError> {
-        let tokens = self.chat.continuation_within(past, reply, new, tools, max_tokens)?;
+        let tokens = self.chat.continuation_within(past, completion, new, tools, max_tokens)?;
         // Only the existence of the completion matters here, not its text.
         let placeholder = [Message::assistant("")];
         let messages: Vec<Message> = past.iter().chain(&placeholder).chain(new).cloned().collect();
-        let in_thought = self.chat.opened_reasoning(&messages, tools)?.is_some();
-        Ok(FollowingTokens { tokens, in_thought })
+        let in_reasoning = self.chat.opened_reasoning(&messages, tools)?.is_some();
+        Ok(FollowingTokens { tokens, in_reasoning })
     }
 
-    /// Returns drift of the newest completion, now that `following` comes after it, if an abridged past
+    /// Returns drift of the newest completion, now that `following_tokens` comes after it, if an abridged past
     /// shows it.
-    pub(crate) fn drift_near(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
-        let (mut messages, tools) = abridged(round.past, round.tools);
+    pub(crate) fn nearby_drift(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
+        let (mut messages, tools) = abridge(round.past, round.tools);
         let mut sequence = match self.chat.prompt(&messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
                 return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
             }
         };
-        sequence.extend(round.reply);
+        sequence.extend(round.completion);
         sequence.extend(following);
-        messages.push(Message::assistant(round.said));
+        messages.push(Message::assistant(round.text));
         messages.extend(round.new.iter().cloned());
         Drift::find(&self.chat, &sequence, &messages, tools)
     }
 
     /// Returns drift if the template renders the complete conversation differently from `path`.
-    pub(crate) fn drift_of_all(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
-        let mut messages = whole(round.past);
-        messages.push(Message::assistant(round.said));
+    pub(crate) fn full_drift(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
+        let mut messages = to_messages(round.past);
+        messages.push(Message::assistant(round.text));
         messages.extend(round.new.iter().cloned());
         Drift::find(&self.chat, sequence, &messages, round.tools)
     }
 }
 
 /// Returns the messages in the form that a template takes.
-pub(crate) fn whole(past: &[Arc<Message>]) -> Vec<Message> {
+pub(crate) fn to_messages(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
 /// Returns a minimal past in place of a complete one: its instructions, a question, and a call with its
 /// result if the past ends with a result, each in one word. One tool replaces all tools.
-pub(crate) fn abridged(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Message>, &'static [ToolSpec]) {
+pub(crate) fn abridge(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Message>, &'static [ToolSpec]) {
     static TOOL: OnceLock<[ToolSpec; 1]> = OnceLock::new();
     let speaks = |role| matches!(role, Role::User | Role::Assistant | Role::Tool);
     let opening = past.first().filter(|first| !speaks(first.role));
@@ -228,7 +228,7 @@ mod tests {
     fn abridged_past_keeps_instructions_and_end() {
         let short = |past: &[Message]| {
             let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
-            abridged(&past, &[]).0
+            abridge(&past, &[]).0
         };
         let (requested, response_message) = (Message::user("1+1?"), Message::assistant("two"));
         let (hi, done) = (|| Message::user("Hi"), || Message::assistant("Done."));
@@ -250,8 +250,8 @@ mod tests {
     #[test]
     fn abridged_tools_are_one() {
         let tools = ["add", "sub"].map(crate::testing::tool);
-        assert_eq!(abridged(&[], &[]).1, []);
-        let names: Vec<&str> = abridged(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();
+        assert_eq!(abridge(&[], &[]).1, []);
+        let names: Vec<&str> = abridge(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, ["tool"]);
     }
 }

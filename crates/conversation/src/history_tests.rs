@@ -3,7 +3,7 @@
 use levade_text::ChatOptions;
 use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, THOUGHTFUL, sampled, thoughtful, tiny_chat};
 
-use super::tests::forked;
+use super::tests::fork_origin;
 use super::*;
 use crate::testing::{Talk, chat};
 use crate::{Options, Reason};
@@ -13,13 +13,13 @@ fn drift_turns(drift: &[levade_tree::Drift]) -> Vec<(u32, bool)> {
 }
 
 /// Records these completions in order. Each is followed by a question, or by a result if it has a call.
-fn conversation(chat: levade_text::Chat, options: Options, replies: &[&str]) -> (Talk, Vec<Message>) {
+fn conversation(chat: levade_text::Chat, options: Options, completions: &[&str]) -> (Talk, Vec<Message>) {
     let mut talk = Talk::new(chat, options);
     let mut messages = vec![Message::user("1+1?")];
-    for reply in replies {
-        talk.say(&messages, reply);
-        messages.push(Message::assistant(*reply));
-        messages.push(if reply.contains("add") { Message::tool("2") } else { Message::user("2+2?") });
+    for completion in completions {
+        talk.prepare_and_record(&messages, completion);
+        messages.push(Message::assistant(*completion));
+        messages.push(if completion.contains("add") { Message::tool("2") } else { Message::user("2+2?") });
     }
     (talk, messages)
 }
@@ -64,9 +64,9 @@ fn drift_has_turn_of_recording() {
 fn late_drift_is_counted_by_finish() {
     // The reasoning of the first completion is kept until the second question.
     let thinks = "<think>\nhm\n</think>\n\nadd";
-    let replies = [thinks, "add", "add", "four", "add", "five", "six"];
-    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies);
-    assert!(talk.format.abridges());
+    let completions = [thinks, "add", "add", "four", "add", "five", "six"];
+    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &completions);
+    assert!(talk.format.can_abridge());
     assert_eq!(talk.conversation.drift(), []);
     let full: Vec<(u32, bool)> = (4..7).map(|turn| (turn, false)).collect();
     assert_eq!(drift_turns(&talk.conversation.finish()), full);
@@ -77,12 +77,12 @@ fn late_drift_is_counted_by_finish() {
 
     // A fork that ends earlier is unchanged. A fork that was first seen to drift near a completion
     // drifted earlier.
-    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &replies[..3]);
+    let (mut talk, messages) = conversation(thoughtful(true).unwrap(), Options::default(), &completions[..3]);
     let mut fork = messages[..4].to_vec();
     fork.push(Message::user("No?"));
-    talk.say(&fork, "<think>\nso\n</think>\n\nNo.");
+    talk.prepare_and_record(&fork, "<think>\nso\n</think>\n\nNo.");
     fork.extend([Message::assistant("<think>\nso\n</think>\n\nNo."), Message::user("Sure?")]);
-    talk.say(&fork, "Yes");
+    talk.prepare_and_record(&fork, "Yes");
     assert_eq!(drift_turns(&talk.conversation.drift()), [(4, false)]);
     assert_eq!(drift_turns(&talk.conversation.finish()), [(3, false), (4, false)]);
 }
@@ -91,7 +91,7 @@ fn late_drift_is_counted_by_finish() {
 fn context_dependent_templates_see_complete_history() {
     let (mut talk, messages) =
         conversation(chat(NUMBERED, ChatOptions::default()), Options::default(), &["a", "b"]);
-    assert!(!talk.format.abridges());
+    assert!(!talk.format.can_abridge());
     let text = talk.text(&talk.prepare(&messages).prompt);
     assert!(
         text.ends_with("<|im_end|><|im_start|>user 5 of 5\n2+2?<|im_end|><|im_start|>assistant 6\n"),
@@ -106,13 +106,13 @@ fn template_history_forks_at_drift() {
     let always = || chat(ALWAYS_THINKS, ChatOptions::default());
     let (mut talk, messages) = conversation(always(), options, &["hm</think>four", "so</think>4"]);
     let prepared = talk.prepare(&messages);
-    assert_eq!(prepared.origin, forked(0, Reason::Reprinted));
+    assert_eq!(prepared.origin, fork_origin(0, Reason::Reprinted));
     assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
     assert_eq!(drift_turns(&talk.conversation.finish()), [(1, true)]);
     // The same request again yields the same branch.
     let (first, second) = (talk.record(prepared.clone(), "x"), talk.record(talk.prepare(&messages), "y"));
-    let parent = |reply: &RecordedCompletion| {
-        talk.conversation.trajectory().segments()[reply.segment.0 as usize].parent
+    let parent = |completion: &RecordedCompletion| {
+        talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
     };
     assert_eq!(parent(&first), parent(&second));
     assert_eq!(talk.conversation.trajectory().sequence_tokens(parent(&first).unwrap()), prepared.prompt);
@@ -129,10 +129,10 @@ fn template_history_forks_at_drift() {
     let request = Request { agent: "", policy: "", format: &talk.format, messages: &messages, tools: &[] };
     assert!(talk.conversation.prepare(&request).unwrap_err().to_string().contains("not liked"));
     // With THOUGHTFUL, drift of the complete conversation is found at every turn.
-    let replies = ["<think>\nhm\n</think>\n\nadd", "add", "four"];
-    let (talk, messages) = conversation(chat(THOUGHTFUL, ChatOptions::default()), options, &replies);
+    let completions = ["<think>\nhm\n</think>\n\nadd", "add", "four"];
+    let (talk, messages) = conversation(chat(THOUGHTFUL, ChatOptions::default()), options, &completions);
     assert_eq!(talk.conversation.drift(), []);
-    assert_eq!(talk.prepare(&messages).origin, forked(0, Reason::Reprinted));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Reprinted));
 }
 
 #[test]
@@ -142,13 +142,13 @@ fn shortened_prompt_continues_without_drift_check() {
     let mut prepared = talk.prepare(&requested);
     let short = prepared.prompt[..9].to_vec();
     prepared.shorten(short.clone());
-    let reply = talk.record(prepared, "hm</think>two");
-    let messages = [requested.to_vec(), vec![reply.message(), Message::user("And?")]].concat();
-    let (mut prepared, next) = talk.say(&messages, "hm</think>three");
+    let completion = talk.record(prepared, "hm</think>two");
+    let messages = [requested.to_vec(), vec![completion.message(), Message::user("And?")]].concat();
+    let (mut prepared, next) = talk.prepare_and_record(&messages, "hm</think>three");
     assert!(prepared.prompt.starts_with(&short) && prepared.drift.is_none());
     assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>user\na lhm</think>two<|im_end|>"));
     let more = [messages, vec![next.message(), Message::user("And?")]].concat();
-    assert_eq!(talk.say(&more, "x").0.drift, None);
+    assert_eq!(talk.prepare_and_record(&more, "x").0.drift, None);
     assert_eq!(talk.conversation.finish(), []);
     // A prompt that continues a completion is not shortened.
     let full = prepared.prompt.clone();

@@ -13,10 +13,10 @@ use std::sync::Arc;
 use levade_text::{Message, Role, ToolSpec};
 use levade_tree::{Drift, SegmentId};
 
-use crate::canonical::{Form, Key, reasoning_key};
-use crate::format::{Format, Replies};
-use crate::recorded_completion::shown;
-use crate::rewritten::{appended, same_calls};
+use crate::canonical::{CanonicalForm, Key, reasoning_key};
+use crate::client_rewrites::{appended_length, same_calls};
+use crate::format::{CompletionMatching, Format};
+use crate::recorded_completion::parsed_message;
 
 /// Index of a node.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
@@ -55,7 +55,7 @@ pub(crate) enum NodeKind {
     /// Start of a history.
     Root,
     /// A message from the client that was not sampled here.
-    Context(Form),
+    Context(CanonicalForm),
     /// A completion that was sampled here.
     RecordedCompletion(Box<CompletionRecord>),
     /// The completion in the parent node, with text that the client has appended. The node's message is
@@ -67,16 +67,16 @@ pub(crate) enum NodeKind {
 #[derive(Debug)]
 pub(crate) struct CompletionRecord {
     pub segment: SegmentId,
-    pub in_thought: bool,
+    pub in_reasoning: bool,
     /// Form of the complete text as content.
-    pub written: Form,
+    pub written: CanonicalForm,
     /// Form of content and calls.
-    pub shown: Form,
+    pub shown: CanonicalForm,
     /// Hash of the reasoning, if there is any.
-    pub thought: Option<Key>,
+    pub reasoning: Option<Key>,
     /// Other forms in which the client received the message: a completion that a stop string ended, with
     /// and without that string, or the first of several calls.
-    pub received_forms: Vec<(Form, Message)>,
+    pub received_forms: Vec<(CanonicalForm, Message)>,
 }
 
 /// A recorded prompt.
@@ -86,13 +86,13 @@ pub(crate) struct PromptRecord {
     pub end: Option<SegmentId>,
     pub turn: u32,
     /// Whether the prompt was shortened, so that no template renders it.
-    pub cut: bool,
+    pub is_truncated: bool,
     pub drift: Option<Drift>,
 }
 
 impl PromptRecord {
     /// Returns the drift that a completion of this prompt, and everything after it, inherits.
-    pub(crate) fn drifted(&self) -> Option<&Drift> {
+    pub(crate) fn inherited_drift(&self) -> Option<&Drift> {
         self.drift.as_ref().filter(|drift| !drift.forked)
     }
 }
@@ -114,7 +114,7 @@ pub(crate) struct Hit {
     pub altered: std::cmp::Reverse<u32>,
     /// Number of bytes that the client has appended to the last completion, at the end of its message.
     pub rest: std::cmp::Reverse<usize>,
-    pub reply: Option<NodeId>,
+    pub completion: Option<NodeId>,
     pub node: NodeId,
 }
 
@@ -144,7 +144,7 @@ impl Index {
         self.nodes.iter().enumerate().map(|(id, node)| (NodeId(id as u32), node))
     }
 
-    pub(crate) fn said(&self, id: NodeId) -> Option<&CompletionRecord> {
+    pub(crate) fn completion_record(&self, id: NodeId) -> Option<&CompletionRecord> {
         match &self.node(id).kind {
             NodeKind::RecordedCompletion(completion) => Some(completion),
             NodeKind::Root | NodeKind::Context(_) | NodeKind::Extended => None,
@@ -215,15 +215,15 @@ impl Index {
         id
     }
 
-    fn enter(&mut self, root: usize, parent: NodeId, key: Key, id: NodeId) {
+    fn index_node(&mut self, root: usize, parent: NodeId, key: Key, id: NodeId) {
         self.below.entry((parent, key)).or_default().push(id);
         self.anywhere.entry((root, key)).or_default().push(id);
     }
 
     /// Returns the node of a client's message below `parent`. Reuses a node only if its message is
     /// identical.
-    pub(crate) fn given(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
-        let form = Form::from_message(message);
+    pub(crate) fn context_node(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
+        let form = CanonicalForm::from_message(message);
         let existing = self.below.get(&(parent, form.loose)).into_iter().flatten();
         let existing = existing.copied().find(|&id| {
             let node = self.node(id);
@@ -232,35 +232,35 @@ impl Index {
         existing.unwrap_or_else(|| {
             let key = form.loose;
             let id = self.push(root, Some(parent), Some(Arc::new(message.clone())), NodeKind::Context(form));
-            self.enter(root, parent, key, id);
+            self.index_node(root, parent, key, id);
             id
         })
     }
 
     /// Returns the node of a completion that the client has extended to `message`, below the completion.
     /// Creates it if it does not exist.
-    pub(crate) fn extended(&mut self, root: usize, reply: NodeId, message: Message) -> NodeId {
-        let key = Form::from_message(&message).loose;
-        self.extension(reply, key).unwrap_or_else(|| {
-            let id = self.push(root, Some(reply), Some(Arc::new(message)), NodeKind::Extended);
-            self.below.entry((reply, key)).or_default().push(id);
+    pub(crate) fn extended_node(&mut self, root: usize, completion_id: NodeId, message: Message) -> NodeId {
+        let key = CanonicalForm::from_message(&message).loose;
+        self.extension(completion_id, key).unwrap_or_else(|| {
+            let id = self.push(root, Some(completion_id), Some(Arc::new(message)), NodeKind::Extended);
+            self.below.entry((completion_id, key)).or_default().push(id);
             id
         })
     }
 
     /// Returns the node of a completion that the client has extended to a message with this hash, if it
     /// exists.
-    fn extension(&self, reply: NodeId, key: Key) -> Option<NodeId> {
-        self.saying(reply, key).iter().copied().find(|&id| self.is_extended(id))
+    fn extension(&self, completion_id: NodeId, key: Key) -> Option<NodeId> {
+        self.matching_nodes(completion_id, key).iter().copied().find(|&id| self.is_extended(id))
     }
 
     /// Records another form in which the client received a completion. Requests match the completion by
     /// it, too.
     pub(crate) fn note_received(&mut self, id: NodeId, message: &Message) {
         let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
-        let form = Form::from_message(message);
+        let form = CanonicalForm::from_message(message);
         let NodeKind::RecordedCompletion(completion) = &mut self.node_mut(id).kind else { return };
-        let known = |known: &Form| known.loose == form.loose;
+        let known = |known: &CanonicalForm| known.loose == form.loose;
         if known(&completion.shown)
             || known(&completion.written)
             || completion.received_forms.iter().any(|(form, _)| known(form))
@@ -269,12 +269,12 @@ impl Index {
         }
         let key = form.loose;
         completion.received_forms.push((form, message.clone()));
-        self.enter(root, parent, key, id);
+        self.index_node(root, parent, key, id);
     }
 
     /// Creates a node for a completion below `parent`. `unique` tells whether the ids of its calls are
     /// unique.
-    pub(crate) fn reply(
+    pub(crate) fn completion_node(
         &mut self,
         root: usize,
         parent: NodeId,
@@ -290,9 +290,9 @@ impl Index {
             Some(Arc::new(message)),
             NodeKind::RecordedCompletion(Box::new(completion)),
         );
-        self.enter(root, parent, shown, id);
+        self.index_node(root, parent, shown, id);
         if written != shown {
-            self.enter(root, parent, written, id);
+            self.index_node(root, parent, written, id);
         }
         for call in ids {
             self.by_call.entry((root, call)).or_default().push(id);
@@ -301,7 +301,7 @@ impl Index {
     }
 
     /// Returns the messages below `parent` with this loose hash.
-    pub(crate) fn saying(&self, parent: NodeId, key: Key) -> &[NodeId] {
+    pub(crate) fn matching_nodes(&self, parent: NodeId, key: Key) -> &[NodeId] {
         self.below.get(&(parent, key)).map_or(&[], Vec::as_slice)
     }
 
@@ -329,10 +329,12 @@ impl Index {
     /// Merges the calls of a recorded completion that a client sends in separate messages, each before
     /// its result, into one message before all results. Returns `None` if the messages have no such
     /// calls.
-    pub(crate) fn gathered(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
+    pub(crate) fn merge_separate_calls(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
-            if let Some((full_message, results, length)) = self.gather(root, message, &messages[at + 1..]) {
+            if let Some((full_message, results, length)) =
+                self.merge_calls_at(root, message, &messages[at + 1..])
+            {
                 let gathered = gathered.get_or_insert_with(|| messages[..at].to_vec());
                 gathered.push(full_message);
                 gathered.extend(results);
@@ -347,7 +349,7 @@ impl Index {
 
     /// Merges the calls of the completion that `first` starts. Returns the message with all calls, their
     /// results, and the number of messages merged.
-    fn gather(
+    fn merge_calls_at(
         &self,
         root: usize,
         first: &Message,
@@ -361,8 +363,8 @@ impl Index {
         if first.tool_calls.is_empty() {
             return None;
         }
-        let reply = caller(first)?;
-        let ids = &self.said(reply)?.shown.ids;
+        let completion_id = caller(first)?;
+        let ids = &self.completion_record(completion_id)?.shown.ids;
         if first.tool_calls.len() >= ids.len() {
             return None;
         }
@@ -370,7 +372,7 @@ impl Index {
         for message in rest {
             if message.role == Role::Tool {
                 results.push(message);
-            } else if full_message.tool_calls.len() < ids.len() && caller(message) == Some(reply) {
+            } else if full_message.tool_calls.len() < ids.len() && caller(message) == Some(completion_id) {
                 is_split |= !results.is_empty();
                 full_message.append(message, "\n");
             } else {
@@ -385,7 +387,7 @@ impl Index {
     /// Returns the longest history below a root that these messages repeat: the one with the most
     /// messages up to a completion. Ties are resolved by the number of completions with matching call
     /// ids, then by the number of messages, then by exactness, then in favor of the latest.
-    pub(crate) fn search(&self, root: usize, requested: &[(&Message, Form)]) -> Hit {
+    pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
         let start = Hit {
@@ -396,28 +398,32 @@ impl Index {
             unsaid: none,
             altered: none,
             rest: std::cmp::Reverse(0),
-            reply: None,
+            completion: None,
             node: *node,
         };
-        let lenient = format.options().replies == Replies::Lenient;
+        let lenient = format.options().replies == CompletionMatching::Lenient;
         let mut best = start;
         // Histories by the number of messages that they repeat.
         let mut fronts = vec![Vec::new(); requested.len() + 1];
         fronts[0].push(start);
         for (at, (message, form)) in requested.iter().enumerate() {
             for hit in std::mem::take(&mut fronts[at]) {
-                let parsed_form = |message: &Message| Form::taken_apart(message, format.chat(), tools);
-                let repeated = |message: &Message, form: &Form, length: usize| {
-                    let found = self.repeated(&hit, form, length);
+                let parsed_form =
+                    |message: &Message| CanonicalForm::parse_content(message, format.chat(), tools);
+                let repeated = |message: &Message, form: &CanonicalForm, length: usize| {
+                    let found = self.match_repeated(&hit, form, length);
                     let parsed_form = if found.is_empty() { parsed_form(message) } else { None };
-                    parsed_form.map_or(found, |parsed_form| self.repeated(&hit, &parsed_form, length))
+                    parsed_form.map_or(found, |parsed_form| self.match_repeated(&hit, &parsed_form, length))
                 };
                 let (mut found, mut length) = (repeated(message, form, 1), 1);
                 let is_reasoning = |message: &Message| {
                     parsed_form(message).is_some_and(|form| !form.has_content && form.calls.is_none())
                 };
                 let joined = match found.is_empty() {
-                    true => Form::joined(requested[at..].iter().map(|(message, _)| *message), is_reasoning),
+                    true => CanonicalForm::merge(
+                        requested[at..].iter().map(|(message, _)| *message),
+                        is_reasoning,
+                    ),
                     false => None,
                 };
                 if let Some((full_message, joined, count)) = &joined {
@@ -426,17 +432,17 @@ impl Index {
                 if found.is_empty() && lenient {
                     (found, length) = match &joined {
                         Some((full_message, joined, count)) => {
-                            (self.altered(&hit, full_message, joined, *count), *count)
+                            (self.match_altered(&hit, full_message, joined, *count), *count)
                         }
-                        None => (self.altered(&hit, message, form, 1), 1),
+                        None => (self.match_altered(&hit, message, form, 1), 1),
                     };
                 }
                 if found.is_empty() && lenient {
-                    (found, length) = (self.appended(&hit, message, form), 1);
+                    (found, length) = (self.match_appended(&hit, message, form), 1);
                 }
                 best = found.iter().copied().fold(best, Hit::max);
                 // Children of a completion follow its recorded form, not its extended one.
-                found.retain(|hit| hit.rest.0 == 0 || hit.reply != Some(hit.node));
+                found.retain(|hit| hit.rest.0 == 0 || hit.completion != Some(hit.node));
                 fronts[at + length].append(&mut found);
             }
         }
@@ -445,83 +451,85 @@ impl Index {
 
     /// Extends a match by a message whose call ids belong to exactly one completion, if its text is
     /// missing or its arguments are written differently.
-    fn altered(&self, hit: &Hit, message: &Message, form: &Form, length: usize) -> Vec<Hit> {
+    fn match_altered(&self, hit: &Hit, message: &Message, form: &CanonicalForm, length: usize) -> Vec<Hit> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
         let (&[caller], None) = (&callers[..], message.content.non_text_parts().next()) else {
             return Vec::new();
         };
-        let Some(completion) = self.said(caller).filter(|_| self.node(caller).parent == Some(hit.node))
+        let Some(completion) =
+            self.completion_record(caller).filter(|_| self.node(caller).parent == Some(hit.node))
         else {
             return Vec::new();
         };
-        let shown = self.shown(caller, completion);
+        let shown = self.sent_message(caller, completion);
         let received = completion.received_forms.iter().map(|(form, message)| (&form.ids, message));
         let same = std::iter::once((&completion.shown.ids, &shown)).chain(received).any(|(ids, recorded)| {
             *ids == form.ids
                 && (!form.has_content || recorded.content.trim() == message.content.trim())
                 && same_calls(&recorded.tool_calls, &message.tool_calls)
         });
-        let found = same.then(|| self.with(hit, form, length, caller)).flatten();
+        let found = same.then(|| self.extend_hit(hit, form, length, caller)).flatten();
         let altered = |hit: Hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit };
         found.map(altered).into_iter().collect()
     }
 
     /// Extends a match by a message that starts with a completion's text.
-    fn appended(&self, hit: &Hit, message: &Message, form: &Form) -> Vec<Hit> {
+    fn match_appended(&self, hit: &Hit, message: &Message, form: &CanonicalForm) -> Vec<Hit> {
         let is_text = message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
         if message.role != Role::Assistant || !is_text {
             return Vec::new();
         }
         let sent = message.content.as_str();
-        let extended = |&reply: &NodeId| {
-            let completion = self.said(reply)?;
-            let written = self.node(reply).message.as_ref()?;
-            let shown = self.shown(reply, completion);
+        let extended = |&completion_id: &NodeId| {
+            let completion = self.completion_record(completion_id)?;
+            let written = self.node(completion_id).message.as_ref()?;
+            let shown = self.sent_message(completion_id, completion);
             let texts = completion.received_forms.iter().filter(|(_, message)| message.tool_calls.is_empty());
             let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
-            let rest_after = |full: &str| appended(full, texts.iter().copied(), sent);
+            let rest_after = |full: &str| appended_length(full, texts.iter().copied(), sent);
             let of_shown = rest_after(&shown.content).filter(|_| shown.tool_calls.is_empty());
             let rest = of_shown.into_iter().chain(rest_after(&written.content)).min()?;
-            let full_message = extended_by(written, &sent[sent.len() - rest..]);
-            let extension =
-                self.extension(reply, Form::from_message(&full_message).loose).filter(|_| rest > 0);
-            let node = extension.unwrap_or(reply);
-            let thought = self.thought(reply, completion, form);
-            let mut hit = Hit { reply: Some(reply), node, ..*hit };
+            let full_message = append_text(written, &sent[sent.len() - rest..]);
+            let extension = self
+                .extension(completion_id, CanonicalForm::from_message(&full_message).loose)
+                .filter(|_| rest > 0);
+            let node = extension.unwrap_or(completion_id);
+            let reasoning = self.match_reasoning(completion_id, completion, form);
+            let mut hit = Hit { completion: Some(completion_id), node, ..*hit };
             hit.messages += 1;
             hit.to_reply = hit.messages;
             hit.trimmed.0 += u32::from(rest == 0);
-            hit.unsaid.0 += u32::from(thought != ReasoningMatch::Full);
+            hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
             hit.rest.0 = rest;
-            (thought != ReasoningMatch::Other).then_some(hit)
+            (reasoning != ReasoningMatch::Other).then_some(hit)
         };
         self.node(hit.node).children.iter().filter_map(extended).collect()
     }
 
     /// Returns the assistant message of a completion, as the client received it.
-    fn shown(&self, reply: NodeId, completion: &CompletionRecord) -> Message {
-        let Node { message: Some(written), root, .. } = self.node(reply) else {
+    fn sent_message(&self, completion_id: NodeId, completion: &CompletionRecord) -> Message {
+        let Node { message: Some(written), root, .. } = self.node(completion_id) else {
             return Message::assistant("");
         };
         let Root { format, tools, .. } = &self.roots[*root];
-        shown(&format.chat().parse(&written.content, completion.in_thought, tools))
+        parsed_message(&format.chat().parse(&written.content, completion.in_reasoning, tools))
     }
 
     /// Extends a match by a form that stands for `length` messages, once for each matching node.
-    fn repeated(&self, hit: &Hit, form: &Form, length: usize) -> Vec<Hit> {
-        let below = self.saying(hit.node, form.loose).iter();
-        below.filter_map(|&node| self.with(hit, form, length, node)).collect()
+    fn match_repeated(&self, hit: &Hit, form: &CanonicalForm, length: usize) -> Vec<Hit> {
+        let below = self.matching_nodes(hit.node, form.loose).iter();
+        below.filter_map(|&node| self.extend_hit(hit, form, length, node)).collect()
     }
 
-    fn with(&self, hit: &Hit, form: &Form, length: usize, node: NodeId) -> Option<Hit> {
+    fn extend_hit(&self, hit: &Hit, form: &CanonicalForm, length: usize, node: NodeId) -> Option<Hit> {
         let messages = hit.messages + length;
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
             NodeKind::Root | NodeKind::Extended => return None,
             // The model has seen the white space of such a message, so it must be equal.
-            NodeKind::Context(given) if given.exact != form.exact => return None,
+            NodeKind::Context(context) if context.exact != form.exact => return None,
             NodeKind::Context(_) => true,
             NodeKind::RecordedCompletion(completion) => {
                 let mut known = completion
@@ -530,16 +538,16 @@ impl Index {
                     .map(|(received, _)| &received.ids)
                     .chain([&completion.shown.ids]);
                 let by_id = !form.ids.is_empty() && known.any(|ids| *ids == form.ids);
-                let thought = self.thought(node, completion, form);
-                if thought == ReasoningMatch::Other
+                let reasoning = self.match_reasoning(node, completion, form);
+                if reasoning == ReasoningMatch::Other
                     && !(by_id && self.callers(self.node(node).root, &form.ids) == [node])
                 {
                     return None;
                 }
                 hit.by_id += u32::from(by_id);
-                hit.unsaid.0 += u32::from(thought != ReasoningMatch::Full);
+                hit.unsaid.0 += u32::from(reasoning != ReasoningMatch::Full);
                 hit.to_reply = messages;
-                hit.reply = Some(node);
+                hit.completion = Some(node);
                 hit.rest.0 = 0;
                 let received = completion.received_forms.iter().map(|(received, _)| received);
                 received
@@ -552,34 +560,40 @@ impl Index {
     }
 
     /// Returns how much of a completion's reasoning a message has.
-    fn thought(&self, node: NodeId, completion: &CompletionRecord, form: &Form) -> ReasoningMatch {
-        let Some(sent) = &form.thought else {
+    fn match_reasoning(
+        &self,
+        node: NodeId,
+        completion: &CompletionRecord,
+        form: &CanonicalForm,
+    ) -> ReasoningMatch {
+        let Some(sent) = &form.reasoning else {
             let is_written = form.loose == completion.written.loose;
-            return if is_written || completion.thought.is_none() {
+            return if is_written || completion.reasoning.is_none() {
                 ReasoningMatch::Full
             } else {
                 ReasoningMatch::Part
             };
         };
-        if completion.thought.unwrap_or(reasoning_key("")) == reasoning_key(sent) {
+        if completion.reasoning.unwrap_or(reasoning_key("")) == reasoning_key(sent) {
             return ReasoningMatch::Full;
         }
         let Node { message: Some(message), root, .. } = self.node(node) else { return ReasoningMatch::Other };
-        let full_message = self.roots[*root].format.chat().reasoning(&message.content, completion.in_thought);
+        let full_message =
+            self.roots[*root].format.chat().reasoning(&message.content, completion.in_reasoning);
         // Clients truncate reasoning, but do not change it.
         if full_message.contains(sent.trim()) { ReasoningMatch::Part } else { ReasoningMatch::Other }
     }
 
     /// Returns whether a message with this form differs from a completion below `parent` only in its
     /// reasoning.
-    pub(crate) fn thinks_otherwise(&self, parent: NodeId, form: &Form) -> bool {
-        self.saying(parent, form.loose).iter().any(|&id| self.said(id).is_some())
+    pub(crate) fn differs_in_reasoning(&self, parent: NodeId, form: &CanonicalForm) -> bool {
+        self.matching_nodes(parent, form.loose).iter().any(|&id| self.completion_record(id).is_some())
             && form.role == Role::Assistant
     }
 }
 
 /// Returns a completion with the text that the client has appended.
-pub(crate) fn extended_by(written: &Message, rest: &str) -> Message {
+pub(crate) fn append_text(written: &Message, rest: &str) -> Message {
     Message::assistant(format!("{}{rest}", written.content.as_str()))
 }
 

@@ -67,6 +67,7 @@
 //! (`levade-agent`), and chat APIs, whose tokens are unknown.
 
 mod canonical;
+mod client_rewrites;
 mod conversation;
 mod drift;
 #[cfg(test)]
@@ -77,18 +78,17 @@ mod index;
 mod naive_tests;
 mod origin;
 mod recorded_completion;
-mod rewritten;
 #[cfg(test)]
 mod testing;
 mod tokens;
 mod window;
 
 pub use conversation::{
-    ContextFitter, Conversation, ConversationError, Counts, FitResult, MatchedRequest, Prepared,
+    ContextFitter, Conversation, ConversationError, Counts, FitResult, MatchedRequest, PreparedPrompt,
     RepeatedHistory, Request,
 };
 pub use drift::Drift;
-pub use format::{CallIds, Format, History, Options, Replies};
+pub use format::{CallIds, CompletionMatching, Format, History, Options};
 pub use origin::{Fork, Origin, Reason};
 pub use recorded_completion::RecordedCompletion;
 pub use window::{Budget, Overflow};

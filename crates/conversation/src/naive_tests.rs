@@ -13,15 +13,15 @@ use proptest::sample::Index;
 use serde_json::Value;
 
 use crate::testing::{Talk, chat, tool};
-use crate::{CallIds, Conversation, Drift, Format, Options, Origin, Prepared, Request};
+use crate::{CallIds, Conversation, Drift, Format, Options, Origin, PreparedPrompt, Request};
 
 /// A recorded conversation up to a completion.
 struct RecordedSequence {
     /// Messages, with completions as they were written.
     messages: Vec<Message>,
     /// Completions, with the indices of their messages.
-    replies: Vec<(usize, NaiveCompletion)>,
-    reply: Vec<u32>,
+    completions: Vec<(usize, NaiveCompletion)>,
+    completion: Vec<u32>,
     /// All tokens of the sequence.
     ids: Vec<u32>,
     prompt: Vec<u32>,
@@ -29,7 +29,7 @@ struct RecordedSequence {
 
 #[derive(Clone)]
 struct NaiveCompletion {
-    thought: String,
+    reasoning: String,
     shown: Message,
 }
 
@@ -78,7 +78,7 @@ impl RecordedSequence {
     fn is_repeated_by(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
-                let Some((_, said)) = self.replies.iter().find(|(position, _)| *position == at) else {
+                let Some((_, said)) = self.completions.iter().find(|(position, _)| *position == at) else {
                     return message_key(kept) == message_key(sent)
                         && kept.content.as_str() == sent.content.as_str();
                 };
@@ -86,9 +86,9 @@ impl RecordedSequence {
                     return true;
                 }
                 // Part of the reasoning, or any reasoning if the ids of calls identify the completion.
-                let (shown, thought) = parse_message(chat, tools, sent);
+                let (shown, reasoning) = parse_message(chat, tools, sent);
                 message_key(&shown) == message_key(&said.shown)
-                    && (said.thought.contains(thought.trim())
+                    && (said.reasoning.contains(reasoning.trim())
                         || !ids(sent).is_empty() && ids(sent) == ids(&said.shown))
             })
     }
@@ -120,7 +120,7 @@ struct Step {
     edit: Edit,
     styles: Vec<Style>,
     new: Vec<(bool, &'static str)>,
-    reply: &'static str,
+    completion: &'static str,
     written: bool,
     is_abandoned: bool,
     other_tools: bool,
@@ -161,15 +161,8 @@ fn step() -> impl Strategy<Value = Step> {
         prop::sample::select(&COMPLETIONS[..]),
         flags,
     )
-        .prop_map(|(history, edit, styles, new, reply, (written, is_abandoned, other_tools))| Step {
-            history,
-            edit,
-            styles,
-            new,
-            reply,
-            written,
-            is_abandoned,
-            other_tools,
+        .prop_map(|(history, edit, styles, new, completion, (written, is_abandoned, other_tools))| {
+            Step { history, edit, styles, new, completion, written, is_abandoned, other_tools }
         })
 }
 
@@ -192,7 +185,7 @@ impl Edit {
 }
 
 impl Style {
-    fn apply(self, message: &mut Message, thought: Option<&str>) {
+    fn apply(self, message: &mut Message, reasoning: Option<&str>) {
         match self {
             Style::Same => {}
             Style::Trimmed => message.content = message.content.trim().into(),
@@ -209,8 +202,9 @@ impl Style {
             }
             Style::NoIds => message.tool_calls.iter_mut().for_each(|call| call.id.clear()),
             Style::Tagged => {
-                if let Some(thought) = thought.filter(|thought| !thought.is_empty()) {
-                    message.content = format!("<think>{thought}</think>{}", message.content.as_str()).into();
+                if let Some(reasoning) = reasoning.filter(|reasoning| !reasoning.is_empty()) {
+                    message.content =
+                        format!("<think>{reasoning}</think>{}", message.content.as_str()).into();
                 }
             }
         }
@@ -220,7 +214,7 @@ impl Style {
 /// The messages of a client. Completions have their reasoning as the client received it.
 type History = Vec<(Message, Option<String>)>;
 
-struct World {
+struct Simulation {
     talk: Talk,
     tools: Vec<ToolSpec>,
     /// All recorded sequences, and whether they had the other tools.
@@ -228,11 +222,11 @@ struct World {
     histories: Vec<History>,
 }
 
-impl World {
+impl Simulation {
     fn new(format_index: usize, with_tools: bool) -> Self {
         let mut talk = Talk::with(Arc::clone(&FORMATS[format_index]));
         talk.tools = if with_tools { vec![tool("add")] } else { vec![] };
-        World { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
+        Simulation { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
     }
 
     /// Returns all valid prompts.
@@ -248,7 +242,8 @@ impl World {
             repeated.into_iter().filter(|recorded| recorded.messages.len() == max_length);
         let prompt = |recorded: &RecordedSequence| {
             let past = &recorded.messages[..max_length - 1];
-            let between = chat.continuation(past, &recorded.reply, &messages[max_length..], tools).unwrap();
+            let between =
+                chat.continuation(past, &recorded.completion, &messages[max_length..], tools).unwrap();
             [recorded.ids.clone(), between].concat()
         };
         longest_recordings.map(prompt).collect()
@@ -257,9 +252,9 @@ impl World {
     fn step(&mut self, step: &Step) -> Result<(), TestCaseError> {
         let history = step.history.get(&self.histories).clone();
         let mut messages: Vec<Message> = Vec::new();
-        for ((message, thought), style) in history.iter().zip(step.styles.iter().cycle()) {
+        for ((message, reasoning), style) in history.iter().zip(step.styles.iter().cycle()) {
             let mut message = message.clone();
-            style.apply(&mut message, thought.as_deref());
+            style.apply(&mut message, reasoning.as_deref());
             messages.push(message);
         }
         step.edit.apply(&mut messages);
@@ -286,17 +281,17 @@ impl World {
     fn record(
         &mut self,
         step: &Step,
-        prepared: Prepared,
+        prepared: PreparedPrompt,
         messages: &[Message],
         tools: Vec<ToolSpec>,
     ) -> Result<(), TestCaseError> {
         let chat = self.talk.format.chat().clone();
         let before = self.talk.conversation.trajectory().clone();
         let (prompt, repeated) = (prepared.prompt.clone(), prepared.repeated);
-        let reply = sampled(&chat, step.reply);
-        let kept = self.talk.record(prepared, step.reply);
+        let completion = sampled(&chat, step.completion);
+        let kept = self.talk.record(prepared, step.completion);
         let trajectory = self.talk.conversation.trajectory();
-        let ids = [prompt.clone(), reply.clone()].concat();
+        let ids = [prompt.clone(), completion.clone()].concat();
         prop_assert_eq!(trajectory.sequence_tokens(kept.segment), ids.clone());
         prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
         let stored =
@@ -311,27 +306,28 @@ impl World {
         prop_assert!(stored(trajectory) <= stored(&before) + ids.len() - common_length + 1);
 
         // Repeated messages are as recorded; the remaining ones are as sent.
-        let (mut whole, mut replies) = match from {
-            Some((_, recorded)) => (recorded.messages.clone(), recorded.replies.clone()),
+        let (mut full_run, mut completions) = match from {
+            Some((_, recorded)) => (recorded.messages.clone(), recorded.completions.clone()),
             None => (Vec::new(), Vec::new()),
         };
-        whole.extend(messages[repeated.to_reply..].iter().cloned());
-        whole.push(kept.written());
-        let said = NaiveCompletion { thought: kept.thought.clone(), shown: kept.message() };
-        replies.push((whole.len() - 1, said));
+        full_run.extend(messages[repeated.to_reply..].iter().cloned());
+        full_run.push(kept.raw_message());
+        let said = NaiveCompletion { reasoning: kept.reasoning.clone(), shown: kept.message() };
+        completions.push((full_run.len() - 1, said));
         let other = tools != self.tools;
-        self.recorded.push((other, RecordedSequence { messages: whole, replies, reply, ids, prompt }));
+        self.recorded
+            .push((other, RecordedSequence { messages: full_run, completions, completion, ids, prompt }));
 
         let mut history: History = messages.iter().map(|message| (message.clone(), None)).collect();
-        let message = if step.written { kept.written() } else { kept.message() };
-        history.push((message, Some(kept.thought).filter(|_| !step.written)));
+        let message = if step.written { kept.raw_message() } else { kept.message() };
+        history.push((message, Some(kept.reasoning).filter(|_| !step.written)));
         self.histories.push(history);
         Ok(())
     }
 
     /// Returns the prompts of the turns at which the template renders the complete conversation
     /// differently.
-    fn drifted(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
+    fn drifting_prompts(&self, other_tools: &[ToolSpec]) -> BTreeSet<Vec<u32>> {
         let chat = self.talk.format.chat();
         let drifts = |(other, recorded): &&(bool, RecordedSequence)| {
             let tools = if *other { other_tools } else { &self.tools };
@@ -363,7 +359,7 @@ proptest! {
     fn prompts_match_naive_implementation(
         which in 0usize..6, steps in proptest::collection::vec(step(), 1..9), with_tools in any::<bool>(),
     ) {
-        let mut world = World::new(which, with_tools);
+        let mut world = Simulation::new(which, with_tools);
         for step in &steps {
             world.step(step)?;
         }
@@ -372,7 +368,7 @@ proptest! {
         if lengths().sum::<usize>() <= 4 * lengths().max().unwrap_or(0) {
             let found: BTreeSet<Vec<u32>> = world.talk.conversation.finish().iter()
                 .map(|drift| world.recorded[drift.turn as usize].1.prompt.clone()).collect();
-            prop_assert_eq!(found, world.drifted(&[tool("sub")]));
+            prop_assert_eq!(found, world.drifting_prompts(&[tool("sub")]));
         }
     }
 
@@ -388,11 +384,11 @@ proptest! {
         for (question, answer) in turns {
             messages.push(Message::user(question));
             raw.push(Message::user(question));
-            let (prepared, reply) = talk.say(&messages, answer);
+            let (prepared, reply) = talk.prepare_and_record(&messages, answer);
             prop_assert_eq!(&prepared.prompt, &talk.format.chat().prompt(&raw, &[]).unwrap());
             prop_assert!(matches!(prepared.origin, Origin::Began | Origin::Continued));
-            messages.push(if written { reply.written() } else { reply.message() });
-            raw.push(reply.written());
+            messages.push(if written { reply.raw_message() } else { reply.message() });
+            raw.push(reply.raw_message());
         }
         prop_assert_eq!(talk.conversation.finish(), vec![]);
         prop_assert_eq!(talk.conversation.trajectory().leaves().len(), 1);
@@ -401,16 +397,19 @@ proptest! {
 
 #[test]
 fn parallel_calls_are_recorded_in_any_order() {
-    fn is_shared<T: Send + Sync + 'static>() {}
-    is_shared::<Conversation>();
-    is_shared::<Prepared>();
+    fn assert_send_sync<T: Send + Sync + 'static>() {}
+    assert_send_sync::<Conversation>();
+    assert_send_sync::<PreparedPrompt>();
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     let first = [Message::user("1+1?")];
-    let (_, reply) = talk.say(&first, "two");
+    let (_, recorded_completion) = talk.prepare_and_record(&first, "two");
     let requested: Vec<Vec<Message>> = (0..20)
-        .map(|n| [first.to_vec(), vec![reply.message(), Message::user(format!("And {}?", n % 7))]].concat())
+        .map(|n| {
+            [first.to_vec(), vec![recorded_completion.message(), Message::user(format!("And {}?", n % 7))]]
+                .concat()
+        })
         .collect();
-    let prepared: Vec<Prepared> = requested.iter().map(|messages| talk.prepare(messages)).collect();
+    let prepared: Vec<PreparedPrompt> = requested.iter().map(|messages| talk.prepare(messages)).collect();
     let matched = talk.conversation.match_request(&Request {
         agent: "",
         policy: "",
@@ -425,8 +424,11 @@ fn parallel_calls_are_recorded_in_any_order() {
     for prepared in prepared.into_iter().rev() {
         let prompt = prepared.prompt.clone();
         let tokens = sampled(talk.format.chat(), "ok");
-        let reply = talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
-        assert!(talk.conversation.trajectory().sequence_tokens(reply.segment).starts_with(&prompt));
+        let recorded_completion =
+            talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
+        assert!(
+            talk.conversation.trajectory().sequence_tokens(recorded_completion.segment).starts_with(&prompt)
+        );
     }
     // Seven different questions, each stored once below their common prefix.
     let given = talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();

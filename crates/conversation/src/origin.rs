@@ -4,7 +4,7 @@
 use levade_text::{Message, Role};
 use serde::{Deserialize, Serialize};
 
-use crate::canonical::Form;
+use crate::canonical::CanonicalForm;
 use crate::index::{CompletionRecord, Hit, Index, NodeId, Party, Root};
 
 /// Relation of a prompt to the recorded history.
@@ -75,7 +75,7 @@ pub enum Reason {
 
 impl Reason {
     /// Returns the reason as text.
-    pub fn words(self) -> &'static str {
+    pub fn description(self) -> &'static str {
         match self {
             Reason::AskedAgain => "the same prompt was asked again",
             Reason::Branched => "another message follows the same history",
@@ -102,7 +102,7 @@ impl Reason {
 
 impl Reason {
     /// Returns whether a context policy caused the fork.
-    pub fn is_cut(self) -> bool {
+    pub fn is_truncation(self) -> bool {
         matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarised)
     }
 }
@@ -115,7 +115,7 @@ impl Index {
         party: Party,
         root: Option<usize>,
         hit: Option<Hit>,
-        requested: &[(&Message, Form)],
+        requested: &[(&Message, CanonicalForm)],
     ) -> Origin {
         let fork = |at, reason| Origin::Forked(Fork { at, reason });
         if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, requested) {
@@ -127,19 +127,19 @@ impl Index {
         let Some((message, form)) = requested.get(at) else {
             return if node.prompt.is_some() {
                 fork(at, Reason::AskedAgain)
-            } else if self.said(hit.node).is_some() || self.is_extended(hit.node) {
+            } else if self.completion_record(hit.node).is_some() || self.is_extended(hit.node) {
                 Origin::Continued
             } else {
                 fork(at, Reason::Shortened)
             };
         };
         if node.children.is_empty() {
-            return if hit.reply.is_some() { Origin::Continued } else { Origin::Began };
+            return if hit.completion.is_some() { Origin::Continued } else { Origin::Began };
         }
         let has_assistant = requested[at..].iter().any(|(_, form)| form.role == Role::Assistant);
         if form.role == Role::Assistant {
             let Root { format, tools, .. } = &self.roots[root];
-            let parsed_form = Form::taken_apart(message, format.chat(), tools);
+            let parsed_form = CanonicalForm::parse_content(message, format.chat(), tools);
             let form = parsed_form.as_ref().unwrap_or(form);
             let reason = self.mismatch_reason(root, hit.node, form, &requested[at + 1..]);
             let is_truncated = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
@@ -152,18 +152,18 @@ impl Index {
             return fork(at, Reason::System);
         }
         // The message differs in white space around its content.
-        let is_spaced = has_assistant && !self.saying(hit.node, form.loose).is_empty();
+        let is_spaced = has_assistant && !self.matching_nodes(hit.node, form.loose).is_empty();
         if !is_spaced && self.is_message_below(root, hit.node, form.loose) {
             return fork(at, Reason::Shortened);
         }
         if has_assistant {
             return fork(at, Reason::Edited);
         }
-        if node.children.iter().all(|&child| self.said(child).is_some()) {
+        if node.children.iter().all(|&child| self.completion_record(child).is_some()) {
             return fork(at, Reason::Shortened);
         }
         // Independent conversations often start with the same instructions.
-        if hit.reply.is_none() { Origin::Began } else { fork(at, Reason::Branched) }
+        if hit.completion.is_none() { Origin::Began } else { fork(at, Reason::Branched) }
     }
 
     /// Returns whether this party has had the same conversation with other tools: one of its completions,
@@ -172,39 +172,55 @@ impl Index {
         &self,
         party: Party,
         root: Option<usize>,
-        requested: &[(&Message, Form)],
+        requested: &[(&Message, CanonicalForm)],
     ) -> bool {
         let other_roots =
             (0..self.roots.len()).filter(|&other| self.roots[other].party == party && Some(other) != root);
         other_roots
             .map(|other| self.search(other, requested))
-            .any(|hit| hit.reply.is_some() || hit.messages == requested.len())
+            .any(|hit| hit.completion.is_some() || hit.messages == requested.len())
     }
 
     /// Returns whether the message after different instructions is one that follows the recorded
     /// instructions.
-    fn other_system(&self, root: NodeId, form: &Form, second: Option<&(&Message, Form)>) -> bool {
+    fn other_system(
+        &self,
+        root: NodeId,
+        form: &CanonicalForm,
+        second: Option<&(&Message, CanonicalForm)>,
+    ) -> bool {
         let is_instruction = |role| !matches!(role, Role::User | Role::Assistant | Role::Tool);
         let recorded = self.node(root).children.iter().filter(|&&child| {
             self.node(child).message.as_ref().is_some_and(|message| is_instruction(message.role))
         });
         is_instruction(form.role)
             && second.is_some_and(|(_, second)| {
-                recorded.into_iter().any(|&child| !self.saying(child, second.loose).is_empty())
+                recorded.into_iter().any(|&child| !self.matching_nodes(child, second.loose).is_empty())
             })
     }
 
     /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows the
     /// message.
-    fn mismatch_reason(&self, root: usize, above: NodeId, form: &Form, rest: &[(&Message, Form)]) -> Reason {
-        let here: Vec<NodeId> =
-            self.node(above).children.iter().copied().filter(|&child| self.said(child).is_some()).collect();
+    fn mismatch_reason(
+        &self,
+        root: usize,
+        above: NodeId,
+        form: &CanonicalForm,
+        rest: &[(&Message, CanonicalForm)],
+    ) -> Reason {
+        let here: Vec<NodeId> = self
+            .node(above)
+            .children
+            .iter()
+            .copied()
+            .filter(|&child| self.completion_record(child).is_some())
+            .collect();
         let callers = self.callers(root, &form.ids);
         if callers.len() > 1 {
             return Reason::Merged;
         }
         if let Some(&caller) = callers.first() {
-            let Some(completion) = self.said(caller).filter(|_| here.contains(&caller)) else {
+            let Some(completion) = self.completion_record(caller).filter(|_| here.contains(&caller)) else {
                 return Reason::Reordered;
             };
             return if completion.shown.calls != form.calls {
@@ -215,14 +231,14 @@ impl Index {
                 Reason::ReplyEdited
             };
         }
-        let completion = || here.iter().filter_map(|&child| self.said(child));
+        let completion = || here.iter().filter_map(|&child| self.completion_record(child));
         let comes_later =
             |completion: &CompletionRecord| rest.iter().any(|(_, form)| form.loose == completion.shown.loose);
-        if self.is_message_below(root, above, form.loose) && !self.thinks_otherwise(above, form) {
+        if self.is_message_below(root, above, form.loose) && !self.differs_in_reasoning(above, form) {
             if completion().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
         } else if here.is_empty() {
             Reason::Unrecorded
-        } else if self.thinks_otherwise(above, form) {
+        } else if self.differs_in_reasoning(above, form) {
             Reason::ThoughtEdited
         } else if form.calls.is_none() && completion().all(|completion| completion.shown.calls.is_some()) {
             Reason::CallsAsText

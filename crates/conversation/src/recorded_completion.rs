@@ -12,9 +12,9 @@ pub struct RecordedCompletion {
     /// Turn, counted from 0 within the conversation. Each model call is one turn.
     pub turn: u32,
     /// Complete text, with the tags of reasoning and calls.
-    pub said: String,
+    pub text: String,
     /// Reasoning, without its tags.
-    pub thought: String,
+    pub reasoning: String,
     /// Content and tool calls. A truncated completion is parsed up to its end.
     pub parsed: ParsedCompletion,
     /// Why the completion ended.
@@ -23,25 +23,25 @@ pub struct RecordedCompletion {
 
 impl RecordedCompletion {
     /// Returns the completion as the model wrote it, as a message with one text.
-    pub fn written(&self) -> Message {
-        Message::assistant(self.said.as_str())
+    pub fn raw_message(&self) -> Message {
+        Message::assistant(self.text.as_str())
     }
 
     /// Returns the assistant message for the client: content and calls, without reasoning. A call
     /// that cannot be parsed becomes text.
     pub fn message(&self) -> Message {
-        shown(&self.parsed)
+        parsed_message(&self.parsed)
     }
 }
 
 /// Returns content and calls of a completion as a message.
-pub(crate) fn shown(parsed: &ParsedCompletion) -> Message {
+pub(crate) fn parsed_message(parsed: &ParsedCompletion) -> Message {
     let calls = parsed.calls.iter().filter_map(|call| call.clone().ok()).collect();
-    Message::calls(shown_content(parsed), calls)
+    Message::calls(parsed_content(parsed), calls)
 }
 
 /// Returns the content of a completion, followed by the calls that cannot be parsed.
-pub(crate) fn shown_content(parsed: &ParsedCompletion) -> String {
+pub(crate) fn parsed_content(parsed: &ParsedCompletion) -> String {
     let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err()).map(|call| call.raw.as_str());
     let content = Some(parsed.content.as_str()).filter(|content| !content.is_empty());
     content.into_iter().chain(unread).collect::<Vec<_>>().join("\n")

@@ -6,16 +6,16 @@ use levade_text::{ChatOptions, ToolCall};
 use levade_tree::Kind;
 use serde_json::json;
 
-use super::tests::forked;
+use super::tests::fork_origin;
 use super::*;
 use crate::testing::{ROUNDS, Talk, chat, completion, tool};
-use crate::{Options, Reason, Replies};
+use crate::{CompletionMatching, Options, Reason};
 
 const CALL: &str =
     "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"12 * 3\"}}\n</tool_call>";
 
-fn talk(replies: Replies) -> Talk {
-    let options = Options { call_ids: CallIds::Unique, replies, ..Options::default() };
+fn talk(completions: CompletionMatching) -> Talk {
+    let options = Options { call_ids: CallIds::Unique, replies: completions, ..Options::default() };
     let mut talk = Talk::new(tiny_chat().unwrap(), options);
     talk.tools = vec![tool("add")];
     talk
@@ -53,22 +53,24 @@ const REWRITTEN: [(Change, Reason); 6] = [
 #[test]
 fn rewritten_completion_is_continued_and_counted() {
     for (change, reason) in REWRITTEN {
-        for replies in [Replies::Lenient, Replies::Strict] {
-            let mut talk = talk(replies);
+        for completions in [CompletionMatching::Lenient, CompletionMatching::Strict] {
+            let mut talk = talk(completions);
             let mut messages = vec![Message::user("12*3?")];
-            let (_, reply) = talk.say(&messages, CALL);
-            let mut sent = reply.message();
+            let (_, completion) = talk.prepare_and_record(&messages, CALL);
+            let mut sent = completion.message();
             change(&mut sent);
-            messages.extend([sent, result(&reply.message().tool_calls[0])]);
-            let (prepared, second) = talk.say(&messages, "36.");
-            if replies == Replies::Strict {
-                assert_eq!(prepared.origin, forked(1, reason));
+            messages.extend([sent, result(&completion.message().tool_calls[0])]);
+            let (prepared, second) = talk.prepare_and_record(&messages, "36.");
+            if completions == CompletionMatching::Strict {
+                assert_eq!(prepared.origin, fork_origin(1, reason));
                 continue;
             }
             assert_eq!((prepared.origin, prepared.repeated.altered), (Origin::Continued, 1), "{reason:?}");
             // The tokens are those that were sampled.
             assert!(
-                prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment))
+                prepared
+                    .prompt
+                    .starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
             );
             assert_eq!(talk.conversation.counts().altered, 1);
             // Later prompts repeat both completions.
@@ -104,26 +106,26 @@ fn edited_completion_with_call_ids_forks() {
         ),
     ];
     for (edit, reason) in edits {
-        let mut talk = talk(Replies::Lenient);
+        let mut talk = talk(CompletionMatching::Lenient);
         let mut messages = vec![Message::user("12*3?")];
-        let (_, reply) = talk.say(&messages, CALL);
-        let mut sent = reply.message();
+        let (_, completion) = talk.prepare_and_record(&messages, CALL);
+        let mut sent = completion.message();
         edit(&mut sent);
-        messages.extend([sent, result(&reply.message().tool_calls[0])]);
+        messages.extend([sent, result(&completion.message().tool_calls[0])]);
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (forked(1, reason), 0));
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (fork_origin(1, reason), 0));
     }
 }
 
 #[test]
 fn rewritten_call_continues_only_its_own_history() {
-    let mut talk = talk(Replies::Lenient);
+    let mut talk = talk(CompletionMatching::Lenient);
     let (first, second) = (vec![Message::user("12*3?")], vec![Message::user("12 * 3?")]);
-    let (_, reply) = talk.say(&first, CALL);
-    talk.say(&second, CALL);
-    let mut sent = reply.message();
+    let (_, completion) = talk.prepare_and_record(&first, CALL);
+    talk.prepare_and_record(&second, CALL);
+    let mut sent = completion.message();
     sent.content = "".into();
-    let messages = [second, vec![sent, result(&reply.message().tool_calls[0])]].concat();
+    let messages = [second, vec![sent, result(&completion.message().tool_calls[0])]].concat();
     // The id belongs to the other conversation's completion.
     let origin = talk.prepare(&messages).origin;
     assert!(matches!(origin, Origin::Forked(Fork { at: 1, .. })), "{origin:?}");
@@ -132,7 +134,7 @@ fn rewritten_call_continues_only_its_own_history() {
 #[test]
 fn appended_text_becomes_context_after_sampled_tokens() {
     for template in ["chatml", ROUNDS] {
-        for (reply, ends, sent) in [
+        for (recorded_completion, ends, sent) in [
             ("x = 1\n", true, "x = 1\n</code>\nCalling tools:"),
             ("x = 1\n", true, "x = 1</code>"),
             ("<think>Hm.</think>x = 1", true, "x = 1</code>"),
@@ -143,15 +145,19 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             let mut talk = Talk::new(chat(template, ChatOptions::default()), options);
             let question = Message::user("1?");
             let prepared = talk.prepare(std::slice::from_ref(&question));
-            let mut tokens = talk.format.chat().tokenizer().encode(reply);
+            let mut tokens = talk.format.chat().tokenizer().encode(recorded_completion);
             tokens.extend(talk.format.chat().stop_ids().first().filter(|_| ends));
             let start = prepared.prompt.clone();
             let params = SamplingParams::default();
             let first = talk.conversation.record(prepared, completion(tokens.clone()), &params).unwrap();
             let mut messages = vec![question.clone(), Message::assistant(sent), Message::user("2?")];
-            let (prepared, second) = talk.say(&messages, "y = 2");
-            assert_eq!((prepared.origin, prepared.repeated.extended), (Origin::Continued, true), "{reply:?}");
-            assert_eq!(prepared.drift, None, "{reply:?} {sent:?}");
+            let (prepared, second) = talk.prepare_and_record(&messages, "y = 2");
+            assert_eq!(
+                (prepared.origin, prepared.repeated.extended),
+                (Origin::Continued, true),
+                "{recorded_completion:?}"
+            );
+            assert_eq!(prepared.drift, None, "{recorded_completion:?} {sent:?}");
             // All sampled tokens without the end of the turn, then the appended text.
             let kept = &tokens[..tokens.len() - usize::from(ends)];
             assert!(prepared.prompt.starts_with(&[&start, kept].concat()));
@@ -164,14 +170,14 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             assert_eq!(talk.conversation.counts().extended, 1);
             // The conversation continues below the extended completion, and so does the next turn.
             messages.extend([second.message(), Message::user("3?")]);
-            let (prepared, third) = talk.say(&messages, "z = 3");
+            let (prepared, third) = talk.prepare_and_record(&messages, "z = 3");
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
             assert!(
                 prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(second.segment))
             );
             messages.extend([third.message(), Message::user("4?")]);
             assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
-            assert_eq!(talk.conversation.finish(), [], "{reply:?}");
+            assert_eq!(talk.conversation.finish(), [], "{recorded_completion:?}");
             // Each completion was sampled once.
             let segments = talk.conversation.trajectory().segments();
             let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
@@ -182,12 +188,12 @@ fn appended_text_becomes_context_after_sampled_tokens() {
 
 #[test]
 fn extended_completion_with_other_reasoning_forks() {
-    for (thought, origin) in [("Hm", Origin::Continued), ("No.", forked(1, Reason::ThoughtEdited))] {
-        let mut talk = talk(Replies::Lenient);
+    for (reasoning, origin) in [("Hm", Origin::Continued), ("No.", fork_origin(1, Reason::ThoughtEdited))] {
+        let mut talk = talk(CompletionMatching::Lenient);
         let question = Message::user("1?");
-        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
-        let thought = Some(thought.to_owned());
-        let sent = Message { reasoning_content: thought, ..Message::assistant("x = 1</code>") };
+        talk.prepare_and_record(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
+        let reasoning = Some(reasoning.to_owned());
+        let sent = Message { reasoning_content: reasoning, ..Message::assistant("x = 1</code>") };
         let found = talk.prepare(&[question, sent, Message::user("2?")]);
         match origin {
             Origin::Continued => assert_eq!((found.origin, found.repeated.unsaid), (origin, 1)),
@@ -198,22 +204,24 @@ fn extended_completion_with_other_reasoning_forks() {
 
 #[test]
 fn extended_completion_is_separate_from_original() {
-    let mut talk = talk(Replies::Lenient);
+    let mut talk = talk(CompletionMatching::Lenient);
     let question = Message::user("1?");
-    talk.say(std::slice::from_ref(&question), "x = 1");
+    talk.prepare_and_record(std::slice::from_ref(&question), "x = 1");
     let next = Message::user("2?");
     let with = |text: &str| vec![question.clone(), Message::assistant(text), next.clone()];
-    let (_, plain) = talk.say(&with("x = 1"), "plain");
-    let (prepared, one) = talk.say(&with("x = 1</a>"), "one");
-    assert_eq!(prepared.origin, forked(2, Reason::Shortened), "it leaves what follows the reply itself");
-    let (_, two) = talk.say(&with("x = 1</b>"), "two");
-    for (sent, reply) in [("x = 1", &plain), ("x = 1</a>", &one), ("x = 1</b>", &two)] {
-        let messages = [with(sent), vec![reply.message(), Message::user("3?")]].concat();
+    let (_, plain) = talk.prepare_and_record(&with("x = 1"), "plain");
+    let (prepared, one) = talk.prepare_and_record(&with("x = 1</a>"), "one");
+    assert_eq!(prepared.origin, fork_origin(2, Reason::Shortened), "it leaves what follows the reply itself");
+    let (_, two) = talk.prepare_and_record(&with("x = 1</b>"), "two");
+    for (sent, completion) in [("x = 1", &plain), ("x = 1</a>", &one), ("x = 1</b>", &two)] {
+        let messages = [with(sent), vec![completion.message(), Message::user("3?")]].concat();
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
-        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment)));
+        assert!(
+            prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
+        );
         // The completion after an extension is not that after another extension.
-        let messages = [with("x = 1</c>"), vec![reply.message(), Message::user("3?")]].concat();
+        let messages = [with("x = 1</c>"), vec![completion.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
     }
     // The end of a request is the end of the extended completion.
@@ -223,45 +231,47 @@ fn extended_completion_is_separate_from_original() {
 
 #[test]
 fn appended_text_forks_in_strict_mode() {
-    let mut talk = talk(Replies::Strict);
-    talk.say(&[Message::user("1?")], "x = 1");
+    let mut talk = talk(CompletionMatching::Strict);
+    talk.prepare_and_record(&[Message::user("1?")], "x = 1");
     let messages = [Message::user("1?"), Message::assistant("x = 1</code>"), Message::user("2?")];
-    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
 }
 
 #[test]
 fn different_text_does_not_extend_completion() {
-    for (reply, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
-        let mut talk = talk(Replies::Lenient);
-        talk.say(&[Message::user("1?")], reply);
+    for (completion, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
+        let mut talk = talk(CompletionMatching::Lenient);
+        talk.prepare_and_record(&[Message::user("1?")], completion);
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (forked(1, Reason::ReplyEdited), 0));
+        assert_eq!((prepared.origin, prepared.repeated.to_reply), (fork_origin(1, Reason::ReplyEdited), 0));
     }
 }
 
 #[test]
 fn completion_matches_as_client_received() {
-    let mut talk = talk(Replies::Strict);
+    let mut talk = talk(CompletionMatching::Strict);
     let question = Message::user("Count.");
-    let (_, reply) = talk.say(std::slice::from_ref(&question), "1, 2, 3, 4,");
+    let (_, completion) = talk.prepare_and_record(std::slice::from_ref(&question), "1, 2, 3, 4,");
     for received in ["1, 2, 3, ", "1, 2, 3, 4"] {
         let messages = [question.clone(), Message::assistant(received), Message::user("Go on.")];
-        assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
-        talk.conversation.note_received(reply.segment, &messages[1]);
+        assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
+        talk.conversation.note_received(completion.segment, &messages[1]);
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
-        assert!(prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(reply.segment)));
+        assert!(
+            prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
+        );
     }
     // The white space before a stop string is missing.
     let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];
-    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
     // The first of two calls only.
     let two = [CALL, CALL].concat();
-    let (_, reply) = talk.say(&[Message::user("12*3?")], &two);
-    let mut first = reply.message();
+    let (_, completion) = talk.prepare_and_record(&[Message::user("12*3?")], &two);
+    let mut first = completion.message();
     first.tool_calls.truncate(1);
-    talk.conversation.note_received(reply.segment, &first);
+    talk.conversation.note_received(completion.segment, &first);
     let messages = [Message::user("12*3?"), first.clone(), result(&first.tool_calls[0])];
     assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
 }
@@ -269,36 +279,36 @@ fn completion_matches_as_client_received() {
 #[test]
 fn reasoning_in_separate_message_continues() {
     let thinks =
-        |thought: &str| Message { reasoning_content: Some(thought.into()), ..Message::assistant("") };
+        |reasoning: &str| Message { reasoning_content: Some(reasoning.into()), ..Message::assistant("") };
     for parts in [
         vec![thinks("Hm."), Message::assistant("See.")],
         vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
         vec![thinks("H"), thinks("m."), Message::assistant("See.")],
     ] {
-        let mut talk = talk(Replies::Strict);
+        let mut talk = talk(CompletionMatching::Strict);
         let question = Message::user("1?");
-        talk.say(std::slice::from_ref(&question), "<think>Hm.</think>See.");
+        talk.prepare_and_record(std::slice::from_ref(&question), "<think>Hm.</think>See.");
         let messages = [vec![question], parts, vec![Message::user("2?")]].concat();
-        let (prepared, second) = talk.say(&messages, "y = 2");
+        let (prepared, second) = talk.prepare_and_record(&messages, "y = 2");
         assert_eq!((prepared.origin, prepared.repeated.unsaid), (Origin::Continued, 0), "{messages:?}");
         let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
     }
     // Two texts are two completions.
-    let mut talk = talk(Replies::Strict);
-    talk.say(&[Message::user("1?")], "See.");
+    let mut talk = talk(CompletionMatching::Strict);
+    talk.prepare_and_record(&[Message::user("1?")], "See.");
     let messages =
         [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
-    assert_eq!(talk.prepare(&messages).origin, forked(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
 }
 
 #[test]
 fn results_between_calls_continue_completion() {
-    let mut talk = talk(Replies::Strict);
+    let mut talk = talk(CompletionMatching::Strict);
     let two = [CALL, CALL.strip_prefix("Let me see.").unwrap()].concat();
     let question = Message::user("12*3?");
-    let (_, reply) = talk.say(std::slice::from_ref(&question), &two);
-    let full = reply.message();
+    let (_, completion) = talk.prepare_and_record(std::slice::from_ref(&question), &two);
+    let full = completion.message();
     let [one, two] = &full.tool_calls[..] else { panic!("{full:?}") };
     let separated = vec![
         question,
@@ -307,7 +317,7 @@ fn results_between_calls_continue_completion() {
         Message::calls("", vec![two.clone()]),
         result(two),
     ];
-    let (prepared, second) = talk.say(&separated, "36.");
+    let (prepared, second) = talk.prepare_and_record(&separated, "36.");
     assert_eq!(prepared.origin, Origin::Continued);
     // The prompt is the same as with both results after the calls.
     let together = [separated[0].clone(), full.clone(), result(one), result(two)];
@@ -318,6 +328,6 @@ fn results_between_calls_continue_completion() {
     // A changed value in one of the calls makes another completion, and so does a missing call.
     let mut edited = separated.clone();
     edited[3].tool_calls[0].arguments.insert("a".into(), json!("13 * 3"));
-    assert_eq!(talk.prepare(&edited).origin, forked(1, Reason::CallsEdited));
-    assert_eq!(talk.prepare(&separated[..3]).origin, forked(1, Reason::CallsEdited));
+    assert_eq!(talk.prepare(&edited).origin, fork_origin(1, Reason::CallsEdited));
+    assert_eq!(talk.prepare(&separated[..3]).origin, fork_origin(1, Reason::CallsEdited));
 }

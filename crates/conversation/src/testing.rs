@@ -7,7 +7,7 @@ use levade_text::testing::{sampled, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, Message, ToolSpec};
 use serde_json::json;
 
-use crate::{Conversation, Format, Options, Prepared, RecordedCompletion, Request};
+use crate::{Conversation, Format, Options, PreparedPrompt, RecordedCompletion, Request};
 
 /// Template that numbers the rounds, and renders all messages.
 pub(crate) const ROUNDS: &str = "{% set ns = namespace(round=0) %}{% for m in messages %}
@@ -49,21 +49,25 @@ impl Talk {
         Talk { conversation: Conversation::new(), format, tools: Vec::new(), agent: "", policy: "" }
     }
 
-    pub(crate) fn prepare(&self, messages: &[Message]) -> Prepared {
+    pub(crate) fn prepare(&self, messages: &[Message]) -> PreparedPrompt {
         let (agent, policy, format, tools) = (self.agent, self.policy, &self.format, &self.tools[..]);
         self.conversation.prepare(&Request { agent, policy, format, messages, tools }).unwrap()
     }
 
-    pub(crate) fn record(&mut self, prepared: Prepared, reply: &str) -> RecordedCompletion {
-        let tokens = sampled(self.format.chat(), reply);
+    pub(crate) fn record(&mut self, prepared: PreparedPrompt, completion_text: &str) -> RecordedCompletion {
+        let tokens = sampled(self.format.chat(), completion_text);
         self.conversation.record(prepared, completion(tokens), &SamplingParams::default()).unwrap()
     }
 
     /// Prepares and records. The prompt must be equal to the recorded tokens before the completion.
-    pub(crate) fn say(&mut self, messages: &[Message], reply: &str) -> (Prepared, RecordedCompletion) {
+    pub(crate) fn prepare_and_record(
+        &mut self,
+        messages: &[Message],
+        completion: &str,
+    ) -> (PreparedPrompt, RecordedCompletion) {
         let prepared = self.prepare(messages);
-        let kept = self.record(prepared.clone(), reply);
-        let full = [prepared.prompt.clone(), sampled(self.format.chat(), reply)].concat();
+        let kept = self.record(prepared.clone(), completion);
+        let full = [prepared.prompt.clone(), sampled(self.format.chat(), completion)].concat();
         assert_eq!(self.conversation.trajectory().sequence_tokens(kept.segment), full);
         (prepared, kept)
     }

@@ -39,7 +39,7 @@ impl ContextTokens {
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].
-    pub(crate) fn give(
+    pub(crate) fn add(
         &mut self,
         trajectory: &mut Trajectory,
         owner: Owner<'_>,
@@ -51,11 +51,11 @@ impl ContextTokens {
         while let Some(first) = tokens.get(at)
             && let Some(&next) = self.below.get(&(position.ok_or(owner.party), *first))
         {
-            let same = shared(&trajectory.segments()[next.0 as usize].tokens, &tokens[at..]);
+            let same = common_prefix_length(&trajectory.segments()[next.0 as usize].tokens, &tokens[at..]);
             position = Some((next, same as u32));
             at += same;
         }
-        self.rest(trajectory, owner, position, &tokens[at..], turn)
+        self.add_rest(trajectory, owner, position, &tokens[at..], turn)
     }
 
     /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
@@ -74,7 +74,7 @@ impl ContextTokens {
     ) -> Result<Option<SegmentId>, TreeError> {
         let (mut position, mut at) = (None, 0);
         for part in trajectory.sequence(leaf) {
-            let same = shared(part.tokens(), &tokens[at..]);
+            let same = common_prefix_length(part.tokens(), &tokens[at..]);
             if same > 0 {
                 position = Some((part.segment.id, same as u32));
                 at += same;
@@ -83,11 +83,11 @@ impl ContextTokens {
                 break;
             }
         }
-        self.give(trajectory, owner, position, &tokens[at..], turn)
+        self.add(trajectory, owner, position, &tokens[at..], turn)
     }
 
     /// Adds the tokens that are not stored yet.
-    fn rest(
+    fn add_rest(
         &mut self,
         trajectory: &mut Trajectory,
         owner: Owner<'_>,
@@ -96,9 +96,9 @@ impl ContextTokens {
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
         if !tokens.is_empty() {
-            let given = Self::push(trajectory, owner, position, tokens.to_vec(), turn)?;
-            self.below.insert((position.ok_or(owner.party), tokens[0]), given);
-            return Ok(Some(given));
+            let context_segment = Self::push(trajectory, owner, position, tokens.to_vec(), turn)?;
+            self.below.insert((position.ok_or(owner.party), tokens[0]), context_segment);
+            return Ok(Some(context_segment));
         }
         let Some((segment, after)) = position else { return Ok(None) };
         let Some(last) = Self::token_before(trajectory, position) else { return Ok(Some(segment)) };
@@ -145,7 +145,7 @@ impl ContextTokens {
 }
 
 /// Returns the length of the common prefix.
-fn shared(a: &[u32], b: &[u32]) -> usize {
+fn common_prefix_length(a: &[u32], b: &[u32]) -> usize {
     a.iter().zip(b).take_while(|(a, b)| a == b).count()
 }
 

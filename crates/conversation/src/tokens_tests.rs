@@ -5,17 +5,19 @@ use super::*;
 
 const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
 
-fn reply(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
-    let given = Segment::context(parent, tokens.to_vec(), 9);
+fn push_completion(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
+    let base_segment = Segment::context(parent, tokens.to_vec(), 9);
     let versions = vec![levade_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
-    let segment = Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..given };
+    let segment =
+        Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..base_segment };
     trajectory.push(segment).unwrap()
 }
 
 #[test]
 fn prompts_share_common_prefixes() {
-    let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
-    let mut give = |tokens: &[u32]| given.give(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
+    let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+    let mut give =
+        |tokens: &[u32]| context_tokens.add(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
     let first = give(&[1, 2, 3, 4]);
     assert_eq!(give(&[1, 2, 3, 4]), first);
     let longer = give(&[1, 2, 3, 4, 5]);
@@ -41,7 +43,7 @@ fn prompts_share_common_prefixes() {
     // Another party has its own roots.
     let mut give = |party, tokens: &[u32]| {
         let owner = Owner { party, ..OWNER };
-        given.give(&mut trajectory, owner, None, tokens, 0).unwrap()
+        context_tokens.add(&mut trajectory, owner, None, tokens, 0).unwrap()
     };
     let theirs = give(1, &[1, 2, 3, 4]).unwrap();
     assert_eq!(give(1, &[]), None);
@@ -53,34 +55,34 @@ fn prompts_share_common_prefixes() {
 fn branch_shares_prefix_of_sequence() {
     let paths =
         [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7], &[1, 2]];
-    let whole = [1, 2, 7, 8, 9, 5];
+    let full_tokens = [1, 2, 7, 8, 9, 5];
     for tokens in paths {
-        let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
-        let root = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
-        let leaf = reply(&mut trajectory, root, &[7, 8, 9]);
-        let leaf = given.give(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
+        let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+        let root = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
+        let leaf = push_completion(&mut trajectory, root, &[7, 8, 9]);
+        let leaf = context_tokens.add(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
         let before = trajectory.segments().to_vec();
-        let new = given.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
+        let new = context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
         assert_eq!(trajectory.sequence_tokens(new), tokens);
         // Recorded segments do not change.
         assert_eq!(trajectory.segments()[..before.len()], before);
-        assert_eq!(trajectory.sequence_tokens(leaf), whole);
-        let shared = tokens.iter().zip(whole).take_while(|(a, b)| **a == *b).count();
-        let again = usize::from(tokens == [1, 2, 7]);
+        assert_eq!(trajectory.sequence_tokens(leaf), full_tokens);
+        let common_length = tokens.iter().zip(full_tokens).take_while(|(a, b)| **a == *b).count();
+        let shares_no_tail = usize::from(tokens == [1, 2, 7]);
         let stored =
             |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
-        assert_eq!(stored(&trajectory), 6 + tokens.len() - shared + again, "{tokens:?}");
+        assert_eq!(stored(&trajectory), 6 + tokens.len() - common_length + shares_no_tail, "{tokens:?}");
         // The same branch again adds nothing.
         let count = stored(&trajectory);
-        assert_eq!(given.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(), Some(new));
+        assert_eq!(context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(), Some(new));
         assert_eq!(stored(&trajectory), count);
         // A branch of the branch.
-        let second = given.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
+        let second = context_tokens.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
         assert_eq!(trajectory.sequence_tokens(second), [1, 2, 7, 8]);
     }
-    let (mut trajectory, mut given) = (Trajectory::new(), ContextTokens::default());
-    let leaf = given.give(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
-    assert_eq!(given.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
+    let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+    let leaf = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
+    assert_eq!(context_tokens.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
 }
 
 proptest! {
@@ -96,7 +98,7 @@ proptest! {
             let (end, path) = above.get(&paths).clone();
             let (new, path) = match end {
                 Some(end) if samples => {
-                    (Some(reply(&mut trajectory, Some(end), &tokens)), [path, tokens].concat())
+                    (Some(push_completion(&mut trajectory, Some(end), &tokens)), [path, tokens].concat())
                 }
                 Some(end) if replaces => {
                     // The prefix of the sequence, at most as long as `tokens`, and then `tokens`.
@@ -107,7 +109,7 @@ proptest! {
                     let place = end.map(|end| {
                         (end, trajectory.segments()[end.0 as usize].tokens.len() as u32)
                     });
-                    let new = given.give(&mut trajectory, OWNER, place, &tokens, 0).unwrap();
+                    let new = given.add(&mut trajectory, OWNER, place, &tokens, 0).unwrap();
                     (new, [path, tokens].concat())
                 }
             };

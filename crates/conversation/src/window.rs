@@ -39,7 +39,7 @@ pub enum Overflow {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Budget {
     /// Maximum number of tokens of a prompt.
-    pub most: usize,
+    pub max_tokens: usize,
     /// Policy for prompts with more tokens.
     pub overflow: Overflow,
     /// Number of newest turns that are not changed, at least 1.
@@ -48,11 +48,11 @@ pub struct Budget {
 
 impl Budget {
     /// No limit: only the model itself rejects prompts that are too long.
-    pub const NONE: Budget = Budget { most: usize::MAX, overflow: Overflow::Fail, keep: 1 };
+    pub const NONE: Budget = Budget { max_tokens: usize::MAX, overflow: Overflow::Fail, keep: 1 };
 
     /// Returns the number of tokens to which a prompt is cut.
     fn target(&self) -> usize {
-        self.most / 2
+        self.max_tokens / 2
     }
 }
 
@@ -70,12 +70,12 @@ impl Overflow {
 /// Minimum number of bytes that remain of a shortened message.
 const MIN_BYTES: usize = 128;
 /// Upper bound on the length in bytes of the note that replaces omitted text.
-const NOTE: usize = 64;
+const MAX_NOTE_BYTES: usize = 64;
 /// Estimated number of bytes that a template renders around a message.
 const MESSAGE_OVERHEAD: usize = 24;
 
 /// Heading of a summary.
-const SUMMARY: &str = "Summary of the part of this conversation that was left out:";
+const SUMMARY_HEADING: &str = "Summary of the part of this conversation that was left out:";
 
 /// Messages of a history to omit and to shorten, by their indices.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
@@ -96,8 +96,8 @@ pub(crate) fn opening(messages: &[Message]) -> usize {
 /// Returns the indices at which the turns after the opening start. A turn is a completion, in one or
 /// several messages, and all messages up to the next completion.
 fn turn_starts(messages: &[Message]) -> Vec<usize> {
-    let replies = |at: usize| messages[at].role == Role::Assistant;
-    (0..messages.len()).filter(|&at| replies(at) && (at == 0 || !replies(at - 1))).collect()
+    let completions = |at: usize| messages[at].role == Role::Assistant;
+    (0..messages.len()).filter(|&at| completions(at) && (at == 0 || !completions(at - 1))).collect()
 }
 
 impl Cut {
@@ -113,15 +113,16 @@ impl Cut {
         if let Some(summary) = &self.summary {
             match kept.last_mut() {
                 Some(last) => {
-                    last.content = format!("{}\n\n{SUMMARY}\n{summary}", last.content.as_str()).into();
+                    last.content =
+                        format!("{}\n\n{SUMMARY_HEADING}\n{summary}", last.content.as_str()).into();
                 }
-                None => kept.push(Message::user(format!("{SUMMARY}\n{summary}"))),
+                None => kept.push(Message::user(format!("{SUMMARY_HEADING}\n{summary}"))),
             }
         }
         for (at, message) in messages.iter().enumerate().skip(self.upto.max(opening)) {
             kept.push(match self.shortened.get(&at) {
-                Some(&most) => {
-                    Message { content: shortened(&message.content, most).into(), ..message.clone() }
+                Some(&max_bytes) => {
+                    Message { content: shorten_text(&message.content, max_bytes).into(), ..message.clone() }
                 }
                 None => message.clone(),
             });
@@ -131,13 +132,14 @@ impl Cut {
 
     /// Returns the estimated size in bytes of a message after this cut.
     fn size(&self, at: usize, message: &Message) -> usize {
-        let content = self.shortened.get(&at).map_or(message.content.len(), |most| most + NOTE);
+        let content =
+            self.shortened.get(&at).map_or(message.content.len(), |max_bytes| max_bytes + MAX_NOTE_BYTES);
         let calls = message.tool_calls.iter();
         let calls = calls
             .map(|call| {
                 call.name.len()
                     + 32
-                    + written(&*call.arguments)
+                    + json_length(&*call.arguments)
                     + call.arguments.unreadable().map_or(0, str::len)
             })
             .sum::<usize>();
@@ -147,7 +149,7 @@ impl Cut {
     /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns the
     /// range of newly omitted messages, and the number of bytes that is about half of the budget. Returns
     /// `None` if no other message can be omitted or shortened.
-    pub(crate) fn further(
+    pub(crate) fn extend(
         &mut self,
         messages: &[Message],
         tools: &[ToolSpec],
@@ -161,24 +163,24 @@ impl Cut {
             turn_starts.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turn_starts[at].max(from));
         let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
         let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
-        let told: usize = tools.iter().map(|tool| written(&tool.to_openai())).sum();
+        let tools_bytes: usize = tools.iter().map(|tool| json_length(&tool.to_openai())).sum();
         let summary = self.summary.as_ref().map_or(0, String::len);
-        let all = kept + told + summary;
+        let all = kept + tools_bytes + summary;
         // Bytes are converted to tokens by the ratio of the complete prompt.
         let target = (all as u128 * budget.target() as u128 / found.max(1) as u128) as usize;
-        let mut over = all.saturating_sub(target).max(1);
+        let mut excess = all.saturating_sub(target).max(1);
         let mut changed = false;
         if budget.overflow == Overflow::TruncateMiddle {
-            let saved = self.shorten(messages, from..newest, over);
+            let saved = self.shorten(messages, from..newest, excess);
             changed = saved > 0;
-            over = over.saturating_sub(saved);
+            excess = excess.saturating_sub(saved);
         }
         let mut upto = from;
         for end in turn_starts.iter().copied().filter(|&end| end > from && end <= newest) {
-            if over == 0 {
+            if excess == 0 {
                 break;
             }
-            over = over.saturating_sub((upto..end).map(|at| size(self, at)).sum());
+            excess = excess.saturating_sub((upto..end).map(|at| size(self, at)).sum());
             upto = end;
         }
         if upto > from {
@@ -191,10 +193,10 @@ impl Cut {
 
     /// Shortens the longest contents in a range to the same length, to save `over` bytes if possible.
     /// Returns the number of bytes saved.
-    fn shorten(&mut self, messages: &[Message], range: Range<usize>, over: usize) -> usize {
+    fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
         let long = |at: usize| {
             let (message, now) = (&messages[at], self.shortened.get(&at));
-            let now = now.copied().unwrap_or_else(|| message.content.len().saturating_sub(NOTE));
+            let now = now.copied().unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
             let may = matches!(message.role, Role::Tool | Role::User) && now > MIN_BYTES;
             may.then_some((now, at))
         };
@@ -205,8 +207,8 @@ impl Cut {
         for count in 1..=long.len() {
             sum += long[count - 1].0;
             let next = long.get(count).map_or(MIN_BYTES, |next| next.0);
-            if sum - count * next >= over {
-                level = ((sum - over) / count).max(MIN_BYTES);
+            if sum - count * next >= excess {
+                level = ((sum - excess) / count).max(MIN_BYTES);
                 break;
             }
         }
@@ -220,25 +222,25 @@ impl Cut {
 }
 
 /// Returns the length in bytes of a value as JSON.
-fn written(value: &impl Serialize) -> usize {
+fn json_length(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(0, |text| text.len())
 }
 
-/// Returns the start and the end of a text, with `most` bytes together, around a note about the omitted
+/// Returns the start and the end of a text, with `max_tokens` bytes together, around a note about the omitted
 /// characters.
-fn shortened(text: &str, most: usize) -> String {
-    if text.len() <= most + NOTE {
+fn shorten_text(text: &str, max_bytes: usize) -> String {
+    if text.len() <= max_bytes + MAX_NOTE_BYTES {
         return text.to_owned();
     }
-    let head = text.floor_char_boundary(most / 2);
-    let tail = text.ceil_char_boundary(text.len() - (most - most / 2));
+    let head = text.floor_char_boundary(max_bytes / 2);
+    let tail = text.ceil_char_boundary(text.len() - (max_bytes - max_bytes / 2));
     let omitted_count = text[head..tail].chars().count();
     format!("{}\n[{omitted_count} characters left out]\n{}", &text[..head], &text[tail..])
 }
 
-/// Returns messages as one text of at most about `most` bytes, for a model that summarizes them. `before`
+/// Returns messages as one text of at most about `max_tokens` bytes, for a model that summarizes them. `before`
 /// is the summary of earlier messages.
-pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize) -> String {
+pub(crate) fn transcript(before: Option<&str>, messages: &[Message], max_bytes: usize) -> String {
     let mut text =
         before.map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
     for message in messages {
@@ -254,7 +256,7 @@ pub(crate) fn transcript(before: Option<&str>, messages: &[Message], most: usize
         }
         text += "\n\n";
     }
-    shortened(text.trim_end(), most)
+    shorten_text(text.trim_end(), max_bytes)
 }
 
 #[cfg(test)]
@@ -263,7 +265,7 @@ mod tests {
 
     use super::*;
 
-    fn said(pattern: &str) -> Vec<Message> {
+    fn messages_from(pattern: &str) -> Vec<Message> {
         let message = |role| match role {
             's' => Message::system("s"),
             'u' => Message::user("u"),
@@ -275,22 +277,27 @@ mod tests {
 
     #[test]
     fn turns_start_with_completions() {
-        assert_eq!((opening(&said("suattauat")), turn_starts(&said("suattauat"))), (2, vec![2, 5, 7]));
+        assert_eq!(
+            (opening(&messages_from("suattauat")), turn_starts(&messages_from("suattauat"))),
+            (2, vec![2, 5, 7])
+        );
         // A completion in several messages is one turn.
-        assert_eq!(turn_starts(&said("uaatta")), [1, 5]);
-        assert_eq!((opening(&said("au")), opening(&said("su"))), (0, 2));
+        assert_eq!(turn_starts(&messages_from("uaatta")), [1, 5]);
+        assert_eq!((opening(&messages_from("au")), opening(&messages_from("su"))), (0, 2));
     }
 
     #[test]
     fn shortened_text_keeps_both_ends() {
         let text = format!("{}{}", "ä".repeat(300), "z".repeat(300));
-        let cut = shortened(&text, 200);
-        assert!(cut.len() <= 200 + NOTE, "{}", cut.len());
+        let shortened_text = shorten_text(&text, 200);
+        assert!(shortened_text.len() <= 200 + MAX_NOTE_BYTES, "{}", shortened_text.len());
         assert!(
-            cut.starts_with("ää") && cut.ends_with("zz") && cut.contains("[450 characters left out]"),
-            "{cut}"
+            shortened_text.starts_with("ää")
+                && shortened_text.ends_with("zz")
+                && shortened_text.contains("[450 characters left out]"),
+            "{shortened_text}"
         );
-        assert_eq!(shortened("short", 2), "short");
+        assert_eq!(shorten_text("short", 2), "short");
     }
 
     #[test]
@@ -302,7 +309,7 @@ mod tests {
         let mut cut = Cut::default();
         assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
         cut.shortened.insert(3, 200);
-        assert_eq!(cut.size(3, &message), 200 + NOTE + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
+        assert_eq!(cut.size(3, &message), 200 + MAX_NOTE_BYTES + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
     }
 
     #[test]
@@ -314,65 +321,65 @@ mod tests {
 
     #[test]
     fn shorten_saves_requested_bytes() {
-        let mut messages = said("uatat");
+        let mut messages = messages_from("uatat");
         for (at, length) in [(2, 1000), (4, 600)] {
-            messages[at].content = "x".repeat(length + NOTE).into();
+            messages[at].content = "x".repeat(length + MAX_NOTE_BYTES).into();
         }
-        for (over, saved, levels) in [
+        for (excess, saved, levels) in [
             (300, 300, vec![(2, 700)]),
             (400, 400, vec![(2, 600)]),
             (500, 500, vec![(2, 550), (4, 550)]),
             (9000, 1600 - 2 * MIN_BYTES, vec![(2, MIN_BYTES), (4, MIN_BYTES)]),
         ] {
             let mut cut = Cut::default();
-            assert_eq!(cut.shorten(&messages, 1..5, over), saved, "{over}");
-            assert_eq!(cut.shortened, levels.into_iter().collect(), "{over}");
+            assert_eq!(cut.shorten(&messages, 1..5, excess), saved, "{excess}");
+            assert_eq!(cut.shortened, levels.into_iter().collect(), "{excess}");
         }
     }
 
     #[test]
     fn further_returns_half_budget_in_bytes() {
-        let messages = said("uatata");
+        let messages = messages_from("uatata");
         let tool =
             ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
-        let budget = Budget { most: 500, overflow: Overflow::Summarise, keep: 1 };
+        let budget = Budget { max_tokens: 500, overflow: Overflow::Summarise, keep: 1 };
         let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
-        let all = 6 * (1 + MESSAGE_OVERHEAD) + written(&tool.to_openai()) + 12;
+        let all = 6 * (1 + MESSAGE_OVERHEAD) + json_length(&tool.to_openai()) + 12;
         // A prompt of 1,000 tokens must shrink to 250.
-        let (omitted, bytes) = cut.further(&messages, &[tool], 1000, &budget).unwrap();
+        let (omitted, bytes) = cut.extend(&messages, &[tool], 1000, &budget).unwrap();
         assert_eq!((omitted, bytes), (1..5, all / 4));
     }
 
     #[test]
     fn dropped_turns_keep_other_messages_shortened() {
-        let mut messages = said("uatatata");
+        let mut messages = messages_from("uatatata");
         for at in [2, 4, 6] {
             messages[at].content = "x".repeat(1000).into();
         }
-        let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
+        let budget = Budget { max_tokens: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
         // A prompt of 3,000 tokens must shrink to 500. Shortened to the minimum, it still has a few
         // hundred bytes too many.
-        let (omitted, _) = cut.further(&messages, &[], 3000, &budget).unwrap();
+        let (omitted, _) = cut.extend(&messages, &[], 3000, &budget).unwrap();
         assert_eq!((omitted, cut.upto), (1..3, 3));
         assert_eq!(cut.shortened, [(4, MIN_BYTES), (6, MIN_BYTES)].into());
     }
 
     #[test]
     fn longest_messages_are_shortened_first() {
-        let mut messages = said("uatatat");
+        let mut messages = messages_from("uatatat");
         for (at, length) in [(2, 1000), (4, 400), (6, 5000)] {
             messages[at].content = "x".repeat(length).into();
         }
-        let budget = Budget { most: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
+        let budget = Budget { max_tokens: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
         // The newest message is the longest, and is not changed.
-        assert_eq!(cut.further(&messages, &[], 1010, &Budget { most: 1900, ..budget }).unwrap().0, 1..1);
+        assert_eq!(cut.extend(&messages, &[], 1010, &Budget { max_tokens: 1900, ..budget }).unwrap().0, 1..1);
         assert_eq!(cut.shortened.keys().collect::<Vec<_>>(), [&2]);
         let longer = cut.apply(&messages);
         assert!(longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]);
         // If shortening is not enough, the oldest turns are dropped.
-        assert!(cut.further(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
-        assert_eq!(cut.further(&messages, &[], 3000, &budget), None);
+        assert!(cut.extend(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
+        assert_eq!(cut.extend(&messages, &[], 3000, &budget), None);
     }
 }

@@ -17,7 +17,7 @@ use std::time::Duration;
 
 use levade_call::{Backend, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{Gateway, Model, Options, Route, SessionOptions, When, serve};
+use levade_gateway::{CallPattern, Gateway, Model, Options, Route, SessionOptions, serve};
 use levade_policy::SamplingParams;
 use levade_text::testing::{IM_END, tiny_chat};
 
@@ -29,7 +29,9 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let texts: Vec<&str> = texts.iter().map(String::as_str).collect();
     let party = Party::new(
         "scripted",
-        Backend::Tokens(Arc::new(scripted::Scripted::new(&texts, IM_END).paced(Duration::from_millis(1)))),
+        Backend::Tokens(Arc::new(
+            scripted::ScriptedSampler::new(&texts, IM_END).paced(Duration::from_millis(1)),
+        )),
         Some(Arc::new(Format::new(Arc::new(tiny_chat()?), History::default()))),
         PartyLimits { context: 1 << 20, timeout: Duration::from_secs(60) },
         SamplingRule::Default(SamplingParams { max_tokens: 4096, ..SamplingParams::default() }),
@@ -40,7 +42,7 @@ async fn main() -> Result<(), Box<dyn std::error::Error>> {
     let session = gateway.open(SessionOptions {
         rollout: "tried".into(),
         attempt: "tried".into(),
-        routes: vec![Route { party, when: When::default() }],
+        routes: vec![Route { party, pattern: CallPattern::default() }],
         recorder: gateway.recorder("tried", (0, 0), (u32::MAX, usize::MAX)),
         rewards: false,
     });

@@ -4,7 +4,7 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::testing::Served;
+use crate::testing::TestGateway;
 
 /// Returns a request that requires a call to one of `tools`.
 fn required(tools: Value) -> Value {
@@ -28,39 +28,39 @@ fn pointing() -> Value {
 
 #[tokio::test]
 async fn forced_calls_resolve_schema_references_in_every_api() {
-    let served = Served::formed(200);
+    let served = TestGateway::with_grammars(200);
     let want = json!({ "q": { "n": 7 } });
-    let answer = served
+    let response = served
         .post("/v1/chat/completions", &required(json!([{ "name": "f", "parameters": pointing() }])))
         .await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-    let call = &answer.json()["choices"][0]["message"]["tool_calls"][0]["function"];
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
+    let call = &response.json()["choices"][0]["message"]["tool_calls"][0]["function"];
     assert_eq!(serde_json::from_str::<Value>(call["arguments"].as_str().unwrap()).unwrap(), want);
     let body = json!({ "model": "tiny", "max_tokens": 200, "messages": [{ "role": "user", "content": "q" }],
         "tools": [{ "name": "f", "input_schema": pointing(), "strict": true }], "tool_choice": { "type": "any" } });
-    let answer = served.post("/v1/messages", &body).await;
-    assert_eq!(answer.json()["content"][0]["input"], want, "{}", answer.text);
+    let response = served.post("/v1/messages", &body).await;
+    assert_eq!(response.json()["content"][0]["input"], want, "{}", response.text);
     let body = json!({ "model": "tiny", "input": "q", "tool_choice": "required",
         "tools": [{ "type": "function", "name": "f", "parameters": pointing(), "strict": true }] });
-    let answer = served.post("/v1/responses", &body).await;
-    let arguments = answer.json()["output"][0]["arguments"].as_str().map(str::to_owned);
-    assert_eq!(serde_json::from_str::<Value>(&arguments.unwrap()).unwrap(), want, "{}", answer.text);
+    let response = served.post("/v1/responses", &body).await;
+    let arguments = response.json()["output"][0]["arguments"].as_str().map(str::to_owned);
+    assert_eq!(serde_json::from_str::<Value>(&arguments.unwrap()).unwrap(), want, "{}", response.text);
 }
 
 #[tokio::test]
 async fn unsupported_keywords_are_omitted_or_rejected_by_name() {
-    let served = Served::formed(60);
+    let served = TestGateway::with_grammars(60);
     let odd = json!({ "type": "object", "properties": { "v": { "type": "array", "items": { "const": 1 }, "uniqueItems": true, "maxItems": 1 } } });
     let tools = |strict: Value| json!([{ "name": "fine", "parameters": pointing() }, { "name": "odd", "parameters": odd, "strict": strict }]);
-    let answer = served.post("/v1/chat/completions", &required(tools(json!(false)))).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let response = served.post("/v1/chat/completions", &required(tools(json!(false)))).await;
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     assert_eq!(served.gateway.unknown_fields()["tools.parameters.uniqueItems"], 1);
     let metrics = served.send("GET", "/metrics", "", "").await.text;
     assert!(metrics.contains("levade_schema_keywords_left_out_total 1\n"), "{metrics}");
-    let answer = served.post("/v1/chat/completions", &required(tools(json!(true)))).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{}", answer.text);
+    let response = served.post("/v1/chat/completions", &required(tools(json!(true)))).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST, "{}", response.text);
     for part in ["\"odd\"", "/properties/v", "uniqueItems"] {
-        let message = answer.json()["error"]["message"].as_str().unwrap().to_owned();
+        let message = response.json()["error"]["message"].as_str().unwrap().to_owned();
         assert!(message.contains(part), "{message}");
     }
     let mut body = required(tools(json!(true)));
@@ -68,39 +68,43 @@ async fn unsupported_keywords_are_omitted_or_rejected_by_name() {
     assert_eq!(served.post("/v1/chat/completions", &body).await.status, StatusCode::OK);
     let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "q" }],
         "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": odd } } });
-    let answer = served.post("/v1/chat/completions", &body).await;
+    let response = served.post("/v1/chat/completions", &body).await;
     assert_eq!(
-        (answer.status, &answer.json()["error"]["param"]),
+        (response.status, &response.json()["error"]["param"]),
         (StatusCode::BAD_REQUEST, &json!("response_format"))
     );
-    assert!(answer.text.contains("/properties/v") && answer.text.contains("uniqueItems"), "{}", answer.text);
+    assert!(
+        response.text.contains("/properties/v") && response.text.contains("uniqueItems"),
+        "{}",
+        response.text
+    );
 }
 
 #[tokio::test]
 async fn responses_api_rejects_unsupported_keywords_only_if_strict() {
-    let served = Served::formed(60);
+    let served = TestGateway::with_grammars(60);
     let parameters =
         json!({ "type": "object", "properties": { "v": { "type": "array", "uniqueItems": true } } });
     for (strict, status) in [(json!(null), 200), (json!(false), 200), (json!(true), 400)] {
         let tool = json!({ "type": "function", "name": "odd", "parameters": parameters, "strict": strict });
         let body = json!({ "model": "tiny", "input": "q", "tool_choice": "required", "tools": [tool] });
-        let answer = served.post("/v1/responses", &body).await;
-        assert_eq!(answer.status, status, "{strict}: {}", answer.text);
+        let response = served.post("/v1/responses", &body).await;
+        assert_eq!(response.status, status, "{strict}: {}", response.text);
     }
 }
 
 #[tokio::test]
 async fn tags_in_json_completion_are_text() {
-    let served = Served::formed(200);
-    let said = json!({ "a<think>b": "</think><tool_call>\n{}" });
+    let served = TestGateway::with_grammars(200);
+    let sent_text = json!({ "a<think>b": "</think><tool_call>\n{}" });
     for stream in [false, true] {
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "q" }], "stream": stream,
-            "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "const": said } } } });
-        let answer = served.post("/v1/chat/completions", &body).await;
+            "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "const": sent_text } } } });
+        let response = served.post("/v1/chat/completions", &body).await;
         let text = match stream {
-            false => answer.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
+            false => response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
             true => {
-                let chunks = answer.text.lines().filter_map(|line| line.strip_prefix("data: {"));
+                let chunks = response.text.lines().filter_map(|line| line.strip_prefix("data: {"));
                 let chunks =
                     chunks.map(|chunk| serde_json::from_str::<Value>(&format!("{{{chunk}")).unwrap());
                 let deltas = chunks
@@ -108,14 +112,14 @@ async fn tags_in_json_completion_are_text() {
                 deltas.collect()
             }
         };
-        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), said, "{}", answer.text);
-        assert!(!answer.text.contains("\"reasoning\":\""), "{}", answer.text);
+        assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), sent_text, "{}", response.text);
+        assert!(!response.text.contains("\"reasoning\":\""), "{}", response.text);
     }
 }
 
 #[tokio::test]
 async fn invalid_arguments_are_rendered_in_every_api() {
-    let served = Served::scripted(&["So."]);
+    let served = TestGateway::scripted(&["So."]);
     let broken = "{\"path\": \"a.py\", \"content\": \"cut";
     let chat = json!({ "model": "tiny", "messages": [
         { "role": "user", "content": "chat" },
@@ -135,8 +139,8 @@ async fn invalid_arguments_are_rendered_in_every_api() {
     for (path, body) in
         [("/v1/chat/completions", chat), ("/v1/messages", messages), ("/v1/responses", responses)]
     {
-        let answer = served.post(path, &body).await;
-        assert_eq!(answer.status, StatusCode::OK, "{path}: {}", answer.text);
+        let response = served.post(path, &body).await;
+        assert_eq!(response.status, StatusCode::OK, "{path}: {}", response.text);
     }
     let paths = served.paths().await;
     assert_eq!(paths.len(), 3);

@@ -8,15 +8,15 @@ use levade_call::{Party, Summarizer};
 use levade_conversation::{Budget, Fork, Origin, Overflow, Reason};
 use serde_json::{Value, json};
 
-use crate::testing::Served;
+use crate::testing::TestGateway;
 
 const CHAT: &str = "/v1/chat/completions";
 
 /// Creates a gateway whose model returns `texts`, with an attempt whose prompts have at most `most`
 /// tokens.
-fn served(texts: &[&str], overflow: Overflow, budget_tokens: usize) -> Served {
-    let budget = Budget { most: budget_tokens, overflow, keep: 1 };
-    Served::within(texts, |party| {
+fn gateway_with_policy(texts: &[&str], overflow: Overflow, budget_tokens: usize) -> TestGateway {
+    let budget = Budget { max_tokens: budget_tokens, overflow, keep: 1 };
+    TestGateway::with_context_policy(texts, |party| {
         let summarizer = || Summarizer {
             party: Arc::new(Party { agent: "default.summary".into(), ..(**party).clone() }),
             max_tokens: 40,
@@ -27,22 +27,22 @@ fn served(texts: &[&str], overflow: Overflow, budget_tokens: usize) -> Served {
 }
 
 /// Asks a question after `messages`, and appends the question and the completion to `messages`.
-async fn ask(served: &Served, messages: &mut Vec<Value>, question: &str) -> StatusCode {
+async fn send_request(served: &TestGateway, messages: &mut Vec<Value>, question: &str) -> StatusCode {
     messages.push(json!({ "role": "user", "content": question }));
-    let answer = served.post(CHAT, &json!({ "model": "tiny", "messages": messages })).await;
-    if answer.status == StatusCode::OK {
-        messages.push(answer.json()["choices"][0]["message"].clone());
+    let response = served.post(CHAT, &json!({ "model": "tiny", "messages": messages })).await;
+    if response.status == StatusCode::OK {
+        messages.push(response.json()["choices"][0]["message"].clone());
     }
-    answer.status
+    response.status
 }
 
 #[tokio::test]
 async fn long_conversation_forks_and_continues() {
-    let served = served(&["Well."], Overflow::DropOldest, 400);
+    let served = gateway_with_policy(&["Well."], Overflow::DropOldest, 400);
     let mut messages = vec![json!({ "role": "system", "content": "Be brief." })];
     for turn in 0..12 {
         let question = format!("Question {turn}: {}", "x y ".repeat(10));
-        assert_eq!(ask(&served, &mut messages, &question).await, StatusCode::OK);
+        assert_eq!(send_request(&served, &mut messages, &question).await, StatusCode::OK);
     }
     let origins = served.origins();
     let truncation = Origin::Forked(Fork { at: 2, reason: Reason::ContextDropped });
@@ -58,11 +58,11 @@ async fn long_conversation_forks_and_continues() {
 #[tokio::test]
 async fn summary_calls_do_not_count_toward_limits() {
     let texts = ["One.", "Two.", "Three.", "They counted.", "Four."];
-    let served = served(&texts, Overflow::Summarise, 350);
+    let served = gateway_with_policy(&texts, Overflow::Summarise, 350);
     let mut messages = Vec::new();
     for turn in 0..4 {
         assert_eq!(
-            ask(&served, &mut messages, &format!("{turn} {}", "x y ".repeat(18))).await,
+            send_request(&served, &mut messages, &format!("{turn} {}", "x y ".repeat(18))).await,
             StatusCode::OK
         );
     }
@@ -85,11 +85,11 @@ async fn summary_calls_do_not_count_toward_limits() {
 #[tokio::test]
 async fn too_long_prompt_returns_context_length_error() {
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
-        let served = served(&["Well."], overflow, 100);
+        let served = gateway_with_policy(&["Well."], overflow, 100);
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "x y ".repeat(50) }] });
-        let answer = served.post(CHAT, &body).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        let error = &answer.json()["error"];
+        let response = served.post(CHAT, &body).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST);
+        let error = &response.json()["error"];
         assert_eq!(error["code"], "context_length_exceeded", "{error}");
         assert!(error["message"].as_str().unwrap().contains("agent.max_context_tokens"), "{error}");
     }

@@ -17,7 +17,7 @@ use serde_json::{Value, json};
 use tower::ServiceExt;
 
 use crate::session::Session;
-use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
+use crate::testing::{OUTSIDE_KEY, TestGateway, UNREADABLE, UNUSUAL_COMPLETIONS};
 
 thread_local! {
     /// Number of panics in this thread. A tokio runtime catches the panics of its tasks.
@@ -51,7 +51,7 @@ fn run(requests: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), 
 }
 
 /// Returns the paths that accept a body, each with a valid body that uses many fields.
-fn sound() -> Vec<(&'static str, Value)> {
+fn valid_requests() -> Vec<(&'static str, Value)> {
     let schema = json!({"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]});
     let function = json!({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": schema}});
     let chat = json!({
@@ -131,7 +131,7 @@ fn sound() -> Vec<(&'static str, Value)> {
             "no_stop_trim": true, "min_new_tokens": 1,
         },
     });
-    let (system, said) =
+    let (system, text) =
         (json!("Be brief."), json!({"text": "Hi", "sampling_params": {"stop": ["c"]}, "stream": true}));
     let count = json!({"model": "tiny", "system": system, "messages": [{"role": "user", "content": "Hi"}]});
     let tokenize = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true});
@@ -145,7 +145,7 @@ fn sound() -> Vec<(&'static str, Value)> {
         ("/v1/messages/count_tokens", count),
         ("/inference/v1/generate", vllm),
         ("/generate", sglang),
-        ("/generate", said),
+        ("/generate", text),
         ("/tokenize", tokenize),
         (
             "/tokenize",
@@ -174,7 +174,7 @@ enum Damage {
     Truncate(Index),
 }
 
-fn odd() -> impl Strategy<Value = Value> {
+fn odd_values() -> impl Strategy<Value = Value> {
     const VALUES: &[&str] = &[
         "",
         "assistant",
@@ -304,10 +304,10 @@ fn damage() -> impl Strategy<Value = Damage> {
         "unknown",
     ];
     prop_oneof![
-        6 => (at(), odd()).prop_map(|(at, value)| Damage::Replace(at, value)),
+        6 => (at(), odd_values()).prop_map(|(at, value)| Damage::Replace(at, value)),
         2 => at().prop_map(Damage::Remove),
         2 => (at(), at()).prop_map(|(from, to)| Damage::Copy(from, to)),
-        2 => (at(), prop::sample::select(FIELDS), odd()).prop_map(|(at, name, value)| Damage::Add(at, name.into(), value)),
+        2 => (at(), prop::sample::select(FIELDS), odd_values()).prop_map(|(at, name, value)| Damage::Add(at, name.into(), value)),
         1 => (at(), 1..200usize).prop_map(|(at, depth)| Damage::Wrap(at, depth)),
         1 => (at(), 2..40usize).prop_map(|(at, times)| Damage::Repeat(at, times)),
         1 => (at(), bytes()).prop_map(|(at, bytes)| Damage::Write(at, bytes)),
@@ -345,8 +345,8 @@ fn damage_json(body: &mut Value, damage: &Damage) {
     match damage {
         Damage::Replace(at, value) => *body.pointer_mut(&part(body, *at)).unwrap() = value.clone(),
         Damage::Remove(at) => {
-            let place = part(body, *at);
-            let Some((parent, name)) = place.rsplit_once('/') else { return };
+            let part_pointer = part(body, *at);
+            let Some((parent, name)) = part_pointer.rsplit_once('/') else { return };
             match body.pointer_mut(parent).unwrap() {
                 Value::Array(items) => drop(items.remove(name.parse().unwrap())),
                 Value::Object(fields) => drop(fields.remove(&name.replace("~1", "/").replace("~0", "~"))),
@@ -358,18 +358,18 @@ fn damage_json(body: &mut Value, damage: &Damage) {
             *body.pointer_mut(&part(body, *to)).unwrap() = copy;
         }
         Damage::Add(at, name, value) => {
-            let mut place = part(body, *at);
-            while !body.pointer(&place).unwrap().is_object() && !place.is_empty() {
-                place.truncate(place.rfind('/').unwrap_or(0));
+            let mut part_pointer = part(body, *at);
+            while !body.pointer(&part_pointer).unwrap().is_object() && !part_pointer.is_empty() {
+                part_pointer.truncate(part_pointer.rfind('/').unwrap_or(0));
             }
-            if let Some(fields) = body.pointer_mut(&place).unwrap().as_object_mut() {
+            if let Some(fields) = body.pointer_mut(&part_pointer).unwrap().as_object_mut() {
                 fields.insert(name.clone(), value.clone());
             }
         }
         Damage::Wrap(at, depth) => {
-            let place = body.pointer_mut(&part(body, *at)).unwrap();
+            let part_pointer = body.pointer_mut(&part(body, *at)).unwrap();
             for _ in 0..*depth {
-                *place = Value::Array(vec![place.take()]);
+                *part_pointer = Value::Array(vec![part_pointer.take()]);
             }
         }
         Damage::Repeat(at, times) => match body.pointer_mut(&part(body, *at)).unwrap() {
@@ -404,7 +404,7 @@ fn damage_bytes(body: &mut Vec<u8>, damage: &Damage) {
 fn request() -> impl Strategy<Value = (String, Vec<u8>)> {
     let body = (any::<Index>(), prop::collection::vec(damage(), 0..4), 0..20u8);
     body.prop_map(|(at, damages, astray)| {
-        let sound = sound();
+        let sound = valid_requests();
         let (mut path, mut body) = sound[at.index(sound.len())].clone();
         if astray == 0 {
             path = sound[damages.len() % sound.len()].0;
@@ -423,7 +423,7 @@ struct ReceivedResponse {
     body: Vec<u8>,
 }
 
-async fn send(served: &Served, request: Request<Body>) -> ReceivedResponse {
+async fn send(served: &TestGateway, request: Request<Body>) -> ReceivedResponse {
     let response = served.router().oneshot(request).await.unwrap();
     let (parts, body) = response.into_parts();
     let body = axum::body::to_bytes(body, usize::MAX).await.unwrap().to_vec();
@@ -434,21 +434,21 @@ async fn send(served: &Served, request: Request<Body>) -> ReceivedResponse {
 /// a message.
 fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseError> {
     let text = String::from_utf8_lossy(&response.body);
-    let told = || format!("{path}: {} {text}", response.status);
-    prop_assert!(response.status != StatusCode::INTERNAL_SERVER_ERROR, "{}", told());
+    let describe = || format!("{path}: {} {text}", response.status);
+    prop_assert!(response.status != StatusCode::INTERNAL_SERVER_ERROR, "{}", describe());
     let kind = response.headers.get("content-type").map_or("", |kind| kind.to_str().unwrap());
     if kind.starts_with("text/event-stream") {
-        prop_assert!(response.status == StatusCode::OK && text.ends_with("\n\n"), "{}", told());
+        prop_assert!(response.status == StatusCode::OK && text.ends_with("\n\n"), "{}", describe());
         let mut last = Value::Null;
         for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')) {
             let data = frame.lines().find_map(|line| line.strip_prefix("data: "));
-            prop_assert!(data.is_some(), "{}", told());
+            prop_assert!(data.is_some(), "{}", describe());
             let data = data.unwrap_or_default();
             last = if data == "[DONE]" {
                 data.into()
             } else {
                 serde_json::from_str(data)
-                    .map_err(|error| TestCaseError::fail(format!("{error}: {}", told())))?
+                    .map_err(|error| TestCaseError::fail(format!("{error}: {}", describe())))?
             };
         }
         let ends = [
@@ -460,18 +460,18 @@ fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseEr
             "response.failed",
         ];
         let end = last.as_str().or_else(|| last["type"].as_str()).unwrap_or_default();
-        prop_assert!(ends.contains(&end) || last["error"].is_object(), "{}", told());
+        prop_assert!(ends.contains(&end) || last["error"].is_object(), "{}", describe());
         return Ok(());
     }
-    prop_assert_eq!(kind, "application/json", "{}", told());
+    prop_assert_eq!(kind, "application/json", "{}", describe());
     let body: Value = serde_json::from_slice(&response.body)
-        .map_err(|error| TestCaseError::fail(format!("{error}: {}", told())))?;
+        .map_err(|error| TestCaseError::fail(format!("{error}: {}", describe())))?;
     if response.status.is_success() {
         return Ok(());
     }
-    prop_assert!(!body["error"]["message"].as_str().unwrap_or_default().is_empty(), "{}", told());
-    prop_assert!(body["error"]["type"].is_string(), "{}", told());
-    prop_assert_eq!(&body["type"] == "error", path.contains("/messages"), "{}", told());
+    prop_assert!(!body["error"]["message"].as_str().unwrap_or_default().is_empty(), "{}", describe());
+    prop_assert!(body["error"]["type"].is_string(), "{}", describe());
+    prop_assert_eq!(&body["type"] == "error", path.contains("/messages"), "{}", describe());
     Ok(())
 }
 
@@ -494,7 +494,7 @@ fn post(path: &str, key: &str, body: Vec<u8>) -> Request<Body> {
 fn texts() -> Vec<&'static str> {
     let odd =
         ["STOP", "<think>\n<tool_call>\n{\"name\": \"add\"}", "{\"a\": 1}", "a\u{0}é😀", "</tool_call>"];
-    ODD.into_iter().chain([UNREADABLE, "One."]).chain(odd).collect()
+    UNUSUAL_COMPLETIONS.into_iter().chain([UNREADABLE, "One."]).chain(odd).collect()
 }
 
 proptest! {
@@ -508,10 +508,10 @@ proptest! {
         run(async {
             let mut texts = texts();
             texts.rotate_left(first);
-            let served = if simulated { Served::simulated(12) } else { Served::scripted(&texts) };
+            let served = if simulated { TestGateway::simulated(12) } else { TestGateway::scripted(&texts) };
             let mut answers = 0;
             for (path, body) in requests {
-                let key = if stranger { STRANGER } else { served.session.key() };
+                let key = if stranger { OUTSIDE_KEY } else { served.session.key() };
                 let key = if path == "/reward" { served.session.reward_key() } else { key };
                 let answered = send(&served, post(&path, key, body)).await;
                 check_shape(&path, &answered)?;
@@ -538,10 +538,10 @@ proptest! {
     ) {
         let uri = format!("{prefix}/{}{end}", segments.join("/"));
         run(async {
-            let served = Served::scripted(&["One."]);
+            let served = TestGateway::scripted(&["One."]);
             let own = served.session.key().to_owned();
             let cut = own.split_at(own.len() - 1).0.to_owned();
-            let keys = [own.clone(), own.clone(), own.clone(), cut, served.session.reward_key().to_owned(), STRANGER.into(), String::new(), own.to_uppercase()];
+            let keys = [own.clone(), own.clone(), own.clone(), cut, served.session.reward_key().to_owned(), OUTSIDE_KEY.into(), String::new(), own.to_uppercase()];
             let bearer = if scheme == "authorization" { "Bearer " } else { "" };
             let mut request = Request::builder().method(method).uri(&uri).header(scheme, format!("{bearer}{}", keys[key]));
             if let Some(agent) = agent {

@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use levade_call::{
-    ApiError, Batch, CallMetrics, CallOptions, ErrorKind, Input, Party, PromptRecording, Reader, Recorder,
-    RecorderOptions, ToolCallIds,
+    ApiError, BatchMembership, CallMetrics, CallOptions, ErrorKind, Input, Party, PromptRecording, Reader,
+    Recorder, RecorderOptions, ToolCallIds,
 };
 use levade_http::Access;
 use levade_text::Chat;
@@ -37,7 +37,7 @@ pub struct Options {
     /// Maximum size of a request body in bytes.
     pub body_bytes: usize,
     /// Timeout for the wait for a permit.
-    pub reply: Duration,
+    pub permit_timeout: Duration,
     /// Time for which a call of a session continues after its client disconnected, so that the client
     /// can reconnect.
     pub grace: Duration,
@@ -54,7 +54,7 @@ impl Default for Options {
             running: 1024,
             waiting: 4096,
             body_bytes: 64 << 20,
-            reply: Duration::from_secs(3600),
+            permit_timeout: Duration::from_secs(3600),
             grace: Duration::from_secs(10),
             ping: Duration::from_secs(15),
         }
@@ -159,9 +159,9 @@ impl Gateway {
         let Some(session) = sessions.get(attempt) else {
             let message =
                 format!("the attempt {attempt} is over, or was another process'; its key is no longer good");
-            return Err(ApiError::new(ErrorKind::Gone, message));
+            return Err(ApiError::new(ErrorKind::AttemptEnded, message));
         };
-        if !session.key.is(text) && !session.reward_key.is(text) {
+        if !session.key.matches(text) && !session.reward_key.matches(text) {
             return Err(ApiError::new(ErrorKind::Unauthorized, "this is not the key of its attempt"));
         }
         Ok(Some(Arc::clone(session)))
@@ -217,10 +217,10 @@ impl Gateway {
         &self,
         caller: &Caller,
         call: Call,
-        batch: Option<Batch>,
+        batch: Option<BatchMembership>,
     ) -> Result<Reader, ApiError> {
         if let (Some(session), Some(body)) = (&caller.session, caller.body)
-            && let Some(earlier) = session.repeated(body, caller.retries)
+            && let Some(earlier) = session.find_repeated(body, caller.retries)
         {
             self.0.rejoined.fetch_add(1, Ordering::Relaxed);
             return Ok(earlier.read());
@@ -235,7 +235,12 @@ impl Gateway {
         started
     }
 
-    async fn start(&self, caller: &Caller, call: Call, batch: Option<Batch>) -> Result<Reader, ApiError> {
+    async fn start(
+        &self,
+        caller: &Caller,
+        call: Call,
+        batch: Option<BatchMembership>,
+    ) -> Result<Reader, ApiError> {
         let party = self.party(caller, &call)?;
         let permit = self.acquire_permit().await?;
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
@@ -294,12 +299,14 @@ impl Gateway {
             return Err(ApiError::new(ErrorKind::Busy(Duration::from_secs(1)), message));
         }
         let _waiter = Waiter(self);
-        match tokio::time::timeout(options.reply, slots.acquire_owned()).await {
+        match tokio::time::timeout(options.permit_timeout, slots.acquire_owned()).await {
             Ok(Ok(permit)) => Ok(permit),
             Ok(Err(_)) => Err(ApiError::new(ErrorKind::Unavailable, "the gateway is closing")),
             Err(_) => {
-                let message =
-                    format!("waited {:?} for one of {} calls to end", options.reply, options.running);
+                let message = format!(
+                    "waited {:?} for one of {} calls to end",
+                    options.permit_timeout, options.running
+                );
                 Err(ApiError::new(ErrorKind::Deadline, message))
             }
         }

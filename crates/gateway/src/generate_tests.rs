@@ -13,7 +13,7 @@ use tokio::io::{AsyncReadExt, AsyncWriteExt};
 use tower::ServiceExt;
 
 use crate::Options;
-use crate::testing::{Limits, STRANGER, Served};
+use crate::testing::{Limits, OUTSIDE_KEY, TestGateway};
 
 const CALL: &str =
     "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
@@ -30,30 +30,30 @@ fn tools() -> Value {
 const CHAT: &str = "/v1/chat/completions";
 
 /// Returns the joined deltas of a stream: content, reasoning, tool calls and finish reason.
-fn gathered(text: &str) -> (String, String, Vec<Value>, String) {
-    let (mut content, mut thought, mut calls, mut finish) =
+fn joined_deltas(text: &str) -> (String, String, Vec<Value>, String) {
+    let (mut content, mut reasoning, mut calls, mut finish) =
         (String::new(), String::new(), Vec::new(), String::new());
     for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && *frame != "data: [DONE]") {
         let chunk: Value = serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap();
         let Some(choice) = chunk["choices"].get(0) else { continue };
         content += choice["delta"]["content"].as_str().unwrap_or_default();
-        thought += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
+        reasoning += choice["delta"]["reasoning_content"].as_str().unwrap_or_default();
         calls.extend(choice["delta"]["tool_calls"].as_array().cloned().unwrap_or_default());
         finish += choice["finish_reason"].as_str().unwrap_or_default();
     }
-    (content, thought, calls, finish)
+    (content, reasoning, calls, finish)
 }
 
 #[tokio::test]
 async fn stream_equals_complete_response() {
     let script = ["<think>Hm.</think>", CALL].concat();
-    let served = Served::scripted(&[&script]);
+    let served = TestGateway::scripted(&[&script]);
     let mut body = question("1.5 + 2?");
     body["tools"] = tools();
-    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
-    let message = &whole["choices"][0]["message"];
+    let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
+    let message = &full_response["choices"][0]["message"];
     assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So."), &json!("Hm.")));
-    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(full_response["choices"][0]["finish_reason"], "tool_calls");
     let call = &message["tool_calls"][0];
     assert_eq!(call["function"]["name"], "add");
     let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
@@ -61,44 +61,46 @@ async fn stream_equals_complete_response() {
 
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
-    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
-    assert!(answer.text.ends_with("data: [DONE]\n\n"), "{}", answer.text);
-    let (content, thought, calls, finish) = gathered(&answer.text);
-    assert_eq!((content.as_str(), thought.as_str(), finish.as_str()), ("So.", "Hm.", "tool_calls"));
+    let response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
+    assert!(response.text.ends_with("data: [DONE]\n\n"), "{}", response.text);
+    let (content, reasoning, calls, finish) = joined_deltas(&response.text);
+    assert_eq!((content.as_str(), reasoning.as_str(), finish.as_str()), ("So.", "Hm.", "tool_calls"));
     assert_eq!(calls[0]["function"], call["function"]);
     assert_eq!((&calls[0]["index"], calls.len()), (&json!(0), 1));
     let usage = format!("\"completion_tokens\":{}", script.len() + 1);
-    assert!(answer.text.contains(&usage), "{usage}: {}", answer.text);
+    assert!(response.text.contains(&usage), "{usage}: {}", response.text);
 }
 
 #[tokio::test]
 async fn stream_and_document_return_same_single_call() {
-    let served = Served::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
+    let served =
+        TestGateway::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
     let mut body = question("1.5 + 2?");
     (body["tools"], body["parallel_tool_calls"]) = (tools(), false.into());
-    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
-    let calls = &whole["choices"][0]["message"]["tool_calls"];
-    assert_eq!(calls.as_array().map(Vec::len), Some(1), "{whole}");
+    let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
+    let calls = &full_response["choices"][0]["message"]["tool_calls"];
+    assert_eq!(calls.as_array().map(Vec::len), Some(1), "{full_response}");
     body["stream"] = true.into();
-    let (_, _, told, _) = gathered(&served.send("POST", CHAT, STRANGER, &body.to_string()).await.text);
-    assert_eq!(told.len(), 1, "{told:?}");
-    assert_eq!(told[0]["function"], calls[0]["function"]);
+    let (_, _, calls_sent, _) =
+        joined_deltas(&served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.text);
+    assert_eq!(calls_sent.len(), 1, "{calls_sent:?}");
+    assert_eq!(calls_sent[0]["function"], calls[0]["function"]);
 }
 
 #[tokio::test]
 async fn returned_history_continues_with_recorded_ids() {
-    let served = Served::scripted(&[CALL, "It is 3.5."]);
+    let served = TestGateway::scripted(&[CALL, "It is 3.5."]);
     let mut body = question("1.5 + 2?");
     body["tools"] = tools();
     let first = served.post(CHAT, &body).await.json();
-    let mut said = first["choices"][0]["message"].clone();
-    let id = said["tool_calls"][0]["id"].as_str().unwrap().to_owned();
+    let mut text = first["choices"][0]["message"].clone();
+    let id = text["tool_calls"][0]["id"].as_str().unwrap().to_owned();
     assert_eq!(id.len(), 9, "templates of Mistral take no other: {id}");
     // A framework has serialized the arguments again.
-    said["tool_calls"][0]["function"]["arguments"] = "{\"b\":2.0,\"a\":1.5}".into();
-    said["content"] = json!([{ "type": "text", "text": "So." }]);
+    text["tool_calls"][0]["function"]["arguments"] = "{\"b\":2.0,\"a\":1.5}".into();
+    text["content"] = json!([{ "type": "text", "text": "So." }]);
     let result = json!({ "role": "tool", "tool_call_id": id, "content": "3.5" });
-    body["messages"].as_array_mut().unwrap().extend([said, result]);
+    body["messages"].as_array_mut().unwrap().extend([text, result]);
     let second = served.post(CHAT, &body).await.json();
     assert_eq!(second["choices"][0]["message"]["content"], "It is 3.5.");
     assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
@@ -125,16 +127,16 @@ async fn modified_completion_text_continues_conversation() {
         // Only one of two calls is returned.
         (&two, json!({ "tools": tools(), "parallel_tool_calls": false }), ""),
     ] {
-        let served = Served::scripted(&[text, "Yes."]);
+        let served = TestGateway::scripted(&[text, "Yes."]);
         let mut body = question("?");
         body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
-        let mut said = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
-        said["content"] = format!("{}{change}", said["content"].as_str().unwrap()).into();
-        let next = match said["tool_calls"][0]["id"].as_str() {
+        let mut sent_text = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        sent_text["content"] = format!("{}{change}", sent_text["content"].as_str().unwrap()).into();
+        let next = match sent_text["tool_calls"][0]["id"].as_str() {
             Some(id) => json!({ "role": "tool", "tool_call_id": id, "content": "3.5" }),
             None => json!({ "role": "user", "content": "And?" }),
         };
-        body["messages"].as_array_mut().unwrap().extend([said, next]);
+        body["messages"].as_array_mut().unwrap().extend([sent_text, next]);
         served.post(CHAT, &body).await.json();
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text:?} {change:?}");
         let recorded = served.session.close(Duration::from_secs(5)).await.0;
@@ -146,13 +148,13 @@ async fn modified_completion_text_continues_conversation() {
 
 #[tokio::test]
 async fn keys_authenticate_and_paths_do_not() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let body = question("?").to_string();
     let path = |attempt: &str| format!("/rollout/r/attempt/{attempt}/v1/chat/completions");
     let status = async |path: &str, key: &str| served.send("POST", path, key, &body).await.status;
     let key = served.session.key().to_owned();
     assert_eq!(status(&path("a"), &key).await, StatusCode::OK);
-    assert_eq!(status(&path("a"), STRANGER).await, StatusCode::UNAUTHORIZED);
+    assert_eq!(status(&path("a"), OUTSIDE_KEY).await, StatusCode::UNAUTHORIZED);
     assert_eq!(status(&path("b"), &key).await, StatusCode::FORBIDDEN);
     let wrong = format!("{}0", &key[..key.len() - 1]);
     let wrong = if wrong == key { format!("{}1", &key[..key.len() - 1]) } else { wrong };
@@ -175,7 +177,7 @@ async fn keys_authenticate_and_paths_do_not() {
 
 #[tokio::test]
 async fn invalid_fields_are_named_and_not_recorded() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let with = |key: &str, value: Value| {
         let mut body = question("?");
         body[key] = value;
@@ -202,28 +204,28 @@ async fn invalid_fields_are_named_and_not_recorded() {
         (with("logit_bias", json!({ "1": 1000 })), ""),
         (with("tools", json!([{ "type": "local_shell" }])), "tools"),
     ] {
-        let answer = served.post(CHAT, &Value::Null).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        let answer = served.send("POST", CHAT, served.session.key(), &body).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}: {}", answer.text);
-        let error = &answer.json()["error"];
+        let response = served.post(CHAT, &Value::Null).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST);
+        let response = served.send("POST", CHAT, served.session.key(), &body).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{body}: {}", response.text);
+        let error = &response.json()["error"];
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{body}: {error}");
         assert_eq!(error["type"], "invalid_request_error");
     }
-    let answer = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
-    assert!(answer.text.contains("stop: it is neither a text nor a list of texts"), "{}", answer.text);
-    let ask = json!({ "prompt": { "text": "?" } });
-    let answer = served.post("/v1/completions", &ask).await;
-    assert!(answer.text.contains("prompt: it is neither a text nor a list"), "{}", answer.text);
+    let response = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
+    assert!(response.text.contains("stop: it is neither a text nor a list of texts"), "{}", response.text);
+    let body_of = json!({ "prompt": { "text": "?" } });
+    let response = served.post("/v1/completions", &body_of).await;
+    assert!(response.text.contains("prompt: it is neither a text nor a list"), "{}", response.text);
     let invalid = Request::post(CHAT).body(Body::from(vec![0xFF, 0xFE])).unwrap();
     assert_eq!(served.router().oneshot(invalid).await.unwrap().status(), StatusCode::BAD_REQUEST);
     let long = question(&"x".repeat(5000)).to_string();
-    let answer = served.send("POST", CHAT, served.session.key(), &long).await;
-    assert_eq!(answer.json()["error"]["code"], "context_length_exceeded");
+    let response = served.send("POST", CHAT, served.session.key(), &long).await;
+    assert_eq!(response.json()["error"]["code"], "context_length_exceeded");
     let unknown = json!({ "model": "other", "messages": [{ "role": "user", "content": "?" }] }).to_string();
-    let answer = served.send("POST", CHAT, STRANGER, &unknown).await;
+    let response = served.send("POST", CHAT, OUTSIDE_KEY, &unknown).await;
     assert_eq!(
-        (answer.status, &answer.json()["error"]["code"]),
+        (response.status, &response.json()["error"]["code"]),
         (StatusCode::NOT_FOUND, &json!("model_not_found"))
     );
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
@@ -232,7 +234,7 @@ async fn invalid_fields_are_named_and_not_recorded() {
 
 #[tokio::test]
 async fn unknown_fields_are_counted_and_ignored() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let mut body = question("?");
     body["shiny"] = json!({ "new": true });
     body["user"] = json!("somebody");
@@ -244,14 +246,14 @@ async fn unknown_fields_are_counted_and_ignored() {
 
 #[tokio::test]
 async fn call_after_broken_connection_is_sampled_once() {
-    let served = Served::paced(&["One, two, three.", "Other."], Duration::from_millis(5));
+    let served = TestGateway::paced(&["One, two, three.", "Other."], Duration::from_millis(5));
     let body = question("Count.").to_string();
     let key = served.session.key().to_owned();
     let hung_up =
         tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body)).await;
     assert!(hung_up.is_err());
-    let answer = served.send("POST", CHAT, &key, &body).await.json();
-    assert_eq!(answer["choices"][0]["message"]["content"], "One, two, three.");
+    let response_body = served.send("POST", CHAT, &key, &body).await.json();
+    assert_eq!(response_body["choices"][0]["message"]["content"], "One, two, three.");
     // An equal request after a complete response is a separate call, unless the client marks it as a
     // retry.
     let other = served.send("POST", CHAT, &key, &body).await.json();
@@ -267,14 +269,14 @@ async fn call_after_broken_connection_is_sampled_once() {
     assert_eq!(repeated, other);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.calls.len(), 2);
-    let again = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
-    assert_eq!(recorded.calls[1].origin, Some(again));
+    let repeated_origin = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
+    assert_eq!(recorded.calls[1].origin, Some(repeated_origin));
 }
 
 /// Uses a TCP connection, because an HTTP server does not poll a body further than its length.
 #[tokio::test]
 async fn equal_call_after_complete_response_is_separate() {
-    let served = Served::scripted(&["One.", "Two."]);
+    let served = TestGateway::scripted(&["One.", "Two."]);
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let gateway = served.gateway.clone();
@@ -288,22 +290,22 @@ async fn equal_call_after_complete_response_is_separate() {
     for want in ["One.", "Two."] {
         let mut stream = tokio::net::TcpStream::connect(address).await.unwrap();
         stream.write_all(request.as_bytes()).await.unwrap();
-        let mut answer = String::new();
-        stream.read_to_string(&mut answer).await.unwrap();
-        let (_, text) = answer.split_once("\r\n\r\n").unwrap();
-        let answer: Value = serde_json::from_str(text).unwrap();
-        assert_eq!(answer["choices"][0]["message"]["content"], want);
+        let mut response = String::new();
+        stream.read_to_string(&mut response).await.unwrap();
+        let (_, text) = response.split_once("\r\n\r\n").unwrap();
+        let response: Value = serde_json::from_str(text).unwrap();
+        assert_eq!(response["choices"][0]["message"]["content"], want);
     }
     server.abort();
 }
 
 #[tokio::test]
 async fn failed_call_is_sampled_again_on_retry() {
-    let served = Served::failing();
+    let served = TestGateway::failing();
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     for made in 1..=2 {
-        let answer = served.send("POST", CHAT, &key, &body).await;
-        assert_ne!(answer.status, StatusCode::OK, "{}", answer.text);
+        let response = served.send("POST", CHAT, &key, &body).await;
+        assert_ne!(response.status, StatusCode::OK, "{}", response.text);
         assert_eq!(served.session.recorder().ended_calls(), made);
     }
 }
@@ -312,7 +314,7 @@ async fn failed_call_is_sampled_again_on_retry() {
 async fn aborted_call_is_sampled_again_on_late_retry() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let long = "x".repeat(3000);
-    let served = Served::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
+    let served = TestGateway::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let hung_up =
         tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
@@ -324,19 +326,19 @@ async fn aborted_call_is_sampled_again_on_late_retry() {
     })
     .await
     .expect("the call ends");
-    let answer = served.send("POST", CHAT, &key, &body).await.json();
-    let choice = &answer["choices"][0];
+    let response = served.send("POST", CHAT, &key, &body).await.json();
+    let choice = &response["choices"][0];
     assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Whole."), &json!("stop")));
 }
 
 #[tokio::test]
 async fn concurrent_equal_calls_are_separate() {
-    let served = Served::paced(&["A.", "B."], Duration::from_millis(2));
+    let served = TestGateway::paced(&["A.", "B."], Duration::from_millis(2));
     let body = question("Say something.").to_string();
     let key = served.session.key().to_owned();
     let call = || async { served.send("POST", CHAT, &key, &body).await.json() };
     let (one, other) = tokio::join!(call(), call());
-    let content = |answer: &Value| answer["choices"][0]["message"]["content"].clone();
+    let content = |response: &Value| response["choices"][0]["message"]["content"].clone();
     let mut both = [content(&one), content(&other)];
     both.sort_by_key(Value::to_string);
     assert_eq!(both, [json!("A."), json!("B.")]);
@@ -346,7 +348,7 @@ async fn concurrent_equal_calls_are_separate() {
 #[tokio::test]
 async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
-    let served = Served::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
+    let served = TestGateway::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let hung_up =
         tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
@@ -369,24 +371,24 @@ async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
 
 #[tokio::test]
 async fn close_aborts_calls_in_flight() {
-    let served = Served::paced(&["x".repeat(3000).as_str()], Duration::from_millis(2));
+    let served = TestGateway::paced(&["x".repeat(3000).as_str()], Duration::from_millis(2));
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let call = served.send("POST", CHAT, &key, &body);
     let close = async {
         tokio::time::sleep(Duration::from_millis(40)).await;
         served.session.close(Duration::from_secs(5)).await.0
     };
-    let (answer, recorded) = tokio::join!(call, close);
-    assert_eq!(answer.json()["choices"][0]["finish_reason"], "abort");
+    let (response, recorded) = tokio::join!(call, close);
+    assert_eq!(response.json()["choices"][0]["finish_reason"], "abort");
     assert_eq!(recorded.calls.len(), 1);
 }
 
 #[tokio::test]
 async fn full_queue_returns_429() {
     let options = Options { running: 1, waiting: 1, ..Options::default() };
-    let served = Served::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
+    let served = TestGateway::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
     let body = question("?").to_string();
-    let call = || served.send("POST", CHAT, STRANGER, &body);
+    let call = || served.send("POST", CHAT, OUTSIDE_KEY, &body);
     let late = async {
         tokio::time::sleep(Duration::from_millis(20)).await;
         call().await
@@ -403,11 +405,11 @@ async fn full_queue_returns_429() {
 #[tokio::test]
 async fn attempt_limits_reject_further_calls() {
     let limits = Limits { calls: 2, tokens: 10, timeout: Duration::from_secs(5) };
-    let served = Served::limited(&["Four"], limits);
-    let ask = async |text: &str| served.post(CHAT, &question(text)).await;
-    assert_eq!(ask("a").await.status, StatusCode::OK);
-    assert_eq!(ask("b").await.status, StatusCode::OK);
-    let rejected = ask("c").await;
+    let served = TestGateway::with_limits(&["Four"], limits);
+    let body_of = async |text: &str| served.post(CHAT, &question(text)).await;
+    assert_eq!(body_of("a").await.status, StatusCode::OK);
+    assert_eq!(body_of("b").await.status, StatusCode::OK);
+    let rejected = body_of("c").await;
     // Clients retry neither this status nor a response with this header.
     assert_eq!(
         (rejected.status, &rejected.headers["x-should-retry"]),
@@ -416,23 +418,23 @@ async fn attempt_limits_reject_further_calls() {
     assert_eq!(rejected.json()["error"]["code"], "attempt_limit_reached");
     assert!(rejected.text.contains("its 2 calls"), "{}", rejected.text);
     let limits = Limits { calls: 9, tokens: 7, timeout: Duration::from_secs(5) };
-    let served = Served::limited(&["Four"], limits);
-    let ask = async |text: &str| served.post(CHAT, &question(text)).await;
-    assert_eq!(ask("a").await.json()["choices"][0]["finish_reason"], "stop");
-    assert_eq!(ask("b").await.json()["choices"][0]["finish_reason"], "length");
-    assert!(ask("c").await.text.contains("its 7 tokens"));
+    let served = TestGateway::with_limits(&["Four"], limits);
+    let body_of = async |text: &str| served.post(CHAT, &question(text)).await;
+    assert_eq!(body_of("a").await.json()["choices"][0]["finish_reason"], "stop");
+    assert_eq!(body_of("b").await.json()["choices"][0]["finish_reason"], "length");
+    assert!(body_of("c").await.text.contains("its 7 tokens"));
 }
 
 #[tokio::test]
 async fn waiting_client_receives_keep_alive() {
     let options = Options { ping: Duration::from_millis(10), ..Options::default() };
-    let served = Served::paced_with(&["Yes."], Duration::from_millis(30), options);
+    let served = TestGateway::paced_with(&["Yes."], Duration::from_millis(30), options);
     let mut body = question("?");
-    let whole = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
-    assert!(whole.text.starts_with("  "), "{:?}", whole.text);
-    assert_eq!(whole.json()["choices"][0]["message"]["content"], "Yes.");
+    let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
+    assert!(full_response.text.starts_with("  "), "{:?}", full_response.text);
+    assert_eq!(full_response.json()["choices"][0]["message"]["content"], "Yes.");
     body["stream"] = true.into();
-    let stream = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
+    let stream = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
     assert!(stream.text.contains(": ping\n\n"));
     let deltas: String = stream
         .text
@@ -440,47 +442,51 @@ async fn waiting_client_receives_keep_alive() {
         .filter(|frame| !frame.starts_with(':'))
         .map(|f| format!("{f}\n\n"))
         .collect();
-    assert_eq!(gathered(deltas.trim_end()).0, "Yes.");
+    assert_eq!(joined_deltas(deltas.trim_end()).0, "Yes.");
 }
 
 #[tokio::test]
 async fn completions_accept_texts_and_token_ids() {
-    let served = Served::scripted(&["abc"]);
-    let ask = async |body: Value| served.post("/v1/completions", &body).await.json();
-    let one = ask(json!({ "prompt": "Say", "logprobs": 0, "return_token_ids": true })).await;
+    let served = TestGateway::scripted(&["abc"]);
+    let body_of = async |body: Value| served.post("/v1/completions", &body).await.json();
+    let one = body_of(json!({ "prompt": "Say", "logprobs": 0, "return_token_ids": true })).await;
     let choice = &one["choices"][0];
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abc"), &json!("stop")));
     assert_eq!(choice["token_ids"], json!([97, 98, 99, IM_END]));
     assert_eq!(choice["logprobs"]["text_offset"].as_array().unwrap().len(), 4);
-    let many = ask(json!({ "prompt": [[83, 97], [83, 98]], "max_tokens": 2, "n": 2 })).await;
-    let texts: Vec<&str> =
-        many["choices"].as_array().unwrap().iter().map(|choice| choice["text"].as_str().unwrap()).collect();
+    let batch_response = body_of(json!({ "prompt": [[83, 97], [83, 98]], "max_tokens": 2, "n": 2 })).await;
+    let texts: Vec<&str> = batch_response["choices"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|choice| choice["text"].as_str().unwrap())
+        .collect();
     assert_eq!(texts, ["ab"; 4]);
-    let stopped = ask(json!({ "prompt": "Say", "stop": ["c", "zz"] })).await;
+    let stopped = body_of(json!({ "prompt": "Say", "stop": ["c", "zz"] })).await;
     assert_eq!(
         (&stopped["choices"][0]["text"], &stopped["choices"][0]["stop_reason"]),
         (&json!("ab"), &json!("c"))
     );
     // Some clients need the stop string to parse tags.
     let mut kept = json!({ "prompt": "Say", "stop": ["c", "zz"], "include_stop_str_in_output": true });
-    assert_eq!(ask(kept.clone()).await["choices"][0]["text"], "abc");
+    assert_eq!(body_of(kept.clone()).await["choices"][0]["text"], "abc");
     kept["stream"] = true.into();
     let stream = served.post("/v1/completions", &kept).await.text;
     let frames = stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {"));
     let chunks = frames.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
-    let told: String =
+    let calls_sent: String =
         chunks.map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default().to_owned()).collect();
-    assert_eq!(told, "abc");
+    assert_eq!(calls_sent, "abc");
 }
 
 #[tokio::test]
 async fn several_prompts_are_streamed_concurrently() {
     for echo in [false, true] {
         let mut body = json!({ "prompt": [[83, 97], [83, 98, 99]], "n": 2, "max_tokens": 3, "echo": echo });
-        let whole = Served::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
+        let full_response = TestGateway::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
         body["stream"] = true.into();
         body["stream_options"] = json!({ "include_usage": true });
-        let served = Served::scripted(&["abcd"]);
+        let served = TestGateway::scripted(&["abcd"]);
         let stream = served.post("/v1/completions", &body).await.text;
         assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
         let (mut texts, mut ends, mut usage) = (vec![String::new(); 4], vec![Value::Null; 4], Value::Null);
@@ -495,19 +501,19 @@ async fn several_prompts_are_streamed_concurrently() {
             }
             usage = chunk["usage"].clone();
         }
-        let want: Vec<&str> = whole["choices"]
+        let want: Vec<&str> = full_response["choices"]
             .as_array()
             .unwrap()
             .iter()
             .map(|choice| choice["text"].as_str().unwrap())
             .collect();
         assert_eq!((texts, ends), (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4]));
-        assert_eq!(usage, whole["usage"]);
+        assert_eq!(usage, full_response["usage"]);
         // The calls of both prompts belong to the attempt, and each completion was sampled once.
         assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 4);
     }
     // One rejected prompt rejects the stream.
-    let served = Served::scripted(&["abcd"]);
+    let served = TestGateway::scripted(&["abcd"]);
     let body = json!({ "prompt": [[83], []], "stream": true });
     assert_eq!(served.post("/v1/completions", &body).await.status, StatusCode::BAD_REQUEST);
     assert!(served.session.close(Duration::from_secs(5)).await.0.calls.is_empty());
@@ -517,11 +523,11 @@ async fn several_prompts_are_streamed_concurrently() {
 /// them.
 #[tokio::test]
 async fn returned_token_ids_continue_sampled_sequence() {
-    let served = Served::scripted(&["abc"]);
-    let ask =
+    let served = TestGateway::scripted(&["abc"]);
+    let body_of =
         async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
-    ask(vec![1, 2]).await;
-    ask(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
+    body_of(vec![1, 2]).await;
+    body_of(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let [leaf] = recorded.trajectory.leaves()[..] else { panic!("{:?}", recorded.trajectory) };
     let path = recorded.trajectory.sequence_tokens(leaf);
@@ -530,21 +536,21 @@ async fn returned_token_ids_continue_sampled_sequence() {
 
 #[tokio::test]
 async fn tokenize_parses_special_tokens_unless_disabled() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let text = "a<|im_end|>";
     let bytes: Vec<u32> = text.bytes().map(u32::from).collect();
     for (switch, want) in
         [(json!(null), vec![97, IM_END]), (json!(true), vec![97, IM_END]), (json!(false), bytes)]
     {
         let body = json!({ "model": "tiny", "prompt": text, "add_special_tokens": switch });
-        let answer = served.send("POST", "/tokenize", STRANGER, &body.to_string()).await.json();
-        assert_eq!((&answer["tokens"], &answer["count"]), (&json!(want), &json!(want.len())), "{switch}");
+        let response = served.send("POST", "/tokenize", OUTSIDE_KEY, &body.to_string()).await.json();
+        assert_eq!((&response["tokens"], &response["count"]), (&json!(want), &json!(want.len())), "{switch}");
     }
 }
 
 #[tokio::test]
 async fn only_template_variables_as_served_are_accepted() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for (variables, status) in [
         (json!({}), StatusCode::OK),
         // The template does not contain this variable, so it changes nothing.
@@ -553,19 +559,19 @@ async fn only_template_variables_as_served_are_accepted() {
     ] {
         let mut body = question("1?");
         body["chat_template_kwargs"] = variables.clone();
-        let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
-        assert_eq!(answer.status, status, "{variables}: {}", answer.text);
+        let response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
+        assert_eq!(response.status, status, "{variables}: {}", response.text);
     }
 }
 
 #[tokio::test]
 async fn vllm_constraints_reach_sampler() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for (path, field) in [(CHAT, "guided_choice"), ("/v1/completions", "guided_choice")] {
         let mut body = question("1?");
         body["prompt"] = "1?".into();
         body[field] = json!(["Yes", "No"]);
-        let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
-        assert!(answer.text.contains("a script keeps to no grammar"), "{path}: {}", answer.text);
+        let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
+        assert!(response.text.contains("a script keeps to no grammar"), "{path}: {}", response.text);
     }
 }

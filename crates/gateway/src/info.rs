@@ -24,7 +24,7 @@ const PROBE: Duration = Duration::from_secs(20);
 
 /// Query parameters of a request about a model. An empty name means the first model.
 #[derive(Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct ModelQuery {
     #[serde(default, deserialize_with = "crate::http::or_default")]
     model: String,
 }
@@ -37,7 +37,7 @@ pub(crate) async fn version() -> Response {
 /// Handles `GET /health_generate`: samples one token from every local model that the caller can call.
 pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let probed = async {
-        let (caller, _) = incoming.in_order()?;
+        let (caller, _) = incoming.into_call()?;
         // External chat APIs are not probed, because their completions may cost money.
         for model in models(&gateway, &caller).iter().filter(|model| model.party.tokens().is_ok()) {
             probe(model).await?;
@@ -50,11 +50,11 @@ pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: In
 /// Handles `GET /model_info`, and `/get_model_info`, its earlier name.
 pub(crate) async fn model_info(
     State(gateway): State<Gateway>,
-    Query(asked): Query<Asked>,
+    Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &asked)?;
+        let model = model(&gateway, incoming, &query)?;
         Ok(json!({
             "model_path": model.party.model,
             "tokenizer_path": model.party.model,
@@ -71,11 +71,11 @@ pub(crate) async fn model_info(
 /// Handles `GET /server_info`, and `/get_server_info`, its earlier name.
 pub(crate) async fn server_info(
     State(gateway): State<Gateway>,
-    Query(asked): Query<Asked>,
+    Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &asked)?;
+        let model = model(&gateway, incoming, &query)?;
         Ok(json!({
             "model_path": model.party.model,
             "served_model_name": model.party.model,
@@ -91,11 +91,11 @@ pub(crate) async fn server_info(
 /// Handles `GET /weight_info`.
 pub(crate) async fn weight_info(
     State(gateway): State<Gateway>,
-    Query(asked): Query<Asked>,
+    Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
     let reported = async {
-        let model = model(&gateway, incoming, &asked)?;
+        let model = model(&gateway, incoming, &query)?;
         Ok(json!({ "weight_version": weights(&model).await? }))
     };
     respond(reported.await)
@@ -105,10 +105,10 @@ pub(crate) async fn weight_info(
 /// that a tokenizer's configuration uses.
 pub(crate) async fn tokenizer_info(
     State(gateway): State<Gateway>,
-    Query(asked): Query<Asked>,
+    Query(query): Query<ModelQuery>,
     incoming: IncomingRequest,
 ) -> Response {
-    respond(model(&gateway, incoming, &asked).and_then(|model| {
+    respond(model(&gateway, incoming, &query).and_then(|model| {
         let model = model.party.tokens()?;
         let chat = model.format.chat();
         let tokenizer = chat.tokenizer();
@@ -141,13 +141,13 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
 
 /// Returns the model that `asked` names, or the first model that the caller can call if `asked` names
 /// none.
-fn model(gateway: &Gateway, incoming: IncomingRequest, asked: &Asked) -> Result<Model, ApiError> {
-    let (caller, _) = incoming.in_order()?;
+fn model(gateway: &Gateway, incoming: IncomingRequest, query: &ModelQuery) -> Result<Model, ApiError> {
+    let (caller, _) = incoming.into_call()?;
     let mut models = models(gateway, &caller);
-    let place = models.iter().position(|model| asked.model.is_empty() || model.party.model == asked.model);
-    match place {
-        Some(place) => Ok(models.swap_remove(place)),
-        None => gateway.model(&asked.model),
+    let index = models.iter().position(|model| query.model.is_empty() || model.party.model == query.model);
+    match index {
+        Some(index) => Ok(models.swap_remove(index)),
+        None => gateway.model(&query.model),
     }
 }
 

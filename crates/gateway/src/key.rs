@@ -5,7 +5,7 @@ use sha2::{Digest, Sha256};
 /// Prefix of the keys of attempts.
 const PREFIX: &str = "levade-";
 /// Prefix of keys from before the project was called Levade.
-const EARLIER: &str = "dressage-";
+const LEGACY_PREFIX: &str = "dressage-";
 
 /// Key of an attempt. It contains the attempt's name and 128 random bits.
 pub(crate) struct Key {
@@ -32,7 +32,7 @@ impl Key {
 
     /// Returns whether `text` is this key. Compares hashes, so that the duration of the comparison
     /// reveals nothing about the key.
-    pub(crate) fn is(&self, text: &str) -> bool {
+    pub(crate) fn matches(&self, text: &str) -> bool {
         hash(text) == self.hash
     }
 }
@@ -45,7 +45,7 @@ fn hash(text: &str) -> [u8; 32] {
 /// has another format.
 pub(crate) fn attempt_of(key: &str) -> Option<&str> {
     let (attempt, secret) =
-        key.strip_prefix(PREFIX).or_else(|| key.strip_prefix(EARLIER))?.rsplit_once('-')?;
+        key.strip_prefix(PREFIX).or_else(|| key.strip_prefix(LEGACY_PREFIX))?.rsplit_once('-')?;
     let is_secret = secret.len() == 32 && secret.bytes().all(|byte| byte.is_ascii_hexdigit());
     (is_secret && !attempt.is_empty()).then_some(attempt)
 }
@@ -57,7 +57,7 @@ mod tests {
     #[test]
     fn keys_are_unique_and_contain_attempt_name() {
         let (one, other) = (Key::new("a-1"), Key::new("a-1"));
-        assert!(one.is(one.text()) && !one.is(other.text()) && one.text() != other.text());
+        assert!(one.matches(one.text()) && !one.matches(other.text()) && one.text() != other.text());
         assert_eq!(attempt_of(one.text()), Some("a-1"));
         let older = one.text().replacen("levade-", "dressage-", 1);
         assert_eq!(attempt_of(&older), Some("a-1"));

@@ -133,5 +133,5 @@ mod training_tests;
 pub use call::Call;
 pub use gateway::{Caller, Gateway, Model, Options};
 pub use http::serve;
-pub use route::{Route, When};
+pub use route::{CallPattern, Route};
 pub use session::{Reward, Session, SessionOptions};

@@ -47,7 +47,7 @@ pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String
         (
             "levade_schema_keywords_left_out_total",
             "Keywords of tools' schemas that the grammar of a call left out.",
-            load(&metrics.keywords_left_out),
+            load(&metrics.ignored_keywords),
         ),
         ("levade_drift_total", "Prompts whose past the template prints otherwise.", load(&metrics.drifted)),
     ] {

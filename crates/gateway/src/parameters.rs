@@ -13,12 +13,12 @@ pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
     match parameters {
         Value::Null => Ok(json!({ "type": "object", "properties": {} })),
         Value::Object(_) => Ok(parameters.clone()),
-        Value::Array(listed) => of_list(listed),
+        Value::Array(listed) => schema_from_list(listed),
         other => Err(format!("are {other}, not a JSON schema of an object")),
     }
 }
 
-fn of_list(listed: &[Value]) -> Result<Value, String> {
+fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (at, item) in listed.iter().enumerate() {
         let named = item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));

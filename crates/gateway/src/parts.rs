@@ -14,7 +14,7 @@ use serde_json::Value;
 use crate::gateway::Gateway;
 
 /// Text of a tool result that only reports that the tool failed.
-pub(crate) const FAILED: &str = "The tool failed.";
+pub(crate) const FAILED_RESULT: &str = "The tool failed.";
 
 /// Text of a message, joined from its parts.
 #[derive(Debug, Default)]
@@ -47,126 +47,138 @@ impl PartsText {
 
 /// Parser of message contents in the requests of one API.
 #[derive(Clone, Copy)]
-pub(crate) struct Parts<'a> {
+pub(crate) struct ContentParser<'a> {
     pub gateway: &'a Gateway,
     /// Name of the API under which unknown fields are counted.
     pub api: &'static str,
 }
 
-impl Parts<'_> {
-    /// Returns the content if it is a string. Otherwise calls `each` for every part, with the part's
+impl ContentParser<'_> {
+    /// Returns the content if it is a string. Otherwise calls `for_each_part` for every part, with the part's
     /// type and path in the request, and returns `None`.
-    pub(crate) fn each(
+    pub(crate) fn for_each_part(
         self,
         content: &Value,
-        place: &str,
+        field_path: &str,
         mut each: impl FnMut(&str, &Value, &str) -> Result<(), ApiError>,
     ) -> Result<Option<String>, ApiError> {
         let parts = match content {
             Value::String(text) => return Ok(Some(text.clone())),
             Value::Array(parts) => parts,
             other => {
-                let message = format!("{place} is {other}; it is a text or a list of parts");
-                return Err(ApiError::field(place, message));
+                let message = format!("{field_path} is {other}; it is a text or a list of parts");
+                return Err(ApiError::field(field_path, message));
             }
         };
         for (at, part) in parts.iter().enumerate() {
             let kind = if part.is_string() { "text" } else { part["type"].as_str().unwrap_or_default() };
             // Each provider has its own notation for paths in errors.
-            let place =
-                if self.api == "messages" { format!("{place}.{at}") } else { format!("{place}[{at}]") };
-            each(kind, part, &place)?;
+            let field_path = if self.api == "messages" {
+                format!("{field_path}.{at}")
+            } else {
+                format!("{field_path}[{at}]")
+            };
+            each(kind, part, &field_path)?;
         }
         Ok(None)
     }
 
     /// Parses a content of text, documents and search results.
-    pub(crate) fn text(self, content: &Value, place: &str) -> Result<String, ApiError> {
+    pub(crate) fn text(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
-        let whole = self.each(content, place, |kind, part, place| {
-            if self.add(kind, part, place, &mut all, false)? {
+        let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
+            if self.add(kind, part, field_path, &mut all, false)? {
                 Ok(())
             } else {
-                Err(refused(kind, place, "text"))
+                Err(unsupported_part(kind, field_path, "text"))
             }
         })?;
-        Ok(whole.unwrap_or(all.text))
+        Ok(plain_text.unwrap_or(all.text))
     }
 
     /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by a
     /// line that names its type.
-    pub(crate) fn result(self, content: &Value, place: &str) -> Result<String, ApiError> {
+    pub(crate) fn result(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
-        let whole = self.each(content, place, |kind, part, place| {
+        let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
-                "" => return Err(refused(kind, place, "text")),
-                _ if self.add(kind, part, place, &mut all, true)? => {}
-                _ => self.hide(kind, &mut all),
+                "" => return Err(unsupported_part(kind, field_path, "text")),
+                _ if self.add(kind, part, field_path, &mut all, true)? => {}
+                _ => self.add_hidden(kind, &mut all),
             }
             Ok(())
         })?;
-        Ok(whole.unwrap_or(all.text))
+        Ok(plain_text.unwrap_or(all.text))
     }
 
     /// Parses a user message: first the tool results in their order, then the user's text.
-    pub(crate) fn user(self, content: &Value, place: &str, read: &mut Vec<Message>) -> Result<(), ApiError> {
-        let mut said = None::<PartsText>;
-        let whole = self.each(content, place, |kind, part, place| {
+    pub(crate) fn user(
+        self,
+        content: &Value,
+        field_path: &str,
+        read: &mut Vec<Message>,
+    ) -> Result<(), ApiError> {
+        let mut user_text = None::<PartsText>;
+        let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
-                "tool_result" => read.push(self.tool_result(part, place)?),
-                _ if self.add(kind, part, place, said.get_or_insert_default(), false)? => {}
+                "tool_result" => read.push(self.tool_result(part, field_path)?),
+                _ if self.add(kind, part, field_path, user_text.get_or_insert_default(), false)? => {}
                 "document" => {
                     let message = format!(
-                        "the source of {place} is of type {}, but this model, which reads text alone, is shown \
+                        "the source of {field_path} is of type {}, but this model, which reads text alone, is shown \
                          documents whose source is of type text or content",
                         part["source"]["type"]
                     );
-                    return Err(ApiError::field(place, message));
+                    return Err(ApiError::field(field_path, message));
                 }
-                _ => return Err(refused(kind, place, "text or tool_result")),
+                _ => return Err(unsupported_part(kind, field_path, "text or tool_result")),
             }
             Ok(())
         })?;
-        read.extend(whole.or(said.map(|said| said.text)).map(Message::user));
+        read.extend(plain_text.or(user_text.map(|result_text| result_text.text)).map(Message::user));
         Ok(())
     }
 
-    fn tool_result(self, part: &Value, place: &str) -> Result<Message, ApiError> {
-        let id = field(part, "tool_use_id", place)?.to_owned();
+    fn tool_result(self, part: &Value, field_path: &str) -> Result<Message, ApiError> {
+        let id = field(part, "tool_use_id", field_path)?.to_owned();
         let content = match &part["content"] {
             Value::Null => String::new(),
-            content => self.result(content, &format!("{place}.content"))?,
+            content => self.result(content, &format!("{field_path}.content"))?,
         };
         let failed = content.is_empty() && part["is_error"] == true;
-        let content = if failed { FAILED.to_owned() } else { content };
+        let content = if failed { FAILED_RESULT.to_owned() } else { content };
         Ok(Message { tool_call_id: Some(id), ..Message::tool(content) })
     }
 
     /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
     /// to hosted tools are omitted and counted.
-    pub(crate) fn assistant(self, content: &Value, place: &str) -> Result<Message, ApiError> {
-        let (mut thoughts, mut said, mut calls) = (String::new(), String::new(), Vec::new());
-        let whole = self.each(content, place, |kind, part, place| {
+    pub(crate) fn assistant(self, content: &Value, field_path: &str) -> Result<Message, ApiError> {
+        let (mut reasoning, mut spoken_text, mut calls) = (String::new(), String::new(), Vec::new());
+        let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
-                "thinking" if !part[kind].is_array() => thoughts += field(part, kind, place)?,
-                "thinking" | "reasoning" => thoughts += &thought(part),
+                "thinking" if !part[kind].is_array() => reasoning += field(part, kind, field_path)?,
+                "thinking" | "reasoning" => reasoning += &reasoning_of(part),
                 // Only the provider that wrote this part can read it.
                 "redacted_thinking" => {}
-                "tool_use" => calls.push(call(part, place)?),
+                "tool_use" => calls.push(call(part, field_path)?),
                 hosted if is_hosted_part(hosted) => {
                     self.gateway.unknown_field(self.api, &format!("content[type={hosted}]"));
                 }
-                _ => match text_of(kind, part, place)? {
-                    Some(text) => said += text,
+                _ => match text_of(kind, part, field_path)? {
+                    Some(text) => spoken_text += text,
                     None => {
-                        return Err(refused(kind, place, "text, thinking, redacted_thinking or tool_use"));
+                        return Err(unsupported_part(
+                            kind,
+                            field_path,
+                            "text, thinking, redacted_thinking or tool_use",
+                        ));
                     }
                 },
             }
             Ok(())
         })?;
-        let reasoning_content = (!thoughts.is_empty()).then_some(thoughts);
-        Ok(Message { reasoning_content, ..Message::calls(whole.unwrap_or(said), calls) })
+        let reasoning_content = (!reasoning.is_empty()).then_some(reasoning);
+        Ok(Message { reasoning_content, ..Message::calls(plain_text.unwrap_or(spoken_text), calls) })
     }
 
     /// Appends a part that is a text, a textual document or a search result. Returns whether the part
@@ -176,30 +188,30 @@ impl Parts<'_> {
         self,
         kind: &str,
         part: &Value,
-        place: &str,
+        field_path: &str,
         all: &mut PartsText,
         hides: bool,
     ) -> Result<bool, ApiError> {
-        if let Some(text) = text_of(kind, part, place)? {
+        if let Some(text) = text_of(kind, part, field_path)? {
             all.text(text);
             return Ok(true);
         }
         let of = |name: &str| part[name].as_str();
-        let inner = |content: &Value, place: &str| match hides {
-            true => self.result(content, place),
-            false => self.text(content, place),
+        let inner = |content: &Value, field_path: &str| match hides {
+            true => self.result(content, field_path),
+            false => self.text(content, field_path),
         };
         match (kind, part["source"]["type"].as_str()) {
             ("document", Some("text")) => {
-                let data = field(&part["source"], "data", &format!("{place}.source"))?;
+                let data = field(&part["source"], "data", &format!("{field_path}.source"))?;
                 all.document([of("title"), of("context"), Some(data)]);
             }
             ("document", Some("content")) => {
-                let content = inner(&part["source"]["content"], &format!("{place}.source.content"))?;
+                let content = inner(&part["source"]["content"], &format!("{field_path}.source.content"))?;
                 all.document([of("title"), of("context"), Some(&content)]);
             }
             ("search_result", _) => {
-                let content = inner(&part["content"], &format!("{place}.content"))?;
+                let content = inner(&part["content"], &format!("{field_path}.content"))?;
                 all.document([of("title"), of("source"), Some(&content)]);
             }
             _ => return Ok(false),
@@ -208,7 +220,7 @@ impl Parts<'_> {
     }
 
     /// Counts a part that cannot be shown, and appends a line that names its type.
-    fn hide(self, kind: &str, all: &mut PartsText) {
+    fn add_hidden(self, kind: &str, all: &mut PartsText) {
         self.gateway.unknown_field(self.api, &format!("tool_result[type={kind}]"));
         all.text("");
         if !all.text.is_empty() && !all.text.ends_with('\n') {
@@ -218,8 +230,8 @@ impl Parts<'_> {
     }
 }
 
-/// Returns whether chat completions do not define the type of a part, but [`Parts::user`] or
-/// [`Parts::assistant`] can parse it.
+/// Returns whether chat completions do not define the type of a part, but [`ContentParser::user`] or
+/// [`ContentParser::assistant`] can parse it.
 pub(crate) fn is_foreign(part: &Value) -> bool {
     const KINDS: [&str; 7] = [
         "document",
@@ -241,13 +253,13 @@ fn is_hosted_part(kind: &str) -> bool {
 }
 
 /// Returns the reasoning text that a client sends as a string, a list of parts or a single part.
-pub(crate) fn thought(value: &Value) -> String {
+pub(crate) fn reasoning_of(value: &Value) -> String {
     const FIELDS: [&str; 5] = ["thinking", "text", "reasoning", "content", "summary"];
     match value {
         Value::String(text) => text.clone(),
-        Value::Array(parts) => parts.iter().map(thought).collect(),
+        Value::Array(parts) => parts.iter().map(reasoning_of).collect(),
         Value::Object(fields) => {
-            let mut found = FIELDS.iter().filter_map(|name| fields.get(*name)).map(thought);
+            let mut found = FIELDS.iter().filter_map(|name| fields.get(*name)).map(reasoning_of);
             found.find(|text| !text.is_empty()).unwrap_or_default()
         }
         _ => String::new(),
@@ -255,41 +267,47 @@ pub(crate) fn thought(value: &Value) -> String {
 }
 
 /// Returns a field of a part or an item. The field must be a string.
-pub(crate) fn field<'a>(part: &'a Value, name: &str, place: &str) -> Result<&'a str, ApiError> {
+pub(crate) fn field<'a>(part: &'a Value, name: &str, field_path: &str) -> Result<&'a str, ApiError> {
     part[name].as_str().ok_or_else(|| {
-        let param = format!("{place}.{name}");
+        let param = format!("{field_path}.{name}");
         let message = format!("{param} is {}, not a text", part[name]);
         ApiError::field(&param, message)
     })
 }
 
 /// Returns the text of a part, or `None` if the part has another type.
-pub(crate) fn text_of<'a>(kind: &str, part: &'a Value, place: &str) -> Result<Option<&'a str>, ApiError> {
+pub(crate) fn text_of<'a>(
+    kind: &str,
+    part: &'a Value,
+    field_path: &str,
+) -> Result<Option<&'a str>, ApiError> {
     match (part, kind) {
         (Value::String(text), _) => Ok(Some(text)),
-        (_, "text" | "input_text" | "output_text" | "summary_text") => field(part, "text", place).map(Some),
-        (_, "refusal") => field(part, "refusal", place).map(Some),
+        (_, "text" | "input_text" | "output_text" | "summary_text") => {
+            field(part, "text", field_path).map(Some)
+        }
+        (_, "refusal") => field(part, "refusal", field_path).map(Some),
         _ => Ok(None),
     }
 }
 
 /// Returns the error for a part whose type is not supported. `known` lists the supported types.
-pub(crate) fn refused(kind: &str, place: &str, known: &str) -> ApiError {
+pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> ApiError {
     let is_media = ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
     let message = match kind {
-        "" => format!("{place} has no type; it is {known}"),
+        "" => format!("{field_path} has no type; it is {known}"),
         _ if is_media => {
             format!(
-                "{place} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
+                "{field_path} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
             )
         }
-        _ => format!("{place} is of type {kind:?}, which is not supported here; it is {known}"),
+        _ => format!("{field_path} is of type {kind:?}, which is not supported here; it is {known}"),
     };
-    ApiError::field(place, message)
+    ApiError::field(field_path, message)
 }
 
-fn call(part: &Value, place: &str) -> Result<ToolCall, ApiError> {
+fn call(part: &Value, field_path: &str) -> Result<ToolCall, ApiError> {
     let arguments = part.get("input").cloned().map(Arguments::from).unwrap_or_default();
-    let [id, name] = ["id", "name"].map(|name| field(part, name, place).map(str::to_owned));
+    let [id, name] = ["id", "name"].map(|name| field(part, name, field_path).map(str::to_owned));
     Ok(ToolCall { id: id?, name: name?, arguments })
 }

@@ -6,11 +6,11 @@ use std::time::Duration;
 use levade_tree::Kind;
 use serde_json::{Value, json};
 
-use crate::testing::Served;
+use crate::testing::TestGateway;
 
 const TASK: &str = "What is 12 * 3?";
 
-fn asks(question: &str, system: Option<&str>, tools: bool) -> Value {
+fn request_body(question: &str, system: Option<&str>, tools: bool) -> Value {
     let system = system.map(|text| json!({ "role": "system", "content": text }));
     let user = json!({ "role": "user", "content": question });
     let messages: Vec<Value> = system.into_iter().chain([user]).collect();
@@ -24,7 +24,7 @@ fn asks(question: &str, system: Option<&str>, tools: bool) -> Value {
 
 /// Returns the agents of the sampled segments after these calls.
 async fn agents(calls: &[Value]) -> Vec<String> {
-    let served = Served::scripted(&["Hello.", "36."]);
+    let served = TestGateway::scripted(&["Hello.", "36."]);
     for call in calls {
         served.post("/v1/chat/completions", call).await.json();
     }
@@ -38,9 +38,12 @@ async fn agents(calls: &[Value]) -> Vec<String> {
 
 #[tokio::test]
 async fn question_before_task_is_a_probe() {
-    let task = asks(TASK, None, true);
-    assert_eq!(agents(&[asks("say hello", None, false), task.clone()]).await, ["default.probe", "default"]);
-    let instructed = asks("ping", Some("You are helpful."), false);
+    let task = request_body(TASK, None, true);
+    assert_eq!(
+        agents(&[request_body("say hello", None, false), task.clone()]).await,
+        ["default.probe", "default"]
+    );
+    let instructed = request_body("ping", Some("You are helpful."), false);
     assert_eq!(agents(&[instructed.clone(), task.clone()]).await, ["default.probe", "default"]);
     let twice = [instructed.clone(), instructed, task].to_vec();
     assert_eq!(agents(&twice).await, ["default.probe", "default.probe", "default"]);
@@ -48,15 +51,18 @@ async fn question_before_task_is_a_probe() {
 
 #[tokio::test]
 async fn task_calls_are_not_probes() {
-    let task = asks(TASK, None, true);
-    let hello = asks("say hello", None, false);
+    let task = request_body(TASK, None, true);
+    let hello = request_body("say hello", None, false);
     // An agent without tools; a plan that quotes the task; a question that is part of the task; a
     // call after the first.
     assert_eq!(agents(std::slice::from_ref(&hello)).await, ["default"]);
-    assert_eq!(agents(&[hello.clone(), asks("What now?", None, false)]).await, ["default", "default"]);
-    let plan = asks(&format!("Plan this: {TASK}"), None, false);
+    assert_eq!(
+        agents(&[hello.clone(), request_body("What now?", None, false)]).await,
+        ["default", "default"]
+    );
+    let plan = request_body(&format!("Plan this: {TASK}"), None, false);
     assert_eq!(agents(&[plan, task.clone()]).await, ["default", "default"]);
-    let part = asks("12 * 3", None, false);
+    let part = request_body("12 * 3", None, false);
     assert_eq!(agents(&[part, task.clone()]).await, ["default", "default"]);
     assert_eq!(agents(&[task.clone(), hello.clone()]).await, ["default", "default"]);
     // A conversation that continues.

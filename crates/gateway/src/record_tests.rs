@@ -8,7 +8,7 @@ use levade_conversation::Origin;
 use serde_json::{Value, json};
 use tower::ServiceExt;
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{OUTSIDE_KEY, TestGateway};
 
 const CHAT: &str = "/v1/chat/completions";
 const COMPLETIONS: &str = "/v1/completions";
@@ -25,9 +25,9 @@ fn chunks(stream: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn failed_completion_is_recorded_up_to_failure() {
-    let served = Served::failing();
-    let answer = served.post(CHAT, &question()).await;
-    assert!(!answer.status.is_success(), "{}", answer.text);
+    let served = TestGateway::failing();
+    let response_body = served.post(CHAT, &question()).await;
+    assert!(!response_body.status.is_success(), "{}", response_body.text);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let call = &recorded.calls[0];
     assert!(call.error.is_some() && call.tokens > 0, "{call:?}");
@@ -36,11 +36,11 @@ async fn failed_completion_is_recorded_up_to_failure() {
 
 #[tokio::test]
 async fn choices_are_recorded_in_index_order() {
-    let served = Served::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
+    let served = TestGateway::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
     let mut body = question();
     body["n"] = 2.into();
-    let told = served.post(CHAT, &body).await.json();
-    assert_eq!(told["choices"][1]["message"]["content"], "No.");
+    let reported_body = served.post(CHAT, &body).await.json();
+    assert_eq!(reported_body["choices"][1]["message"]["content"], "No.");
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     let contents: Vec<&str> = recorded.calls.iter().map(|call| call.content.as_str()).collect();
     assert_eq!(contents, ["A long reply, which ends last.", "No."]);
@@ -48,7 +48,7 @@ async fn choices_are_recorded_in_index_order() {
 
 #[tokio::test]
 async fn empty_completion_is_recorded() {
-    let served = Served::scripted(&["", "Yes."]);
+    let served = TestGateway::scripted(&["", "Yes."]);
     let mut body = question();
     served.post(CHAT, &body).await;
     let next = [json!({ "role": "assistant", "content": "" }), json!({ "role": "user", "content": "So?" })];
@@ -60,13 +60,13 @@ async fn empty_completion_is_recorded() {
 #[tokio::test]
 async fn restored_stop_string_continues_conversation() {
     for put_back in ["", "STOP"] {
-        let served = Served::scripted(&["So. STOP", "Yes."]);
+        let served = TestGateway::scripted(&["So. STOP", "Yes."]);
         let mut body = question();
         body["stop"] = "STOP".into();
-        let told = served.post(CHAT, &body).await.json();
-        let said = told["choices"][0]["message"]["content"].as_str().unwrap();
-        assert_eq!(said, "So. ");
-        let sent = json!({ "role": "assistant", "content": format!("{said}{put_back}") });
+        let reported_body = served.post(CHAT, &body).await.json();
+        let text = reported_body["choices"][0]["message"]["content"].as_str().unwrap();
+        assert_eq!(text, "So. ");
+        let sent = json!({ "role": "assistant", "content": format!("{text}{put_back}") });
         body["messages"].as_array_mut().unwrap().extend([sent, json!({ "role": "user", "content": "So?" })]);
         served.post(CHAT, &body).await;
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
@@ -81,7 +81,7 @@ async fn completion_with_calls_matches_with_or_without_stop_string() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
     for text in [format!("So. {call} Now STOP"), "So. <tool_call>{oops}</tool_call> Now STOP".into()] {
         for put_back in ["", "STOP"] {
-            let served = Served::scripted(&[&text, "Yes."]);
+            let served = TestGateway::scripted(&[&text, "Yes."]);
             let mut body = question();
             body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
             body["stop"] = "STOP".into();
@@ -115,13 +115,13 @@ async fn edited_arguments_fork_and_equivalent_json_continues() {
         (r#"{"a": "say 'a  b'"}"#, r#"{"a": "say 'a b'"}"#, false),
         (r#"{"a": true}"#, r#"{"a": 1}"#, false),
     ] {
-        let served = Served::scripted(&[&call(written), "Yes."]);
+        let served = TestGateway::scripted(&[&call(written), "Yes."]);
         let mut body = question();
         body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
-        let mut reply = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
-        reply["tool_calls"][0]["function"]["arguments"] = sent.into();
-        let result = json!({ "role": "tool", "tool_call_id": reply["tool_calls"][0]["id"], "content": "7" });
-        body["messages"].as_array_mut().unwrap().extend([reply, result]);
+        let mut assistant_message = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        assistant_message["tool_calls"][0]["function"]["arguments"] = sent.into();
+        let result = json!({ "role": "tool", "tool_call_id": assistant_message["tool_calls"][0]["id"], "content": "7" });
+        body["messages"].as_array_mut().unwrap().extend([assistant_message, result]);
         served.post(CHAT, &body).await;
         assert_eq!(served.origins()[1] == Origin::Continued, continues, "{written} {sent}");
     }
@@ -129,9 +129,9 @@ async fn edited_arguments_fork_and_equivalent_json_continues() {
 
 #[tokio::test]
 async fn retried_body_returns_same_completions_per_prompt() {
-    let served = Served::scripted(&["one", "two", "three"]);
+    let served = TestGateway::scripted(&["one", "two", "three"]);
     let body = json!({ "prompt": ["a", "b", "c"] }).to_string();
-    let mut answers = Vec::new();
+    let mut responses = Vec::new();
     for retries in ["0", "1"] {
         let request = Request::builder().method("POST").uri(COMPLETIONS);
         let request = request.header("content-type", "application/json");
@@ -140,41 +140,41 @@ async fn retried_body_returns_same_completions_per_prompt() {
             request.header("x-stainless-retry-count", retries).body(Body::from(body.clone())).unwrap();
         let response = served.router().oneshot(request).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
-        let answer: Value = serde_json::from_slice(&bytes).unwrap();
-        let choices = answer["choices"].as_array().unwrap().clone();
+        let response_body: Value = serde_json::from_slice(&bytes).unwrap();
+        let choices = response_body["choices"].as_array().unwrap().clone();
         let texts = choices.iter().map(|choice| choice["text"].as_str().unwrap().to_owned());
-        answers.push(texts.collect::<Vec<_>>());
+        responses.push(texts.collect::<Vec<_>>());
     }
-    assert_eq!(answers[1], answers[0]);
-    answers[0].sort();
-    assert_eq!(answers[0], ["one", "three", "two"]);
+    assert_eq!(responses[1], responses[0]);
+    responses[0].sort();
+    assert_eq!(responses[0], ["one", "three", "two"]);
     assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 3);
 }
 
 #[tokio::test]
 async fn completion_stream_reports_all_tokens() {
     // Tokens that complete no character have no text, but must be reported.
-    let served = |reply: &str, reads_prompt: bool| match reads_prompt {
+    let served = |assistant_message: &str, reads_prompt: bool| match reads_prompt {
         // Scripted samplers return no log-probabilities of prompts.
-        true => Served::simulated(9),
-        false => Served::scripted(&[reply]),
+        true => TestGateway::simulated(9),
+        false => TestGateway::scripted(&[assistant_message]),
     };
-    for reply in ["é😀a", "abc"] {
+    for assistant_message in ["é😀a", "abc"] {
         for (echo, logprobs) in [(false, false), (false, true), (true, true), (true, false)] {
             let mut body = json!({ "prompt": "Say", "return_token_ids": true, "echo": echo, "max_tokens": 9, "seed": 7 });
             if logprobs {
                 body["logprobs"] = 1.into();
             }
-            let whole = served(reply, echo && logprobs).post(COMPLETIONS, &body).await.json();
+            let full = served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.json();
             body["stream"] = true.into();
-            let stream = served(reply, echo && logprobs).post(COMPLETIONS, &body).await.text;
+            let stream = served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.text;
             let choices: Vec<Value> =
                 chunks(&stream).iter().map(|chunk| chunk["choices"][0].clone()).collect();
             let all = |path: &str| -> Vec<Value> {
                 let lists = choices.iter().filter_map(|choice| choice.pointer(path)?.as_array().cloned());
                 lists.flatten().collect()
             };
-            let want = &whole["choices"][0];
+            let want = &full["choices"][0];
             assert_eq!(json!(all("/token_ids")), want["token_ids"], "{echo} {logprobs}: {stream}");
             let text: String = choices.iter().filter_map(|choice| choice["text"].as_str()).collect();
             assert_eq!(text, want["text"], "{stream}");
@@ -195,20 +195,20 @@ async fn completion_stream_reports_all_tokens() {
 
 #[tokio::test]
 async fn only_unknown_models_return_model_not_found() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let mut body = question();
     body["model"] = "other".into();
-    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
-    assert_eq!(answer["error"]["code"], "model_not_found", "{answer}");
+    let response_body = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
+    assert_eq!(response_body["error"]["code"], "model_not_found", "{response_body}");
     let reference = json!({ "model": "tiny", "input": [{ "type": "item_reference", "id": "msg_1" }] });
-    let answer = served.post("/v1/responses", &reference).await;
-    assert_eq!(answer.status, 404, "{}", answer.text);
-    assert_eq!(answer.json()["error"]["code"], Value::Null, "{}", answer.text);
-    let answer = served.send("GET", "/v1/nowhere", STRANGER, "").await;
+    let response_body = served.post("/v1/responses", &reference).await;
+    assert_eq!(response_body.status, 404, "{}", response_body.text);
+    assert_eq!(response_body.json()["error"]["code"], Value::Null, "{}", response_body.text);
+    let response_body = served.send("GET", "/v1/nowhere", OUTSIDE_KEY, "").await;
     assert_eq!(
-        (answer.status.as_u16(), &answer.json()["error"]["code"]),
+        (response_body.status.as_u16(), &response_body.json()["error"]["code"]),
         (404, &Value::Null),
         "{}",
-        answer.text
+        response_body.text
     );
 }

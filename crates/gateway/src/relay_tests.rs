@@ -14,8 +14,8 @@ use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver};
 
 use crate::session::Session;
-use crate::testing::{Answer as Reply, LIMITS, Served};
-use crate::{Route, SessionOptions, When};
+use crate::testing::{LIMITS, TestGateway, TestResponse as Reply};
+use crate::{CallPattern, Route, SessionOptions};
 
 /// Chat API that returns the deltas in `parts`, and records its queries.
 #[derive(Default)]
@@ -47,19 +47,19 @@ fn parts() -> Vec<Result<ChatDelta, ApiError>> {
     let mut message = Message::calls("So be it.", vec![call]);
     message.reasoning_content = Some("Hm.".into());
     let finish = FinishReason::StopId;
-    let answer = ChatCompletion { message, finish, prompt_tokens: 21, tokens: 9, reasoning_tokens: 2 };
-    let said = ["So ", "be it."].map(|text| ChatDelta::Text(text.into()));
+    let response = ChatCompletion { message, finish, prompt_tokens: 21, tokens: 9, reasoning_tokens: 2 };
+    let sent_text = ["So ", "be it."].map(|text| ChatDelta::Text(text.into()));
     let all = [ChatDelta::Reasoning("Hm.".into())]
         .into_iter()
-        .chain(said)
-        .chain([ChatDelta::Done(Box::new(answer))]);
+        .chain(sent_text)
+        .chain([ChatDelta::Done(Box::new(response))]);
     all.map(Ok).collect()
 }
 
 /// Creates a gateway with an attempt of two agents: `default`, which samples tokens, and `judge`,
 /// which uses the external chat API.
-fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
-    let served = Served::scripted(&["Yes."]);
+fn gateway_with_parrot(parrot: Parrot) -> (TestGateway, Arc<Session>, Arc<Parrot>) {
+    let served = TestGateway::scripted(&["Yes."]);
     let parrot = Arc::new(parrot);
     let judge = Party::new(
         "api",
@@ -70,8 +70,8 @@ fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
     );
     let judge = Party { agent: "judge".into(), ..judge };
     let mut routes = served.session.options.routes.clone();
-    let when = When { models: vec!["api".into()], ..When::default() };
-    routes.push(Route { party: Arc::new(judge), when });
+    let pattern = CallPattern { models: vec!["api".into()], ..CallPattern::default() };
+    routes.push(Route { party: Arc::new(judge), pattern });
     let session = served.gateway.open(SessionOptions {
         rollout: "r".into(),
         attempt: "mixed".into(),
@@ -82,7 +82,7 @@ fn served(parrot: Parrot) -> (Served, Arc<Session>, Arc<Parrot>) {
     (served, session, parrot)
 }
 
-async fn post(served: &Served, session: &Session, path: &str, body: &Value) -> Reply {
+async fn post(served: &TestGateway, session: &Session, path: &str, body: &Value) -> Reply {
     served.send("POST", path, session.key(), &body.to_string()).await
 }
 
@@ -92,15 +92,16 @@ fn question(text: &str) -> Value {
 
 #[tokio::test]
 async fn every_dialect_returns_external_completion() {
-    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let (served, session, _) =
+        gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
-    let whole = post(&served, &session, "/v1/chat/completions", &body).await.json();
-    let message = &whole["choices"][0]["message"];
+    let full = post(&served, &session, "/v1/chat/completions", &body).await.json();
+    let message = &full["choices"][0]["message"];
     assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So be it."), &json!("Hm.")));
     assert_eq!(message["tool_calls"][0]["function"]["name"], "add");
-    assert_eq!(whole["choices"][0]["finish_reason"], "tool_calls");
+    assert_eq!(full["choices"][0]["finish_reason"], "tool_calls");
     assert_eq!(
-        (&whole["usage"]["prompt_tokens"], &whole["usage"]["completion_tokens"]),
+        (&full["usage"]["prompt_tokens"], &full["usage"]["completion_tokens"]),
         (&json!(21), &json!(9))
     );
 
@@ -131,22 +132,27 @@ async fn every_dialect_returns_external_completion() {
 
 #[tokio::test]
 async fn request_options_are_forwarded_to_chat_api() {
-    let (served, session, parrot) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let (served, session, parrot) =
+        gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
     body["temperature"] = 0.5.into();
     body["tool_choice"] = "required".into();
     body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
     body["response_format"] = json!({ "type": "json_object" });
     assert_eq!(post(&served, &session, "/v1/chat/completions", &body).await.status, StatusCode::OK);
-    let asked = parrot.queries.lock().unwrap();
-    assert_eq!((asked[0].sampling.temperature, &asked[0].tool_choice), (Some(0.5), &ToolChoice::Required));
-    assert_eq!((asked[0].tools.len(), asked[0].messages.len()), (1, 1));
-    assert_eq!(asked[0].constraint, Some(Constraint::JsonObject));
+    let requested = parrot.queries.lock().unwrap();
+    assert_eq!(
+        (requested[0].sampling.temperature, &requested[0].tool_choice),
+        (Some(0.5), &ToolChoice::Required)
+    );
+    assert_eq!((requested[0].tools.len(), requested[0].messages.len()), (1, 1));
+    assert_eq!(requested[0].constraint, Some(Constraint::JsonObject));
 }
 
 #[tokio::test]
 async fn external_histories_are_recorded_once_as_messages() {
-    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let (served, session, _) =
+        gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let mut body = question("1?");
     let first = post(&served, &session, "/v1/chat/completions", &body).await.json();
     let messages = body["messages"].as_array_mut().unwrap();
@@ -177,7 +183,8 @@ async fn external_histories_are_recorded_once_as_messages() {
 
 #[tokio::test]
 async fn tools_of_chat_api_are_recorded_when_they_change() {
-    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let (served, session, _) =
+        gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     for names in [&["add"][..], &["add"], &["add", "sub"], &[], &[]] {
         let tools = names.iter().map(|name| json!({ "type": "function", "function": { "name": name } }));
         let mut body = question("1?");
@@ -196,19 +203,20 @@ async fn tools_of_chat_api_are_recorded_when_they_change() {
 async fn chat_api_errors_keep_status_and_are_recorded() {
     let busy = ApiError::new(ErrorKind::Busy(Duration::from_secs(3)), "come back");
     let (served, session, _) =
-        self::served(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
-    let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
+        self::gateway_with_parrot(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
+    let response = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
     assert_eq!(
-        (answer.status, &answer.headers["retry-after"]),
+        (response.status, &response.headers["retry-after"]),
         (StatusCode::TOO_MANY_REQUESTS, &"3".parse().unwrap())
     );
     assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty(), "nothing was said");
 
     // The API breaks off in the middle of a completion.
     let started = parts().into_iter().take(2).collect();
-    let (served, session, _) = self::served(Parrot { parts: Mutex::new(started), ..Parrot::default() });
-    let answer = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
+    let (served, session, _) =
+        self::gateway_with_parrot(Parrot { parts: Mutex::new(started), ..Parrot::default() });
+    let response = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{}", response.text);
     let external = session.close(Duration::from_secs(5)).await.0.external;
     assert_eq!(external[0].reply.content.as_str(), "So ");
     assert!(external[0].fault.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
@@ -218,22 +226,23 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
 async fn silent_call_ends_with_attempt_and_keeps_text() {
     let started = parts().into_iter().take(2).collect();
     let (served, session, _) =
-        served(Parrot { parts: Mutex::new(started), hangs: true, ..Parrot::default() });
+        gateway_with_parrot(Parrot { parts: Mutex::new(started), hangs: true, ..Parrot::default() });
     let mut body = question("1?");
     body["stream"] = true.into();
-    let (asked, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {
+    let (requested, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         session.close(Duration::from_secs(5)).await.0
     });
-    let (answer, recorded) = tokio::join!(asked, closed);
-    assert!(answer.text.contains("So "), "{}", answer.text);
+    let (response, recorded) = tokio::join!(requested, closed);
+    assert!(response.text.contains("So "), "{}", response.text);
     assert_eq!(recorded.external[0].reply.content.as_str(), "So ");
     assert_eq!(recorded.external[0].finish, FinishReason::Aborted);
 }
 
 #[tokio::test]
 async fn token_requests_to_chat_api_are_rejected() {
-    let (served, session, _) = served(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
+    let (served, session, _) =
+        gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     let chat = |field: &str, value: Value| {
         let mut body = question("1?");
         body[field] = value;
@@ -251,8 +260,8 @@ async fn token_requests_to_chat_api_are_rejected() {
         ("/v1/chat/completions", chat("n", json!(2))),
         ("/v1/chat/completions", chat("messages", json!([]))),
     ] {
-        let answer = post(&served, &session, path, &body).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", answer.text);
+        let response = post(&served, &session, path, &body).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", response.text);
     }
     assert!(session.close(Duration::from_secs(5)).await.0.external.is_empty());
 }

@@ -14,7 +14,7 @@ pub(crate) async fn reward(incoming: IncomingRequest) -> Response {
 }
 
 fn note(incoming: IncomingRequest) -> Result<(), ApiError> {
-    let (session, body) = incoming.of_reward()?;
+    let (session, body) = incoming.into_reward()?;
     let reward: Reward = read(&body)?;
     session.reward(reward)
 }

@@ -13,13 +13,13 @@ pub struct Route {
     /// Party that answers the agent's calls.
     pub party: Arc<Party>,
     /// Properties of calls that belong to the agent although they do not name the agent.
-    pub when: When,
+    pub pattern: CallPattern,
 }
 
 /// Properties of an agent's calls. A call must have all properties that are set. If none is set, no
 /// call matches.
 #[derive(Debug, Clone, Default)]
-pub struct When {
+pub struct CallPattern {
     /// Names of models that only this agent requests.
     pub models: Vec<String>,
     /// Regular expression that must match somewhere in the call's leading instructions.
@@ -30,12 +30,12 @@ pub struct When {
     pub has_tools: Option<bool>,
 }
 
-impl When {
+impl CallPattern {
     fn is_empty(&self) -> bool {
         self.models.is_empty() && self.system.is_none() && self.tools.is_empty() && self.has_tools.is_none()
     }
 
-    fn holds(&self, Call { model, request }: &Call) -> bool {
+    fn matches(&self, Call { model, request }: &Call) -> bool {
         let has = |name: &String| request.tools.iter().any(|tool| tool.name == *name);
         !self.is_empty()
             && (self.models.is_empty() || self.models.contains(model))
@@ -60,8 +60,10 @@ pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) 
     let of = |name: &str| routes.iter().find(|route| route.party.agent == name);
     match named {
         Some(name) => of(name),
-        None => {
-            routes.iter().find(|route| route.when.holds(call)).or_else(|| of("default")).or(routes.first())
-        }
+        None => routes
+            .iter()
+            .find(|route| route.pattern.matches(call))
+            .or_else(|| of("default"))
+            .or(routes.first()),
     }
 }

@@ -10,7 +10,7 @@ use levade_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest,
 /// Sampler that returns scripted texts in their order, one per call, with one token per byte. Starts
 /// again after the last text.
 #[derive(Debug)]
-pub struct Scripted {
+pub struct ScriptedSampler {
     texts: Mutex<VecDeque<String>>,
     /// Token that ends a completion.
     end: u32,
@@ -18,10 +18,10 @@ pub struct Scripted {
     pace: Duration,
 }
 
-impl Scripted {
+impl ScriptedSampler {
     /// Creates a sampler of `texts`, which ends each completion with the token `end`.
     pub fn new(texts: &[&str], end: u32) -> Self {
-        Scripted {
+        ScriptedSampler {
             texts: Mutex::new(texts.iter().map(|text| (*text).to_owned()).collect()),
             end,
             pace: Duration::ZERO,
@@ -31,7 +31,7 @@ impl Scripted {
     /// Returns the sampler with the delay `pace` before each token.
     #[must_use]
     pub fn paced(self, pace: Duration) -> Self {
-        Scripted { pace, ..self }
+        ScriptedSampler { pace, ..self }
     }
 
     fn next(&self) -> Option<String> {
@@ -43,7 +43,7 @@ impl Scripted {
 }
 
 #[async_trait]
-impl Sampler for Scripted {
+impl Sampler for ScriptedSampler {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         if request.params.grammar.is_some() {
             return Err(PolicyError::Invalid("a script keeps to no grammar".into()));
@@ -53,7 +53,7 @@ impl Sampler for Scripted {
         let (end, pace, params) = (self.end, self.pace, request.params);
         tokio::spawn(async move {
             let ids = text.bytes().map(u32::from).chain([end]);
-            let (mut said, mut finish) = (Vec::new(), FinishReason::StopId);
+            let (mut completion_text, mut finish) = (Vec::new(), FinishReason::StopId);
             for (at, id) in ids.enumerate() {
                 if at == params.max_tokens {
                     finish = FinishReason::Length;
@@ -66,8 +66,8 @@ impl Sampler for Scripted {
                 if sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 })).is_err() {
                     return;
                 }
-                said.extend(u8::try_from(id));
-                if params.stop_strings.iter().any(|stop| said.ends_with(stop.as_bytes())) {
+                completion_text.extend(u8::try_from(id));
+                if params.stop_strings.iter().any(|stop| completion_text.ends_with(stop.as_bytes())) {
                     finish = FinishReason::StopString;
                     break;
                 }

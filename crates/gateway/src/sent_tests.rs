@@ -8,7 +8,7 @@ use levade_text::testing::{family_chat, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, ToolProtocol};
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{OUTSIDE_KEY, TestGateway};
 
 const CHAT: &str = "/v1/chat/completions";
 const MESSAGES: &str = "/v1/messages";
@@ -45,27 +45,27 @@ fn request(path: &str, has_tools: bool) -> Value {
 
 /// Returns the parts of a completion as the client receives them, in order: `thought …`, `text …` or
 /// `call …`.
-async fn told(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
-    responses_from(&Served::scripted(&[text]), path, body, streams).await
+async fn sent_parts(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
+    responses_from(&TestGateway::scripted(&[text]), path, body, streams).await
 }
 
 /// Like [`told`], for the next completion of `served`.
-async fn responses_from(served: &Served, path: &str, body: &Value, streams: bool) -> Vec<String> {
+async fn responses_from(served: &TestGateway, path: &str, body: &Value, streams: bool) -> Vec<String> {
     let mut body = body.clone();
     body["stream"] = streams.into();
-    let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
-    assert!(answer.status.is_success(), "{}", answer.text);
+    let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
+    assert!(response.status.is_success(), "{}", response.text);
     match (path, streams) {
-        (CHAT, false) => chat_texts(&[answer.json()["choices"][0]["message"].clone()]),
+        (CHAT, false) => chat_texts(&[response.json()["choices"][0]["message"].clone()]),
         (CHAT, true) => {
-            let frames = answer.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
+            let frames = response.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
             let chunks = frames.filter_map(|data| serde_json::from_str::<Value>(data).ok());
             chat_texts(&chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>())
         }
-        (MESSAGES, false) => block_texts(answer.json()["content"].as_array().unwrap()),
+        (MESSAGES, false) => block_texts(response.json()["content"].as_array().unwrap()),
         (MESSAGES, true) => {
             let mut blocks: Vec<Value> = Vec::new();
-            for event in answer.events() {
+            for event in response.events() {
                 if event["type"] == "content_block_start" {
                     blocks.push(event["content_block"].clone());
                 }
@@ -81,8 +81,8 @@ async fn responses_from(served: &Served, path: &str, body: &Value, streams: bool
             }
             block_texts(&blocks)
         }
-        (_, false) => item_texts(answer.json()["output"].as_array().unwrap()),
-        (_, true) => item_texts(answer.events().last().unwrap()["response"]["output"].as_array().unwrap()),
+        (_, false) => item_texts(response.json()["output"].as_array().unwrap()),
+        (_, true) => item_texts(response.events().last().unwrap()["response"]["output"].as_array().unwrap()),
     }
 }
 
@@ -135,7 +135,7 @@ async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
                 .extend(want.iter().filter(|part| part.starts_with("call ")).map(|part| (*part).to_owned()));
         }
         for streams in [false, true] {
-            assert_eq!(told(text, path, &body, streams).await, expected, "{path} {streams}: {text:?}");
+            assert_eq!(sent_parts(text, path, &body, streams).await, expected, "{path} {streams}: {text:?}");
         }
     }
 }
@@ -166,7 +166,7 @@ async fn parts_keep_order_in_every_api() {
 
 #[tokio::test]
 async fn arguments_are_equal_in_every_api_and_stream() {
-    for (written, told) in [
+    for (written, sent) in [
         ("123456789012345678901234567890", "123456789012345678901234567890"),
         ("0.1000000000000000055511151231257827", "0.1000000000000000055511151231257827"),
         ("1.50", "1.50"),
@@ -174,8 +174,8 @@ async fn arguments_are_equal_in_every_api_and_stream() {
         ("-0", "-0"),
         (r#""\ud83d\ude00\/""#, "\"😀/\""),
     ] {
-        let reply = call(&format!("{{\"b\": 1, \"a\": {written}}}"));
-        check(&reply, &json!({}), true, &[&format!("call {{\"b\":1,\"a\":{told}}}")]).await;
+        let completion = call(&format!("{{\"b\": 1, \"a\": {written}}}"));
+        check(&completion, &json!({}), true, &[&format!("call {{\"b\":1,\"a\":{sent}}}")]).await;
     }
     // A string cannot contain half of a surrogate pair, so the client receives the call as text.
     let lone = call(r#"{"a": "\ud83d"}"#);
@@ -194,7 +194,7 @@ async fn calls_are_text_without_permitted_tools() {
         let mut body = request(path, true);
         body["tool_choice"] = choice;
         for streams in [false, true] {
-            assert_eq!(told(&text, path, &body, streams).await, want, "{path} {streams}");
+            assert_eq!(sent_parts(&text, path, &body, streams).await, want, "{path} {streams}");
         }
     }
 }
@@ -207,7 +207,7 @@ async fn calls_without_tags_are_parsed_in_streams() {
         for streams in [false, true] {
             let chat = family_chat(ToolProtocol::Hermes, options.clone()).unwrap();
             let format = Format::new(Arc::new(chat), History::default());
-            let served = Served::in_format(&[text], format);
+            let served = TestGateway::with_format(&[text], format);
             let found = responses_from(&served, path, &request(path, true), streams).await;
             assert_eq!(found, ["thought Hm.", "text So:", r#"call {"a":"1"}"#], "{path} {streams}");
         }
@@ -227,13 +227,13 @@ async fn template_error_is_returned_to_client() {
         (RESPONSES, json!({ "input": [], "instructions": "Be brief." })),
     ] {
         let chat = Chat::new(tiny_tokenizer().unwrap(), Some(source), ChatOptions::default()).unwrap();
-        let served = Served::in_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
-        let answer = served.post(path, &body).await;
-        assert_eq!(answer.status, 400, "{path}: {}", answer.text);
-        assert!(answer.text.contains("No user query found in messages."), "{path}: {}", answer.text);
+        let served = TestGateway::with_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
+        let response = served.post(path, &body).await;
+        assert_eq!(response.status, 400, "{path}: {}", response.text);
+        assert!(response.text.contains("No user query found in messages."), "{path}: {}", response.text);
         // Another template accepts the same messages.
-        let answer = Served::scripted(&["Yes."]).post(path, &body).await;
-        assert_eq!(answer.status, 200, "{path}: {}", answer.text);
+        let response = TestGateway::scripted(&["Yes."]).post(path, &body).await;
+        assert_eq!(response.status, 200, "{path}: {}", response.text);
     }
 }
 
@@ -244,12 +244,12 @@ async fn text_keeps_surrounding_white_space() {
         // Whether the client sends the text back with or without its white space, it matches the
         // completion.
         for sent in [text, text.trim()] {
-            let served = Served::scripted(&[text, "Bye."]);
+            let served = TestGateway::scripted(&[text, "Bye."]);
             let mut body = request(CHAT, true);
             served.post(CHAT, &body).await;
-            let reply = json!({ "role": "assistant", "content": sent });
+            let completion = json!({ "role": "assistant", "content": sent });
             let next = json!({ "role": "user", "content": "So?" });
-            body["messages"].as_array_mut().unwrap().extend([reply, next]);
+            body["messages"].as_array_mut().unwrap().extend([completion, next]);
             served.post(CHAT, &body).await;
             assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{sent:?}");
         }
@@ -277,15 +277,15 @@ async fn stop_strings_are_removed_from_all_parts() {
             let mut body = request(path, true);
             body[field] = stops.clone();
             for streams in [false, true] {
-                assert_eq!(told(text, path, &body, streams).await, want, "{path} {streams}: {text:?}");
+                assert_eq!(sent_parts(text, path, &body, streams).await, want, "{path} {streams}: {text:?}");
             }
         }
         // The response contains the stop string that ended the completion.
         if want.len() == 1 {
             let mut body = request(MESSAGES, true);
             body["stop_sequences"] = stops.clone();
-            let answer = Served::scripted(&[text]).post(MESSAGES, &body).await.json();
-            assert_eq!(Some(&answer["stop_sequence"]), stops.as_array().unwrap().last(), "{text}");
+            let response = TestGateway::scripted(&[text]).post(MESSAGES, &body).await.json();
+            assert_eq!(Some(&response["stop_sequence"]), stops.as_array().unwrap().last(), "{text}");
         }
     }
 }
@@ -295,7 +295,7 @@ async fn format_fields_are_applied_or_rejected_in_every_api() {
     let schema = json!({ "type": "object", "properties": { "k": { "const": "v" } }, "required": ["k"],
         "additionalProperties": false });
     for path in [CHAT, MESSAGES, RESPONSES] {
-        let served = Served::formed(60);
+        let served = TestGateway::with_grammars(60);
         for (field, value) in [
             ("guided_json", schema.clone()),
             ("structured_outputs", json!({ "json": schema })),
@@ -309,14 +309,14 @@ async fn format_fields_are_applied_or_rejected_in_every_api() {
         ] {
             let mut body = request(path, false);
             body[field] = value;
-            let answer = served.send("POST", path, STRANGER, &body.to_string()).await.json();
-            let said = match path {
-                CHAT => &answer["choices"][0]["message"]["content"],
-                MESSAGES => &answer["content"][0]["text"],
-                _ => &answer["output"][0]["content"][0]["text"],
+            let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await.json();
+            let sent_text = match path {
+                CHAT => &response["choices"][0]["message"]["content"],
+                MESSAGES => &response["content"][0]["text"],
+                _ => &response["output"][0]["content"][0]["text"],
             };
-            let said: Value = serde_json::from_str(said.as_str().unwrap()).unwrap();
-            assert_eq!(said, json!({ "k": "v" }), "{path} {field}");
+            let sent_text: Value = serde_json::from_str(sent_text.as_str().unwrap()).unwrap();
+            assert_eq!(sent_text, json!({ "k": "v" }), "{path} {field}");
         }
         for (field, value) in [
             ("response_format", json!({ "type": "grammar" })),
@@ -326,16 +326,16 @@ async fn format_fields_are_applied_or_rejected_in_every_api() {
         ] {
             let mut body = request(path, false);
             body[field] = value;
-            let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
-            assert_eq!(answer.status, 400, "{path} {field}");
-            assert!(answer.text.contains(field), "{path}: {}", answer.text);
+            let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
+            assert_eq!(response.status, 400, "{path} {field}");
+            assert!(response.text.contains(field), "{path}: {}", response.text);
         }
     }
 }
 
 #[tokio::test]
 async fn null_fields_are_absent() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for (path, field, value) in [
         (CHAT, "stream_options", json!({ "include_usage": null })),
         (CHAT, "stream_options", json!(null)),
@@ -356,10 +356,10 @@ async fn null_fields_are_absent() {
             body = json!({ "model": "tiny", "prompt": "Hi" });
         }
         (body[field], body["stream"]) = (value, true.into());
-        let answer = served.send("POST", path, STRANGER, &body.to_string()).await;
-        assert_eq!(answer.status, 200, "{path} {field}: {}", answer.text);
+        let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
+        assert_eq!(response.status, 200, "{path} {field}: {}", response.text);
         let is_openai = path == CHAT || path == "/v1/completions";
-        assert!(!is_openai || !answer.text.contains("usage"), "{}", answer.text);
+        assert!(!is_openai || !response.text.contains("usage"), "{}", response.text);
     }
     // The name of the model, and a call's id and type, are optional.
     let mut body = request(CHAT, true);
@@ -368,13 +368,13 @@ async fn null_fields_are_absent() {
         { "id": null, "type": null, "function": { "name": "add", "arguments": "{}" } }] });
     let result = json!({ "role": "tool", "tool_call_id": null, "name": null, "content": "7" });
     body["messages"].as_array_mut().unwrap().extend([sent, result]);
-    let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
-    assert_eq!(answer.status, 200, "{}", answer.text);
+    let response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
+    assert_eq!(response.status, 200, "{}", response.text);
 }
 
 #[tokio::test]
 async fn unsupported_fields_are_accepted_with_neutral_value() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for (field, value, status) in [
         ("use_beam_search", json!(false), 200),
         ("use_beam_search", json!(null), 200),
@@ -385,14 +385,14 @@ async fn unsupported_fields_are_accepted_with_neutral_value() {
     ] {
         let mut body = request(CHAT, false);
         body[field] = value.clone();
-        let answer = served.send("POST", CHAT, STRANGER, &body.to_string()).await;
-        assert_eq!(answer.status, status, "{field} {value}: {}", answer.text);
+        let response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
+        assert_eq!(response.status, status, "{field} {value}: {}", response.text);
     }
 }
 
 #[tokio::test]
 async fn lone_surrogates_in_requests_are_rejected_by_name() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for escaped in [r"\ud83d", r"x\ud800y", r"\udc00\ud83d", r"\udc00"] {
         for (path, body) in [
             (CHAT, r#"{"model": "tiny", "messages": [{"role": "user", "content": "TEXT"}]}"#),
@@ -404,9 +404,9 @@ async fn lone_surrogates_in_requests_are_rejected_by_name() {
             ("/v1/completions", r#"{"model": "tiny", "prompt": "TEXT"}"#),
             ("/tokenize", r#"{"model": "tiny", "prompt": "TEXT"}"#),
         ] {
-            let answer = served.send("POST", path, STRANGER, &body.replace("TEXT", escaped)).await;
-            assert_eq!(answer.status, 400, "{path}: {}", answer.text);
-            assert!(answer.text.contains("half of a surrogate pair"), "{path}: {}", answer.text);
+            let response = served.send("POST", path, OUTSIDE_KEY, &body.replace("TEXT", escaped)).await;
+            assert_eq!(response.status, 400, "{path}: {}", response.text);
+            assert!(response.text.contains("half of a surrogate pair"), "{path}: {}", response.text);
         }
     }
     // In the arguments of a call, which are JSON text, lone surrogates are kept unchanged.

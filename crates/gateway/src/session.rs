@@ -106,7 +106,7 @@ impl Session {
     /// Returns the transcript of an earlier call with the same body that no client reads now and
     /// whose end no client has received. If there is none and `retries` is true, returns the newest
     /// call with the same body. Failed calls are not returned, so that they are sampled again.
-    pub(crate) fn repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
+    pub(crate) fn find_repeated(&self, body: u128, retries: bool) -> Option<Arc<Transcript>> {
         let mut state = self.state();
         let now = Instant::now();
         state.repeats.retain(|_, calls| {

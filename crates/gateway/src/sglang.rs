@@ -16,7 +16,8 @@ use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    CollectedCompletion, Dialect, IncomingRequest, answer, failed, frame, gather_all, json as document, read,
+    CollectedCompletion, Dialect, IncomingRequest, error_response, frame, gather_all, json as document, read,
+    write_response,
 };
 use crate::openai::{self, finite, structured, weight_versions};
 use levade_call::ApiError;
@@ -34,20 +35,20 @@ const MAX_NEW_TOKENS: usize = 128;
 /// One value for all prompts of a batch, or one value for each prompt.
 #[derive(Clone, Deserialize)]
 #[serde(untagged, expecting = "it is neither such a value nor a list of such, one for each prompt")]
-enum Each<T> {
+enum PerPrompt<T> {
     One(T),
     Many(Vec<T>),
 }
 
-impl<T: Clone> Each<T> {
+impl<T: Clone> PerPrompt<T> {
     /// Returns the value for the prompt with the index `at` among `count` prompts.
-    fn of(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
+    fn value_for(&self, field: &str, at: usize, count: usize) -> Result<T, ApiError> {
         match self {
-            Each::One(one) => Ok(one.clone()),
-            Each::Many(many) if many.len() == count => Ok(many[at].clone()),
-            Each::Many(many) => {
+            PerPrompt::One(value) => Ok(value.clone()),
+            PerPrompt::Many(values) if values.len() == count => Ok(values[at].clone()),
+            PerPrompt::Many(values) => {
                 let message =
-                    format!("{field} has {} entries for {count} prompts; give one for each", many.len());
+                    format!("{field} has {} entries for {count} prompts; give one for each", values.len());
                 Err(ApiError::field(field, message))
             }
         }
@@ -59,13 +60,13 @@ impl<T: Clone> Each<T> {
 struct Request {
     model: Option<String>,
     lora_path: Option<String>,
-    rid: Option<Each<String>>,
-    text: Option<Each<String>>,
+    rid: Option<PerPrompt<String>>,
+    text: Option<PerPrompt<String>>,
     input_ids: Option<Ids>,
-    sampling_params: Option<Each<Map<String, Value>>>,
-    return_logprob: Option<Each<bool>>,
-    logprob_start_len: Option<Each<i64>>,
-    top_logprobs_num: Option<Each<usize>>,
+    sampling_params: Option<PerPrompt<Map<String, Value>>>,
+    return_logprob: Option<PerPrompt<bool>>,
+    logprob_start_len: Option<PerPrompt<i64>>,
+    top_logprobs_num: Option<PerPrompt<usize>>,
     return_text_in_logprobs: Option<bool>,
     stream: Option<bool>,
     #[serde(flatten)]
@@ -83,27 +84,29 @@ enum Ids {
 /// Handles `POST /generate`.
 pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
-    let Prepared { caller, mut calls, mut writers, is_batch, streams } = match prepare(&gateway, incoming) {
-        Ok(prepared) => prepared,
-        Err(found) => return failed(&found, &openai::fault(&found)),
-    };
+    let PreparedCalls { caller, mut calls, mut writers, is_batch, streams } =
+        match prepare(&gateway, incoming) {
+            Ok(prepared) => prepared,
+            Err(found) => return error_response(&found, &openai::error_body(&found)),
+        };
     if !is_batch && let (Some(call), Some(writer)) = (calls.pop(), writers.pop()) {
         let started = gateway.call(&caller, call).await;
-        return answer(started, writer, streams, ping).await;
+        return write_response(started, writer, streams, ping).await;
     }
     match gather_all(&gateway, &caller, calls).await {
         Ok(found) => {
-            let answers = writers.iter().zip(found);
-            let all: Vec<Value> =
-                answers.flat_map(|(writer, (head, replies))| writer.replies(&head, replies)).collect();
+            let responses = writers.iter().zip(found);
+            let all: Vec<Value> = responses
+                .flat_map(|(writer, (head, completions))| writer.completion_values(&head, completions))
+                .collect();
             document(StatusCode::OK, &all.into())
         }
-        Err(found) => failed(&found, &openai::fault(&found)),
+        Err(found) => error_response(&found, &openai::error_body(&found)),
     }
 }
 
 /// A validated request.
-struct Prepared {
+struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
     /// Writers of the responses, one for each call.
@@ -112,13 +115,13 @@ struct Prepared {
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, ApiError> {
-    let (caller, body) = incoming.in_order()?;
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
+    let (caller, body) = incoming.into_call()?;
     let mut request: Request = read(&body)?;
-    openai::notice(gateway, API, &request.rest)?;
+    openai::check_fields(gateway, API, &request.rest)?;
     let (inputs, is_batch) = match (request.text.take(), request.input_ids.take()) {
-        (Some(Each::One(text)), None) => (vec![Input::Text(text)], false),
-        (Some(Each::Many(texts)), None) => (texts.into_iter().map(Input::Text).collect(), true),
+        (Some(PerPrompt::One(text)), None) => (vec![Input::Text(text)], false),
+        (Some(PerPrompt::Many(texts)), None) => (texts.into_iter().map(Input::Text).collect(), true),
         (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
         (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
         _ => return Err(ApiError::field("input_ids", "give either input_ids or text")),
@@ -133,30 +136,31 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, Api
     let count = inputs.len();
     let (mut calls, mut writers) = (Vec::with_capacity(count), Vec::with_capacity(count));
     for (at, input) in inputs.into_iter().enumerate() {
-        let (call, writer) = one(gateway, &caller, &request, input, (at, count))?;
+        let (call, writer) = parse_call(gateway, &caller, &request, input, (at, count))?;
         calls.push(call);
         writers.push(writer);
     }
-    Ok(Prepared { caller, calls, writers, is_batch, streams })
+    Ok(PreparedCalls { caller, calls, writers, is_batch, streams })
 }
 
 /// Returns the call with the index `at` among `count` calls, and the writer of its response.
-fn one(
+fn parse_call(
     gateway: &Gateway,
     caller: &Caller,
     request: &Request,
     input: Input,
     (at, count): (usize, usize),
 ) -> Result<(Call, Writer), ApiError> {
-    fn of<T: Clone>(
-        each: Option<&Each<T>>,
+    fn optional_value_for<T: Clone>(
+        each: Option<&PerPrompt<T>>,
         field: &str,
         (at, count): (usize, usize),
     ) -> Result<Option<T>, ApiError> {
-        each.map(|each| each.of(field, at, count)).transpose()
+        each.map(|each| each.value_for(field, at, count)).transpose()
     }
-    let place = (at, count);
-    let mut params = of(request.sampling_params.as_ref(), "sampling_params", place)?.unwrap_or_default();
+    let field_path = (at, count);
+    let mut params = optional_value_for(request.sampling_params.as_ref(), "sampling_params", field_path)?
+        .unwrap_or_default();
     let flag = |params: &mut Map<String, Value>, name: &str, default| match params.remove(name) {
         None | Some(Value::Null) => Ok(default),
         Some(Value::Bool(value)) => Ok(value),
@@ -164,7 +168,7 @@ fn one(
     };
     let skip_special = flag(&mut params, "skip_special_tokens", true)?;
     let trims = !flag(&mut params, "no_stop_trim", false)?;
-    let constraint = form(&mut params)?;
+    let constraint = parse_format(&mut params)?;
     for (theirs, ours) in
         [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")]
     {
@@ -172,36 +176,39 @@ fn one(
             params.insert(ours.into(), value);
         }
     }
-    let asked = openai::split(&mut params)?;
-    openai::notice(gateway, "sglang.sampling_params", &params)?;
-    let mut sampling = asked.sampling()?;
+    let requested = openai::take_sampling_fields(&mut params)?;
+    openai::check_fields(gateway, "sglang.sampling_params", &params)?;
+    let mut sampling = requested.sampling()?;
     sampling.max_tokens = sampling.max_tokens.or(Some(MAX_NEW_TOKENS));
-    let logprobs = of(request.return_logprob.as_ref(), "return_logprob", place)?.unwrap_or(false);
-    let top = of(request.top_logprobs_num.as_ref(), "top_logprobs_num", place)?.unwrap_or(0);
-    let start = of(request.logprob_start_len.as_ref(), "logprob_start_len", place)?.unwrap_or(-1);
+    let logprobs =
+        optional_value_for(request.return_logprob.as_ref(), "return_logprob", field_path)?.unwrap_or(false);
+    let top =
+        optional_value_for(request.top_logprobs_num.as_ref(), "top_logprobs_num", field_path)?.unwrap_or(0);
+    let start = optional_value_for(request.logprob_start_len.as_ref(), "logprob_start_len", field_path)?
+        .unwrap_or(-1);
     let start = usize::try_from(start).ok().filter(|_| logprobs);
     sampling.logprobs = logprobs.then_some(top);
     sampling.prompt_logprobs = start.map(|_| top);
     let model = request.model.as_ref().or(request.lora_path.as_ref()).cloned().unwrap_or_default();
     let request_of_call =
-        CallRequest { n: asked.replies()?, sampling, constraint, ..CallRequest::new(input) };
+        CallRequest { n: requested.num_completions()?, sampling, constraint, ..CallRequest::new(input) };
     let call = Call { model, request: request_of_call };
     let writer = Writer {
         chat: gateway.chat_of(caller, &call)?,
-        rid: of(request.rid.as_ref(), "rid", place)?,
+        rid: optional_value_for(request.rid.as_ref(), "rid", field_path)?,
         logprobs,
         start,
         top,
         texts: request.return_text_in_logprobs.unwrap_or(false),
         skip_special,
         trims,
-        told: (0..call.request.n).map(|_| Partial::default()).collect(),
+        outputs: (0..call.request.n).map(|_| ChoiceOutput::default()).collect(),
     };
     Ok((call, writer))
 }
 
 /// Returns the format constraint in the sampling parameters, and removes it from the parameters.
-fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
+fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
     let (schema, pattern) = (take("json_schema"), take("regex"));
     if take("ebnf").is_some() {
@@ -218,7 +225,7 @@ fn form(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError>
             return Err(ApiError::field("sampling_params.regex", message));
         }
     };
-    structured::either(schema, pattern)
+    structured::at_most_one(schema, pattern)
 }
 
 /// Writer of responses in SGLang's format.
@@ -238,12 +245,12 @@ struct Writer {
     /// Whether the text omits the stop string or stop token that ended the completion.
     trims: bool,
     /// Output of each choice so far.
-    told: Vec<Partial>,
+    outputs: Vec<ChoiceOutput>,
 }
 
 /// Output of a choice so far.
 #[derive(Default)]
-struct Partial {
+struct ChoiceOutput {
     text: String,
     prompt: Vec<Token>,
     tokens: Vec<Token>,
@@ -284,10 +291,10 @@ impl Writer {
     }
 
     fn tops(&self, tokens: &[Token]) -> Vec<Value> {
-        let one = |token: &Token| {
+        let value = |token: &Token| {
             token.top.iter().map(|(id, logprob)| self.triplet(*id, Some(*logprob))).collect::<Vec<_>>().into()
         };
-        tokens.iter().map(one).collect()
+        tokens.iter().map(value).collect()
     }
 
     /// Adds the log-probabilities of the prompt tokens from the index `start`. As in SGLang, the
@@ -308,8 +315,14 @@ impl Writer {
     }
 
     /// Returns a completion in SGLang's format. `end` is `None` if the completion has not ended.
-    fn reply(&self, head: &Head, index: usize, reply: &Partial, end: Option<&End>) -> Value {
-        let Partial { text, prompt, tokens } = reply;
+    fn completion_value(
+        &self,
+        head: &Head,
+        index: usize,
+        completion: &ChoiceOutput,
+        end: Option<&End>,
+    ) -> Value {
+        let ChoiceOutput { text, prompt, tokens } = completion;
         let id = self.rid.as_deref().unwrap_or(&head.id);
         let mut meta = json!({
             "id": if head.n == 1 { id.to_owned() } else { format!("{id}_{index}") },
@@ -332,17 +345,17 @@ impl Writer {
     }
 
     /// Returns the completions of one prompt.
-    fn replies(&self, head: &Head, replies: Vec<CollectedCompletion>) -> Vec<Value> {
-        let one = |(index, CollectedCompletion { prompt, tokens, end, .. })| {
+    fn completion_values(&self, head: &Head, completions: Vec<CollectedCompletion>) -> Vec<Value> {
+        let value = |(index, CollectedCompletion { prompt, tokens, end, .. })| {
             let text = self.text(&tokens, Some(&end));
-            self.reply(head, index, &Partial { text, prompt, tokens }, Some(&end))
+            self.completion_value(head, index, &ChoiceOutput { text, prompt, tokens }, Some(&end))
         };
-        replies.into_iter().enumerate().map(one).collect()
+        completions.into_iter().enumerate().map(value).collect()
     }
 
     /// Returns a frame with the output of the choice `index` so far.
-    fn told(&self, head: &Head, index: usize, end: Option<&End>) -> String {
-        let mut value = self.reply(head, index, &self.told[index], end);
+    fn choice_frame(&self, head: &Head, index: usize, end: Option<&End>) -> String {
+        let mut value = self.completion_value(head, index, &self.outputs[index], end);
         if head.n > 1 {
             value["index"] = index.into();
         }
@@ -350,8 +363,8 @@ impl Writer {
     }
 }
 
-fn speech(piece: &CompletionDelta) -> Option<&str> {
-    match piece {
+fn speech(delta: &CompletionDelta) -> Option<&str> {
+    match delta {
         CompletionDelta::Speech(text) => Some(text),
         _ => None,
     }
@@ -368,41 +381,41 @@ fn finish(end: &End, tokens: &[Token]) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        openai::fault(found)
+    fn error_body(&self, found: &ApiError) -> Value {
+        openai::error_body(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
-        let mut replies = self.replies(head, replies);
-        match replies.pop_if(|_| head.n == 1) {
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
+        let mut completions = self.completion_values(head, completions);
+        match completions.pop_if(|_| head.n == 1) {
             Some(only) => only,
-            None => replies.into(),
+            None => completions.into(),
         }
     }
 
-    fn begin(&mut self, _head: &Head) -> String {
+    fn start_frames(&mut self, _head: &Head) -> String {
         String::new()
     }
 
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { choice, tokens } => {
-                self.told[*choice].prompt.extend(tokens.iter().cloned());
+                self.outputs[*choice].prompt.extend(tokens.iter().cloned());
                 String::new()
             }
-            Event::Delta { choice, pieces, tokens } => {
-                self.told[*choice].tokens.extend(tokens.iter().cloned());
+            Event::Delta { choice, deltas, tokens } => {
+                self.outputs[*choice].tokens.extend(tokens.iter().cloned());
                 match self.skip_special {
-                    true => self.told[*choice].text.extend(pieces.iter().filter_map(speech)),
-                    false => self.told[*choice].text = self.text(&self.told[*choice].tokens, None),
+                    true => self.outputs[*choice].text.extend(deltas.iter().filter_map(speech)),
+                    false => self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None),
                 }
-                if tokens.is_empty() { String::new() } else { self.told(head, *choice, None) }
+                if tokens.is_empty() { String::new() } else { self.choice_frame(head, *choice, None) }
             }
             Event::Ended { choice, end } => {
-                self.told[*choice].text = self.text(&self.told[*choice].tokens, Some(end));
-                self.told(head, *choice, Some(end))
+                self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, Some(end));
+                self.choice_frame(head, *choice, Some(end))
             }
-            Event::Failed(found) => frame(None, &openai::fault(found)),
+            Event::Failed(found) => frame(None, &openai::error_body(found)),
             Event::Done => "data: [DONE]\n\n".into(),
         }
     }

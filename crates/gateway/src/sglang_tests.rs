@@ -2,24 +2,24 @@ use axum::http::StatusCode;
 use levade_text::testing::IM_END;
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{OUTSIDE_KEY, TestGateway};
 
 const PATH: &str = "/generate";
 
-async fn ask(served: &Served, body: &Value) -> Value {
-    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-    answer.json()
+async fn send_request(served: &TestGateway, body: &Value) -> Value {
+    let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
+    response.json()
 }
 
 #[tokio::test]
 async fn response_reports_ids_and_logprob_triplets() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     let body = json!({
         "rid": "r1", "input_ids": [72, 105], "return_logprob": true, "logprob_start_len": -1,
         "sampling_params": { "max_new_tokens": 9, "temperature": 1.0, "skip_special_tokens": true },
     });
-    let found = ask(&served, &body).await;
+    let found = send_request(&served, &body).await;
     assert_eq!((&found["text"], &found["output_ids"]), (&json!("ab"), &json!([97, 98, IM_END])));
     let meta = &found["meta_info"];
     assert_eq!(meta["id"], "r1");
@@ -43,14 +43,14 @@ async fn text_is_trimmed_by_client_parameters() {
         (json!({ "no_stop_trim": true }), "abcd"),
         (json!({ "max_new_tokens": 2 }), "ab"),
     ] {
-        let served = Served::scripted(&["abcd"]);
+        let served = TestGateway::scripted(&["abcd"]);
         let mut body = json!({ "text": "Hi", "sampling_params": params });
-        let found = ask(&served, &body).await;
+        let found = send_request(&served, &body).await;
         assert_eq!(found["text"], text, "{params}");
         // The last chunk of a stream contains the complete output.
         body["stream"] = true.into();
-        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
-        let frames = answer.text.strip_suffix("\n\ndata: [DONE]\n\n").unwrap().split("\n\n");
+        let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
+        let frames = response.text.strip_suffix("\n\ndata: [DONE]\n\n").unwrap().split("\n\n");
         let chunks: Vec<Value> = frames
             .map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap())
             .collect();
@@ -66,27 +66,27 @@ async fn text_is_trimmed_by_client_parameters() {
 
 #[tokio::test]
 async fn sampling_params_of_wrong_type_or_range_are_rejected() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     for (params, expected) in [
         (json!({ "skip_special_tokens": "no" }), "skip_special_tokens = \"no\""),
         (json!({ "no_stop_trim": 1 }), "no_stop_trim = 1"),
         (json!({ "top_k": -5 }), "top_k = -5"),
     ] {
         let body = json!({ "text": "Hi", "sampling_params": params });
-        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{params}: {}", answer.text);
-        assert!(answer.text.contains(&expected.replace('"', "\\\"")), "{}", answer.text);
+        let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{params}: {}", response.text);
+        assert!(response.text.contains(&expected.replace('"', "\\\"")), "{}", response.text);
     }
 }
 
 #[tokio::test]
 async fn prompt_logprobs_start_at_requested_index() {
-    let served = Served::simulated(4);
+    let served = TestGateway::simulated(4);
     let mut body = json!({
         "input_ids": [72, 105, 33], "return_logprob": true, "logprob_start_len": 0, "top_logprobs_num": 2,
         "sampling_params": { "max_new_tokens": 4, "ignore_eos": true }, "return_text_in_logprobs": true,
     });
-    let all = ask(&served, &body).await;
+    let all = send_request(&served, &body).await;
     let all = &all["meta_info"];
     let known = all["input_token_logprobs"].as_array().unwrap();
     assert_eq!((known.len(), &known[0]), (3, &json!([null, 72, "H"])));
@@ -95,19 +95,19 @@ async fn prompt_logprobs_start_at_requested_index() {
     assert_eq!((tops[0].is_null(), tops[1].as_array().unwrap().len()), (true, 2));
     assert_eq!(all["output_top_logprobs"].as_array().unwrap().len(), 4);
     body["logprob_start_len"] = 1.into();
-    let later = ask(&served, &body).await;
+    let later = send_request(&served, &body).await;
     let later = later["meta_info"]["input_token_logprobs"].as_array().unwrap().clone();
     assert_eq!((later.len(), &later[0], &later[1]), (2, &json!([null, 105, "i"]), &known[2]));
 }
 
 #[tokio::test]
 async fn batch_returns_completions_in_order() {
-    let served = Served::simulated(3);
+    let served = TestGateway::simulated(3);
     let body = json!({
         "input_ids": [[72], [105, 33]], "rid": ["a", "b"],
         "sampling_params": [{ "max_new_tokens": 2, "n": 2, "ignore_eos": true }, { "max_new_tokens": 3, "ignore_eos": true }],
     });
-    let found = ask(&served, &body).await;
+    let found = send_request(&served, &body).await;
     let facts: Vec<(&str, u64, u64)> = found
         .as_array()
         .unwrap()
@@ -122,9 +122,9 @@ async fn batch_returns_completions_in_order() {
     for (field, value) in [("rid", json!(["a"])), ("sampling_params", json!([{}])), ("stream", json!(true))] {
         let mut wrong = body.clone();
         wrong[field] = value;
-        let answer = served.send("POST", PATH, STRANGER, &wrong.to_string()).await;
+        let response = served.send("POST", PATH, OUTSIDE_KEY, &wrong.to_string()).await;
         assert_eq!(
-            (answer.status, &answer.json()["error"]["param"]),
+            (response.status, &response.json()["error"]["param"]),
             (StatusCode::BAD_REQUEST, &json!(field))
         );
     }
@@ -132,17 +132,17 @@ async fn batch_returns_completions_in_order() {
 
 #[tokio::test]
 async fn stream_of_several_choices_reports_index() {
-    let served = Served::simulated(3);
+    let served = TestGateway::simulated(3);
     let body = json!({ "input_ids": [72], "stream": true, "sampling_params": { "n": 2 } });
-    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
+    let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
     for index in 0..2 {
-        assert!(answer.text.contains(&format!("\"index\":{index}")), "{}", answer.text);
+        assert!(response.text.contains(&format!("\"index\":{index}")), "{}", response.text);
     }
 }
 
 #[tokio::test]
 async fn unsupported_requests_are_rejected_by_name() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     for (body, param) in [
         (json!({ "sampling_params": {} }), "input_ids"),
         (json!({ "input_ids": [1], "text": "a" }), "input_ids"),
@@ -153,15 +153,15 @@ async fn unsupported_requests_are_rejected_by_name() {
         (json!({ "input_ids": [1], "token_ids_logprob": [3] }), "token_ids_logprob"),
         (json!({ "input_ids": [1], "return_hidden_states": true }), "return_hidden_states"),
     ] {
-        let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{body}: {}", answer.text);
-        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text);
+        let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{body}: {}", response.text);
+        assert_eq!(response.json()["error"]["param"], param, "{}", response.text);
     }
 }
 
 #[tokio::test]
 async fn info_endpoints_describe_model() {
-    let served = Served::simulated(3);
+    let served = TestGateway::simulated(3);
     for (path, field, value) in [
         ("/version", "version", json!(env!("CARGO_PKG_VERSION"))),
         ("/get_model_info", "model_path", json!("tiny")),
@@ -173,22 +173,25 @@ async fn info_endpoints_describe_model() {
         ("/v1/models", "object", json!("list")),
     ] {
         let (theirs, ours) =
-            (served.send("GET", path, STRANGER, "").await, format!("{}{path}", served.session.path()));
+            (served.send("GET", path, OUTSIDE_KEY, "").await, format!("{}{path}", served.session.path()));
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{path}");
         let theirs = served.send("GET", &ours, served.session.key(), "").await;
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{ours}");
         if path != "/version" {
             assert_eq!(
-                served.send("GET", &ours, STRANGER, "").await.status,
+                served.send("GET", &ours, OUTSIDE_KEY, "").await.status,
                 StatusCode::UNAUTHORIZED,
                 "{ours}"
             );
         }
     }
-    assert_eq!(served.send("GET", "/ping", STRANGER, "").await.status, StatusCode::OK);
-    assert_eq!(served.send("GET", "/model_info?model=x", STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(served.send("GET", "/ping", OUTSIDE_KEY, "").await.status, StatusCode::OK);
+    assert_eq!(
+        served.send("GET", "/model_info?model=x", OUTSIDE_KEY, "").await.status,
+        StatusCode::NOT_FOUND
+    );
     // A model that cannot sample is unhealthy.
-    let silent = Served::scripted(&[]);
-    let answer = silent.send("GET", "/health_generate", STRANGER, "").await;
-    assert_eq!(answer.status, StatusCode::SERVICE_UNAVAILABLE, "{}", answer.text);
+    let silent = TestGateway::scripted(&[]);
+    let response = silent.send("GET", "/health_generate", OUTSIDE_KEY, "").await;
+    assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{}", response.text);
 }

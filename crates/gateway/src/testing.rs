@@ -15,16 +15,16 @@ use serde_json::Value;
 use tower::ServiceExt;
 
 use crate::http::router;
-use crate::scripted::Scripted;
+use crate::scripted::ScriptedSampler;
 use crate::session::Session;
-use crate::{Gateway, Model, Options, Route, SessionOptions, When};
+use crate::{CallPattern, Gateway, Model, Options, Route, SessionOptions};
 
 /// Key of callers outside of the attempt.
-pub(crate) const STRANGER: &str = "sk-test";
+pub(crate) const OUTSIDE_KEY: &str = "sk-test";
 
 /// Completions with unusual structure: text after a call, no text, only reasoning, unfinished
 /// reasoning, only whitespace.
-pub(crate) const ODD: [&str; 5] = [
+pub(crate) const UNUSUAL_COMPLETIONS: [&str; 5] = [
     "One.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>\nTwo.",
     "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>",
     "<think>\nAll of it.\n</think>",
@@ -57,13 +57,13 @@ pub(crate) type ContextPolicy = (Budget, Option<Arc<Summarizer>>);
 
 /// Response of a gateway.
 #[derive(Debug)]
-pub(crate) struct Answer {
+pub(crate) struct TestResponse {
     pub status: StatusCode,
     pub headers: HeaderMap,
     pub text: String,
 }
 
-impl Answer {
+impl TestResponse {
     /// Returns the response as a JSON document.
     pub(crate) fn json(&self) -> Value {
         assert_eq!(self.headers["content-type"], "application/json", "{}", self.text);
@@ -94,16 +94,16 @@ fn simulator() -> SimulatorConfig {
 }
 
 /// A gateway with one model and one attempt.
-pub(crate) struct Served {
+pub(crate) struct TestGateway {
     pub gateway: Gateway,
     pub session: Arc<Session>,
     pub format: Arc<Format>,
 }
 
-impl Served {
+impl TestGateway {
     /// Creates a gateway whose model returns `texts`, one per call.
     pub(crate) fn scripted(texts: &[&str]) -> Self {
-        Self::new(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default())
+        Self::new(Arc::new(ScriptedSampler::new(texts, IM_END)), 1000, Options::default())
     }
 
     /// Creates a gateway whose model samples random tokens, at most `tokens` per completion.
@@ -113,7 +113,7 @@ impl Served {
 
     /// Creates a gateway whose model samples random tokens, at most `tokens` per completion, within
     /// the grammar of the call.
-    pub(crate) fn formed(tokens: usize) -> Self {
+    pub(crate) fn with_grammars(tokens: usize) -> Self {
         let vocabulary = Vocabulary::new(FORMAT.chat().tokenizer());
         let simulator = Simulator::new(simulator()).with_grammars(Arc::new(vocabulary));
         Self::new(Arc::new(simulator), tokens, Options::default())
@@ -137,47 +137,50 @@ impl Served {
         Self::paced_with(texts, pace, Options::default())
     }
 
-    /// Like [`Served::paced`], with the options `options`.
+    /// Like [`TestGateway::paced`], with the options `options`.
     pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
-        Self::with(Arc::new(Scripted::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
+        Self::with_sampler(Arc::new(ScriptedSampler::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
     }
 
     /// Creates a gateway whose attempt has other limits.
-    pub(crate) fn limited(texts: &[&str], limits: Limits) -> Self {
-        Self::with(Arc::new(Scripted::new(texts, IM_END)), 1000, Options::default(), limits)
+    pub(crate) fn with_limits(texts: &[&str], limits: Limits) -> Self {
+        Self::with_sampler(Arc::new(ScriptedSampler::new(texts, IM_END)), 1000, Options::default(), limits)
     }
 
     /// Creates a gateway whose model returns `texts`, with a context policy for the attempt.
-    pub(crate) fn within(texts: &[&str], context: impl Fn(&Arc<Party>) -> ContextPolicy) -> Self {
-        let sampler = Arc::new(Scripted::new(texts, IM_END));
-        Self::under(sampler, 1000, Options::default(), LIMITS, context)
+    pub(crate) fn with_context_policy(
+        texts: &[&str],
+        context: impl Fn(&Arc<Party>) -> ContextPolicy,
+    ) -> Self {
+        let sampler = Arc::new(ScriptedSampler::new(texts, IM_END));
+        Self::with_limits_and_policy(sampler, 1000, Options::default(), LIMITS, context)
     }
 
     fn new(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options) -> Self {
-        Self::with(sampler, max_tokens, options, LIMITS)
+        Self::with_sampler(sampler, max_tokens, options, LIMITS)
     }
 
-    fn with(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: Limits) -> Self {
-        Self::under(sampler, max_tokens, options, limits, |_| (Budget::NONE, None))
+    fn with_sampler(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: Limits) -> Self {
+        Self::with_limits_and_policy(sampler, max_tokens, options, limits, |_| (Budget::NONE, None))
     }
 
-    fn under(
+    fn with_limits_and_policy(
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
         options: Options,
         limits: Limits,
         context: impl Fn(&Arc<Party>) -> ContextPolicy,
     ) -> Self {
-        Self::writing(Arc::clone(&FORMAT), sampler, max_tokens, options, limits, context)
+        Self::build(Arc::clone(&FORMAT), sampler, max_tokens, options, limits, context)
     }
 
     /// Creates a gateway whose model returns `texts` and renders conversations in `format`.
-    pub(crate) fn in_format(texts: &[&str], format: Format) -> Self {
-        let sampler = Arc::new(Scripted::new(texts, IM_END));
-        Self::writing(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| (Budget::NONE, None))
+    pub(crate) fn with_format(texts: &[&str], format: Format) -> Self {
+        let sampler = Arc::new(ScriptedSampler::new(texts, IM_END));
+        Self::build(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| (Budget::NONE, None))
     }
 
-    fn writing(
+    fn build(
         format: Arc<Format>,
         sampler: Arc<dyn Sampler>,
         max_tokens: usize,
@@ -199,11 +202,11 @@ impl Served {
         let session = gateway.open(SessionOptions {
             rollout: "r".into(),
             attempt: "a".into(),
-            routes: vec![Route { party, when: When::default() }],
+            routes: vec![Route { party, pattern: CallPattern::default() }],
             recorder: gateway.recorder("a", (1, 2), (limits.calls, limits.tokens)),
             rewards: false,
         });
-        Served { gateway, session, format }
+        TestGateway { gateway, session, format }
     }
 
     /// Returns the routes of the gateway.
@@ -212,7 +215,7 @@ impl Served {
     }
 
     /// Sends a request with the key `key`.
-    pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &str) -> Answer {
+    pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &str) -> TestResponse {
         let request = Request::builder()
             .method(method)
             .uri(path)
@@ -224,11 +227,11 @@ impl Served {
         let (parts, body) = response.into_parts();
         let bytes = axum::body::to_bytes(body, usize::MAX).await.unwrap();
         let text = String::from_utf8(bytes.to_vec()).unwrap();
-        Answer { status: parts.status, headers: parts.headers, text }
+        TestResponse { status: parts.status, headers: parts.headers, text }
     }
 
     /// Posts a document with the attempt's key.
-    pub(crate) async fn post(&self, path: &str, body: &Value) -> Answer {
+    pub(crate) async fn post(&self, path: &str, body: &Value) -> TestResponse {
         self.send("POST", path, self.session.key(), &body.to_string()).await
     }
 

@@ -40,7 +40,7 @@ pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: IncomingR
 }
 
 fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
-    let (caller, body) = incoming.in_order()?;
+    let (caller, body) = incoming.into_call()?;
     let request: Tokenize = read(&body)?;
     let model = gateway.party_of_model(&caller, &request.model)?;
     let model = model.tokens()?;
@@ -54,12 +54,12 @@ fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiE
         }
         _ => return Err(ApiError::field("prompt", "give either a prompt or messages")),
     };
-    let mut answer = json!({ "count": ids.len(), "max_model_len": model.context, "tokens": ids });
+    let mut response = json!({ "count": ids.len(), "max_model_len": model.context, "tokens": ids });
     if request.return_token_strs == Some(true) {
         let texts: Vec<String> = ids.iter().map(|id| chat.tokenizer().token_text(*id)).collect();
-        answer["token_strs"] = texts.into();
+        response["token_strs"] = texts.into();
     }
-    Ok(answer)
+    Ok(response)
 }
 
 /// Handles `POST /detokenize`.
@@ -68,7 +68,7 @@ pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: Incomin
 }
 
 fn text_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiError> {
-    let (caller, body) = incoming.in_order()?;
+    let (caller, body) = incoming.into_call()?;
     let request: Detokenize = read(&body)?;
     let model = gateway.party_of_model(&caller, &request.model)?;
     let tokenizer = model.tokens()?.format.chat().tokenizer();

@@ -43,14 +43,14 @@ pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
 
 /// Returns the error for a tool that the client runs, but whose parameters the request does not
 /// contain.
-pub(crate) fn unknown(tool: &Value, place: &str) -> ApiError {
+pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
     let name = tool["name"].as_str().map_or_else(String::new, |name| format!(" ({name:?})"));
     let message = format!(
-        "{place}{name} is of type {}, whose parameters are not known here, so that the model could not call it; \
+        "{field_path}{name} is of type {}, whose parameters are not known here, so that the model could not call it; \
          give it as a function with its parameters",
         tool["type"]
     );
-    ApiError::field(place, message)
+    ApiError::field(field_path, message)
 }
 
 /// Returns a function that represents a custom tool. Its only argument is the input.
@@ -79,7 +79,7 @@ pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
 
 /// Returns a function that represents a tool with a published schema, which the client runs. Returns
 /// `None` if the type has no published schema. A tool without a name is named after its type.
-pub(crate) fn published(tool: &Value) -> Option<ToolSpec> {
+pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     let text = |description: &str| json!({ "type": "string", "description": description });
     let integer = |description: &str| json!({ "type": "integer", "description": description });
     let texts = |description: &str| json!({ "type": "array", "items": { "type": "string" }, "description": description });
@@ -202,7 +202,7 @@ mod tests {
             (json!({ "type": "apply_patch" }), "apply_patch"),
         ] {
             assert!(!is_hosted_tool(&tool), "{tool}");
-            let spec = published(&tool).unwrap();
+            let spec = published_spec(&tool).unwrap();
             assert_eq!(spec.name, name);
             let (properties, required) = (&spec.parameters["properties"], &spec.parameters["required"]);
             assert!(
@@ -214,7 +214,7 @@ mod tests {
             );
         }
         let commands = |kind: &str| {
-            published(&json!({ "type": kind })).unwrap().parameters["properties"]["command"]["enum"]
+            published_spec(&json!({ "type": kind })).unwrap().parameters["properties"]["command"]["enum"]
                 .to_string()
         };
         assert!(commands("text_editor_20250124").contains("undo_edit"));
@@ -239,9 +239,9 @@ mod tests {
             json!({ "type": "bash_20990101", "name": "bash" }),
             json!({ "type": "tool_search", "execution": "client" }),
         ] {
-            assert!(!is_hosted_tool(&tool) && published(&tool).is_none(), "{tool}");
-            let fault = unknown(&tool, "tools[0]");
-            assert!(fault.message.contains(tool["type"].as_str().unwrap()), "{fault}");
+            assert!(!is_hosted_tool(&tool) && published_spec(&tool).is_none(), "{tool}");
+            let error = unknown(&tool, "tools[0]");
+            assert!(error.message.contains(tool["type"].as_str().unwrap()), "{error}");
         }
     }
 }

@@ -14,8 +14,8 @@ use levade_text::testing::{IM_END, tiny_chat};
 use levade_tree::Kind;
 use serde_json::{Value, json};
 
-use crate::testing::{CONTEXT, LIMITS, Limits, STRANGER, Served};
-use crate::{Gateway, Model, Options, Route, SessionOptions, When};
+use crate::testing::{CONTEXT, LIMITS, Limits, OUTSIDE_KEY, TestGateway};
+use crate::{CallPattern, Gateway, Model, Options, Route, SessionOptions};
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -53,20 +53,20 @@ impl Sampler for Recorder {
 }
 
 /// Returns the sampling parameters that a recipe fixes.
-fn fixed() -> SamplingParams {
+fn fixed_params() -> SamplingParams {
     SamplingParams { max_tokens: 50, temperature: 0.7, top_p: 0.9, ..SamplingParams::default() }
 }
 
 /// An attempt with two agents, `solver` and `critic`, and fixed sampling parameters.
 struct Bench {
-    served: Served,
+    served: TestGateway,
     sampler: Arc<Recorder>,
 }
 
 impl Bench {
     fn new(limits: Limits, stream: u64) -> Self {
         let sampler = Arc::new(Recorder::default());
-        let format = Arc::new(Format::unprobed(Arc::new(tiny_chat().unwrap()), History::default()));
+        let format = Arc::new(Format::without_probe(Arc::new(tiny_chat().unwrap()), History::default()));
         let party = Party::new(
             "tiny",
             Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
@@ -79,10 +79,10 @@ impl Bench {
         let route = |agent: &str| Route {
             party: Arc::new(Party {
                 agent: agent.into(),
-                sampling: SamplingRule::Fixed(fixed()),
+                sampling: SamplingRule::Fixed(fixed_params()),
                 ..party.clone()
             }),
-            when: When::default(),
+            pattern: CallPattern::default(),
         };
         let gateway = Gateway::new(vec![model], Options::default());
         let session = gateway.open(SessionOptions {
@@ -92,10 +92,10 @@ impl Bench {
             recorder: gateway.recorder("a", (11, stream), (limits.calls, limits.tokens)),
             rewards: true,
         });
-        Bench { served: Served { gateway, session, format }, sampler }
+        Bench { served: TestGateway { gateway, session, format }, sampler }
     }
 
-    async fn ask(&self, path: &str, body: &Value) -> Value {
+    async fn send_request(&self, path: &str, body: &Value) -> Value {
         self.served.post(path, body).await.json()
     }
 
@@ -122,8 +122,8 @@ async fn recipe_overrides_client_sampling_options() {
         "frequency_penalty": 0.5, "logit_bias": { "97": 5 }, "min_tokens": 3, "ignore_eos": true, "seed": 5,
         "response_format": { "type": "json_object" }, "stop": ["x"], "stop_token_ids": [98], "max_tokens": 20,
     });
-    let asked: Vec<String> = wishes.as_object().unwrap().keys().cloned().collect();
-    bench.ask(CHAT, &question("Hi", wishes)).await;
+    let requested: Vec<String> = wishes.as_object().unwrap().keys().cloned().collect();
+    bench.send_request(CHAT, &question("Hi", wishes)).await;
     let [request] = &bench.requests()[..] else { panic!() };
     // The client can add stop conditions and lower the maximum length. The end-of-turn tokens remain.
     let chat = bench.served.format.chat();
@@ -131,14 +131,14 @@ async fn recipe_overrides_client_sampling_options() {
         max_tokens: 20,
         stop_strings: vec!["x".into()],
         stop_ids: [chat.stop_ids(), &[98]].concat(),
-        ..fixed()
+        ..fixed_params()
     };
     assert_eq!(request.params, want);
     assert_eq!((request.seed, request.policy.as_str()), (11, "own"));
     let recorded = bench.close().await;
     let overridden: Vec<&String> = recorded.overridden.keys().collect();
     let kept = ["max_tokens", "stop", "stop_token_ids"];
-    let mut want: Vec<&String> = asked.iter().filter(|name| !kept.contains(&name.as_str())).collect();
+    let mut want: Vec<&String> = requested.iter().filter(|name| !kept.contains(&name.as_str())).collect();
     want.sort_unstable();
     assert_eq!(overridden, want);
     assert!(recorded.overridden.values().all(|count| *count == 1));
@@ -147,9 +147,9 @@ async fn recipe_overrides_client_sampling_options() {
 #[tokio::test]
 async fn options_equal_to_recipe_are_not_overridden() {
     let bench = Bench::new(LIMITS, 2);
-    let fixed = fixed();
+    let fixed = fixed_params();
     let same = json!({ "temperature": fixed.temperature, "top_p": fixed.top_p, "max_tokens": 5000 });
-    bench.ask(CHAT, &question("Hi", same)).await;
+    bench.send_request(CHAT, &question("Hi", same)).await;
     assert_eq!(bench.requests()[0].params.max_tokens, fixed.max_tokens);
     assert!(bench.close().await.overridden.is_empty());
 }
@@ -158,7 +158,8 @@ async fn options_equal_to_recipe_are_not_overridden() {
 async fn client_sets_sampling_outside_attempts() {
     let bench = Bench::new(LIMITS, 2);
     let wishes = json!({ "temperature": 0.25, "seed": 5, "ignore_eos": true, "max_tokens": 7 });
-    let send = async |body: &Value| bench.served.send("POST", CHAT, STRANGER, &body.to_string()).await.json();
+    let send =
+        async |body: &Value| bench.served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
     send(&question("Hi", wishes)).await;
     send(&question("Hi", json!({}))).await;
     send(&question("Hi", json!({}))).await;
@@ -182,10 +183,10 @@ async fn each_call_has_unique_reproducible_stream() {
             question("Hi", json!({})),
             question("Hey", json!({ "n": 2 })),
         ] {
-            bench.ask(CHAT, &body).await;
+            bench.send_request(CHAT, &body).await;
         }
         let path = "/rollout/r/attempt/a/agent/critic/v1/chat/completions";
-        bench.ask(path, &question("Hi", json!({}))).await;
+        bench.send_request(path, &question("Hi", json!({}))).await;
         let streams: Vec<u64> = bench.requests().iter().map(|request| request.stream).collect();
         assert_eq!(streams.len(), 6);
         streams
@@ -203,10 +204,10 @@ async fn tokens_are_recorded_for_calling_agent() {
     let bench = Bench::new(LIMITS, 2);
     let prefix = "/rollout/r/attempt/a/agent/critic";
     let ids = json!({ "prompt": [1, 2, 3] });
-    bench.ask(&format!("{prefix}/v1/completions"), &ids).await;
-    bench.ask("/v1/completions", &json!({ "prompt": [4, 5] })).await;
-    bench.ask(&format!("{prefix}/v1/chat/completions"), &question("Hi", json!({}))).await;
-    bench.ask(CHAT, &question("Hi", json!({}))).await;
+    bench.send_request(&format!("{prefix}/v1/completions"), &ids).await;
+    bench.send_request("/v1/completions", &json!({ "prompt": [4, 5] })).await;
+    bench.send_request(&format!("{prefix}/v1/chat/completions"), &question("Hi", json!({}))).await;
+    bench.send_request(CHAT, &question("Hi", json!({}))).await;
     let recorded = bench.close().await;
     let of = |kind: Kind| {
         let segments = recorded.trajectory.segments().iter().filter(move |segment| segment.kind == kind);
@@ -221,11 +222,12 @@ async fn tokens_are_recorded_for_calling_agent() {
 #[tokio::test]
 async fn reward_rejects_unknown_agents_and_calls() {
     let bench = Bench::new(LIMITS, 2);
-    bench.ask(CHAT, &question("Hi", json!({}))).await;
+    bench.send_request(CHAT, &question("Hi", json!({}))).await;
     let key = bench.served.session.reward_key().to_owned();
     let post = async |body: Value| {
-        let answer = bench.served.send("POST", "/rollout/r/attempt/a/reward", &key, &body.to_string()).await;
-        (answer.status.as_u16(), answer.json()["error"]["param"].as_str().map(str::to_owned))
+        let response =
+            bench.served.send("POST", "/rollout/r/attempt/a/reward", &key, &body.to_string()).await;
+        (response.status.as_u16(), response.json()["error"]["param"].as_str().map(str::to_owned))
     };
     assert_eq!(post(json!({ "value": 1 })).await, (200, None));
     assert_eq!(post(json!({ "value": 0.5, "agent": "critic", "turn": 0 })).await, (200, None));
@@ -249,15 +251,18 @@ async fn max_tokens_respects_attempt_and_context() {
     // Each completion samples two tokens, and the attempt permits five.
     let bench = Bench::new(Limits { tokens: 5, ..LIMITS }, 2);
     for text in ["a", "b", "c", "d"] {
-        bench.ask(CHAT, &question(text, json!({}))).await;
+        bench.send_request(CHAT, &question(text, json!({}))).await;
     }
-    let most: Vec<usize> = bench.requests().iter().map(|request| request.params.max_tokens).collect();
-    assert_eq!(most, [5, 3, 1]);
+    let max_requested: Vec<usize> =
+        bench.requests().iter().map(|request| request.params.max_tokens).collect();
+    assert_eq!(max_requested, [5, 3, 1]);
     assert_eq!(bench.close().await.rejected.get("limit"), Some(&1));
 
     let bench = Bench::new(LIMITS, 2);
     let prompt: Vec<u32> = vec![97; CONTEXT - 3];
-    bench.ask("/v1/completions", &json!({ "prompt": prompt, "max_tokens": 10, "min_tokens": 9 })).await;
+    bench
+        .send_request("/v1/completions", &json!({ "prompt": prompt, "max_tokens": 10, "min_tokens": 9 }))
+        .await;
     assert_eq!(bench.requests()[0].params.max_tokens, 3);
 }
 
@@ -265,7 +270,7 @@ async fn max_tokens_respects_attempt_and_context() {
 async fn later_calls_require_no_older_weights() {
     let bench = Bench::new(LIMITS, 2);
     for text in ["a", "b", "c"] {
-        bench.ask(CHAT, &question(text, json!({}))).await;
+        bench.send_request(CHAT, &question(text, json!({}))).await;
     }
     let min_versions: Vec<u64> = bench.requests().iter().map(|request| request.least_version).collect();
     assert_eq!(min_versions, [0, 1, 2]);

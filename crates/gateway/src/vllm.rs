@@ -14,8 +14,10 @@ use serde_json::{Map, Value, json};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{CollectedCompletion, Dialect, IncomingRequest, answer, failed, frame, read};
-use crate::openai::{self, Tokens, finite, structured, usage, usage_of, weight_versions};
+use crate::http::{
+    CollectedCompletion, Dialect, IncomingRequest, error_response, frame, read, write_response,
+};
+use crate::openai::{self, TokenReport, finite, structured, usage, usage_of, weight_versions};
 use levade_call::ApiError;
 use levade_call::Input;
 use levade_call::Request as CallRequest;
@@ -43,10 +45,10 @@ struct Request {
 pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
-        Err(found) => failed(&found, &openai::fault(&found)),
+        Err(found) => error_response(&found, &openai::error_body(&found)),
         Ok((caller, call, writer, streams)) => {
             let started = gateway.call(&caller, call).await;
-            answer(started, writer, streams, ping).await
+            write_response(started, writer, streams, ping).await
         }
     }
 }
@@ -63,36 +65,41 @@ fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, A
 }
 
 fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
-    let (caller, body) = incoming.in_order()?;
+    let (caller, body) = incoming.into_call()?;
     let request: Request = read(&body)?;
     if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
         let message = format!("output_mode is {mode:?}, but only \"tokens\" are written here");
         return Err(ApiError::field("output_mode", message));
     }
-    openai::notice(gateway, API, &request.rest)?;
+    openai::check_fields(gateway, API, &request.rest)?;
     let mut params = request.sampling_params;
     let (logprobs, prompt_logprobs) =
         (count(&mut params, "logprobs")?, count(&mut params, "prompt_logprobs")?);
     let constraint = structured::from_vllm(gateway, &mut params)?;
-    let asked = openai::split(&mut params)?;
-    openai::notice(gateway, "generate.sampling_params", &params)?;
-    let mut sampling = asked.sampling()?;
+    let requested = openai::take_sampling_fields(&mut params)?;
+    openai::check_fields(gateway, "generate.sampling_params", &params)?;
+    let mut sampling = requested.sampling()?;
     (sampling.logprobs, sampling.prompt_logprobs) = (logprobs, prompt_logprobs);
     let stop_ids = sampling.stop_ids.clone();
     let input = Input::Tokens(request.token_ids);
     let call = Call {
         model: request.model.unwrap_or_default(),
-        request: CallRequest { n: asked.replies()?, sampling, constraint, ..CallRequest::new(input) },
+        request: CallRequest {
+            n: requested.num_completions()?,
+            sampling,
+            constraint,
+            ..CallRequest::new(input)
+        },
     };
     let writer = Writer {
         chat: gateway.chat_of(&caller, &call)?,
-        tokens: Tokens { logprobs: logprobs.is_some(), as_ids: true, ..Tokens::default() },
+        tokens: TokenReport { logprobs: logprobs.is_some(), as_ids: true, ..TokenReport::default() },
         request_id: request.request_id,
         stop_ids,
         include_usage: request
             .stream_options
             .is_some_and(|options| options.get("include_usage") == Some(&true.into())),
-        told: vec![(0, None); call.request.n],
+        reported: vec![(0, None); call.request.n],
         ended: Vec::new(),
     };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
@@ -101,7 +108,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call
 /// Writer of responses in vLLM's format.
 struct Writer {
     chat: Arc<Chat>,
-    tokens: Tokens,
+    tokens: TokenReport,
     /// Client's id of the call. If `None`, the response contains the gateway's id.
     request_id: Option<String>,
     /// Token ids that the request lists as stop tokens. If one of them ends a completion, it is the
@@ -109,7 +116,7 @@ struct Writer {
     stop_ids: Vec<u32>,
     include_usage: bool,
     /// Number of tokens of each choice that were reported so far, and the last of these tokens.
-    told: Vec<(usize, Option<u32>)>,
+    reported: Vec<(usize, Option<u32>)>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
@@ -160,7 +167,7 @@ fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
         let text = chat.tokenizer().token_text(id);
         json!({ "logprob": finite(logprob), "rank": rank, "decoded_token": text })
     };
-    let place = |token: &Token| {
+    let field_path = |token: &Token| {
         if token.logprob.is_nan() {
             return Value::Null;
         }
@@ -170,29 +177,30 @@ fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
         found.entry(token.id.to_string()).or_insert_with(|| one(token.id, token.logprob, None));
         found.into()
     };
-    tokens.iter().map(place).collect::<Vec<_>>().into()
+    tokens.iter().map(field_path).collect::<Vec<_>>().into()
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        openai::fault(found)
+    fn error_body(&self, found: &ApiError) -> Value {
+        openai::error_body(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
-        let choices = replies.iter().enumerate().map(|(index, CollectedCompletion { tokens, end, .. })| {
-            let mut choice = self.choice(index, tokens, 0);
-            self.end(&mut choice, end, tokens.last().map(|token| token.id));
-            choice
-        });
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
+        let choices =
+            completions.iter().enumerate().map(|(index, CollectedCompletion { tokens, end, .. })| {
+                let mut choice = self.choice(index, tokens, 0);
+                self.end(&mut choice, end, tokens.last().map(|token| token.id));
+                choice
+            });
         let mut body = self.document(head, choices.collect());
-        if let Some(first) = replies.first().filter(|first| !first.prompt.is_empty()) {
+        if let Some(first) = completions.first().filter(|first| !first.prompt.is_empty()) {
             body["prompt_logprobs"] = prompt_logprobs(&self.chat, &first.prompt);
         }
-        body["usage"] = usage_of(&replies);
+        body["usage"] = usage_of(&completions);
         body
     }
 
-    fn begin(&mut self, _head: &Head) -> String {
+    fn start_frames(&mut self, _head: &Head) -> String {
         String::new()
     }
 
@@ -207,19 +215,19 @@ impl Dialect for Writer {
             Event::Prompt { .. } => String::new(),
             Event::Delta { tokens, .. } if tokens.is_empty() => String::new(),
             Event::Delta { choice, tokens, .. } => {
-                let value = self.choice(*choice, tokens, self.told[*choice].0);
-                self.told[*choice].0 += tokens.len();
-                self.told[*choice].1 = tokens.last().map(|token| token.id);
+                let value = self.choice(*choice, tokens, self.reported[*choice].0);
+                self.reported[*choice].0 += tokens.len();
+                self.reported[*choice].1 = tokens.last().map(|token| token.id);
                 frame(None, &self.document(head, vec![value]))
             }
             Event::Ended { choice, end } => {
                 self.ended.push((end.tokens, end.reasoning_tokens));
-                let (told, last) = self.told[*choice];
-                let mut value = self.choice(*choice, &[], told);
+                let (sent, last) = self.reported[*choice];
+                let mut value = self.choice(*choice, &[], sent);
                 self.end(&mut value, end, last);
                 frame(None, &self.document(head, vec![value]))
             }
-            Event::Failed(found) => frame(None, &openai::fault(found)),
+            Event::Failed(found) => frame(None, &openai::error_body(found)),
             Event::Done => {
                 let mut text = String::new();
                 if self.include_usage {

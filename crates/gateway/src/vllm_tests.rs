@@ -2,7 +2,7 @@ use axum::http::StatusCode;
 use levade_text::testing::IM_END;
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{OUTSIDE_KEY, TestGateway};
 
 const PATH: &str = "/inference/v1/generate";
 
@@ -22,11 +22,11 @@ fn chunks(text: &str) -> Vec<Value> {
 
 #[tokio::test]
 async fn response_reports_ids_and_logprobs_in_both_formats() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     let body = request(&json!({ "logprobs": 0, "stop_token_ids": [98], "skip_special_tokens": false }));
-    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
-    assert_eq!((&whole["request_id"], &whole["model"]), (&json!("r1"), &json!("tiny")));
-    let choice = &whole["choices"][0];
+    let full = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json();
+    assert_eq!((&full["request_id"], &full["model"]), (&json!("r1"), &json!("tiny")));
+    let choice = &full["choices"][0];
     assert_eq!(choice["token_ids"], json!([97, 98, IM_END]));
     let content = choice["logprobs"]["content"].as_array().unwrap();
     for (token, id) in content.iter().zip([97, 98, IM_END]) {
@@ -37,36 +37,36 @@ async fn response_reports_ids_and_logprobs_in_both_formats() {
     // The end-of-turn token is not among the client's stop tokens.
     assert_eq!(choice["stop_reason"], Value::Null);
     assert_eq!(choice["weight_versions"], json!([{ "version": "0", "start": 0, "end": 3 }]));
-    assert_eq!((&whole["usage"]["prompt_tokens"], &whole["prompt_logprobs"]), (&json!(2), &Value::Null));
+    assert_eq!((&full["usage"]["prompt_tokens"], &full["prompt_logprobs"]), (&json!(2), &Value::Null));
     assert!(served.gateway.unknown_fields().is_empty(), "{:?}", served.gateway.unknown_fields());
 }
 
 #[tokio::test]
 async fn client_stop_token_is_stop_reason() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     let body = request(&json!({ "stop_token_ids": [IM_END] }));
-    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
-    assert_eq!(whole["choices"][0]["stop_reason"], IM_END);
-    assert_eq!(whole["choices"][0]["logprobs"], Value::Null);
+    let full = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json();
+    assert_eq!(full["choices"][0]["stop_reason"], IM_END);
+    assert_eq!(full["choices"][0]["logprobs"], Value::Null);
     // A completion that ends at `max_tokens` did not end because of its last token.
     let body = request(&json!({ "stop_token_ids": [97], "max_tokens": 1 }));
-    let choice = served.send("POST", PATH, STRANGER, &body.to_string()).await.json()["choices"][0].clone();
+    let choice = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json()["choices"][0].clone();
     assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!([97]), &json!("length")));
     assert_eq!(choice["stop_reason"], Value::Null);
 }
 
 #[tokio::test]
 async fn stream_matches_document_with_contiguous_version_spans() {
-    let served = Served::simulated(12);
+    let served = TestGateway::simulated(12);
     let mut body = request(&json!({ "n": 2, "logprobs": 1, "prompt_logprobs": 1, "seed": 7 }));
-    let whole = served.send("POST", PATH, STRANGER, &body.to_string()).await.json();
+    let full = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json();
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
-    let chunks = chunks(&served.send("POST", PATH, STRANGER, &body.to_string()).await.text);
+    let chunks = chunks(&served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.text);
     let prompt: Vec<&Value> = chunks.iter().filter(|chunk| !chunk["prompt_logprobs"].is_null()).collect();
     assert_eq!(prompt.len(), 1);
-    assert_eq!(prompt[0]["prompt_logprobs"], whole["prompt_logprobs"]);
-    let known = whole["prompt_logprobs"].as_array().unwrap();
+    assert_eq!(prompt[0]["prompt_logprobs"], full["prompt_logprobs"]);
+    let known = full["prompt_logprobs"].as_array().unwrap();
     assert_eq!((known.len(), &known[0]), (2, &Value::Null));
     assert!(known[1]["105"]["logprob"].as_f64().unwrap() < 0.0);
     for index in 0..2 {
@@ -76,10 +76,10 @@ async fn stream_matches_document_with_contiguous_version_spans() {
             parts.iter().flat_map(|part| part[name].as_array().unwrap().clone()).collect()
         };
         let ids = of("token_ids");
-        assert_eq!(Value::from(ids.clone()), whole["choices"][index]["token_ids"]);
+        assert_eq!(Value::from(ids.clone()), full["choices"][index]["token_ids"]);
         let content = parts.iter().flat_map(|part| part["logprobs"]["content"].as_array().unwrap().clone());
         let content: Vec<Value> = content.collect();
-        assert_eq!(Value::from(content), whole["choices"][index]["logprobs"]["content"]);
+        assert_eq!(Value::from(content), full["choices"][index]["logprobs"]["content"]);
         let mut next = 0;
         for run in of("weight_versions") {
             assert_eq!(run["start"], next);
@@ -87,21 +87,21 @@ async fn stream_matches_document_with_contiguous_version_spans() {
         }
         assert_eq!(next as usize, ids.len());
     }
-    assert_eq!(chunks.last().unwrap()["usage"], whole["usage"]);
+    assert_eq!(chunks.last().unwrap()["usage"], full["usage"]);
 }
 
 #[tokio::test]
 async fn attempt_calls_are_recorded_as_token_ids() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     let path = format!("{}{PATH}", served.session.path());
-    let answer = served.post(&path, &request(&json!({}))).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let response = served.post(&path, &request(&json!({}))).await;
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     assert_eq!(served.paths().await, ["Hiab<|im_end|>"]);
 }
 
 #[tokio::test]
 async fn unsupported_parameters_are_rejected_by_name() {
-    let served = Served::scripted(&["ab"]);
+    let served = TestGateway::scripted(&["ab"]);
     for (params, param) in [
         (json!({ "logprobs": -1 }), "sampling_params.logprobs"),
         (json!({ "prompt_logprobs": "all" }), "sampling_params.prompt_logprobs"),
@@ -109,16 +109,16 @@ async fn unsupported_parameters_are_rejected_by_name() {
         (json!({ "allowed_token_ids": [1] }), "allowed_token_ids"),
         (json!({ "n": 0 }), "n"),
     ] {
-        let answer = served.send("POST", PATH, STRANGER, &request(&params).to_string()).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{params}: {}", answer.text);
-        assert_eq!(answer.json()["error"]["param"], param, "{}", answer.text);
+        let response = served.send("POST", PATH, OUTSIDE_KEY, &request(&params).to_string()).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{params}: {}", response.text);
+        assert_eq!(response.json()["error"]["param"], param, "{}", response.text);
     }
     let mut body = request(&json!({}));
     body["output_mode"] = "text".into();
-    let answer = served.send("POST", PATH, STRANGER, &body.to_string()).await;
-    assert_eq!(answer.json()["error"]["param"], "output_mode");
+    let response = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await;
+    assert_eq!(response.json()["error"]["param"], "output_mode");
     // Unknown parameters are counted.
     let body = request(&json!({ "no_such_thing": 1 }));
-    assert_eq!(served.send("POST", PATH, STRANGER, &body.to_string()).await.status, StatusCode::OK);
+    assert_eq!(served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.status, StatusCode::OK);
     assert_eq!(served.gateway.unknown_fields()["generate.sampling_params.no_such_thing"], 1);
 }

@@ -111,7 +111,9 @@ impl Access {
         let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
         let origins = match origins.iter().any(|origin| origin.trim() == "*") {
             true => Origins::Any,
-            false => Origins::Listed(origins.iter().map(|text| origin(text)).collect::<Result<_, _>>()?),
+            false => {
+                Origins::Listed(origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?)
+            }
         };
         Ok(Access { hosts, origins, ..Access::default() })
     }
@@ -119,7 +121,7 @@ impl Access {
     /// Adds the address that the server listens on to its hosts. An unspecified address (0.0.0.0 or ::)
     /// accepts all IP addresses, which is safe because a page can only rebind a name.
     #[must_use]
-    pub fn bound_to(mut self, address: IpAddr) -> Self {
+    pub fn with_address(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
         self.hosts.extend(Pattern::parse(&address.to_string()));
         self
@@ -131,19 +133,27 @@ impl Access {
     pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap, needs_key: bool) -> Verdict {
         let origin = headers.get(ORIGIN);
         let allowed = origin.is_some_and(|origin| self.allows(origin));
-        if !needs_key && let Some(rejection) = self.foreign(method, uri, headers, allowed) {
+        if !needs_key && let Some(rejection) = self.foreign_page_rejection(method, uri, headers, allowed) {
             return Verdict::Rejected(rejection);
         }
         let is_preflight = method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         match origin.filter(|_| is_preflight) {
             Some(_) if allowed => Verdict::Preflight(self.cors(origin, Some(headers))),
-            Some(origin) if !self.is_own_origin(origin, headers) => Verdict::Rejected(not_allowed(origin)),
+            Some(origin) if !self.is_own_origin(origin, headers) => {
+                Verdict::Rejected(origin_rejection(origin))
+            }
             _ => Verdict::Allowed(self.cors(origin.filter(|_| allowed), None)),
         }
     }
 
     /// Returns a rejection if a foreign page caused the request, or could have caused it.
-    fn foreign(&self, method: &Method, uri: &Uri, headers: &HeaderMap, allowed: bool) -> Option<Rejection> {
+    fn foreign_page_rejection(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        allowed: bool,
+    ) -> Option<Rejection> {
         let rejected = |status, message: String| Some(Rejection { status, message });
         // A request target in absolute form overrides the Host header (RFC 9112, 3.2.2).
         let named = headers.get_all(HOST).iter().map(|host| host.to_str().unwrap_or_default());
@@ -157,7 +167,7 @@ impl Access {
         }
         if let Some(origin) = headers.get(ORIGIN) {
             if !allowed && !self.is_own_origin(origin, headers) {
-                return Some(not_allowed(origin));
+                return Some(origin_rejection(origin));
             }
         } else if let Some(site) = headers.get("sec-fetch-site")
             && !matches!(site.as_bytes(), b"same-origin" | b"none")
@@ -184,11 +194,11 @@ impl Access {
 
     /// Returns whether a host, with or without a port, is one of the server's own.
     fn is_own_host(&self, text: &str) -> bool {
-        split(text).is_some_and(|(host, port)| {
+        split_authority(text).is_some_and(|(host, port)| {
             let is_address = || self.any_address && host.parse::<IpAddr>().is_ok();
             let port = port.unwrap_or(80);
             LOCAL_NAMES.contains(&host.as_str())
-                || self.hosts.iter().any(|pattern| pattern.fits(&host, port))
+                || self.hosts.iter().any(|pattern| pattern.matches(&host, port))
                 || is_address()
         })
     }
@@ -197,7 +207,7 @@ impl Access {
     fn is_own_origin(&self, origin: &HeaderValue, headers: &HeaderMap) -> bool {
         let text = origin.to_str().unwrap_or_default().to_ascii_lowercase();
         let authority = text.split_once("://").map(|(_, authority)| authority);
-        let port = |text: &str| split(text).map(|(_, port)| port);
+        let port = |text: &str| split_authority(text).map(|(_, port)| port);
         let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
         authority.is_some_and(|authority| self.is_own_host(authority) && port(authority) == requested)
     }
@@ -213,7 +223,7 @@ impl Access {
         }
     }
 
-    /// Returns the CORS headers of a response to `origin`, or to no allowed origin if it is `None`.
+    /// Returns the CORS headers of a response to `parse_origin`, or to no allowed origin if it is `None`.
     /// `preflight` holds the headers of a preflight request, whose response needs more headers.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
@@ -243,7 +253,7 @@ impl Access {
     }
 }
 
-fn not_allowed(origin: &HeaderValue) -> Rejection {
+fn origin_rejection(origin: &HeaderValue) -> Rejection {
     let origin = String::from_utf8_lossy(origin.as_bytes());
     let message = format!(
         "the request comes from a page of {origin:?}, which is not an allowed origin; to allow it, start the server \
@@ -253,11 +263,13 @@ fn not_allowed(origin: &HeaderValue) -> Rejection {
 }
 
 /// Parses an allowed origin.
-fn origin(text: &str) -> Result<String, HttpError> {
+fn parse_origin(text: &str) -> Result<String, HttpError> {
     let text = text.trim().to_ascii_lowercase();
     let is_origin = text == "null"
         || text.split_once("://").is_some_and(|(scheme, authority)| {
-            !scheme.is_empty() && !authority.contains(['/', '?', '#', '@', '*']) && split(authority).is_some()
+            !scheme.is_empty()
+                && !authority.contains(['/', '?', '#', '@', '*'])
+                && split_authority(authority).is_some()
         });
     match is_origin {
         true => Ok(text),
@@ -269,7 +281,7 @@ fn origin(text: &str) -> Result<String, HttpError> {
 }
 
 /// Splits an authority into its host, in lower case and without brackets and final dot, and its port.
-fn split(text: &str) -> Option<(String, Option<u16>)> {
+fn split_authority(text: &str) -> Option<(String, Option<u16>)> {
     let text = text.trim().to_ascii_lowercase();
     let (host, port) = match text.strip_prefix('[') {
         Some(rest) => {

@@ -9,7 +9,7 @@ fn strings(texts: &[&str]) -> Vec<String> {
 fn local(origins: &[&str]) -> Access {
     Access::new(&strings(&["models.lan", "*.test.lan"]), &strings(origins))
         .unwrap()
-        .bound_to("127.0.0.1".parse().unwrap())
+        .with_address("127.0.0.1".parse().unwrap())
 }
 
 fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
@@ -22,7 +22,7 @@ fn headers(pairs: &[(&str, &str)]) -> HeaderMap {
 
 /// Returns the status with which a server without keys rejects a request, or `None` if the server
 /// accepts it.
-fn rejected(access: &Access, method: Method, pairs: &[(&str, &str)]) -> Option<u16> {
+fn rejection_status(access: &Access, method: Method, pairs: &[(&str, &str)]) -> Option<u16> {
     match access.check(&method, &Uri::from_static("/v1/models"), &headers(pairs), false) {
         Verdict::Rejected(rejection) => Some(rejection.status.as_u16()),
         Verdict::Allowed(_) | Verdict::Preflight(_) => None,
@@ -46,7 +46,7 @@ fn check_without_keys_accepts_only_own_hosts() {
         "models.lan:8000",
         "a.test.lan",
     ] {
-        assert_eq!(rejected(&access, Method::GET, &[("host", own)]), None, "{own}");
+        assert_eq!(rejection_status(&access, Method::GET, &[("host", own)]), None, "{own}");
     }
     for foreign in [
         "evil.example",
@@ -69,21 +69,21 @@ fn check_without_keys_accepts_only_own_hosts() {
         "0.0.0.0",
         "localhost evil.example",
     ] {
-        assert_eq!(rejected(&access, Method::GET, &[("host", foreign)]), Some(403), "{foreign}");
+        assert_eq!(rejection_status(&access, Method::GET, &[("host", foreign)]), Some(403), "{foreign}");
     }
     // One foreign name among several is enough, and the target in absolute form counts as a name, too.
     let two = [("host", "localhost"), ("host", "evil.example")];
-    assert_eq!(rejected(&access, Method::GET, &two), Some(403));
+    assert_eq!(rejection_status(&access, Method::GET, &two), Some(403));
     let absolute = Uri::from_static("http://evil.example/v1/models");
     let verdict = access.check(&Method::GET, &absolute, &headers(&[("host", "localhost")]), false);
     assert!(matches!(verdict, Verdict::Rejected(_)));
     // A request without Host comes from a program, because browsers always send one.
-    assert_eq!(rejected(&access, Method::GET, &[]), None);
+    assert_eq!(rejection_status(&access, Method::GET, &[]), None);
 }
 
 #[test]
 fn unspecified_address_accepts_addresses_but_no_names() {
-    let everywhere = Access::default().bound_to("0.0.0.0".parse().unwrap());
+    let everywhere = Access::default().with_address("0.0.0.0".parse().unwrap());
     for (host, status) in [
         ("192.168.1.7:8000", None),
         ("[fe80::1]:8000", None),
@@ -91,18 +91,18 @@ fn unspecified_address_accepts_addresses_but_no_names() {
         ("evil.example", Some(403)),
         ("192.168.1.7.nip.io", Some(403)),
     ] {
-        assert_eq!(rejected(&everywhere, Method::GET, &[("host", host)]), status, "{host}");
+        assert_eq!(rejection_status(&everywhere, Method::GET, &[("host", host)]), status, "{host}");
     }
-    let one = Access::default().bound_to("192.168.1.7".parse().unwrap());
-    assert_eq!(rejected(&one, Method::GET, &[("host", "192.168.1.7:80")]), None);
-    assert_eq!(rejected(&one, Method::GET, &[("host", "192.168.1.8")]), Some(403));
+    let access = Access::default().with_address("192.168.1.7".parse().unwrap());
+    assert_eq!(rejection_status(&access, Method::GET, &[("host", "192.168.1.7:80")]), None);
+    assert_eq!(rejection_status(&access, Method::GET, &[("host", "192.168.1.8")]), Some(403));
 }
 
 #[test]
 fn bound_to_accepts_ipv6_address_as_host() {
-    let access = Access::default().bound_to("fd00::7".parse().unwrap());
+    let access = Access::default().with_address("fd00::7".parse().unwrap());
     for (host, status) in [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))] {
-        assert_eq!(rejected(&access, Method::GET, &[("host", host)]), status, "{host}");
+        assert_eq!(rejection_status(&access, Method::GET, &[("host", host)]), status, "{host}");
     }
 }
 
@@ -125,14 +125,14 @@ fn check_without_keys_rejects_foreign_origins() {
     ] {
         for method in [Method::GET, Method::POST, Method::DELETE, Method::OPTIONS] {
             let pairs = [("host", host), ("origin", origin), JSON];
-            assert_eq!(rejected(&access, method, &pairs), status, "{host} {origin}");
+            assert_eq!(rejection_status(&access, method, &pairs), status, "{host} {origin}");
         }
     }
     let site = |site| [("host", "localhost:8000"), ("sec-fetch-site", site)];
     for (name, status) in
         [("same-origin", None), ("none", None), ("cross-site", Some(403)), ("same-site", Some(403))]
     {
-        assert_eq!(rejected(&access, Method::GET, &site(name)), status, "{name}");
+        assert_eq!(rejection_status(&access, Method::GET, &site(name)), status, "{name}");
     }
 }
 
@@ -142,7 +142,7 @@ fn check_without_keys_accepts_only_json_bodies() {
     let posted = |kind: Option<&str>| {
         let mut pairs = vec![("host", "localhost"), ("content-length", "2")];
         pairs.extend(kind.map(|kind| ("content-type", kind)));
-        rejected(&access, Method::POST, &pairs)
+        rejection_status(&access, Method::POST, &pairs)
     };
     for kind in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"] {
         assert_eq!(posted(Some(kind)), None, "{kind}");
@@ -162,10 +162,10 @@ fn check_without_keys_accepts_only_json_bodies() {
     // A page can send a body without a type, or with two types.
     assert_eq!(posted(None), Some(415));
     let chunked = [("host", "localhost"), ("transfer-encoding", "chunked")];
-    assert_eq!(rejected(&access, Method::POST, &chunked), Some(415));
+    assert_eq!(rejection_status(&access, Method::POST, &chunked), Some(415));
     let two = [("host", "localhost"), ("content-length", "2"), ("content-type", "text/plain"), JSON];
-    assert_eq!(rejected(&access, Method::POST, &two), Some(415));
-    assert_eq!(rejected(&access, Method::POST, &[("host", "localhost")]), None);
+    assert_eq!(rejection_status(&access, Method::POST, &two), Some(415));
+    assert_eq!(rejection_status(&access, Method::POST, &[("host", "localhost")]), None);
 }
 
 #[test]
@@ -240,6 +240,6 @@ fn new_rejects_malformed_hosts_and_origins() {
     let access = Access::new(&[], &strings(&["null", "HTTP://App.Example:80"])).unwrap();
     for origin in ["null", "http://app.example:80"] {
         let pairs = [("host", "localhost"), ("origin", origin), JSON];
-        assert_eq!(rejected(&access, Method::POST, &pairs), None, "{origin}");
+        assert_eq!(rejection_status(&access, Method::POST, &pairs), None, "{origin}");
     }
 }

@@ -33,11 +33,11 @@ async fn server(respond: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<S
     (address, heard)
 }
 
-fn ok(body: &str) -> Option<String> {
+fn ok_response(body: &str) -> Option<String> {
     Some(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()))
 }
 
-fn to(status: u16, location: &str) -> Option<String> {
+fn redirect_response(status: u16, location: &str) -> Option<String> {
     Some(format!(
         "HTTP/1.1 {status} Moved\r\nlocation: {location}\r\ncontent-length: 0\r\nconnection: close\r\n\r\n"
     ))
@@ -60,14 +60,14 @@ fn client(hosts: Hosts) -> Client {
 #[tokio::test]
 async fn ask_follows_redirects_as_browsers_do() {
     let (address, heard) = server(|path| match path {
-        "/see" => to(303, "/there?x=1"),
-        "/again" => to(307, "there"),
-        "/round" => to(302, "/round"),
-        "/moved" => to(301, "/there"),
-        _ => ok("here"),
+        "/see" => redirect_response(303, "/there?x=1"),
+        "/again" => redirect_response(307, "there"),
+        "/round" => redirect_response(302, "/round"),
+        "/moved" => redirect_response(301, "/there"),
+        _ => ok_response("here"),
     })
     .await;
-    let client = client(Hosts::any());
+    let client = client(Hosts::allow_all());
     let response = client.send(post(format!("http://{address}/see")), BOUNDS).await.unwrap();
     assert_eq!((response.text().as_str(), response.status.as_u16()), ("here", 200));
     assert_eq!(response.url, format!("http://{address}/there?x=1"));
@@ -88,16 +88,17 @@ async fn ask_follows_redirects_as_browsers_do() {
 
 #[tokio::test]
 async fn redirects_send_no_keys_and_respect_allowed_hosts() {
-    let (stranger, heard) = server(|_| ok("stranger")).await;
+    let (stranger, heard) = server(|_| ok_response("stranger")).await;
     // A static, because the function below cannot capture the address. The tests share the process, but
     // only this test uses the static.
     static STRANGER: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let stranger_address = STRANGER.get_or_init(|| stranger).clone();
-    let (address, _) = server(|_| to(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
-    let response = client(Hosts::any()).send(post(format!("http://{address}/")), BOUNDS).await.unwrap();
+    let (address, _) =
+        server(|_| redirect_response(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
+    let response = client(Hosts::allow_all()).send(post(format!("http://{address}/")), BOUNDS).await.unwrap();
     assert_eq!(response.text(), "stranger");
     assert!(!heard.lock().await[0].contains("secret"), "{:?}", heard.lock().await);
-    let hosts = Hosts::only(["example.org"]).unwrap().and_private([address.as_str()]).unwrap();
+    let hosts = Hosts::allow_public(["example.org"]).unwrap().allow_private([address.as_str()]).unwrap();
     let error = client(hosts).send(post(format!("http://{address}/")), BOUNDS).await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1 is not an allowed host"), "{error}");
     assert_eq!(heard.lock().await.len(), 1, "{stranger_address} was asked all the same");
@@ -105,14 +106,16 @@ async fn redirects_send_no_keys_and_respect_allowed_hosts() {
 
 #[tokio::test]
 async fn public_names_that_resolve_to_loopback_are_denied() {
-    let (address, heard) = server(|_| ok("inside")).await;
+    let (address, heard) = server(|_| ok_response("inside")).await;
     let port = address.rsplit(':').next().unwrap();
     let url = format!("http://localhost:{port}/");
-    let error =
-        client(Hosts::only(["localhost"]).unwrap()).send(post(url.clone()), BOUNDS).await.unwrap_err();
+    let error = client(Hosts::allow_public(["localhost"]).unwrap())
+        .send(post(url.clone()), BOUNDS)
+        .await
+        .unwrap_err();
     assert!(matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")), "{error}");
     assert!(heard.lock().await.is_empty());
-    let hosts = Hosts::only(["example.org"]).unwrap().and_private(["localhost"]).unwrap();
+    let hosts = Hosts::allow_public(["example.org"]).unwrap().allow_private(["localhost"]).unwrap();
     assert_eq!(client(hosts).send(post(url), BOUNDS).await.unwrap().text(), "inside");
 }
 
@@ -122,16 +125,16 @@ async fn ask_limits_response_time_and_size() {
         "/silent" => None,
         "/short" => Some("HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf".into()),
         "/garbage" => Some("SSH-2.0-OpenSSH\r\n\r\n".into()),
-        _ => ok(&"x".repeat(1001)),
+        _ => ok_response(&"x".repeat(1001)),
     })
     .await;
-    let client = client(Hosts::any());
+    let client = client(Hosts::allow_all());
     let client_request = |path: &str| post(format!("http://{address}/{path}"));
     let error = client.send(client_request("long"), BOUNDS).await.unwrap_err();
     assert_eq!(error, HttpError::TooLarge { host: address.clone(), max: 1000 });
     let bounds = Bounds { deadline: Duration::from_millis(300), ..BOUNDS };
     let error = client.send(client_request("silent"), bounds).await.unwrap_err();
-    assert!(matches!(error, HttpError::Late { .. }) && error.may_pass(), "{error}");
+    assert!(matches!(error, HttpError::Late { .. }) && error.is_transient(), "{error}");
     for path in ["short", "garbage"] {
         let error = client.send(client_request(path), BOUNDS).await.unwrap_err();
         assert!(matches!(error, HttpError::Broken { .. }), "{error}");

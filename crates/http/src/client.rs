@@ -21,7 +21,7 @@ use rustls::pki_types::pem::PemObject;
 use rustls::{ClientConfig, RootCertStore};
 use tower_service::Service;
 
-use crate::hosts::{Reach, check_address};
+use crate::hosts::{AddressScope, check_address};
 use crate::{Hosts, HttpError};
 
 /// Time for which an idle connection is kept.
@@ -31,11 +31,11 @@ type Connector = HttpsConnector<HttpConnector<Resolver>>;
 
 /// HTTP client that keeps connections between requests. Clones share the connections.
 #[derive(Clone, Debug)]
-pub struct Client(Arc<Pools>);
+pub struct Client(Arc<ConnectionPools>);
 
 /// Connection pools, by the addresses that a host may resolve to.
 #[derive(Debug)]
-struct Pools {
+struct ConnectionPools {
     /// Connections to hosts that may have any address.
     any: Pool<Connector, Full<Bytes>>,
     /// Connections to hosts that must have public addresses.
@@ -75,7 +75,11 @@ impl Client {
             pool.pool_idle_timeout(IDLE_TIMEOUT).pool_timer(TokioTimer::new());
             pool.build(connector)
         };
-        Ok(Client(Arc::new(Pools { any: pool(Reach::Any), public: pool(Reach::Public), hosts })))
+        Ok(Client(Arc::new(ConnectionPools {
+            any: pool(AddressScope::Any),
+            public: pool(AddressScope::Public),
+            hosts,
+        })))
     }
 
     /// Sends a request, without a deadline and without following redirects. Returns the response as
@@ -86,10 +90,10 @@ impl Client {
     /// connection fails, and [`HttpError::Broken`] if it breaks later.
     pub async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, HttpError> {
         let host = authority(request.uri());
-        let Pools { any, public, hosts } = &*self.0;
+        let ConnectionPools { any, public, hosts } = &*self.0;
         let pool = match hosts.reach(request.uri())? {
-            Reach::Any => any,
-            Reach::Public => public,
+            AddressScope::Any => any,
+            AddressScope::Public => public,
         };
         pool.request(request).await.map_err(|error| to_http_error(host, &error))
     }
@@ -121,7 +125,7 @@ pub(crate) fn authority(uri: &Uri) -> String {
 /// Resolves names, and rejects addresses that are not allowed. The addresses are checked at each
 /// connection, because the owner of a name can return a different address every time (DNS rebinding).
 #[derive(Clone, Copy, Debug)]
-struct Resolver(Reach);
+struct Resolver(AddressScope);
 
 impl Service<Name> for Resolver {
     type Response = std::vec::IntoIter<SocketAddr>;

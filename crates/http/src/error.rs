@@ -65,7 +65,7 @@ pub enum HttpError {
 
 impl HttpError {
     /// Returns whether the same request may succeed later.
-    pub fn may_pass(&self) -> bool {
+    pub fn is_transient(&self) -> bool {
         matches!(self, HttpError::Connect { .. } | HttpError::Broken { .. } | HttpError::Late { .. })
     }
 }

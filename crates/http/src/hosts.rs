@@ -10,12 +10,12 @@ use crate::HttpError;
 
 /// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may resolve
 /// only to addresses of the public internet. Hosts of this machine or network, which have loopback,
-/// private, link-local and similar addresses, must be listed as private ([`Hosts::and_private`]).
+/// private, link-local and similar addresses, must be listed as private ([`Hosts::allow_private`]).
 #[derive(Debug, Clone, Default)]
-pub struct Hosts(Option<Arc<Lists>>);
+pub struct Hosts(Option<Arc<HostLists>>);
 
 #[derive(Debug, Clone, Default)]
-struct Lists {
+struct HostLists {
     public: Vec<Pattern>,
     private: Vec<Pattern>,
 }
@@ -25,7 +25,7 @@ struct Lists {
 pub(crate) struct Pattern {
     host: String,
     /// Whether the pattern matches subdomains of `host` but not `host` itself.
-    below: bool,
+    subdomains_only: bool,
     port: Option<u16>,
 }
 
@@ -41,7 +41,7 @@ impl Pattern {
         if lowered.contains('/') {
             return Err(wrong("it is an address of a page"));
         }
-        let (below, rest) = match lowered.strip_prefix("*.") {
+        let (subdomains_only, rest) = match lowered.strip_prefix("*.") {
             Some(rest) => (true, rest),
             None => (false, lowered.as_str()),
         };
@@ -65,11 +65,11 @@ impl Pattern {
         if host.is_empty() || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err() {
             return Err(wrong("it has no name"));
         }
-        Ok(Pattern { host: host.trim_end_matches('.').to_owned(), below, port })
+        Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
     }
 
-    pub(crate) fn fits(&self, host: &str, port: u16) -> bool {
-        let named = match self.below {
+    pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
+        let named = match self.subdomains_only {
             true => host.strip_suffix(&self.host).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             false => host == self.host,
         };
@@ -79,8 +79,8 @@ impl Pattern {
 
 impl fmt::Display for Pattern {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let Pattern { host, below, port } = self;
-        f.write_str(if *below { "*." } else { "" })?;
+        let Pattern { host, subdomains_only, port } = self;
+        f.write_str(if *subdomains_only { "*." } else { "" })?;
         f.write_str(host)?;
         port.map_or(Ok(()), |port| write!(f, ":{port}"))
     }
@@ -88,7 +88,7 @@ impl fmt::Display for Pattern {
 
 /// Addresses that a host may resolve to.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub(crate) enum Reach {
+pub(crate) enum AddressScope {
     /// Any address.
     Any,
     /// Only addresses of the public internet.
@@ -97,7 +97,7 @@ pub(crate) enum Reach {
 
 impl Hosts {
     /// Allows every host, for URLs that a user has configured.
-    pub fn any() -> Self {
+    pub fn allow_all() -> Self {
         Hosts(None)
     }
 
@@ -106,16 +106,16 @@ impl Hosts {
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
-    pub fn only<T: AsRef<str>>(hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
+    pub fn allow_public<T: AsRef<str>>(hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
         let public = hosts.into_iter().map(|host| Pattern::parse(host.as_ref())).collect::<Result<_, _>>()?;
-        Ok(Hosts(Some(Arc::new(Lists { public, private: Vec::new() }))))
+        Ok(Hosts(Some(Arc::new(HostLists { public, private: Vec::new() }))))
     }
 
     /// Allows these hosts in addition, with any address, including those of this machine.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
-    pub fn and_private<T: AsRef<str>>(self, hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
+    pub fn allow_private<T: AsRef<str>>(self, hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
         let Some(lists) = self.0 else { return Ok(Hosts(None)) };
         let mut lists = (*lists).clone();
         for host in hosts {
@@ -130,17 +130,17 @@ impl Hosts {
     /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, and [`HttpError::Denied`] if its
     /// host is not allowed.
     pub fn check(&self, url: &str) -> Result<(), HttpError> {
-        self.reach(&target(url)?).map(drop)
+        self.reach(&parse_url(url)?).map(drop)
     }
 
-    pub(crate) fn reach(&self, uri: &Uri) -> Result<Reach, HttpError> {
-        let Some(lists) = &self.0 else { return Ok(Reach::Any) };
-        let host = host_of(uri);
+    pub(crate) fn reach(&self, uri: &Uri) -> Result<AddressScope, HttpError> {
+        let Some(lists) = &self.0 else { return Ok(AddressScope::Any) };
+        let host = host_name(uri);
         let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
-        if lists.private.iter().any(|pattern| pattern.fits(&host, port)) {
-            return Ok(Reach::Any);
+        if lists.private.iter().any(|pattern| pattern.matches(&host, port)) {
+            return Ok(AddressScope::Any);
         }
-        if !lists.public.iter().any(|pattern| pattern.fits(&host, port)) {
+        if !lists.public.iter().any(|pattern| pattern.matches(&host, port)) {
             let all: Vec<String> =
                 lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
             let all =
@@ -148,9 +148,9 @@ impl Hosts {
             return Err(HttpError::Denied(format!("{host} is not an allowed host; {all}")));
         }
         if let Ok(address) = host.parse() {
-            check_address(&host, address, Reach::Public)?;
+            check_address(&host, address, AddressScope::Public)?;
         }
-        Ok(Reach::Public)
+        Ok(AddressScope::Public)
     }
 }
 
@@ -158,7 +158,7 @@ impl Hosts {
 ///
 /// # Errors
 /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
-pub(crate) fn target(url: &str) -> Result<Uri, HttpError> {
+pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
     let wrong = |why: String| HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"));
     let uri: Uri = url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
@@ -174,7 +174,7 @@ pub(crate) fn target(url: &str) -> Result<Uri, HttpError> {
 }
 
 /// Returns the host of a URI in lower case, without the brackets of IPv6 and the final dot.
-pub(crate) fn host_of(uri: &Uri) -> String {
+pub(crate) fn host_name(uri: &Uri) -> String {
     let host = uri.host().unwrap_or_default().to_ascii_lowercase();
     host.trim_start_matches('[').trim_end_matches(']').trim_end_matches('.').to_owned()
 }
@@ -183,8 +183,8 @@ pub(crate) fn host_of(uri: &Uri) -> String {
 ///
 /// # Errors
 /// Returns [`HttpError::Denied`] if the address must be public and is not.
-pub(crate) fn check_address(host: &str, address: IpAddr, reach: Reach) -> Result<(), HttpError> {
-    if reach == Reach::Any || is_public(address) {
+pub(crate) fn check_address(host: &str, address: IpAddr, reach: AddressScope) -> Result<(), HttpError> {
+    if reach == AddressScope::Any || is_public(address) {
         return Ok(());
     }
     Err(HttpError::Denied(format!(
@@ -242,8 +242,8 @@ mod tests {
 
     #[test]
     fn check_matches_hosts_by_name_and_port() {
-        let hosts = Hosts::only(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
-        let hosts = hosts.and_private(["localhost:8000", "[::1]", "10.1.2.3"]).unwrap();
+        let hosts = Hosts::allow_public(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
+        let hosts = hosts.allow_private(["localhost:8000", "[::1]", "10.1.2.3"]).unwrap();
         for url in [
             "https://api.example.org/v1?q=1",
             "http://API.example.org.:80",
@@ -274,7 +274,7 @@ mod tests {
         ] {
             assert!(hosts.check(url).is_err(), "{url}");
         }
-        assert!(Hosts::any().check("http://127.0.0.1").is_ok());
+        assert!(Hosts::allow_all().check("http://127.0.0.1").is_ok());
     }
 
     #[test]
@@ -319,13 +319,13 @@ mod tests {
 
     #[test]
     fn public_hosts_reject_private_addresses() {
-        let hosts = Hosts::only(["127.0.0.1", "example.org"]).unwrap();
+        let hosts = Hosts::allow_public(["127.0.0.1", "example.org"]).unwrap();
         assert!(
             hosts.check("http://127.0.0.1/").unwrap_err().to_string().contains("list it among the private")
         );
         let address = "169.254.169.254".parse().unwrap();
-        assert!(check_address("example.org", address, Reach::Public).is_err());
-        assert!(check_address("example.org", address, Reach::Any).is_ok());
+        assert!(check_address("example.org", address, AddressScope::Public).is_err());
+        assert!(check_address("example.org", address, AddressScope::Any).is_ok());
     }
 
     #[test]
@@ -342,7 +342,7 @@ mod tests {
             "a b",
             "[::1]8000",
         ] {
-            let error = Hosts::only([text]).unwrap_err().to_string();
+            let error = Hosts::allow_public([text]).unwrap_err().to_string();
             assert!(error.starts_with(&format!("{text:?} is no host")), "{error}");
         }
     }

@@ -36,4 +36,4 @@ pub use client::Client;
 pub use error::{HttpError, causes};
 pub use hosts::Hosts;
 pub use send::{Bounds, ClientRequest, ClientResponse};
-pub use unpack::{Unpack, unpack};
+pub use unpack::{UnpackError, unpack};

@@ -9,9 +9,9 @@ use hyper::header::{CONTENT_ENCODING, CONTENT_LENGTH, CONTENT_TYPE, HOST, Header
 use hyper::{Method, Request, Response, StatusCode, Uri};
 
 use crate::client::authority;
-use crate::hosts::target;
+use crate::hosts::parse_url;
 use crate::text;
-use crate::unpack::{Unpack, unpack};
+use crate::unpack::{UnpackError, unpack};
 use crate::{Client, HttpError, causes};
 
 /// A request.
@@ -69,7 +69,7 @@ impl Client {
     /// deadline passes, the response is too large or cannot be decoded, or there are too many
     /// redirects.
     pub async fn send(&self, outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
-        let host = authority(&target(&outgoing.url)?);
+        let host = authority(&parse_url(&outgoing.url)?);
         let late = || HttpError::Late { host, after: bounds.deadline };
         match tokio::time::timeout(bounds.deadline, self.follow(outgoing, bounds)).await {
             Ok(result) => result,
@@ -78,17 +78,17 @@ impl Client {
     }
 
     async fn follow(&self, mut outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
-        let first = authority(&target(&outgoing.url)?);
+        let first = authority(&parse_url(&outgoing.url)?);
         let mut followed = 0;
         loop {
-            let uri = target(&outgoing.url)?;
+            let uri = parse_url(&outgoing.url)?;
             let host = authority(&uri);
             let mut request = Request::new(Full::new(outgoing.body.clone()));
             *request.method_mut() = outgoing.method.clone();
             *request.uri_mut() = uri.clone();
             *request.headers_mut() = outgoing.headers.clone();
             let response = self.request(request).await?;
-            let Some(to) = redirect(&uri, &response) else {
+            let Some(to) = redirect_target(&uri, &response) else {
                 let (head, body) = response.into_parts();
                 let body = collect_body(&host, body, bounds.bytes).await?;
                 let body = unpack_body(&host, body, &head.headers, bounds.bytes)?;
@@ -116,7 +116,7 @@ impl Client {
                     outgoing.headers.remove(name);
                 }
             }
-            let next = target(&to)?;
+            let next = parse_url(&to)?;
             if authority(&next) != host || next.scheme() != uri.scheme() {
                 // Any header can contain a key, and the target of the redirect is another server.
                 outgoing.headers.clear();
@@ -128,7 +128,7 @@ impl Client {
 }
 
 /// Returns the target of a redirect, or `None` if the response is not a redirect.
-fn redirect(from: &Uri, response: &Response<Incoming>) -> Option<String> {
+fn redirect_target(from: &Uri, response: &Response<Incoming>) -> Option<String> {
     if !matches!(response.status().as_u16(), 301 | 302 | 303 | 307 | 308) {
         return None;
     }
@@ -179,8 +179,8 @@ async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Byte
 fn unpack_body(host: &str, body: Bytes, headers: &HeaderMap, max: usize) -> Result<Bytes, HttpError> {
     let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     unpack(encoding, body, max).map_err(|why| match why {
-        Unpack::TooLarge => HttpError::TooLarge { host: host.to_owned(), max },
-        Unpack::Unknown | Unpack::Broken => {
+        UnpackError::TooLarge => HttpError::TooLarge { host: host.to_owned(), max },
+        UnpackError::Unknown | UnpackError::Broken => {
             HttpError::Packed { host: host.to_owned(), encoding: encoding.to_owned() }
         }
     })

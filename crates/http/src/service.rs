@@ -1,7 +1,7 @@
 //! Common parts of HTTP servers: keys, access of web pages, request bodies and listening.
 //!
-//! [`with_manners`] rejects requests without a matching route and requests that a foreign web page can
-//! cause. [`key_of`] and [`admits`] check keys, [`read_body`] and [`read_json`] read bodies up to a
+//! [`with_rejections`] rejects requests without a matching route and requests that a foreign web page can
+//! cause. [`key_of`] and [`is_valid_key`] check keys, [`read_body`] and [`read_json`] read bodies up to a
 //! maximum size, and [`serve`] listens until it is stopped. Out of scope: the format of error bodies,
 //! into which each API converts its [`Rejection`]s.
 //!
@@ -35,7 +35,7 @@ use bytes::Bytes;
 use serde::de::DeserializeOwned;
 use tokio::net::TcpListener;
 
-use crate::{Access, Rejection, Unpack, Verdict, unpack};
+use crate::{Access, Rejection, UnpackError, Verdict, unpack};
 
 /// Message of a response with status 401.
 pub const WRONG_KEY: &str = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
@@ -43,7 +43,7 @@ pub const WRONG_KEY: &str = "the key is missing or wrong; send it as Authorizati
 /// Adds rejections to `routes`: the rules of `access`, unknown paths and unsupported methods.
 /// `needs_key` returns whether a request is accepted only with a key, which no web page has. `reject`
 /// converts a rejection to the API's format.
-pub fn with_manners<S: Clone + Send + Sync + 'static>(
+pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     routes: Router<S>,
     access: Access,
     needs_key: impl Fn(&HeaderMap) -> bool + Send + Sync + 'static,
@@ -92,7 +92,7 @@ pub fn key_of(headers: &HeaderMap) -> Option<&str> {
 }
 
 /// Returns whether `key` is one of `keys`. If `keys` is empty, no key is required.
-pub fn admits(keys: &[String], key: Option<&str>) -> bool {
+pub fn is_valid_key(keys: &[String], key: Option<&str>) -> bool {
     keys.is_empty() || key.is_some_and(|key| keys.iter().any(|known| is_same(known, key)))
 }
 
@@ -131,12 +131,12 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
         (Some(_), Some(_)) => return Err(packed("several encodings")),
     };
     unpack(encoding, body, max).map_err(|why| match why {
-        Unpack::Unknown => packed(&format!("{encoding:?}")),
-        Unpack::Broken => rejected(
+        UnpackError::Unknown => packed(&format!("{encoding:?}")),
+        UnpackError::Broken => rejected(
             StatusCode::BAD_REQUEST,
             format!("the body is not the {encoding} that its Content-Encoding names"),
         ),
-        Unpack::TooLarge => rejected(
+        UnpackError::TooLarge => rejected(
             StatusCode::PAYLOAD_TOO_LARGE,
             format!("the unpacked body has more than {max} bytes, the most that is read"),
         ),
@@ -213,7 +213,7 @@ mod tests {
             assert_eq!(key_of(&headers), expected, "{name}: {value}");
         }
         let keys = ["one".to_owned(), "two".to_owned()];
-        assert!(admits(&keys, Some("two")) && admits(&[], None));
-        assert!(!admits(&keys, Some("tw")) && !admits(&keys, None));
+        assert!(is_valid_key(&keys, Some("two")) && is_valid_key(&[], None));
+        assert!(!is_valid_key(&keys, Some("tw")) && !is_valid_key(&keys, None));
     }
 }

@@ -4,17 +4,17 @@ use std::borrow::Cow;
 
 /// Characters of windows-1252 from 0x80 to 0x9F. Pages declared as Latin-1 or ASCII are decoded with
 /// it, too (WHATWG Encoding).
-const WINDOWS: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
+const WINDOWS_1252_NAMES: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
 
 /// Charset names that are decoded as windows-1252.
-const LATIN: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
+const LATIN_1_NAMES: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
 
 /// Decodes a body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
 pub(crate) fn decode(body: &[u8], kind: &str) -> String {
     match body {
-        [0xEF, 0xBB, 0xBF, rest @ ..] => return lossy(rest),
-        [0xFF, 0xFE, rest @ ..] => return utf16(rest, u16::from_le_bytes),
-        [0xFE, 0xFF, rest @ ..] => return utf16(rest, u16::from_be_bytes),
+        [0xEF, 0xBB, 0xBF, rest @ ..] => return decode_lossy(rest),
+        [0xFF, 0xFE, rest @ ..] => return decode_utf16(rest, u16::from_le_bytes),
+        [0xFE, 0xFF, rest @ ..] => return decode_utf16(rest, u16::from_be_bytes),
         _ => {}
     }
     let (name, rest) = kind.split_once(';').unwrap_or((kind, ""));
@@ -26,14 +26,14 @@ pub(crate) fn decode(body: &[u8], kind: &str) -> String {
             .then(|| value.trim().trim_matches('"').to_ascii_lowercase())
     });
     match charset.as_deref() {
-        Some("utf-16" | "utf-16be") => utf16(body, u16::from_be_bytes),
-        Some("utf-16le") => utf16(body, u16::from_le_bytes),
-        Some(charset) if LATIN.contains(&charset) => latin(body).into_owned(),
+        Some("utf-16" | "utf-16be") => decode_utf16(body, u16::from_be_bytes),
+        Some("utf-16le") => decode_utf16(body, u16::from_le_bytes),
+        Some(charset) if LATIN_1_NAMES.contains(&charset) => decode_latin(body).into_owned(),
         // In most other encodings, at least the ASCII characters are readable as UTF-8.
-        Some(_) => lossy(body),
+        Some(_) => decode_lossy(body),
         None => match std::str::from_utf8(body) {
             Ok(text) => text.to_owned(),
-            Err(_) if is_text(&name) => lossy(body),
+            Err(_) if is_text(&name) => decode_lossy(body),
             Err(_) => {
                 let of = if name.is_empty() { String::new() } else { format!(" of {name}") };
                 format!("[{} bytes{of} that are no text]", body.len())
@@ -47,23 +47,25 @@ fn is_text(name: &str) -> bool {
     name.starts_with("text/") || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))
 }
 
-fn lossy(body: &[u8]) -> String {
+fn decode_lossy(body: &[u8]) -> String {
     String::from_utf8_lossy(body).into_owned()
 }
 
 /// Decodes windows-1252, unless the body is valid UTF-8, because many pages declare the wrong charset.
-fn latin(body: &[u8]) -> Cow<'_, str> {
+fn decode_latin(body: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(body) {
         return text.into();
     }
     let read = |byte: &u8| match byte {
-        0x80..=0x9F => WINDOWS.chars().nth(usize::from(byte - 0x80)).unwrap_or(char::REPLACEMENT_CHARACTER),
+        0x80..=0x9F => {
+            WINDOWS_1252_NAMES.chars().nth(usize::from(byte - 0x80)).unwrap_or(char::REPLACEMENT_CHARACTER)
+        }
         byte => char::from(*byte),
     };
     body.iter().map(read).collect::<String>().into()
 }
 
-fn utf16(body: &[u8], unit: fn([u8; 2]) -> u16) -> String {
+fn decode_utf16(body: &[u8], unit: fn([u8; 2]) -> u16) -> String {
     let (pairs, _) = body.as_chunks::<2>();
     let units = pairs.iter().map(|pair| unit(*pair));
     char::decode_utf16(units).map(|read| read.unwrap_or(char::REPLACEMENT_CHARACTER)).collect()
@@ -91,6 +93,6 @@ mod tests {
         ] {
             assert_eq!(decode(body, kind), want, "{kind}");
         }
-        assert_eq!(WINDOWS.chars().count(), 32);
+        assert_eq!(WINDOWS_1252_NAMES.chars().count(), 32);
     }
 }

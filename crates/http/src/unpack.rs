@@ -6,7 +6,7 @@ use bytes::Bytes;
 
 /// Reason why a body cannot be decompressed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Unpack {
+pub enum UnpackError {
     /// The encoding is not supported.
     Unknown,
     /// The body does not match its encoding.
@@ -19,18 +19,18 @@ pub enum Unpack {
 /// small constant, so a small body that expands to a huge one does no harm.
 ///
 /// # Errors
-/// Returns an [`Unpack`] if the body cannot be decompressed, or exceeds `max` bytes after
+/// Returns an [`UnpackError`] if the body cannot be decompressed, or exceeds `max` bytes after
 /// decompression.
-pub fn unpack(encoding: &str, body: Bytes, max: usize) -> Result<Bytes, Unpack> {
+pub fn unpack(encoding: &str, body: Bytes, max: usize) -> Result<Bytes, UnpackError> {
     match encoding.trim().to_ascii_lowercase().as_str() {
         "" | "identity" => Ok(body),
         _ if body.is_empty() => Ok(body),
         "gzip" | "x-gzip" => {
             let mut all = Vec::new();
             let unpacked = flate2::read::MultiGzDecoder::new(&body[..]);
-            unpacked.take(max as u64 + 1).read_to_end(&mut all).map_err(|_| Unpack::Broken)?;
-            if all.len() > max { Err(Unpack::TooLarge) } else { Ok(all.into()) }
+            unpacked.take(max as u64 + 1).read_to_end(&mut all).map_err(|_| UnpackError::Broken)?;
+            if all.len() > max { Err(UnpackError::TooLarge) } else { Ok(all.into()) }
         }
-        _ => Err(Unpack::Unknown),
+        _ => Err(UnpackError::Unknown),
     }
 }

@@ -232,7 +232,7 @@ impl Hosts {
         for part in parts.iter_mut().skip(1) {
             let remaining = ending.saturating_sub(ended_at.elapsed());
             if let Part::Up { process, .. } = part {
-                let _ = tokio::time::timeout(remaining, process.ended()).await;
+                let _ = tokio::time::timeout(remaining, process.describe_end()).await;
             }
         }
         for part in parts {

@@ -64,6 +64,6 @@ pub use pool::Pool;
 pub use python::{python_command, python_first_line};
 pub use request::{Request, WorkerError};
 pub use supervise::supervise;
-pub use supervisor::{Child, Input, Launch, Output, Run, Supervisor, describe_exit, exit_status};
-pub use tail::{TAIL, Tail, TailReader, telling_lines};
+pub use supervisor::{Child, Input, Launch, ProgramRun, RunOutput, Supervisor, describe_exit, exit_status};
+pub use tail::{DEFAULT_TAIL_BYTES, Tail, TailReader, explaining_lines};
 pub use worker::{Affinity, Call, Slot, Worker};

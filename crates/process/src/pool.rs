@@ -59,7 +59,7 @@ impl Pool {
     /// Returns an error if no worker becomes ready.
     pub async fn slot(&self) -> Result<Slot, WorkerError> {
         loop {
-            let slot = self.choose()?;
+            let slot = self.reserve_slot()?;
             let mut state = slot.worker().state.clone();
             // A worker that has exited is not chosen again.
             let state = state.wait_for(|state| !matches!(state, State::Starting)).await;
@@ -96,7 +96,7 @@ impl Pool {
     }
 
     /// Reserves a slot on a worker that is ready or starting.
-    fn choose(&self) -> Result<Slot, WorkerError> {
+    fn reserve_slot(&self) -> Result<Slot, WorkerError> {
         let mut workers = self.workers.lock().unwrap_or_else(PoisonError::into_inner);
         workers.remove_ended();
         let max_requests = self.options.max_requests;

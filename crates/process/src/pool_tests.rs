@@ -5,7 +5,7 @@ use serde_json::json;
 use super::*;
 use crate::{Handshake, Launch, Supervisor, python_command, python_first_line};
 
-const LONG: Duration = Duration::from_secs(60);
+const TEST_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// Python worker that handles each request in a thread: after `sleep` seconds it responds with its
 /// process id and the number of requests so far, or it exits.
@@ -46,7 +46,7 @@ fn options(first: Value, max_workers: usize, max_requests: usize) -> PoolOptions
         supervisor: Supervisor::default(),
         launch: Launch::new(python_command("python3")),
         first: Some(python_first_line(&[("serve", SERVE)], first)),
-        handshake: Some(Handshake { timeout: LONG, check: Arc::new(|_| Ok(())) }),
+        handshake: Some(Handshake { timeout: TEST_TIMEOUT, check: Arc::new(|_| Ok(())) }),
         id_key: "id",
         max_workers,
         max_requests,
@@ -59,7 +59,7 @@ fn pool(max_workers: usize, max_requests: usize) -> Pool {
 }
 
 async fn request_value(pool: &Pool, body: Value) -> Result<Value, WorkerError> {
-    pool.request(Request::new("test", body), LONG).await
+    pool.request(Request::new("test", body), TEST_TIMEOUT).await
 }
 
 #[tokio::test]
@@ -137,7 +137,10 @@ async fn failed_worker_start_returns_its_reason() {
     assert_eq!(request_value(&failing, json!({})).await.unwrap_err(), why);
     let mut slow = options(json!({ "load": 30 }), 1, 1);
     let rejected = PoolOptions {
-        handshake: Some(Handshake { timeout: LONG, check: Arc::new(|report| Err(report.to_string())) }),
+        handshake: Some(Handshake {
+            timeout: TEST_TIMEOUT,
+            check: Arc::new(|report| Err(report.to_string())),
+        }),
         ..options(json!({ "tools": [1] }), 1, 1)
     };
     let error = request_value(&Pool::new(rejected), json!({})).await.unwrap_err();
@@ -159,7 +162,7 @@ async fn affinity_counts_as_load() {
     // The other worker is started because the first one has an affinity, and is used once it is ready.
     let start = Instant::now();
     while request_value(&pool, json!({})).await.unwrap()["process"] == process {
-        assert!(start.elapsed() < LONG);
+        assert!(start.elapsed() < TEST_TIMEOUT);
         tokio::time::sleep(Duration::from_millis(20)).await;
     }
     assert_eq!(first.request(Request::new("test", json!({}))).await.unwrap()["process"], process);
@@ -185,7 +188,8 @@ async fn worker_without_handshake_may_print_other_lines() {
         id_key: "attempt",
         ..options(json!({}), 1, 1)
     });
-    let response = pool.request(Request::with_id("a", json!({ "attempt": "", "x": 1 })), LONG).await.unwrap();
+    let response =
+        pool.request(Request::with_id("a", json!({ "attempt": "", "x": 1 })), TEST_TIMEOUT).await.unwrap();
     assert_eq!(response, json!({ "attempt": "a", "x": 1 }));
     let strict = PoolOptions { launch: Launch::new(["echo", "hello"]), ..options(json!({}), 1, 1) };
     let error = request_value(&Pool::new(strict), json!({})).await.unwrap_err();

@@ -8,7 +8,7 @@ use serde_json::Value;
 use crate::supervisor::exit_status;
 
 /// Counter of requests, which makes their ids unique in this process.
-static REQUESTS: AtomicU64 = AtomicU64::new(0);
+static NEXT_REQUEST_ID: AtomicU64 = AtomicU64::new(0);
 
 /// A request to a worker: a JSON object, to which the pool adds the id.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,7 +20,7 @@ pub struct Request {
 impl Request {
     /// Creates a request with a unique id that starts with `label`.
     pub fn new(label: &str, body: Value) -> Self {
-        Request { id: format!("{label}-{}", REQUESTS.fetch_add(1, Ordering::Relaxed)), body }
+        Request { id: format!("{label}-{}", NEXT_REQUEST_ID.fetch_add(1, Ordering::Relaxed)), body }
     }
 
     /// Creates a request with a given id, which must differ from those of the pool's other pending

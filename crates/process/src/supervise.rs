@@ -15,7 +15,7 @@ use rustix::process::{Pid, Signal, WaitOptions, kill_process, kill_process_group
 use serde::Deserialize;
 
 /// Time between SIGTERM and SIGKILL.
-const GRACE: Duration = Duration::from_secs(2);
+const STOP_GRACE: Duration = Duration::from_secs(2);
 
 /// Exit code if the program cannot be started, as in shells.
 const NOT_STARTED: u8 = 127;
@@ -43,10 +43,10 @@ pub fn supervise() -> ExitCode {
         .and_then(|_| serde_json::from_str(&order).map_err(|error| format!("the order is damaged: {error}")))
     {
         Ok(order) => order,
-        Err(why) => return failed(&why),
+        Err(why) => return fail(&why),
     };
     let Some((program, arguments)) = order.command.split_first() else {
-        return failed("no program is named");
+        return fail("no program is named");
     };
     #[cfg(target_os = "linux")]
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
@@ -60,9 +60,9 @@ pub fn supervise() -> ExitCode {
         Ok(child) => child,
         Err(_) if !order.folder.as_os_str().is_empty() && !order.folder.is_dir() => {
             let dir = order.folder.display();
-            return failed(&format!("cannot start {program}: there is no folder {dir}"));
+            return fail(&format!("cannot start {program}: there is no folder {dir}"));
         }
-        Err(error) => return failed(&format!("cannot start {program}: {error}")),
+        Err(error) => return fail(&format!("cannot start {program}: {error}")),
     };
     let (mut stdin, signals_end) = (child.stdin.take(), order.asks);
     if let Some(input) = order.input {
@@ -70,11 +70,11 @@ pub fn supervise() -> ExitCode {
         // A separate thread writes, because the program may never read its input.
         std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
-    let Some(leader) = Pid::from_raw(child.id() as i32) else { return failed("the program has no process") };
+    let Some(leader) = Pid::from_raw(child.id() as i32) else { return fail("the program has no process") };
     std::thread::spawn(move || {
         match signals_end {
             true => signal_end_on_input(leader),
-            false => pass_on(stdin.take()),
+            false => forward_stdin(stdin.take()),
         }
         drop(stdin);
         terminate_until_gone(leader)
@@ -84,7 +84,7 @@ pub fn supervise() -> ExitCode {
             terminate_until_gone(leader);
         }
     });
-    let code = outlive(leader);
+    let code = wait_for_program(leader);
     // Kills the processes that the program has left behind.
     while !descendants().is_empty() {
         end(leader, Signal::KILL);
@@ -99,7 +99,7 @@ pub fn supervise() -> ExitCode {
 fn terminate_until_gone(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();
-    while since.elapsed() < GRACE {
+    while since.elapsed() < STOP_GRACE {
         std::thread::sleep(Duration::from_millis(20));
     }
     loop {
@@ -144,7 +144,7 @@ fn signal_end_on_input(leader: Pid) {
 }
 
 /// Forwards the standard input to the program until the input ends.
-fn pass_on(mut to: Option<ChildStdin>) {
+fn forward_stdin(mut to: Option<ChildStdin>) {
     let (mut line, mut buffer) = (std::io::stdin().lock(), vec![0; 16 << 10]);
     loop {
         match line.read(&mut buffer) {
@@ -161,14 +161,14 @@ fn pass_on(mut to: Option<ChildStdin>) {
     }
 }
 
-fn failed(why: &str) -> ExitCode {
+fn fail(why: &str) -> ExitCode {
     // If nothing reads the standard error, the message is lost.
     let _ = writeln!(std::io::stderr(), "{why}");
     ExitCode::from(NOT_STARTED)
 }
 
 /// Waits for the program, and reaps other children that exit meanwhile.
-fn outlive(leader: Pid) -> u8 {
+fn wait_for_program(leader: Pid) -> u8 {
     loop {
         // `wait` accepts any child. `waitpid(None)` would only accept children in this process's own
         // group.

@@ -113,8 +113,8 @@ impl Supervisor {
         log: Option<File>,
     ) -> Result<Child, String> {
         let is_direct = self.0.is_empty();
-        let words = if is_direct { &launch.command } else { &self.0 };
-        let [program, arguments @ ..] = &words[..] else { return Err("no program is named".into()) };
+        let argv = if is_direct { &launch.command } else { &self.0 };
+        let [program, arguments @ ..] = &argv[..] else { return Err("no program is named".into()) };
         let mut command = Command::new(program);
         command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
         match log {
@@ -259,7 +259,7 @@ impl Child {
     }
 
     /// Waits until the program exits, and describes its exit as [`describe_exit`] does.
-    pub async fn ended(&mut self) -> String {
+    pub async fn describe_end(&mut self) -> String {
         match self.wait().await {
             Ok(code) => describe_exit(code),
             Err(error) => format!("cannot be waited for: {error}"),
@@ -302,15 +302,15 @@ impl Child {
 /// A program that reads one text, with its output. Dropping it terminates the program with all that it
 /// started.
 #[derive(Debug)]
-pub struct Run {
+pub struct ProgramRun {
     child: Child,
     stdout: TailReader,
     stderr: TailReader,
 }
 
-/// Result of a [`Run`].
+/// Result of a [`ProgramRun`].
 #[derive(Debug)]
-pub struct Output {
+pub struct RunOutput {
     /// Exit code. A code above 128 is 128 plus the number of the terminating signal; `None` means that
     /// the program was stopped or its supervisor was killed.
     pub code: Option<i32>,
@@ -320,7 +320,7 @@ pub struct Output {
     pub stderr: Tail,
 }
 
-impl Run {
+impl ProgramRun {
     /// Starts a program with its complete input. `stdout` limits how much of the standard output is
     /// kept.
     ///
@@ -335,31 +335,31 @@ impl Run {
         let mut child = supervisor.start(launch, Input::Text(input))?;
         let stdout = TailReader::start(child.take_stdout(), stdout, None);
         let stderr = child.read_stderr(Tail::default(), None);
-        Ok(Run { child, stdout, stderr })
+        Ok(ProgramRun { child, stdout, stderr })
     }
 
     /// Waits until the program exits, and returns its exit code and output.
     ///
     /// # Errors
     /// Returns an error if waiting for the process fails.
-    pub async fn wait(&mut self) -> Result<Output, String> {
+    pub async fn wait(&mut self) -> Result<RunOutput, String> {
         let code = self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
         Ok(self.output(code).await)
     }
 
     /// Terminates the program, and returns its output so far.
-    pub async fn stop(&mut self) -> Output {
+    pub async fn stop(&mut self) -> RunOutput {
         self.child.stop().await;
         self.output(None).await
     }
 
-    async fn output(&mut self, code: Option<i32>) -> Output {
+    async fn output(&mut self, code: Option<i32>) -> RunOutput {
         let stdout = self.stdout.finish(OUTPUT_TIMEOUT).await;
-        Output { code, stdout, stderr: self.stderr.finish(OUTPUT_TIMEOUT).await }
+        RunOutput { code, stdout, stderr: self.stderr.finish(OUTPUT_TIMEOUT).await }
     }
 }
 
-impl Output {
+impl RunOutput {
     /// Returns the reason if the program could not be started, and `None` if it was started.
     pub fn start_error(&self) -> Option<String> {
         let why = self.stderr.text();

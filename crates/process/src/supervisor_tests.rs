@@ -4,9 +4,9 @@ fn shell(script: &str) -> Launch {
     Launch::new(["sh", "-c", script])
 }
 
-async fn run(launch: &Launch, input: &str) -> Output {
+async fn run(launch: &Launch, input: &str) -> RunOutput {
     let supervisor = Supervisor::default();
-    Run::start(&supervisor, launch, input.into(), Tail::new(100, 100)).unwrap().wait().await.unwrap()
+    ProgramRun::start(&supervisor, launch, input.into(), Tail::new(100, 100)).unwrap().wait().await.unwrap()
 }
 
 #[tokio::test]
@@ -42,7 +42,7 @@ async fn program_gets_only_named_variables() {
 async fn dropped_run_kills_its_process_group() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path().into(), ..shell("(sleep 0.4; touch late) & wait") };
-    let mut run = Run::start(&Supervisor::default(), &launch, String::new(), Tail::default()).unwrap();
+    let mut run = ProgramRun::start(&Supervisor::default(), &launch, String::new(), Tail::default()).unwrap();
     let wait = tokio::time::timeout(Duration::from_millis(100), run.wait()).await;
     assert!(wait.is_err());
     drop(run);

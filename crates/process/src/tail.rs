@@ -8,7 +8,7 @@ use tokio::sync::watch;
 use tokio::task::AbortHandle;
 
 /// Default maximum number of bytes kept of the end of a stream.
-pub const TAIL: usize = 64 << 10;
+pub const DEFAULT_TAIL_BYTES: usize = 64 << 10;
 
 /// The start and the end of a stream, each up to a limit. The bytes between them are counted and
 /// discarded.
@@ -23,7 +23,7 @@ pub struct Tail {
 
 impl Default for Tail {
     fn default() -> Self {
-        Tail::new(0, TAIL)
+        Tail::new(0, DEFAULT_TAIL_BYTES)
     }
 }
 
@@ -140,12 +140,12 @@ impl Drop for TailReader {
 const MAX_LINES: usize = 10;
 
 /// Maximum number of characters shown of a line.
-const MAX_LINE: usize = 300;
+const MAX_LINE_CHARS: usize = 300;
 
 /// Returns the lines of a program's output that best explain its failure, indented. These are the last
 /// 10 lines. If only an earlier line mentions an error, the first of these lines are replaced by the
 /// last line that mentions one and the lines after it.
-pub fn telling_lines(text: &str) -> Vec<String> {
+pub fn explaining_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
     let named = lines[..last].iter().rposition(|line| names_error(line));
@@ -154,16 +154,16 @@ pub fn telling_lines(text: &str) -> Vec<String> {
         Some(at) => {
             let (end, rest) = (at + MAX_LINES / 2, last + MAX_LINES / 2);
             let skipped = (end < rest).then(|| "  …".to_owned());
-            let above = lines[at..end].iter().map(|line| shown(line)).chain(skipped);
-            above.chain(lines[rest..].iter().map(|line| shown(line))).collect()
+            let above = lines[at..end].iter().map(|line| indent_excerpt(line)).chain(skipped);
+            above.chain(lines[rest..].iter().map(|line| indent_excerpt(line))).collect()
         }
-        None => lines[last..].iter().map(|line| shown(line)).collect(),
+        None => lines[last..].iter().map(|line| indent_excerpt(line)).collect(),
     }
 }
 
-fn shown(line: &str) -> String {
+fn indent_excerpt(line: &str) -> String {
     let line = line.trim_end();
-    match line.char_indices().nth(MAX_LINE) {
+    match line.char_indices().nth(MAX_LINE_CHARS) {
         Some((end, _)) => format!("  {}…", &line[..end]),
         None => format!("  {line}"),
     }
@@ -187,18 +187,18 @@ mod tests {
 
     #[test]
     fn tail_keeps_both_ends_of_long_output() {
-        const KEPT: usize = 512 << 10;
-        let mut printed = Tail::new(KEPT, KEPT);
+        const KEPT_BYTES: usize = 512 << 10;
+        let mut printed = Tail::new(KEPT_BYTES, KEPT_BYTES);
         for line in 0..400_000 {
             printed.push(format!("{line}\n").as_bytes());
         }
         let text = printed.text();
         assert!(text.starts_with("0\n1\n") && text.ends_with("399998\n399999\n"));
         let bytes: usize = (0..400_000).map(|line| format!("{line}\n").len()).sum();
-        assert!(text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT)));
-        let mut short = Tail::new(KEPT, KEPT);
-        short.push("ü".repeat(KEPT - 1).as_bytes());
-        assert_eq!(short.text(), "ü".repeat(KEPT - 1));
+        assert!(text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT_BYTES)));
+        let mut short = Tail::new(KEPT_BYTES, KEPT_BYTES);
+        short.push("ü".repeat(KEPT_BYTES - 1).as_bytes());
+        assert_eq!(short.text(), "ü".repeat(KEPT_BYTES - 1));
     }
 
     #[test]
@@ -220,7 +220,7 @@ mod tests {
                 line => format!("line {line}"),
             };
             let text: String = (0..20).map(|line| name(line) + "\n").collect();
-            let shown = telling_lines(&text);
+            let shown = explaining_lines(&text);
             let want = (error..error + 5).chain(15..20).map(|line| format!("  {}", name(line)));
             let mut want: Vec<String> = want.collect();
             want.insert(5, "  …".into());

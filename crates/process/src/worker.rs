@@ -20,7 +20,7 @@ use crate::supervisor::{Child, Input, Stdin};
 use crate::tail::{Tail, TailReader};
 
 /// Maximum length of a line from a worker, in bytes.
-const MAX_LINE: u64 = 16 << 20;
+const MAX_LINE_BYTES: u64 = 16 << 20;
 
 /// Timeout for the exit of a worker that has closed its output, and for the end of its standard error.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
@@ -62,12 +62,12 @@ pub struct Worker {
 }
 
 enum Message {
-    Send { request: Request, open: Open },
+    Send { request: Request, open: PendingRequest },
     Cancel(String),
 }
 
 /// A request without a response.
-struct Open {
+struct PendingRequest {
     response: oneshot::Sender<Result<Value, WorkerError>>,
     /// Time at which the worker is terminated, if the request was cancelled.
     until: Option<Instant>,
@@ -163,7 +163,7 @@ impl Worker {
     /// Sends a request and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
-        let open = Open { response: oneshot::channel().0, until: None, _busy: busy, _permit: None };
+        let open = PendingRequest { response: oneshot::channel().0, until: None, _busy: busy, _permit: None };
         let _ = self.messages.send(Message::Send { request, open });
     }
 }
@@ -179,7 +179,7 @@ impl Slot {
         let Slot { worker, busy, permit } = self;
         let (response, received) = oneshot::channel();
         let id = request.id.clone();
-        let open = Open { response, until: None, _busy: busy, _permit: permit };
+        let open = PendingRequest { response, until: None, _busy: busy, _permit: permit };
         // If the worker has exited, the call finds the response channel closed.
         let _ = worker.messages.send(Message::Send { request, open });
         Call { worker, id, response: received }
@@ -215,7 +215,7 @@ impl Drop for Call {
 struct Process {
     options: Arc<PoolOptions>,
     state: watch::Sender<State>,
-    open: HashMap<String, Open>,
+    open: HashMap<String, PendingRequest>,
 }
 
 impl Process {
@@ -241,7 +241,7 @@ impl Process {
         };
         let error = match end {
             Some(error) => error,
-            None => how_it_ended(&mut child, &stderr).await,
+            None => exit_error(&mut child, &stderr).await,
         };
         debug!(process = %self.options.name, %error, "worker ended");
         self.state.send_replace(State::Ended { error: error.clone(), was_ready });
@@ -360,7 +360,7 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
     let mut stdout = BufReader::new(stdout);
     loop {
         let mut line = Vec::new();
-        match (&mut stdout).take(MAX_LINE).read_until(b'\n', &mut line).await {
+        match (&mut stdout).take(MAX_LINE_BYTES).read_until(b'\n', &mut line).await {
             Ok(1..) if lines.send(line).await.is_ok() => {}
             _ => return,
         }
@@ -368,7 +368,7 @@ async fn read_lines(stdout: Option<ChildStdout>, lines: mpsc::Sender<Vec<u8>>) {
 }
 
 /// Returns the exit reason of a worker that has closed its output.
-async fn how_it_ended(child: &mut Child, stderr: &TailReader) -> WorkerError {
+async fn exit_error(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let Ok(code) = tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await else {
         return WorkerError::ClosedOutput;
     };

@@ -6,7 +6,7 @@ use std::io::{BufRead as _, Write as _};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
-use levade_process::{Input, Launch, Run, Supervisor, Tail};
+use levade_process::{Input, Launch, ProgramRun, Supervisor, Tail};
 use serde_json::json;
 
 /// Returns the supervisor, which is an example of this crate.
@@ -23,7 +23,7 @@ fn stdout(output: &std::process::Output) -> String {
 
 /// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the script's
 /// input; if `asks` is set, later bytes ask the script to end.
-fn supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Child {
+fn start_supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Child {
     let mut process =
         Command::new(supervisor().0.remove(0)).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
     let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": input, "asks": signals_end });
@@ -31,13 +31,13 @@ fn supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Chil
     process
 }
 
-fn supervised(script: &str) -> Child {
-    supervised_with(script, Some("in\n"), false)
+fn start_supervised(script: &str) -> Child {
+    start_supervised_with(script, Some("in\n"), false)
 }
 
 /// Returns the exit code and the output of a script whose supervisor's input stays open.
 fn run(script: &str) -> (Option<i32>, String) {
-    let mut process = supervised(script);
+    let mut process = start_supervised(script);
     let line = process.stdin.take();
     let output = process.wait_with_output().unwrap();
     drop(line);
@@ -45,7 +45,7 @@ fn run(script: &str) -> (Option<i32>, String) {
 }
 
 /// Returns whether a process is running and not a zombie.
-fn runs(pid: &str) -> bool {
+fn is_running(pid: &str) -> bool {
     let found = Command::new("ps").args(["-o", "stat=", "-p", pid.trim()]).output().unwrap();
     !stdout(&found).trim().is_empty() && !stdout(&found).starts_with('Z')
 }
@@ -60,7 +60,7 @@ fn supervisor_returns_exit_code_of_its_program() {
 #[test]
 fn sigterm_leaves_program_time_to_exit() {
     let script = "trap 'sleep 3; echo saved; exit 7' TERM; echo up; while :; do sleep 0.1; done";
-    let mut process = supervised_with(script, None, true);
+    let mut process = start_supervised_with(script, None, true);
     let mut line = process.stdin.take().unwrap();
     let mut printed = std::io::BufReader::new(process.stdout.take().unwrap());
     let mut output = String::new();
@@ -82,13 +82,13 @@ fn detached_processes_are_killed_when_program_exits() {
     for leave in ["sleep 300", "setsid sleep 300"] {
         let (code, pid) = run(&format!("{leave} >/dev/null 2>&1 & echo $!; sleep 0.2"));
         assert_eq!(code, Some(0));
-        assert!(!runs(&pid), "{leave} still runs as {pid}");
+        assert!(!is_running(&pid), "{leave} still runs as {pid}");
     }
 }
 
 #[test]
 fn program_is_terminated_when_supervisor_input_closes() {
-    let mut process = supervised("sleep 300");
+    let mut process = start_supervised("sleep 300");
     let since = Instant::now();
     drop(process.stdin.take());
     assert_eq!(process.wait().unwrap().code(), Some(128 + 15));
@@ -98,7 +98,7 @@ fn program_is_terminated_when_supervisor_input_closes() {
 /// Waits until none of the processes is running.
 fn wait_for_end(pids: &str) {
     let since = Instant::now();
-    while pids.lines().any(runs) {
+    while pids.lines().any(is_running) {
         assert!(since.elapsed() < Duration::from_secs(60), "{pids}");
         std::thread::sleep(Duration::from_millis(20));
     }
@@ -124,7 +124,7 @@ fn killed_parent_terminates_program_and_detached_child() {
         assert!(since.elapsed() < Duration::from_secs(60));
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(pids().lines().all(runs));
+    assert!(pids().lines().all(is_running));
     parent.kill().unwrap();
     parent.wait().unwrap();
     wait_for_end(&pids());
@@ -142,7 +142,7 @@ async fn dropped_child_kills_detached_processes() {
         assert!(since.elapsed() < Duration::from_secs(60));
     }
     let pids = reader.tail().text();
-    assert!(pids.lines().all(runs), "a wait that is given up ends nothing");
+    assert!(pids.lines().all(is_running), "a wait that is given up ends nothing");
     drop(child);
     wait_for_end(&pids);
 }
@@ -150,13 +150,13 @@ async fn dropped_child_kills_detached_processes() {
 #[tokio::test]
 async fn supervised_run_returns_start_error() {
     for launch in [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..Launch::new(["true"]) }] {
-        let mut run = Run::start(&supervisor(), &launch, String::new(), Tail::default()).unwrap();
+        let mut run = ProgramRun::start(&supervisor(), &launch, String::new(), Tail::default()).unwrap();
         let output = run.wait().await.unwrap();
         assert_eq!(output.code, Some(127));
         assert!(output.start_error().unwrap().starts_with("cannot start "), "{output:?}");
     }
     let run = |script: &str| {
-        Run::start(&supervisor(), &Launch::new(["sh", "-c", script]), "in".into(), Tail::default())
+        ProgramRun::start(&supervisor(), &Launch::new(["sh", "-c", script]), "in".into(), Tail::default())
     };
     let output = run("cat; sleep 0.1; kill -9 $$").unwrap().wait().await.unwrap();
     assert_eq!((output.code, output.stdout.text(), output.start_error()), (Some(137), "in".into(), None));

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_agent::{ContextPolicy, Limits, Truncation};
-use levade_conversation::{Format, History, Options, Replies};
+use levade_conversation::{CompletionMatching, Format, History, Options};
 use levade_policy::SamplingParams;
 use levade_tasks::Task;
 use levade_text::{Chat, LateSystem, Message, Role, ToolPrompt, ToolProtocol};
@@ -110,7 +110,7 @@ pub struct AgentKeys {
     pub history: History,
     /// How exactly a program must repeat an assistant message for the message's tokens to be
     /// continued.
-    pub replies: Replies,
+    pub replies: CompletionMatching,
     /// Additional variables of the chat template, such as `enable_thinking = false`.
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// Maximum number of completions in an attempt, at least 1.
@@ -164,7 +164,7 @@ impl Default for AgentKeys {
             bare_calls: false,
             late_system: LateSystem::default(),
             history: History::default(),
-            replies: Replies::default(),
+            replies: CompletionMatching::default(),
             variables: serde_json::Map::new(),
             max_turns: 4,
             max_tokens: 256,
@@ -223,10 +223,10 @@ impl AgentKeys {
     /// Returns the limits of an attempt of this agent.
     pub fn limits(&self) -> Limits {
         Limits {
-            turns: self.max_turns,
-            tokens: self.max_tokens,
-            reply: Duration::from_secs_f64(self.reply_seconds),
-            attempt: Duration::from_secs_f64(self.attempt_seconds),
+            max_turns: self.max_turns,
+            max_tokens: self.max_tokens,
+            completion_timeout: Duration::from_secs_f64(self.reply_seconds),
+            attempt_timeout: Duration::from_secs_f64(self.attempt_seconds),
         }
     }
 }

@@ -96,13 +96,16 @@ impl ContextKeys {
             // A prompt must leave room for at least one token.
             (max_prompt_tokens, _) => max_prompt_tokens.min(context.saturating_sub(1)),
         };
-        let summary = summary.map_or(ContextPolicy::NONE.summary, |keys| SummaryOptions {
+        let summary = summary.map_or(ContextPolicy::UNLIMITED.summary, |keys| SummaryOptions {
             agent: keys.agent.clone(),
             train: keys.train,
             tokens: keys.tokens,
             instruction: keys.instruction.clone(),
         });
-        ContextPolicy { budget: Budget { most: max_prompt_tokens, overflow, keep: self.keep() }, summary }
+        ContextPolicy {
+            budget: Budget { max_tokens: max_prompt_tokens, overflow, keep: self.keep() },
+            summary,
+        }
     }
 
     /// Returns whether the agent writes its own summaries and these are trained.
@@ -117,8 +120,9 @@ mod tests {
 
     #[test]
     fn budget_leaves_room_for_completion() {
-        let max_prompt_tokens =
-            |keys: &ContextKeys, max_prompt_tokens| keys.policy(max_prompt_tokens, 300, 1000).budget.most;
+        let max_prompt_tokens = |keys: &ContextKeys, max_prompt_tokens| {
+            keys.policy(max_prompt_tokens, 300, 1000).budget.max_tokens
+        };
         assert_eq!(max_prompt_tokens(&ContextKeys::Fail, 0), usize::MAX);
         assert_eq!(max_prompt_tokens(&ContextKeys::Fail, 5000), 5000);
         let drop = ContextKeys::DropOldest(KeepKeys::default());
@@ -127,7 +131,7 @@ mod tests {
         assert_eq!(max_prompt_tokens(&drop, 5000), 999);
         assert_eq!(
             drop.policy(0, 100, 1000).budget,
-            Budget { most: 900, overflow: Overflow::DropOldest, keep: 2 }
+            Budget { max_tokens: 900, overflow: Overflow::DropOldest, keep: 2 }
         );
     }
 }

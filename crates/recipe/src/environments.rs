@@ -1,7 +1,7 @@
 //! Checks task sources that are environments: recipe and environment must agree on which of them
 //! runs the attempts.
 
-use levade_agent::environments::Common;
+use levade_agent::environments::CommonOptions;
 use levade_tree::DEFAULT;
 
 use super::RecipeError;
@@ -18,10 +18,10 @@ impl Checker<'_> {
         for (i, source) in recipe.tasks.iter().enumerate() {
             let Some(options) = source.environment() else { continue };
             let key = |name: &str| format!("tasks.{i}.{name}");
-            if let Some((name, value, range)) = options.wrong() {
+            if let Some((name, value, range)) = options.range_error() {
                 self.check(false, key(name), value, range)?;
             }
-            let Common { name, agent, .. } = options.common();
+            let CommonOptions { name, agent, .. } = options.common();
             let range = "a name that no other environment has: tasks are told apart by it";
             self.check(!names.iter().any(|taken| taken == name), key("name"), format!("{name:?}"), range)?;
             names.push(name.to_owned());
@@ -33,7 +33,7 @@ impl Checker<'_> {
                 return self.check(false, key("agent"), format!("{agent:?}"), range);
             };
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
-            let leads = options.leads();
+            let leads = options.leads_attempts();
             let range = match leads {
                 true => format!("\"environment\" for the tasks of {name}, which leads its attempts itself"),
                 false => {

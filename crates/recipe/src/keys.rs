@@ -346,8 +346,8 @@ impl EvalKeys {
     /// Returns the limits of evaluation attempts, given the `limits` of training attempts.
     pub fn limits(&self, limits: Limits) -> Limits {
         Limits {
-            turns: if self.max_turns == 0 { limits.turns } else { self.max_turns },
-            tokens: if self.max_tokens == 0 { limits.tokens } else { self.max_tokens },
+            max_turns: if self.max_turns == 0 { limits.max_turns } else { self.max_turns },
+            max_tokens: if self.max_tokens == 0 { limits.max_tokens } else { self.max_tokens },
             ..limits
         }
     }

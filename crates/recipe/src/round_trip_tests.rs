@@ -38,9 +38,9 @@ fn context_policy_is_set_per_agent() {
     let names: Vec<&str> = recipe.agents().into_iter().map(|(name, _)| name).collect();
     assert_eq!(names, ["default", "short"]);
     let own = recipe.agent.context_policy(8000);
-    assert_eq!((own.budget.keep, own.summariser("default")), (3, "short".to_owned()));
+    assert_eq!((own.budget.keep, own.summarizer_name("default")), (3, "short".to_owned()));
     let short = recipe.agent_named("short").unwrap().context_policy(8000);
-    assert_eq!((short.budget.most, short.budget.keep, short.summarises()), (900, 2, false));
+    assert_eq!((short.budget.max_tokens, short.budget.keep, short.is_summarizing()), (900, 2, false));
     // Summaries are not training targets unless the recipe trains them.
     let untrained = recipe.untrained_agents();
     assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");

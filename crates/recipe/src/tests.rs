@@ -497,6 +497,6 @@ fn conversation_format_uses_agent_history_and_replies() {
     let changed = ["agent.history=template", "agent.replies=strict"];
     assert_eq!(
         options(&changed),
-        (levade_conversation::History::Template, levade_conversation::Replies::Strict)
+        (levade_conversation::History::Template, levade_conversation::CompletionMatching::Strict)
     );
 }

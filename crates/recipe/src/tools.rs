@@ -89,7 +89,8 @@ impl ToolKeys {
     /// Returns the toolbox named `name`, or else a toolbox of the kind named `name` that needs no
     /// options.
     pub fn find(tools: &[ToolKeys], name: &str) -> Option<Self> {
-        let plain = || ToolKind::plain().into_iter().find(|kind| kind.name() == name).map(ToolKeys::from);
+        let plain =
+            || ToolKind::default_kinds().into_iter().find(|kind| kind.name() == name).map(ToolKeys::from);
         tools.iter().find(|keys| keys.name() == name).cloned().or_else(plain)
     }
 
@@ -97,7 +98,7 @@ impl ToolKeys {
     /// `wrong`.
     pub fn describe_names(tools: &[ToolKeys], wrong: &str) -> String {
         let mut known: Vec<&str> = tools.iter().map(ToolKeys::name).collect();
-        let plain = ToolKind::plain().into_iter().map(|kind| kind.name());
+        let plain = ToolKind::default_kinds().into_iter().map(|kind| kind.name());
         known.extend(plain.filter(|kind| !tools.iter().any(|keys| keys.name() == *kind)));
         let meant = nearest_name(wrong, &known);
         let meant = meant.map(|near| format!("; did you mean `{near}`?")).unwrap_or_default();
@@ -119,7 +120,11 @@ impl ToolKeys {
 
     /// Returns the limits on concurrency and rate of calls.
     pub fn limits(&self) -> CallLimits {
-        CallLimits { at_once: self.at_once, per_second: self.calls_per_second, in_turn: !self.parallel }
+        CallLimits {
+            max_concurrent: self.at_once,
+            per_second: self.calls_per_second,
+            is_sequential: !self.parallel,
+        }
     }
 
     /// Checks options that can be checked before any tool is started.

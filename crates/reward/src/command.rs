@@ -10,7 +10,7 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::process_time::with_timeout;
-use levade_process::{Launch, Run, Supervisor, Tail, exit_status};
+use levade_process::{Launch, ProgramRun, Supervisor, Tail, exit_status};
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
@@ -114,7 +114,8 @@ impl CommandScorer {
         let (dir, passes) = (work_dir.clone(), environment.clone());
         let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
-        let started = Run::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
+        let started =
+            ProgramRun::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
         // Dropping `run` also ends all processes that the program has started.
         let mut run = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
         let output = run.wait().await.map_err(|error| self.broken(error))?;

@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use levade_agent::environments::Environments;
-use levade_agent::{Pick, Teacher};
+use levade_agent::{PolicyPicker, Teacher};
 use levade_engine::{Engine, EngineOptions, Fingerprint, PlannedAdapter};
 use levade_policy::LoraOptions;
 use levade_recipe::{AgentKeys, ModelKeys, Phase, PolicyKeys, Recipe, RlKeys};
@@ -156,7 +156,7 @@ pub async fn start(
     programs::put_in(recipe, &mut agents, environments, host).await?;
     let fingerprint = fingerprint.ok_or_else(|| unusable("the recipe has no policy".to_owned()))?;
     let teachers = recipe.phase.iter().filter_map(Phase::teacher).filter_map(|name| {
-        let teacher = Teacher::Asked(Arc::clone(external_apis.get(name)?));
+        let teacher = Teacher::Api(Arc::clone(external_apis.get(name)?));
         Some((name.to_owned(), teacher))
     });
     let teachers = teachers.collect();
@@ -216,7 +216,7 @@ async fn sampled_elsewhere(
 /// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
 /// fewer than two policies. Policies are chosen in proportion to their weights, as a function of the
 /// run's seed, the attempt's stream and the agent.
-fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<Pick>> {
+fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);

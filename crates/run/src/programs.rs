@@ -6,9 +6,9 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_agent::Program;
-use levade_agent::environments::{Environments, Leader};
+use levade_agent::environments::{Environments, LedLoop};
 use levade_agent::program::workers;
-use levade_gateway::{Gateway, Options, When, serve};
+use levade_gateway::{CallPattern, Gateway, Options, serve};
 use levade_process::{Launch, Supervisor};
 use levade_recipe::{AgentKeys, AgentKind, Recipe, RewardKeys};
 use levade_trainer::AgentSpec;
@@ -21,13 +21,13 @@ use crate::host::Host;
 ///
 /// # Errors
 /// Returns an error if `match.system` is not a valid regular expression.
-pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<When> {
+pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
     let matches = &keys.matches;
     let system = match matches.system.as_str() {
         "" => None,
         pattern => Some(Regex::new(pattern).with_context(|| format!("agent.{name}.match.system"))?),
     };
-    Ok(When {
+    Ok(CallPattern {
         models: matches.model.clone(),
         system,
         tools: matches.tools.clone(),
@@ -60,7 +60,8 @@ impl ProgramGateway {
         let listener = bound.context("no port is free on 127.0.0.1")?;
         let address = format!("http://{}", listener.local_addr()?);
         // Attempts limit the number of calls, and the sampler's own queue orders them.
-        let options = Options { open: false, running: 1 << 20, reply: Duration::MAX, ..Options::default() };
+        let options =
+            Options { open: false, running: 1 << 20, permit_timeout: Duration::MAX, ..Options::default() };
         let gateway = Gateway::new(Vec::new(), options);
         let served = gateway.clone();
         tokio::spawn(async move {
@@ -83,7 +84,7 @@ impl ProgramGateway {
         });
         Program {
             command: keys.command.clone(),
-            folder: keys.folder.clone(),
+            dir: keys.folder.clone(),
             passes: keys.environment.clone(),
             supervisor: self.supervisor.clone(),
             gateway: self.gateway.clone(),
@@ -116,7 +117,7 @@ pub async fn put_in(
         if let Some(parts) = parts.iter_mut().find(|parts| parts.name == name) {
             let environments = environments.clone();
             parts.custom = Some(match keys.kind {
-                AgentKind::Environment => Arc::new(Leader { program, environments }),
+                AgentKind::Environment => Arc::new(LedLoop { program, environments }),
                 _ => Arc::new(program),
             });
         }

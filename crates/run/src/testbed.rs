@@ -9,7 +9,9 @@ use levade_reward::{
     CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, ScoreError, Scorer,
 };
 use levade_sandbox::service::{CodeResponse, CommandStatus, RunCode};
-use levade_sandbox::{Demand, Ended, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError};
+use levade_sandbox::{
+    Demand, EndReason, Language, Limits, Options, Outcome, Remote, Run, Sandbox, SandboxError,
+};
 use tokio::sync::OnceCell;
 
 /// Creates the scorer of these keys. Its sandbox starts when it is first used.
@@ -81,7 +83,7 @@ impl Runner for LocalRunner {
 
     async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError> {
         let Program { language, code, stdin, output_bytes } = program;
-        let language = Language::named(language).ok_or_else(|| {
+        let language = Language::from_name(language).ok_or_else(|| {
             ScoreError::Unusable(format!("the sandbox does not know the language {language}"))
         })?;
         let mut run = Run::new(language, code.as_str());
@@ -90,12 +92,12 @@ impl Runner for LocalRunner {
         let Outcome { ended, stdout, .. } =
             self.sandbox().await?.run(&run).await.map_err(|error| score_error(&error))?;
         let end = match ended {
-            Ended::Exit(code) => ProgramEnd::Exit(code),
-            Ended::Signal(signal) => ProgramEnd::Exit(-signal),
-            Ended::TimeLimit => ProgramEnd::TimeLimit,
-            Ended::MemoryLimit => ProgramEnd::MemoryLimit,
+            EndReason::Exit(code) => ProgramEnd::Exit(code),
+            EndReason::Signal(signal) => ProgramEnd::Exit(-signal),
+            EndReason::TimeLimit => ProgramEnd::TimeLimit,
+            EndReason::MemoryLimit => ProgramEnd::MemoryLimit,
         };
-        Ok(ProgramResult { stdout: stdout.text(), is_complete: stdout.left_out() == 0, end })
+        Ok(ProgramResult { stdout: stdout.text(), is_complete: stdout.omitted_bytes() == 0, end })
     }
 }
 

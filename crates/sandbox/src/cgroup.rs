@@ -22,7 +22,7 @@ const PREFIX: &str = "levade-sandbox-";
 const SUPERVISOR_MEMORY: u64 = 16 << 20;
 
 /// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a fork.
-const PROCESSES: u32 = 4;
+const EXTRA_PROCESSES: u32 = 4;
 
 /// Timeout for the kernel to release the cgroups of ended runs.
 const RELEASE_TIMEOUT: Duration = Duration::from_secs(5);
@@ -49,12 +49,12 @@ impl Groups {
     pub(crate) fn create() -> Result<Arc<Self>, String> {
         let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
-        let (mount, own) = place(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
+        let (mount, own) = find_cgroup(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
         let mut why = format!("{}: no cgroup there limits memory", mount.display());
         // Tries the closest ancestors first, so that the limits of this process apply to runs as well.
         let mut above = Some(own.as_path());
         while let Some(parent) = above.filter(|path| path.starts_with(&mount)) {
-            match Groups::below(parent) {
+            match Groups::create_in(parent) {
                 Ok(groups) => return Ok(Arc::new(groups)),
                 Err(error) => why = format!("{}: {error}", parent.display()),
             }
@@ -63,7 +63,7 @@ impl Groups {
         Err(why)
     }
 
-    fn below(parent: &Path) -> std::io::Result<Self> {
+    fn create_in(parent: &Path) -> std::io::Result<Self> {
         remove_stale(parent);
         delegate(parent)?;
         let path = parent.join(format!("{PREFIX}{}", std::process::id()));
@@ -113,7 +113,7 @@ impl Group {
         let memory = ((limits.memory_mb + limits.disk_mb) << 20) + SUPERVISOR_MEMORY;
         group.set("memory.max", &memory.to_string())?;
         group.set("memory.oom.group", "1")?;
-        group.set("pids.max", &limits.processes.saturating_add(PROCESSES).to_string())?;
+        group.set("pids.max", &limits.processes.saturating_add(EXTRA_PROCESSES).to_string())?;
         // This file does not exist if the kernel has no swap support.
         let _ = group.set("memory.swap.max", "0");
         Ok(group)
@@ -155,7 +155,7 @@ impl Drop for Group {
 }
 
 /// Returns the mount point of version 2, and the directory of this process's cgroup.
-fn place(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
+fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.lines().find_map(|line| {
         let (mount_fields, filesystem_fields) = line.split_once(" - ")?;
         filesystem_fields.starts_with("cgroup2 ").then(|| mount_fields.split(' ').collect::<Vec<_>>())
@@ -208,23 +208,23 @@ mod tests {
     fn place_joins_mount_point_and_own_cgroup() {
         let mounts = "25 1 0:22 / /sys rw - sysfs sysfs rw\n\
                       30 25 0:26 / /sys/fs/cgroup rw,nosuid shared:9 - cgroup2 cgroup2 rw,nsdelegate\n";
-        let found = place(mounts, "0::/user.slice/run-1.scope\n").unwrap();
+        let found = find_cgroup(mounts, "0::/user.slice/run-1.scope\n").unwrap();
         assert_eq!(found.1, Path::new("/sys/fs/cgroup/user.slice/run-1.scope"));
         let inside = "30 25 0:26 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
-        assert_eq!(place(inside, "0::/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/a"));
-        assert_eq!(place(inside, "4:memory:/\n"), None);
-        assert_eq!(place("25 1 0:22 / /sys rw - sysfs sysfs rw\n", "0::/\n"), None);
+        assert_eq!(find_cgroup(inside, "0::/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/a"));
+        assert_eq!(find_cgroup(inside, "4:memory:/\n"), None);
+        assert_eq!(find_cgroup("25 1 0:22 / /sys rw - sysfs sysfs rw\n", "0::/\n"), None);
     }
 
     #[test]
     fn directory_without_controllers_is_rejected() {
         let dir = tempfile::tempdir().unwrap();
-        let error = Groups::below(dir.path()).unwrap_err().to_string();
+        let error = Groups::create_in(dir.path()).unwrap_err().to_string();
         assert!(error.contains("memory"), "{error}");
     }
 
     /// Creates a parent cgroup in an ordinary directory, whose files keep what is written to them.
-    fn on_disk(dir: &tempfile::TempDir) -> Arc<Groups> {
+    fn create_on_disk(dir: &tempfile::TempDir) -> Arc<Groups> {
         let path = dir.path().join("runs");
         fs::create_dir(&path).unwrap();
         Arc::new(Groups { path, created: AtomicUsize::new(0), ended: Mutex::default() })
@@ -233,7 +233,7 @@ mod tests {
     #[test]
     fn group_sets_limits_and_kills_on_drop() {
         let dir = tempfile::tempdir().unwrap();
-        let groups = on_disk(&dir);
+        let groups = create_on_disk(&dir);
         let limits = Limits { memory_mb: 100, disk_mb: 28, processes: 30, ..Limits::default() };
         let first = Group::create(&groups, &limits).unwrap();
         let read = |name: &str| fs::read_to_string(dir.path().join("runs/0").join(name));
@@ -254,7 +254,7 @@ mod tests {
     #[test]
     fn group_reads_memory_events_and_processor_time() {
         let dir = tempfile::tempdir().unwrap();
-        let group = Group::create(&on_disk(&dir), &Limits::default()).unwrap();
+        let group = Group::create(&create_on_disk(&dir), &Limits::default()).unwrap();
         assert_eq!((group.is_out_of_memory(), group.cpu_seconds()), (false, None));
         let write = |name: &str, text: &str| fs::write(group.path.join(name), text).unwrap();
         write("memory.events", "low 0\noom 3\noom_kill 0\n");
@@ -268,7 +268,7 @@ mod tests {
     #[test]
     fn directories_of_ended_runs_are_removed_when_released() {
         let dir = tempfile::tempdir().unwrap();
-        let groups = on_disk(&dir);
+        let groups = create_on_disk(&dir);
         let [busy, removed] = [0, 1].map(|_| Group::create(&groups, &Limits::default()).unwrap());
         let [busy, removed] = [busy, removed].map(|group| group.path.clone());
         assert!(!groups.release() && busy.exists());

@@ -32,10 +32,10 @@ pub enum SandboxError {
         waiting: usize,
     },
     /// The maximum number of sessions is open.
-    #[error("{most} sessions are open, and no more may be: close one, or raise `sessions`")]
+    #[error("{max} sessions are open, and no more may be: close one, or raise `sessions`")]
     Sessions {
         /// Maximum number of open sessions.
-        most: usize,
+        max: usize,
     },
     /// The jail or the process that builds it failed.
     #[error("the sandbox failed: {0}")]

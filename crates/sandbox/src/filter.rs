@@ -23,7 +23,7 @@ macro_rules! numbers {
 }
 
 /// Calls that exist on all processors.
-const EVERYWHERE: &[libc::c_long] = &numbers! {
+const COMMON_CALLS: &[libc::c_long] = &numbers! {
     SYS_read SYS_write SYS_readv SYS_writev SYS_pread64 SYS_pwrite64 SYS_preadv SYS_pwritev SYS_preadv2 SYS_pwritev2
     SYS_openat SYS_openat2 SYS_close SYS_close_range SYS_lseek SYS_ioctl SYS_fcntl SYS_fsync SYS_fdatasync
     SYS_sync_file_range SYS_syncfs SYS_ftruncate SYS_truncate SYS_fallocate SYS_fadvise64 SYS_readahead
@@ -78,7 +78,7 @@ const NAMESPACES: [libc::c_int; 8] = [
 ];
 
 /// Additional calls that the fork server and keepers need to build a jail.
-const OF_BUILDERS: &[libc::c_long] = &numbers! {
+const BUILDER_CALLS: &[libc::c_long] = &numbers! {
     SYS_mount SYS_umount2 SYS_mount_setattr SYS_unshare SYS_setgroups SYS_capset SYS_seccomp SYS_sendmsg
     SYS_landlock_create_ruleset SYS_landlock_add_rule SYS_landlock_restrict_self
 };
@@ -96,7 +96,7 @@ const REJECTED_CALLS: &[libc::c_long] = &numbers! {
 
 /// Calls that succeed without effect. The files of a run are in memory, so that they need no
 /// synchronization, and the disks of the host are not burdened.
-const WITHOUT_EFFECT: &[libc::c_long] = &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
+const NO_EFFECT_CALLS: &[libc::c_long] = &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
 /// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions
 /// and changes of the pipe size are excluded.
@@ -193,7 +193,7 @@ fn rejection_rules(counted: bool) -> Result<Rules, String> {
     rejection_rules.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
     // The first rule rejects setting limits of another process. The keeper runs as the same user as the
     // code, which could otherwise lower the keeper's limits so that it cannot report. The second rule
-    // rejects setting the size of core dumps together with a query of it, which `without_effect` cannot
+    // rejects setting the size of core dumps together with a query of it, which `no_effect_rules` cannot
     // answer.
     let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
     let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
@@ -221,8 +221,8 @@ fn rejection_rules(counted: bool) -> Result<Rules, String> {
 }
 
 /// Returns the calls that succeed without an effect.
-fn without_effect() -> Result<Rules, String> {
-    let mut ignored: Rules = WITHOUT_EFFECT.iter().map(|number| (*number, Vec::new())).collect();
+fn no_effect_rules() -> Result<Rules, String> {
+    let mut ignored: Rules = NO_EFFECT_CALLS.iter().map(|number| (*number, Vec::new())).collect();
     let sizes = BUFFER_SIZES.iter().map(|option| {
         let level = argument(1, Compare::Eq, libc::SOL_SOCKET as u64)?;
         all(vec![level, argument(2, Compare::Eq, *option as u64)?])
@@ -257,7 +257,7 @@ pub(crate) struct Programs {
 /// Returns an error if filters are not supported on this processor.
 pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     let arch = TargetArch::try_from(std::env::consts::ARCH).map_err(|error| error.to_string())?;
-    let allowed = [EVERYWHERE, HERE, OF_BUILDERS, &[libc::SYS_clone]].into_iter().flatten();
+    let allowed = [COMMON_CALLS, HERE, BUILDER_CALLS, &[libc::SYS_clone]].into_iter().flatten();
     let allowed: Rules = allowed.map(|number| (*number, Vec::new())).collect();
     let program = |rules, otherwise, action| -> Result<Vec<u8>, String> {
         let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|error| error.to_string())?;
@@ -267,7 +267,7 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     Ok(Programs {
         server: [
             program(allowed, errno(libc::ENOSYS), SeccompAction::Allow)?,
-            program(without_effect()?, SeccompAction::Allow, errno(0))?,
+            program(no_effect_rules()?, SeccompAction::Allow, errno(0))?,
         ],
         runner: program(rejection_rules(counted)?, SeccompAction::Allow, errno(libc::EACCES))?,
     })
@@ -309,13 +309,13 @@ mod tests {
     #[test]
     fn rejected_calls_are_not_on_allow_list() {
         for number in REJECTED_CALLS {
-            assert!(!EVERYWHERE.contains(number) && !HERE.contains(number), "{number}");
+            assert!(!COMMON_CALLS.contains(number) && !HERE.contains(number), "{number}");
         }
     }
 
     #[test]
     fn jail_building_calls_are_rejected_for_code() {
-        for number in OF_BUILDERS {
+        for number in BUILDER_CALLS {
             assert!(REJECTED_CALLS.contains(number), "{number}");
         }
     }

@@ -17,27 +17,27 @@ use tokio::time::{Instant, sleep_until};
 use crate::cgroup::Group;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::memory::{self, Watch};
+use crate::memory::{self, MemoryWatch};
 use crate::output::CapturedOutput;
-use crate::protection::Missing;
+use crate::protection::MissingWall;
 use crate::wire::Frames;
 use crate::zygote::Streams;
 
 /// Interval between memory observations during a call.
-const WATCHED: Duration = Duration::from_millis(50);
+const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 
 /// Interval between memory observations between the calls of a session.
-const RESTING: Duration = Duration::from_millis(500);
+const IDLE_WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
 /// Minimum interval between memory observations, as a multiple of the duration of an observation. Many
 /// processes in the jail must not keep this process busy.
-const LEISURE: u32 = 4;
+const MIN_INTERVAL_FACTOR: u32 = 4;
 
 /// Maximum interval between memory observations during a call.
 const MAX_INTERVAL: Duration = Duration::from_millis(200);
 
 /// Timeout for a keeper to end all processes and to return files, after it was requested to stop.
-const GRACE: Duration = Duration::from_secs(5);
+const STOP_GRACE: Duration = Duration::from_secs(5);
 
 /// Maximum number of reads to empty a pipe.
 const MAX_READS: usize = 64;
@@ -58,8 +58,8 @@ pub(crate) struct Jail {
     jailed: bool,
     memory: u64,
     /// Memory watch. `None` while an observation is running.
-    watch: Option<Watch>,
-    looking: Option<JoinHandle<Watch>>,
+    watch: Option<MemoryWatch>,
+    looking: Option<JoinHandle<MemoryWatch>>,
     next_look: Instant,
     interval: Duration,
     /// Cgroup of the run, if it has one.
@@ -68,7 +68,7 @@ pub(crate) struct Jail {
     /// Whether its memory can be observed.
     pub was_watched: bool,
     /// Walls that the runner could not build, because it could not drop a right.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingWall>,
 }
 
 impl fmt::Debug for Jail {
@@ -98,11 +98,11 @@ pub(crate) enum Event {
     /// The processes exceed the memory limit.
     OverMemory,
     /// An observation has found the memory within its limit.
-    Looked(Watch),
+    Observed(MemoryWatch),
 }
 
 /// An event, or an error of the processes that build jails.
-pub(crate) type Happened = Result<Event, SandboxError>;
+pub(crate) type EventResult = Result<Event, SandboxError>;
 
 /// Final message of the keeper.
 #[derive(Debug, Clone, Deserialize)]
@@ -139,8 +139,8 @@ impl Jail {
             memory: limits.memory_mb << 20,
             watch: None,
             looking: None,
-            next_look: Instant::now() + WATCHED,
-            interval: WATCHED,
+            next_look: Instant::now() + WATCH_INTERVAL,
+            interval: WATCH_INTERVAL,
             group,
             buffers: Box::new([[0; 16 << 10]; 2]),
             was_watched: false,
@@ -160,7 +160,7 @@ impl Jail {
             tokio::select! {
                 biased;
                 frame = self.line.next() => {
-                    if let Some(event) = self.said(frame)? {
+                    if let Some(event) = self.to_event(frame)? {
                         return Ok(event);
                     }
                 }
@@ -175,14 +175,14 @@ impl Jail {
                 () = sleep_until(look_at), if self.watch.is_some() => {
                     // This runs in a separate thread, because a run can make the observation long, and
                     // other runs must not wait for it.
-                    self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.look()));
+                    self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.observe()));
                     self.next_look = Instant::now();
                 }
-                watch = looked(&mut self.looking), if self.looking.is_some() => {
+                watch = wait_for_observation(&mut self.looking), if self.looking.is_some() => {
                     self.looking = None;
                     let watch = watch?;
-                    self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * LEISURE).min(MAX_INTERVAL));
-                    let event = if watch.exceeded { Event::OverMemory } else { Event::Looked(watch.clone()) };
+                    self.next_look = Instant::now() + self.interval.max((self.next_look.elapsed() * MIN_INTERVAL_FACTOR).min(MAX_INTERVAL));
+                    let event = if watch.exceeded { Event::OverMemory } else { Event::Observed(watch.clone()) };
                     self.watch = Some(watch);
                     return Ok(event);
                 }
@@ -198,7 +198,7 @@ impl Jail {
         }
     }
 
-    fn said(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
+    fn to_event(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
         let broken = |why: &str| SandboxError::Broken(why.to_owned());
         let frame = frame.map_err(|error| broken(&error.to_string()))?;
         let Some(frame) = frame else {
@@ -212,11 +212,11 @@ impl Jail {
                 self.supervisor = self.line.descriptor.take();
                 self.pid = self.supervisor.as_ref().and_then(memory::process);
                 self.was_watched = self.pid.is_some_and(memory::can_watch);
-                self.watch = self.pid.map(|pid| Watch::new(pid, self.memory, self.jailed));
+                self.watch = self.pid.map(|pid| MemoryWatch::new(pid, self.memory, self.jailed));
                 Ok(None)
             }
             JailMessage::Missing(missing) => {
-                let wall = |(name, why)| Missing { name, why };
+                let wall = |(name, why)| MissingWall { name, why };
                 self.missing = missing.into_iter().map(wall).collect();
                 Ok(None)
             }
@@ -227,7 +227,7 @@ impl Jail {
     }
 
     /// Sends a cell to the runner.
-    pub(crate) async fn hand(&mut self, cell: &str) -> std::io::Result<()> {
+    pub(crate) async fn send_cell(&mut self, cell: &str) -> std::io::Result<()> {
         let Some(cells) = &self.cells else { return Err(std::io::ErrorKind::BrokenPipe.into()) };
         let mut bytes = (cell.len() as u32).to_ne_bytes().to_vec();
         bytes.extend_from_slice(cell.as_bytes());
@@ -237,15 +237,19 @@ impl Jail {
     /// Observes the jail between two calls until `woken` is sent or an event occurs, which is also
     /// returned. Ends the jail if it exceeds its memory limit or uses more than `cpu` seconds of
     /// processor time.
-    pub(crate) async fn rest(mut self, cpu: f64, woken: oneshot::Receiver<()>) -> (Self, Option<Happened>) {
-        (self.interval, self.next_look) = (RESTING, Instant::now() + RESTING);
+    pub(crate) async fn watch_idle(
+        mut self,
+        cpu: f64,
+        woken: oneshot::Receiver<()>,
+    ) -> (Self, Option<EventResult>) {
+        (self.interval, self.next_look) = (IDLE_WATCH_INTERVAL, Instant::now() + IDLE_WATCH_INTERVAL);
         let mut never: Deadline = Box::pin(std::future::pending());
         let happened = tokio::select! {
             biased;
             _ = woken => None,
-            happened = self.idle(cpu, &mut never) => Some(happened),
+            happened = self.next_idle_event(cpu, &mut never) => Some(happened),
         };
-        (self.interval, self.next_look) = (WATCHED, Instant::now() + WATCHED);
+        (self.interval, self.next_look) = (WATCH_INTERVAL, Instant::now() + WATCH_INTERVAL);
         if matches!(happened, Some(Ok(Event::OverMemory | Event::Late))) {
             self.stop().await;
         }
@@ -254,12 +258,12 @@ impl Jail {
 
     /// Returns the next event, or [`Event::Late`] once the jail has used `cpu` seconds of processor
     /// time.
-    async fn idle(&mut self, cpu: f64, never: &mut Deadline) -> Happened {
+    async fn next_idle_event(&mut self, cpu: f64, never: &mut Deadline) -> EventResult {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
         let (mut last, mut used) = (None, 0.0);
         loop {
             let watch = match self.next(never).await? {
-                Event::Looked(watch) => watch,
+                Event::Observed(watch) => watch,
                 event => return Ok(event),
             };
             let total = self.group.as_ref().and_then(Group::cpu_seconds);
@@ -303,7 +307,7 @@ impl Jail {
     /// memory until the keeper is scheduled. Without a PID namespace, the keeper has to end them.
     pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
         if self.jailed && self.supervisor.is_some() {
-            return self.killed();
+            return self.kill_without_report();
         }
         self.stop().await
     }
@@ -312,13 +316,13 @@ impl Jail {
     /// it.
     pub(crate) async fn stop(&mut self) -> Option<Report> {
         let _ = self.line.write(STOP).await;
-        let mut deadline = deadline(GRACE);
+        let mut deadline = deadline(STOP_GRACE);
         loop {
             match self.next(&mut deadline).await {
                 Ok(Event::Ended(report)) => return Some(report),
-                Ok(Event::Late) | Err(_) => return self.killed(),
-                Ok(Event::OverMemory) => return self.killed(),
-                Ok(Event::Cell(_) | Event::NoCells | Event::Looked(_)) => {}
+                Ok(Event::Late) | Err(_) => return self.kill_without_report(),
+                Ok(Event::OverMemory) => return self.kill_without_report(),
+                Ok(Event::Cell(_) | Event::NoCells | Event::Observed(_)) => {}
             }
         }
     }
@@ -327,7 +331,7 @@ impl Jail {
     ///
     /// # Errors
     /// Returns an error if the keeper has exited.
-    pub(crate) async fn fetched(&mut self, report: &Report) -> Result<Vec<Fetched>, SandboxError> {
+    pub(crate) async fn fetch_files(&mut self, report: &Report) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
             let content = self.line.bytes(*size).await;
@@ -338,7 +342,7 @@ impl Jail {
         Ok(files)
     }
 
-    fn killed(&self) -> Option<Report> {
+    fn kill_without_report(&self) -> Option<Report> {
         self.kill();
         None
     }
@@ -353,7 +357,9 @@ impl Jail {
 }
 
 /// Returns the watch after an observation.
-async fn looked(looking: &mut Option<JoinHandle<Watch>>) -> Result<Watch, SandboxError> {
+async fn wait_for_observation(
+    looking: &mut Option<JoinHandle<MemoryWatch>>,
+) -> Result<MemoryWatch, SandboxError> {
     match looking {
         Some(looking) => {
             looking.await.map_err(|error| SandboxError::Broken(format!("the memory watch: {error}")))
@@ -363,7 +369,7 @@ async fn looked(looking: &mut Option<JoinHandle<Watch>>) -> Result<Watch, Sandbo
 }
 
 /// Name of a file, with its content or the reason why it is missing.
-pub(crate) type Fetched = (String, Result<Vec<u8>, String>);
+pub(crate) type FetchedFile = (String, Result<Vec<u8>, String>);
 
 impl Drop for Jail {
     fn drop(&mut self) {

@@ -15,23 +15,23 @@ use std::os::fd::{AsRawFd, OwnedFd};
 const PAGE: u64 = 4096;
 
 /// Maximum memory of a pipe, in bytes: 16 pages and its kernel structures.
-const PIPE: u64 = 68 << 10;
+const MAX_PIPE_BYTES: u64 = 68 << 10;
 
 /// Maximum kernel memory of a thread, in bytes: its kernel stack, its kernel structures, and one pipe.
 /// A blocked call keeps its pipe alive after the descriptor is closed, when no list of descriptors
 /// shows it.
-const THREAD: u64 = (32 << 10) + PIPE;
+const MAX_THREAD_BYTES: u64 = (32 << 10) + MAX_PIPE_BYTES;
 
 /// Maximum memory of any other descriptor, in bytes. Files of /proc keep a buffer for the longest
 /// record that was read, in which [`MAX_RECORDS`] locks or watched descriptors fit.
 const DESCRIPTOR: u64 = 32 << 10;
 
 /// Memory of a descriptor that `epoll` watches, in bytes.
-const WATCHED: u64 = 320;
+const WATCHED_RECORD_BYTES: u64 = 320;
 
 /// Maximum memory of a descriptor that a blocked `poll` or `select` holds, even after it is closed, in
 /// bytes: at most an `epoll` that watches [`MAX_RECORDS`] descriptors.
-const POLLED: u64 = DESCRIPTOR + MAX_RECORDS * WATCHED;
+const MAX_POLLED_BYTES: u64 = DESCRIPTOR + MAX_RECORDS * WATCHED_RECORD_BYTES;
 
 /// Memory of a mapping, with its reverse mapping and its name, in bytes.
 const MAPPING: u64 = 512;
@@ -65,7 +65,7 @@ const MAX_MAPPED: u64 = 1 << 17;
 const MAX_PROCESSES: usize = 4096;
 
 /// Maximum number of repeated readings of a list that changes meanwhile.
-const READINGS: usize = 8;
+const MAX_READINGS: usize = 8;
 
 /// Clock ticks per second in /proc/PID/stat. Linux has this value on all supported processors.
 const TICKS: f64 = 100.0;
@@ -83,7 +83,7 @@ pub(crate) fn can_watch(pid: u32) -> bool {
 
 /// Observes the descendants of a keeper.
 #[derive(Debug, Clone)]
-pub(crate) struct Watch {
+pub(crate) struct MemoryWatch {
     supervisor: u32,
     /// Maximum memory, in bytes.
     limit: u64,
@@ -101,12 +101,12 @@ pub(crate) struct Watch {
     pub exceeded: bool,
 }
 
-impl Watch {
+impl MemoryWatch {
     /// Creates a watch over the descendants of `supervisor`, which may use `limit` bytes together.
     pub(crate) fn new(supervisor: u32, limit: u64, has_network: bool) -> Self {
         let buffer = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
         let buffer = buffer.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER);
-        Watch {
+        MemoryWatch {
             supervisor: supervisor,
             limit,
             has_network,
@@ -120,8 +120,8 @@ impl Watch {
     }
 
     /// Observes all processes once.
-    pub(crate) fn look(mut self) -> Self {
-        let processes = below(self.supervisor);
+    pub(crate) fn observe(mut self) -> Self {
+        let processes = descendants(self.supervisor);
         let stats: Vec<Stat> = processes.iter().filter_map(|(pid, _)| stat(*pid)).collect();
         let cpu = stats.iter().map(|stat| stat.cpu).sum::<f64>();
         // The time of a child that its parent does not wait for is lost when the child ends.
@@ -135,8 +135,9 @@ impl Watch {
         let sum = kernel + found.iter().map(resident).sum::<u64>();
         // The exact sum counts shared memory once, which takes longer to compute.
         let exact = || {
-            let owners = found.iter().filter(|process| !process.borrows(&found));
-            kernel + owners.map(|process| process.share().unwrap_or(process.resident)).sum::<u64>()
+            let owners = found.iter().filter(|process| !process.shares_memory(&found));
+            kernel
+                + owners.map(|process| process.proportional_memory().unwrap_or(process.resident)).sum::<u64>()
         };
         // The exact sum of a process with many mappings takes long to read, so the kernel memory is
         // checked first.
@@ -168,10 +169,10 @@ impl Watch {
             if watched > MAX_WATCHED {
                 break;
             }
-            bytes += process.threads * THREAD + process.polled * POLLED + process.tables;
+            bytes += process.threads * MAX_THREAD_BYTES + process.polled * MAX_POLLED_BYTES + process.tables;
             let Some(descriptors) = process.descriptors() else {
                 if !process.has_ended() {
-                    bytes += process.table_size * PIPE;
+                    bytes += process.table_size * MAX_PIPE_BYTES;
                 }
                 continue;
             };
@@ -181,7 +182,7 @@ impl Watch {
                     "pipe" => drop(pipes.insert(target)),
                     "socket" => drop(sockets.insert(target)),
                     _ if target.ends_with("[eventpoll]") => {
-                        let count = process.watched(&number);
+                        let count = process.count_watched(&number);
                         watched += count;
                         is_crowding |= count > process.table_size.max(MAX_RECORDS);
                     }
@@ -194,7 +195,7 @@ impl Watch {
         let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
         is_crowding |= pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
-        bytes += pipes.len() as u64 * PIPE + sockets * self.socket + watched * WATCHED;
+        bytes += pipes.len() as u64 * MAX_PIPE_BYTES + sockets * self.socket + watched * WATCHED_RECORD_BYTES;
         (bytes, is_crowding)
     }
 }
@@ -226,7 +227,7 @@ impl Process {
             pid,
             thread: pid,
             threads: threads.len() as u64,
-            polled: threads.iter().map(|thread| polled(*thread)).sum(),
+            polled: threads.iter().map(|thread| count_polled(*thread)).sum(),
             resident: 0,
             tables: 0,
             virtual_size: 0,
@@ -254,7 +255,7 @@ impl Process {
 
     /// Returns the proportional memory of the process, in bytes: a shared page counts in part. Returns
     /// `None` if it cannot be read.
-    fn share(&self) -> Option<u64> {
+    fn proportional_memory(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
         let kib = |text: &str| text.split_whitespace().next()?.parse::<u64>().ok();
@@ -263,7 +264,7 @@ impl Process {
 
     /// Returns whether an earlier process in the list has the same address space, as a child of `vfork`
     /// has.
-    fn borrows(&self, of: &[Process]) -> bool {
+    fn shares_memory(&self, of: &[Process]) -> bool {
         const VIRTUAL_MEMORY: libc::c_int = 1;
         let earlier = of.iter().take_while(|process| process.thread != self.thread);
         let mut alike =
@@ -287,7 +288,7 @@ impl Process {
     }
 
     /// Returns the number of descriptors that an `epoll` descriptor watches.
-    fn watched(&self, descriptor: &str) -> u64 {
+    fn count_watched(&self, descriptor: &str) -> u64 {
         let text =
             fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.thread)).unwrap_or_default();
         text.lines().filter(|line| line.starts_with("tfd:")).count() as u64
@@ -324,7 +325,7 @@ const POLLS: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_pselect6];
 /// Returns the number of descriptors that a thread waits for in `poll`, or that are below the bound of
 /// its `select`. The kernel holds their files until the call ends, even if the descriptors are closed
 /// meanwhile and no list of descriptors shows them.
-fn polled(thread: u32) -> u64 {
+fn count_polled(thread: u32) -> u64 {
     // The text has the number of the call and its arguments, or "running".
     let text = fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
     let fields: Vec<&str> = text.split_whitespace().collect();
@@ -367,7 +368,7 @@ fn locks(processes: &[(u32, BTreeSet<u32>)]) -> u64 {
 }
 
 /// Returns all descendants of `supervisor`, with their threads.
-fn below(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
+fn descendants(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
     let mut found = vec![(supervisor, wait_until_stable(|| threads(supervisor)))];
     let mut at = 0;
     while at < found.len() && found.len() < MAX_PROCESSES {
@@ -396,7 +397,7 @@ fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
 fn wait_until_stable(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();
-    for _ in 0..READINGS {
+    for _ in 0..MAX_READINGS {
         let next = list();
         all.extend(&next);
         if next == last {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use super::*;
 
 fn exceeds(supervisor: u32, limit: u64) -> bool {
-    Watch::new(supervisor, limit, false).look().exceeded
+    MemoryWatch::new(supervisor, limit, false).observe().exceeded
 }
 
 #[test]
@@ -20,10 +20,10 @@ fn memory_of_children_is_counted() {
     child.stdin.as_mut().unwrap().write_all(b"x").unwrap();
     child.stdout.as_mut().unwrap().read_exact(&mut [0]).unwrap();
     let me = std::process::id();
-    let found = below(me);
+    let found = descendants(me);
     let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
     let process = Process::read(*pid, threads);
-    assert!(process.resident > 0 && process.tables > 0 && process.share().unwrap() > 0);
+    assert!(process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0);
     assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
     assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
     child.kill().unwrap();
@@ -36,11 +36,11 @@ fn processor_time_of_children_is_counted() {
     let me = std::process::id();
     let busy = std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn();
     let mut busy = busy.unwrap();
-    let mut watch = Watch::new(me, 1 << 40, false);
+    let mut watch = MemoryWatch::new(me, 1 << 40, false);
     let deadline = std::time::Instant::now() + Duration::from_secs(20);
     while watch.cpu < 0.2 && std::time::Instant::now() < deadline {
         std::thread::sleep(Duration::from_millis(20));
-        watch = watch.look();
+        watch = watch.observe();
     }
     busy.kill().unwrap();
     busy.wait().unwrap();
@@ -63,13 +63,13 @@ fn polled_counts_descriptors_of_blocked_poll() {
     });
     let thread = thread.recv().unwrap() as u32;
     let deadline = std::time::Instant::now() + Duration::from_secs(10);
-    while polled(thread) != 3 {
-        assert!(std::time::Instant::now() < deadline, "{}", polled(thread));
+    while count_polled(thread) != 3 {
+        assert!(std::time::Instant::now() < deadline, "{}", count_polled(thread));
         std::thread::sleep(Duration::from_millis(5));
     }
     drop(pipes);
     waiting.join().unwrap();
-    assert_eq!(polled(thread), 0);
+    assert_eq!(count_polled(thread), 0);
 }
 
 #[test]
@@ -89,7 +89,7 @@ fn children_are_found_while_sibling_threads_exit() {
         });
         let child = id.recv().unwrap();
         for _ in 0..20 {
-            assert!(below(std::process::id()).iter().any(|(pid, _)| *pid == child));
+            assert!(descendants(std::process::id()).iter().any(|(pid, _)| *pid == child));
         }
         end.send(()).unwrap();
         before.into_iter().chain([parent]).for_each(|thread| thread.join().unwrap());
@@ -132,7 +132,7 @@ impl Program {
 
     /// Returns the program with its threads.
     fn process(&self) -> (u32, BTreeSet<u32>) {
-        below(self.supervisor.id()).remove(0)
+        descendants(self.supervisor.id()).remove(0)
     }
 
     /// Returns the kernel memory of the program, in bytes, without page tables and mappings, and
@@ -141,7 +141,7 @@ impl Program {
         let (pid, threads) = self.process();
         let process = Process::read(pid, &threads);
         let other = process.tables + process.mappings() * MAPPING;
-        let watch = Watch::new(self.supervisor.id(), 1 << 40, false);
+        let watch = MemoryWatch::new(self.supervisor.id(), 1 << 40, false);
         let (bytes, is_crowding) = watch.kernel(&[(pid, threads)], &[process]);
         (bytes - other, is_crowding)
     }
@@ -162,26 +162,26 @@ fn current_call(thread: u32) -> Option<libc::c_long> {
 }
 
 /// Kernel memory of a thread, of the pipes for input and output, and of /dev/null, in bytes.
-const PLAIN: u64 = THREAD + 2 * PIPE + DESCRIPTOR;
+const PLAIN: u64 = MAX_THREAD_BYTES + 2 * MAX_PIPE_BYTES + DESCRIPTOR;
 
 #[test]
 fn kernel_memory_is_counted_by_kind() {
-    let socket = Watch::new(1, 1, false).socket;
+    let socket = MemoryWatch::new(1, 1, false).socket;
     assert!(socket >= 2 * 4096, "{socket}");
     for (code, bytes) in [
         ("", 0),
-        ("for _ in range(3): kept.append(os.pipe())", 3 * PIPE),
+        ("for _ in range(3): kept.append(os.pipe())", 3 * MAX_PIPE_BYTES),
         ("import socket\nfor _ in range(3): kept.append(socket.socketpair())", 6 * socket),
         ("for _ in range(3): kept.append(open('/dev/zero'))", 3 * DESCRIPTOR),
         (
             "import select\nends = os.pipe()\npoll = select.epoll()\n\
              for _ in range(5): kept.append(os.dup(ends[0])); poll.register(kept[-1])",
-            PIPE + 5 * WATCHED,
+            MAX_PIPE_BYTES + 5 * WATCHED_RECORD_BYTES,
         ),
         (
             "import threading, time\n\
              for _ in range(3): threading.Thread(target=time.sleep, args=(60,), daemon=True).start()",
-            3 * THREAD,
+            3 * MAX_THREAD_BYTES,
         ),
         (
             "import fcntl, tempfile\nfile = tempfile.TemporaryFile()\n\
@@ -255,7 +255,7 @@ fn mappings_of_process_are_counted() {
     let found = Process::read(pid, &threads);
     let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
     assert!(listed > 500 && found.mappings().abs_diff(listed) < 10, "{listed}, {}", found.mappings());
-    let watch = Watch::new(program.supervisor.id(), 1 << 40, false);
+    let watch = MemoryWatch::new(program.supervisor.id(), 1 << 40, false);
     let both = watch.kernel(&[], &[found]).0;
     let (pid, threads) = program.process();
     let found = Process::read(pid, &threads);
@@ -281,8 +281,8 @@ fn unreadable_process_counts_at_maximum() {
     let hidden = |pages| unreadable(std::process::id(), pages);
     assert_eq!(hidden(10).mappings(), 10);
     assert_eq!(hidden(MAX_MAPPINGS + 10).mappings(), MAX_MAPPINGS);
-    let watch = Watch::new(u32::MAX, 1 << 40, false);
-    let bytes = 2 * THREAD + 3 * POLLED + 5 + 7 * PIPE;
+    let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
+    let bytes = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5 + 7 * MAX_PIPE_BYTES;
     assert_eq!(watch.kernel(&[], &[hidden(10)]), (bytes + 10 * MAPPING, false));
     // Three such processes exceed the maximum number of mappings of a run.
     let full = || hidden(MAX_MAPPINGS);
@@ -302,9 +302,9 @@ fn unreadable_ended_process_counts_nothing() {
         assert!(Instant::now() < deadline, "`true` did not end");
         std::thread::sleep(Duration::from_millis(1));
     }
-    let watch = Watch::new(u32::MAX, 1 << 40, false);
+    let watch = MemoryWatch::new(u32::MAX, 1 << 40, false);
     let kernel = |pid| watch.kernel(&[], &[unreadable(pid, 10)]).0;
-    let rest = 2 * THREAD + 3 * POLLED + 5;
+    let rest = 2 * MAX_THREAD_BYTES + 3 * MAX_POLLED_BYTES + 5;
     // The first process was not waited for, and the second does not exist.
     assert_eq!(kernel(pid), rest);
     child.wait().unwrap();
@@ -326,7 +326,7 @@ fn unreadable_ended_process_counts_nothing() {
     let counted = kernel(pid);
     child.kill().unwrap();
     child.wait().unwrap();
-    assert_eq!(counted, rest + 10 * MAPPING + 7 * PIPE);
+    assert_eq!(counted, rest + 10 * MAPPING + 7 * MAX_PIPE_BYTES);
 }
 
 #[test]
@@ -335,14 +335,14 @@ fn processor_time_is_counted_once() {
     shell.args(["-c", "sh -c 'while :; do :; done'; exit"]);
     let started = Instant::now();
     let mut shell = shell.stderr(Stdio::null()).spawn().unwrap();
-    let mut watch = Watch::new(shell.id(), 1 << 40, false);
+    let mut watch = MemoryWatch::new(shell.id(), 1 << 40, false);
     while watch.cpu < 0.3 && started.elapsed() < Duration::from_secs(20) {
         std::thread::sleep(Duration::from_millis(20));
-        watch = watch.look();
+        watch = watch.observe();
         // The tick count is rounded up by at most one tick.
         assert!(watch.cpu <= started.elapsed().as_secs_f64() + 0.02, "{watch:?}");
     }
-    for (pid, _) in below(shell.id()) {
+    for (pid, _) in descendants(shell.id()) {
         // SAFETY: the process was started above, and was not waited for.
         unsafe { libc::kill(pid as i32, libc::SIGKILL) };
     }
@@ -355,7 +355,7 @@ fn shared_pages_count_once_toward_limit() {
     // The child shares the 64 MiB of its parent.
     let program = Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
     let exceeds = |mib: u64| exceeds(program.supervisor.id(), mib << 20);
-    assert!(below(program.supervisor.id()).len() == 2 && exceeds(60));
+    assert!(descendants(program.supervisor.id()).len() == 2 && exceeds(60));
     // Each of the two processes counts for half of the shared pages.
     assert!(!exceeds(110));
 }
@@ -367,18 +367,18 @@ fn borrowed_memory_is_found_by_identity() {
         "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\n\
          if os.fork() == 0: os.read(0, 1); os._exit(0)",
     );
-    let found = below(program.supervisor.id());
+    let found = descendants(program.supervisor.id());
     let read = |thread: u32| Process::read(thread, &[thread].into());
     let parent = read(found[0].0);
     let thread = read(*found[0].1.iter().find(|thread| **thread != found[0].0).unwrap());
     let child = Process { virtual_size: parent.virtual_size, ..read(found[1].0) };
     let all = [parent, thread, child];
-    let borrows: Vec<bool> = all.iter().map(|process| process.borrows(&all)).collect();
+    let borrows: Vec<bool> = all.iter().map(|process| process.shares_memory(&all)).collect();
     assert_eq!(borrows, [false, true, false]);
     // A process that has ended has no memory to share.
     let [mut parent, thread, _] = all;
     parent.resident = 0;
-    assert!(!thread.borrows(&[parent]));
+    assert!(!thread.shares_memory(&[parent]));
     let smaller = Process { virtual_size: thread.virtual_size - PAGE, ..read(found[0].0) };
-    assert!(!thread.borrows(&[smaller]));
+    assert!(!thread.shares_memory(&[smaller]));
 }

@@ -26,25 +26,25 @@ impl CapturedOutput {
         self.head.extend_from_slice(first);
         let keeps = self.max_bytes / 2;
         let rest = &rest[rest.len().saturating_sub(keeps)..];
-        let over = (self.tail.len() + rest.len()).saturating_sub(keeps);
-        self.tail.drain(..over);
+        let excess = (self.tail.len() + rest.len()).saturating_sub(keeps);
+        self.tail.drain(..excess);
         self.tail.extend(rest);
     }
 
     /// Returns the number of bytes that were left out.
-    pub fn left_out(&self) -> u64 {
+    pub fn omitted_bytes(&self) -> u64 {
         self.total - (self.head.len() + self.tail.len()) as u64
     }
 
     /// Returns the text, with a line in place of the omitted bytes. Invalid UTF-8 is replaced.
     pub fn text(&self) -> String {
         let tail: Vec<u8> = self.tail.iter().copied().collect();
-        if self.left_out() == 0 {
+        if self.omitted_bytes() == 0 {
             let all = [self.head.as_slice(), &tail].concat();
             return String::from_utf8_lossy(&all).into_owned();
         }
         let (head, tail) = (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&tail));
-        format!("{head}\n[... {} of {} bytes are left out ...]\n{tail}", self.left_out(), self.total)
+        format!("{head}\n[... {} of {} bytes are left out ...]\n{tail}", self.omitted_bytes(), self.total)
     }
 }
 
@@ -58,7 +58,7 @@ mod tests {
         for length in [1, 7, 64, 999, 1000] {
             let mut kept = CapturedOutput::new(100);
             bytes.chunks(length).for_each(|chunk| kept.push(chunk));
-            assert_eq!((kept.total, kept.left_out()), (1000, 900));
+            assert_eq!((kept.total, kept.omitted_bytes()), (1000, 900));
             let text = kept.text();
             let (head, tail) = text.split_once("\n[... 900 of 1000 bytes are left out ...]\n").unwrap();
             assert_eq!((head.as_bytes(), tail.as_bytes()), (&bytes[..50], &bytes[950..]), "{length}");
@@ -66,6 +66,6 @@ mod tests {
         let mut full = CapturedOutput::new(100);
         full.push(&bytes[..60]);
         full.push(&bytes[60..100]);
-        assert_eq!((full.text().as_bytes(), full.left_out()), (&bytes[..100], 0));
+        assert_eq!((full.text().as_bytes(), full.omitted_bytes()), (&bytes[..100], 0));
     }
 }

@@ -46,7 +46,7 @@ pub const WALLS: [(&str, &str); 14] = [
 ];
 
 /// Walls that only namespaces provide.
-pub(crate) const OF_NAMESPACES: [&str; 8] = [
+pub(crate) const NAMESPACE_WALLS: [&str; 8] = [
     "user-namespace",
     "mount-namespace",
     "pid-namespace",
@@ -63,12 +63,12 @@ pub struct Protection {
     /// Names of the active walls.
     pub achieved: Vec<String>,
     /// Missing walls with reasons.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingWall>,
 }
 
 /// A wall that this kernel does not provide.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Missing {
+pub struct MissingWall {
     /// Name of the wall, as in [`WALLS`].
     pub name: String,
     /// Reason, as the kernel reports it.
@@ -77,7 +77,7 @@ pub struct Missing {
 
 impl Protection {
     /// Creates a protection with all walls except the missing ones.
-    pub(crate) fn without(missing: Vec<Missing>) -> Self {
+    pub(crate) fn with_missing(missing: Vec<MissingWall>) -> Self {
         let stands = |name: &&str| !missing.iter().any(|wall| wall.name == **name);
         let achieved = WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
         Protection { achieved, missing }
@@ -107,20 +107,21 @@ impl fmt::Display for Protection {
 }
 
 /// Formats the missing walls with their reasons for an error. Walls with the same reason are grouped.
-pub(crate) fn reasons(missing: &[Missing]) -> String {
-    let mut said: Vec<(&str, Vec<&str>)> = Vec::new();
+pub(crate) fn reasons(missing: &[MissingWall]) -> String {
+    let mut grouped: Vec<(&str, Vec<&str>)> = Vec::new();
     for wall in missing {
-        match said.iter_mut().find(|(why, _)| *why == wall.why) {
+        match grouped.iter_mut().find(|(why, _)| *why == wall.why) {
             Some((_, names)) => names.push(&wall.name),
-            None => said.push((&wall.why, vec![&wall.name])),
+            None => grouped.push((&wall.why, vec![&wall.name])),
         }
     }
-    let said: Vec<String> = said.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect();
-    said.join("; ")
+    let grouped: Vec<String> =
+        grouped.iter().map(|(why, names)| format!("{} ({why})", names.join(", "))).collect();
+    grouped.join("; ")
 }
 
 /// Returns instructions to get the missing walls, for a user who can configure the machine.
-pub(crate) fn way_out(missing: &[Missing]) -> String {
+pub(crate) fn advice(missing: &[MissingWall]) -> String {
     let mut ways = Vec::new();
     let lacks = |name: &str| missing.iter().any(|wall| wall.name == name);
     if lacks("user-namespace") {
@@ -161,18 +162,18 @@ pub(crate) fn way_out(missing: &[Missing]) -> String {
 mod tests {
     use super::*;
 
-    fn missing(name: &str, why: &str) -> Missing {
-        Missing { name: name.into(), why: why.into() }
+    fn missing_wall(name: &str, why: &str) -> MissingWall {
+        MissingWall { name: name.into(), why: why.into() }
     }
 
     #[test]
     fn missing_walls_are_named_with_reason_and_remedy() {
         let lost = vec![
-            missing("user-namespace", "unshare: No space left on device"),
-            missing("pid-namespace", "unshare: No space left on device"),
-            missing("landlock", "Function not implemented"),
+            missing_wall("user-namespace", "unshare: No space left on device"),
+            missing_wall("pid-namespace", "unshare: No space left on device"),
+            missing_wall("landlock", "Function not implemented"),
         ];
-        let protection = Protection::without(lost.clone());
+        let protection = Protection::with_missing(lost.clone());
         assert!(!protection.is_full() && protection.achieved.contains(&"seccomp".to_owned()));
         assert!(!protection.achieved.contains(&"landlock".to_owned()));
         let text = reasons(&lost);
@@ -180,14 +181,14 @@ mod tests {
             text,
             "user-namespace, pid-namespace (unshare: No space left on device); landlock (Function not implemented)"
         );
-        let way = way_out(&lost);
+        let way = advice(&lost);
         assert!(way.contains("lsm=") && way.ends_with("to run behind what there is"), "{way}");
-        assert!(Protection::without(Vec::new()).is_full());
+        assert!(Protection::with_missing(Vec::new()).is_full());
     }
 
     #[test]
     fn namespace_walls_are_in_wall_list() {
-        for name in OF_NAMESPACES {
+        for name in NAMESPACE_WALLS {
             assert!(WALLS.iter().any(|(wall, _)| *wall == name), "{name}");
         }
     }

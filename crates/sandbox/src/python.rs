@@ -12,7 +12,7 @@ use crate::error::SandboxError;
 const TIMEOUT: Duration = Duration::from_secs(30);
 
 /// Script with which an interpreter describes itself as JSON.
-const QUESTIONS: &str = r#"
+const PROBE_SCRIPT: &str = r#"
 import json, os, sys, sysconfig
 why = None
 try:
@@ -44,12 +44,12 @@ const SYSTEM: [&str; 12] = [
 ];
 
 /// Directories that are too broad to be exposed to code for an interpreter.
-const TOO_WIDE: [&str; 12] =
+const BROAD_DIRS: [&str; 12] =
     ["/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work"];
 
 /// Directories that each run has of its own. Exposed paths inside them appear alongside the files of
 /// the run.
-const OWN: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
+const PRIVATE_DIRS: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
 
 /// A usable interpreter.
 #[derive(Debug, Clone)]
@@ -61,7 +61,7 @@ pub(crate) struct Python {
     /// Files and directories that code can read but not write.
     pub read: Vec<String>,
     /// Directories in `read` that the user named. A run sees them through a separate file system.
-    pub apart: Vec<String>,
+    pub separate_dirs: Vec<String>,
 }
 
 #[derive(Deserialize)]
@@ -82,7 +82,7 @@ impl Python {
         let wrong = |why: String| SandboxError::Python { python: named.display().to_string(), why };
         let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
         let mut command = Command::new(&program);
-        command.args(["-I", "-c", QUESTIONS]).stdin(std::process::Stdio::null()).kill_on_drop(true);
+        command.args(["-I", "-c", PROBE_SCRIPT]).stdin(std::process::Stdio::null()).kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
             .map_err(|_| wrong(format!("it said nothing for {TIMEOUT:?}")))?
@@ -100,17 +100,17 @@ impl Python {
         let mut read: Vec<String> = SYSTEM.iter().map(|dir| (*dir).to_owned()).collect();
         let home = std::env::var("HOME").unwrap_or_default();
         for dir in result.folders.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
-            if TOO_WIDE.contains(&dir.as_str()) || dir == home {
+            if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
                 return Err(wrong(format!("it needs all of {dir}, which code must not see")));
             }
             add(&mut read, &dir);
         }
-        let mut apart = Vec::new();
+        let mut separate_dirs = Vec::new();
         for path in also {
             let path = std::fs::canonicalize(path).map_err(|error| {
                 SandboxError::Request(format!("read = {:?} cannot be shown to code: {error}", path.display()))
             })?;
-            if OWN.iter().any(|own| path == Path::new(own)) {
+            if PRIVATE_DIRS.iter().any(|own| path == Path::new(own)) {
                 return Err(SandboxError::Request(format!(
                     "read = {path:?} cannot be shown to code, which has a folder of its own there; name what is in it"
                 )));
@@ -126,11 +126,11 @@ impl Python {
                 )));
             }
             if path.is_dir() {
-                apart.push(text.to_owned());
+                separate_dirs.push(text.to_owned());
             }
             add(&mut read, text);
         }
-        Ok(Python { executable: result.executable.into(), version: result.version, read, apart })
+        Ok(Python { executable: result.executable.into(), version: result.version, read, separate_dirs })
     }
 }
 
@@ -153,7 +153,7 @@ mod tests {
         let python = Python::find(Path::new("python3"), &[]).await.unwrap();
         assert!(python.version.starts_with("3."), "{}", python.version);
         assert!(python.executable.is_absolute());
-        assert!(!python.read.iter().any(|folder| TOO_WIDE.contains(&folder.as_str())), "{:?}", python.read);
+        assert!(!python.read.iter().any(|folder| BROAD_DIRS.contains(&folder.as_str())), "{:?}", python.read);
     }
 
     #[tokio::test]
@@ -178,9 +178,9 @@ mod tests {
         let find = async |path: &Path| Python::find(Path::new("python3"), &[path.to_owned()]).await;
         let text = |path: &Path| path.to_str().unwrap().to_owned();
         let found = find(&shown).await.unwrap();
-        assert!(found.read.contains(&text(&shown)) && found.apart == [text(&shown)]);
+        assert!(found.read.contains(&text(&shown)) && found.separate_dirs == [text(&shown)]);
         let found = find(&file).await.unwrap();
-        assert!(found.read.contains(&text(&file)) && found.apart.is_empty());
+        assert!(found.read.contains(&text(&file)) && found.separate_dirs.is_empty());
         for path in [socket.as_path(), Path::new("/"), Path::new("/proc")] {
             let error = find(path).await.unwrap_err().to_string();
             assert!(error.contains(&format!("read = {path:?} cannot be shown to code")), "{error}");

@@ -14,10 +14,10 @@ use crate::error::SandboxError;
 use crate::service::{CodeResponse, JupyterResponse, RunCode, RunJupyter, Status};
 
 /// Maximum time of a request beyond the run time of its code, for connecting and waiting in the queue.
-const BESIDES: Duration = Duration::from_secs(60);
+const MAX_OVERHEAD: Duration = Duration::from_secs(60);
 
 /// Wait before a busy service is called again. It doubles with each retry, up to `MAX_RETRY_PAUSE`.
-const PAUSE: Duration = Duration::from_millis(500);
+const INITIAL_RETRY_PAUSE: Duration = Duration::from_millis(500);
 const MAX_RETRY_PAUSE: Duration = Duration::from_secs(8);
 
 /// Maximum size of a response, in bytes.
@@ -45,8 +45,8 @@ impl Remote {
             return Err(SandboxError::Request(format!("url = {url:?} must begin with http:// or https://")));
         }
         // The user who configures a service may call it at any address.
-        let http =
-            Client::new(Hosts::any(), None).map_err(|error| SandboxError::Request(error.to_string()))?;
+        let http = Client::new(Hosts::allow_all(), None)
+            .map_err(|error| SandboxError::Request(error.to_string()))?;
         let url = url.trim_end_matches('/');
         let base = ["/run_code", "/run_jupyter"].iter().find_map(|call| url.strip_suffix(call));
         Ok(Remote { url: base.unwrap_or(url).to_owned(), key, http })
@@ -58,7 +58,7 @@ impl Remote {
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
     pub async fn run_code(&self, request: &RunCode) -> Result<CodeResponse, SandboxError> {
         let response: CodeResponse = self.post("run_code", request, request.run_timeout).await?;
-        self.sound(response.status, &response.message)?;
+        self.check_status(response.status, &response.message)?;
         Ok(response)
     }
 
@@ -68,11 +68,11 @@ impl Remote {
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
     pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterResponse, SandboxError> {
         let response: JupyterResponse = self.post("run_jupyter", request, request.total_timeout).await?;
-        self.sound(response.status, &response.message)?;
+        self.check_status(response.status, &response.message)?;
         Ok(response)
     }
 
-    fn sound(&self, status: Status, message: &str) -> Result<(), SandboxError> {
+    fn check_status(&self, status: Status, message: &str) -> Result<(), SandboxError> {
         match status {
             Status::SandboxError => Err(SandboxError::Broken(format!("{}: {message}", self.url))),
             Status::Success | Status::Failed => Ok(()),
@@ -89,11 +89,11 @@ impl Remote {
         let broken = |why: String| SandboxError::Broken(why);
         let url = format!("{}/{path}", self.url);
         let body = Bytes::from(serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?);
-        let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + BESIDES;
-        let (mut pause, mut waited) = (PAUSE, Duration::ZERO);
+        let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + MAX_OVERHEAD;
+        let (mut pause, mut waited) = (INITIAL_RETRY_PAUSE, Duration::ZERO);
         let (status, text) = loop {
-            let (status, text) = self.once(url.clone(), body.clone(), limit).await?;
-            if !matches!(status, 429 | 503) || waited >= BESIDES {
+            let (status, text) = self.send_once(url.clone(), body.clone(), limit).await?;
+            if !matches!(status, 429 | 503) || waited >= MAX_OVERHEAD {
                 break (status, text);
             }
             process_time::sleep(pause).await;
@@ -114,7 +114,12 @@ impl Remote {
     }
 
     /// Sends the request once. Returns the status and body of the response.
-    async fn once(&self, url: String, body: Bytes, limit: Duration) -> Result<(u16, Bytes), SandboxError> {
+    async fn send_once(
+        &self,
+        url: String,
+        body: Bytes,
+        limit: Duration,
+    ) -> Result<(u16, Bytes), SandboxError> {
         let broken = |why: &dyn std::fmt::Display| SandboxError::Broken(format!("{url}: {why}"));
         let mut headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);

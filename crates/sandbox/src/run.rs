@@ -20,7 +20,7 @@ pub enum Language {
 
 impl Language {
     /// Returns the language with this name: a name of SandboxFusion or a common one, such as `sh`.
-    pub fn named(name: &str) -> Option<Self> {
+    pub fn from_name(name: &str) -> Option<Self> {
         match name {
             "python" | "python3" => Some(Language::Python),
             "bash" | "sh" | "shell" => Some(Language::Shell),
@@ -65,7 +65,7 @@ impl Run {
 
 /// How a run or session ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Ended {
+pub enum EndReason {
     /// The code exited with this code.
     Exit(i32),
     /// A signal ended the code, because of a crash or a limit that the kernel enforces.
@@ -76,15 +76,15 @@ pub enum Ended {
     MemoryLimit,
 }
 
-impl Ended {
+impl EndReason {
     /// Returns the exit code as in Python's `subprocess`, with signals as negative numbers, or `None`
     /// if the time limit was exceeded.
     pub fn return_code(&self) -> Option<i32> {
         match self {
-            Ended::Exit(code) => Some(*code),
-            Ended::Signal(signal) => Some(-signal),
-            Ended::MemoryLimit => Some(-libc::SIGKILL),
-            Ended::TimeLimit => None,
+            EndReason::Exit(code) => Some(*code),
+            EndReason::Signal(signal) => Some(-signal),
+            EndReason::MemoryLimit => Some(-libc::SIGKILL),
+            EndReason::TimeLimit => None,
         }
     }
 }
@@ -93,7 +93,7 @@ impl Ended {
 #[derive(Debug, Clone, PartialEq)]
 pub struct Outcome {
     /// How the run ended.
-    pub ended: Ended,
+    pub ended: EndReason,
     /// Standard output.
     pub stdout: CapturedOutput,
     /// Standard error.
@@ -172,10 +172,10 @@ pub(crate) async fn follow(
     let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
     let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
-    let (ended, report) = to_the_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
+    let (ended, report) = wait_for_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
     let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });
     let (mut files, mut not_fetched) = (BTreeMap::new(), BTreeMap::new());
-    for (name, content) in jail.fetched(&report).await? {
+    for (name, content) in jail.fetch_files(&report).await? {
         match content {
             Ok(content) => drop(files.insert(name, content)),
             Err(why) => drop(not_fetched.insert(name, why)),
@@ -192,24 +192,27 @@ pub(crate) fn seconds(seconds: f64) -> Duration {
 }
 
 /// Waits until the run ends, and stops it if it exceeds a limit.
-async fn to_the_end(jail: &mut Jail, mut until: Deadline) -> Result<(Ended, Option<Report>), SandboxError> {
+async fn wait_for_end(
+    jail: &mut Jail,
+    mut until: Deadline,
+) -> Result<(EndReason, Option<Report>), SandboxError> {
     loop {
         let stopped = match jail.next(&mut until).await? {
-            Event::Ended(report) => return Ok((ended(&report), Some(report))),
-            Event::Cell(_) | Event::NoCells | Event::Looked(_) => continue,
-            Event::Late => Ended::TimeLimit,
-            Event::OverMemory => return Ok((Ended::MemoryLimit, jail.stop_at_once().await)),
+            Event::Ended(report) => return Ok((end_reason(&report), Some(report))),
+            Event::Cell(_) | Event::NoCells | Event::Observed(_) => continue,
+            Event::Late => EndReason::TimeLimit,
+            Event::OverMemory => return Ok((EndReason::MemoryLimit, jail.stop_at_once().await)),
         };
         return Ok((stopped, jail.stop().await));
     }
 }
 
 /// Returns how the runner ended by itself.
-pub(crate) fn ended(report: &Report) -> Ended {
+pub(crate) fn end_reason(report: &Report) -> EndReason {
     match (report.code, report.signal) {
-        (Some(code), _) => Ended::Exit(code),
-        (None, Some(signal)) => Ended::Signal(signal),
-        (None, None) => Ended::Signal(libc::SIGKILL),
+        (Some(code), _) => EndReason::Exit(code),
+        (None, Some(signal)) => EndReason::Signal(signal),
+        (None, None) => EndReason::Signal(libc::SIGKILL),
     }
 }
 

@@ -10,7 +10,7 @@ use tokio::sync::{Mutex, Semaphore, SemaphorePermit};
 use crate::cgroup::Groups;
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::protection::{Demand, Missing, Protection, reasons, way_out};
+use crate::protection::{Demand, MissingWall, Protection, advice, reasons};
 use crate::python::Python;
 use crate::run::{Language, Outcome, Run, check, follow, main_file};
 use crate::zygote::{Order, Setup, Zygote};
@@ -69,7 +69,7 @@ pub(crate) struct Inner {
     /// Parent of the work directories if there are no namespaces.
     scratch: Option<tempfile::TempDir>,
     /// Number of work directories created in `scratch`.
-    folders: AtomicUsize,
+    dir_count: AtomicUsize,
 }
 
 impl std::fmt::Debug for Sandbox {
@@ -101,8 +101,8 @@ impl Sandbox {
         }
         // A run reveals which further walls are missing.
         setup.full = false;
-        let folder = |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
-        let scratch = if setup.namespaces { None } else { Some(scratch().map_err(folder)?) };
+        let dir_error = |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
+        let scratch = if setup.namespaces { None } else { Some(scratch().map_err(dir_error)?) };
         let mut inner = Inner {
             running: Semaphore::new(options.concurrency.max(1)),
             sessions: Arc::new(Semaphore::new(options.sessions)),
@@ -112,16 +112,16 @@ impl Sandbox {
             setup,
             options,
             scratch,
-            folders: AtomicUsize::new(0),
+            dir_count: AtomicUsize::new(0),
         };
         if missing.is_empty() || !full {
-            missing.extend(inner.tried(&zygote).await?);
+            missing.extend(inner.probe_walls(&zygote).await?);
         }
         if full && !missing.is_empty() {
-            return Err(SandboxError::Protection { missing: reasons(&missing), way_out: way_out(&missing) });
+            return Err(SandboxError::Protection { missing: reasons(&missing), way_out: advice(&missing) });
         }
         inner.setup.full = full;
-        inner.protection = Protection::without(missing);
+        inner.protection = Protection::with_missing(missing);
         *inner.zygote.get_mut() = Some(Arc::new(zygote));
         Ok(Sandbox(Arc::new(inner)))
     }
@@ -154,7 +154,7 @@ impl Sandbox {
     pub async fn run(&self, run: &Run) -> Result<Outcome, SandboxError> {
         run.limits.check().map_err(SandboxError::Request)?;
         check(&run.files, &run.fetch, &run.environment)?;
-        let _permit = self.0.place().await?;
+        let _permit = self.0.acquire_permit().await?;
         let zygote = self.0.zygote().await?;
         let (outcome, jail) = follow(&zygote, &self.0.order(run, false), run).await?;
         if self.0.setup.full && !jail.missing.is_empty() {
@@ -174,18 +174,18 @@ impl Inner {
     }
 
     /// Acquires a permit to run, after waiting in the queue if necessary.
-    pub(crate) async fn place(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
+    pub(crate) async fn acquire_permit(&self) -> Result<SemaphorePermit<'_>, SandboxError> {
         if let Ok(permit) = self.running.try_acquire() {
             return Ok(permit);
         }
-        struct Waits<'a>(&'a AtomicUsize);
-        impl Drop for Waits<'_> {
+        struct QueueGuard<'a>(&'a AtomicUsize);
+        impl Drop for QueueGuard<'_> {
             fn drop(&mut self) {
                 self.0.fetch_sub(1, Ordering::Relaxed);
             }
         }
         let before = self.waiting.fetch_add(1, Ordering::Relaxed);
-        let _waits = Waits(&self.waiting);
+        let _waits = QueueGuard(&self.waiting);
         if before >= self.options.waiting {
             return Err(SandboxError::Busy {
                 running: self.options.concurrency,
@@ -206,7 +206,7 @@ impl Inner {
         if self.setup.namespaces && !started.missing.is_empty() {
             return Err(SandboxError::Protection {
                 missing: reasons(&started.missing),
-                way_out: way_out(&started.missing),
+                way_out: advice(&started.missing),
             });
         }
         *zygote = Some(Arc::clone(&started));
@@ -214,34 +214,37 @@ impl Inner {
     }
 
     /// Returns the walls that a first run reports as missing.
-    async fn tried(&self, zygote: &Zygote) -> Result<Vec<Missing>, SandboxError> {
+    async fn probe_walls(&self, zygote: &Zygote) -> Result<Vec<MissingWall>, SandboxError> {
         // The run must be long enough for the memory watch to observe it.
         let run = Run::new(Language::Python, "import time; time.sleep(0.02)");
         let (outcome, jail) = follow(zygote, &self.order(&run, false), &run).await?;
-        let mut missing: Vec<Missing> = jail.missing.clone();
+        let mut missing: Vec<MissingWall> = jail.missing.clone();
         if !jail.was_watched {
-            missing.push(Missing {
+            missing.push(MissingWall {
                 name: "memory-watch".into(),
                 why: "/proc does not list the children of processes".into(),
             });
         }
         if outcome.return_code() != Some(0) {
-            let said = outcome.stderr.text();
-            let said = said.lines().last().unwrap_or("it said nothing").to_owned();
-            return Err(SandboxError::Broken(format!("a first run ended with {:?}: {said}", outcome.ended)));
+            let last_line = outcome.stderr.text();
+            let last_line = last_line.lines().last().unwrap_or("it said nothing").to_owned();
+            return Err(SandboxError::Broken(format!(
+                "a first run ended with {:?}: {last_line}",
+                outcome.ended
+            )));
         }
         Ok(missing)
     }
 
     /// Creates the message that describes a run to its keeper.
     pub(crate) fn order(&self, run: &Run, session: bool) -> Order {
-        let folder = self.scratch.as_ref().map(|scratch| {
-            let number = self.folders.fetch_add(1, Ordering::Relaxed);
+        let dir = self.scratch.as_ref().map(|scratch| {
+            let number = self.dir_count.fetch_add(1, Ordering::Relaxed);
             scratch.path().join(number.to_string()).to_string_lossy().into_owned()
         });
         let main = main_file(run.language, &run.files);
         let shell = ["/bin/bash", "/bin/sh"].into_iter().find(|path| std::path::Path::new(path).exists());
-        let home = folder.clone().unwrap_or_else(|| "/work".into());
+        let home = dir.clone().unwrap_or_else(|| "/work".into());
         let command = match run.language {
             Language::Python => None,
             Language::Shell => Some(vec![shell.unwrap_or("/bin/sh").to_owned(), format!("{home}/{main}")]),
@@ -262,7 +265,7 @@ impl Inner {
             main,
             fetch: run.fetch.clone(),
             fetch_bytes: run.limits.fetch_mb << 20,
-            folder,
+            folder: dir,
             limits: json!({
                 "memory": memory_mb << 20,
                 "processes": processes,
@@ -286,7 +289,7 @@ impl Outcome {
 /// Creates a directory through which an unprivileged user can reach its own directory.
 fn scratch() -> std::io::Result<tempfile::TempDir> {
     use std::os::unix::fs::PermissionsExt;
-    let folder = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;
-    std::fs::set_permissions(folder.path(), std::fs::Permissions::from_mode(0o711))?;
-    Ok(folder)
+    let dir = tempfile::Builder::new().prefix("levade-sandbox-").tempdir()?;
+    std::fs::set_permissions(dir.path(), std::fs::Permissions::from_mode(0o711))?;
+    Ok(dir)
 }

@@ -9,11 +9,11 @@ use tokio::sync::{OwnedSemaphorePermit, oneshot};
 use tokio::task::JoinHandle;
 
 use crate::error::SandboxError;
-use crate::jail::{Event, Happened, Jail, deadline};
+use crate::jail::{Event, EventResult, Jail, deadline};
 use crate::limits::Limits;
 use crate::output::CapturedOutput;
 use crate::protection::reasons;
-use crate::run::{Ended, Language, Run, check, ended, seconds};
+use crate::run::{EndReason, Language, Run, check, end_reason, seconds};
 use crate::sandbox::Sandbox;
 
 /// Configuration of a session.
@@ -35,7 +35,7 @@ pub struct SessionOptions {
 pub struct Session {
     sandbox: Sandbox,
     options: SessionOptions,
-    resting: Option<IdleSession>,
+    idle: Option<IdleSession>,
     /// Whether an interpreter was lost and no cell has reported that yet.
     is_fresh: bool,
     _permit: OwnedSemaphorePermit,
@@ -46,18 +46,18 @@ pub struct Session {
 /// limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
 struct IdleSession {
-    watch: JoinHandle<(Jail, Option<Happened>)>,
+    watch: JoinHandle<(Jail, Option<EventResult>)>,
     wake: oneshot::Sender<()>,
 }
 
 impl IdleSession {
     fn new(jail: Jail, cpu: f64) -> Self {
         let (wake, woken) = oneshot::channel();
-        IdleSession { watch: tokio::spawn(jail.rest(cpu, woken)), wake }
+        IdleSession { watch: tokio::spawn(jail.watch_idle(cpu, woken)), wake }
     }
 
     /// Stops the observation. Returns the interpreter, and the event that occurred, if any.
-    async fn end(self) -> Result<(Jail, Option<Happened>), SandboxError> {
+    async fn end(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
         // The observing task may have ended already.
         let _ = self.wake.send(());
         self.watch.await.map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
@@ -77,7 +77,7 @@ pub struct Cell {
     /// Exception that ended the cell, if any.
     pub error: Option<CellError>,
     /// How the interpreter ended if the cell ended it. All variables are then lost.
-    pub ended: Option<Ended>,
+    pub ended: Option<EndReason>,
     /// Whether the cell started without variables because an earlier cell had ended the interpreter.
     pub is_fresh: bool,
     /// Wall-clock time, in seconds, without the time in the queue.
@@ -110,10 +110,10 @@ impl Sandbox {
     pub fn session(&self, options: SessionOptions) -> Result<Session, SandboxError> {
         options.limits.check().map_err(SandboxError::Request)?;
         check(&options.files, &options.fetch, &options.environment)?;
-        let Ok(place) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
-            return Err(SandboxError::Sessions { most: self.options().sessions });
+        let Ok(permit) = Arc::clone(&self.0.sessions).try_acquire_owned() else {
+            return Err(SandboxError::Sessions { max: self.options().sessions });
         };
-        Ok(Session { sandbox: self.clone(), options, resting: None, is_fresh: false, _permit: place })
+        Ok(Session { sandbox: self.clone(), options, idle: None, is_fresh: false, _permit: permit })
     }
 }
 
@@ -130,21 +130,21 @@ impl Session {
     /// Returns an error if the queue is full or the sandbox itself fails.
     pub async fn cell(&mut self, code: &str) -> Result<Cell, SandboxError> {
         let sandbox = self.sandbox.clone();
-        let _permit = sandbox.0.place().await?;
-        let begun = std::time::Instant::now();
+        let _permit = sandbox.0.acquire_permit().await?;
+        let started_at = std::time::Instant::now();
         let limits = self.options.limits;
         let is_fresh = self.is_fresh;
         // Only a cell that has completed returns the interpreter to the session.
-        self.is_fresh |= self.resting.is_some();
-        let (mut jail, mut happened) = match self.resting.take() {
+        self.is_fresh |= self.idle.is_some();
+        let (mut jail, mut happened) = match self.idle.take() {
             Some(resting) => resting.end().await?,
-            None => (self.started().await?, None),
+            None => (self.start_jail().await?, None),
         };
         self.is_fresh = true;
         let mut until = deadline(seconds(limits.seconds));
         // A thread of an earlier cell may have ended the interpreter or keep it from reading.
         let handed = match &happened {
-            None => with_timeout(seconds(limits.seconds), jail.hand(code)).await,
+            None => with_timeout(seconds(limits.seconds), jail.send_cell(code)).await,
             Some(_) => None,
         };
         let ended = loop {
@@ -153,31 +153,31 @@ impl Session {
                 None => jail.next(&mut until).await?,
             };
             break match event {
-                Event::Cell(answer) => {
-                    let answer = handed.as_ref().and_then(|_| serde_json::from_slice(&answer).ok());
-                    let Some(CellResult { shown, error }) = answer else {
+                Event::Cell(response) => {
+                    let response = handed.as_ref().and_then(|_| serde_json::from_slice(&response).ok());
+                    let Some(CellResult { shown, error }) = response else {
                         // The code has written to the runner's channel, which it must not use.
                         jail.stop().await;
-                        break Ended::Signal(libc::SIGKILL);
+                        break EndReason::Signal(libc::SIGKILL);
                     };
                     let (stdout, stderr) = jail.take_output(&limits);
-                    (self.resting, self.is_fresh) = (Some(IdleSession::new(jail, limits.seconds)), false);
-                    let seconds = begun.elapsed().as_secs_f64();
+                    (self.idle, self.is_fresh) = (Some(IdleSession::new(jail, limits.seconds)), false);
+                    let seconds = started_at.elapsed().as_secs_f64();
                     return Ok(Cell { stdout, stderr, shown, error, ended: None, is_fresh, seconds });
                 }
-                Event::Looked(_) => continue,
+                Event::Observed(_) => continue,
                 Event::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
                 Event::NoCells => {
-                    jail.stop().await.map_or(Ended::Signal(libc::SIGKILL), |report| ended(&report))
+                    jail.stop().await.map_or(EndReason::Signal(libc::SIGKILL), |report| end_reason(&report))
                 }
-                Event::Ended(report) => ended(&report),
+                Event::Ended(report) => end_reason(&report),
                 Event::Late => {
                     jail.stop().await;
-                    Ended::TimeLimit
+                    EndReason::TimeLimit
                 }
                 Event::OverMemory => {
                     jail.stop_at_once().await;
-                    Ended::MemoryLimit
+                    EndReason::MemoryLimit
                 }
             };
         };
@@ -186,7 +186,7 @@ impl Session {
             return Err(SandboxError::Broken(format!("protection was lost: {}", reasons(&lost))));
         }
         let (stdout, stderr) = jail.take_output(&limits);
-        let seconds = begun.elapsed().as_secs_f64();
+        let seconds = started_at.elapsed().as_secs_f64();
         Ok(Cell { stdout, stderr, shown: Vec::new(), error: None, ended: Some(ended), is_fresh, seconds })
     }
 
@@ -196,7 +196,7 @@ impl Session {
     /// # Errors
     /// Returns an error if the sandbox itself fails.
     pub async fn finish(mut self) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
-        let Some(resting) = self.resting.take() else { return Ok(BTreeMap::new()) };
+        let Some(resting) = self.idle.take() else { return Ok(BTreeMap::new()) };
         let report = match resting.end().await? {
             (_, Some(Ok(Event::OverMemory | Event::Late))) => return Ok(BTreeMap::new()),
             (jail, Some(Ok(Event::Ended(report)))) => (jail, Some(report)),
@@ -208,10 +208,10 @@ impl Session {
         let (mut jail, Some(report)) = report else {
             return Err(SandboxError::Broken("the session did not end when it was told to".into()));
         };
-        Ok(jail.fetched(&report).await?.into_iter().collect())
+        Ok(jail.fetch_files(&report).await?.into_iter().collect())
     }
 
-    async fn started(&self) -> Result<Jail, SandboxError> {
+    async fn start_jail(&self) -> Result<Jail, SandboxError> {
         let SessionOptions { files, environment, fetch, limits } = &self.options;
         let run = Run {
             files: files.clone(),

@@ -36,7 +36,7 @@ use crate::cgroup::{Group, Groups};
 use crate::error::SandboxError;
 use crate::filter;
 use crate::limits::Limits;
-use crate::protection::{Missing, OF_NAMESPACES};
+use crate::protection::{MissingWall, NAMESPACE_WALLS};
 use crate::python::Python;
 use crate::wire::{Frames, send_descriptors};
 
@@ -53,7 +53,7 @@ const PROGRAM: &str = concat!(
 const USER: u32 = 0x7000_0d5e;
 
 /// Timeout for the fork server to start and to import the preloaded modules.
-const STARTING: Duration = Duration::from_secs(60);
+const START_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// A fork server.
 pub(crate) struct Zygote {
@@ -63,7 +63,7 @@ pub(crate) struct Zygote {
     /// Whether each run has its own namespaces.
     pub jailed: bool,
     /// Walls that the fork server could not build.
-    pub missing: Vec<Missing>,
+    pub missing: Vec<MissingWall>,
     /// Parent cgroup of the runs, if this process can create cgroups.
     groups: Option<Arc<Groups>>,
 }
@@ -157,13 +157,13 @@ impl Zygote {
             "filters": filters.server.iter().map(hex).collect::<Vec<_>>(),
             "runner_filter": hex(&filters.runner),
             "full": setup.full,
-            "apart": setup.python.apart,
+            "apart": setup.python.separate_dirs,
             "counted": setup.groups.is_some(),
             "user": USER,
             "pivot_root": libc::SYS_pivot_root,
             "clone": libc::SYS_clone,
         });
-        let greeted = timeout(STARTING, async {
+        let greeted = timeout(START_TIMEOUT, async {
             control.send(config.to_string().as_bytes()).await?;
             receive_response(&control).await
         });
@@ -178,7 +178,9 @@ impl Zygote {
                 )));
             }
             Err(_) => {
-                return Err(SandboxError::Broken(format!("the fork server did not start in {STARTING:?}")));
+                return Err(SandboxError::Broken(format!(
+                    "the fork server did not start in {START_TIMEOUT:?}"
+                )));
             }
         };
         let greeting: ZygoteHello = serde_json::from_slice(&greeting)
@@ -191,8 +193,8 @@ impl Zygote {
         let mut missing = Vec::new();
         let none = (!setup.namespaces).then(|| "not tried".to_owned());
         if let Some(why) = greeting.missing.get("namespaces").or(none.as_ref()) {
-            let wall = |name: &str| Missing { name: name.to_owned(), why: why.clone() };
-            missing.extend(OF_NAMESPACES.iter().map(|name| wall(name)));
+            let wall = |name: &str| MissingWall { name: name.to_owned(), why: why.clone() };
+            missing.extend(NAMESPACE_WALLS.iter().map(|name| wall(name)));
         }
         let groups = setup.groups.clone();
         Ok(Zygote { control, _process: process, jailed: missing.is_empty(), missing, groups })

@@ -34,11 +34,11 @@ fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
     index.bm25(&queries, 3, threads)?;
     let mut rates = Vec::new();
     for _ in 0..5 {
-        let begun = Instant::now();
+        let started = Instant::now();
         for found in index.bm25(&queries, 3, threads)? {
             index.hits(&found)?;
         }
-        rates.push(queries.len() as f64 / begun.elapsed().as_secs_f64());
+        rates.push(queries.len() as f64 / started.elapsed().as_secs_f64());
     }
     rates.sort_by(f64::total_cmp);
     println!("{}", json!({ "queries": queries.len(), "per_second": rates }));
@@ -46,9 +46,9 @@ fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
 }
 
 /// A deterministic generator of random vectors of length 1. The field is the state.
-struct MadeUp(u64);
+struct RandomVectors(u64);
 
-impl MadeUp {
+impl RandomVectors {
     /// Returns an approximately normal number: the sum of four uniform numbers from splitmix64.
     fn number(&mut self) -> f32 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
@@ -67,30 +67,30 @@ impl MadeUp {
 }
 
 fn vectors(count: usize, dimensions: usize, threads: usize) -> Result<(), Error> {
-    let mut made_up = MadeUp(1);
+    let mut made_up = RandomVectors(1);
     let dir = std::env::temp_dir().join(format!("levade-scan-{}", std::process::id()));
     std::fs::create_dir(&dir)?;
     let mut writer = VectorWriter::create(&dir, dimensions)?;
-    let begun = Instant::now();
+    let started = Instant::now();
     for _ in 0..count {
         writer.add(&made_up.vector(dimensions))?;
     }
     let residual = writer.finish()?;
-    let written = begun.elapsed().as_secs_f64();
+    let written = started.elapsed().as_secs_f64();
     let found = Vectors::open(&dir, count as u64, dimensions, residual)?;
     let queries: Vec<Vec<f32>> = (0..32).map(|_| made_up.vector(dimensions)).collect();
     let all = found.search(&queries, 10, threads)?;
     let mut one = Vec::new();
     for (query, wanted) in queries.iter().zip(&all) {
-        let begun = Instant::now();
+        let started = Instant::now();
         let single = found.search(std::slice::from_ref(query), 10, threads)?;
-        one.push(begun.elapsed().as_secs_f64() * 1e3);
+        one.push(started.elapsed().as_secs_f64() * 1e3);
         assert_eq!(&single[0], wanted);
     }
     one.sort_by(f64::total_cmp);
-    let begun = Instant::now();
+    let started = Instant::now();
     found.search(&queries, 10, threads)?;
-    let batch = begun.elapsed().as_secs_f64() * 1e3;
+    let batch = started.elapsed().as_secs_f64() * 1e3;
     let line = json!({
         "vectors": count, "dimensions": dimensions, "written_s": written, "one_ms": one[one.len() / 2],
         "one_worst_ms": one[one.len() - 1], "batch_of_32_ms": batch,

@@ -13,7 +13,7 @@ use tokio::runtime::Handle;
 
 use crate::corpus::Corpus;
 use crate::index::LEXICAL;
-use crate::lexical::{LexicalWriter, fault};
+use crate::lexical::{LexicalWriter, to_search_error};
 use crate::manifest::{Dense, FileEntry, MANIFEST, Manifest, SCHEMA, checksum};
 use crate::vectors::VectorWriter;
 use crate::{Analyzer, Passage, SearchError};
@@ -76,27 +76,27 @@ pub fn build(
     // Resolve a symbolic link, so that the index replaces the empty directory and not the link.
     let dir = &dir.canonicalize().unwrap_or_else(|_| dir.to_owned());
     let mut corpus = Corpus::open(corpus)?;
-    let site = Site::begin(dir)?;
-    let built = write(&mut corpus, &site.location, analyzer, dense, progress);
+    let build_dir = BuildDir::create(dir)?;
+    let built = write(&mut corpus, &build_dir.location, analyzer, dense, progress);
     let manifest = match built {
         Ok(manifest) => manifest,
         Err(error) => {
-            site.clear();
+            build_dir.clear();
             return Err(error);
         }
     };
-    site.end(dir)?;
+    build_dir.publish(dir)?;
     Ok(manifest)
 }
 
 /// The temporary directory of an index that is being built, locked by this process.
-struct Site {
+struct BuildDir {
     location: PathBuf,
     _lock: File,
 }
 
-impl Site {
-    fn begin(dir: &Path) -> Result<Self, SearchError> {
+impl BuildDir {
+    fn create(dir: &Path) -> Result<Self, SearchError> {
         let name = dir.file_name().ok_or_else(|| SearchError::Exists(dir.to_owned()))?;
         let location = dir.with_file_name(format!(".{}.building", name.to_string_lossy()));
         std::fs::create_dir_all(&location).map_err(SearchError::io("create", &location))?;
@@ -116,18 +116,18 @@ impl Site {
                 std::fs::remove_file(&path).map_err(SearchError::io("remove", &path))?;
             }
         }
-        let site = Site { location, _lock: lock };
-        match give_way(dir) {
-            Ok(()) => Ok(site),
+        let build_dir = BuildDir { location, _lock: lock };
+        match check_replaceable(dir) {
+            Ok(()) => Ok(build_dir),
             Err(cause) => {
-                site.clear();
+                build_dir.clear();
                 Err(SearchError::Stays { path: dir.to_owned(), cause })
             }
         }
     }
 
     /// Renames the temporary directory to the index, and flushes the parent directory.
-    fn end(self, dir: &Path) -> Result<(), SearchError> {
+    fn publish(self, dir: &Path) -> Result<(), SearchError> {
         let lock = self.location.join(LOCK);
         std::fs::remove_file(&lock).map_err(SearchError::io("remove", &lock))?;
         crash_point("search_rename");
@@ -145,7 +145,7 @@ impl Site {
 
 /// Tests that an existing empty directory can be replaced, by replacing it with another empty directory.
 /// A directory that cannot be replaced, such as a mount point, thus fails before hours of work.
-fn give_way(dir: &Path) -> std::io::Result<()> {
+fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     if !dir.exists() {
         return Ok(());
     }
@@ -210,13 +210,13 @@ fn write(
 ) -> Result<Manifest, SearchError> {
     let lexical_dir = location.join(LEXICAL);
     std::fs::create_dir(&lexical_dir).map_err(SearchError::io("create", &lexical_dir))?;
-    let fault = fault(&lexical_dir);
+    let to_error = to_search_error(&lexical_dir);
     let mut lexical = LexicalWriter::create(&lexical_dir, analyzer)?;
     let stage = if dense.is_some() { "indexing and embedding" } else { "indexing" };
     let mut dense = dense.map(|model| DenseWriter::create(location, model)).transpose()?;
     let mut passages = 0;
     while let Some(passage) = corpus.next().transpose()? {
-        lexical.add(&passage).map_err(&fault)?;
+        lexical.add(&passage).map_err(&to_error)?;
         if let Some(dense) = &mut dense {
             dense.add(&passage)?;
         }
@@ -232,7 +232,7 @@ fn write(
     }
     let (done, total) = corpus.progress();
     progress(Progress { stage: "writing the index", done, total, passages });
-    lexical.finish().map_err(&fault)?;
+    lexical.finish().map_err(&to_error)?;
     let dense = dense.map(DenseWriter::finish).transpose()?;
     crash_point("search_files");
     let manifest = Manifest { schema: SCHEMA, passages, analyzer, dense, files: files(location)? };

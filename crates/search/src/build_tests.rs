@@ -4,31 +4,34 @@ use super::*;
 use crate::testing::{letters, make, passage, try_make, write_corpus};
 use crate::{Index, Mode, Searcher};
 
-fn some() -> Vec<Passage> {
-    let of = |at: usize| {
+fn sample_passages() -> Vec<Passage> {
+    let to_passage = |at: usize| {
         passage(&format!("p{at}"), "Numbers", &format!("The number {at} is followed by {}.", at + 1))
     };
-    (0..600).map(of).collect()
+    (0..600).map(to_passage).collect()
 }
 
 #[test]
 fn build_creates_index_and_reports_progress() {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
-    write_corpus(&corpus, &some());
-    let mut told = Vec::new();
+    write_corpus(&corpus, &sample_passages());
+    let mut reports = Vec::new();
     let manifest = build(&corpus, &index, Analyzer::English, None, &mut |progress| {
-        told.push((progress.stage.to_owned(), progress.passages));
+        reports.push((progress.stage.to_owned(), progress.passages));
         assert!(progress.done <= progress.total);
     });
     let manifest = manifest.unwrap();
-    assert_eq!(told, [("indexing".into(), 256), ("indexing".into(), 512), ("writing the index".into(), 600)]);
+    assert_eq!(
+        reports,
+        [("indexing".into(), 256), ("indexing".into(), 512), ("writing the index".into(), 600)]
+    );
     assert_eq!(manifest, *Index::open(&index, true).unwrap().manifest());
     // Only the corpus and the index remain.
     let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
-    let again = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
-    assert!(matches!(again, SearchError::Exists(_)), "{again}");
+    let second_error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
+    assert!(matches!(second_error, SearchError::Exists(_)), "{second_error}");
 }
 
 #[test]
@@ -51,7 +54,7 @@ fn failed_build_leaves_no_files() {
 
 #[test]
 fn open_rejects_unsupported_schema_with_advice() {
-    let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
+    let made = try_make(&sample_passages()[..3], Analyzer::English, false).unwrap();
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 3, \"unknown\": []")).unwrap();
@@ -93,7 +96,7 @@ fn build_follows_symlink_to_empty_directory() {
     use std::os::unix::fs::symlink;
     let dir = tempfile::tempdir().unwrap();
     let (corpus, disk, link) = (dir.path().join("c.jsonl"), dir.path().join("disk"), dir.path().join("link"));
-    write_corpus(&corpus, &some()[..3]);
+    write_corpus(&corpus, &sample_passages()[..3]);
     fs::create_dir_all(disk.join("index")).unwrap();
     symlink(disk.join("index"), &link).unwrap();
     build(&corpus, &link, Analyzer::English, None, &mut |_| {}).unwrap();
@@ -108,16 +111,16 @@ fn build_follows_symlink_to_empty_directory() {
 /// Truncates, changes and removes each file of an index in turn.
 #[test]
 fn open_names_damaged_file() {
-    let made = try_make(&some()[..40], Analyzer::English, true).unwrap();
+    let made = try_make(&sample_passages()[..40], Analyzer::English, true).unwrap();
     let manifest = Manifest::read(&made.index).unwrap();
     let names = manifest.files.iter().map(|entry| entry.name.as_str()).chain([MANIFEST]);
     for name in names {
         let path = made.index.join(name);
-        let whole = fs::read(&path).unwrap();
-        let mut flipped = whole.clone();
+        let content = fs::read(&path).unwrap();
+        let mut flipped = content.clone();
         let middle = flipped.len() / 2;
         flipped[middle] ^= 0x55;
-        for damaged in [Some(whole[..whole.len() / 2].to_vec()), Some(flipped), None] {
+        for damaged in [Some(content[..content.len() / 2].to_vec()), Some(flipped), None] {
             match damaged {
                 Some(damaged) => fs::write(&path, damaged).unwrap(),
                 None => fs::remove_file(&path).unwrap(),
@@ -126,7 +129,7 @@ fn open_names_damaged_file() {
             let error = error.unwrap_or_else(|| panic!("{name} was opened"));
             assert!(error.contains("damaged") || error.contains("no index"), "{name}: {error}");
         }
-        fs::write(&path, whole).unwrap();
+        fs::write(&path, content).unwrap();
     }
     Index::open(&made.index, true).unwrap();
 }
@@ -134,13 +137,13 @@ fn open_names_damaged_file() {
 /// Damaged files whose checksums match may cause errors or different results, but no crash.
 #[test]
 fn search_survives_damaged_files() {
-    let made = try_make(&some()[..300], Analyzer::English, false).unwrap();
+    let made = try_make(&sample_passages()[..300], Analyzer::English, false).unwrap();
     let mut manifest = Manifest::read(&made.index).unwrap();
     for at in 0..manifest.files.len() {
         let path = made.index.join(&manifest.files[at].name);
-        let whole = fs::read(&path).unwrap();
-        for location in (0..whole.len()).step_by(whole.len().div_ceil(12)) {
-            let mut damaged = whole.clone();
+        let content = fs::read(&path).unwrap();
+        for location in (0..content.len()).step_by(content.len().div_ceil(12)) {
+            let mut damaged = content.clone();
             let end = damaged.len().min(location + 40);
             damaged[location..end].fill(0xF7);
             fs::write(&path, &damaged).unwrap();
@@ -151,14 +154,14 @@ fn search_survives_damaged_files() {
                 let _ = found.and_then(|found| index.hits(&found[0]));
             }
         }
-        fs::write(&path, &whole).unwrap();
+        fs::write(&path, &content).unwrap();
         manifest.files[at].crc32c = checksum(&path).unwrap();
     }
 }
 
 #[test]
 fn manifest_rejects_file_names_outside_index() {
-    let made = try_make(&some()[..3], Analyzer::English, false).unwrap();
+    let made = try_make(&sample_passages()[..3], Analyzer::English, false).unwrap();
     for name in ["../corpus.jsonl", "/etc/passwd", "", "a/../../b"] {
         let mut manifest = Manifest::read(&made.index).unwrap();
         manifest.files[0].name = name.into();
@@ -183,7 +186,7 @@ fn killed_build_leaves_no_index_that_opens() {
     }
     for location in ["search_indexing", "search_indexing:2", "search_files", "search_rename"] {
         let dir = tempfile::tempdir().unwrap();
-        write_corpus(&corpus_of(dir.path()), &some());
+        write_corpus(&corpus_of(dir.path()), &sample_passages());
         let output = std::process::Command::new(std::env::current_exe().unwrap())
             .args(["--exact", "build::tests::killed_build_leaves_no_index_that_opens"])
             .env(CHILD, dir.path())
@@ -206,8 +209,8 @@ fn killed_build_leaves_no_index_that_opens() {
 fn concurrent_builds_of_index_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
-    write_corpus(&corpus, &some());
-    let site = Site::begin(&index).unwrap();
+    write_corpus(&corpus, &sample_passages());
+    let site = BuildDir::create(&index).unwrap();
     let error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
     assert!(matches!(error, SearchError::Locked(_)), "{error}");
     drop(site);
@@ -216,19 +219,19 @@ fn concurrent_builds_of_index_are_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_searches_match_sequential_searches() {
-    let (made, index) = tokio::task::spawn_blocking(|| make(&some(), true)).await.unwrap();
+    let (made, index) = tokio::task::spawn_blocking(|| make(&sample_passages(), true)).await.unwrap();
     let hybrid = Searcher::new(index, Mode::Hybrid, Some(letters()), 2).unwrap();
     let queries: Vec<String> = (0..40).map(|at| format!("what follows the number {at}")).collect();
-    let mut alone = Vec::new();
+    let mut separate = Vec::new();
     for query in &queries {
-        alone.push(hybrid.search(vec![query.clone()], 4).await.unwrap().remove(0));
+        separate.push(hybrid.search(vec![query.clone()], 4).await.unwrap().remove(0));
     }
-    assert_eq!(hybrid.search(queries.clone(), 4).await.unwrap(), alone);
+    assert_eq!(hybrid.search(queries.clone(), 4).await.unwrap(), separate);
     let tasks = queries.into_iter().map(|query| {
         let hybrid = hybrid.clone();
         tokio::spawn(async move { hybrid.search(vec![query], 4).await.unwrap().remove(0) })
     });
-    for (task, wanted) in tasks.collect::<Vec<_>>().into_iter().zip(alone) {
+    for (task, wanted) in tasks.collect::<Vec<_>>().into_iter().zip(separate) {
         assert_eq!(task.await.unwrap(), wanted);
     }
     drop(made);
@@ -236,16 +239,16 @@ async fn concurrent_searches_match_sequential_searches() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn dense_modes_require_vectors_and_their_model() {
-    let plain = || tokio::task::spawn_blocking(|| make(&some()[..3], false));
-    let refused = |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
+    let plain = || tokio::task::spawn_blocking(|| make(&sample_passages()[..3], false));
+    let open_error = |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
     let (_made, index) = plain().await.unwrap();
-    let error = refused(index, Mode::Dense, Some(letters()));
+    let error = open_error(index, Mode::Dense, Some(letters()));
     assert!(error.contains("has no vectors") && error.contains("--dense MODEL"), "{error}");
-    let (made, index) = tokio::task::spawn_blocking(|| make(&some()[..3], true)).await.unwrap();
-    assert!(refused(index, Mode::Hybrid, None).contains("a hybrid search needs the model \"letters\""));
+    let (made, index) = tokio::task::spawn_blocking(|| make(&sample_passages()[..3], true)).await.unwrap();
+    assert!(open_error(index, Mode::Hybrid, None).contains("a hybrid search needs the model \"letters\""));
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"fingerprint\": \"letters\"", "\"fingerprint\": \"digits\"")).unwrap();
     let index = Index::open(&made.index, true).unwrap();
-    assert!(refused(index, Mode::Dense, Some(letters())).contains("is not the one that embedded"));
+    assert!(open_error(index, Mode::Dense, Some(letters())).contains("is not the one that embedded"));
 }

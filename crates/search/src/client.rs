@@ -66,7 +66,8 @@ impl Client {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }
         // The user configured this server, so every host is allowed, including private addresses.
-        let http = Http::new(Hosts::any(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
+        let http =
+            Http::new(Hosts::allow_all(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
         Ok(Client { http, url: parsed, key, retries })
     }
 
@@ -117,7 +118,7 @@ impl Client {
             self.http.send(request, bounds).await.map_err(|error| {
                 let way_out =
                     if matches!(error, HttpError::TooLarge { .. }) { "; ask for fewer passages" } else { "" };
-                self.failure(format!("{error}{way_out}"), error.may_pass())
+                self.failure(format!("{error}{way_out}"), error.is_transient())
             })?;
         if status != StatusCode::OK {
             let may_pass = status.is_server_error()
@@ -125,7 +126,7 @@ impl Client {
             return Err(self.failure(format!("{status}: {}", error_text(&response)), may_pass));
         }
         let response: Value = serde_json::from_slice(&response).map_err(|error| {
-            self.failure(format!("the answer is no JSON ({error}): {}", shown(&response)), false)
+            self.failure(format!("the answer is no JSON ({error}): {}", excerpt(&response)), false)
         })?;
         let found = read(&response, queries, count);
         found.map_err(|why| self.failure(format!("the answer is not that of /retrieve: {why}"), false))
@@ -158,7 +159,7 @@ fn hit(value: &Value) -> Result<Hit, String> {
     let document = value.get("document").unwrap_or(value);
     let score = value.get("score").and_then(Value::as_f64).unwrap_or_default() as f32;
     if let Some(contents) = document.as_str() {
-        return Ok(Hit { passage: Passage::of_contents(String::new(), contents.to_owned()), score });
+        return Ok(Hit { passage: Passage::from_contents(String::new(), contents.to_owned()), score });
     }
     let text = |key: &str| document.get(key).and_then(Value::as_str).map(str::to_owned);
     let id = match document.get("id") {
@@ -167,7 +168,7 @@ fn hit(value: &Value) -> Result<Hit, String> {
         _ => String::new(),
     };
     let passage = match (text("contents"), text("text")) {
-        (Some(contents), _) => Passage::of_contents(id, contents),
+        (Some(contents), _) => Passage::from_contents(id, contents),
         (None, Some(body)) => Passage { id, title: text("title").unwrap_or_default(), text: body },
         (None, None) => return Err("a document has neither `contents` nor `text`".into()),
     };
@@ -178,11 +179,11 @@ fn hit(value: &Value) -> Result<Hit, String> {
 fn error_text(response: &[u8]) -> String {
     let value: Value = serde_json::from_slice(response).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());
-    message.map_or_else(|| shown(response), |message| shown(message.as_bytes()))
+    message.map_or_else(|| excerpt(response), |message| excerpt(message.as_bytes()))
 }
 
 /// Returns the first characters of a response, followed by "…" if it was truncated.
-fn shown(response: &[u8]) -> String {
+fn excerpt(response: &[u8]) -> String {
     let text = String::from_utf8_lossy(response);
     match text.char_indices().nth(MAX_SHOWN) {
         Some((end, _)) => format!("{}…", &text[..end]),

@@ -9,7 +9,7 @@ use super::*;
 use crate::testing::{make, passage};
 use crate::{HttpOptions, Mode, Searcher, serve};
 
-fn quick() -> Retries {
+fn fast_retries() -> Retries {
     Retries { tries: 3, pause: Duration::from_millis(5), deadline: Duration::from_millis(400) }
 }
 
@@ -37,7 +37,7 @@ async fn server(responses: Vec<(u16, String)>) -> String {
     url
 }
 
-fn good() -> (u16, String) {
+fn ok_response() -> (u16, String) {
     (200, r#"{"result": [[{"document": {"id": "1", "contents": "\"T\"\nx"}, "score": 0.5}]]}"#.into())
 }
 
@@ -51,11 +51,11 @@ async fn retrieve_matches_searcher_of_own_server() {
     let options = HttpOptions { keys: vec!["secret".into()], ..HttpOptions::default() };
     tokio::spawn(serve(searcher.clone(), options, listener, std::future::pending()));
     let queries = ["engine".to_owned(), "title".to_owned()];
-    let client = Client::new(&url, Some("secret".into()), quick()).unwrap();
+    let client = Client::new(&url, Some("secret".into()), fast_retries()).unwrap();
     let (failed, found) = client.retrieve(&queries, 2).await;
     assert_eq!(failed, 0);
     assert_eq!(found.unwrap(), searcher.search(queries.to_vec(), 2).await.unwrap());
-    let other = Client::new(&url, Some("zzz".into()), quick()).unwrap();
+    let other = Client::new(&url, Some("zzz".into()), fast_retries()).unwrap();
     let error = other.retrieve(&queries, 2).await.1.unwrap_err().to_string();
     assert!(error.contains("401") && error.contains("the key is missing or wrong"), "{error}");
     assert!(!format!("{other:?}").contains("zzz"), "keys are not shown");
@@ -64,8 +64,8 @@ async fn retrieve_matches_searcher_of_own_server() {
 #[tokio::test(flavor = "multi_thread")]
 async fn transient_failures_are_retried() {
     let busy = || (503, String::from("later"));
-    let url = server(vec![busy(), (429, String::new()), good()]).await;
-    let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+    let url = server(vec![busy(), (429, String::new()), ok_response()]).await;
+    let (failed, found) = Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
     for (response, why) in [
         (busy(), "503 Service Unavailable: later"),
@@ -73,12 +73,13 @@ async fn transient_failures_are_retried() {
         ((500, r#"{"detail": "index lost"}"#.into()), "index lost"),
     ] {
         let url = server(vec![response]).await;
-        let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+        let (failed, found) =
+            Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
         let error = found.unwrap_err();
         assert!(error.to_string().contains(why), "{error}");
         assert!(failed == 2 && error.to_string().starts_with(&url), "{error}");
     }
-    let closed = Client::new("http://127.0.0.1:9/retrieve", None, quick()).unwrap();
+    let closed = Client::new("http://127.0.0.1:9/retrieve", None, fast_retries()).unwrap();
     assert!(matches!(closed.retrieve(&["q".into()], 1).await, (2, Err(SearchError::Server { .. }))));
 }
 
@@ -93,7 +94,8 @@ async fn unusable_responses_fail_without_retry() {
         (200, r#"{"result": [[{"document": {"id": 1}}]]}"#, "neither `contents` nor `text`"),
     ] {
         let url = server(vec![(status, body.into())]).await;
-        let (failed, found) = Client::new(&url, None, quick()).unwrap().retrieve(&["q".into()], 3).await;
+        let (failed, found) =
+            Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
         let error = found.unwrap_err().to_string();
         assert!(failed == 0 && error.contains(why), "{error}");
     }
@@ -113,7 +115,7 @@ fn hit_parses_documents_of_all_servers() {
 #[test]
 fn new_rejects_invalid_urls() {
     for url in ["", "localhost:8000/retrieve", "ftp://x/y", "/retrieve", "http://", "http://a b"] {
-        let error = Client::new(url, None, quick()).unwrap_err().to_string();
+        let error = Client::new(url, None, fast_retries()).unwrap_err().to_string();
         assert!(error.contains(&format!("{url:?}")), "{error}");
     }
 }

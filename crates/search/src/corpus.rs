@@ -90,7 +90,7 @@ impl Corpus {
             self.read += read as u64;
             if read as u64 == MAX_LINE_BYTES && !self.buffer.ends_with(b"\n") {
                 return Err(
-                    self.fault(format!("it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"))
+                    self.row_error(format!("it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"))
                 );
             }
             let mut bytes = self.buffer.as_slice();
@@ -100,16 +100,16 @@ impl Corpus {
             if bytes.iter().all(u8::is_ascii_whitespace) {
                 continue;
             }
-            let passage = parse(bytes).map_err(|why| self.fault(why))?;
+            let passage = parse(bytes).map_err(|why| self.row_error(why))?;
             if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
                 let why = format!("the id {:?} is that of an earlier row; ids must be unique", passage.id);
-                return Err(self.fault(why));
+                return Err(self.row_error(why));
             }
             return Ok(Some(passage));
         }
     }
 
-    fn fault(&self, why: String) -> SearchError {
+    fn row_error(&self, why: String) -> SearchError {
         SearchError::Row { path: self.path.clone(), line: self.line, why }
     }
 }
@@ -127,14 +127,14 @@ impl Iterator for Corpus {
 /// # Errors
 /// Returns a message that describes why the row is invalid.
 fn parse(line: &[u8]) -> Result<Passage, String> {
-    let line = std::str::from_utf8(line).map_err(|error| match compressed(line) {
+    let line = std::str::from_utf8(line).map_err(|error| match decompressor(line) {
         Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
         None => {
             format!("it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)", error.valid_up_to())
         }
     })?;
     if !line.trim_start().starts_with('{') {
-        return Err(format!("it is not a JSON object, but begins {:?}", start(line)));
+        return Err(format!("it is not a JSON object, but begins {:?}", line_start(line)));
     }
     let row: Row = serde_json::from_str(line).map_err(|error| {
         format!("it is not a JSON object with an id and a text: {}", without_line(&error.to_string()))
@@ -143,18 +143,18 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         Value::String(id) if !id.is_empty() => id,
         Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
         Value::Null => return Err("`id` is missing; give every row one of its own".into()),
-        other => return Err(format!("`id` is {}, but must be a text or a whole number", shown(&other))),
+        other => return Err(format!("`id` is {}, but must be a text or a whole number", excerpt(&other))),
     };
     let text = |key: &str, value| match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
-        other => Err(format!("`{key}` is {}, but must be a text", shown(&other))),
+        other => Err(format!("`{key}` is {}, but must be a text", excerpt(&other))),
     };
     let (title, contents) = (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
     let passage = match (text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
-            let read = Passage::of_contents(id, contents);
+            let read = Passage::from_contents(id, contents);
             // The title may be in `contents`, in `title`, or in both.
             match title.is_empty() || read.title == title {
                 true => read,
@@ -170,7 +170,7 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
 }
 
 /// Returns the program that decompresses a file with this start, or `None` if the file is not compressed.
-fn compressed(start: &[u8]) -> Option<&'static str> {
+fn decompressor(start: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gunzip"),
         (b"\x28\xb5\x2f\xfd", "unzstd"),
@@ -186,7 +186,7 @@ fn without_line(error: &str) -> String {
 }
 
 /// Returns the first 60 characters of a text for an error message.
-fn start(text: &str) -> String {
+fn line_start(text: &str) -> String {
     match text.char_indices().nth(60) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.trim_end().to_owned(),
@@ -194,8 +194,8 @@ fn start(text: &str) -> String {
 }
 
 /// Returns the start of a JSON value for an error message.
-fn shown(value: &Value) -> String {
-    start(&value.to_string())
+fn excerpt(value: &Value) -> String {
+    line_start(&value.to_string())
 }
 
 #[cfg(test)]

@@ -91,7 +91,7 @@ pub enum SearchError {
     Query(String),
     /// The model failed to embed texts.
     #[error("the texts could not be embedded: {0}")]
-    Embed(#[from] PolicyError),
+    Embedding(#[from] PolicyError),
     /// No permit to search became available in time, because too many searches are waiting.
     #[error("waited {0:?} for a turn to search; ask again later, or ask less at once")]
     Busy(Duration),
@@ -117,7 +117,7 @@ impl SearchError {
         move |cause| SearchError::Io { action, path, cause }
     }
 
-    pub(crate) fn damaged(path: &Path, why: impl Into<String>) -> Self {
+    pub(crate) fn damaged_error(path: &Path, why: impl Into<String>) -> Self {
         SearchError::Damaged { path: path.to_path_buf(), why: why.into() }
     }
 
@@ -135,7 +135,7 @@ impl SearchError {
                     | io::ErrorKind::StorageFull
                     | io::ErrorKind::QuotaExceeded
             ),
-            SearchError::Embed(error) => matches!(error, PolicyError::Invalid(_)),
+            SearchError::Embedding(error) => matches!(error, PolicyError::Invalid(_)),
             SearchError::Busy(_) | SearchError::Server { .. } | SearchError::Internal(_) => false,
             _ => true,
         }

@@ -4,15 +4,15 @@
 use std::collections::HashMap;
 
 /// The constant of the paper. It prevents the first ranks of a single list from dominating the result.
-const K: f32 = 60.0;
+const RANK_CONSTANT: f32 = 60.0;
 
 /// Fuses `lists`, each of which is sorted best first, and returns the `count` best rows with their
 /// scores. Rows with equal scores are in ascending order.
 pub fn fuse(lists: &[&[(u32, f32)]], count: usize) -> Vec<(u32, f32)> {
     let mut scores: HashMap<u32, f32> = HashMap::new();
     for list in lists {
-        for (place, (row, _)) in list.iter().enumerate() {
-            *scores.entry(*row).or_default() += 1.0 / (K + place as f32 + 1.0);
+        for (rank, (row, _)) in list.iter().enumerate() {
+            *scores.entry(*row).or_default() += 1.0 / (RANK_CONSTANT + rank as f32 + 1.0);
         }
     }
     let mut fused: Vec<(u32, f32)> = scores.into_iter().collect();

@@ -86,7 +86,7 @@ impl From<SearchError> for ErrorResponse {
         let status = match &error {
             SearchError::Query(_) => StatusCode::BAD_REQUEST,
             SearchError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
-            SearchError::Embed(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
+            SearchError::Embedding(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ErrorResponse::new(status, error.to_string())
@@ -112,7 +112,7 @@ impl IntoResponse for ErrorResponse {
 
 /// A request of Search-R1's `/retrieve`.
 #[derive(Deserialize)]
-struct Retrieve {
+struct RetrieveRequest {
     queries: Vec<String>,
     #[serde(default)]
     topk: Option<usize>,
@@ -122,7 +122,7 @@ struct Retrieve {
 
 /// A request of Agent-R1's `/search`. Exactly one of `query` and `queries` must be set.
 #[derive(Deserialize)]
-struct Search {
+struct SearchRequest {
     #[serde(default)]
     query: Option<String>,
     #[serde(default)]
@@ -154,7 +154,7 @@ impl Service {
 
     /// Rejects a request without a valid key if a key is required.
     fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
-        match service::admits(&self.options.keys, service::key_of(headers)) {
+        match service::is_valid_key(&self.options.keys, service::key_of(headers)) {
             true => Ok(()),
             false => Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY)),
         }
@@ -177,8 +177,8 @@ impl Service {
     }
 
     /// Runs a request of Agent-R1 and returns its response body.
-    async fn search(&self, search: Search) -> Result<Json<Value>, ErrorResponse> {
-        let begun = Instant::now();
+    async fn search(&self, search: SearchRequest) -> Result<Json<Value>, ErrorResponse> {
+        let started = Instant::now();
         let queries = match (search.queries, search.query) {
             (Some(queries), None) => queries,
             (None, Some(query)) => vec![query],
@@ -188,14 +188,14 @@ impl Service {
             }
         };
         let found = self.find(queries.clone(), search.top_k).await?;
-        let search_time = begun.elapsed().as_secs_f64();
+        let search_time = started.elapsed().as_secs_f64();
         let result = |hit: Hit| json!({ "score": hit.score, "document": hit.passage.contents() });
         let results = queries.into_iter().zip(found).map(|(query, hits)| {
             let hits: Vec<Value> = hits.into_iter().map(result).collect();
             json!({ "query": query, "results": hits })
         });
         let results: Vec<Value> = results.collect();
-        let total_time = begun.elapsed().as_secs_f64();
+        let total_time = started.elapsed().as_secs_f64();
         Ok(Json(json!({
             "query_results": results, "total_time": total_time, "search_time": search_time,
         })))
@@ -206,7 +206,7 @@ async fn retrieve(
     State(service): State<SharedState>,
     request: Request,
 ) -> Result<Json<Value>, ErrorResponse> {
-    let Retrieve { queries, topk, return_scores } = service.read(request).await?;
+    let RetrieveRequest { queries, topk, return_scores } = service.read(request).await?;
     let found = service.find(queries, topk).await?;
     let hit = |hit: Hit| {
         let score = hit.score;
@@ -231,7 +231,7 @@ async fn search_by_url(
 ) -> Result<Json<Value>, ErrorResponse> {
     service.admit(&headers)?;
     let Query(pairs) = pairs.map_err(|error| ErrorResponse::invalid(error.body_text()))?;
-    let mut search = Search { query: None, queries: None, top_k: None };
+    let mut search = SearchRequest { query: None, queries: None, top_k: None };
     for (name, value) in pairs {
         match name.as_str() {
             "query" => search.query = Some(value),
@@ -269,7 +269,7 @@ pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
         ErrorResponse::new(status, message).into_response()
     };
     let service = Arc::new(Service { searcher, options });
-    service::with_manners(routes, access, move |_| needs_key, reject).with_state(service)
+    service::with_rejections(routes, access, move |_| needs_key, reject).with_state(service)
 }
 
 /// Serves `searcher` on `listener` until `stop` resolves, then finishes the requests in flight.
@@ -282,7 +282,7 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    options.access = options.access.bound_to(listener.local_addr()?.ip());
+    options.access = options.access.with_address(listener.local_addr()?.ip());
     service::serve(router(searcher, options), listener, stop).await
 }
 

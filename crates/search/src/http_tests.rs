@@ -4,10 +4,10 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::Mode;
-use crate::testing::{Made, letters, make, passage};
+use crate::testing::{TestIndex, letters, make, passage};
 
 struct Bench {
-    _made: Made,
+    _made: TestIndex,
     router: Router,
 }
 
@@ -23,7 +23,7 @@ async fn bench(mode: Mode, options: HttpOptions) -> Bench {
 }
 
 impl Bench {
-    async fn ask(&self, request: Request) -> (u16, Value) {
+    async fn send(&self, request: Request) -> (u16, Value) {
         let response = self.router.clone().oneshot(request).await.unwrap();
         let status = response.status().as_u16();
         assert_eq!(response.headers()["content-type"], "application/json");
@@ -32,11 +32,11 @@ impl Bench {
     }
 
     async fn post(&self, path: &str, body: impl Into<Body>) -> (u16, Value) {
-        self.ask(Request::post(path).body(body.into()).unwrap()).await
+        self.send(Request::post(path).body(body.into()).unwrap()).await
     }
 
     async fn get(&self, path: &str) -> (u16, Value) {
-        self.ask(Request::get(path).body(Body::empty()).unwrap()).await
+        self.send(Request::get(path).body(Body::empty()).unwrap()).await
     }
 }
 
@@ -44,10 +44,10 @@ impl Bench {
 async fn retrieve_matches_search_r1_format() {
     let bench = bench(Mode::Bm25, HttpOptions::default()).await;
     let body = r#"{"queries": ["first program", "engine"], "topk": 1, "return_scores": true}"#;
-    let (status, mut answer) = bench.post("/retrieve", body).await;
+    let (status, mut response) = bench.post("/retrieve", body).await;
     assert_eq!(status, 200);
     for list in 0..2 {
-        let score = answer["result"][list][0]["score"].take().as_f64().unwrap();
+        let score = response["result"][list][0]["score"].take().as_f64().unwrap();
         assert!(score > 0.0);
     }
     let document = |id: &str, contents: &str, title: &str, text: &str| json!({ "document": { "id": id, "contents": contents, "title": title, "text": text }, "score": null });
@@ -57,9 +57,9 @@ async fn retrieve_matches_search_r1_format() {
         [document("7", ada, "Ada Lovelace", "She wrote the first program.")],
         [document("a", engine, "Engine", "An engine of difference.")],
     ] });
-    assert_eq!(answer, wanted);
+    assert_eq!(response, wanted);
     // Search-R1's clients depend on the names of keys at every level, but not on their order.
-    assert!(answer.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
+    assert!(response.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
 
     // Without scores, documents are not wrapped. If topk is null, 0 or missing, the default number is
     // returned.
@@ -68,8 +68,8 @@ async fn retrieve_matches_search_r1_format() {
         r#"{"queries": ["program engine"], "topk": null, "return_scores": false}"#,
         r#"{"queries": ["program engine"], "topk": 0}"#,
     ] {
-        let (_, answer) = bench.post("/retrieve", body).await;
-        let ids: Vec<_> = answer["result"][0].as_array().unwrap().iter().map(|hit| &hit["id"]).collect();
+        let (_, response) = bench.post("/retrieve", body).await;
+        let ids: Vec<_> = response["result"][0].as_array().unwrap().iter().map(|hit| &hit["id"]).collect();
         assert_eq!(ids, ["9", "a", "7"], "{body}");
     }
     assert_eq!(bench.post("/retrieve", r#"{"queries": []}"#).await, (200, json!({ "result": [] })));
@@ -81,32 +81,32 @@ async fn retrieve_matches_search_r1_format() {
 async fn dense_documents_contain_only_contents() {
     let bench = bench(Mode::Dense, HttpOptions::default()).await;
     let body = r#"{"queries": ["Programs run on engines."], "topk": 1, "return_scores": true}"#;
-    let (_, answer) = bench.post("/retrieve", body).await;
+    let (_, response) = bench.post("/retrieve", body).await;
     assert_eq!(
-        answer["result"][0][0]["document"],
+        response["result"][0][0]["document"],
         json!({ "id": "9", "contents": "Programs run on engines." })
     );
-    assert!((answer["result"][0][0]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5);
+    assert!((response["result"][0][0]["score"].as_f64().unwrap() - 1.0).abs() < 1e-5);
 }
 
 #[tokio::test(flavor = "multi_thread")]
 async fn search_matches_agent_r1_format() {
     let bench = bench(Mode::Bm25, HttpOptions::default()).await;
     let ada = "\"Ada Lovelace\"\nShe wrote the first program.";
-    for (status, mut answer) in [
+    for (status, mut response) in [
         bench.post("/search", r#"{"query": "first program", "top_k": 1}"#).await,
         bench.post("/search", r#"{"queries": ["first program"], "top_k": 1}"#).await,
         bench.get("/search?query=first%20program&top_k=1").await,
         bench.get("/search?queries=first+program&top_k=1").await,
     ] {
         assert_eq!(status, 200);
-        assert!(answer["total_time"].as_f64() >= answer["search_time"].as_f64());
-        assert!(answer["query_results"][0]["results"][0]["score"].take().is_number());
+        assert!(response["total_time"].as_f64() >= response["search_time"].as_f64());
+        assert!(response["query_results"][0]["results"][0]["score"].take().is_number());
         let result = json!({ "score": null, "document": ada });
-        assert_eq!(answer["query_results"], json!([{ "query": "first program", "results": [result] }]));
+        assert_eq!(response["query_results"], json!([{ "query": "first program", "results": [result] }]));
     }
-    let (_, answer) = bench.get("/search?queries=engine&queries=program").await;
-    assert_eq!(answer["query_results"].as_array().unwrap().len(), 2);
+    let (_, response) = bench.get("/search?queries=engine&queries=program").await;
+    assert_eq!(response["query_results"].as_array().unwrap().len(), 2);
     let healthy = json!({ "status": "healthy", "passages": 3, "mode": "bm25" });
     assert_eq!(bench.get("/health").await, (200, healthy));
 }
@@ -114,8 +114,8 @@ async fn search_matches_agent_r1_format() {
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_return_json_errors() {
     let bench = bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
-    let many = json!({ "queries": vec!["x"; crate::MAX_QUERIES + 1] }).to_string();
-    let long = json!({ "queries": ["x".repeat(crate::MAX_QUERY_BYTES + 1)] }).to_string();
+    let too_many = json!({ "queries": vec!["x"; crate::MAX_QUERIES + 1] }).to_string();
+    let too_long = json!({ "queries": ["x".repeat(crate::MAX_QUERY_BYTES + 1)] }).to_string();
     for (path, body, status, why) in [
         ("/retrieve", "", 400, "the body: EOF"),
         ("/retrieve", "{", 400, "the body: EOF"),
@@ -126,24 +126,24 @@ async fn invalid_requests_return_json_errors() {
         ("/retrieve", r#"{"queries": ["x"], "topk": -1}"#, 400, "topk: invalid value"),
         ("/retrieve", r#"{"queries": ["x"], "topk": 1001}"#, 400, "1001 passages are asked for"),
         ("/retrieve", r#"{"queries": ["x"]} more"#, 400, "the body goes on after its JSON"),
-        ("/retrieve", &many, 400, "6401 queries in one request"),
-        ("/retrieve", &long, 400, "query 0 has 65537 bytes"),
+        ("/retrieve", &too_many, 400, "6401 queries in one request"),
+        ("/retrieve", &too_long, 400, "query 0 has 65537 bytes"),
         ("/search", "{}", 400, "`query` or `queries` is missing"),
         ("/search", r#"{"query": "a", "queries": ["b"]}"#, 400, "are both there"),
         ("/elsewhere", "{}", 404, "nothing is at POST /elsewhere"),
         ("/health", "{}", 405, "/health has no method POST"),
     ] {
-        let (found, answer) = bench.post(path, body.to_owned()).await;
-        assert_eq!(found, status, "{path}: {answer}");
-        let message = answer["error"]["message"].as_str().unwrap();
+        let (found, response) = bench.post(path, body.to_owned()).await;
+        assert_eq!(found, status, "{path}: {response}");
+        let message = response["error"]["message"].as_str().unwrap();
         assert!(message.contains(why), "{message}");
-        assert_eq!(answer["detail"], message);
+        assert_eq!(response["detail"], message);
     }
-    let (status, answer) = bench.post("/retrieve", vec![b' '; 300_001]).await;
-    assert_eq!((status, answer["error"]["code"].as_str()), (413, Some("too_large")));
-    let (status, answer) = bench.get("/search?query=a&top_k=many").await;
+    let (status, response) = bench.post("/retrieve", vec![b' '; 300_001]).await;
+    assert_eq!((status, response["error"]["code"].as_str()), (413, Some("too_large")));
+    let (status, response) = bench.get("/search?query=a&top_k=many").await;
     assert_eq!(
-        (status, answer["detail"].as_str()),
+        (status, response["detail"].as_str()),
         (400, Some("`top_k` is \"many\", but must be a whole number"))
     );
 }
@@ -167,7 +167,7 @@ async fn only_health_responds_without_key() {
     ] {
         let request = Request::post("/retrieve").header(name, value);
         let request = request.body(Body::from(r#"{"queries": ["x"]}"#)).unwrap();
-        assert_eq!(bench.ask(request).await.0, status, "{name}: {value}");
+        assert_eq!(bench.send(request).await.0, status, "{name}: {value}");
     }
 }
 

@@ -2,7 +2,7 @@
 
 use std::path::{Path, PathBuf};
 
-use crate::lexical::Lexical;
+use crate::lexical::LexicalIndex;
 use crate::manifest::Manifest;
 use crate::vectors::Vectors;
 use crate::{Hit, SearchError};
@@ -17,7 +17,7 @@ const ALWAYS_CHECKED: u64 = 1 << 30;
 pub struct Index {
     dir: PathBuf,
     manifest: Manifest,
-    lexical: Lexical,
+    lexical: LexicalIndex,
     vectors: Option<Vectors>,
 }
 
@@ -30,8 +30,8 @@ impl Index {
     pub fn open(dir: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(dir)?;
         manifest.check(dir, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
-        let (analyzer, divides) = (manifest.analyzer, manifest.divides());
-        let lexical = Lexical::open(&dir.join(LEXICAL), analyzer, divides, manifest.passages)?;
+        let (analyzer, divides) = (manifest.analyzer, manifest.splits_characters());
+        let lexical = LexicalIndex::open(&dir.join(LEXICAL), analyzer, divides, manifest.passages)?;
         let vectors = manifest
             .dense
             .as_ref()
@@ -46,7 +46,7 @@ impl Index {
     }
 
     /// Returns the directory of the index.
-    pub fn folder(&self) -> &Path {
+    pub fn dir(&self) -> &Path {
         &self.dir
     }
 
@@ -61,13 +61,13 @@ impl Index {
         count: usize,
         threads: usize,
     ) -> Result<Vec<Vec<(u32, f32)>>, SearchError> {
-        let one = |query: &String| self.lexical.search(query, count);
+        let search_query = |query: &String| self.lexical.search(query, count);
         let fraction = queries.len().div_ceil(threads.max(1)).max(1);
         if fraction >= queries.len() {
-            return queries.iter().map(one).collect();
+            return queries.iter().map(search_query).collect();
         }
         std::thread::scope(|scope| {
-            let part = |part| scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(one)));
+            let part = |part| scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(search_query)));
             let parts: Vec<_> = queries.chunks(fraction).map(part).collect();
             let mut all = Vec::with_capacity(queries.len());
             for part in parts {

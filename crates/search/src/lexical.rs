@@ -29,7 +29,7 @@ use crate::{Passage, SearchError};
 /// contain.
 const ANALYZER: &str = "dressage";
 /// Memory for postings, in bytes. When it is full, they are written as a segment.
-const MEMORY: usize = 256 << 20;
+const WRITER_MEMORY: usize = 256 << 20;
 /// Maximum length of a term, in bytes. Longer words are dropped.
 const MAX_TERM_BYTES: usize = 64;
 
@@ -47,14 +47,14 @@ pub enum Analyzer {
 impl Analyzer {
     /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its own.
     fn build(self, divides: bool) -> TextAnalyzer {
-        let words = TextAnalyzer::builder(WordTokenizer::new(divides))
+        let analyzer_builder = TextAnalyzer::builder(WordTokenizer::new(divides))
             .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))
             .filter(LowerCaser);
         match (self, StopWordFilter::new(Language::English)) {
             (Analyzer::English, Some(stops)) => {
-                words.filter(stops).filter(Stemmer::new(Language::English)).build()
+                analyzer_builder.filter(stops).filter(Stemmer::new(Language::English)).build()
             }
-            _ => words.build(),
+            _ => analyzer_builder.build(),
         }
     }
 
@@ -112,12 +112,12 @@ impl LexicalWriter {
     /// # Errors
     /// Returns an error if the index cannot be created.
     pub fn create(dir: &Path, analyzer: Analyzer) -> Result<Self, SearchError> {
-        let fault = fault(dir);
+        let to_error = to_search_error(dir);
         let (schema, fields) = Fields::schema();
-        let index = Index::create_in_dir(dir, schema).map_err(&fault)?;
+        let index = Index::create_in_dir(dir, schema).map_err(&to_error)?;
         index.tokenizers().register(ANALYZER, analyzer.build(true));
         // With one thread, each segment is a range of rows in order.
-        let writer: IndexWriter = index.writer_with_num_threads(1, MEMORY).map_err(&fault)?;
+        let writer: IndexWriter = index.writer_with_num_threads(1, WRITER_MEMORY).map_err(&to_error)?;
         writer.set_merge_policy(Box::new(NoMergePolicy));
         Ok(LexicalWriter { writer, fields, rows: 0 })
     }
@@ -167,14 +167,14 @@ fn reader(index: &Index) -> Result<IndexReader, TantivyError> {
 }
 
 /// An inverted index, opened for searching.
-pub struct Lexical {
+pub struct LexicalIndex {
     reader: IndexReader,
     analyzer: TextAnalyzer,
     fields: Fields,
     dir: std::path::PathBuf,
 }
 
-impl Lexical {
+impl LexicalIndex {
     /// Opens the inverted index in `dir`. `divides` is whether its analyzer made each Han or Hiragana
     /// character a word of its own.
     ///
@@ -182,13 +182,14 @@ impl Lexical {
     /// Returns an error if a file is missing or damaged, or the number of passages is not `passages`.
     pub fn open(dir: &Path, analyzer: Analyzer, divides: bool, passages: u64) -> Result<Self, SearchError> {
         let analyzer = analyzer.build(divides);
-        let fault = fault(dir);
+        let to_error = to_search_error(dir);
         let opened = catch_panic(|| {
             let index = Index::open_in_dir(dir)?;
             index.tokenizers().register(ANALYZER, analyzer.clone());
             Ok((index.schema(), reader(&index)?))
         });
-        let (schema, reader) = opened.map_err(|panic| SearchError::damaged(dir, panic))?.map_err(&fault)?;
+        let (schema, reader) =
+            opened.map_err(|panic| SearchError::damaged_error(dir, panic))?.map_err(&to_error)?;
         let (wanted, fields) = Fields::schema();
         let (rows, segments) = {
             let searcher = reader.searcher();
@@ -196,9 +197,9 @@ impl Lexical {
         };
         if schema != wanted || rows != passages || segments != 1 {
             let why = format!("it has {rows} passages in {segments} segments, and the index {passages} in 1");
-            return Err(SearchError::damaged(dir, why));
+            return Err(SearchError::damaged_error(dir, why));
         }
-        Ok(Lexical { reader, analyzer, fields, dir: dir.to_owned() })
+        Ok(LexicalIndex { reader, analyzer, fields, dir: dir.to_owned() })
     }
 
     /// Returns rows and scores of the `count` best passages for `text`, best first. A term that occurs n
@@ -216,16 +217,17 @@ impl Lexical {
         }
         let clauses = weights.into_iter().map(|(term, weight)| {
             let term = Term::from_field_text(self.fields.contents, &term);
-            let one: Box<dyn Query> = Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs));
-            let query = if weight == 1 { one } else { Box::new(BoostQuery::new(one, weight as f32)) };
+            let term_query: Box<dyn Query> = Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs));
+            let query =
+                if weight == 1 { term_query } else { Box::new(BoostQuery::new(term_query, weight as f32)) };
             (Occur::Should, query)
         });
         let query = BooleanQuery::new(clauses.collect());
         let found = catch_panic(|| {
             self.reader.searcher().search(&query, &TopDocs::with_limit(count).order_by_score())
         });
-        let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
-        let found = found.map_err(fault(&self.dir))?;
+        let found = found.map_err(|panic| SearchError::damaged_error(&self.dir, panic))?;
+        let found = found.map_err(to_search_error(&self.dir))?;
         Ok(found.into_iter().map(|(score, address)| (address.doc_id, score)).collect())
     }
 
@@ -235,11 +237,11 @@ impl Lexical {
     /// Returns an error if the row does not exist, or the index is damaged.
     pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
         let found = catch_panic(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
-        let found = found.map_err(|panic| SearchError::damaged(&self.dir, panic))?;
-        let document = found.map_err(fault(&self.dir))?;
+        let found = found.map_err(|panic| SearchError::damaged_error(&self.dir, panic))?;
+        let document = found.map_err(to_search_error(&self.dir))?;
         let text = |field| {
             let value = document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
-            value.ok_or_else(|| SearchError::damaged(&self.dir, format!("passage {row} lacks a field")))
+            value.ok_or_else(|| SearchError::damaged_error(&self.dir, format!("passage {row} lacks a field")))
         };
         Ok(Passage {
             id: text(self.fields.id)?,
@@ -250,7 +252,7 @@ impl Lexical {
 }
 
 /// Returns a function that converts errors of tantivy, for the inverted index in `dir`.
-pub(crate) fn fault(dir: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
+pub(crate) fn to_search_error(dir: &Path) -> impl Fn(TantivyError) -> SearchError + use<> {
     let dir = dir.to_owned();
     move |error| match error {
         TantivyError::IoError(cause) => SearchError::Io {
@@ -258,7 +260,7 @@ pub(crate) fn fault(dir: &Path) -> impl Fn(TantivyError) -> SearchError + use<> 
             path: dir.clone(),
             cause: std::io::Error::new(cause.kind(), cause.to_string()),
         },
-        other => SearchError::damaged(&dir, other.to_string()),
+        other => SearchError::damaged_error(&dir, other.to_string()),
     }
 }
 

@@ -7,14 +7,14 @@ use crate::testing::{make, passage, try_make};
 
 /// Rounds a passage length as the index does: exact up to 40, then down to a table whose steps double
 /// every eight entries.
-fn rounded(length: u32) -> f64 {
+fn rounded_length(length: u32) -> f64 {
     f64::from(tantivy::fieldnorm::FieldNormReader::id_to_fieldnorm(
         tantivy::fieldnorm::FieldNormReader::fieldnorm_to_id(length),
     ))
 }
 
 /// Computes BM25 scores in f64, directly by the formula.
-fn naive(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
+fn naive_scores(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
     let (k, b) = (1.2, 0.75);
     let terms: Vec<Vec<String>> =
         passages.iter().map(|passage| analyzer.terms(&passage.contents())).collect();
@@ -27,7 +27,7 @@ fn naive(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
             let frequency = own.iter().filter(|other| **other == term).count() as f64;
             let having = terms.iter().filter(|all| all.contains(&term)).count() as f64;
             let idf = (1.0 + (count - having + 0.5) / (having + 0.5)).ln();
-            let length = rounded(own.len() as u32);
+            let length = rounded_length(own.len() as u32);
             sum += idf * frequency * (k + 1.0) / (frequency + k * (1.0 - b + b * length / average));
         }
         sum
@@ -41,10 +41,10 @@ fn corpus() -> impl Strategy<Value = Vec<Passage>> {
     let words = || prop::collection::vec("[abcdefgh]{1,2}", 1..120);
     let row = ("[a-d ]{0,6}", words());
     prop::collection::vec(row, 1..25).prop_map(|rows| {
-        let of = |(at, (title, words)): (usize, (String, Vec<String>))| {
+        let to_passage = |(at, (title, words)): (usize, (String, Vec<String>))| {
             passage(&at.to_string(), title.trim(), &words.join(" "))
         };
-        rows.into_iter().enumerate().map(of).collect()
+        rows.into_iter().enumerate().map(to_passage).collect()
     })
 }
 
@@ -59,7 +59,7 @@ proptest! {
         let made = try_make(&passages, Analyzer::Plain, false).unwrap();
         let index = crate::Index::open(&made.index, true).unwrap();
         let query = query.join(" ");
-        let expected = naive(&passages, &query, Analyzer::Plain);
+        let expected = naive_scores(&passages, &query, Analyzer::Plain);
         let found = index.bm25(&[query], passages.len(), 1).unwrap().remove(0);
         let matching = expected.iter().filter(|score| **score > 0.0).count();
         prop_assert_eq!(found.len(), matching);
@@ -124,11 +124,11 @@ fn merged_segments_preserve_row_order() {
         }
     }
     writer.finish().unwrap();
-    let lexical = Lexical::open(dir.path(), Analyzer::Plain, true, 50).unwrap();
+    let lexical = LexicalIndex::open(dir.path(), Analyzer::Plain, true, 50).unwrap();
     let rows: Vec<u32> = lexical.search("words", 50).unwrap().iter().map(|(row, _)| *row).collect();
     assert_eq!(rows, (0..50).collect::<Vec<u32>>());
     assert_eq!(lexical.passage(33).unwrap().id, "33");
     assert!(lexical.passage(50).is_err());
-    let other = Lexical::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
+    let other = LexicalIndex::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
     assert!(other.contains("it has 50 passages in 1 segments, and the index 51 in 1"), "{other}");
 }

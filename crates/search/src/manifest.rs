@@ -13,7 +13,7 @@ use crate::{Analyzer, SearchError};
 /// Schema of new indices. Since schema 2, each Han or Hiragana character is a term of its own.
 pub const SCHEMA: u64 = 2;
 /// Oldest schema that can be read.
-const FIRST: u64 = 1;
+const MIN_SCHEMA: u64 = 1;
 /// File name of the manifest.
 pub const MANIFEST: &str = "search.json";
 
@@ -81,12 +81,12 @@ impl Manifest {
             Err(error) => return Err(SearchError::io("read", &path)(error)),
         };
         #[derive(Deserialize)]
-        struct OfAnySchema {
+        struct SchemaVersion {
             schema: u64,
         }
-        let damaged = |error: serde_json::Error| SearchError::damaged(&path, error.to_string());
-        let OfAnySchema { schema } = serde_json::from_slice(&text).map_err(damaged)?;
-        if !(FIRST..=SCHEMA).contains(&schema) {
+        let damaged = |error: serde_json::Error| SearchError::damaged_error(&path, error.to_string());
+        let SchemaVersion { schema } = serde_json::from_slice(&text).map_err(damaged)?;
+        if !(MIN_SCHEMA..=SCHEMA).contains(&schema) {
             return Err(SearchError::Schema { path: dir.to_owned(), found: schema, wanted: SCHEMA });
         }
         serde_json::from_slice(&text).map_err(damaged)
@@ -97,29 +97,32 @@ impl Manifest {
     ///
     /// # Errors
     /// Returns an error that names the first file that is missing, unreadable or different.
-    pub fn check(&self, dir: &Path, whole: bool) -> Result<(), SearchError> {
+    pub fn check(&self, dir: &Path, with_checksums: bool) -> Result<(), SearchError> {
         for entry in &self.files {
-            let path = inside(dir, &entry.name)?;
+            let path = resolve_file(dir, &entry.name)?;
             let bytes = match std::fs::metadata(&path) {
                 Ok(facts) => facts.len(),
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
-                    return Err(SearchError::damaged(&path, "it is missing"));
+                    return Err(SearchError::damaged_error(&path, "it is missing"));
                 }
                 Err(error) => return Err(SearchError::io("read", &path)(error)),
             };
             if bytes != entry.bytes {
                 let why = format!("it has {bytes} bytes, and had {} when it was written", entry.bytes);
-                return Err(SearchError::damaged(&path, why));
+                return Err(SearchError::damaged_error(&path, why));
             }
-            if whole && checksum(&path)? != entry.crc32c {
-                return Err(SearchError::damaged(&path, "its checksum is not the one it was written with"));
+            if with_checksums && checksum(&path)? != entry.crc32c {
+                return Err(SearchError::damaged_error(
+                    &path,
+                    "its checksum is not the one it was written with",
+                ));
             }
         }
         Ok(())
     }
 
     /// Returns whether each Han or Hiragana character is a term of its own, as since schema 2.
-    pub fn divides(&self) -> bool {
+    pub fn splits_characters(&self) -> bool {
         self.schema > 1
     }
 
@@ -130,11 +133,11 @@ impl Manifest {
 }
 
 /// Returns the path of a file of an index, and an error if `name` leads out of the index directory.
-fn inside(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
+fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
     let plain = |part: std::path::Component| matches!(part, std::path::Component::Normal(_));
     if name.is_empty() || !Path::new(name).components().all(plain) {
         let why = format!("it names the file {name:?}, which is not within the folder");
-        return Err(SearchError::damaged(&dir.join(MANIFEST), why));
+        return Err(SearchError::damaged_error(&dir.join(MANIFEST), why));
     }
     Ok(dir.join(name))
 }

@@ -17,7 +17,7 @@ impl Passage {
     /// Creates a passage from `contents` in Search-R1's format: the title in quotes on the first line,
     /// followed by the text. In any other format, all of `contents` becomes the text, without a title. In
     /// both cases, [`Passage::contents`] returns `contents` unchanged.
-    pub fn of_contents(id: String, contents: String) -> Self {
+    pub fn from_contents(id: String, contents: String) -> Self {
         let titled = contents.split_once('\n').and_then(|(first, text)| {
             let title = first.strip_prefix('"')?.strip_suffix('"')?;
             (!title.is_empty()).then(|| (title.to_owned(), text.to_owned()))
@@ -56,7 +56,7 @@ mod tests {
     #[test]
     fn of_contents_parses_search_r1_titles() {
         let of = |contents: &str| {
-            let passage = Passage::of_contents("1".into(), contents.into());
+            let passage = Passage::from_contents("1".into(), contents.into());
             (passage.title, passage.text)
         };
         assert_eq!(of("\"Ada\"\nwrote\nnotes"), ("Ada".into(), "wrote\nnotes".into()));
@@ -68,7 +68,7 @@ mod tests {
     proptest! {
         #[test]
         fn contents_round_trip_through_of_contents(contents in "[a\"\n ]{0,12}") {
-            let passage = Passage::of_contents("1".into(), contents.clone());
+            let passage = Passage::from_contents("1".into(), contents.clone());
             prop_assert_eq!(passage.contents(), contents);
         }
     }

@@ -22,7 +22,7 @@ pub const MAX_QUERY_BYTES: usize = 64 << 10;
 /// JSON.
 const MAX_BYTES: usize = 256 << 20;
 /// Minimum length of the ranked lists that are fused.
-const FUSED: usize = 100;
+const MIN_FUSED_LENGTH: usize = 100;
 /// Maximum wait for a permit to search.
 const QUEUE_TIMEOUT: Duration = Duration::from_secs(60);
 /// Timeout for embedding the queries of a request.
@@ -94,7 +94,7 @@ impl Searcher {
         threads: usize,
     ) -> Result<Self, SearchError> {
         if mode != Mode::Bm25 {
-            let dir = index.folder().display();
+            let dir = index.dir().display();
             let Some(dense) = &index.manifest().dense else {
                 return Err(SearchError::NoVectors(format!(
                     "{dir} has no vectors, so it is searched by bm25 alone; build it again with --dense MODEL"
@@ -174,8 +174,8 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
             "{count} passages are asked for, but it must be 1 to {MAX_RESULTS}"
         )));
     }
-    let long = queries.iter().position(|query| query.len() > MAX_QUERY_BYTES);
-    match long {
+    let too_long = queries.iter().position(|query| query.len() > MAX_QUERY_BYTES);
+    match too_long {
         Some(at) => Err(SearchError::Query(format!(
             "query {at} has {} bytes, but queries have at most {MAX_QUERY_BYTES}",
             queries[at].len()
@@ -188,8 +188,8 @@ async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f3
     let vectors =
         process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query)).await;
     let late = || {
-        let what = format!("the vectors of {} queries", queries.len());
-        PolicyError::Deadline(EMBEDDING_TIMEOUT, what)
+        let task_text = format!("the vectors of {} queries", queries.len());
+        PolicyError::Deadline(EMBEDDING_TIMEOUT, task_text)
     };
     Ok(vectors.unwrap_or_else(|| Err(late()))?)
 }
@@ -206,10 +206,14 @@ impl Inner {
             Mode::Bm25 => self.index.bm25(queries, count, self.threads)?,
             Mode::Dense => self.index.dense(vectors, count, self.threads)?,
             Mode::Hybrid => {
-                let depth = count.max(FUSED);
+                let depth = count.max(MIN_FUSED_LENGTH);
                 let lexical = self.index.bm25(queries, depth, self.threads)?;
                 let dense = self.index.dense(vectors, depth, self.threads)?;
-                lexical.iter().zip(&dense).map(|(one, other)| fuse(&[one, other], count)).collect()
+                lexical
+                    .iter()
+                    .zip(&dense)
+                    .map(|(lexical_rows, other)| fuse(&[lexical_rows, other], count))
+                    .collect()
             }
         };
         hits(&self.index, &rows, MAX_BYTES)
@@ -220,16 +224,16 @@ impl Inner {
 ///
 /// # Errors
 /// Returns an error if the passages have more than `most` bytes in total, or the index is damaged.
-fn hits(index: &Index, rows: &[Vec<(u32, f32)>], most: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+fn hits(index: &Index, rows: &[Vec<(u32, f32)>], max_bytes: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
     let mut bytes = 0;
     let mut found = Vec::with_capacity(rows.len());
     for rows in rows {
         let hits = index.hits(rows)?;
         let size = |hit: &Hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len();
         bytes += hits.iter().map(size).sum::<usize>();
-        if bytes > most {
+        if bytes > max_bytes {
             return Err(SearchError::Query(format!(
-                "the passages found have more than {most} bytes; ask for fewer, or in several requests"
+                "the passages found have more than {max_bytes} bytes; ask for fewer, or in several requests"
             )));
         }
         found.push(hits);

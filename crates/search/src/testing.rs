@@ -24,13 +24,13 @@ pub fn write_corpus(path: &Path, passages: &[Passage]) {
 }
 
 /// A temporary directory with a corpus and its index. Dropping it removes both.
-pub struct Made {
+pub struct TestIndex {
     _dir: TempDir,
     pub index: PathBuf,
 }
 
 /// Builds an index of `passages`, with vectors of [`Letters`] if `dense` is true.
-pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<Made, SearchError> {
+pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<TestIndex, SearchError> {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, index) = (dir.path().join("corpus.jsonl"), dir.path().join("index"));
     write_corpus(&corpus, passages);
@@ -43,11 +43,11 @@ pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result
         runtime: runtime.handle().clone(),
     });
     build(&corpus, &index, analyzer, model, &mut |_| {})?;
-    Ok(Made { _dir: dir, index })
+    Ok(TestIndex { _dir: dir, index })
 }
 
 /// Builds an English index with [`try_make`], and opens it.
-pub fn make(passages: &[Passage], dense: bool) -> (Made, Index) {
+pub fn make(passages: &[Passage], dense: bool) -> (TestIndex, Index) {
     let made = try_make(passages, Analyzer::English, dense).unwrap();
     let index = Index::open(&made.index, true).unwrap();
     (made, index)

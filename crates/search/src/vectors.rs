@@ -31,13 +31,13 @@ const MAX_CODE: f32 = 127.0;
 /// Rows per block. All queries scan a block before the next one, so that its codes stay in the cache.
 const BLOCK: usize = 128;
 /// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
-const WORTH_A_THREAD: usize = 1 << 20;
+const MIN_WORK_PER_THREAD: usize = 1 << 20;
 /// Bound on the error of rounding in f32, as a fraction of |q| |x|.
-const ROUNDING: f32 = 1e-5;
+const ROUNDING_ERROR: f32 = 1e-5;
 /// Maximum number of queries per scan. Each query has candidates on every thread, which take memory.
-const TOGETHER: usize = 256;
+const MAX_QUERIES_PER_SCAN: usize = 256;
 /// Minimum number of candidates of a query before those below the current threshold are dropped.
-const MANY: usize = 4096;
+const MIN_PRUNED_CANDIDATES: usize = 4096;
 
 /// Writes the vectors of an index to files.
 pub struct VectorWriter {
@@ -110,7 +110,7 @@ struct QuantizedVector {
 
 impl QuantizedVector {
     fn new(vector: &[f32]) -> Self {
-        let largest = vector.iter().fold(0f32, |most, x| most.max(x.abs()));
+        let largest = vector.iter().fold(0f32, |max_abs, x| max_abs.max(x.abs()));
         let scale = largest / MAX_CODE;
         // If the vector is zero, or so small that its scale underflows, all codes are 0 and the residual
         // is |x|.
@@ -135,7 +135,7 @@ pub struct Vectors {
     dimensions: usize,
     residual: f32,
     /// Maximum |x̂| of all rows.
-    longest: f32,
+    max_norm: f32,
 }
 
 /// A query, prepared for the scan.
@@ -147,42 +147,42 @@ struct Query<'a> {
 }
 
 /// Rows that may be among the best for a query, of those that a thread has scanned so far.
-struct Best {
+struct Candidates {
     count: usize,
     /// The `count` best products of codes so far, as a heap with the smallest on top.
-    top: BinaryHeap<Reverse<Ordered>>,
+    top: BinaryHeap<Reverse<TotalF32>>,
     /// Candidate rows with their products of codes. They include every row within twice the bound of the
     /// smallest product in `top`, and rows that were within it when they were added.
-    near: Vec<(u32, f32)>,
+    candidates: Vec<(u32, f32)>,
 }
 
 /// A totally ordered `f32`.
 #[derive(Clone, Copy, PartialEq)]
-struct Ordered(f32);
+struct TotalF32(f32);
 
-impl Eq for Ordered {}
+impl Eq for TotalF32 {}
 
-impl PartialOrd for Ordered {
-    fn partial_cmp(&self, other: &Self) -> Option<std::cmp::Ordering> {
-        Some(self.cmp(other))
+impl PartialOrd for TotalF32 {
+    fn partial_cmp(&self, handle: &Self) -> Option<std::cmp::Ordering> {
+        Some(self.cmp(handle))
     }
 }
 
-impl Ord for Ordered {
-    fn cmp(&self, other: &Self) -> std::cmp::Ordering {
-        self.0.total_cmp(&other.0)
+impl Ord for TotalF32 {
+    fn cmp(&self, handle: &Self) -> std::cmp::Ordering {
+        self.0.total_cmp(&handle.0)
     }
 }
 
-impl Best {
+impl Candidates {
     fn new(count: usize) -> Self {
-        Best { count, top: BinaryHeap::with_capacity(count + 1), near: Vec::new() }
+        Candidates { count, top: BinaryHeap::with_capacity(count + 1), candidates: Vec::new() }
     }
 
     /// Returns the minimum product of codes with which a row can still be among the best.
     fn min_product(&self, bound: f32) -> f32 {
         match self.top.peek() {
-            Some(Reverse(Ordered(min_product))) if self.top.len() == self.count => min_product - 2.0 * bound,
+            Some(Reverse(TotalF32(min_product))) if self.top.len() == self.count => min_product - 2.0 * bound,
             _ => f32::NEG_INFINITY,
         }
     }
@@ -191,16 +191,18 @@ impl Best {
         if product < self.min_product(bound) {
             return;
         }
-        self.note(product);
-        self.near.push((row, product));
-        if self.near.len() >= MANY.max(4 * self.count) && self.near.len().is_power_of_two() {
+        self.push_top(product);
+        self.candidates.push((row, product));
+        if self.candidates.len() >= MIN_PRUNED_CANDIDATES.max(4 * self.count)
+            && self.candidates.len().is_power_of_two()
+        {
             let min_product = self.min_product(bound);
-            self.near.retain(|(_, product)| *product >= min_product);
+            self.candidates.retain(|(_, product)| *product >= min_product);
         }
     }
 
-    fn note(&mut self, product: f32) {
-        self.top.push(Reverse(Ordered(product)));
+    fn push_top(&mut self, product: f32) {
+        self.top.push(Reverse(TotalF32(product)));
         if self.top.len() > self.count {
             self.top.pop();
         }
@@ -227,13 +229,16 @@ impl Vectors {
                 true => Ok(bytes),
                 false => {
                     let found = bytes.len();
-                    Err(SearchError::damaged(&path, format!("it has {found} bytes, not {rows} × {width}")))
+                    Err(SearchError::damaged_error(
+                        &path,
+                        format!("it has {found} bytes, not {rows} × {width}"),
+                    ))
                 }
             }
         };
         if dimensions == 0 || !residual.is_finite() {
             let why = format!("its vectors have {dimensions} numbers and a residual of {residual}");
-            return Err(SearchError::damaged(dir, why));
+            return Err(SearchError::damaged_error(dir, why));
         }
         let (values, codes) = (mapped(VALUES, 4 * dimensions)?, mapped(CODES, dimensions)?);
         let scales = mapped(SCALES, 4)?;
@@ -241,11 +246,14 @@ impl Vectors {
             scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
         // The bound |x̂| ≤ scale · 127 · √d would be coarse, so the exact norms are computed in one pass
         // over the codes.
-        let longest = scales.iter().zip(codes.chunks_exact(dimensions)).fold(0f32, |most, (scale, codes)| {
-            let sum: i64 = codes.iter().map(|code| i64::from(*code as i8).pow(2)).sum();
-            most.max(scale * (sum as f32).sqrt())
-        });
-        Ok(Vectors { values, codes, scales, dimensions, residual, longest })
+        let max_norm = scales.iter().zip(codes.chunks_exact(dimensions)).fold(
+            0f32,
+            |max_norm_so_far, (scale, codes)| {
+                let sum: i64 = codes.iter().map(|code| i64::from(*code as i8).pow(2)).sum();
+                max_norm_so_far.max(scale * (sum as f32).sqrt())
+            },
+        );
+        Ok(Vectors { values, codes, scales, dimensions, residual, max_norm })
     }
 
     /// Returns the number of dimensions of a vector.
@@ -277,14 +285,14 @@ impl Vectors {
             return Ok(vec![Vec::new(); queries.len()]);
         }
         let mut found = Vec::with_capacity(queries.len());
-        for some in queries.chunks(TOGETHER) {
-            found.extend(self.together(some, count, threads)?);
+        for some in queries.chunks(MAX_QUERIES_PER_SCAN) {
+            found.extend(self.scan_batch(some, count, threads)?);
         }
         Ok(found)
     }
 
     /// Returns rows and inner products for `queries`, which are answered in one scan over the vectors.
-    fn together(
+    fn scan_batch(
         &self,
         queries: &[Vec<f32>],
         count: usize,
@@ -293,63 +301,68 @@ impl Vectors {
         let queries: Vec<Query> = queries.iter().map(|query| self.query(query)).collect();
         let rows = self.scales.len();
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
-        let threads = threads.min(work / WORTH_A_THREAD).clamp(1, rows);
+        let threads = threads.min(work / MIN_WORK_PER_THREAD).clamp(1, rows);
         let fraction = rows.div_ceil(threads);
         let parts = std::thread::scope(|scope| {
-            let others: Vec<_> = (1..threads)
+            let handles: Vec<_> = (1..threads)
                 .map(|thread| rows.min(thread * fraction)..rows.min((thread + 1) * fraction))
                 .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
                 .collect();
             let mut parts = vec![self.scan(&queries, 0..fraction.min(rows), count)];
-            for other in others {
-                let part = other.join();
+            for handle in handles {
+                let part = handle.join();
                 parts.push(part.map_err(|_| SearchError::Internal("a thread of the scan panicked".into()))?);
             }
             Ok::<_, SearchError>(parts)
         })?;
-        let mut merged: Vec<Best> = queries.iter().map(|_| Best::new(count)).collect();
+        let mut merged: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
         for (all, part) in parts.into_iter().flat_map(|part| part.into_iter().enumerate()) {
             let merged = &mut merged[all];
-            part.top.iter().for_each(|Reverse(Ordered(product))| merged.note(*product));
-            merged.near.extend(part.near);
+            part.top.iter().for_each(|Reverse(TotalF32(product))| merged.push_top(*product));
+            merged.candidates.extend(part.candidates);
         }
-        Ok(queries.iter().zip(merged).map(|(query, best)| self.rescore(query, best)).collect())
+        Ok(queries.iter().zip(merged).map(|(query, candidates)| self.rescore(query, candidates)).collect())
     }
 
     fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
         let quantised = QuantizedVector::new(exact);
         let (length, rounded) = (norm(exact), norm(exact) + quantised.residual);
-        let longest = self.longest + self.residual;
-        let bound = quantised.residual * longest + rounded * self.residual + ROUNDING * length * longest;
+        let max_norm = self.max_norm + self.residual;
+        let bound =
+            quantised.residual * max_norm + rounded * self.residual + ROUNDING_ERROR * length * max_norm;
         Query { exact, quantised, bound }
     }
 
     /// Scans the codes of `rows` and returns the candidates of each query.
-    fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Best> {
-        let mut best: Vec<Best> = queries.iter().map(|_| Best::new(count)).collect();
+    fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Candidates> {
+        let mut candidates: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
         let width = self.dimensions;
         for block in rows.clone().step_by(BLOCK) {
             let block = block..rows.end.min(block + BLOCK);
-            for (query, best) in queries.iter().zip(&mut best) {
+            for (query, candidates) in queries.iter().zip(&mut candidates) {
                 for row in block.clone() {
                     let codes = &self.codes[row * width..][..width];
                     let product = dot_codes(codes, &query.quantised.codes) as f32;
-                    best.offer(row as u32, product * self.scales[row] * query.quantised.scale, query.bound);
+                    candidates.offer(
+                        row as u32,
+                        product * self.scales[row] * query.quantised.scale,
+                        query.bound,
+                    );
                 }
             }
         }
-        best
+        candidates
     }
 
     /// Computes the f32 products of the candidate rows and returns the best rows, best first.
-    fn rescore(&self, query: &Query, best: Best) -> Vec<(u32, f32)> {
-        let (min_product, width) = (best.min_product(query.bound), 4 * self.dimensions);
-        let near = best.near.iter().filter(|(_, product)| *product >= min_product);
-        let mut scored: Vec<(u32, f32)> = near
+    fn rescore(&self, query: &Query, candidates: Candidates) -> Vec<(u32, f32)> {
+        let (min_product, width) = (candidates.min_product(query.bound), 4 * self.dimensions);
+        let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);
+        let mut scored: Vec<(u32, f32)> = kept
             .map(|(row, _)| (*row, dot(&self.values[*row as usize * width..][..width], query.exact)))
             .collect();
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
-        scored.truncate(best.count);
+        scored.truncate(candidates.count);
         scored
     }
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn written(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
+fn write_vectors(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
     let dimensions = vectors[0].len();
     let mut writer = VectorWriter::create(dir, dimensions).unwrap();
     vectors.iter().for_each(|vector| writer.add(vector).unwrap());
@@ -11,7 +11,7 @@ fn written(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
 }
 
 /// Returns the best rows of a scan in f32, as reference.
-fn exact(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
+fn exact_search(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
     let bytes = |vector: &Vec<f32>| vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let mut all: Vec<(u32, f32)> =
         vectors.iter().enumerate().map(|(row, x)| (row as u32, dot(&bytes(x), query))).collect();
@@ -28,12 +28,12 @@ fn vectors() -> impl Strategy<Value = Vec<Vec<f32>>> {
         let step = (0usize..4, prop::sample::select(vec![0f32, 1e-6, 1e-3, 1e-2, 1.0]), 0usize..dimensions);
         let steps = prop::collection::vec(step, 1..300);
         (prop::collection::vec(centre, 4), steps).prop_map(|(centres, steps)| {
-            let of = |(at, size, place): (usize, f32, usize)| {
+            let to_vector = |(at, size, dimension): (usize, f32, usize)| {
                 let mut vector = centres[at].clone();
-                vector[place] += size;
+                vector[dimension] += size;
                 vector
             };
-            steps.into_iter().map(of).collect()
+            steps.into_iter().map(to_vector).collect()
         })
     })
 }
@@ -46,14 +46,14 @@ proptest! {
         vectors in vectors(), at in any::<prop::sample::Index>(), count in 1usize..20, scale in 1e-4f32..1e3,
     ) {
         let folder = tempfile::tempdir().unwrap();
-        let found = written(folder.path(), &vectors);
+        let found = write_vectors(folder.path(), &vectors);
         let query: Vec<f32> = vectors[at.index(vectors.len())].iter().map(|x| x * scale).collect();
-        let wanted = exact(&vectors, &query, count);
+        let wanted = exact_search(&vectors, &query, count);
         prop_assert_eq!(&found.search(std::slice::from_ref(&query), count, 1).unwrap()[0], &wanted);
         let zero = vec![0.0; query.len()];
         let both = found.search(&[zero.clone(), query], count, 3).unwrap();
         prop_assert_eq!(&both[1], &wanted);
-        prop_assert_eq!(&both[0], &exact(&vectors, &zero, count));
+        prop_assert_eq!(&both[0], &exact_search(&vectors, &zero, count));
     }
 }
 
@@ -70,10 +70,10 @@ fn search_is_independent_of_thread_count() {
     vectors[60_000] = vectors[17].clone();
     vectors[35_000] = vectors[17].clone();
     let dir = tempfile::tempdir().unwrap();
-    let found = written(dir.path(), &vectors);
+    let found = write_vectors(dir.path(), &vectors);
     for threads in [1, 2, 3, 7] {
         for row in [17, 69_999] {
-            let wanted = exact(&vectors, &vectors[row], 10);
+            let wanted = exact_search(&vectors, &vectors[row], 10);
             assert_eq!(found.search(&[vectors[row].clone()], 10, threads).unwrap()[0], wanted, "{threads}");
         }
     }
@@ -83,19 +83,19 @@ fn search_is_independent_of_thread_count() {
 fn search_preserves_order_across_query_chunks() {
     let vectors: Vec<Vec<f32>> = (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
     let dir = tempfile::tempdir().unwrap();
-    let found = written(dir.path(), &vectors);
-    let queries: Vec<Vec<f32>> = vectors.iter().cycle().take(2 * TOGETHER + 3).cloned().collect();
+    let found = write_vectors(dir.path(), &vectors);
+    let queries: Vec<Vec<f32>> = vectors.iter().cycle().take(2 * MAX_QUERIES_PER_SCAN + 3).cloned().collect();
     let all = found.search(&queries, 3, 2).unwrap();
     assert_eq!(all.len(), queries.len());
     for (query, found) in queries.iter().zip(&all) {
-        assert_eq!(*found, exact(&vectors, query, 3));
+        assert_eq!(*found, exact_search(&vectors, query, 3));
     }
 }
 
 #[test]
 fn vectors_of_wrong_size_or_nan_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let found = written(dir.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
+    let found = write_vectors(dir.path(), &[vec![1.0, 0.0], vec![0.0, 1.0]]);
     let error = found.search(&[vec![1.0]], 1, 1).unwrap_err().to_string();
     assert!(error.contains("1 numbers, but those of the index have 2"), "{error}");
     assert_eq!(found.search(&[vec![0.0, 2.0]], 9, 4).unwrap()[0], [(1, 2.0), (0, 0.0)]);

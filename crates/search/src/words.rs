@@ -89,9 +89,9 @@ mod tests {
 
     use super::*;
 
-    fn tokens(mut of: impl Tokenizer, text: &str) -> Vec<Token> {
+    fn tokens(mut tokenizer: impl Tokenizer, text: &str) -> Vec<Token> {
         let mut found = Vec::new();
-        of.token_stream(text).process(&mut |token| found.push(token.clone()));
+        tokenizer.token_stream(text).process(&mut |token| found.push(token.clone()));
         found
     }
 

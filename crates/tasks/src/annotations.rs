@@ -12,7 +12,7 @@ use super::{DemonstratedCall, Demonstration};
 
 /// Reason why a solution does not become a demonstration.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Skipped {
+pub enum SkipReason {
     /// The solution has no annotation.
     NoCalls,
     /// The solution has more annotations than allowed.
@@ -29,16 +29,16 @@ pub enum Skipped {
 /// Converts an annotated solution to a demonstration with at most `max_calls` calls.
 ///
 /// # Errors
-/// Returns [`Skipped`] if the solution cannot be converted.
-pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skipped> {
+/// Returns [`SkipReason`] if the solution cannot be converted.
+pub fn parse_annotations(solution: &str, max_calls: usize) -> Result<Demonstration, SkipReason> {
     let mut calls = Vec::new();
     let mut rest = solution;
     while let Some((before, from)) = rest.split_once("<<") {
-        let (annotation, after) = from.split_once(">>").ok_or(Skipped::Unreadable)?;
-        let (expression, stated) = annotation.rsplit_once('=').ok_or(Skipped::Unreadable)?;
-        let value = evaluate(expression).map_err(|_| Skipped::Unreadable)?;
-        if !agrees(&value, stated.trim())? {
-            return Err(Skipped::Disagrees);
+        let (annotation, after) = from.split_once(">>").ok_or(SkipReason::Unreadable)?;
+        let (expression, stated) = annotation.rsplit_once('=').ok_or(SkipReason::Unreadable)?;
+        let value = evaluate(expression).map_err(|_| SkipReason::Unreadable)?;
+        if !is_equal_to_stated(&value, stated.trim())? {
+            return Err(SkipReason::Disagrees);
         }
         calls.push(DemonstratedCall {
             content: before.trim().to_owned(),
@@ -48,23 +48,23 @@ pub fn annotated(solution: &str, max_calls: usize) -> Result<Demonstration, Skip
         rest = after;
     }
     if calls.is_empty() {
-        return Err(Skipped::NoCalls);
+        return Err(SkipReason::NoCalls);
     }
     if calls.len() > max_calls {
-        return Err(Skipped::TooManyCalls);
+        return Err(SkipReason::TooManyCalls);
     }
-    let (_, answer) = rest.rsplit_once("####").ok_or(Skipped::NoAnswer)?;
+    let (_, answer) = rest.rsplit_once("####").ok_or(SkipReason::NoAnswer)?;
     if !answer.contains(|c: char| c.is_ascii_digit()) {
-        return Err(Skipped::NoAnswer);
+        return Err(SkipReason::NoAnswer);
     }
     Ok(Demonstration { calls, answer: rest.trim().to_owned() })
 }
 
 /// Returns whether the value is the stated number, or rounds to it at the number of decimals in the
 /// text.
-fn agrees(value: &Number, stated: &str) -> Result<bool, Skipped> {
+fn is_equal_to_stated(value: &Number, stated: &str) -> Result<bool, SkipReason> {
     let stated = stated.replace(',', "");
-    let number = Rational::parse(&stated).ok_or(Skipped::Unreadable)?;
+    let number = Rational::parse(&stated).ok_or(SkipReason::Unreadable)?;
     let decimals = stated.split_once('.').map_or(0, |(_, decimals)| decimals.len());
     let half = if decimals == 0 { 0.0 } else { 0.5 * 0.1f64.powi(decimals as i32) };
     Ok(match value {
@@ -82,7 +82,7 @@ mod tests {
     fn annotated_solution_becomes_turns() {
         let solution =
             "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
-        let got = annotated(solution, 2).unwrap();
+        let got = parse_annotations(solution, 2).unwrap();
         let steps: Vec<_> = got
             .calls
             .iter()
@@ -101,28 +101,28 @@ mod tests {
 
     #[test]
     fn annotated_results_come_from_calculator() {
-        let result = |solution: &str| annotated(solution, 9).map(|d| d.calls[0].result.clone());
+        let result = |solution: &str| parse_annotations(solution, 9).map(|d| d.calls[0].result.clone());
         assert_eq!(result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
         assert_eq!(result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
-        assert_eq!(result("<<10/3=3.34>>3.34 #### 3"), Err(Skipped::Disagrees));
-        assert_eq!(result("<<10/3=3>>3 #### 3"), Err(Skipped::Disagrees));
+        assert_eq!(result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));
+        assert_eq!(result("<<10/3=3>>3 #### 3"), Err(SkipReason::Disagrees));
         assert_eq!(result("<<1000+2000=3,000>> #### 3,000"), Ok("3000".to_owned()));
     }
 
     #[test]
     fn annotated_skips_invalid_solutions() {
         for (solution, why) in [
-            ("No sums here.\n#### 5", Skipped::NoCalls),
-            ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", Skipped::TooManyCalls),
-            ("<<1+1=2 #### 2", Skipped::Unreadable),
-            ("<<1+1>> #### 2", Skipped::Unreadable),
-            ("<<7//2=3>> #### 3", Skipped::Unreadable),
-            ("<<1+1=two>> #### 2", Skipped::Unreadable),
-            ("<<1+1=3>> #### 3", Skipped::Disagrees),
-            ("#### 2 is <<1+1=2>>2", Skipped::NoAnswer),
-            ("<<1+1=2>>2\n#### none", Skipped::NoAnswer),
+            ("No sums here.\n#### 5", SkipReason::NoCalls),
+            ("<<1+1=2>>2\n<<2+2=4>>4\n#### 4", SkipReason::TooManyCalls),
+            ("<<1+1=2 #### 2", SkipReason::Unreadable),
+            ("<<1+1>> #### 2", SkipReason::Unreadable),
+            ("<<7//2=3>> #### 3", SkipReason::Unreadable),
+            ("<<1+1=two>> #### 2", SkipReason::Unreadable),
+            ("<<1+1=3>> #### 3", SkipReason::Disagrees),
+            ("#### 2 is <<1+1=2>>2", SkipReason::NoAnswer),
+            ("<<1+1=2>>2\n#### none", SkipReason::NoAnswer),
         ] {
-            assert_eq!(annotated(solution, 1), Err(why), "{solution}");
+            assert_eq!(parse_annotations(solution, 1), Err(why), "{solution}");
         }
     }
 }

@@ -97,10 +97,10 @@ impl Arithmetic {
             }
         };
         let term = Term::sample(&numbers, &mut sampler);
-        let words = sampler.uniform() < self.options.words;
+        let use_words = sampler.uniform() < self.options.words;
         let reserved = split == Split::HeldOutWording;
-        let wording = Wording::sample(&term, reserved, words, self.options.stories, &mut sampler);
-        let term = wording.ordered(term);
+        let wording = Wording::sample(&term, reserved, use_words, self.options.stories, &mut sampler);
+        let term = wording.reorder(term);
         let answer = term.value().to_string();
         let call = DemonstratedCall {
             content: String::new(),
@@ -114,7 +114,7 @@ impl Arithmetic {
             agent: None,
             source: "arithmetic".to_owned(),
             template: Some(wording.id.to_owned()),
-            kind: Some(format!("{} {}", wording.form_name(), term.grouping())),
+            kind: Some(format!("{} {}", wording.format_name(), term.grouping())),
             demonstration: Some(Demonstration {
                 calls: vec![call],
                 answer: format!("The answer is {answer}."),
@@ -128,9 +128,9 @@ impl Arithmetic {
     fn numbers(&self, sampler: &mut TaskRng) -> Vec<i128> {
         let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
         let mut number = || {
-            let digits = min_digits + sampler.below((max_digits - min_digits + 1) as usize) as u32;
+            let digits = min_digits + sampler.uniform_index((max_digits - min_digits + 1) as usize) as u32;
             let min_value = 10usize.pow(digits - 1);
-            (min_value + sampler.below(9 * min_value)) as i128
+            (min_value + sampler.uniform_index(9 * min_value)) as i128
         };
         (0..operands).map(|_| number()).collect()
     }
@@ -178,8 +178,8 @@ mod tests {
         let options = ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
         let generator = Arithmetic::new(options, 3).unwrap();
         for split in SPLITS {
-            let told = |i| generator.task(split, i).template.unwrap().starts_with("story");
-            assert!(!(0..300).any(told));
+            let is_story = |i| generator.task(split, i).template.unwrap().starts_with("story");
+            assert!(!(0..300).any(is_story));
         }
     }
 
@@ -272,13 +272,13 @@ mod tests {
 
     #[test]
     fn options_out_of_range_are_rejected() {
-        let refused = |options| Arithmetic::new(options, 0).unwrap_err().to_string();
+        let options_error = |options| Arithmetic::new(options, 0).unwrap_err().to_string();
         let fine = ArithmeticOptions::default();
         assert_eq!(
-            refused(ArithmeticOptions { operands: 1, ..fine }),
+            options_error(ArithmeticOptions { operands: 1, ..fine }),
             "operands = 1, but it must be in 2..=6"
         );
-        assert!(refused(ArithmeticOptions { min_digits: 5, ..fine }).starts_with("max_digits = 4"));
-        assert!(refused(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN"));
+        assert!(options_error(ArithmeticOptions { min_digits: 5, ..fine }).starts_with("max_digits = 4"));
+        assert!(options_error(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN"));
     }
 }

@@ -5,27 +5,27 @@ use std::path::PathBuf;
 
 /// Location of a row in a file.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Place {
+pub enum RowLocation {
     /// Line on which the row starts, from 1.
     Line(usize),
     /// Number of the row, from 1, in a file without lines.
     Row(usize),
 }
 
-impl Place {
+impl RowLocation {
     /// Returns only the number.
     pub(super) fn number(self) -> usize {
         match self {
-            Place::Line(number) | Place::Row(number) => number,
+            RowLocation::Line(number) | RowLocation::Row(number) => number,
         }
     }
 }
 
-impl fmt::Display for Place {
+impl fmt::Display for RowLocation {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            Place::Line(number) => write!(f, "line {number}"),
-            Place::Row(number) => write!(f, "row {number}"),
+            RowLocation::Line(number) => write!(f, "line {number}"),
+            RowLocation::Row(number) => write!(f, "row {number}"),
         }
     }
 }
@@ -51,7 +51,7 @@ pub enum TaskError {
     },
     /// A file has an unsupported format, or is damaged.
     #[error("{} {why}", path.display())]
-    Form {
+    Format {
         /// Path of the file.
         path: PathBuf,
         /// The format that was found instead, and what to do.
@@ -76,20 +76,20 @@ pub enum TaskError {
         why: String,
     },
     /// A row is JSON, but not an object.
-    #[error("{}, {place}: the row is not a JSON object", path.display())]
+    #[error("{}, {location}: the row is not a JSON object", path.display())]
     NotObject {
         /// Path of the file.
         path: PathBuf,
         /// Location of the row.
-        place: Place,
+        location: RowLocation,
     },
     /// A row lacks a field.
-    #[error("{}, {place}: the row has no field {field:?}; it has {has}. {way_out}", path.display())]
+    #[error("{}, {location}: the row has no field {field:?}; it has {has}. {way_out}", path.display())]
     NoField {
         /// Path of the file.
         path: PathBuf,
         /// Location of the row.
-        place: Place,
+        location: RowLocation,
         /// Name or path of the missing field.
         field: String,
         /// Fields that the row has.
@@ -98,12 +98,12 @@ pub enum TaskError {
         way_out: String,
     },
     /// A field has an invalid value.
-    #[error("{}, {place}: field {field:?} is {found}, but it must be {expected}", path.display())]
+    #[error("{}, {location}: field {field:?} is {found}, but it must be {expected}", path.display())]
     Field {
         /// Path of the file.
         path: PathBuf,
         /// Location of the row.
-        place: Place,
+        location: RowLocation,
         /// Name or path of the field.
         field: String,
         /// Value, truncated to 80 characters.
@@ -128,7 +128,7 @@ pub enum TaskError {
     },
     /// `repeat` would make more tasks than the maximum.
     #[error(
-        "{} has {rows} rows to train on, and `repeat` = {repeat} would make them more than {most} tasks: lower it, \
+        "{} has {rows} rows to train on, and `repeat` = {repeat} would make them more than {max_tasks} tasks: lower it, \
          or `limit`",
         path.display()
     )]
@@ -140,7 +140,7 @@ pub enum TaskError {
         /// Requested number of repetitions per row.
         repeat: usize,
         /// Maximum number of tasks of a source whose rows are repeated.
-        most: usize,
+        max_tasks: usize,
     },
     /// An option of a generator is out of range.
     #[error("{name} = {value}, but it must be {range}")]

@@ -142,7 +142,7 @@ enum Operation {
     Plus,
     Minus,
     Times,
-    Over,
+    DividedBy,
 }
 
 struct Parser {
@@ -156,7 +156,7 @@ impl Parser {
         self.chars.get(self.at).copied()
     }
 
-    fn ahead(&self, by: usize) -> Option<char> {
+    fn peek_ahead(&self, by: usize) -> Option<char> {
         self.chars.get(self.at + by).copied()
     }
 
@@ -169,10 +169,10 @@ impl Parser {
     /// Advances past `length` characters and the spaces after them. Returns the position of the
     /// first, from 1.
     fn take(&mut self, length: usize) -> usize {
-        let place = self.at + 1;
+        let position = self.at + 1;
         self.at += length;
         self.skip_spaces();
-        place
+        position
     }
 
     fn unexpected(&self, expected: &'static str) -> ExpressionError {
@@ -183,7 +183,7 @@ impl Parser {
     }
 
     /// Runs `inner` at a nesting depth increased by one.
-    fn deeper<T>(
+    fn parse_nested<T>(
         &mut self,
         inner: impl FnOnce(&mut Self) -> Result<T, ExpressionError>,
     ) -> Result<T, ExpressionError> {
@@ -211,28 +211,28 @@ impl Parser {
     }
 
     fn product(&mut self) -> Result<Number, ExpressionError> {
-        let mut value = self.signed()?;
+        let mut value = self.unary()?;
         loop {
             let operation = match self.peek() {
                 Some('*' | '×' | '·' | '⋅' | 'x' | 'X') => Operation::Times,
-                Some('/' | '÷' | '∕') => Operation::Over,
+                Some('/' | '÷' | '∕') => Operation::DividedBy,
                 _ => return Ok(value),
             };
             let at = self.take(1);
-            let rhs = self.signed()?;
+            let rhs = self.unary()?;
             value = apply(operation, value, rhs, at)?;
         }
     }
 
-    fn signed(&mut self) -> Result<Number, ExpressionError> {
+    fn unary(&mut self) -> Result<Number, ExpressionError> {
         match self.peek() {
             Some('+') => {
                 self.take(1);
-                self.deeper(Self::signed)
+                self.parse_nested(Self::unary)
             }
             Some('-' | '−' | '–') => {
                 self.take(1);
-                Ok(match self.deeper(Self::signed)? {
+                Ok(match self.parse_nested(Self::unary)? {
                     Number::Exact(value) => Number::Exact(value.negate()),
                     Number::Approximate(value) => Number::Approximate(-value),
                 })
@@ -243,13 +243,13 @@ impl Parser {
 
     fn power(&mut self) -> Result<Number, ExpressionError> {
         let base = self.atom()?;
-        let length = match (self.peek(), self.ahead(1)) {
+        let length = match (self.peek(), self.peek_ahead(1)) {
             (Some('^'), _) => 1,
             (Some('*'), Some('*')) => 2,
             _ => return Ok(base),
         };
         let at = self.take(length);
-        let exponent = self.deeper(Self::signed)?;
+        let exponent = self.parse_nested(Self::unary)?;
         raise(base, exponent, at)
     }
 
@@ -257,7 +257,7 @@ impl Parser {
         match self.peek() {
             Some('(') => {
                 let open = self.take(1);
-                let value = self.deeper(Self::sum)?;
+                let value = self.parse_nested(Self::sum)?;
                 match self.peek() {
                     Some(')') => {
                         self.take(1);
@@ -292,11 +292,11 @@ impl Parser {
             return Err(self.unexpected("a number or '(' is expected"));
         }
         if let Some('e' | 'E') = self.peek() {
-            let signed = matches!(self.ahead(1), Some('+' | '-'));
-            if self.ahead(if signed { 2 } else { 1 }).is_some_and(|c| c.is_ascii_digit()) {
+            let signed = matches!(self.peek_ahead(1), Some('+' | '-'));
+            if self.peek_ahead(if signed { 2 } else { 1 }).is_some_and(|c| c.is_ascii_digit()) {
                 text.push('e');
                 if signed {
-                    text.extend(self.ahead(1));
+                    text.extend(self.peek_ahead(1));
                 }
                 self.at += if signed { 2 } else { 1 };
                 self.digits(&mut text);
@@ -312,7 +312,7 @@ impl Parser {
 
     /// Returns whether exactly three digits follow the comma at this position.
     fn group_follows(&self) -> bool {
-        let digit = |by| self.ahead(by).is_some_and(|c: char| c.is_ascii_digit());
+        let digit = |by| self.peek_ahead(by).is_some_and(|c: char| c.is_ascii_digit());
         (1..=3).all(digit) && !digit(4)
     }
 
@@ -338,7 +338,7 @@ fn is_zero(value: &Number) -> bool {
 }
 
 fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Number, ExpressionError> {
-    if matches!(operation, Operation::Over) && is_zero(&rhs) {
+    if matches!(operation, Operation::DividedBy) && is_zero(&rhs) {
         return Err(ExpressionError::DivisionByZero { at });
     }
     if let (Number::Exact(a), Number::Exact(b)) = (&lhs, &rhs) {
@@ -346,7 +346,7 @@ fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Nu
             Operation::Plus => a.plus(b),
             Operation::Minus => a.minus(b),
             Operation::Times => a.times(b),
-            Operation::Over => a.divide(b),
+            Operation::DividedBy => a.divide(b),
         };
         if let Some(value) = exact.filter(fits) {
             return Ok(Number::Exact(value));
@@ -357,7 +357,7 @@ fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Nu
         Operation::Plus => a + b,
         Operation::Minus => a - b,
         Operation::Times => a * b,
-        Operation::Over => a / b,
+        Operation::DividedBy => a / b,
     };
     approximate(value, at)
 }

@@ -2,7 +2,7 @@ use proptest::prelude::*;
 
 use super::*;
 
-fn computed(text: &str) -> String {
+fn evaluate_text(text: &str) -> String {
     match evaluate(text) {
         Ok(value) => value.to_string(),
         Err(error) => error.to_string(),
@@ -55,7 +55,7 @@ fn evaluate_computes_expressions() {
         ("100000000000000000000 / 3", "33333333333333333333.3333333333"),
         ("99999999999999999999999999999999999999 / 7", "1.428571429e37"),
     ] {
-        assert_eq!(computed(text), want, "{text}");
+        assert_eq!(evaluate_text(text), want, "{text}");
     }
 }
 
@@ -85,14 +85,14 @@ fn evaluate_reports_error_and_position() {
         ("1e999", "the result at character 1 is too large"),
         ("×2", "unexpected '×' at character 1: a number or '(' is expected"),
     ] {
-        assert_eq!(computed(text), want, "{text}");
+        assert_eq!(evaluate_text(text), want, "{text}");
     }
 }
 
 #[test]
 fn evaluate_bounds_depth_and_length() {
     let nested = |n: usize| format!("{}1{}", "(".repeat(n), ")".repeat(n));
-    assert_eq!(computed(&nested(MAX_DEPTH)), "1");
+    assert_eq!(evaluate_text(&nested(MAX_DEPTH)), "1");
     let at = MAX_DEPTH + 2;
     assert_eq!(evaluate(&nested(MAX_DEPTH + 1)), Err(ExpressionError::TooDeep { at }));
     for start in ["(", "-", "2^"] {
@@ -101,7 +101,7 @@ fn evaluate_bounds_depth_and_length() {
     }
     assert_eq!(evaluate(&"(".repeat(100_000)), Err(ExpressionError::TooLong { length: 100_000 }));
     // A long sum without parentheses has the same depth as a short sum.
-    assert_eq!(computed(&format!("1{}", "+1".repeat(499))), "500");
+    assert_eq!(evaluate_text(&format!("1{}", "+1".repeat(499))), "500");
 }
 
 /// An expression tree with an independent evaluation in f64.
@@ -116,14 +116,14 @@ enum Tree {
 impl Tree {
     fn value(&self) -> f64 {
         match self {
-            Tree::Number(whole, cents) => f64::from(*whole) + f64::from(*cents) / 100.0,
+            Tree::Number(units, cents) => f64::from(*units) + f64::from(*cents) / 100.0,
             Tree::Negative(inner) => -inner.value(),
             Tree::Square(inner) => inner.value().powi(2),
-            Tree::Binary(operator, left, right) => match operator {
-                '+' => left.value() + right.value(),
-                '-' => left.value() - right.value(),
-                '*' => left.value() * right.value(),
-                _ => left.value() / right.value(),
+            Tree::Binary(operator, lhs, rhs) => match operator {
+                '+' => lhs.value() + rhs.value(),
+                '-' => lhs.value() - rhs.value(),
+                '*' => lhs.value() * rhs.value(),
+                _ => lhs.value() / rhs.value(),
             },
         }
     }
@@ -143,17 +143,17 @@ impl Tree {
     /// Writes the tree with parentheses only if it needs them, so that precedence decides the
     /// structure.
     fn text(&self) -> String {
-        let at_least = |tree: &Tree, level: u8| {
+        let write_operand = |tree: &Tree, level: u8| {
             if tree.level() < level { format!("({})", tree.text()) } else { tree.text() }
         };
         match self {
-            Tree::Number(whole, 0) => whole.to_string(),
-            Tree::Number(whole, cents) => format!("{whole}.{cents:02}"),
-            Tree::Negative(inner) => format!("-{}", at_least(inner, 3)),
-            Tree::Square(inner) => format!("{}^2", at_least(inner, 5)),
-            Tree::Binary(operator, left, right) => {
+            Tree::Number(units, 0) => units.to_string(),
+            Tree::Number(units, cents) => format!("{units}.{cents:02}"),
+            Tree::Negative(inner) => format!("-{}", write_operand(inner, 3)),
+            Tree::Square(inner) => format!("{}^2", write_operand(inner, 5)),
+            Tree::Binary(operator, lhs, rhs) => {
                 let level = self.level();
-                format!("{} {operator} {}", at_least(left, level), at_least(right, level + 1))
+                format!("{} {operator} {}", write_operand(lhs, level), write_operand(rhs, level + 1))
             }
         }
     }
@@ -196,7 +196,7 @@ proptest! {
     #[test]
     fn decimal_numbers_round_trip(whole in -1_000_000_000i64..1_000_000_000, decimals in 0u32..10_000) {
         let text = format!("{whole}.{decimals:04}");
-        let printed = computed(&text);
+        let printed = evaluate_text(&text);
         prop_assert_eq!(Rational::parse(&printed), Rational::parse(&text));
         prop_assert!(!printed.contains('.') || !printed.ends_with('0'));
     }
@@ -215,11 +215,11 @@ fn magnitude(tree: &Tree) -> f64 {
         Tree::Number(..) => tree.value().abs(),
         Tree::Negative(inner) => magnitude(inner),
         Tree::Square(inner) => magnitude(inner).powi(2),
-        Tree::Binary('+' | '-', left, right) => magnitude(left) + magnitude(right),
-        Tree::Binary('*', left, right) => magnitude(left) * magnitude(right),
-        Tree::Binary(_, left, right) => {
-            let divisor = right.value().abs();
-            (magnitude(left) / divisor) * (magnitude(right) / divisor).max(1.0)
+        Tree::Binary('+' | '-', lhs, rhs) => magnitude(lhs) + magnitude(rhs),
+        Tree::Binary('*', lhs, rhs) => magnitude(lhs) * magnitude(rhs),
+        Tree::Binary(_, lhs, rhs) => {
+            let divisor = rhs.value().abs();
+            (magnitude(lhs) / divisor) * (magnitude(rhs) / divisor).max(1.0)
         }
     }
 }
@@ -228,9 +228,9 @@ fn divides_by_almost_zero(tree: &Tree) -> bool {
     match tree {
         Tree::Number(..) => false,
         Tree::Negative(inner) | Tree::Square(inner) => divides_by_almost_zero(inner),
-        Tree::Binary(operator, left, right) => {
-            let tiny = right.value().abs() <= 1e-9 * magnitude(right).max(1.0);
-            (*operator == '/' && tiny) || divides_by_almost_zero(left) || divides_by_almost_zero(right)
+        Tree::Binary(operator, lhs, rhs) => {
+            let tiny = rhs.value().abs() <= 1e-9 * magnitude(rhs).max(1.0);
+            (*operator == '/' && tiny) || divides_by_almost_zero(lhs) || divides_by_almost_zero(rhs)
         }
     }
 }

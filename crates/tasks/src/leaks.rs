@@ -17,7 +17,7 @@ use super::{QuestionKey, Task};
 /// Rules for repeated rows, and for tasks that leak held-out questions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum Matching {
+pub enum MatchingRule {
     /// Rows that ask the same question are repeats, and tasks that ask the same question leak.
     /// White space, case and Unicode form are ignored. Rule of runs that older builds started.
     Questions,
@@ -33,18 +33,18 @@ pub enum Matching {
 /// The held-out questions of a run.
 #[derive(Debug, Default)]
 pub struct HeldOutQuestions {
-    matching: Matching,
+    matching: MatchingRule,
     keys: HashSet<QuestionKey>,
     /// Questions that are held out together with their contexts.
     contextual: HashSet<QuestionKey>,
-    near: NearCopies,
+    near_copies: NearCopies,
 }
 
 impl HeldOutQuestions {
     /// Creates the set of the questions of `held_out`. Each item of `sources` contains all tasks of
     /// a source.
     pub fn new<'t>(
-        matching: Matching,
+        matching: MatchingRule,
         held_out: &[&'t Task],
         sources: impl IntoIterator<Item = Vec<&'t Task>>,
     ) -> Self {
@@ -52,13 +52,13 @@ impl HeldOutQuestions {
         if held_out.is_empty() {
             return found;
         }
-        if matching == Matching::Questions {
+        if matching == MatchingRule::Questions {
             found.keys = held_out.iter().map(|task| task.key()).collect();
             return found;
         }
         let wanted: HashSet<QuestionKey> = held_out.iter().map(|task| task.question_key()).collect();
         for source in sources {
-            found.contextual.extend(contextual(&source, &wanted));
+            found.contextual.extend(find_contextual(&source, &wanted));
         }
         let mut texts = Vec::new();
         for (task, keys) in held_out.iter().zip(own_keys(held_out, &found.contextual)) {
@@ -68,7 +68,7 @@ impl HeldOutQuestions {
                 texts.push(task.question_text());
             }
         }
-        found.near = NearCopies::new(texts);
+        found.near_copies = NearCopies::new(texts);
         found
     }
 
@@ -82,13 +82,13 @@ impl HeldOutQuestions {
         if self.is_empty() {
             return false;
         }
-        if self.matching == Matching::Questions {
+        if self.matching == MatchingRule::Questions {
             return self.keys.contains(&task.key());
         }
         let question = (!self.contextual.is_empty()).then(|| task.question_key());
         let about = question.filter(|question| self.contextual.contains(question));
-        let about = about.map(|question| question.about(task.context()));
-        task.shows().into_iter().chain(about).any(|key| self.keys.contains(&key))
+        let about = about.map(|question| question.with_context(task.context()));
+        task.shown_keys().into_iter().chain(about).any(|key| self.keys.contains(&key))
     }
 
     /// Returns the held-out question that `task` contains or nearly copies. `task` must not leak a
@@ -96,50 +96,52 @@ impl HeldOutQuestions {
     pub fn near_copy(&self, task: &Task) -> Option<&str> {
         let turns = task.messages.iter().map(|turn| &*turn.content);
         let texts = turns.chain(task.messages.is_empty().then_some(&*task.question));
-        texts.into_iter().find_map(|text| self.near.find(text))
+        texts.into_iter().find_map(|text| self.near_copies.find(text))
     }
 }
 
 /// Returns, for each task, the keys by which another task asks or shows it.
 pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Vec<Vec<QuestionKey>> {
-    let asked: Vec<QuestionSet> = tasks.iter().map(|task| task.asks()).collect();
+    let question_sets: Vec<QuestionSet> = tasks.iter().map(|task| task.question_set()).collect();
     // Last turns that several conversations end with.
     let mut ends: HashMap<QuestionKey, QuestionKey> = HashMap::new();
     let mut ambiguous = HashSet::new();
-    for asked in &asked {
-        if *ends.entry(asked.question).or_insert(asked.conversation) != asked.conversation {
-            ambiguous.insert(asked.question);
+    for question_set in &question_sets {
+        if *ends.entry(question_set.question).or_insert(question_set.conversation)
+            != question_set.conversation
+        {
+            ambiguous.insert(question_set.question);
         }
     }
-    let keys = tasks.iter().zip(&asked).map(|(task, asked)| {
-        if contextual.contains(&asked.question) {
-            return vec![asked.question.about(task.context())];
+    let keys = tasks.iter().zip(&question_sets).map(|(task, question_set)| {
+        if contextual.contains(&question_set.question) {
+            return vec![question_set.question.with_context(task.context())];
         }
-        let alone = (!ambiguous.contains(&asked.question)).then_some(asked.question);
-        [Some(asked.conversation), alone, asked.last].into_iter().flatten().collect()
+        let unambiguous = (!ambiguous.contains(&question_set.question)).then_some(question_set.question);
+        [Some(question_set.conversation), unambiguous, question_set.last].into_iter().flatten().collect()
     });
     keys.collect()
 }
 
 /// Returns those of the `wanted` questions that a source asks about several contexts with several
 /// answers.
-fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<QuestionKey> {
-    struct Seen {
+fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<QuestionKey> {
+    struct QuestionSummary {
         context: QuestionKey,
         answer: String,
         contexts: bool,
         answers: bool,
     }
-    let mut seen: HashMap<QuestionKey, Seen> = HashMap::new();
+    let mut seen: HashMap<QuestionKey, QuestionSummary> = HashMap::new();
     for task in tasks {
         let question = task.question_key();
         if !wanted.contains(&question) {
             continue;
         }
-        let (context, answer) = (task.context(), task.answer_among());
+        let (context, answer) = (task.context(), task.answer_with_options());
         match seen.get_mut(&question) {
             None => {
-                seen.insert(question, Seen { context, answer, contexts: false, answers: false });
+                seen.insert(question, QuestionSummary { context, answer, contexts: false, answers: false });
             }
             Some(first) => {
                 first.contexts |= first.context != context;
@@ -152,7 +154,7 @@ fn contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Questio
 
 /// Returns those of `tasks` that a model has seen. `shown` contains the keys of everything it was
 /// trained on.
-pub fn seen_among<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
+pub fn filter_seen<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
     let keys = own_keys(tasks, &HashSet::new());
     let seen = tasks.iter().zip(keys).filter(|(_, keys)| keys.iter().any(|key| shown.contains(key)));
     seen.map(|(task, _)| *task).collect()

@@ -19,13 +19,17 @@ fn row(question: &str, answer: &str, row: serde_json::Value) -> Task {
     Task { row: fields.into(), ..task(question, answer) }
 }
 
-fn held_out(held: &[Task], others: &[Task]) -> HeldOutQuestions {
-    let held: Vec<&Task> = held.iter().collect();
-    HeldOutQuestions::new(Matching::ExactRows, &held, [held.clone(), others.iter().collect()])
+fn held_out_questions(held_tasks: &[Task], other_tasks: &[Task]) -> HeldOutQuestions {
+    let held_tasks: Vec<&Task> = held_tasks.iter().collect();
+    HeldOutQuestions::new(
+        MatchingRule::ExactRows,
+        &held_tasks,
+        [held_tasks.clone(), other_tasks.iter().collect()],
+    )
 }
 
-fn leaks(held: &[Task], other: &Task) -> bool {
-    held_out(held, std::slice::from_ref(other)).leak(other)
+fn is_leak(held_tasks: &[Task], other: &Task) -> bool {
+    held_out_questions(held_tasks, std::slice::from_ref(other)).leak(other)
 }
 
 /// A question with texts that spell it differently, and with similar texts that are other
@@ -204,29 +208,32 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
 fn leak_matches_held_out_questions_in_any_spelling() {
     for (question, same, other) in SPELLINGS {
         for same in same {
-            assert!(leaks(&[task(question, "1")], &task(same, "1")), "{same:?} is {question:?}");
-            assert!(leaks(&[task(same, "1")], &task(question, "1")), "{question:?} is {same:?}");
+            assert!(is_leak(&[task(question, "1")], &task(same, "1")), "{same:?} is {question:?}");
+            assert!(is_leak(&[task(same, "1")], &task(question, "1")), "{question:?} is {same:?}");
         }
         for other in other {
-            assert!(!leaks(&[task(question, "1")], &task(other, "1")), "{other:?} is not {question:?}");
+            assert!(!is_leak(&[task(question, "1")], &task(other, "1")), "{other:?} is not {question:?}");
         }
     }
 }
 
 #[test]
 fn questions_shown_in_prompts_leak() {
-    let held = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
-    let (user, says) = (Message::user, Message::assistant);
-    let asking = |question: &str| {
+    let held_tasks = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
+    let (user, assistant_message) = (Message::user, Message::assistant);
+    let tool_question = |question: &str| {
         let arguments = json!({ "q": [question] });
         let arguments = arguments.as_object().unwrap().clone().into();
         let call = levade_text::ToolCall { id: "c".into(), name: "ask".into(), arguments };
         Message::calls("", vec![call])
     };
     for shown in [
-        chat(&[user("What is 900+1?"), says("901"), user("What is 5 + 1?")], "6"),
-        chat(&[user("What is 5+1?"), says("6"), user("What is 705+1?")], "706"),
-        chat(&[Message::system("Be brief."), user("what is 5+1"), says("6"), user("x + y?")], "?"),
+        chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 5 + 1?")], "6"),
+        chat(&[user("What is 5+1?"), assistant_message("6"), user("What is 705+1?")], "706"),
+        chat(
+            &[Message::system("Be brief."), user("what is 5+1"), assistant_message("6"), user("x + y?")],
+            "?",
+        ),
         chat(&[Message::system("Examples:\nQ: What is 5+1?\nA: 6"), user("What is 705+1?")], "706"),
         chat(&[Message::system("Q: What is 5+1? A: 6 Q: What is 7+1? A: 8"), user("What is 705+1?")], "706"),
         task("Q: What is 5+1?\nA: 6\n\nQ: What is 7+1?\nA:", "8"),
@@ -245,30 +252,30 @@ fn questions_shown_in_prompts_leak() {
         task("What is the capital of France? * Note: briefly", "Paris"),
         task("What is the capital of France? ->", "Paris"),
         task("Be brief.\nWhat is the capital of France? /think", "Paris"),
-        chat(&[user("x"), asking("What is the capital of France?"), user("And of Spain?")], "Madrid"),
+        chat(&[user("x"), tool_question("What is the capital of France?"), user("And of Spain?")], "Madrid"),
     ] {
-        assert!(leaks(&held, &shown), "{shown:?}");
+        assert!(is_leak(&held_tasks, &shown), "{shown:?}");
     }
     for other in [
-        chat(&[user("What is 900+1?"), says("901"), user("What is 15+1?")], "16"),
+        chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 15+1?")], "16"),
         task("Q: What is 15+1?\nA: 16\n\nQ: What is 7+1?\nA:", "8"),
         task("What is 5+1+2?", "8"),
         task("What is 5+1 + 2?", "8"),
         task("What is the capital of France in 1800?", "Paris"),
         task("Paris", "France"),
     ] {
-        assert!(!leaks(&held, &other), "{other:?}");
+        assert!(!is_leak(&held_tasks, &other), "{other:?}");
     }
     // A labeled question below a passage depends on the passage.
     let passage = |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
-    assert!(!leaks(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
+    assert!(!is_leak(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
     // A held-out few-shot row is identified by its last question; its examples are not held out.
     for few in [
-        chat(&[user("What is 900+1?"), says("901"), user("What is 5+1?")], "6"),
+        chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 5+1?")], "6"),
         task("Q: What is 900+1?\nA: 901\nQ: What is 5+1?\nA:", "6"),
     ] {
-        assert!(leaks(std::slice::from_ref(&few), &task("What is 5+1?", "6")), "{few:?}");
-        assert!(!leaks(std::slice::from_ref(&few), &task("What is 900+1?", "901")), "{few:?}");
+        assert!(is_leak(std::slice::from_ref(&few), &task("What is 5+1?", "6")), "{few:?}");
+        assert!(!is_leak(std::slice::from_ref(&few), &task("What is 900+1?", "901")), "{few:?}");
     }
 }
 
@@ -279,9 +286,9 @@ fn shared_last_turn_leaks_only_with_conversation() {
         let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
         chat(&turns, "yes")
     };
-    let held = [sure("What is 2+2?"), sure("What is 1+3?")];
-    assert!(!leaks(&held, &sure("What is 7-3?")));
-    assert!(leaks(&held, &sure("what is 2 + 2")));
+    let held_tasks = [sure("What is 2+2?"), sure("What is 1+3?")];
+    assert!(!is_leak(&held_tasks, &sure("What is 7-3?")));
+    assert!(is_leak(&held_tasks, &sure("what is 2 + 2")));
 }
 
 #[test]
@@ -293,7 +300,7 @@ fn shown_multiline_question_leaks() {
             "### Instruction:\n{question}\n\n### Response:\nVictoria\n\n### Instruction:\nAnd in Europe?"
         ),
     ] {
-        assert!(leaks(&[task(question, "Victoria")], &task(&shown, "Ladoga")), "{shown}");
+        assert!(is_leak(&[task(question, "Victoria")], &task(&shown, "Ladoga")), "{shown}");
     }
 }
 
@@ -308,7 +315,7 @@ fn shared_last_turn_of_source_uses_earlier_turns() {
         chat(&turns, &(number + 1).to_string())
     };
     let rows: Vec<Task> = (0..5).map(sure).collect();
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&sure(0)));
 }
 
@@ -316,32 +323,35 @@ fn shared_last_turn_of_source_uses_earlier_turns() {
 fn contextual_questions_leak_only_with_same_context() {
     let of = |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
     let rows: Vec<Task> = (0..6).map(|i| of(&format!("db{i}"), &i.to_string())).collect();
-    let (held, rest) = rows.split_at(2);
-    let found = held_out(held, rest);
+    let (held_tasks, rest) = rows.split_at(2);
+    let found = held_out_questions(held_tasks, rest);
     // All rows of the source ask the same question, so that the context counts.
-    let all =
-        HeldOutQuestions::new(Matching::ExactRows, &held.iter().collect::<Vec<_>>(), [rows.iter().collect()]);
+    let all = HeldOutQuestions::new(
+        MatchingRule::ExactRows,
+        &held_tasks.iter().collect::<Vec<_>>(),
+        [rows.iter().collect()],
+    );
     assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
     assert!(rest.iter().all(|task| !found.leak(task)));
     let document =
         |text: &str, answer: &str| chat(&[Message::system(text), Message::user("Who wrote it?")], answer);
     let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
     // A context only distinguishes questions with different answers. A field that contains the
     // question is not a context.
     let same =
         [row("Who was it?", "A", json!({"db_id": "x"})), row("Who was it?", "A", json!({"db_id": "y"}))];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     let same = ["What is 2+2?", "what is 2 + 2"]
         .map(|text| row(text, &text.len().to_string(), json!({"text": text})));
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&same[0]], [same.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     // Instructions alone do not distinguish questions with the same answer.
-    assert!(leaks(&[document("Be brief.", "A")], &document("Be kind.", "A")));
+    assert!(is_leak(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note in a row, or another answer without a context.
-    assert!(leaks(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+    assert!(is_leak(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
 }
 
 /// Fields that contain sentences in some data sets, and only describe a row in others.
@@ -355,7 +365,7 @@ fn fields_with_sentences_are_contexts() {
             of(name, "Quite another text about five singers.", "5"),
         ];
         let found = HeldOutQuestions::new(
-            Matching::ExactRows,
+            MatchingRule::ExactRows,
             &[&rows[0], &rows[1]],
             [rows[..2].iter().collect(), rows[2..].iter().collect()],
         );
@@ -363,7 +373,7 @@ fn fields_with_sentences_are_contexts() {
     }
     // The name of a data set is not a context.
     let rows = [of("source", "web", "3"), of("source", "books", "8"), of("source", "tv", "5")];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&rows[2]));
 }
 
@@ -372,12 +382,12 @@ fn fields_with_sentences_are_contexts() {
 fn answer_letters_depend_on_options() {
     let of = |choices: &[&str], answer: &str| row("Which is largest?", answer, json!({"choices": choices}));
     let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]));
     assert!(found.leak(&rows[2]), "the same options in another order");
     // Rows with the same options in several orders are the same question.
     let shuffled = [&rows[0], &rows[2]];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &shuffled[..1], [shuffled.to_vec()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &shuffled[..1], [shuffled.to_vec()]);
     assert!(found.leak(&rows[2]) && found.leak(&of(&["Cow", "Ant."], "A")));
     let labelled = json!({"choices": {"text": ["cow", "ant"], "label": ["1", "2"]}});
     assert!(found.leak(&row("Which is largest?", "1", labelled)));
@@ -387,15 +397,15 @@ fn answer_letters_depend_on_options() {
 fn context_ignores_spelling() {
     let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
     let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
-    let found = HeldOutQuestions::new(Matching::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&of("by A,  in 1900", "A")));
     assert!(!found.leak(&of("By A, in 1901.", "A")) && !found.leak(&rows[1]));
 }
 
 #[test]
 fn questions_matching_compares_complete_questions() {
-    let held = task("What is 2+2?", "4");
-    let found = HeldOutQuestions::new(Matching::Questions, &[&held], [vec![&held]]);
+    let held_tasks = task("What is 2+2?", "4");
+    let found = HeldOutQuestions::new(MatchingRule::Questions, &[&held_tasks], [vec![&held_tasks]]);
     assert!(found.leak(&task(" what is  2+2?", "4")));
     assert!(!found.leak(&task("What is 2 + 2?", "4")) && !found.leak(&task("What is 2+2", "4")));
     assert_eq!(found.near_copy(&task("Tell me: what is 2+2?", "4")), None);
@@ -405,9 +415,9 @@ fn questions_matching_compares_complete_questions() {
 fn seen_among_finds_trained_questions() {
     let shown: HashSet<QuestionKey> =
         chat(&[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")], "3")
-            .shows()
+            .shown_keys()
             .into_iter()
             .collect();
     let tasks = [task("what is 1 + 1", "2"), task("What is 1+2?", "3"), task("What is 1+3?", "4")];
-    assert_eq!(seen_among(&tasks.iter().collect::<Vec<_>>(), &shown), [&tasks[0], &tasks[1]]);
+    assert_eq!(filter_seen(&tasks.iter().collect::<Vec<_>>(), &shown), [&tasks[0], &tasks[1]]);
 }

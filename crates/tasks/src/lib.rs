@@ -55,14 +55,14 @@ use levade_text::{Message, ToolCall};
 use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
-pub use annotations::{Skipped, annotated};
+pub use annotations::{SkipReason, parse_annotations};
 pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
-pub use error::{Place, TaskError};
+pub use error::{RowLocation, TaskError};
 pub use expression::{CALCULATOR, ExpressionError, Number, calculation, evaluate};
 pub use file::{
-    AnswerFrom, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOut, Paths, without_endings,
+    AnswerPart, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOutCount, Paths, without_endings,
 };
-pub use leaks::{HeldOutQuestions, Matching, seen_among};
+pub use leaks::{HeldOutQuestions, MatchingRule, filter_seen};
 pub use question::QuestionKey;
 pub use row::TaskRow;
 

@@ -3,28 +3,28 @@
 
 use std::collections::{HashMap, HashSet};
 
-use super::spelling::spelled;
+use super::spelling::normalize_spelling;
 
 /// Number of consecutive tokens by which candidates are looked up.
-const SHINGLE: usize = 3;
+const SHINGLE_TOKENS: usize = 3;
 /// Maximum number of questions that share a shingle; shingles of more questions are not used for
 /// the lookup.
-const MAX_SHARED: usize = 64;
+const MAX_SHINGLE_QUESTIONS: usize = 64;
 /// Minimum fraction of words that near copies share, of the words in either text.
-const LIKENESS: f64 = 0.8;
+const MIN_WORD_OVERLAP: f64 = 0.8;
 /// Minimum number of words of a question that can be recognized by its words.
 const MIN_WORDS: usize = 4;
 /// Minimum number of questions from which common words are ignored.
 const MIN_QUESTIONS: usize = 10;
 /// Fraction of questions above which a word is common and is ignored.
-const COMMON: f64 = 0.3;
+const COMMON_WORD_FRACTION: f64 = 0.3;
 
 /// Index of held-out questions, for finding near copies.
 #[derive(Debug, Default)]
 pub(super) struct NearCopies {
     questions: Vec<Question>,
     /// Questions by shingle (consecutive tokens).
-    by_shingle: HashMap<[Token; SHINGLE], Vec<usize>>,
+    by_shingle: HashMap<[Token; SHINGLE_TOKENS], Vec<usize>>,
     tokens: HashMap<String, Token>,
     /// Words that occur in many questions.
     common: HashSet<Token>,
@@ -67,7 +67,7 @@ const NUMBERS: [(&str, &str); 11] = [
 fn tokens(text: &str) -> Vec<String> {
     let mut found: Vec<String> = Vec::new();
     let mut before = None;
-    for c in spelled(text).chars() {
+    for c in normalize_spelling(text).chars() {
         let kind = c.is_alphanumeric().then(|| c.is_numeric());
         match (kind, found.last_mut()) {
             (Some(_), Some(last)) if kind == before => last.push(c),
@@ -90,15 +90,16 @@ fn is_operator(c: char) -> bool {
 }
 
 /// Returns whether a token changes the value: a number or an operator.
-fn counts(token: &str) -> bool {
+fn changes_value(token: &str) -> bool {
     token.chars().any(|c| c.is_numeric() || is_operator(c))
 }
 
 fn numbers(tokens: &[String]) -> Vec<String> {
     // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
-        let beside = |at: Option<usize>| at.and_then(|at| tokens.get(at)).is_some_and(|token| counts(token));
-        counts(token) && (*token != "-" || beside(at.checked_sub(1)) || beside(Some(at + 1)))
+        let is_value_at =
+            |at: Option<usize>| at.and_then(|at| tokens.get(at)).is_some_and(|token| changes_value(token));
+        changes_value(token) && (*token != "-" || is_value_at(at.checked_sub(1)) || is_value_at(Some(at + 1)))
     });
     let mut found: Vec<String> = counted.map(|(_, token)| token.clone()).collect();
     found.sort_unstable();
@@ -117,11 +118,11 @@ impl NearCopies {
                 let next = index.tokens.len() as Token;
                 ids.push(*index.tokens.entry(token.clone()).or_insert(next));
             }
-            let words = named.iter().zip(&ids).filter(|(token, _)| !counts(token)).map(|(_, id)| *id);
+            let words = named.iter().zip(&ids).filter(|(token, _)| !changes_value(token)).map(|(_, id)| *id);
             let words: HashSet<Token> = words.collect();
             words.iter().for_each(|word| *questions_with.entry(*word).or_default() += 1);
             let counted =
-                named.iter().zip(&ids).filter(|(token, _)| counts(token)).map(|(_, id)| *id).collect();
+                named.iter().zip(&ids).filter(|(token, _)| changes_value(token)).map(|(_, id)| *id).collect();
             let numbers = numbers(&named);
             index.questions.push(Question {
                 text: text.to_owned(),
@@ -133,22 +134,26 @@ impl NearCopies {
             });
         }
         if index.questions.len() >= MIN_QUESTIONS {
-            let most = index.questions.len() as f64 * COMMON;
-            index.common =
-                questions_with.into_iter().filter(|(_, n)| *n as f64 > most).map(|(id, _)| id).collect();
+            let max_questions = index.questions.len() as f64 * COMMON_WORD_FRACTION;
+            index.common = questions_with
+                .into_iter()
+                .filter(|(_, n)| *n as f64 > max_questions)
+                .map(|(id, _)| id)
+                .collect();
         }
         for (at, question) in index.questions.iter_mut().enumerate() {
             question.words.retain(|word| !index.common.contains(word));
             question.is_marked = !question.words.is_empty() || !question.numbers.is_empty();
-            for shingle in question.tokens.windows(SHINGLE) {
-                let shingle = <[Token; SHINGLE]>::try_from(shingle).unwrap_or([UNKNOWN; SHINGLE]);
+            for shingle in question.tokens.windows(SHINGLE_TOKENS) {
+                let shingle =
+                    <[Token; SHINGLE_TOKENS]>::try_from(shingle).unwrap_or([UNKNOWN; SHINGLE_TOKENS]);
                 let among = index.by_shingle.entry(shingle).or_default();
                 if among.last() != Some(&at) {
                     among.push(at);
                 }
             }
         }
-        index.by_shingle.retain(|_, among| among.len() <= MAX_SHARED);
+        index.by_shingle.retain(|_, among| among.len() <= MAX_SHINGLE_QUESTIONS);
         index
     }
 
@@ -162,8 +167,8 @@ impl NearCopies {
             named.iter().map(|token| self.tokens.get(token).copied().unwrap_or(UNKNOWN)).collect();
         let mut tried = HashSet::new();
         let mut own: Option<(HashSet<&str>, Vec<String>)> = None;
-        for shingle in ids.windows(SHINGLE) {
-            let Ok(shingle) = <[Token; SHINGLE]>::try_from(shingle) else { continue };
+        for shingle in ids.windows(SHINGLE_TOKENS) {
+            let Ok(shingle) = <[Token; SHINGLE_TOKENS]>::try_from(shingle) else { continue };
             for &at in self.by_shingle.get(&shingle).into_iter().flatten() {
                 if !tried.insert(at) {
                     continue;
@@ -173,7 +178,7 @@ impl NearCopies {
                     let words = named
                         .iter()
                         .zip(&ids)
-                        .filter(|(token, id)| !counts(token) && !self.common.contains(id));
+                        .filter(|(token, id)| !changes_value(token) && !self.common.contains(id));
                     (words.map(|(token, _)| token.as_str()).collect(), numbers(&named))
                 });
                 if question.is_within(&ids, &named)
@@ -188,14 +193,14 @@ impl NearCopies {
     }
 
     fn is_like(&self, question: &Question, words: &HashSet<&str>, numbers: &[String]) -> bool {
-        let shared = words
+        let common_words = words
             .iter()
             .filter(|word| self.tokens.get(**word).is_some_and(|word| question.words.contains(word)));
-        let shared = shared.count();
-        let all = question.words.len() + words.len() - shared;
+        let common_words = common_words.count();
+        let all = question.words.len() + words.len() - common_words;
         question.words.len() >= MIN_WORDS
             && question.numbers == numbers
-            && shared as f64 >= LIKENESS * all as f64
+            && common_words as f64 >= MIN_WORD_OVERLAP * all as f64
     }
 }
 
@@ -205,7 +210,7 @@ impl Question {
     fn contains(&self, ids: &[Token]) -> bool {
         let len = ids.len();
         let value = |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
-        len > SHINGLE
+        len > SHINGLE_TOKENS
             && len < self.tokens.len()
             && self.is_marked
             && (0..=self.tokens.len() - len).any(|at| self.tokens[at..at + len] == *ids && !value(at + len))
@@ -216,14 +221,14 @@ impl Question {
     /// after it.
     fn is_within(&self, ids: &[Token], named: &[String]) -> bool {
         let len = self.tokens.len();
-        if len <= SHINGLE || len >= ids.len() || !self.is_marked {
+        if len <= SHINGLE_TOKENS || len >= ids.len() || !self.is_marked {
             return false;
         }
         ids.windows(len).enumerate().any(|(at, window)| {
-            let beside =
-                |at: Option<usize>| at.and_then(|at| named.get(at)).is_some_and(|token| counts(token));
+            let is_value_at =
+                |at: Option<usize>| at.and_then(|at| named.get(at)).is_some_and(|token| changes_value(token));
             // A number before a question can be a list number.
-            window == self.tokens && !beside(Some(at + len))
+            window == self.tokens && !is_value_at(Some(at + len))
         })
     }
 }
@@ -240,7 +245,7 @@ mod tests {
             "Who wrote the play about the prince of Denmark?",
             "Janet has 3 apples and buys four more. How many apples does she have?",
         ];
-        let near = NearCopies::new(held_out);
+        let near_copies = NearCopies::new(held_out);
         for (text, at) in [
             ("Please tell me: what is 2 + 2? Let's think step by step.", 0),
             ("1. What is 2+2?\nExplain.", 0),
@@ -251,7 +256,7 @@ mod tests {
             ("who wrote that play about the prince of Denmark", 2),
             ("Janet has three apples and buys 4 more. How many apples does she have?", 3),
         ] {
-            assert_eq!(near.find(text), Some(held_out[at]), "{text}");
+            assert_eq!(near_copies.find(text), Some(held_out[at]), "{text}");
         }
         // A held-out question can contain a training question.
         let framed = NearCopies::new(["Please answer in one word: what is 2+2? Think first."]);
@@ -265,7 +270,7 @@ mod tests {
             "Who wrote the opera about the barber of Seville?",
             "",
         ] {
-            assert_eq!(near.find(text), None, "{text}");
+            assert_eq!(near_copies.find(text), None, "{text}");
         }
     }
 
@@ -279,8 +284,8 @@ mod tests {
         };
         let name = |i: u8| format!("{0}{0} of {0}land", char::from(b'a' + i));
         let held_out: Vec<String> = (0..20).map(|i| task(&name(i))).collect();
-        let near = NearCopies::new(held_out.iter().map(String::as_str));
-        assert_eq!(near.find(&task("zz of zland")), None);
-        assert!(near.find(&format!("{} Think first.", held_out[3])).is_some());
+        let near_copies = NearCopies::new(held_out.iter().map(String::as_str));
+        assert_eq!(near_copies.find(&task("zz of zland")), None);
+        assert!(near_copies.find(&format!("{} Think first.", held_out[3])).is_some());
     }
 }

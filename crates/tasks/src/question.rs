@@ -7,13 +7,13 @@ use sha2::{Digest, Sha256};
 use unicode_normalization::UnicodeNormalization;
 
 use super::Task;
-use super::spelling::{Part, blocks, is_unseen, parts, spelled, split_sentences};
+use super::spelling::{Part, blocks, is_unseen, normalize_spelling, parts, split_sentences};
 
 /// A hash of a question, which is equal for questions that differ only in irrelevant details.
 ///
 /// [`Task::key`] ignores differences in Unicode form (NFC), case, white space and invisible
 /// characters. In a conversation, all turns except the instructions count. A single user turn is
-/// the same question as its text. The keys of `Task::asks` and `Task::shows` ignore differences in
+/// the same question as its text. The keys of `Task::question_set` and `Task::shown_keys` ignore differences in
 /// spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
@@ -109,9 +109,9 @@ const OPTIONS: [&str; 3] = ["choices", "options", "endings"];
 /// Additional fields that only name a row. pandas calls its index the last three.
 const NAMES: [&str; 4] = ["qid", "", "__index_level_0__", "unnamed: 0"];
 
-/// Fields that only name a row, as strings or numbers; in [`Task::row_key_by_words`], with any
+/// Fields that only name a row, as strings or numbers; in [`Task::loose_row_key`], with any
 /// value.
-const NAMES_BY_WORDS: [&str; 17] = [
+const LOOSE_NAMES: [&str; 17] = [
     "id",
     "_id",
     "index",
@@ -150,16 +150,16 @@ impl QuestionKey {
     }
 
     /// Returns the key of a text that ignores differences in spelling.
-    fn spelled(text: &str) -> Self {
-        match spelled(text) {
+    fn from_spelling(text: &str) -> Self {
+        match normalize_spelling(text) {
             // The normalized spelling is empty.
-            empty if empty.is_empty() => QuestionKey::new(&normalised(text)),
+            empty if empty.is_empty() => QuestionKey::new(&normalize(text)),
             spelled => QuestionKey::new(&format!("spelled {spelled}")),
         }
     }
 
     /// Returns the key of this question about a context.
-    pub(crate) fn about(self, context: QuestionKey) -> Self {
+    pub(crate) fn with_context(self, context: QuestionKey) -> Self {
         let hash = Sha256::new().chain_update(self.0).chain_update(context.0).finalize();
         let mut key = [0; 16];
         key.copy_from_slice(&hash[..16]);
@@ -183,29 +183,29 @@ impl Task {
     /// Returns the key of the question, for the split and for comparison with equal questions.
     pub fn key(&self) -> QuestionKey {
         match self.turns()[..] {
-            [] => QuestionKey::new(&normalised(&self.question)),
-            [only] => QuestionKey::new(&normalised(&only.content)),
+            [] => QuestionKey::new(&normalize(&self.question)),
+            [only] => QuestionKey::new(&normalize(&only.content)),
             ref turns => {
                 let turns =
-                    turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), normalised(&turn.content)));
+                    turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), normalize(&turn.content)));
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
         }
     }
 
     /// Returns the keys of the questions that the task asks.
-    pub(crate) fn asks(&self) -> QuestionSet {
+    pub(crate) fn question_set(&self) -> QuestionSet {
         let question = self.question_key();
         QuestionSet {
             conversation: self.conversation_key(question),
             question,
-            last: last_labelled(self.question_text()),
+            last: last_labeled_key(self.question_text()),
         }
     }
 
     /// Returns the key of the last user turn.
     pub(crate) fn question_key(&self) -> QuestionKey {
-        QuestionKey::spelled(self.question_text())
+        QuestionKey::from_spelling(self.question_text())
     }
 
     /// Returns the key of the complete conversation except its instructions. `question` is the key
@@ -214,8 +214,9 @@ impl Task {
         match self.turns()[..] {
             [] | [_] => question,
             ref turns => {
-                let turns =
-                    turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), spelled(&turn.content)));
+                let turns = turns
+                    .iter()
+                    .map(|turn| format!("{} {}", turn.role.as_str(), normalize_spelling(&turn.content)));
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
         }
@@ -224,12 +225,12 @@ impl Task {
     /// Returns the keys of all texts in the task that could be a held-out question: its
     /// conversation, each turn, each line and labeled part of a turn, and the strings in the
     /// arguments of tool calls.
-    pub fn shows(&self) -> Vec<QuestionKey> {
+    pub fn shown_keys(&self) -> Vec<QuestionKey> {
         let question = self.question_key();
         let mut shown = vec![question];
         if !self.messages.is_empty() {
             shown.push(self.conversation_key(question));
-            shown.extend(self.messages.iter().map(|turn| QuestionKey::spelled(&turn.content)));
+            shown.extend(self.messages.iter().map(|turn| QuestionKey::from_spelling(&turn.content)));
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
@@ -257,11 +258,11 @@ impl Task {
     /// Returns the key of the question's context: instructions, the turns before it, and fields
     /// that contain a context.
     pub fn context(&self) -> QuestionKey {
-        let mut context: Vec<String> = self.instructions().map(spelled).collect();
+        let mut context: Vec<String> = self.instructions().map(normalize_spelling).collect();
         let turns = self.turns();
-        let asked = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
-        context.extend(turns[..asked].iter().map(|turn| spelled(&turn.content)));
-        let question = spelled(self.question_text());
+        let question_index = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
+        context.extend(turns[..question_index].iter().map(|turn| normalize_spelling(&turn.content)));
+        let question = normalize_spelling(self.question_text());
         let is_sentence = |value: &Value| match value {
             Value::String(text) => text.split_whitespace().count() >= MIN_CONTEXT,
             // Messages that the task itself was read from add no context.
@@ -271,9 +272,11 @@ impl Task {
         for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
             let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
             // A field that contains the question itself is not a context.
-            let is_question = |value: &&Value| value.as_str().is_some_and(|text| spelled(text) == question);
+            let is_question =
+                |value: &&Value| value.as_str().is_some_and(|text| normalize_spelling(text) == question);
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
-                let value = if OPTIONS.contains(&name) { unordered(value) } else { loose(value) };
+                let value =
+                    if OPTIONS.contains(&name) { unordered_text(value) } else { normalized_text(value) };
                 context.push(format!("{name} {value}"));
             }
         }
@@ -282,16 +285,17 @@ impl Task {
 
     /// Returns the expected answer as text, together with the options that it selects from: the
     /// same letter with other options is another answer.
-    pub(crate) fn answer_among(&self) -> String {
-        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered);
-        format!("{}\n{}", loose(&self.answer), options.unwrap_or_default())
+    pub(crate) fn answer_with_options(&self) -> String {
+        let options = OPTIONS.iter().find_map(|name| self.field(name)).map(unordered_text);
+        format!("{}\n{}", normalized_text(&self.answer), options.unwrap_or_default())
     }
 
     /// Returns the key of the complete task: its question, conversation, expected answer, agent,
     /// and all fields of `row` except those in `skipped` and those that only name the row. Texts
     /// are compared exactly, except for white space around questions.
     pub(crate) fn row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let mut hash = Sha256::new().chain_update(self.question.trim()).chain_update(exact(&self.answer));
+        let mut hash =
+            Sha256::new().chain_update(self.question.trim()).chain_update(exact_text(&self.answer));
         for turn in &self.messages {
             let calls = turn.tool_calls.iter().map(|call| format!("{call:?}"));
             hash.update([0]);
@@ -300,23 +304,23 @@ impl Task {
         }
         hash.update([2]);
         hash.update(self.agent.as_deref().unwrap_or_default());
-        key_of(hash, &FieldRule { is_name, shown: exact }, row, skipped)
+        key_of(hash, &FieldRule { is_name, shown: exact_text }, row, skipped)
     }
 
     /// Returns the key of the complete task by the rule of runs with
     /// [`Matching::Rows`](super::Matching): case and white space of texts are ignored, and so are
     /// tool calls.
-    pub(crate) fn row_key_by_words(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
-        let by_words = |value: &Value| {
-            written(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
+    pub(crate) fn loose_row_key(&self, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+        let to_words = |value: &Value| {
+            value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
         };
-        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(by_words(&self.answer));
-        for text in self.instructions().map(normalised).chain(self.agent.clone()) {
+        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(to_words(&self.answer));
+        for text in self.instructions().map(normalize).chain(self.agent.clone()) {
             hash.update([0]);
             hash.update(text);
         }
-        let is_name = |name: &str, _: &Value| NAMES_BY_WORDS.contains(&name);
-        key_of(hash, &FieldRule { is_name, shown: by_words }, row, skipped)
+        let is_name = |name: &str, _: &Value| LOOSE_NAMES.contains(&name);
+        key_of(hash, &FieldRule { is_name, shown: to_words }, row, skipped)
     }
 
     /// Returns a field of the task's row, or of verl's `extra_info`.
@@ -359,7 +363,7 @@ fn keys_of_parts(text: &str) -> Vec<QuestionKey> {
 
 /// Returns the key of a part of a text, or `None` if the part is too short to identify a question.
 fn key_of_part(text: &str) -> Option<QuestionKey> {
-    let part = spelled(text);
+    let part = normalize_spelling(text);
     (part.chars().count() >= MIN_PART).then(|| QuestionKey::new(&format!("spelled {part}")))
 }
 
@@ -418,42 +422,46 @@ fn collect_fields(
 
 fn is_name(name: &str, value: &Value) -> bool {
     let is_scalar = matches!(value, Value::String(_) | Value::Number(_));
-    is_scalar && (NAMES_BY_WORDS.contains(&name) || NAMES.contains(&name))
+    is_scalar && (LOOSE_NAMES.contains(&name) || NAMES.contains(&name))
 }
 
 /// Converts a value to text, including white space. A number becomes its digits, because CSV has
 /// numbers as text.
-fn exact(value: &Value) -> String {
-    written(value, &|text| text.to_owned(), false)
+fn exact_text(value: &Value) -> String {
+    value_text(value, &|text| text.to_owned(), false)
 }
 
 /// Converts a value to text with normalized strings, so that different spellings of one text are
 /// equal.
-fn loose(value: &Value) -> String {
-    written(value, &spelled_or_plain, false)
+fn normalized_text(value: &Value) -> String {
+    value_text(value, &normalize_or_trim, false)
 }
 
 /// Converts a list of options to text that ignores their order and spelling. An object with the
 /// letters of options counts as a list of their texts.
-fn unordered(options: &Value) -> String {
+fn unordered_text(options: &Value) -> String {
     let texts = options.get("text").filter(|texts| texts.is_array()).unwrap_or(options);
     match texts {
-        Value::Object(by_letter) => written(&by_letter.values().cloned().collect(), &spelled_or_plain, true),
-        texts => written(texts, &spelled_or_plain, true),
+        Value::Object(by_letter) => {
+            value_text(&by_letter.values().cloned().collect(), &normalize_or_trim, true)
+        }
+        texts => value_text(texts, &normalize_or_trim, true),
     }
 }
 
-fn spelled_or_plain(text: &str) -> String {
-    Some(spelled(text)).filter(|spelled| !spelled.is_empty()).unwrap_or_else(|| text.trim().to_owned())
+fn normalize_or_trim(text: &str) -> String {
+    Some(normalize_spelling(text))
+        .filter(|spelled| !spelled.is_empty())
+        .unwrap_or_else(|| text.trim().to_owned())
 }
 
 /// Converts a value to text. The fields of objects are sorted; items of lists are sorted if
 /// `sorted` is set.
-fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
+fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String {
     match value {
         Value::String(value) => text(value),
         Value::Array(items) => {
-            let mut items: Vec<String> = items.iter().map(|item| written(item, text, sorted)).collect();
+            let mut items: Vec<String> = items.iter().map(|item| value_text(item, text, sorted)).collect();
             if sorted {
                 items.sort_unstable();
             }
@@ -461,8 +469,9 @@ fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String
         }
         Value::Object(fields) => {
             let fields = fields.iter();
-            let mut all: Vec<String> =
-                fields.map(|(name, value)| format!("{name}\u{2}{}", written(value, text, sorted))).collect();
+            let mut all: Vec<String> = fields
+                .map(|(name, value)| format!("{name}\u{2}{}", value_text(value, text, sorted)))
+                .collect();
             all.sort_unstable();
             format!("{{{}}}", all.join("\u{1}"))
         }
@@ -472,21 +481,21 @@ fn written(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> String
 
 /// Returns the last labeled question of a text that shows labeled examples with answers before it,
 /// and has only labels after it.
-fn last_labelled(text: &str) -> Option<QuestionKey> {
+fn last_labeled_key(text: &str) -> Option<QuestionKey> {
     let parts = parts(text);
     let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
     let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
     let is_last = parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
-    (shows && is_last).then(|| QuestionKey::spelled(&parts[at].1))
+    (shows && is_last).then(|| QuestionKey::from_spelling(&parts[at].1))
 }
 
 /// Normalizes the case, Unicode form and spaces of a text, and removes invisible characters.
-fn normalised(text: &str) -> String {
+fn normalize(text: &str) -> String {
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
     let folded = text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
-    let form: String = folded.nfc().collect();
+    let normalized: String = folded.nfc().collect();
     let blank = |c: char| c.is_whitespace() || c.is_control();
-    form.split(blank).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
+    normalized.split(blank).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")
 }
 
 #[cfg(test)]

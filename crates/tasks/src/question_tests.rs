@@ -4,46 +4,49 @@ use serde_json::json;
 
 use super::*;
 
-fn asks(question: &str) -> Task {
+fn question_task(question: &str) -> Task {
     Task { question: question.to_owned(), ..Task::default() }
 }
 
-fn opens(messages: &[Message]) -> Task {
+fn conversation_task(messages: &[Message]) -> Task {
     let question = messages.last().unwrap().content.to_string();
     Task { question, messages: messages.to_vec(), ..Task::default() }
 }
 
 #[test]
 fn question_key_ignores_invisible_differences() {
-    let key = asks("What is Café Σ\u{3a3} 1 - 2?").key();
+    let key = question_task("What is Café Σ\u{3a3} 1 - 2?").key();
     for same in [
         " What is Café ΣΣ 1 - 2?\t\n",
         "what  is\u{a0}CAFÉ σς 1 - 2?",
         "What is Cafe\u{301} ΣΣ 1 -\r\n2?",
         "\u{feff}What is Ca\u{ad}fé Σ\u{200b}Σ 1 - 2?",
     ] {
-        assert_eq!(asks(same).key(), key, "{same:?}");
+        assert_eq!(question_task(same).key(), key, "{same:?}");
     }
     for other in ["What is Café ΣΣ 1 + 2?", "What is Café ΣΣ 1 - 2", "What is Café ΣΣ 1 - 3?", ""] {
-        assert_ne!(asks(other).key(), key, "{other:?}");
+        assert_ne!(question_task(other).key(), key, "{other:?}");
     }
 }
 
 #[test]
 fn conversation_key_ignores_instructions() {
-    let asked = |system: &str| opens(&[Message::system(system), Message::user("1 + 1?")]).key();
-    assert_eq!(asked("Be brief."), asked("Be kind."));
-    assert_eq!(asked("Be brief."), asks("1 + 1?").key());
-    let shown =
-        |first: &str| opens(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")]).key();
-    assert_ne!(shown("1 + 2?"), asked("Be brief."));
+    let conversation_key =
+        |system: &str| conversation_task(&[Message::system(system), Message::user("1 + 1?")]).key();
+    assert_eq!(conversation_key("Be brief."), conversation_key("Be kind."));
+    assert_eq!(conversation_key("Be brief."), question_task("1 + 1?").key());
+    let shown = |first: &str| {
+        conversation_task(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")]).key()
+    };
+    assert_ne!(shown("1 + 2?"), conversation_key("Be brief."));
     assert_ne!(shown("1 + 2?"), shown("2 + 1?"));
     assert_eq!(shown("1 + 2?"), shown(" 1 +  2?"));
 }
 
 #[test]
 fn ranks_depend_on_split_and_are_uniform() {
-    let ranks = |split| (0..2000).map(|i| asks(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
+    let ranks =
+        |split| (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
     let (one, two) = (ranks(1), ranks(2));
     assert_eq!(one, ranks(1));
     let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();
@@ -57,13 +60,13 @@ fn ranks_depend_on_split_and_are_uniform() {
 
 #[test]
 fn key_of_long_list_of_numbers_is_found_in_linear_time() {
-    let begun = std::time::Instant::now();
-    for piece in ["5,", "5'", "123,", "0", "5\u{202f}", "5_5,"] {
-        let long = piece.repeat(100_000 / piece.len());
-        asks(&long).key();
-        asks(&format!("1{long},5")).key();
+    let started = std::time::Instant::now();
+    for unit in ["5,", "5'", "123,", "0", "5\u{202f}", "5_5,"] {
+        let long = unit.repeat(100_000 / unit.len());
+        question_task(&long).key();
+        question_task(&format!("1{long},5")).key();
     }
-    assert!(begun.elapsed() < std::time::Duration::from_secs(5), "{:?}", begun.elapsed());
+    assert!(started.elapsed() < std::time::Duration::from_secs(5), "{:?}", started.elapsed());
 }
 
 #[test]
@@ -71,7 +74,7 @@ fn row_key_by_words_ignores_case_and_white_space() {
     let task = |question: &str, row: serde_json::Value| {
         let task = Task { question: question.into(), answer: "1".into(), ..Task::default() };
         let row = row.as_object().unwrap();
-        (task.row_key_by_words(row, &[]), task.row_key(row, &[]))
+        (task.loose_row_key(row, &[]), task.row_key(row, &[]))
     };
     let first = task("How many?", json!({"x": "a b", "index": [1]}));
     for row in [

@@ -34,8 +34,8 @@ const TURNS: [&str; 2] = ["assistant", "model"];
 /// Zeros of other scripts. The code points after each zero are the other digits.
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
 /// Returns a text in normalized spelling; empty if nothing else is left.
-pub(super) fn spelled(text: &str) -> String {
-    let lines: Vec<String> = compatible(text).lines().map(|line| line.trim().to_owned()).collect();
+pub(super) fn normalize_spelling(text: &str) -> String {
+    let lines: Vec<String> = normalize_unicode(text).lines().map(|line| line.trim().to_owned()).collect();
     let mut lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
     while lines.last().is_some_and(|line| is_label(line, ANSWER_NAMES) || TURNS.contains(line)) {
         lines.pop();
@@ -51,7 +51,7 @@ pub(super) fn spelled(text: &str) -> String {
     if let Some(first) = lines.first_mut() {
         *first = without_label(first);
     }
-    tight(&lines.join(" "))
+    remove_spaces(&lines.join(" "))
 }
 
 /// Removes labels before a line, such as `Question 3:`, `Q3.` and `3)`, and bullets.
@@ -94,7 +94,7 @@ pub(super) enum Part {
 /// label within them. Bullets and blank parts are removed. A part that consists of a label has an
 /// empty text.
 pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
-    let mut text = compatible(text);
+    let mut text = normalize_unicode(text);
     for mark in [" -> ", " => ", " → ", " ⇒ ", "\t", " | "] {
         text = text.replace(mark, "\n");
     }
@@ -112,8 +112,8 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
             if word.strip_suffix(':').is_some_and(|word| label_of(word) != Part::Plain) && at > start {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
-                let begins = label_of(line[start..at].trim()) != Part::Plain;
-                if !begins {
+                let is_labeled = label_of(line[start..at].trim()) != Part::Plain;
+                if !is_labeled {
                     found.push(part(&line[start..at]));
                     start = at;
                 }
@@ -183,7 +183,7 @@ fn is_label_text(text: &str, names: &str) -> bool {
     for word in text.split(parted).filter(|word| !word.is_empty()) {
         // `Q3` is `Q` with a number.
         let word = word.trim_end_matches(|c: char| c.is_ascii_digit());
-        let is_among = |words: &str| words.split_whitespace().any(|known| known == word);
+        let is_among = |known_words: &str| known_words.split_whitespace().any(|known| known == word);
         let is_name = is_among(names);
         if !(word.is_empty() || is_name || is_among(FILLERS)) {
             return false;
@@ -202,7 +202,7 @@ pub(super) fn is_unseen(c: char) -> bool {
 /// Converts a text to lower case and NFKC, with one sign for each kind of quote, dash and operator.
 /// Digits that NFKC would merge with other digits stay separate: `2²` becomes `2^2`, and `3½`
 /// becomes `3 1/2`.
-fn compatible(text: &str) -> String {
+fn normalize_unicode(text: &str) -> String {
     let text = &without_markup(text);
     if text.is_ascii() {
         return signs(&text.to_ascii_lowercase());
@@ -233,7 +233,7 @@ fn compatible(text: &str) -> String {
     }
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
     let folded: String =
-        grouped(&plain).nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
+        join_thousands(&plain).nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
     signs(&folded)
 }
 
@@ -242,7 +242,7 @@ fn digit(zero: char, value: u32) -> char {
 }
 
 /// Replaces spaces between groups of digits by commas.
-fn grouped(text: &str) -> String {
+fn join_thousands(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
     let mut number = None;
@@ -277,7 +277,7 @@ fn signs(folded: &str) -> String {
         }
     }
     if found.contains(['\\', '{']) {
-        found = latex::plain(&found);
+        found = latex::replace_commands(&found);
     }
     if found.contains(['^', '_']) {
         found = without_braces(&found);
@@ -309,7 +309,7 @@ fn without_braces(text: &str) -> String {
 
 /// Removes white space from a line except between letters and digits. Also removes thousands
 /// separators, quotation marks, emphasis and punctuation at the end.
-fn tight(text: &str) -> String {
+fn remove_spaces(text: &str) -> String {
     // Pairs of dollar signs delimit mathematics.
     let is_paired = text.matches('$').count().is_multiple_of(2);
     let chars: Vec<char> = text.chars().filter(|c| *c != '$' || !is_paired).collect();
@@ -323,7 +323,7 @@ fn tight(text: &str) -> String {
     let mut number = None;
     for (at, &c) in chars.iter().enumerate() {
         let (before, next) = (at.checked_sub(1).map(|at| chars[at]), chars.get(at + 1).copied());
-        let beside =
+        let test_neighbors =
             |test: fn(&char) -> bool| (before.as_ref().is_some_and(test), next.as_ref().is_some_and(test));
         match c {
             c if c.is_whitespace() => {
@@ -332,7 +332,7 @@ fn tight(text: &str) -> String {
             }
             // 1,000, 1'000, 1_000 and 1000 are equal.
             ',' | '\'' | '_'
-                if beside(char::is_ascii_digit) == (true, true)
+                if test_neighbors(char::is_ascii_digit) == (true, true)
                     && groups_thousands(&chars, at, &mut number) =>
             {
                 continue;
@@ -340,7 +340,7 @@ fn tight(text: &str) -> String {
             // Apostrophes within words, primes, feet and inches are kept; quotation marks are
             // removed.
             '\'' | '"' => {
-                let (left, right) = beside(|c| c.is_alphanumeric());
+                let (left, right) = test_neighbors(|c| c.is_alphanumeric());
                 let single = at.checked_sub(2).is_none_or(|at| !chars[at].is_alphanumeric());
                 let prime = left
                     && !right
@@ -399,7 +399,7 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
     let is_single = |at: usize| is_star(at) && !is_star(at + 1) && !(at > 0 && is_star(at - 1));
     let is_letter = |at: usize| chars.get(at).is_some_and(|c| c.is_alphabetic());
     let is_outside = |c: char| c.is_whitespace() || ".,;:!?()[]\"'-".contains(c);
-    let mut left_out = vec![false; chars.len()];
+    let mut removed = vec![false; chars.len()];
     let mut open: Option<usize> = None;
     for at in (0..chars.len()).filter(|at| is_single(*at)) {
         let closes =
@@ -407,15 +407,15 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
         match open {
             // Stars around a single letter are multiplications.
             Some(start) if closes && (start + 1..at).any(|at| is_letter(at) && is_letter(at + 1)) => {
-                (left_out[start], left_out[at], open) = (true, true, None);
+                (removed[start], removed[at], open) = (true, true, None);
             }
             _ => {
-                let opens = (at == 0 || is_outside(chars[at - 1])) && is_letter(at + 1);
-                open = opens.then_some(at);
+                let opens_emphasis = (at == 0 || is_outside(chars[at - 1])) && is_letter(at + 1);
+                open = opens_emphasis.then_some(at);
             }
         }
     }
-    chars.iter().zip(left_out).filter(|(_, is_out)| !is_out).map(|(c, _)| *c).collect()
+    chars.iter().zip(removed).filter(|(_, is_out)| !is_out).map(|(c, _)| *c).collect()
 }
 
 /// Replaces several dashes between words by one: `king--and`.

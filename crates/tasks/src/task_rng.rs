@@ -37,14 +37,14 @@ impl TaskRng {
     }
 
     /// Returns an integer in 0..n. `n` must be far below 2⁵³.
-    pub fn below(&mut self, n: usize) -> usize {
+    pub fn uniform_index(&mut self, n: usize) -> usize {
         (self.uniform() * n as f64) as usize
     }
 
     /// Shuffles `items` (Fisher and Yates).
     pub fn shuffle<T>(&mut self, items: &mut [T]) {
         for last in (1..items.len()).rev() {
-            items.swap(last, self.below(last + 1));
+            items.swap(last, self.uniform_index(last + 1));
         }
     }
 }
@@ -59,7 +59,7 @@ mod tests {
         for index in 0..4000 {
             let mut items = [0, 1, 2, 3];
             TaskRng::new(9, Purpose::Shuffle, index).shuffle(&mut items);
-            items.iter().enumerate().for_each(|(place, &item)| counts[item][place] += 1);
+            items.iter().enumerate().for_each(|(position, &item)| counts[item][position] += 1);
         }
         assert!(counts.iter().flatten().all(|n| (850..1150).contains(n)), "{counts:?}");
         let order = |seed| {

@@ -24,20 +24,20 @@ impl Term {
         if let [number] = numbers {
             return Term::Number(*number);
         }
-        let (left, right) = numbers.split_at(1 + sampler.below(numbers.len() - 1));
-        let operator = [Operator::Plus, Operator::Minus, Operator::Times][sampler.below(3)];
-        let left = Term::sample(left, sampler);
-        Term::Binary(operator, Box::new(left), Box::new(Term::sample(right, sampler)))
+        let (lhs, rhs) = numbers.split_at(1 + sampler.uniform_index(numbers.len() - 1));
+        let operator = [Operator::Plus, Operator::Minus, Operator::Times][sampler.uniform_index(3)];
+        let lhs = Term::sample(lhs, sampler);
+        Term::Binary(operator, Box::new(lhs), Box::new(Term::sample(rhs, sampler)))
     }
 
     /// Returns the value. Six numbers of six digits stay far within 128 bits.
     pub fn value(&self) -> i128 {
         match self {
             Term::Number(number) => *number,
-            Term::Binary(operator, left, right) => match operator {
-                Operator::Plus => left.value() + right.value(),
-                Operator::Minus => left.value() - right.value(),
-                Operator::Times => left.value() * right.value(),
+            Term::Binary(operator, lhs, rhs) => match operator {
+                Operator::Plus => lhs.value() + rhs.value(),
+                Operator::Minus => lhs.value() - rhs.value(),
+                Operator::Times => lhs.value() * rhs.value(),
             },
         }
     }
@@ -58,10 +58,10 @@ impl Term {
     /// * 3`.
     pub fn factor_first(self) -> Term {
         match self {
-            Term::Binary(Operator::Times, left, right)
-                if matches!((&*left, &*right), (Term::Binary(..), Term::Number(_))) =>
+            Term::Binary(Operator::Times, lhs, rhs)
+                if matches!((&*lhs, &*rhs), (Term::Binary(..), Term::Number(_))) =>
             {
-                Term::Binary(Operator::Times, right, left)
+                Term::Binary(Operator::Times, rhs, lhs)
             }
             other => other,
         }
@@ -78,21 +78,21 @@ impl Term {
     fn write(&self, times: &str, leaf: &mut dyn FnMut(i128) -> String) -> String {
         match self {
             Term::Number(number) => leaf(*number),
-            Term::Binary(operator, left, right) => {
+            Term::Binary(operator, lhs, rhs) => {
                 let level = self.level();
-                let mut wrapped = |side: &Term, least: u8| {
+                let mut wrapped = |side: &Term, min_level: u8| {
                     let text = side.write(times, leaf);
-                    if side.level() < least { format!("({text})") } else { text }
+                    if side.level() < min_level { format!("({text})") } else { text }
                 };
-                let left = wrapped(left, level);
+                let lhs = wrapped(lhs, level);
                 // a − (b + c) needs its parentheses, a + (b + c) does not.
-                let right = wrapped(right, if *operator == Operator::Minus { level + 1 } else { level });
+                let rhs = wrapped(rhs, if *operator == Operator::Minus { level + 1 } else { level });
                 let sign = match operator {
                     Operator::Plus => "+",
                     Operator::Minus => "-",
                     Operator::Times => times,
                 };
-                format!("{left} {sign} {right}")
+                format!("{lhs} {sign} {rhs}")
             }
         }
     }
@@ -110,9 +110,9 @@ impl Term {
     pub fn steps(&self) -> Option<(i128, Vec<(Operator, i128)>)> {
         match self {
             Term::Number(number) => Some((*number, Vec::new())),
-            Term::Binary(operator, left, right) => {
-                let Term::Number(number) = **right else { return None };
-                let (first, mut steps) = left.steps()?;
+            Term::Binary(operator, lhs, rhs) => {
+                let Term::Number(number) = **rhs else { return None };
+                let (first, mut steps) = lhs.steps()?;
                 steps.push((*operator, number));
                 Some((first, steps))
             }
@@ -123,7 +123,7 @@ impl Term {
     pub fn numbers(&self) -> Vec<i128> {
         match self {
             Term::Number(number) => vec![*number],
-            Term::Binary(_, left, right) => [left.numbers(), right.numbers()].concat(),
+            Term::Binary(_, lhs, rhs) => [lhs.numbers(), rhs.numbers()].concat(),
         }
     }
 }
@@ -140,7 +140,7 @@ mod tests {
         for index in 0..2000 {
             let mut sampler = TaskRng::new(1, Purpose::Training, index);
             let numbers: Vec<i128> =
-                (0..2 + sampler.below(4)).map(|_| 1 + sampler.below(50) as i128).collect();
+                (0..2 + sampler.uniform_index(4)).map(|_| 1 + sampler.uniform_index(50) as i128).collect();
             let term = Term::sample(&numbers, &mut sampler);
             assert_eq!(term.numbers(), numbers);
             for times in ["*", "×"] {
@@ -162,8 +162,8 @@ mod tests {
     fn steps_returns_left_to_right_operations() {
         let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(1), number(2));
-        let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
-        assert_eq!(product.steps(), Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)])));
+        let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
+        assert_eq!(multiplication.steps(), Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)])));
         assert_eq!(Term::Binary(Operator::Times, number(3), Box::new(sum)).steps(), None);
     }
 }

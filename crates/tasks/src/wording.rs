@@ -8,7 +8,7 @@ use super::term::{Operator, Term};
 
 /// Format of the text that replaces `{}` in a wording.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Form {
+enum WordingFormat {
     /// Symbols, such as `(12 + 7) * 3`.
     Symbols,
     /// Nested phrases, such as `the product of 3 and the sum of 12 and 7`. A number that multiplies
@@ -32,111 +32,119 @@ pub(super) struct Wording {
     pub id: &'static str,
     /// Whether the wording is never used in training.
     pub reserved: bool,
-    form: Form,
+    format: WordingFormat,
     text: &'static str,
 }
 
-const fn trained(id: &'static str, form: Form, text: &'static str) -> Wording {
-    Wording { id, reserved: false, form, text }
+const fn training_wording(id: &'static str, format: WordingFormat, text: &'static str) -> Wording {
+    Wording { id, reserved: false, format, text }
 }
 
-const fn reserved(id: &'static str, form: Form, text: &'static str) -> Wording {
-    Wording { id, reserved: true, form, text }
+const fn reserved_wording(id: &'static str, format: WordingFormat, text: &'static str) -> Wording {
+    Wording { id, reserved: true, format, text }
 }
 
 const WORDINGS: &[Wording] = &[
-    trained("symbols-what-is", Form::Symbols, "What is {}?"),
-    trained("symbols-calculate", Form::Symbols, "Calculate {}."),
-    trained("symbols-compute", Form::Symbols, "Compute {}."),
-    trained("symbols-equals", Form::Symbols, "{} = ?"),
-    trained("symbols-work-out", Form::Symbols, "Work out {}."),
-    trained("symbols-value", Form::Symbols, "Find the value of {}."),
-    trained("symbols-bare", Form::Symbols, "{}"),
-    reserved("symbols-tell", Form::Symbols, "Could you tell me how much {} is?"),
-    reserved("symbols-result", Form::Symbols, "I need the result of this: {}"),
-    reserved("symbols-evaluate", Form::Symbols, "Please evaluate the expression {} for me."),
-    trained("nested-what-is", Form::Nested, "What is {}?"),
-    trained("nested-calculate", Form::Nested, "Calculate {}."),
-    trained("nested-find", Form::Nested, "Find {}."),
-    reserved("nested-tell", Form::Nested, "Tell me the number that is {}."),
-    reserved("nested-homework", Form::Nested, "My homework asks for {}. What should I write?"),
-    trained("spoken-what-is", Form::Spoken, "What is {}?"),
-    trained("spoken-how-much", Form::Spoken, "How much is {}?"),
-    reserved("spoken-make", Form::Spoken, "What do you get for {}?"),
-    trained("steps-start", Form::Steps, "Start with {first}. {} What is the result?"),
-    trained("steps-take", Form::Steps, "Take the number {first}. {} What number do you have now?"),
-    reserved("steps-think", Form::Steps, "I think of {first}. {} Where do I end up?"),
-    trained(
+    training_wording("symbols-what-is", WordingFormat::Symbols, "What is {}?"),
+    training_wording("symbols-calculate", WordingFormat::Symbols, "Calculate {}."),
+    training_wording("symbols-compute", WordingFormat::Symbols, "Compute {}."),
+    training_wording("symbols-equals", WordingFormat::Symbols, "{} = ?"),
+    training_wording("symbols-work-out", WordingFormat::Symbols, "Work out {}."),
+    training_wording("symbols-value", WordingFormat::Symbols, "Find the value of {}."),
+    training_wording("symbols-bare", WordingFormat::Symbols, "{}"),
+    reserved_wording("symbols-tell", WordingFormat::Symbols, "Could you tell me how much {} is?"),
+    reserved_wording("symbols-result", WordingFormat::Symbols, "I need the result of this: {}"),
+    reserved_wording("symbols-evaluate", WordingFormat::Symbols, "Please evaluate the expression {} for me."),
+    training_wording("nested-what-is", WordingFormat::Nested, "What is {}?"),
+    training_wording("nested-calculate", WordingFormat::Nested, "Calculate {}."),
+    training_wording("nested-find", WordingFormat::Nested, "Find {}."),
+    reserved_wording("nested-tell", WordingFormat::Nested, "Tell me the number that is {}."),
+    reserved_wording(
+        "nested-homework",
+        WordingFormat::Nested,
+        "My homework asks for {}. What should I write?",
+    ),
+    training_wording("spoken-what-is", WordingFormat::Spoken, "What is {}?"),
+    training_wording("spoken-how-much", WordingFormat::Spoken, "How much is {}?"),
+    reserved_wording("spoken-make", WordingFormat::Spoken, "What do you get for {}?"),
+    training_wording("steps-start", WordingFormat::Steps, "Start with {first}. {} What is the result?"),
+    training_wording(
+        "steps-take",
+        WordingFormat::Steps,
+        "Take the number {first}. {} What number do you have now?",
+    ),
+    reserved_wording("steps-think", WordingFormat::Steps, "I think of {first}. {} Where do I end up?"),
+    training_wording(
         "story-boxes",
-        Form::Story("a * b - c"),
+        WordingFormat::Story("a * b - c"),
         "A warehouse has {a} shelves with {b} boxes on each. After {c} boxes are shipped, how many boxes are left?",
     ),
-    trained(
+    training_wording(
         "story-library",
-        Form::Story("a * b + c"),
+        WordingFormat::Story("a * b + c"),
         "A library buys {a} crates of books with {b} books in each, and is given {c} more. How many books does it get?",
     ),
-    trained(
+    training_wording(
         "story-bus",
-        Form::Story("a + b - c"),
+        WordingFormat::Story("a + b - c"),
         "A train carries {a} people. {b} people get on and then {c} people get off. How many people are on the train?",
     ),
-    trained(
+    training_wording(
         "story-tickets",
-        Form::Story("(a + b) * c"),
+        WordingFormat::Story("(a + b) * c"),
         "A theatre sells {a} tickets on Friday and {b} on Saturday. Each ticket costs {c} dollars. How many dollars does \
          it take in?",
     ),
-    trained(
+    training_wording(
         "story-orchard",
-        Form::Story("(a - b) * c"),
+        WordingFormat::Story("(a - b) * c"),
         "An orchard has {a} trees. A storm fells {b} of them. Each tree left gives {c} apples. How many apples are there?",
     ),
-    trained(
+    training_wording(
         "story-savings",
-        Form::Story("a - b - c"),
+        WordingFormat::Story("a - b - c"),
         "Mia has saved {a} dollars. She spends {b} dollars on a bicycle and {c} dollars on a trip. How many dollars are \
          left?",
     ),
-    trained(
+    training_wording(
         "story-steps",
-        Form::Story("a + b + c"),
+        WordingFormat::Story("a + b + c"),
         "Leo walked {a} steps on Monday, {b} on Tuesday and {c} on Wednesday. How many steps did he walk in all?",
     ),
-    trained(
+    training_wording(
         "story-truck",
-        Form::Story("a + b * c"),
+        WordingFormat::Story("a + b * c"),
         "A truck weighs {a} kilograms. It is loaded with {b} sacks of {c} kilograms each. How many kilograms does it weigh \
          now?",
     ),
-    trained(
+    training_wording(
         "story-hotel",
-        Form::Story("a * b * c"),
+        WordingFormat::Story("a * b * c"),
         "A town has {a} hotels with {b} floors each, and every floor has {c} rooms. How many rooms are there?",
     ),
-    reserved(
+    reserved_wording(
         "story-bakery",
-        Form::Story("a * b - c"),
+        WordingFormat::Story("a * b - c"),
         "A bakery bakes {a} trays with {b} rolls on each tray and sells {c} rolls. How many rolls does it still have?",
     ),
-    reserved(
+    reserved_wording(
         "story-stamps",
-        Form::Story("a * b + c"),
+        WordingFormat::Story("a * b + c"),
         "Ada fills {a} pages of her album with {b} stamps each and keeps {c} stamps in a tin. How many stamps does she own?",
     ),
-    reserved(
+    reserved_wording(
         "story-votes",
-        Form::Story("a + b + c"),
+        WordingFormat::Story("a + b + c"),
         "Three villages cast {a}, {b} and {c} votes. How many votes were cast together?",
     ),
-    reserved(
+    reserved_wording(
         "story-wages",
-        Form::Story("(a + b) * c"),
+        WordingFormat::Story("(a + b) * c"),
         "A firm employs {a} welders and {b} painters and pays each of them {c} dollars. How many dollars does it pay?",
     ),
-    reserved(
+    reserved_wording(
         "story-gift",
-        Form::Story("a * (b - c)"),
+        WordingFormat::Story("a * (b - c)"),
         "Each of {a} visitors gets {b} coins at the door and gives {c} of them back. How many coins do they keep in all?",
     ),
 ];
@@ -147,59 +155,61 @@ impl Wording {
     pub fn sample(
         term: &Term,
         reserved: bool,
-        words: bool,
+        use_words: bool,
         stories: bool,
         sampler: &mut TaskRng,
     ) -> &'static Wording {
         let wanted = |w: &Wording| {
             w.reserved == reserved
-                && (w.form == Form::Symbols) != words
-                && (stories || !matches!(w.form, Form::Story(_)))
+                && (w.format == WordingFormat::Symbols) != use_words
+                && (stories || !matches!(w.format, WordingFormat::Story(_)))
         };
         let fitting: Vec<&Wording> = WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
         // Symbols and nested phrases fit every term, so the list is never empty.
-        fitting[sampler.below(fitting.len())]
+        fitting[sampler.uniform_index(fitting.len())]
     }
 
     /// Returns the term in the order in which the wording names its parts.
-    pub fn ordered(&self, term: Term) -> Term {
-        if self.form == Form::Nested { term.factor_first() } else { term }
+    pub fn reorder(&self, term: Term) -> Term {
+        if self.format == WordingFormat::Nested { term.factor_first() } else { term }
     }
 
     /// Returns the name of the wording's format.
-    pub fn form_name(&self) -> &'static str {
-        match self.form {
-            Form::Symbols => "symbols",
-            Form::Nested => "nested",
-            Form::Spoken => "spoken",
-            Form::Steps => "steps",
-            Form::Story(_) => "story",
+    pub fn format_name(&self) -> &'static str {
+        match self.format {
+            WordingFormat::Symbols => "symbols",
+            WordingFormat::Nested => "nested",
+            WordingFormat::Spoken => "spoken",
+            WordingFormat::Steps => "steps",
+            WordingFormat::Story(_) => "story",
         }
     }
 
     fn fits(&self, term: &Term) -> bool {
-        match self.form {
-            Form::Symbols | Form::Nested => true,
-            Form::Spoken | Form::Steps => term.steps().is_some() && !term.symbols("*").contains('('),
-            Form::Story(shape) => term.shape() == shape && term.value() >= 0,
+        match self.format {
+            WordingFormat::Symbols | WordingFormat::Nested => true,
+            WordingFormat::Spoken | WordingFormat::Steps => {
+                term.steps().is_some() && !term.symbols("*").contains('(')
+            }
+            WordingFormat::Story(shape) => term.shape() == shape && term.value() >= 0,
         }
     }
 
     /// Returns the text of the question.
     pub fn render(&self, term: &Term, sampler: &mut TaskRng) -> String {
-        match self.form {
-            Form::Symbols => {
-                let times = ["*", "×"][sampler.below(2)];
+        match self.format {
+            WordingFormat::Symbols => {
+                let times = ["*", "×"][sampler.uniform_index(2)];
                 self.text.replace("{}", &term.symbols(times))
             }
-            Form::Nested => self.text.replace("{}", &phrase(term)),
-            Form::Spoken => self.text.replace("{}", &spoken(term)),
-            Form::Steps => {
+            WordingFormat::Nested => self.text.replace("{}", &phrase(term)),
+            WordingFormat::Spoken => self.text.replace("{}", &spoken_phrase(term)),
+            WordingFormat::Steps => {
                 let (first, steps) = term.steps().unwrap_or_default();
                 let steps: Vec<String> = steps.iter().map(|&(o, n)| step(o, n)).collect();
                 self.text.replace("{first}", &first.to_string()).replace("{}", &steps.join(" "))
             }
-            Form::Story(_) => ["{a}", "{b}", "{c}"]
+            WordingFormat::Story(_) => ["{a}", "{b}", "{c}"]
                 .iter()
                 .zip(term.numbers())
                 .fold(self.text.to_owned(), |text, (name, number)| text.replace(name, &number.to_string())),
@@ -207,39 +217,39 @@ impl Wording {
     }
 }
 
-/// Writes a term like [`nested`], but puts an addition or subtraction of a number at the outermost
+/// Writes a term like [`nested_phrase`], but puts an addition or subtraction of a number at the outermost
 /// level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard to
 /// read.
 fn phrase(term: &Term) -> String {
-    let Term::Binary(operator, left, right) = term else { return nested(term) };
-    match (operator, &**left, &**right) {
+    let Term::Binary(operator, lhs, rhs) = term else { return nested_phrase(term) };
+    match (operator, &**lhs, &**rhs) {
         (Operator::Plus, Term::Binary(..), Term::Number(number)) => {
-            format!("{}, plus {number}", nested(left))
+            format!("{}, plus {number}", nested_phrase(lhs))
         }
         (Operator::Minus, Term::Binary(..), Term::Number(number)) => {
-            format!("{}, minus {number}", nested(left))
+            format!("{}, minus {number}", nested_phrase(lhs))
         }
-        _ => nested(term),
+        _ => nested_phrase(term),
     }
 }
 
 /// Writes a term in prefix words, which are unambiguous without parentheses: the difference of a
 /// and b is a − b.
-fn nested(term: &Term) -> String {
+fn nested_phrase(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),
-        Term::Binary(operator, left, right) => {
-            let (left, right) = (nested(left), nested(right));
+        Term::Binary(operator, lhs, rhs) => {
+            let (lhs, rhs) = (nested_phrase(lhs), nested_phrase(rhs));
             match operator {
-                Operator::Plus => format!("the sum of {left} and {right}"),
-                Operator::Minus => format!("the difference of {left} and {right}"),
-                Operator::Times => format!("the product of {left} and {right}"),
+                Operator::Plus => format!("the sum of {lhs} and {rhs}"),
+                Operator::Minus => format!("the difference of {lhs} and {rhs}"),
+                Operator::Times => format!("the product of {lhs} and {rhs}"),
             }
         }
     }
 }
 
-fn spoken(term: &Term) -> String {
+fn spoken_phrase(term: &Term) -> String {
     term.symbols("times").replace(" + ", " plus ").replace(" - ", " minus ")
 }
 
@@ -258,7 +268,7 @@ mod tests {
 
     fn term(index: u64, operands: usize) -> (Term, TaskRng) {
         let mut sampler = TaskRng::new(2, Purpose::Training, index);
-        let numbers: Vec<i128> = (0..operands).map(|_| 10 + sampler.below(9990) as i128).collect();
+        let numbers: Vec<i128> = (0..operands).map(|_| 10 + sampler.uniform_index(9990) as i128).collect();
         (Term::sample(&numbers, &mut sampler), sampler)
     }
 
@@ -287,7 +297,7 @@ mod tests {
     fn reserved_wordings_differ_from_training_wordings() {
         for a in WORDINGS.iter().filter(|w| w.reserved) {
             for b in WORDINGS.iter().filter(|w| !w.reserved) {
-                assert!(a.text != b.text || a.form != b.form, "{} {}", a.id, b.id);
+                assert!(a.text != b.text || a.format != b.format, "{} {}", a.id, b.id);
             }
         }
     }
@@ -296,15 +306,18 @@ mod tests {
     fn words_describe_the_term() {
         let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(12), number(7));
-        let product = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
+        let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
         let difference = Term::Binary(Operator::Minus, number(40), Box::new(sum.clone()));
-        assert_eq!(nested(&product), "the product of the sum of 12 and 7 and 3");
-        assert_eq!(phrase(&product.clone().factor_first()), "the product of 3 and the sum of 12 and 7");
+        assert_eq!(nested_phrase(&multiplication), "the product of the sum of 12 and 7 and 3");
+        assert_eq!(
+            phrase(&multiplication.clone().factor_first()),
+            "the product of 3 and the sum of 12 and 7"
+        );
         assert_eq!(difference.clone().factor_first(), difference);
         let rest = Term::Binary(Operator::Minus, Box::new(sum.clone()), number(3));
         assert_eq!(phrase(&rest), "the sum of 12 and 7, minus 3");
         assert_eq!(phrase(&difference), "the difference of 40 and the sum of 12 and 7");
-        assert_eq!(spoken(&sum), "12 plus 7");
+        assert_eq!(spoken_phrase(&sum), "12 plus 7");
         let find = |id: &str| WORDINGS.iter().find(|w| w.id == id).unwrap();
         let mut sampler = TaskRng::new(0, Purpose::Training, 0);
         let steps = find("steps-start");
@@ -312,11 +325,11 @@ mod tests {
         assert!(!steps.fits(&difference));
         // "12 plus 7 times 3" would denote another number.
         assert!(
-            !steps.fits(&product)
-                && !find("spoken-what-is").fits(&product)
+            !steps.fits(&multiplication)
+                && !find("spoken-what-is").fits(&multiplication)
                 && find("spoken-what-is").fits(&sum)
         );
-        assert_eq!((difference.grouping(), product.grouping()), ("·(··)".into(), "(··)·".into()));
-        assert!(find("story-tickets").fits(&product) && !find("story-tickets").fits(&difference));
+        assert_eq!((difference.grouping(), multiplication.grouping()), ("·(··)".into(), "(··)·".into()));
+        assert!(find("story-tickets").fits(&multiplication) && !find("story-tickets").fits(&difference));
     }
 }

@@ -48,18 +48,18 @@ impl Arguments {
     ///
     /// # Errors
     /// Returns an error under the conditions of [`Arguments::check`].
-    pub fn accepted(&self, arguments: &Map<String, Value>) -> Result<Map<String, Value>, String> {
-        let given = self.given(arguments);
-        self.check(&given).map(|()| given)
+    pub fn validate(&self, arguments: &Map<String, Value>) -> Result<Map<String, Value>, String> {
+        let checked = self.remove_nulls(arguments);
+        self.check(&checked).map(|()| checked)
     }
 
     /// Removes arguments that are null, optional and cannot be null: models write null for an omitted
     /// argument.
-    fn given(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
+    fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
         let is_none =
             |name: &str, value: &Value| value.is_null() && self.never_null.iter().any(|known| known == name);
-        let given = arguments.iter().filter(|(name, value)| !is_none(name, value));
-        given.map(|(name, value)| (name.clone(), value.clone())).collect()
+        let non_null = arguments.iter().filter(|(name, value)| !is_none(name, value));
+        non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
 
     /// Returns the names of the arguments, in the order of the schema.
@@ -76,7 +76,7 @@ impl Arguments {
         let arguments = Value::Object(arguments.clone());
         let errors: Vec<ValidationError<'_>> = self.validator.iter_errors(&arguments).collect();
         let Some(error) = first(&errors) else { return Ok(()) };
-        let mut why = match described(error) {
+        let mut why = match describe_error(error) {
             why if error.instance_path().as_str().is_empty() => {
                 let known_names = match &self.names[..] {
                     [] => "there are no arguments".to_owned(),
@@ -107,13 +107,13 @@ fn first<'e, 'i>(errors: &'e [ValidationError<'i>]) -> Option<&'e ValidationErro
 }
 
 /// Describes an error with the path of the value and all permitted choices.
-fn described(error: &ValidationError<'_>) -> String {
+fn describe_error(error: &ValidationError<'_>) -> String {
     let path = error.instance_path().as_str().trim_start_matches('/').replace('/', ".");
     let why = match error.kind() {
         ValidationErrorKind::Enum { options } => {
             let options = options.as_array().map_or(&[][..], Vec::as_slice);
             let options: Vec<String> = options.iter().map(Value::to_string).collect();
-            format!("{} is not one of {}", shown(error.instance()), options.join(", "))
+            format!("{} is not one of {}", shorten(error.instance()), options.join(", "))
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
             // The caller has passed a value, so the message need not mention that null is permitted.
@@ -122,7 +122,7 @@ fn described(error: &ValidationError<'_>) -> String {
             };
             let mut whys: Vec<String> = Vec::new();
             for error in context.iter().filter_map(|errors| first(errors)).filter(|error| !is_null(error)) {
-                let why = described(error);
+                let why = describe_error(error);
                 if !whys.contains(&why) {
                     whys.push(why);
                 }
@@ -138,7 +138,7 @@ fn described(error: &ValidationError<'_>) -> String {
 }
 
 /// Returns a value as JSON, truncated because the model may have written a value of any length.
-fn shown(value: &Value) -> String {
+fn shorten(value: &Value) -> String {
     let text = value.to_string();
     match text.char_indices().nth(MAX_ERROR_CHARS / 5) {
         Some((end, _)) => format!("{}…", &text[..end]),
@@ -165,8 +165,9 @@ mod tests {
             "required": ["city"],
         });
         let arguments = Arguments::new(&schema).unwrap();
-        let given = json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
-        let kept = arguments.given(given.as_object().unwrap());
+        let arguments_with_nulls =
+            json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
+        let kept = arguments.remove_nulls(arguments_with_nulls.as_object().unwrap());
         assert_eq!(
             Value::Object(kept.clone()),
             json!({ "city": null, "near": null, "any": null, "x": null })

@@ -102,7 +102,7 @@ impl Session for Calculator {
         vec![Self::spec()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         self.parallel
     }
 

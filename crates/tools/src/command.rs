@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use async_trait::async_trait;
-use levade_process::{Launch, Run, Supervisor, Tail, describe_exit};
+use levade_process::{Launch, ProgramRun, Supervisor, Tail, describe_exit};
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -13,10 +13,10 @@ use super::arguments::Arguments;
 use super::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
 /// Number of bytes of output that are kept, separately from the start and from the end.
-const KEPT: usize = 512 << 10;
+const KEPT_OUTPUT_BYTES: usize = 512 << 10;
 
 /// Maximum number of characters of an error message that the model reads.
-const ERRORS: usize = 2000;
+const MAX_ERROR_CHARS: usize = 2000;
 
 /// Exclusive limit on the length of a program argument, in bytes. Linux rejects longer arguments.
 const MAX_ARGUMENT_BYTES: usize = 128 << 10;
@@ -183,9 +183,16 @@ impl CommandTool {
     /// # Errors
     /// Returns an error if the program cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let CommandKeys { folder, environment, .. } = &self.keys;
-        let launch = Launch { dir: folder.clone(), passes: environment.clone(), ..Launch::new(command) };
-        let output = Run::start(&self.supervisor, &launch, input, Tail::new(KEPT, KEPT))?.wait().await?;
+        let CommandKeys { folder: tool_dir, environment, .. } = &self.keys;
+        let launch = Launch { dir: tool_dir.clone(), passes: environment.clone(), ..Launch::new(command) };
+        let output = ProgramRun::start(
+            &self.supervisor,
+            &launch,
+            input,
+            Tail::new(KEPT_OUTPUT_BYTES, KEPT_OUTPUT_BYTES),
+        )?
+        .wait()
+        .await?;
         if let Some(why) = output.start_error() {
             return Err(why);
         }
@@ -198,11 +205,11 @@ impl CommandTool {
             stderr_text = output.stdout.text();
         }
         let stderr_text = stderr_text.trim_end();
-        let from = stderr_text.char_indices().nth_back(ERRORS - 1).map_or(0, |(at, _)| at);
+        let from = stderr_text.char_indices().nth_back(MAX_ERROR_CHARS - 1).map_or(0, |(at, _)| at);
         let stderr_text =
             if from > 0 { format!("…{}", &stderr_text[from..]) } else { stderr_text.to_owned() };
-        let how = format!("{name} failed ({})", describe_exit(output.code));
-        let text = if stderr_text.is_empty() { how } else { format!("{how}: {stderr_text}") };
+        let exit_text = format!("{name} failed ({})", describe_exit(output.code));
+        let text = if stderr_text.is_empty() { exit_text } else { format!("{exit_text}: {stderr_text}") };
         Ok(ToolOutput::error(CallError::Failed, text))
     }
 }
@@ -263,12 +270,12 @@ impl Session for CommandTool {
         vec![self.spec.clone()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let command = match self.arguments.accepted(arguments).and_then(|given| self.command(&given)) {
+        let command = match self.arguments.validate(arguments).and_then(|checked| self.command(&checked)) {
             Ok(command) => command,
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };

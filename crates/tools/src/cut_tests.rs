@@ -7,13 +7,13 @@ fn chat() -> Arc<Chat> {
     Arc::new(levade_text::testing::tiny_chat().unwrap())
 }
 
-fn by_characters(max: usize, side: Side) -> Cut {
-    Cut { characters: Some(max), tokens: None, side }
+fn by_characters(max: usize, side: Side) -> ResultTruncation {
+    ResultTruncation { characters: Some(max), tokens: None, side }
 }
 
 #[test]
 fn cut_counts_omitted_characters_on_each_side() {
-    let of = |max, side| by_characters(max, side).of("äbcdefgh");
+    let of = |max, side| by_characters(max, side).truncate("äbcdefgh");
     let line = "[… 4 characters are left out here …]";
     assert_eq!(of(4, Side::Right), Some(format!("äbcd\n{line}")));
     assert_eq!(of(4, Side::Left), Some(format!("{line}\nefgh")));
@@ -21,7 +21,7 @@ fn cut_counts_omitted_characters_on_each_side() {
     assert_eq!(of(8, Side::Middle), None);
     assert_eq!(of(0, Side::Middle), Some("[… 8 characters are left out here …]".into()));
     assert_eq!(
-        by_characters(3, Side::Right).of("ab\ncd").unwrap().lines().nth(1).unwrap().chars().next(),
+        by_characters(3, Side::Right).truncate("ab\ncd").unwrap().lines().nth(1).unwrap().chars().next(),
         Some('[')
     );
 }
@@ -31,8 +31,8 @@ fn token_limit_uses_model_tokenizer() {
     let chat = chat();
     let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
     for side in [Side::Left, Side::Right, Side::Middle] {
-        let truncation = Cut { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
-        let shortened = truncation.of(&text).unwrap();
+        let truncation = ResultTruncation { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
+        let shortened = truncation.truncate(&text).unwrap();
         let (before, rest) = shortened.split_once("[… ").unwrap();
         let after = rest.split_once("…]").unwrap().1;
         let kept = chat.tokenizer().encode(before.trim_end_matches('\n')).len()
@@ -41,19 +41,25 @@ fn token_limit_uses_model_tokenizer() {
         assert!(text.starts_with(before.trim_end()) && text.ends_with(after.trim_start()), "{shortened}");
     }
     let all = chat.tokenizer().encode(&text).len();
-    let truncation =
-        |max| Cut { characters: None, tokens: Some((max, Arc::clone(&chat))), side: Side::Right };
-    assert_eq!(truncation(all).of(&text), None);
-    assert!(truncation(all - 1).of(&text).is_some());
+    let truncation = |max| ResultTruncation {
+        characters: None,
+        tokens: Some((max, Arc::clone(&chat))),
+        side: Side::Right,
+    };
+    assert_eq!(truncation(all).truncate(&text), None);
+    assert!(truncation(all - 1).truncate(&text).is_some());
 }
 
 #[test]
 fn tighter_of_two_limits_applies() {
     let text = "word ".repeat(1000);
-    let both =
-        |characters| Cut { characters: Some(characters), tokens: Some((20, chat())), side: Side::Right };
-    assert_eq!(both(10).of(&text), by_characters(10, Side::Right).of(&text));
-    assert_eq!(both(4000).of(&text), Cut { characters: None, ..both(0) }.of(&text));
+    let both = |characters| ResultTruncation {
+        characters: Some(characters),
+        tokens: Some((20, chat())),
+        side: Side::Right,
+    };
+    assert_eq!(both(10).truncate(&text), by_characters(10, Side::Right).truncate(&text));
+    assert_eq!(both(4000).truncate(&text), ResultTruncation { characters: None, ..both(0) }.truncate(&text));
 }
 
 #[test]
@@ -81,8 +87,8 @@ proptest! {
         text in "\\PC{0,200}", most in 0usize..60, tokens in 0usize..30, side in 0..3,
     ) {
         let side = [Side::Left, Side::Right, Side::Middle][side as usize];
-        let cut = Cut { characters: Some(most), tokens: Some((tokens, chat())), side };
-        match cut.of(&text) {
+        let cut = ResultTruncation { characters: Some(most), tokens: Some((tokens, chat())), side };
+        match cut.truncate(&text) {
             None => prop_assert!(text.chars().count() <= most),
             Some(shortened) => {
                 let marker = shortened.split_once("[… ").map(|(before, rest)| (before, rest.split_once(" …]").unwrap()));

@@ -89,7 +89,7 @@ pub(super) struct HelperCaller {
 
 /// Time before the end of the attempt at which its helpers must finish, so that they are recorded with
 /// it.
-const BEFORE_THE_END: Duration = Duration::from_secs(1);
+const END_GRACE: Duration = Duration::from_secs(1);
 
 impl HelperCaller {
     pub fn new(slot: HelperSlot, toolbox: &str, context: &ToolContext) -> Self {
@@ -105,7 +105,7 @@ impl HelperCaller {
     ///
     /// # Errors
     /// Returns an error if the slot is empty.
-    pub async fn ask(&self, question: String, timeout: Option<Duration>) -> Result<Branch, String> {
+    pub async fn request_help(&self, question: String, timeout: Option<Duration>) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
             return Err(format!("the agent {} is not running here", self.slot.agent));
         };
@@ -116,7 +116,7 @@ impl HelperCaller {
         let stream = self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
         let ToolContext { attempt, task, seed, params, deadline, .. } = &self.context;
         let remaining = deadline.saturating_sub(self.opened.elapsed());
-        let remaining = remaining.saturating_sub(BEFORE_THE_END.min(remaining / 10));
+        let remaining = remaining.saturating_sub(END_GRACE.min(remaining / 10));
         let request = HelpRequest {
             id: format!("{attempt}/{requested}"),
             task: Task { question, messages: Vec::new(), agent: None, ..task.clone() },

@@ -56,28 +56,28 @@
 
 mod arguments;
 mod calculator;
+mod call_limits;
 mod command;
-mod condensed;
-mod cut;
-mod delayed;
+mod delay;
 mod helper;
-mod limited;
 mod mcp;
+mod middleware;
 mod nested;
 mod observation;
 mod offer;
 mod output;
 mod permit;
 mod python;
+mod result_summary;
 mod sandbox;
 mod search;
 mod set;
 mod sub_agent;
 #[cfg(test)]
 mod testing;
-mod used;
+mod truncation;
+mod usage;
 mod web;
-mod wrapped;
 
 use std::ops::Deref;
 use std::sync::Arc;
@@ -93,23 +93,23 @@ use serde_json::{Map, Value};
 use levade_tasks::Task;
 
 pub use calculator::{Calculator, CalculatorKeys};
+pub use call_limits::{CallLimits, LimitedToolbox};
 pub use command::{CommandKeys, CommandTool};
-pub use condensed::{CondenseKeys, SummarizedToolbox};
-pub use cut::{Cut, Shortened, Side};
-pub use delayed::Delayed;
+pub use delay::DelayedToolbox;
 pub use helper::{HelpRequest, Helper, HelperSlot};
-pub use limited::{CallLimits, Limited};
 pub use mcp::{Mcp, McpKeys};
-pub use nested::too_deep;
-pub use observation::{COUNTED, Observation, ObservationKind};
+pub use nested::depth_error;
+pub use observation::{COMMON_METRICS, Observation, ObservationKind};
 pub use output::{Branch, CallError, ToolOutput};
 pub use permit::Permit;
 pub use python::{PythonKeys, PythonTools};
+pub use result_summary::{CondenseKeys, SummarizedToolbox};
 pub use sandbox::{CodeTool, SandboxKeys};
 pub use search::{SearchKeys, SearchTool};
 pub use set::{OpenTools, ToolSet};
 pub use sub_agent::{SubAgent, SubAgentKeys};
-pub use used::Used;
+pub use truncation::{ResultTruncation, Side, TruncatingToolbox};
+pub use usage::Usage;
 pub use web::{Endpoint, HttpKeys, McpapiKeys, Node};
 
 /// Configuration of a toolbox in a recipe: its kind and options.
@@ -139,7 +139,7 @@ pub enum ToolKind {
 impl ToolKind {
     /// Returns the kinds that an agent can list without a `[[tool]]` table, because all their options
     /// have defaults.
-    pub fn plain() -> [ToolKind; 2] {
+    pub fn default_kinds() -> [ToolKind; 2] {
         [ToolKind::Calculator(CalculatorKeys::default()), ToolKind::Sandbox(SandboxKeys::default())]
     }
 
@@ -236,7 +236,7 @@ pub enum OptionError {
 
 impl OptionError {
     /// Returns an error that names `key`, its `value` and the permitted `range` unless `ok`.
-    fn unless(
+    fn ensure(
         ok: bool,
         key: &'static str,
         value: impl ToString,
@@ -310,7 +310,7 @@ pub trait Toolbox: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if a resource cannot be started. Then no attempt can start.
-    async fn ready(&self) -> Result<(), ToolError> {
+    async fn check_ready(&self) -> Result<(), ToolError> {
         Ok(())
     }
 
@@ -322,7 +322,7 @@ pub trait Toolbox: Send + Sync {
 
     /// Describes the state of an opening that timed out, as a suffix for the error. Empty if nothing is
     /// known.
-    fn late(&self) -> String {
+    fn timeout_detail(&self) -> String {
         String::new()
     }
 }
@@ -336,13 +336,13 @@ pub trait Session: Send + Sync {
 
     /// Returns whether calls of `tool` can run concurrently with other calls. If not, a call starts
     /// only after all earlier calls of the turn have finished, and no other call runs at the same time.
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         false
     }
 
     /// Returns whether a call of `tool` has an effect even if the model does not read the result, such
     /// as a move in a game. Calls of other tools are skipped in the last turn of an attempt.
-    fn acts(&self, _tool: &str) -> bool {
+    fn has_effect(&self, _tool: &str) -> bool {
         false
     }
 
@@ -371,13 +371,18 @@ pub trait Session: Send + Sync {
 
     /// Describes the state of a call that timed out, as a suffix for the observation. Empty if nothing
     /// is known.
-    fn late(&self) -> String {
+    fn timeout_detail(&self) -> String {
         String::new()
     }
 
     /// Post-processes the tool result of a call. This step has no timeout of its own; it is cancelled
     /// when the attempt ends.
-    async fn after(&self, _tool: &str, _arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
+    async fn post_process(
+        &self,
+        _tool: &str,
+        _arguments: &Map<String, Value>,
+        output: ToolOutput,
+    ) -> ToolOutput {
         output
     }
 
@@ -386,7 +391,7 @@ pub trait Session: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the input cannot be collected.
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
         Ok(Map::new())
     }
 
@@ -414,7 +419,7 @@ pub enum ToolError {
     #[error(
         "the task {task} selects the tool {name:?} (extra_info.tool_selection), which its agent does not have; it has {known}"
     )]
-    Selected {
+    UnknownSelection {
         /// Id of the task.
         task: String,
         /// Name of the selected tool.
@@ -432,7 +437,7 @@ pub enum ToolError {
     },
     /// A session did not return its input for scorers.
     #[error("tool {tool:?} gave no evidence: {why}")]
-    Evidence {
+    ScorerInput {
         /// Name of the toolbox.
         tool: String,
         /// Reason for the failure.

@@ -17,7 +17,7 @@ fn depth(value: &Value) -> usize {
 }
 
 /// Returns why a value is nested too deeply for the store, or `None` if it can be stored.
-pub fn too_deep(value: &Value) -> Option<String> {
+pub fn depth_error(value: &Value) -> Option<String> {
     let depth = depth(value);
     (depth > MAX_NESTING).then(|| format!("it is nested {depth} deep, and {MAX_NESTING} can be kept"))
 }

@@ -5,14 +5,14 @@ use std::collections::BTreeMap;
 use levade_text::{Message, ToolCall};
 use levade_tree::CallCounts;
 
-use super::{Branch, CallError, Cut, ToolOutput};
+use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
 /// Maximum number of characters of an observation, for every tool. The middle of a longer one is left
 /// out. Models do not read that much, and tokenizing it would take long. Some tools have a lower limit.
 const MAX_BYTES: usize = 2_000_000;
 
 /// Names of the metrics that every toolbox has: the number of calls, and the number of failed calls.
-pub const COUNTED: [&str; 2] = ["calls", "errors"];
+pub const COMMON_METRICS: [&str; 2] = ["calls", "errors"];
 
 /// Text that the model reads after a tool call, with the other effects of the call.
 #[derive(Debug, Clone, PartialEq)]
@@ -27,12 +27,12 @@ pub struct Observation {
     pub kind: ObservationKind,
     /// Reward for the turn.
     pub reward: Option<f64>,
-    /// Metrics of the call by name, without those that are counted for every toolbox ([`COUNTED`]).
+    /// Metrics of the call by name, without those that are counted for every toolbox ([`COMMON_METRICS`]).
     pub metrics: BTreeMap<String, f64>,
     /// Final answer of the attempt, if the call ended the attempt.
     pub ends: Option<String>,
     /// Failure of the tool itself, which is reported to the user. `None` if the tool works.
-    pub trouble: Option<String>,
+    pub failure: Option<String>,
     /// Whether the attempt must end because of this failure.
     pub breaks: bool,
     /// Conversations of the agents that the tool called.
@@ -85,14 +85,14 @@ impl Observation {
             reward: None,
             metrics: BTreeMap::new(),
             ends: None,
-            trouble: None,
+            failure: None,
             breaks: false,
             branches: Vec::new(),
         }
     }
 
     /// Creates an observation from a tool result.
-    pub(super) fn of(output: ToolOutput) -> Self {
+    pub(super) fn from_output(output: ToolOutput) -> Self {
         let kind = match output.error {
             None => ObservationKind::Ok,
             Some(CallError::BadArguments) => ObservationKind::BadArguments,
@@ -100,30 +100,39 @@ impl Observation {
             Some(CallError::Late) => ObservationKind::Timeout,
         };
         let text = output.read();
-        let text = Cut { characters: Some(MAX_BYTES), ..Cut::default() }.of(&text).unwrap_or(text);
-        let mut of = Self::new(kind, text);
+        let text = ResultTruncation { characters: Some(MAX_BYTES), ..ResultTruncation::default() }
+            .truncate(&text)
+            .unwrap_or(text);
+        let mut observation = Self::new(kind, text);
         if matches!(output.error, Some(CallError::Unavailable | CallError::Late)) {
-            of.trouble = Some(of.text.clone());
+            observation.failure = Some(observation.text.clone());
         }
         let ToolOutput { reward, metrics, ends, branches, .. } = output;
         // Non-finite numbers cannot be summed or recorded.
-        let unfit =
-            |what: &str, value: f64| format!("its {what} is {value}, which is left out: it must be finite");
+        let unfit = |quantity: &str, value: f64| {
+            format!("its {quantity} is {value}, which is left out: it must be finite")
+        };
         let (mut fit, other): (BTreeMap<_, _>, BTreeMap<_, _>) =
             metrics.into_iter().partition(|(_, value)| value.is_finite());
         if let Some((name, value)) = other.into_iter().next() {
-            of.trouble.get_or_insert_with(|| unfit(&format!("metric {name:?}"), value));
+            observation.failure.get_or_insert_with(|| unfit(&format!("metric {name:?}"), value));
         }
-        for name in COUNTED {
+        for name in COMMON_METRICS {
             if fit.remove(name).is_some() {
                 let why = || format!("its metric {name:?} is left out: this is counted of every toolbox");
-                of.trouble.get_or_insert_with(why);
+                observation.failure.get_or_insert_with(why);
             }
         }
         if let Some(reward) = reward.filter(|reward| !reward.is_finite()) {
-            of.trouble.get_or_insert_with(|| unfit("reward", reward));
+            observation.failure.get_or_insert_with(|| unfit("reward", reward));
         }
-        Observation { reward: reward.filter(|reward| reward.is_finite()), metrics: fit, ends, branches, ..of }
+        Observation {
+            reward: reward.filter(|reward| reward.is_finite()),
+            metrics: fit,
+            ends,
+            branches,
+            ..observation
+        }
     }
 
     /// Returns the message of role `tool` with which the model reads the observation.
@@ -143,23 +152,26 @@ mod tests {
     fn invalid_numbers_are_dropped_and_reported() {
         let metrics = || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
         let output = ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
-        let of = Observation::of(output);
-        assert_eq!((of.reward, of.metrics), (Some(0.5), BTreeMap::from([("rows".to_owned(), 2.0)])));
-        assert!(of.trouble.unwrap().starts_with("its metric \"seconds\" is NaN"));
+        let observation = Observation::from_output(output);
+        assert_eq!(
+            (observation.reward, observation.metrics),
+            (Some(0.5), BTreeMap::from([("rows".to_owned(), 2.0)]))
+        );
+        assert!(observation.failure.unwrap().starts_with("its metric \"seconds\" is NaN"));
         let output = ToolOutput { reward: Some(f64::INFINITY), ..ToolOutput::text("done") };
-        let of = Observation::of(output);
-        assert_eq!((of.reward, of.kind), (None, ObservationKind::Ok));
-        assert!(of.trouble.unwrap().starts_with("its reward is inf"));
+        let observation = Observation::from_output(output);
+        assert_eq!((observation.reward, observation.kind), (None, ObservationKind::Ok));
+        assert!(observation.failure.unwrap().starts_with("its reward is inf"));
         let metrics = BTreeMap::from([("calls".to_owned(), 9.0)]);
-        let of = Observation::of(ToolOutput { metrics, ..ToolOutput::text("done") });
-        assert_eq!((of.metrics.len(), of.kind), (0, ObservationKind::Ok));
-        assert!(of.trouble.unwrap().starts_with("its metric \"calls\" is left out"));
+        let observation = Observation::from_output(ToolOutput { metrics, ..ToolOutput::text("done") });
+        assert_eq!((observation.metrics.len(), observation.kind), (0, ObservationKind::Ok));
+        assert!(observation.failure.unwrap().starts_with("its metric \"calls\" is left out"));
     }
 
     #[test]
     fn oversized_text_omits_middle() {
         let flood = format!("a{}z", "x".repeat(3 * MAX_BYTES));
-        let read = Observation::of(ToolOutput::text(flood)).text;
+        let read = Observation::from_output(ToolOutput::text(flood)).text;
         assert!(read.starts_with("ax") && read.ends_with("xz") && read.len() < MAX_BYTES + 100);
         assert!(read.contains("[… 4000002 characters are left out here …]"));
     }
@@ -167,20 +179,20 @@ mod tests {
     #[test]
     fn error_prefix_is_added_once() {
         for text in ["no city", "Error: no city"] {
-            let of = Observation::of(ToolOutput::error(CallError::Failed, text));
-            assert_eq!(of.text, "Error: no city");
+            let observation = Observation::from_output(ToolOutput::error(CallError::Failed, text));
+            assert_eq!(observation.text, "Error: no city");
         }
     }
 
     #[test]
     fn only_unavailable_tool_is_reported_as_failure() {
-        let of = |error| Observation::of(ToolOutput::error(error, "no"));
-        assert_eq!(of(CallError::BadArguments).kind, ObservationKind::BadArguments);
-        let (failed, unavailable) = (of(CallError::Failed), of(CallError::Unavailable));
-        assert_eq!((failed.kind, failed.trouble), (ObservationKind::Failed, None));
+        let observation = |error| Observation::from_output(ToolOutput::error(error, "no"));
+        assert_eq!(observation(CallError::BadArguments).kind, ObservationKind::BadArguments);
+        let (failed, unavailable) = (observation(CallError::Failed), observation(CallError::Unavailable));
+        assert_eq!((failed.kind, failed.failure), (ObservationKind::Failed, None));
         assert_eq!(unavailable.kind, ObservationKind::Failed);
         assert_eq!(
-            (unavailable.text.as_str(), unavailable.trouble.as_deref()),
+            (unavailable.text.as_str(), unavailable.failure.as_deref()),
             ("Error: no", Some("Error: no"))
         );
     }

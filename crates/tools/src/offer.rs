@@ -10,7 +10,7 @@ use super::ToolError;
 
 /// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool of
 /// the same name.
-pub(super) const BETWEEN: &str = "__";
+pub(super) const NAME_SEPARATOR: &str = "__";
 
 /// The tools of an agent, as the model sees them.
 #[derive(Debug, Clone, PartialEq, Default)]
@@ -36,7 +36,7 @@ impl Offer {
         for (at, (toolbox, own)) in boxes.iter().enumerate() {
             for spec in own {
                 let name = if clashes(at, &spec.name) {
-                    format!("{toolbox}{BETWEEN}{}", spec.name)
+                    format!("{toolbox}{NAME_SEPARATOR}{}", spec.name)
                 } else {
                     spec.name.clone()
                 };
@@ -51,7 +51,7 @@ impl Offer {
     }
 
     /// Returns the tools of the toolbox with index `at`, with their own names.
-    pub fn of_toolbox(&self, at: usize) -> Vec<ToolSpec> {
+    pub fn toolbox_tools(&self, at: usize) -> Vec<ToolSpec> {
         let all = self.specs.iter().zip(&self.origins).filter(|(_, (toolbox, _))| *toolbox == at);
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
@@ -77,12 +77,12 @@ pub(super) enum Offers {
     /// All tools are known in advance and are the same for every task.
     Fixed(Arc<Offer>),
     /// Tools become known when a session is opened.
-    Found(Mutex<Found>),
+    Found(Mutex<DiscoveredOffers>),
 }
 
 /// Lists that were found by opening sessions.
 #[derive(Debug, Default)]
-pub(super) struct Found {
+pub(super) struct DiscoveredOffers {
     /// The first list. It is used for tasks that have not been attempted yet.
     first: Option<Arc<Offer>>,
     /// Lists by task id.
@@ -101,23 +101,23 @@ impl Offers {
         now: impl FnOnce() -> Result<Offer, ToolError>,
     ) -> Result<Arc<Offer>, ToolError> {
         let found = match self {
-            Offers::Fixed(offer) => return Ok(selected(offer, task)),
+            Offers::Fixed(offer) => return Ok(selected_tools(offer, task)),
             Offers::Found(found) => found,
         };
         let now = now()?;
         let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
-        let Found { first, by_task } = &mut *found;
+        let DiscoveredOffers { first, by_task } = &mut *found;
         let first = first.get_or_insert_with(|| Arc::new(now.clone()));
         // Most toolboxes offer the same tools for every task, so that list is stored once.
         let now = || if **first == now { first.clone() } else { Arc::new(now) };
         let offer = by_task.entry(task.id.clone()).or_insert_with(now).clone();
-        Ok(selected(&offer, task))
+        Ok(selected_tools(&offer, task))
     }
 
     /// Returns the list for a task. If the task has none, returns the first list of any task, or `None`
     /// if there is none.
-    pub fn known(&self, task: &Task) -> Option<Arc<Offer>> {
-        self.full_offer(task).map(|offer| selected(&offer, task))
+    pub fn offer_for(&self, task: &Task) -> Option<Arc<Offer>> {
+        self.full_offer(task).map(|offer| selected_tools(&offer, task))
     }
 
     /// Sets the list for tasks that have not been attempted, unless an attempt has already found one.
@@ -142,7 +142,7 @@ impl Offers {
         };
         match selection.iter().find(|name| !knows(name)) {
             None => Ok(()),
-            Some(name) => Err(ToolError::Selected {
+            Some(name) => Err(ToolError::UnknownSelection {
                 task: task.id.clone(),
                 name: (*name).to_owned(),
                 known: offer.specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", "),
@@ -164,7 +164,7 @@ impl Offers {
 
 /// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes' own
 /// names. Tasks without a selection share the list.
-fn selected(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
+fn selected_tools(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
     let Some(selection) = task.tool_selection() else { return offer.clone() };
     let all = offer.specs.iter().zip(&offer.origins);
     let kept = all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
@@ -231,7 +231,7 @@ mod tests {
                 (json!(null), vec!["web__search", "open", "wiki__search"]),
             ] {
                 let task = task("a", json!({ "extra_info": { "tool_selection": selection } }));
-                assert_eq!(names(&offers.known(&task).unwrap()), want);
+                assert_eq!(names(&offers.offer_for(&task).unwrap()), want);
                 assert_eq!(names(&offers.freeze(&task, full_offer).unwrap()), want);
                 offers.check(&task).unwrap();
             }
@@ -248,14 +248,14 @@ mod tests {
     fn tool_list_of_task_is_frozen() {
         let offers = Offers::Found(Mutex::default());
         let of = |id| task(id, json!({}));
-        assert_eq!(offers.known(&of("a")), None);
+        assert_eq!(offers.offer_for(&of("a")), None);
         let freeze =
             |task, names: &[&str]| offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap();
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);
-        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["x"]);
+        assert_eq!(names(&offers.offer_for(&of("b")).unwrap()), ["x"]);
         assert_eq!(names(&freeze("b", &["y"])), ["y"]);
-        assert_eq!(names(&offers.known(&of("b")).unwrap()), ["y"]);
+        assert_eq!(names(&offers.offer_for(&of("b")).unwrap()), ["y"]);
         assert!(Arc::ptr_eq(&freeze("c", &["x"]), &first));
     }
 }

@@ -8,13 +8,13 @@ pub struct Permit(Vec<OwnedSemaphorePermit>);
 
 impl Permit {
     /// Adds a semaphore permit.
-    pub fn hold(&mut self, permit: OwnedSemaphorePermit) {
+    pub fn add(&mut self, permit: OwnedSemaphorePermit) {
         self.0.push(permit);
     }
 
     /// Returns a permit that holds the semaphore permits of both.
     #[must_use]
-    pub fn and(mut self, other: Permit) -> Permit {
+    pub fn merge(mut self, other: Permit) -> Permit {
         self.0.extend(other.0);
         self
     }

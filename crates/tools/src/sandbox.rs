@@ -8,7 +8,9 @@ use std::sync::Arc;
 use async_trait::async_trait;
 use levade_process::Supervisor;
 use levade_sandbox::service::{CellResponse, CommandStatus, JupyterResponse, RunJupyter};
-use levade_sandbox::{Cell, Demand, Ended, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions};
+use levade_sandbox::{
+    Cell, Demand, EndReason, Limits, Options, Remote, Sandbox, SandboxError, SessionOptions,
+};
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -65,7 +67,7 @@ impl Default for SandboxKeys {
 
 /// Time that a call may take in addition to its code, in seconds: for waiting until other calls finish,
 /// and for starting the interpreter.
-const BESIDES: f64 = 120.0;
+const MAX_OVERHEAD_SECONDS: f64 = 120.0;
 
 impl SandboxKeys {
     /// Returns the limits of a call whose code may run for `seconds`. `None` means the default of
@@ -96,7 +98,7 @@ impl ToolOptions for SandboxKeys {
     }
 
     fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
-        Some(self.limits(seconds).seconds + BESIDES)
+        Some(self.limits(seconds).seconds + MAX_OVERHEAD_SECONDS)
     }
 
     fn check(&self, seconds: Option<f64>) -> Result<(), OptionError> {
@@ -108,14 +110,14 @@ impl ToolOptions for SandboxKeys {
                 Some("output_bytes") => ("output_bytes", self.output_bytes.to_string()),
                 _ => ("seconds", limits.seconds.to_string()),
             };
-            OptionError::unless(false, key, value, range)?;
+            OptionError::ensure(false, key, value, range)?;
         }
         let Some(url) = &self.url else { return Ok(()) };
         let is_http = url.starts_with("http://") || url.starts_with("https://");
         let range = "an address that begins with http:// or https://";
-        OptionError::unless(is_http, "url", format!("\"{url}\""), range)?;
+        OptionError::ensure(is_http, "url", format!("\"{url}\""), range)?;
         let range = "false where there is a `url`: each call there is for itself";
-        OptionError::unless(!self.persistent, "persistent", true, range)
+        OptionError::ensure(!self.persistent, "persistent", true, range)
     }
 
     fn toolbox(
@@ -229,7 +231,7 @@ impl Toolbox for CodeTool {
         Some(vec![self.spec()])
     }
 
-    async fn ready(&self) -> Result<(), ToolError> {
+    async fn check_ready(&self) -> Result<(), ToolError> {
         let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
         self.sandbox().await.map(drop).map_err(wrong)
     }
@@ -247,25 +249,25 @@ impl Toolbox for CodeTool {
             .map(|url| Remote::new(url, self.key.clone()))
             .transpose()
             .map_err(wrong)?;
-        Ok(Box::new(Open { tool: self.clone(), kept: Mutex::new(kept), remote }))
+        Ok(Box::new(CodeSession { tool: self.clone(), session: Mutex::new(kept), remote }))
     }
 }
 
 /// A session of the tool for one attempt.
-struct Open {
+struct CodeSession {
     tool: CodeTool,
     /// The interpreter, if variables persist.
-    kept: Mutex<Option<levade_sandbox::Session>>,
+    session: Mutex<Option<levade_sandbox::Session>>,
     remote: Option<Remote>,
 }
 
 #[async_trait]
-impl Session for Open {
+impl Session for CodeSession {
     fn specs(&self) -> Vec<ToolSpec> {
         vec![self.tool.spec()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         !self.tool.is_persistent()
     }
 
@@ -275,18 +277,19 @@ impl Session for Open {
             Err(why) => return ToolOutput::error(CallError::BadArguments, why),
         };
         let limits = &self.tool.limits;
-        let said = match &self.remote {
-            Some(remote) => {
-                remote.run_jupyter(&request(code, limits)).await.map(|answer| CellOutput::of(&answer))
-            }
+        let cell_output = match &self.remote {
+            Some(remote) => remote
+                .run_jupyter(&request(code, limits))
+                .await
+                .map(|answer| CellOutput::from_response(&answer)),
             None if self.tool.is_persistent() => {
-                self.kept(code).await.map(|cell| CellOutput::from_cell(&cell))
+                self.run_persistent(code).await.map(|cell| CellOutput::from_cell(&cell))
             }
-            None => self.alone(code).await.map(|cell| CellOutput::from_cell(&cell)),
+            None => self.run_fresh(code).await.map(|cell| CellOutput::from_cell(&cell)),
         };
-        match said {
-            Ok(said) => said.output(limits, self.tool.is_persistent()),
-            Err(error) => counted(
+        match cell_output {
+            Ok(cell_output) => cell_output.output(limits, self.tool.is_persistent()),
+            Err(error) => count_metric(
                 ToolOutput::error(CallError::Unavailable, format!("the code was not run: {error}")),
                 "unavailable",
             ),
@@ -294,24 +297,24 @@ impl Session for Open {
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
-        let Some(session) = self.kept.get_mut().take() else { return Ok(()) };
+        let Some(session) = self.session.get_mut().take() else { return Ok(()) };
         let wrong =
             |error: SandboxError| ToolError::Close { tool: self.tool.name.clone(), why: error.to_string() };
         session.finish().await.map(drop).map_err(wrong)
     }
 }
 
-impl Open {
+impl CodeSession {
     /// Runs code in the persistent interpreter of the attempt.
-    async fn kept(&self, code: &str) -> Result<Cell, SandboxError> {
-        match &mut *self.kept.lock().await {
+    async fn run_persistent(&self, code: &str) -> Result<Cell, SandboxError> {
+        match &mut *self.session.lock().await {
             Some(session) => session.cell(code).await,
             None => Err(SandboxError::Broken("the session is closed".into())),
         }
     }
 
     /// Runs code in a new interpreter.
-    async fn alone(&self, code: &str) -> Result<Cell, SandboxError> {
+    async fn run_fresh(&self, code: &str) -> Result<Cell, SandboxError> {
         let sandbox = self.tool.sandbox().await?;
         let sandbox = sandbox.ok_or_else(|| SandboxError::Broken("it is elsewhere".into()))?;
         self.tool.session(sandbox)?.cell(code).await
@@ -330,7 +333,7 @@ fn request(code: &str, limits: &Limits) -> RunJupyter {
     }
 }
 
-fn counted(mut output: ToolOutput, metric: &str) -> ToolOutput {
+fn count_metric(mut output: ToolOutput, metric: &str) -> ToolOutput {
     *output.metrics.entry(metric.to_owned()).or_default() += 1.0;
     output
 }
@@ -341,7 +344,7 @@ struct CellOutput {
     stderr: String,
     shown: Vec<String>,
     traceback: Option<String>,
-    ended: Option<Ended>,
+    ended: Option<EndReason>,
     is_fresh: bool,
 }
 
@@ -357,7 +360,7 @@ impl CellOutput {
         }
     }
 
-    fn of(answer: &JupyterResponse) -> Self {
+    fn from_response(answer: &JupyterResponse) -> Self {
         let none = CellResponse {
             stdout: String::new(),
             stderr: String::new(),
@@ -371,10 +374,10 @@ impl CellOutput {
         };
         let driver = answer.driver.as_ref();
         let ended = match driver.map(|driver| (driver.status, driver.return_code)) {
-            Some((CommandStatus::TimeLimitExceeded, _)) => Some(Ended::TimeLimit),
+            Some((CommandStatus::TimeLimitExceeded, _)) => Some(EndReason::TimeLimit),
             Some((_, Some(0))) | None => None,
-            Some((_, code @ Some(..=-1))) => code.map(|code| Ended::Signal(-code)),
-            Some((_, code)) => Some(Ended::Exit(code.unwrap_or(1))),
+            Some((_, code @ Some(..=-1))) => code.map(|code| EndReason::Signal(-code)),
+            Some((_, code)) => Some(EndReason::Exit(code.unwrap_or(1))),
         };
         CellOutput {
             stdout: cell.stdout.clone(),
@@ -397,12 +400,18 @@ impl CellOutput {
         parts.extend(self.traceback.clone());
         let lost = if persistent { "; variables are lost" } else { "" };
         let (why, metric) = match self.ended {
-            Some(Ended::TimeLimit) => (format!("stopped after {} seconds", limits.seconds), "time_limits"),
-            Some(Ended::MemoryLimit) => {
+            Some(EndReason::TimeLimit) => {
+                (format!("stopped after {} seconds", limits.seconds), "time_limits")
+            }
+            Some(EndReason::MemoryLimit) => {
                 (format!("stopped: it held more than {} MiB of memory", limits.memory_mb), "memory_limits")
             }
-            Some(Ended::Exit(code)) => (format!("the interpreter ended with exit code {code}"), "crashes"),
-            Some(Ended::Signal(signal)) => (format!("the interpreter died of signal {signal}"), "crashes"),
+            Some(EndReason::Exit(code)) => {
+                (format!("the interpreter ended with exit code {code}"), "crashes")
+            }
+            Some(EndReason::Signal(signal)) => {
+                (format!("the interpreter died of signal {signal}"), "crashes")
+            }
             None => (String::new(), "exceptions"),
         };
         if self.ended.is_some() {
@@ -412,11 +421,11 @@ impl CellOutput {
         let text = text.join("\n");
         let text = if text.is_empty() { "[no output]".to_owned() } else { text };
         let output = if self.ended.is_some() || self.traceback.is_some() {
-            counted(ToolOutput::error(CallError::Failed, text), metric)
+            count_metric(ToolOutput::error(CallError::Failed, text), metric)
         } else {
             ToolOutput::text(text)
         };
-        if self.is_fresh { counted(output, "restarts") } else { output }
+        if self.is_fresh { count_metric(output, "restarts") } else { output }
     }
 }
 

@@ -63,8 +63,8 @@ async fn variables_persist_until_interpreter_is_lost() {
     assert!(text.starts_with("[the interpreter was started afresh: earlier variables are lost]\n"), "{text}");
     assert!(text.ends_with("NameError: name 'x' is not defined"), "{text}");
     assert_eq!(metrics, ["exceptions", "restarts"]);
-    let gone = failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
-    assert_eq!(call(session_ref, "import os; os._exit(3)").await, gone);
+    let unused_address = failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
+    assert_eq!(call(session_ref, "import os; os._exit(3)").await, unused_address);
     let (text, ..) = call(session_ref, "print('y' * 100000)").await;
     assert!(text.contains("bytes are left out") && text.len() < 1200, "{text}");
     session.close().await.unwrap();
@@ -73,7 +73,7 @@ async fn variables_persist_until_interpreter_is_lost() {
 #[tokio::test]
 async fn calls_without_persistence_share_no_variables() {
     let session = open(tool(keys(false))).await;
-    assert!(session.parallel("python"));
+    assert!(session.can_run_parallel("python"));
     assert_eq!(call(&*session, "x = 1; x").await.0, "1");
     assert!(call(&*session, "x").await.0.ends_with("NameError: name 'x' is not defined"));
 }
@@ -115,9 +115,10 @@ async fn service_matches_sandbox_and_outage_is_observed() {
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
     // No server listens at this address: the port belonged to a closed listener.
-    let gone = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
-    let away = open(tool(SandboxKeys { url: Some(format!("http://{gone}")), ..keys(false) })).await;
-    let (text, error, _) = call(&*away, "1").await;
+    let unused_address = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let unreachable =
+        open(tool(SandboxKeys { url: Some(format!("http://{unused_address}")), ..keys(false) })).await;
+    let (text, error, _) = call(&*unreachable, "1").await;
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
 }

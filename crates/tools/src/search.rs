@@ -19,7 +19,7 @@ use super::{
 /// Maximum number of queries in one call, because the model reads the passages of all of them.
 const MAX_QUERIES: usize = 8;
 /// Separator between the passages of two queries.
-const BETWEEN: &str = "\n---\n";
+const QUERY_SEPARATOR: &str = "\n---\n";
 
 /// `[[tool]] kind = "search"`: passages from a local index or from a retrieval server.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -46,7 +46,7 @@ impl Default for SearchKeys {
 }
 
 /// Default timeout for a search, in seconds, over all requests together.
-const SECONDS: f64 = 30.0;
+const DEFAULT_TIMEOUT_SECONDS: f64 = 30.0;
 
 impl ToolOptions for SearchKeys {
     fn has_effects(&self) -> bool {
@@ -54,19 +54,19 @@ impl ToolOptions for SearchKeys {
     }
 
     fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
-        Some(seconds.unwrap_or(SECONDS))
+        Some(seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS))
     }
 
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
         let location = if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
         let range = "the folder of an index, or else `url` the address of a retrieval server";
-        OptionError::unless(self.index.is_some() != self.url.is_some(), "index", location, range)?;
+        OptionError::ensure(self.index.is_some() != self.url.is_some(), "index", location, range)?;
         let range = "left out beside `index`: it is the key of the server at `url`";
         let variable = self.key_env.as_deref().unwrap_or_default();
-        OptionError::unless(self.key_env.is_none() || self.url.is_some(), "key_env", variable, range)?;
-        OptionError::unless((1..=1000).contains(&self.top_k), "top_k", self.top_k, "in 1..=1000")?;
-        OptionError::unless(self.passage_chars >= 1, "passage_chars", self.passage_chars, "at least 1")?;
-        OptionError::unless((1..=100).contains(&self.tries), "tries", self.tries, "in 1..=100")
+        OptionError::ensure(self.key_env.is_none() || self.url.is_some(), "key_env", variable, range)?;
+        OptionError::ensure((1..=1000).contains(&self.top_k), "top_k", self.top_k, "in 1..=1000")?;
+        OptionError::ensure(self.passage_chars >= 1, "passage_chars", self.passage_chars, "at least 1")?;
+        OptionError::ensure((1..=100).contains(&self.tries), "tries", self.tries, "in 1..=100")
     }
 
     fn toolbox(
@@ -75,9 +75,9 @@ impl ToolOptions for SearchKeys {
         seconds: Option<f64>,
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
-        let longest = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
+        let call_limit = Duration::from_secs_f64(seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS));
         // The remaining tenth of the time is for the pauses between requests.
-        let deadline = longest.mul_f64(0.9 / f64::from(self.tries.max(1)));
+        let deadline = call_limit.mul_f64(0.9 / f64::from(self.tries.max(1)));
         let retries = Retries { tries: self.tries, deadline, ..Retries::default() };
         Ok(Arc::new(SearchTool::new(name, self.clone(), retries)?))
     }
@@ -160,14 +160,14 @@ impl SearchTool {
         if hits.is_empty() {
             return format!("No passage was found for {query:?}.");
         }
-        let one = |(at, hit): (usize, &Hit)| {
+        let format_hit = |(at, hit): (usize, &Hit)| {
             let title = match hit.passage.title.is_empty() {
                 true => String::new(),
                 false => format!(" (Title: {})", hit.passage.title),
             };
             format!("Doc {}{title}\n{}", at + 1, truncate(&hit.passage.text, self.keys.passage_chars))
         };
-        hits.iter().enumerate().map(one).collect::<Vec<_>>().join("\n\n")
+        hits.iter().enumerate().map(format_hit).collect::<Vec<_>>().join("\n\n")
     }
 }
 
@@ -195,8 +195,8 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
         Value::String(text) => Ok(text.clone()),
         other => Err(format!("\"{name}\" has {other}, but a query is a string")),
     };
-    let given = |name: &str| arguments.get(name).filter(|value| !value.is_null());
-    let (name, value) = match (given("query"), given("queries")) {
+    let argument = |name: &str| arguments.get(name).filter(|value| !value.is_null());
+    let (name, value) = match (argument("query"), argument("queries")) {
         (Some(query), None) => ("query", query),
         (None, Some(queries)) => ("queries", queries),
         (Some(_), Some(_)) => return Err("give \"query\" or \"queries\", not both".into()),
@@ -210,7 +210,9 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     match found.len() {
         0 => Err(format!("\"{name}\" is empty")),
         1..=MAX_QUERIES => Ok(found),
-        many => Err(format!("\"{name}\" has {many} queries, but at most {MAX_QUERIES} are answered at once")),
+        count => {
+            Err(format!("\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"))
+        }
     }
 }
 
@@ -236,7 +238,7 @@ impl Session for SearchTool {
         vec![Self::spec()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
@@ -257,7 +259,7 @@ impl Session for SearchTool {
                 count(&mut metrics, "passages", found.iter().map(Vec::len).sum());
                 count(&mut metrics, "empty", found.iter().filter(|hits| hits.is_empty()).count());
                 let shown = queries.iter().zip(&found).map(|(query, hits)| self.show(query, hits));
-                ToolOutput::text(shown.collect::<Vec<_>>().join(BETWEEN))
+                ToolOutput::text(shown.collect::<Vec<_>>().join(QUERY_SEPARATOR))
             }
             Err(error) => {
                 let kind = match error {

@@ -16,17 +16,17 @@ fn keys() -> SearchKeys {
 }
 
 /// Creates a tool that searches the index `i` in a directory.
-fn local(dir: &TempDir, keys: SearchKeys) -> SearchTool {
+fn local_tool(dir: &TempDir, keys: SearchKeys) -> SearchTool {
     let keys = SearchKeys { index: Some(dir.path().join("i")), ..keys };
     SearchTool::new("wiki", keys, Retries::default()).unwrap()
 }
 
-fn remote(url: &str, retries: Retries) -> Result<SearchTool, String> {
+fn remote_tool(url: &str, retries: Retries) -> Result<SearchTool, String> {
     SearchTool::new("wiki", SearchKeys { url: Some(url.into()), ..keys() }, retries)
 }
 
 /// Creates a directory with an index `i`.
-fn made() -> TempDir {
+fn build_index() -> TempDir {
     let dir = tempfile::tempdir().unwrap();
     let corpus = dir.path().join("c.jsonl");
     std::fs::write(&corpus, CORPUS).unwrap();
@@ -47,8 +47,8 @@ fn metrics(output: &ToolOutput) -> Vec<(&str, f64)> {
 
 #[tokio::test]
 async fn passages_are_numbered_titled_and_truncated() {
-    let dir = made();
-    let tool = local(&dir, keys());
+    let dir = build_index();
+    let tool = local_tool(&dir, keys());
     let output = call(&tool, json!({ "query": "first engine" })).await;
     let ada = "Doc 1 (Title: Ada Lovelace)\nShe wrote the first program, for an engine of Babbage.";
     let both = format!("{ada}\n\nDoc 2\nEngines of steam moved trains.");
@@ -59,15 +59,15 @@ async fn passages_are_numbered_titled_and_truncated() {
     assert_eq!(output.read(), format!("{ada}\n---\nNo passage was found for \"zebra\"."));
     assert_eq!(output.metrics["empty"], 1.0);
     let short = SearchKeys { top_k: 1, passage_chars: 9, ..keys() };
-    let tool = local(&dir, short);
+    let tool = local_tool(&dir, short);
     let output = call(&tool, json!({ "query": ["steam"] })).await;
     assert_eq!(output.read(), "Doc 1\nEngines o…");
 }
 
 #[tokio::test]
 async fn call_explains_invalid_queries() {
-    let dir = made();
-    let tool = local(&dir, keys());
+    let dir = build_index();
+    let tool = local_tool(&dir, keys());
     for (arguments, why) in [
         (json!({}), "\"query\" is missing"),
         (json!({ "query": null }), "\"query\" is missing"),
@@ -89,7 +89,7 @@ async fn call_explains_invalid_queries() {
 
 #[tokio::test]
 async fn server_failures_are_observations_with_retries() {
-    let dir = made();
+    let dir = build_index();
     let index = Index::open(&dir.path().join("i"), true).unwrap();
     let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
@@ -98,12 +98,12 @@ async fn server_failures_are_observations_with_retries() {
     let retries =
         Retries { tries: 3, pause: Duration::from_millis(1), deadline: Duration::from_millis(2000) };
     let url = format!("http://{address}/retrieve");
-    let tool = remote(&url, retries).unwrap();
+    let tool = remote_tool(&url, retries).unwrap();
     let output = call(&tool, json!({ "query": "program" })).await;
     assert!(output.read().starts_with("Doc 1 (Title: Ada Lovelace)\nShe wrote"), "{}", output.read());
     server.abort();
     let _ = server.await;
-    let elsewhere = remote("http://127.0.0.1:9/retrieve", retries);
+    let elsewhere = remote_tool("http://127.0.0.1:9/retrieve", retries);
     let output = call(&elsewhere.unwrap(), json!({ "query": "program" })).await;
     assert_eq!(output.error, Some(CallError::Unavailable));
     assert!(
@@ -120,6 +120,6 @@ fn new_names_missing_index_and_invalid_url() {
     let absent = SearchKeys { index: Some(dir.path().join("absent")), ..keys() };
     let error = SearchTool::new("wiki", absent, Retries::default()).err().unwrap();
     assert!(error.contains("absent does not exist"), "{error}");
-    let error = remote("nowhere", Retries::default()).err().unwrap();
+    let error = remote_tool("nowhere", Retries::default()).err().unwrap();
     assert!(error.contains("\"nowhere\""), "{error}");
 }

@@ -19,20 +19,20 @@ use tokio::time::Instant;
 use tracing::{debug, trace};
 
 use super::observation::{Observation, ObservationKind};
-use super::offer::{BETWEEN, Offer, Offers};
-use super::used::{Meter, Used};
-use super::{Cut, HelperSlot, Permit, Session, ToolContext, ToolError, Toolbox};
+use super::offer::{NAME_SEPARATOR, Offer, Offers};
+use super::usage::{Meter, Usage};
+use super::{HelperSlot, Permit, ResultTruncation, Session, ToolContext, ToolError, Toolbox};
 use crate::nested;
 
 /// Maximum number of concurrent calls of one turn. A completion can contain any number of calls.
-const AT_ONCE: usize = 32;
+const MAX_CONCURRENT_CALLS: usize = 32;
 
 /// Maximum size of the scorer input of a toolbox as JSON, in bytes. All of it is recorded with the
 /// attempt.
 const MAX_SCORER_INPUT_BYTES: usize = 1 << 20;
 
 /// Maximum number of characters of an announcement of changed tools.
-const MAX_NOTE: usize = 20_000;
+const MAX_NOTE_CHARS: usize = 20_000;
 
 /// The toolboxes that an agent can use, each with its timeout.
 #[derive(Clone)]
@@ -73,7 +73,7 @@ impl ToolSet {
     /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
     /// tools clash even with the toolbox names as prefixes.
     pub fn new(boxes: Vec<Arc<dyn Toolbox>>, deadline: Duration) -> Result<Self, ToolError> {
-        Self::timed(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
+        Self::with_timeouts(boxes.into_iter().map(|toolbox| (toolbox, deadline)).collect())
     }
 
     /// Creates a set of toolboxes, each with its own timeout. A timeout applies separately to each
@@ -82,7 +82,7 @@ impl ToolSet {
     /// # Errors
     /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
     /// tools clash even with the toolbox names as prefixes.
-    pub fn timed(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
+    pub fn with_timeouts(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
         for (at, (toolbox, _)) in boxes.iter().enumerate() {
             if boxes[..at].iter().any(|(earlier, _)| earlier.name() == toolbox.name()) {
                 return Err(ToolError::SameName { of: "tools".into(), name: toolbox.name().to_owned() });
@@ -101,7 +101,7 @@ impl ToolSet {
     /// attempt is aborted, so that it can be repeated. For other toolboxes the model reads the error
     /// and continues.
     #[must_use]
-    pub fn strict(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
+    pub fn with_strict_tools(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
         for entry in &mut self.boxes {
             entry.strict = is_strict(entry.toolbox.name());
         }
@@ -122,12 +122,12 @@ impl ToolSet {
     /// a toolbox knows its tools only after opening, the set must have been [found](Self::find) or
     /// opened before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
-        self.offers.known(task).map(|offer| offer.specs.clone()).unwrap_or_default()
+        self.offers.offer_for(task).map(|offer| offer.specs.clone()).unwrap_or_default()
     }
 
     /// Returns the usage of each toolbox by name. It covers all clones of the set since the start of
     /// the process.
-    pub fn used(&self) -> impl Iterator<Item = (&str, Used)> {
+    pub fn usage(&self) -> impl Iterator<Item = (&str, Usage)> {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
@@ -139,9 +139,9 @@ impl ToolSet {
     /// task selects an unknown tool.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, .. } in &self.boxes {
-            toolbox.ready().await?;
+            toolbox.check_ready().await?;
         }
-        if self.offers.known(&attempt.task).is_none() {
+        if self.offers.offer_for(&attempt.task).is_none() {
             self.open(attempt).await?.close().await?;
         }
         self.offers.check(&attempt.task)
@@ -178,24 +178,33 @@ impl ToolSet {
     async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, deadline, strict, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
-            toolbox.ready().await?;
+            toolbox.check_ready().await?;
             let opened = with_timeout(*deadline, toolbox.open(attempt)).await;
             let late = || {
-                let why = format!("not ready within {deadline:?}{}", toolbox.late());
+                let why = format!("not ready within {deadline:?}{}", toolbox.timeout_detail());
                 ToolError::Open { tool: name.clone(), why }
             };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            let (deadline, strict, longest) = (*deadline, *strict, attempt.deadline);
+            let (deadline, strict, permit_timeout) = (*deadline, *strict, attempt.deadline);
             let (tools, appeared, meter) = (Vec::new(), Vec::new(), meter.clone());
-            open.sessions.push(OpenBox { name, session, tools, appeared, deadline, strict, longest, meter });
+            open.sessions.push(OpenBox {
+                name,
+                session,
+                tools,
+                appeared,
+                deadline,
+                strict,
+                permit_timeout,
+                meter,
+            });
         }
         let now = || {
             let specs = open.sessions.iter().map(|open| (open.name.as_str(), open.session.specs()));
             Offer::new(&specs.collect::<Vec<_>>())
         };
         open.offer = self.offers.freeze(&attempt.task, now)?;
-        for (at, one) in open.sessions.iter_mut().enumerate() {
-            one.tools = open.offer.of_toolbox(at);
+        for (at, open_box) in open.sessions.iter_mut().enumerate() {
+            open_box.tools = open.offer.toolbox_tools(at);
         }
         open.is_selected = attempt.task.tool_selection().is_some();
         Ok(())
@@ -224,7 +233,7 @@ struct OpenBox {
     deadline: Duration,
     strict: bool,
     /// Maximum wait for a permit: the maximum duration of the attempt.
-    longest: Duration,
+    permit_timeout: Duration,
     meter: Arc<Meter>,
 }
 
@@ -252,13 +261,13 @@ impl OpenTools {
     /// This never fails: errors become observations.
     ///
     /// `is_read` is whether the model will read the observations. If not, only calls that have an
-    /// effect ([`Session::acts`]) are executed. The other calls are skipped and have no observation.
-    pub async fn answer(&mut self, reply: &ParsedCompletion, is_read: bool) -> Vec<Observation> {
-        let mut observations = Vec::with_capacity(reply.calls.len());
+    /// effect ([`Session::has_effect`]) are executed. The other calls are skipped and have no observation.
+    pub async fn execute_calls(&mut self, completion: &ParsedCompletion, is_read: bool) -> Vec<Observation> {
+        let mut observations = Vec::with_capacity(completion.calls.len());
         let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
-        for call in &reply.calls {
+        for call in &completion.calls {
             let call = match call {
-                Ok(call) if is_read || self.acts(call) => call,
+                Ok(call) if is_read || self.has_effect(call) => call,
                 Ok(_) => continue,
                 Err(malformed) => {
                     let text = format!("the tool call cannot be read: {}", malformed.why);
@@ -267,18 +276,18 @@ impl OpenTools {
                 }
             };
             if !self.is_parallel(call) {
-                observations.extend(all(std::mem::take(&mut together)).await);
+                observations.extend(run_concurrently(std::mem::take(&mut together)).await);
                 observations.push(self.execute(call).await);
                 continue;
             }
             together.push(Box::pin(self.execute(call)));
         }
-        observations.extend(all(together).await);
+        observations.extend(run_concurrently(together).await);
         self.announce(&mut observations);
         for observation in &observations {
             observation.kind.count(&mut self.counts);
         }
-        if reply.bare {
+        if completion.bare {
             self.counts.bare += observations.len() as u32;
         }
         observations
@@ -291,20 +300,20 @@ impl OpenTools {
 
     /// Collects the scorer input of all toolboxes. Returns the non-empty inputs by toolbox name, and
     /// the errors of the toolboxes that failed.
-    pub async fn evidence(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
+    pub async fn scorer_input(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let (mut found, mut missing) = (Map::new(), Vec::new());
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
-            let wrong = |why: String| ToolError::Evidence { tool: name.clone(), why };
-            let said = with_timeout(*deadline, session.evidence()).await;
-            let said = said.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
-            match said.map(Value::Object) {
-                Ok(Value::Object(said)) if said.is_empty() => {}
-                Ok(said) if said.to_string().len() > MAX_SCORER_INPUT_BYTES => {
+            let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
+            let input = with_timeout(*deadline, session.scorer_input()).await;
+            let input = input.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            match input.map(Value::Object) {
+                Ok(Value::Object(input)) if input.is_empty() => {}
+                Ok(input) if input.to_string().len() > MAX_SCORER_INPUT_BYTES => {
                     missing.push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
                 }
-                Ok(said) => match nested::too_deep(&said) {
+                Ok(input) => match nested::depth_error(&input) {
                     Some(why) => missing.push(wrong(why)),
-                    None => drop(found.insert(name.clone(), said)),
+                    None => drop(found.insert(name.clone(), input)),
                 },
                 Err(error) => missing.push(error),
             }
@@ -343,7 +352,7 @@ impl OpenTools {
                 }
                 let is_free = !taken.contains(&spec.name);
                 let called =
-                    if is_free { spec.name.clone() } else { format!("{name}{BETWEEN}{}", spec.name) };
+                    if is_free { spec.name.clone() } else { format!("{name}{NAME_SEPARATOR}{}", spec.name) };
                 taken.push(called.clone());
                 appeared.push((called, spec.name.clone()));
             }
@@ -353,7 +362,7 @@ impl OpenTools {
                 ToolSpec { name: name.to_owned(), ..spec.clone() }
             };
             let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
-            if let Some(note) = changes(&all(tools), &all(&now)) {
+            if let Some(note) = describe_changes(&all(tools), &all(&now)) {
                 last.text.push_str(&note);
                 *tools = now;
             }
@@ -370,17 +379,18 @@ impl OpenTools {
         let announced =
             known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
         let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
-        let full = |(open, _, own): &(&OpenBox, &String, &String)| format!("{}{BETWEEN}{own}", open.name);
+        let full =
+            |(open, _, own): &(&OpenBox, &String, &String)| format!("{}{NAME_SEPARATOR}{own}", open.name);
         let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
         found.map(|(open, _, own)| (open, own.as_str()))
     }
 
-    fn acts(&self, call: &ToolCall) -> bool {
-        self.find(call).is_some_and(|(open, tool)| open.session.acts(tool))
+    fn has_effect(&self, call: &ToolCall) -> bool {
+        self.find(call).is_some_and(|(open, tool)| open.session.has_effect(tool))
     }
 
     fn is_parallel(&self, call: &ToolCall) -> bool {
-        self.find(call).is_none_or(|(open, tool)| open.session.parallel(tool))
+        self.find(call).is_none_or(|(open, tool)| open.session.can_run_parallel(tool))
     }
 
     async fn execute(&self, call: &ToolCall) -> Observation {
@@ -394,7 +404,7 @@ impl OpenTools {
         if let Some((open, _)) = self.find(call) {
             open.meter.add(time, waited);
             toolbox = Some(open.name.clone());
-            breaks = open.strict && observation.trouble.is_some() && *kind != ObservationKind::Ok;
+            breaks = open.strict && observation.failure.is_some() && *kind != ObservationKind::Ok;
         }
         Observation { call: Some(call.clone()), toolbox, breaks, ..observation }
     }
@@ -404,17 +414,17 @@ impl OpenTools {
         let start = Instant::now();
         let found = self.find(call);
         let permit = match found {
-            Some((open, tool)) => with_timeout(open.longest, open.session.admit(tool)).await,
+            Some((open, tool)) => with_timeout(open.permit_timeout, open.session.admit(tool)).await,
             None => Some(Permit::default()),
         };
         let (waited, start) = (start.elapsed(), Instant::now());
         let observation = match (permit, found) {
-            (Some(_permit), found) => self.called(call, found).await,
+            (Some(_permit), found) => self.execute_admitted(call, found).await,
             (None, found) => {
-                let longest = found.map(|(open, _)| open.longest).unwrap_or_default();
-                trouble(
+                let permit_timeout = found.map(|(open, _)| open.permit_timeout).unwrap_or_default();
+                failure_observation(
                     ObservationKind::Timeout,
-                    format!("{} was not called: its turn did not come within {longest:?}", call.name),
+                    format!("{} was not called: its turn did not come within {permit_timeout:?}", call.name),
                 )
             }
         };
@@ -422,7 +432,7 @@ impl OpenTools {
     }
 
     /// Executes a call that has its permit.
-    async fn called(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
+    async fn execute_admitted(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
         let Some((OpenBox { session, deadline, .. }, tool)) = found else {
             let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
             let text = match names.as_slice() {
@@ -433,21 +443,25 @@ impl OpenTools {
         };
         if !session.specs().iter().any(|spec| spec.name == tool) {
             let text = format!("the tool {:?} is no longer there", call.name);
-            return trouble(ObservationKind::UnknownTool, text);
+            return failure_observation(ObservationKind::UnknownTool, text);
         }
-        let deadline = session.max_call_timeout().map_or(*deadline, |longest| longest.max(*deadline));
+        let deadline =
+            session.max_call_timeout().map_or(*deadline, |session_timeout| session_timeout.max(*deadline));
         match with_timeout(deadline, session.call(tool, &call.arguments)).await {
-            Some(output) => Observation::of(session.after(tool, &call.arguments, output).await),
+            Some(output) => {
+                Observation::from_output(session.post_process(tool, &call.arguments, output).await)
+            }
             None => {
-                let text = format!("{} did not answer within {deadline:?}{}", call.name, session.late());
-                trouble(ObservationKind::Timeout, text)
+                let text =
+                    format!("{} did not answer within {deadline:?}{}", call.name, session.timeout_detail());
+                failure_observation(ObservationKind::Timeout, text)
             }
         }
     }
 }
 
 /// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
-fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
+fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let missing = |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
     let described = |spec: &ToolSpec| {
         json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
@@ -456,24 +470,26 @@ fn changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let new: Vec<String> = now.iter().filter(|spec| missing(known, spec)).map(described).collect();
     let changed = |spec: &&ToolSpec| !missing(known, spec) && !known.contains(spec);
     let changed: Vec<String> = now.iter().filter(changed).map(described).collect();
-    let gone = known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
-    let kinds = [("New", new), ("Changed", changed), ("Gone", gone)];
+    let removed = known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
+    let kinds = [("New", new), ("Changed", changed), ("Gone", removed)];
     let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
     let lines: Vec<String> = kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
     let note = format!("\n[The tools have changed. {}]", lines.join(". "));
-    let note = Cut { characters: Some(MAX_NOTE), ..Cut::default() }.of(&note).unwrap_or(note);
+    let note = ResultTruncation { characters: Some(MAX_NOTE_CHARS), ..ResultTruncation::default() }
+        .truncate(&note)
+        .unwrap_or(note);
     (!lines.is_empty()).then_some(note)
 }
 
 /// Creates an observation that reports a failure of the tool itself.
-fn trouble(kind: ObservationKind, text: String) -> Observation {
+fn failure_observation(kind: ObservationKind, text: String) -> Observation {
     let observation = Observation::new(kind, text);
-    Observation { trouble: Some(observation.text.clone()), ..observation }
+    Observation { failure: Some(observation.text.clone()), ..observation }
 }
 
-/// Runs up to [`AT_ONCE`] futures concurrently and returns their results in the order of `work`.
-async fn all(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
-    stream::iter(work).buffered(AT_ONCE).collect().await
+/// Runs up to [`MAX_CONCURRENT_CALLS`] futures concurrently and returns their results in the order of `work`.
+async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
+    stream::iter(work).buffered(MAX_CONCURRENT_CALLS).collect().await
 }
 
 impl Drop for OpenTools {

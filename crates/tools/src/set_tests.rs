@@ -5,11 +5,11 @@ use serde_json::json;
 
 use super::*;
 use crate::Calculator;
-use crate::testing::{Log, Logged, call, context, reply};
+use crate::testing::{Log, LoggedToolbox, call, context, parsed_calls};
 
 const DEADLINE: Duration = Duration::from_millis(50);
 
-fn set(boxes: Vec<Logged>) -> ToolSet {
+fn set(boxes: Vec<LoggedToolbox>) -> ToolSet {
     let boxes = boxes.into_iter().map(|toolbox| Arc::new(toolbox) as Arc<dyn Toolbox>).collect();
     ToolSet::new(boxes, DEADLINE).unwrap()
 }
@@ -19,7 +19,11 @@ fn lines(log: &Log) -> Vec<String> {
 }
 
 async fn texts(open: &mut OpenTools, calls: &[ToolCall]) -> Vec<String> {
-    open.answer(&reply(calls), true).await.into_iter().map(|observation| observation.text).collect()
+    open.execute_calls(&parsed_calls(calls), true)
+        .await
+        .into_iter()
+        .map(|observation| observation.text)
+        .collect()
 }
 
 #[tokio::test]
@@ -36,10 +40,10 @@ async fn call_to_empty_set_is_an_error() {
 async fn each_result_kind_is_observed_and_counted() {
     let log = Log::default();
     let boxes: Vec<Arc<dyn Toolbox>> =
-        vec![Arc::new(Calculator::default()), Arc::new(Logged::new("slow", &log))];
+        vec![Arc::new(Calculator::default()), Arc::new(LoggedToolbox::new("slow", &log))];
     let mut open = ToolSet::new(boxes, DEADLINE).unwrap().open(&context("a1")).await.unwrap();
     assert_eq!(open.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["calculator", "slow"]);
-    for (call, kind, text, is_trouble) in [
+    for (call, kind, text, is_failure) in [
         (calculation("2 * 21"), ObservationKind::Ok, "42", false),
         (
             call("slow", json!({"fail": "the backend is down"})),
@@ -68,28 +72,28 @@ async fn each_result_kind_is_observed_and_counted() {
         // A call that hung does not affect the session.
         (call("slow", json!({})), ObservationKind::Ok, "done 0", false),
     ] {
-        let observed = open.answer(&reply(&[call]), true).await;
+        let observed = open.execute_calls(&parsed_calls(&[call]), true).await;
         let [observation] = &observed[..] else { panic!("{observed:?}") };
         assert_eq!((observation.text.as_str(), observation.kind), (text, kind));
-        assert_eq!(observation.trouble.as_deref(), is_trouble.then_some(text));
+        assert_eq!(observation.failure.as_deref(), is_failure.then_some(text));
     }
     let malformed = levade_text::MalformedCall { why: "it is not JSON".into(), raw: String::new() };
-    let malformed = ParsedCompletion { calls: vec![Err(malformed)], bare: true, ..reply(&[]) };
-    let observed = open.answer(&malformed, false).await;
+    let malformed = ParsedCompletion { calls: vec![Err(malformed)], bare: true, ..parsed_calls(&[]) };
+    let observed = open.execute_calls(&malformed, false).await;
     assert_eq!(observed[0].text, "Error: the tool call cannot be read: it is not JSON");
     assert_eq!((&observed[0].message().name, &observed[0].message().tool_call_id), (&None, &None));
-    let one_each =
+    let expected_counts =
         CallCounts { ok: 2, malformed: 1, unknown_tool: 1, bad_arguments: 1, failed: 1, timeout: 1, bare: 1 };
-    assert_eq!(open.counts(), one_each);
-    assert_eq!((one_each.total(), one_each.errors()), (7, 5));
+    assert_eq!(open.counts(), expected_counts);
+    assert_eq!((expected_counts.total(), expected_counts.errors()), (7, 5));
     open.close().await.unwrap();
 }
 
 #[tokio::test(start_paused = true)]
 async fn parallel_calls_overlap_and_preserve_order() {
     let log = Log::default();
-    let parallel_toolbox = |name| Logged { parallel: true, ..Logged::new(name, &log) };
-    let set = set(vec![parallel_toolbox("x"), parallel_toolbox("y"), Logged::new("alone", &log)]);
+    let parallel_toolbox = |name| LoggedToolbox { parallel: true, ..LoggedToolbox::new(name, &log) };
+    let set = set(vec![parallel_toolbox("x"), parallel_toolbox("y"), LoggedToolbox::new("alone", &log)]);
     let mut open = set.open(&context("a")).await.unwrap();
     log.lock().unwrap().clear();
     let late = |name, n: u64, millis: u64| call(name, json!({"n": n, "millis": millis}));
@@ -125,7 +129,7 @@ async fn parallel_calls_overlap_and_preserve_order() {
     assert_eq!(lines(&log), order);
     assert_eq!((open.counts().ok, open.counts().unknown_tool), (6, 1));
     // Any number of calls runs with bounded concurrency.
-    let many: Vec<ToolCall> = (0..2 * AT_ONCE as u64).map(|n| late("x", n, 10)).collect();
+    let many: Vec<ToolCall> = (0..2 * MAX_CONCURRENT_CALLS as u64).map(|n| late("x", n, 10)).collect();
     let start = tokio::time::Instant::now();
     assert_eq!(texts(&mut open, &many).await.len(), many.len());
     assert_eq!(start.elapsed(), Duration::from_millis(20));
@@ -135,11 +139,17 @@ async fn parallel_calls_overlap_and_preserve_order() {
 #[tokio::test]
 async fn unread_turn_executes_only_acting_tools() {
     let log = Log::default();
-    let set = set(vec![Logged { acts: true, ..Logged::new("move", &log) }, Logged::new("look", &log)]);
+    let set = set(vec![
+        LoggedToolbox { acts: true, ..LoggedToolbox::new("move", &log) },
+        LoggedToolbox::new("look", &log),
+    ]);
     let mut open = set.open(&context("a")).await.unwrap();
-    let calls =
-        reply(&[call("look", json!({})), call("move", json!({"ends": "won"})), call("fly", json!({}))]);
-    let observed = open.answer(&calls, false).await;
+    let calls = parsed_calls(&[
+        call("look", json!({})),
+        call("move", json!({"ends": "won"})),
+        call("fly", json!({})),
+    ]);
+    let observed = open.execute_calls(&calls, false).await;
     assert_eq!(observed.iter().map(|o| o.ends.as_deref()).collect::<Vec<_>>(), [Some("won")]);
     assert_eq!(open.counts().total(), 1);
     open.close().await.unwrap();
@@ -148,7 +158,7 @@ async fn unread_turn_executes_only_acting_tools() {
 #[tokio::test]
 async fn sessions_are_closed_once() {
     let log = Log::default();
-    let set = set(vec![Logged::new("x", &log), Logged::new("y", &log)]);
+    let set = set(vec![LoggedToolbox::new("x", &log), LoggedToolbox::new("y", &log)]);
     set.open(&context("a1")).await.unwrap().close().await.unwrap();
     let want = ["open x for a1", "open y for a1", "close x", "drop x", "close y", "drop y"];
     assert_eq!(lines(&log), want);
@@ -157,8 +167,8 @@ async fn sessions_are_closed_once() {
 #[tokio::test]
 async fn failed_open_closes_earlier_sessions() {
     let log = Log::default();
-    let shut = Logged { hangs: "refuses", ..Logged::new("y", &log) };
-    let set = set(vec![Logged::new("x", &log), shut, Logged::new("z", &log)]);
+    let shut = LoggedToolbox { hangs: "refuses", ..LoggedToolbox::new("y", &log) };
+    let set = set(vec![LoggedToolbox::new("x", &log), shut, LoggedToolbox::new("z", &log)]);
     let error = set.open(&context("a1")).await.unwrap_err();
     assert_eq!(error, ToolError::Open { tool: "y".into(), why: "no".into() });
     assert_eq!(lines(&log), ["open x for a1", "open y for a1", "close x", "drop x"]);
@@ -169,7 +179,10 @@ async fn hanging_methods_time_out_and_sessions_close() {
     let closed = ["close x", "drop x", "close y", "drop y"].map(String::from);
     for hangs in ["open", "call", "evidence", "close"] {
         let log = Log::default();
-        let set = set(vec![Logged::new("x", &log), Logged { hangs, ..Logged::new("y", &log) }]);
+        let set = set(vec![
+            LoggedToolbox::new("x", &log),
+            LoggedToolbox { hangs, ..LoggedToolbox::new("y", &log) },
+        ]);
         let start = tokio::time::Instant::now();
         let opened = set.open(&context("a")).await;
         if hangs == "open" {
@@ -182,10 +195,10 @@ async fn hanging_methods_time_out_and_sessions_close() {
         let observations = texts(&mut open, &[call("y", json!({})), call("x", json!({}))]).await;
         let late = ["Error: y did not answer within 50ms", "done 0"];
         assert_eq!(observations, if hangs == "call" { late } else { ["done 0"; 2] });
-        let (evidence, missing) = open.evidence().await;
+        let (scorer_input, missing) = open.scorer_input().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let late = "tool \"y\" gave no evidence: not done within 50ms".to_owned();
-        assert_eq!((evidence.len(), missing), (0, if hangs == "evidence" { vec![late] } else { vec![] }));
+        assert_eq!((scorer_input.len(), missing), (0, if hangs == "evidence" { vec![late] } else { vec![] }));
         let done = open.close().await;
         if hangs == "close" {
             assert_eq!(done.unwrap_err().to_string(), "tool \"y\" could not be closed: not done within 50ms");
@@ -200,12 +213,12 @@ async fn hanging_methods_time_out_and_sessions_close() {
 #[tokio::test]
 async fn evidence_rejects_oversized_and_deep_values() {
     let log = Log::default();
-    let named = |name, hangs| Logged { hangs, ..Logged::new(name, &log) };
+    let named = |name, hangs| LoggedToolbox { hangs, ..LoggedToolbox::new(name, &log) };
     let set =
         set(vec![named("files", "knows"), named("flood", "floods"), named("pit", "digs"), named("mute", "")]);
     let mut open = set.open(&context("a")).await.unwrap();
-    let (evidence, missing) = open.evidence().await;
-    assert_eq!(Value::Object(evidence), json!({"files": {"files": ["a.txt"]}}));
+    let (scorer_input, missing) = open.scorer_input().await;
+    assert_eq!(Value::Object(scorer_input), json!({"files": {"files": ["a.txt"]}}));
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
         "tool \"flood\" gave no evidence: it is longer than 1048576 bytes",
@@ -217,7 +230,7 @@ async fn evidence_rejects_oversized_and_deep_values() {
 }
 
 /// Waits until session `x` is closed.
-async fn until_closed(log: &Log) {
+async fn wait_until_closed(log: &Log) {
     for _ in 0..1000 {
         if lines(log).iter().any(|line| line == "drop x") {
             assert!(lines(log).contains(&"close x".to_owned()), "{:?}", lines(log));
@@ -234,14 +247,16 @@ async fn cancelled_attempt_closes_sessions() {
         let log = Log::default();
         // Covers cancellation while the second session executes a call or returns scorer input, and
         // between two methods.
-        let second = Logged { hangs: verb, parallel: true, ..Logged::new("y", &log) };
-        let boxes: Vec<Arc<dyn Toolbox>> =
-            vec![Arc::new(second.clone()), Arc::new(Logged { parallel: true, ..Logged::new("x", &log) })];
+        let second = LoggedToolbox { hangs: verb, parallel: true, ..LoggedToolbox::new("y", &log) };
+        let boxes: Vec<Arc<dyn Toolbox>> = vec![
+            Arc::new(second.clone()),
+            Arc::new(LoggedToolbox { parallel: true, ..LoggedToolbox::new("x", &log) }),
+        ];
         let patient = ToolSet::new(boxes, Duration::from_secs(3600)).unwrap();
         let attempt = async {
             let mut open = patient.open(&context("a")).await.unwrap();
             texts(&mut open, &[call("x", json!({})), call("y", json!({}))]).await;
-            open.evidence().await;
+            open.scorer_input().await;
             if verb != "none" {
                 open.close().await.unwrap();
                 return;
@@ -252,24 +267,24 @@ async fn cancelled_attempt_closes_sessions() {
         log
     };
     for verb in ["call", "evidence", "none"] {
-        until_closed(&at(verb).await).await;
+        wait_until_closed(&at(verb).await).await;
     }
 }
 
 #[tokio::test]
 async fn dropped_close_completes_in_background() {
     let log = Log::default();
-    let open = set(vec![Logged::new("x", &log)]).open(&context("a")).await.unwrap();
+    let open = set(vec![LoggedToolbox::new("x", &log)]).open(&context("a")).await.unwrap();
     // The close is dropped at its first await, before the session has closed.
     let closing = std::pin::pin!(open.close());
     assert!(futures_util::FutureExt::now_or_never(closing).is_none());
-    until_closed(&log).await;
+    wait_until_closed(&log).await;
 }
 
 #[tokio::test]
 async fn changed_tools_are_announced_but_prompt_is_fixed() {
     let log = Log::default();
-    let toolbox = Logged::new("web", &log);
+    let toolbox = LoggedToolbox::new("web", &log);
     let offered = toolbox.tools.clone();
     *offered.lock().unwrap() = vec!["search", "open"];
     let set = set(vec![toolbox]);
@@ -284,18 +299,18 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
     for open in [&mut first, &mut second] {
         assert_eq!(names(open.specs()), ["search", "open"]);
         let calls = ["search", "open", "click"].map(|name| call(name, json!({})));
-        let observed = open.answer(&reply(&calls), true).await;
+        let observed = open.execute_calls(&parsed_calls(&calls), true).await;
         let texts: Vec<&str> = observed.iter().map(|o| o.text.as_str()).collect();
-        let gone = "Error: the tool \"search\" is no longer there";
+        let removed_error = "Error: the tool \"search\" is no longer there";
         let note = "done 0\n[The tools have changed. New: {\"name\":\"click\",\"description\":\"\",\"parameters\":\
                     {\"type\":\"object\"}}. Gone: search]";
-        assert_eq!(texts, [gone, note, "Error: there is no tool \"click\"; there is search, open"]);
-        let troubles: Vec<Option<&str>> = observed.iter().map(|o| o.trouble.as_deref()).collect();
-        assert_eq!(troubles, [Some(gone), None, None]);
+        assert_eq!(texts, [removed_error, note, "Error: there is no tool \"click\"; there is search, open"]);
+        let failures: Vec<Option<&str>> = observed.iter().map(|o| o.failure.as_deref()).collect();
+        assert_eq!(failures, [Some(removed_error), None, None]);
         assert_eq!(open.counts().unknown_tool, 2);
         // From then on the new tool can be called by either name. It is announced once.
         let calls = ["click", "web__click", "open"].map(|name| call(name, json!({})));
-        let observed = open.answer(&reply(&calls), true).await;
+        let observed = open.execute_calls(&parsed_calls(&calls), true).await;
         assert!(observed.iter().all(|observed| observed.text == "done 0"), "{observed:?}");
     }
     // Another task sees the current tools.
@@ -309,7 +324,7 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
 #[tokio::test]
 async fn announced_tools_get_unique_names() {
     let log = Log::default();
-    let boxes = [Logged::new("web", &log), Logged::new("wiki", &log)];
+    let boxes = [LoggedToolbox::new("web", &log), LoggedToolbox::new("wiki", &log)];
     let [web, wiki] = [&boxes[0], &boxes[1]].map(|toolbox| toolbox.tools.clone());
     *web.lock().unwrap() = vec!["search"];
     *wiki.lock().unwrap() = vec!["search"];
@@ -320,36 +335,36 @@ async fn announced_tools_get_unique_names() {
     // A second tool of a name that is taken, and a removed tool, are called by the names that the model
     // knows.
     *wiki.lock().unwrap() = vec!["click"];
-    let told = texts(&mut open, &calls(&["wiki__search", "click"])).await;
-    assert!(told[0].contains("no longer there"), "{told:?}");
-    assert!(told[0].contains("New: {\"name\":\"wiki__click\""), "{told:?}");
-    assert_eq!(told[1], "done 0");
-    let told = texts(&mut open, &calls(&["wiki__search"])).await;
-    assert!(told[0].contains("no longer there"), "{told:?}");
+    let texts_seen = texts(&mut open, &calls(&["wiki__search", "click"])).await;
+    assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
+    assert!(texts_seen[0].contains("New: {\"name\":\"wiki__click\""), "{texts_seen:?}");
+    assert_eq!(texts_seen[1], "done 0");
+    let texts_seen = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
     *wiki.lock().unwrap() = vec!["search", "click"];
-    let told = texts(&mut open, &calls(&["wiki__search"])).await;
-    assert!(told[0].contains("New: {\"name\":\"wiki__search\""), "{told:?}");
+    let texts_seen = texts(&mut open, &calls(&["wiki__search"])).await;
+    assert!(texts_seen[0].contains("New: {\"name\":\"wiki__search\""), "{texts_seen:?}");
     let both = calls(&["click", "wiki__click"]);
     assert_eq!(texts(&mut open, &both).await, ["done 0", "done 0"]);
     // The tool of `wiki` still works after `web` has lost its tool of the same name.
     *web.lock().unwrap() = vec!["search"];
-    let told = texts(&mut open, &both).await;
-    assert!(told[0].contains("no longer there"), "{told:?}");
-    assert_eq!(told[1], "done 0");
+    let texts_seen = texts(&mut open, &both).await;
+    assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
+    assert_eq!(texts_seen[1], "done 0");
     open.close().await.unwrap();
 }
 
 #[tokio::test]
 async fn find_opens_and_closes_session_only_if_needed() {
     let log = Log::default();
-    let unknown = set(vec![Logged::new("x", &log)]);
+    let unknown = set(vec![LoggedToolbox::new("x", &log)]);
     unknown.find(&context("a")).await.unwrap();
     unknown.find(&context("b")).await.unwrap();
     assert_eq!(lines(&log), ["open x for a", "close x", "drop x"]);
     assert_eq!(unknown.specs(&context("c").task)[0].name, "x");
     // No session is opened to find tools that are already known.
     let specs = unknown.specs(&context("c").task);
-    let assuming = set(vec![Logged::new("x", &log)]);
+    let assuming = set(vec![LoggedToolbox::new("x", &log)]);
     assuming.assume(&[("x".into(), specs.clone())]).unwrap();
     assuming.find(&context("a")).await.unwrap();
     assert_eq!((lines(&log).len(), assuming.specs(&context("c").task)), (3, specs));
@@ -381,21 +396,24 @@ async fn duplicate_toolbox_names_are_rejected_and_tools_prefixed() {
 #[tokio::test(start_paused = true)]
 async fn usage_is_counted_per_toolbox() {
     let log = Log::default();
-    let set = set(vec![Logged { parallel: true, ..Logged::new("x", &log) }, Logged::new("y", &log)]);
+    let set = set(vec![
+        LoggedToolbox { parallel: true, ..LoggedToolbox::new("x", &log) },
+        LoggedToolbox::new("y", &log),
+    ]);
     let late = |name, millis| call(name, json!({ "millis": millis }));
     let calls = [late("x", 10), late("x", 20), late("y", 5), late("y", 1000), late("nobody", 7)];
     // Usage covers all clones of the set and all openings.
     for _ in 0..2 {
         let mut open = set.clone().open(&context("a")).await.unwrap();
-        let observations = open.answer(&reply(&calls), true).await;
+        let observations = open.execute_calls(&parsed_calls(&calls), true).await;
         let toolboxes: Vec<Option<&str>> =
             observations.iter().map(|answer| answer.toolbox.as_deref()).collect();
         assert_eq!(toolboxes, [Some("x"), Some("x"), Some("y"), Some("y"), None]);
         open.close().await.unwrap();
     }
-    let used: Vec<(&str, Used)> = set.used().collect();
-    let of = |calls, millis| Used { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
+    let used: Vec<(&str, Usage)> = set.usage().collect();
+    let of = |calls, millis| Usage { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
     // A call that timed out counts with its timeout as duration.
     assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
-    assert_eq!(of(4, 60).since(of(1, 10)), of(3, 50));
+    assert_eq!(of(4, 60).minus(of(1, 10)), of(3, 50));
 }

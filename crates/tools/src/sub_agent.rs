@@ -41,7 +41,7 @@ impl ToolOptions for SubAgentKeys {
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
         let (description, slot) = (self.description.clone(), HelperSlot::new(self.agent.as_str()));
-        Ok(Arc::new(SubAgent { name, description, slot, longest: seconds.map(Duration::from_secs_f64) }))
+        Ok(Arc::new(SubAgent { name, description, slot, timeout: seconds.map(Duration::from_secs_f64) }))
     }
 }
 
@@ -60,7 +60,7 @@ pub struct SubAgent {
     pub slot: HelperSlot,
     /// Timeout for a call. `None` means the attempt timeout of the called agent. In both cases, the
     /// call ends shortly before the calling attempt does.
-    pub longest: Option<Duration>,
+    pub timeout: Option<Duration>,
 }
 
 impl SubAgent {
@@ -99,25 +99,30 @@ impl Toolbox for SubAgent {
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let caller = HelperCaller::new(self.slot.clone(), &self.name, attempt);
-        Ok(Box::new(Open { spec: self.spec(), caller, longest: self.longest, asked: Mutex::default() }))
+        Ok(Box::new(SubAgentSession {
+            spec: self.spec(),
+            caller,
+            timeout: self.timeout,
+            exchanges: Mutex::default(),
+        }))
     }
 }
 
-struct Open {
+struct SubAgentSession {
     spec: ToolSpec,
     caller: HelperCaller,
-    longest: Option<Duration>,
+    timeout: Option<Duration>,
     /// Requests with their outcomes, as scorer input.
-    asked: Mutex<Vec<Value>>,
+    exchanges: Mutex<Vec<Value>>,
 }
 
 #[async_trait]
-impl Session for Open {
+impl Session for SubAgentSession {
     fn specs(&self) -> Vec<ToolSpec> {
         vec![self.spec.clone()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
@@ -126,16 +131,16 @@ impl Session for Open {
             let why = format!("\"{REQUEST}\" must be given, as a text");
             return ToolOutput::error(CallError::BadArguments, why);
         };
-        let branch = match self.caller.ask(request.to_owned(), self.longest).await {
+        let branch = match self.caller.request_help(request.to_owned(), self.timeout).await {
             Ok(branch) => branch,
             Err(why) => return ToolOutput::error(CallError::Unavailable, why),
         };
         let Branch { agent, outcome, .. } = &branch;
-        let said = json!({
+        let exchange = json!({
             "request": request, "answer": outcome.final_text, "finish": outcome.finish, "turns": outcome.turns,
             "evidence": outcome.evidence,
         });
-        self.asked.lock().unwrap_or_else(PoisonError::into_inner).push(said);
+        self.exchanges.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);
         let output = match (&outcome.error, outcome.finish.is_complete()) {
             (Some(why), _) => ToolOutput::error(CallError::Unavailable, format!("{agent} broke: {why}")),
             (None, true) => ToolOutput::text(outcome.final_text.clone()),
@@ -147,8 +152,8 @@ impl Session for Open {
         ToolOutput { branches: vec![branch], ..output }
     }
 
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        let requested = std::mem::take(self.asked.get_mut().unwrap_or_else(PoisonError::into_inner));
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
+        let requested = std::mem::take(self.exchanges.get_mut().unwrap_or_else(PoisonError::into_inner));
         let known = Some(requested).filter(|requested| !requested.is_empty());
         Ok(known.map(|requested| ("asked".to_owned(), Value::Array(requested))).into_iter().collect())
     }

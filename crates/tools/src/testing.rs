@@ -37,7 +37,7 @@ pub fn call(name: &str, arguments: Value) -> ToolCall {
 }
 
 /// Returns a parsed completion that makes these calls.
-pub fn reply(calls: &[ToolCall]) -> ParsedCompletion {
+pub fn parsed_calls(calls: &[ToolCall]) -> ParsedCompletion {
     ParsedCompletion { content: String::new(), calls: calls.iter().cloned().map(Ok).collect(), bare: false }
 }
 
@@ -46,7 +46,7 @@ pub type Log = Arc<Mutex<Vec<String>>>;
 
 /// A toolbox that logs its events and whose calls behave as their arguments specify.
 #[derive(Clone)]
-pub struct Logged {
+pub struct LoggedToolbox {
     pub name: &'static str,
     /// Name of the method that never completes, or of another special behavior.
     pub hangs: &'static str,
@@ -57,11 +57,11 @@ pub struct Logged {
     pub log: Log,
 }
 
-impl Logged {
+impl LoggedToolbox {
     /// Creates a toolbox with a tool of its own name.
     pub fn new(name: &'static str, log: &Log) -> Self {
         let (hangs, tools) = ("", Arc::new(Mutex::new(vec![name])));
-        Logged { name, hangs, tools, parallel: false, acts: false, log: log.clone() }
+        LoggedToolbox { name, hangs, tools, parallel: false, acts: false, log: log.clone() }
     }
 
     async fn note(&self, verb: &str, line: String) {
@@ -72,7 +72,7 @@ impl Logged {
     }
 }
 
-struct LoggedSession(Logged);
+struct LoggedSession(LoggedToolbox);
 
 impl Drop for LoggedSession {
     fn drop(&mut self) {
@@ -81,7 +81,7 @@ impl Drop for LoggedSession {
 }
 
 #[async_trait]
-impl Toolbox for Logged {
+impl Toolbox for LoggedToolbox {
     fn name(&self) -> &str {
         self.name
     }
@@ -101,36 +101,37 @@ impl Session for LoggedSession {
         self.0.tools.lock().unwrap().iter().map(|name| spec(name)).collect()
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         self.0.parallel
     }
 
-    fn acts(&self, _tool: &str) -> bool {
+    fn has_effect(&self, _tool: &str) -> bool {
         self.0.acts
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let says = |key: &str| arguments.get(key);
-        let number = says("n").map_or(0, |n| n.as_u64().unwrap());
+        let argument = |key: &str| arguments.get(key);
+        let number = argument("n").map_or(0, |n| n.as_u64().unwrap());
         self.0.note("call", format!("call {tool} {number}")).await;
-        if says("hang").is_some() {
+        if argument("hang").is_some() {
             std::future::pending::<()>().await;
         }
-        tokio::time::sleep(Duration::from_millis(says("millis").map_or(0, |n| n.as_u64().unwrap()))).await;
+        tokio::time::sleep(Duration::from_millis(argument("millis").map_or(0, |n| n.as_u64().unwrap())))
+            .await;
         self.0.log.lock().unwrap().push(format!("answer {tool} {number}"));
-        let output = match says("fail").and_then(Value::as_str) {
+        let output = match argument("fail").and_then(Value::as_str) {
             Some(why) => ToolOutput::error(CallError::Unavailable, why),
             None => ToolOutput::text(format!("done {number}")),
         };
         ToolOutput {
-            reward: says("reward").and_then(Value::as_f64),
-            metrics: says("reward").map(|_| ("moves".to_owned(), 1.0)).into_iter().collect(),
-            ends: says("ends").and_then(Value::as_str).map(str::to_owned),
+            reward: argument("reward").and_then(Value::as_f64),
+            metrics: argument("reward").map(|_| ("moves".to_owned(), 1.0)).into_iter().collect(),
+            ends: argument("ends").and_then(Value::as_str).map(str::to_owned),
             ..output
         }
     }
 
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
         self.0.note("evidence", format!("evidence {}", self.0.name)).await;
         match self.0.hangs {
             "floods" => Ok(Map::from_iter([("text".to_owned(), Value::from("x".repeat(1 << 20)))])),

@@ -4,15 +4,15 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use levade_agent::{
-    Agent, AgentLoop, Backend, BuiltInLoop, ChatApi, HelperAgent, OpeningLimit, Pick, Player, Roster,
-    Teacher, When,
+    Agent, AgentLoop, Backend, BuiltInLoop, CallPattern, ChatApi, HelperAgent, OpeningLimit, Player,
+    PolicyPicker, Roster, Teacher,
 };
 use levade_conversation::Format;
 use levade_policy::Sampler;
 use levade_recipe::{AgentKeys, EvalKeys, Recipe, SourceKeys};
 use levade_tasks::Task;
 use levade_text::Chat;
-use levade_tools::{ToolSet, Used};
+use levade_tools::{ToolSet, Usage};
 use levade_tree::DEFAULT;
 
 use crate::TrainerError;
@@ -26,11 +26,11 @@ pub struct AgentSpec {
     /// Backend of each policy that plays the agent, in the order of the recipe.
     pub backends: Vec<ChatBackend>,
     /// Selects the policy that plays the agent in an attempt. `None` if there is only one policy.
-    pub pick: Option<Pick>,
+    pub pick: Option<PolicyPicker>,
     /// Tools of the agent.
     pub tools: ToolSet,
     /// Calls of a program that are attributed to the agent although they do not name it.
-    pub when: When,
+    pub when: CallPattern,
     /// An agent loop that replaces the built-in one. `None` for the built-in loop.
     pub custom: Option<Arc<dyn AgentLoop>>,
 }
@@ -52,7 +52,7 @@ impl AgentSpec {
             backends: vec![ChatBackend::Policy(chat)],
             pick: None,
             tools,
-            when: When::default(),
+            when: CallPattern::default(),
             custom: None,
         }
     }
@@ -220,11 +220,11 @@ impl Agents {
             let agent = Agent {
                 name: name.to_owned(),
                 players: players.collect::<Result<_, TrainerError>>()?,
-                pick: parts.pick.clone(),
+                picker: parts.pick.clone(),
                 limits: keys.limits(),
                 samples: Arc::new(move |params| sampling.params(params)),
                 tools: parts.tools.clone(),
-                when: parts.when.clone(),
+                pattern: parts.when.clone(),
             };
             all.push(agent.clone());
             // An agent that an external policy may play performs no tasks.
@@ -284,11 +284,11 @@ impl Agents {
     }
 
     /// Returns the cumulative use of all agents' toolboxes in this process, by toolbox name.
-    pub(crate) fn used(&self) -> BTreeMap<String, Used> {
-        let mut all: BTreeMap<String, Used> = BTreeMap::new();
-        for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.used()) {
+    pub(crate) fn used(&self) -> BTreeMap<String, Usage> {
+        let mut all: BTreeMap<String, Usage> = BTreeMap::new();
+        for (name, used) in self.named.iter().flat_map(|agent| agent.agent.tools.usage()) {
             let sum = all.entry(name.to_owned()).or_default();
-            *sum = sum.and(used);
+            *sum = sum.plus(used);
         }
         all
     }

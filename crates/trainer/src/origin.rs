@@ -13,7 +13,7 @@ use std::time::{SystemTime, UNIX_EPOCH};
 use levade_policy::checksum;
 use levade_recipe::{Phase, Recipe, Schedule, TaskSource};
 use levade_store::Store;
-use levade_tasks::Matching;
+use levade_tasks::MatchingRule;
 use levade_tree::Purpose;
 use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
@@ -52,12 +52,12 @@ pub(crate) struct Origin {
     lengths: Vec<Length>,
     /// Rules that decide which tasks are duplicates or leak held-out tasks.
     #[serde(default = "earlier_matching")]
-    matching: Matching,
+    matching: MatchingRule,
 }
 
 /// Returns the rules of builds that did not record them.
-fn earlier_matching() -> Matching {
-    Matching::Questions
+fn earlier_matching() -> MatchingRule {
+    MatchingRule::Questions
 }
 
 /// Returns the rules by which the run in `folder` compares tasks, or the rules of new runs if the
@@ -65,9 +65,9 @@ fn earlier_matching() -> Matching {
 ///
 /// # Errors
 /// Returns an error if the directory cannot be read.
-pub fn matching(dir: &Path) -> Result<Matching, TrainerError> {
+pub fn matching(dir: &Path) -> Result<MatchingRule, TrainerError> {
     if !dir.join(RECIPE).exists() {
-        return Ok(Matching::default());
+        return Ok(MatchingRule::default());
     }
     Ok(Origin::read(dir)?.map_or_else(earlier_matching, |origin| origin.matching))
 }
@@ -207,7 +207,7 @@ impl Origin {
         model: &[PathBuf],
         tools: Vec<OfferedTool>,
         listings: Vec<ListedTasks>,
-        matching: Matching,
+        matching: MatchingRule,
     ) -> Result<Self, TrainerError> {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
@@ -378,7 +378,7 @@ mod tests {
 
     fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
         let version = String::new();
-        let (files, lengths, matching) = (Vec::new(), Vec::new(), Matching::default());
+        let (files, lengths, matching) = (Vec::new(), Vec::new(), MatchingRule::default());
         Origin { schema: SCHEMA, begun: 0, version, files, tools, lengths, matching }
     }
 
@@ -386,18 +386,18 @@ mod tests {
     #[test]
     fn resumed_run_keeps_original_matching() {
         let dir = tempfile::tempdir().unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), Matching::ExactRows);
+        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::ExactRows);
         fs::write(dir.path().join(RECIPE), "").unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), Matching::Questions);
+        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Questions);
         let mut older = json!(origin(None));
         older.as_object_mut().unwrap().remove("matching");
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), Matching::Questions);
+        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Questions);
         older["matching"] = json!("rows");
         fs::write(dir.path().join(FILE), older.to_string()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), Matching::Rows);
+        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::Rows);
         origin(None).write(dir.path()).unwrap();
-        assert_eq!(matching(dir.path()).unwrap(), Matching::ExactRows);
+        assert_eq!(matching(dir.path()).unwrap(), MatchingRule::ExactRows);
     }
 
     #[test]

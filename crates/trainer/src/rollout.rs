@@ -311,7 +311,7 @@ impl std::fmt::Display for Try {
 async fn run_guarded(agent: &Arc<dyn AgentLoop>, context: AttemptContext) -> levade_agent::Attempt {
     let agent = agent.clone();
     let made = catch_panic(async move { agent.run(context).await }).await;
-    made.unwrap_or_else(|panic| levade_agent::Attempt::broken("attempt", panic))
+    made.unwrap_or_else(|panic| levade_agent::Attempt::failed("attempt", panic))
 }
 
 /// Unavailable scorers, each of which is reported once.

@@ -3,13 +3,13 @@
 use std::collections::HashSet;
 
 use levade_agent::Truncation;
-use levade_agent::environments::{Environments, Listed};
+use levade_agent::environments::{Environments, TaskList};
 use levade_conversation::Overflow;
 use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, OverlongAttempts, Phase, Recipe, TaskSource};
 use levade_store::Store;
 use levade_tasks::{
-    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, Matching, QuestionKey, Split, Task, seen_among,
+    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, MatchingRule, QuestionKey, Split, Task, filter_seen,
 };
 use levade_text::ChatOptions;
 use levade_tools::ToolContext;
@@ -51,7 +51,7 @@ pub(crate) struct ListedTasks {
 }
 
 impl ListedTasks {
-    fn new(source_index: usize, listed: &Listed) -> Self {
+    fn new(source_index: usize, listed: &TaskList) -> Self {
         let text = json!([listed.train, listed.held_out]).to_string();
         ListedTasks {
             source: format!("tasks.{source_index}"),
@@ -105,7 +105,7 @@ impl EvalSlice {
 enum Loaded<'r> {
     Arithmetic(Arithmetic, u32),
     Files(&'r FileOptions, FileTasks),
-    Environment(String, Listed),
+    Environment(String, TaskList),
 }
 
 impl Tasks {
@@ -114,7 +114,7 @@ impl Tasks {
     /// # Errors
     /// Returns the errors of [`Tasks::load_by`].
     pub async fn load(recipe: &Recipe, environments: &Environments) -> Result<Self, TrainerError> {
-        Self::load_by(recipe, environments, Matching::default()).await
+        Self::load_by(recipe, environments, MatchingRule::default()).await
     }
 
     /// Loads or prepares the tasks of a recipe. `matching` decides which rows are duplicates, and
@@ -126,7 +126,7 @@ impl Tasks {
     pub async fn load_by(
         recipe: &Recipe,
         environments: &Environments,
-        matching: Matching,
+        matching: MatchingRule,
     ) -> Result<Self, TrainerError> {
         let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
@@ -157,7 +157,7 @@ impl Tasks {
                     loaded.push(Loaded::Arithmetic(Arithmetic::new(keys.options(), seed)?, keys.train));
                 }
                 TaskSource::File(options) => {
-                    let mut tasks = options.load_by(split_seed, matching)?;
+                    let mut tasks = options.load_with_rule(split_seed, matching)?;
                     notes.append(&mut tasks.notes);
                     if tasks.repeated > 0 {
                         notes.push(format!(
@@ -214,7 +214,7 @@ impl Tasks {
                     let rest = without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.training(rest, seed))
                 }
-                Loaded::Environment(name, Listed { train, .. }) => TrainSource::Listed(without_leaks(
+                Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(without_leaks(
                     all_questions,
                     format_args!("{name}"),
                     train,
@@ -262,7 +262,7 @@ impl Tasks {
     /// training.
     pub fn evaluated_tasks_among<'t>(&'t self, questions: &HashSet<QuestionKey>) -> Vec<&'t Task> {
         let tasks: Vec<&Task> = self.eval.iter().flat_map(|slice| &slice.tasks).collect();
-        seen_among(&tasks, questions)
+        filter_seen(&tasks, questions)
     }
 
     /// Returns all tasks, training tasks first.
@@ -355,7 +355,7 @@ impl Loaded<'_> {
 /// Returns the held-out questions of files and environments. The second value also includes the
 /// generators' questions, if there are any.
 fn held_out_questions(
-    matching: Matching,
+    matching: MatchingRule,
     loaded: &[Loaded<'_>],
     generated: &[Task],
 ) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
@@ -442,7 +442,7 @@ pub async fn trained_questions(store: &dyn Store) -> Result<HashSet<QuestionKey>
                 path: store.location().into(),
                 why: format!("a task of it cannot be read: {error}"),
             })?;
-            questions.extend(task.shows());
+            questions.extend(task.shown_keys());
         }
     }
     Ok(questions)
@@ -504,7 +504,7 @@ pub async fn check_tasks(
         let (NamedAgent { agent, format, keys, .. }, player) = (named, named.player());
         let opening = player.opening;
         let attempt = "the check before the start".to_owned();
-        let (seed, deadline) = (recipe.run.seed, agent.limits.attempt);
+        let (seed, deadline) = (recipe.run.seed, agent.limits.attempt_timeout);
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
@@ -519,8 +519,12 @@ pub async fn check_tasks(
         }
         let budget = player.context_policy.budget;
         let fails = budget.overflow == Overflow::Fail && !keys.kind.calls_over_http();
-        if fails && tokens.min(opening.max_tokens) > budget.most {
-            return Err(TrainerError::PromptOverContext { task: task.id, tokens, max_tokens: budget.most });
+        if fails && tokens.min(opening.max_tokens) > budget.max_tokens {
+            return Err(TrainerError::PromptOverContext {
+                task: task.id,
+                tokens,
+                max_tokens: budget.max_tokens,
+            });
         }
         let context = player.context;
         if tokens.min(opening.max_tokens) >= context {

@@ -115,7 +115,7 @@ fn fully_held_out_file_is_not_trained_on() {
 
     let known = |range: std::ops::Range<u32>| {
         let task = |i| Task { question: format!("{i}?"), ..Task::default() };
-        range.flat_map(|i| task(i).shows()).collect::<HashSet<_>>()
+        range.flat_map(|i| task(i).shown_keys()).collect::<HashSet<_>>()
     };
     assert_eq!(tasks.evaluated_tasks_among(&known(0..45)).len(), 5);
     assert_eq!(tasks.evaluated_tasks_among(&known(0..40)), Vec::<&Task>::new());

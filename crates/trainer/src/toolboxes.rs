@@ -7,7 +7,10 @@ use std::time::Duration;
 use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ToolFailureEffect, ToolKeys};
 use levade_text::Chat;
-use levade_tools::{CallLimits, Cut, Delayed, Limited, Shortened, SummarizedToolbox, ToolSet, Toolbox};
+use levade_tools::{
+    CallLimits, DelayedToolbox, LimitedToolbox, ResultTruncation, SummarizedToolbox, ToolSet, Toolbox,
+    TruncatingToolbox,
+};
 
 use crate::TrainerError;
 
@@ -42,14 +45,14 @@ impl Toolboxes {
             let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
-                let cut = Cut { characters: keys.max_characters, tokens, side: keys.truncate };
-                toolbox = Arc::new(Shortened::new(toolbox, cut));
+                let cut = ResultTruncation { characters: keys.max_characters, tokens, side: keys.truncate };
+                toolbox = Arc::new(TruncatingToolbox::new(toolbox, cut));
             }
             if let Some(summarize) = &keys.condense {
                 toolbox = Arc::new(SummarizedToolbox::new(toolbox, summarize.clone()));
             }
             if !max_delay.is_zero() {
-                toolbox = Arc::new(Delayed::new(toolbox, min_delay..=max_delay));
+                toolbox = Arc::new(DelayedToolbox::new(toolbox, min_delay..=max_delay));
             }
             Ok((
                 toolbox,
@@ -60,7 +63,7 @@ impl Toolboxes {
             ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == ToolFailureEffect::Retry)
         };
         let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
-        Ok(ToolSet::timed(boxes)?.strict(retries))
+        Ok(ToolSet::with_timeouts(boxes)?.with_strict_tools(retries))
     }
 
     /// Returns the toolbox that all agents share, and creates it on first use.
@@ -71,7 +74,7 @@ impl Toolboxes {
         }
         let mut toolbox = keys.options.toolbox(keys.name().to_owned(), keys.seconds, &self.supervisor)?;
         if keys.limits() != CallLimits::default() {
-            toolbox = Arc::new(Limited::new(toolbox, keys.limits()));
+            toolbox = Arc::new(LimitedToolbox::new(toolbox, keys.limits()));
         }
         made.insert(keys.name().to_owned(), Arc::clone(&toolbox));
         Ok(toolbox)
@@ -152,7 +155,7 @@ mod tests {
         for waited in [0, 500, 1000] {
             let set = toolboxes.tools_for(&recipe.agent, &chat).unwrap();
             let mut open = set.open(&attempt).await.unwrap();
-            let results = open.answer(&completion, true).await;
+            let results = open.execute_calls(&completion, true).await;
             assert_eq!(results[0].text, "1000\n[… 6 characters are left out here …]");
             assert!(start.elapsed().as_millis() >= waited, "{:?}", start.elapsed());
         }

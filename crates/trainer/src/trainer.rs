@@ -14,7 +14,7 @@ use levade_agent::environments::Environments;
 use levade_policy::crash_point;
 use levade_recipe::{Phase, Recipe, RlKeys, RunKeys};
 use levade_store::Store;
-use levade_tasks::Matching;
+use levade_tasks::MatchingRule;
 use serde_json::json;
 use tracing::{Instrument, info, info_span};
 
@@ -118,7 +118,7 @@ impl Trainer {
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let matching = match start {
-            StartMode::Fresh => Matching::default(),
+            StartMode::Fresh => MatchingRule::default(),
             StartMode::Resume => matching(&recipe.run.folder)?,
         };
         let tasks = Tasks::load_by(&recipe, &environments, matching).await?;

@@ -10,7 +10,7 @@ use crate::{Agent, AgentLoop, Attempt, AttemptContext, Program};
 /// Agent loop of attempts that the environment of the task leads. The environment calls the model
 /// through the attempt's endpoint, and reports the reward at the end.
 #[derive(Clone)]
-pub struct Leader {
+pub struct LedLoop {
     /// Program that opens the endpoint. Its command is not used.
     pub program: Program,
     /// Environments of the run.
@@ -18,13 +18,14 @@ pub struct Leader {
 }
 
 #[async_trait]
-impl AgentLoop for Leader {
+impl AgentLoop for LedLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let source = &context.task.source;
-        let Some(environment) = self.environments.find(source).filter(|found| found.options.leads()) else {
+        let Some(environment) = self.environments.find(source).filter(|found| found.options.leads_attempts())
+        else {
             let id = &context.task.id;
             let why = format!("no environment leads attempts at the task {id}, which is of {source:?}");
-            return Attempt::broken("environment", why);
+            return Attempt::failed("environment", why);
         };
         let program = Program {
             command: vec![environment.name().to_owned()],

@@ -20,9 +20,9 @@
 //! - **A reward that is not a finite number** fails its attempt and never counts.
 
 mod leader;
-mod listing;
 mod options;
 mod scorer;
+mod task_list;
 
 use std::fmt;
 use std::sync::Arc;
@@ -33,13 +33,13 @@ use serde_json::{Value, json};
 
 use crate::program::workers;
 
-pub use leader::Leader;
-pub use listing::Listed;
+pub use leader::LedLoop;
 pub use options::{
-    Common, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions,
+    CommonOptions, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions,
     VerifiersOptions, WorkerOptions,
 };
 pub use scorer::EnvironmentScorer;
+pub use task_list::TaskList;
 
 /// Placeholder of the expected answer in demonstrations.
 const ANSWER: &str = "{answer}";
@@ -105,7 +105,7 @@ impl Environment {
             // Iteration over a set then has the same order in every process.
             variables: vec![("PYTHONHASHSEED".into(), "0".into())],
         };
-        let first = json!({ "key": "attempt", "source": options.told() });
+        let first = json!({ "key": "attempt", "source": options.worker_options() });
         let first = Some(python_first_line(&MODULES, first));
         let workers = Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
         Environment { options, workers }
@@ -125,13 +125,13 @@ impl Environment {
     /// # Errors
     /// Returns an error if the process cannot be started or ends, if the environment rejects the
     /// request, or if it does not respond within `worker.seconds`.
-    async fn query(&self, what: &str, mut order: Value) -> Result<Value, EnvironmentError> {
-        order["do"] = json!(what);
+    async fn query(&self, verb: &str, mut order: Value) -> Result<Value, EnvironmentError> {
+        order["do"] = json!(verb);
         let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
         let response =
-            self.workers.request(Request::new(what, order), limit).await.map_err(|error| match error {
+            self.workers.request(Request::new(verb, order), limit).await.map_err(|error| match error {
                 WorkerError::Timeout(_) => {
-                    self.error(format!("did not answer to {what:?} within {limit:?} (worker.seconds)"))
+                    self.error(format!("did not answer to {verb:?} within {limit:?} (worker.seconds)"))
                 }
                 error => self.error(error.to_string()),
             })?;

@@ -222,7 +222,7 @@ pub enum EnvironmentOptions {
 
 /// Options that environments of all kinds have.
 #[derive(Debug, Clone, Copy)]
-pub struct Common<'o> {
+pub struct CommonOptions<'o> {
     /// Name of the source.
     pub name: &'o str,
     /// Maximum number of training tasks.
@@ -239,18 +239,18 @@ pub struct Common<'o> {
 
 /// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs are a
 /// multiple of it apart.
-pub(super) const MOST: usize = 1_000_000;
+pub(super) const MAX_TASKS: usize = 1_000_000;
 
 impl EnvironmentOptions {
     /// Returns the options that environments of all kinds have.
-    pub fn common(&self) -> Common<'_> {
-        fn named<'o>(name: &'o str, or: &'o str) -> &'o str {
+    pub fn common(&self) -> CommonOptions<'_> {
+        fn name_or<'o>(name: &'o str, or: &'o str) -> &'o str {
             if name.is_empty() { or } else { name }
         }
         macro_rules! common {
             ($options:expr, $or:expr, $seeds:expr) => {
-                Common {
-                    name: named(&$options.name, $or),
+                CommonOptions {
+                    name: name_or(&$options.name, $or),
                     train: $options.train,
                     held_out: $options.held_out,
                     seeds: $seeds,
@@ -270,7 +270,7 @@ impl EnvironmentOptions {
     }
 
     /// Returns whether the environment leads its attempts. If so, their agent is of kind `environment`.
-    pub fn leads(&self) -> bool {
+    pub fn leads_attempts(&self) -> bool {
         !matches!(self, EnvironmentOptions::ReasoningGym(_))
     }
 
@@ -284,7 +284,7 @@ impl EnvironmentOptions {
     }
 
     /// Returns the options that the environment's process receives.
-    pub(super) fn told(&self) -> Value {
+    pub(super) fn worker_options(&self) -> Value {
         match self {
             EnvironmentOptions::ReasoningGym(o) => json!({ "kind": "reasoning_gym", "datasets": o.datasets }),
             EnvironmentOptions::Verifiers(o) => {
@@ -309,13 +309,13 @@ impl EnvironmentOptions {
     }
 
     /// Returns the first value that is out of range: its key, the value, and the valid range.
-    pub fn wrong(&self) -> Option<(&'static str, String, &'static str)> {
-        let Common { train, held_out, worker, .. } = self.common();
+    pub fn range_error(&self) -> Option<(&'static str, String, &'static str)> {
+        let CommonOptions { train, held_out, worker, .. } = self.common();
         let wrong = |ok: bool, key, value: String, range| (!ok).then_some((key, value, range));
         let counts = "at least 1 and at most 1000000";
         let all = [
-            wrong((1..=MOST).contains(&train), "train", train.to_string(), counts),
-            wrong(held_out <= MOST, "held_out", held_out.to_string(), "at most 1000000"),
+            wrong((1..=MAX_TASKS).contains(&train), "train", train.to_string(), counts),
+            wrong(held_out <= MAX_TASKS, "held_out", held_out.to_string(), "at most 1000000"),
             wrong(!worker.python.is_empty(), "worker.python", "empty".into(), "the name or path of a Python"),
             wrong(
                 (1..=256).contains(&worker.processes),

@@ -21,7 +21,7 @@ impl EnvironmentScorer {
         EnvironmentScorer { environments }
     }
 
-    fn of(&self, task: &Value) -> Result<&Environment, ScoreError> {
+    fn environment(&self, task: &Value) -> Result<&Environment, ScoreError> {
         let source = task["source"].as_str().unwrap_or_default();
         self.environments.find(source).ok_or_else(|| {
             ScoreError::Unusable(format!(
@@ -36,23 +36,23 @@ impl EnvironmentScorer {
 #[async_trait]
 impl Scorer for EnvironmentScorer {
     fn needs_reported_score(&self, task: &Value) -> bool {
-        self.of(task).is_ok_and(|environment| environment.options.leads())
+        self.environment(task).is_ok_and(|environment| environment.options.leads_attempts())
     }
 
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        self.of(task).map(drop)
+        self.environment(task).map(drop)
     }
 
-    async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let environment = self.of(&evidence.task)?;
+    async fn score(&self, scorer_input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
+        let environment = self.environment(&scorer_input.task)?;
         let EnvironmentOptions::ReasoningGym(options) = &environment.options else {
-            return ProgramScorer { from: RewardSource::LastLine }.score(evidence).await;
+            return ProgramScorer { from: RewardSource::LastLine }.score(scorer_input).await;
         };
-        let task = &evidence.task;
+        let task = &scorer_input.task;
         let order = json!({
             "row": task["row"],
             "question": task["question"],
-            "text": evidence.text(),
+            "text": scorer_input.text(),
             "tag": options.tag,
         });
         let response = environment

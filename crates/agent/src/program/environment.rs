@@ -11,7 +11,7 @@ use crate::AttemptContext;
 const MAX_VARIABLE_BYTES: usize = 100_000;
 
 /// Variables that make clients reach the endpoint without the proxies of this machine.
-pub(super) const DIRECT: [(&str, &str); 2] =
+pub(super) const NO_PROXY_VARIABLES: [(&str, &str); 2] =
     [("NO_PROXY", "127.0.0.1,localhost,::1"), ("no_proxy", "127.0.0.1,localhost,::1")];
 
 impl Program {
@@ -25,7 +25,7 @@ impl Program {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
         let mut variables = child_environment(&self.passes);
-        variables.extend(DIRECT.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        variables.extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let task = task_of(context).to_string();
         let ours = [
             // Every client reads its own variables. Those of Anthropic append /v1 themselves, and their

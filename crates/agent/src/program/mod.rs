@@ -14,10 +14,10 @@
 //!
 //! Out of scope: HTTP (`levade-gateway`), and the use of rewards.
 
+mod dry_run;
 mod environment;
 mod outcome;
 mod process;
-mod rehearsal;
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -27,19 +27,19 @@ use async_trait::async_trait;
 use levade_call::Recording;
 use levade_conversation::Format;
 use levade_gateway::{Gateway, Reward, Route, Session, SessionOptions};
-use levade_process::{Output, Pool, Supervisor};
+use levade_process::{Pool, RunOutput, Supervisor};
 use tracing::{Instrument, debug_span};
 
+pub use dry_run::DryRunResult;
 pub use process::workers;
-pub use rehearsal::Rehearsal;
 
-use crate::casting::{Caller, PartyBuilder};
+use crate::cast::{Caller, PartyBuilder};
 use crate::roster::{Agent, Player};
-use crate::taught::{self, Exchange, Pupil};
+use crate::teacher_demonstrations::{self, ImitatingPolicy, TeacherCompletion};
 use crate::{AgentLoop, Attempt, AttemptContext, Backend};
 
 /// Timeout for calls in flight to end after the program has ended.
-const PATIENCE: Duration = Duration::from_secs(10);
+const CALL_END_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Program that makes attempts.
 #[derive(Clone)]
@@ -47,7 +47,7 @@ pub struct Program {
     /// Command: the program and its arguments.
     pub command: Vec<String>,
     /// Working directory of the program. Empty for that of this process.
-    pub folder: PathBuf,
+    pub dir: PathBuf,
     /// Names of environment variables that the program receives in addition to the [usual
     /// ones](levade_policy::environment::PASSED).
     pub passes: Vec<String>,
@@ -89,7 +89,7 @@ struct OpenProgram<'a> {
 
 impl OpenProgram<'_> {
     /// Returns the policy that plays the attempt's own agent.
-    fn own(&self) -> &Player {
+    fn own_player(&self) -> &Player {
         self.played[0].1
     }
 }
@@ -98,28 +98,28 @@ impl Program {
     async fn attempt(&self, context: AttemptContext) -> Attempt {
         let opened = match self.open(&context) {
             Ok(opened) => opened,
-            Err(why) => return Attempt::broken("policies", why),
+            Err(why) => return Attempt::failed("policies", why),
         };
         let ended = self.execute(&context, &opened, std::future::pending()).await;
         let OpenProgram { session, played } = opened;
-        let recorded = session.close(PATIENCE).await;
+        let recorded = session.close(CALL_END_TIMEOUT).await;
         self.gateway.forget(&session);
         let mut attempt = match &context.teacher {
             None => outcome::attempt(self, &context.limits, ended, recorded),
-            Some(_) => self.lesson(&context, &played, ended, recorded).await,
+            Some(_) => self.demonstrated_attempt(&context, &played, ended, recorded).await,
         };
-        let mixed = played.iter().filter(|(agent, _)| agent.pick.is_some());
+        let mixed = played.iter().filter(|(agent, _)| agent.picker.is_some());
         attempt.outcome.cast =
             mixed.map(|(agent, player)| (agent.name.clone(), player.policy.clone())).collect();
         attempt
     }
 
     /// Returns the attempt that a teacher has made, with the teacher's completions as demonstrations.
-    async fn lesson(
+    async fn demonstrated_attempt(
         &self,
         context: &AttemptContext,
         played: &[(&Agent, &Player)],
-        ended: Result<Output, String>,
+        ended: Result<RunOutput, String>,
         recorded: (Recording, Vec<Reward>),
     ) -> Attempt {
         let pupil = |(agent, player): &(&Agent, &Player)| match (&player.backend, &player.format) {
@@ -131,9 +131,9 @@ impl Program {
         let pupils: Vec<(String, String, Arc<Format>)> = played.iter().filter_map(pupil).collect();
         let calls = recorded.0.external.clone();
         let Attempt { outcome, .. } = outcome::attempt(self, &context.limits, ended, recorded);
-        taught::finished(outcome, move || {
-            taught::taught(pupils.iter().map(|(agent, policy, format)| {
-                (Pupil { format, agent, policy }, Exchange::of(&calls, agent))
+        teacher_demonstrations::create_attempt(outcome, move || {
+            teacher_demonstrations::demonstrate_completions(pupils.iter().map(|(agent, policy, format)| {
+                (ImitatingPolicy { format, agent, policy }, TeacherCompletion::from_calls(&calls, agent))
             }))
         })
         .await
@@ -153,17 +153,17 @@ impl Program {
         let play = |agent| Ok((agent, context.player(agent)?));
         let played: Vec<(&Agent, &Player)> = agents.into_iter().map(play).collect::<Result<_, String>>()?;
         let route = |(index, (agent, player)): (usize, &(&Agent, &Player))| {
-            let mut when = agent.when.clone();
+            let mut pattern = agent.pattern.clone();
             if self.has_seats && index > 0 {
-                when.models.push(agent.name.clone());
+                pattern.models.push(agent.name.clone());
             }
-            Ok(Route { party: Arc::new(casting.party(agent, player)?), when })
+            Ok(Route { party: Arc::new(casting.party(agent, player)?), pattern })
         };
         let routes = played.iter().enumerate().map(route).collect::<Result<_, String>>()?;
-        let attempt = in_url(&context.name);
-        let limits = (context.limits.turns, context.limits.tokens);
+        let attempt = percent_encode(&context.name);
+        let limits = (context.limits.max_turns, context.limits.max_tokens);
         let session = self.gateway.open(SessionOptions {
-            rollout: in_url(&context.task.id),
+            rollout: percent_encode(&context.task.id),
             recorder: self.gateway.recorder(&attempt, (context.seed, context.stream), limits),
             attempt,
             routes,
@@ -175,7 +175,7 @@ impl Program {
 
 /// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is never
 /// empty.
-fn in_url(name: &str) -> String {
+fn percent_encode(name: &str) -> String {
     let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();
     if name.is_empty() { "_".into() } else { name }

@@ -6,7 +6,7 @@ use levade_call::{CallRecord, Recording};
 use levade_conversation::{Fork, Origin};
 use levade_gateway::Reward;
 use levade_policy::FinishReason;
-use levade_process::{Output, Tail, telling_lines};
+use levade_process::{RunOutput, Tail, explaining_lines};
 use levade_tree::{Finish, Outcome};
 use serde_json::{Value, json};
 
@@ -15,13 +15,13 @@ use crate::attempt::to_context_cut;
 use crate::{Attempt, Limits};
 
 /// Key of the program's entry in an attempt's evidence.
-const EVIDENCE: &str = "program";
+const SCORER_INPUT_KEY: &str = "program";
 
 /// Returns the attempt that a program has made.
 pub(super) fn attempt(
     program: &Program,
     limits: &Limits,
-    ended: Result<Output, String>,
+    ended: Result<RunOutput, String>,
     (recorded, rewards): (Recording, Vec<Reward>),
 ) -> Attempt {
     let mut outcome = Outcome::initial();
@@ -40,15 +40,15 @@ pub(super) fn attempt(
     let name = program.command.first().map_or("", String::as_str);
     let mut printed = None;
     match ended {
-        Err(why) => broken(&mut outcome, name, why),
-        Ok(Output { code, stdout, stderr }) => {
+        Err(why) => set_failed(&mut outcome, name, why),
+        Ok(RunOutput { code, stdout, stderr }) => {
             printed = stdout.last_line();
             let rejected = |kind: &str| recorded.rejected.contains_key(kind);
             match code {
                 Some(0) => outcome.finish = Finish::Answered,
                 None => {
                     outcome.finish = Finish::Deadline;
-                    let attempt_timeout = limits.attempt;
+                    let attempt_timeout = limits.attempt_timeout;
                     outcome.add_warning(
                         name,
                         format!("was not done within {attempt_timeout:?}, and was stopped"),
@@ -56,15 +56,15 @@ pub(super) fn attempt(
                 }
                 // Most programs fail if a call is rejected, and the recipe sets the limit that rejects
                 // it.
-                Some(_) if rejected("limit") => outcome.finish = cut(limits, &calls),
+                Some(_) if rejected("limit") => outcome.finish = limit_finish(limits, &calls),
                 Some(_) if rejected("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
                     let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-                    broken(&mut outcome, name, format!("ended with {code}: {}", excerpt(&last)));
+                    set_failed(&mut outcome, name, format!("ended with {code}: {}", excerpt(&last)));
                 }
             }
             if recorded.calls.is_empty() && outcome.error.is_none() {
-                broken(&mut outcome, name, silent(&recorded.rejected, &stdout, &stderr));
+                set_failed(&mut outcome, name, silence_reason(&recorded.rejected, &stdout, &stderr));
             }
             if outcome.finish.is_complete() {
                 let last = calls.iter().rfind(|call| !call.content.is_empty());
@@ -77,8 +77,8 @@ pub(super) fn attempt(
         outcome.add_warning(format!("call of {}", call.0.agent), call.1.clone());
     }
     let rewards: Vec<Value> = rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
-    let mut evidence = json!({
-        "calls": recorded.calls.iter().map(called).collect::<Vec<_>>(),
+    let mut scorer_input = json!({
+        "calls": recorded.calls.iter().map(call_summary).collect::<Vec<_>>(),
         "rewards": rewards,
         "last_line": printed,
         "overridden": recorded.overridden,
@@ -87,20 +87,20 @@ pub(super) fn attempt(
     });
     // External calls are recorded as messages, because their token ids have no meaning here.
     if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
-        match levade_tools::too_deep(&external) {
+        match levade_tools::depth_error(&external) {
             Some(why) => {
                 outcome.add_warning(name, format!("what models of others said is not recorded: {why}"))
             }
-            None => evidence["external"] = external,
+            None => scorer_input["external"] = external,
         }
     }
-    outcome.evidence.insert(EVIDENCE.into(), evidence);
+    outcome.evidence.insert(SCORER_INPUT_KEY.into(), scorer_input);
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
 /// Returns why a program without answered calls makes no attempt, with the last lines of its output:
 /// many programs report a wrong configuration and exit with 0.
-fn silent(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
+fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = match rejected.is_empty() {
         true => {
             "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into()
@@ -110,7 +110,7 @@ fn silent(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> Str
     let streams = [("standard error", stderr), ("standard output", stdout)];
     let written: Vec<String> = streams
         .into_iter()
-        .map(|(name, tail)| (name, telling_lines(&tail.text())))
+        .map(|(name, tail)| (name, explaining_lines(&tail.text())))
         .filter(|(_, lines)| !lines.is_empty())
         .map(|(name, lines)| format!("its {name} ends with\n{}", lines.join("\n")))
         .collect();
@@ -121,7 +121,7 @@ fn silent(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> Str
 }
 
 /// Returns a call for the evidence: its agent and model, the origin of its prompt, and its end.
-fn called(call: &CallRecord) -> Value {
+fn call_summary(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
@@ -131,7 +131,9 @@ fn called(call: &CallRecord) -> Value {
         }
         Some(Origin::Began) => "began".to_owned(),
         Some(Origin::Continued) => "continued".to_owned(),
-        Some(Origin::Forked(Fork { at, reason })) => format!("forked at message {at}: {}", reason.words()),
+        Some(Origin::Forked(Fork { at, reason })) => {
+            format!("forked at message {at}: {}", reason.description())
+        }
     };
     json!({
         "agent": call.agent,
@@ -145,16 +147,16 @@ fn called(call: &CallRecord) -> Value {
     })
 }
 
-fn broken(outcome: &mut Outcome, source: &str, why: String) {
+fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
     outcome.add_warning(source, why.clone());
     outcome.error = Some(format!("{source} {why}"));
     outcome.finish = Finish::Failed;
 }
 
 /// Returns the limit that rejected the calls of a program.
-fn cut(limits: &Limits, calls: &[&CallRecord]) -> Finish {
-    let cut = calls.last().map(|call| call.finish);
-    if matches!(cut, Some(FinishReason::Length)) || calls.len() < limits.turns as usize {
+fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
+    let last_finish = calls.last().map(|call| call.finish);
+    if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize {
         Finish::MaxTokens
     } else {
         Finish::MaxTurns
@@ -179,8 +181,8 @@ fn answer(line: Option<&str>) -> Option<String> {
 }
 
 fn excerpt(text: &str) -> String {
-    const LENGTH: usize = 300;
-    match text.char_indices().nth(LENGTH) {
+    const MAX_EXCERPT_CHARS: usize = 300;
+    match text.char_indices().nth(MAX_EXCERPT_CHARS) {
         Some((end, _)) => format!("{}…", &text[..end]),
         None => text.to_owned(),
     }
@@ -195,13 +197,17 @@ mod tests {
 
     use super::*;
 
-    const LIMITS: Limits =
-        Limits { turns: 8, tokens: 100, reply: Duration::from_secs(60), attempt: Duration::from_secs(60) };
+    const LIMITS: Limits = Limits {
+        max_turns: 8,
+        max_tokens: 100,
+        completion_timeout: Duration::from_secs(60),
+        attempt_timeout: Duration::from_secs(60),
+    };
 
     fn program() -> Program {
         Program {
             command: vec!["solve".into()],
-            folder: PathBuf::new(),
+            dir: PathBuf::new(),
             passes: Vec::new(),
             supervisor: Default::default(),
             gateway: Gateway::new(Vec::new(), Options::default()),
@@ -232,7 +238,7 @@ mod tests {
 
     #[test]
     fn summaries_do_not_count_as_turns() {
-        let ended = Output { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
+        let ended = RunOutput { code: Some(0), stdout: Tail::default(), stderr: Tail::default() };
         let calls = vec![call(0, false, "4?"), call(1, true, "so far: 4?"), call(2, false, "5")];
         let recorded = Recording { calls, ..Recording::default() };
         let outcome = attempt(&program(), &LIMITS, Ok(ended), (recorded, Vec::new())).outcome;
@@ -245,7 +251,7 @@ mod tests {
     fn attempt_without_calls_fails_with_first_reason() {
         for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
             let stderr = Tail::from("no such task");
-            let ended = Output { code: Some(code), stdout: Tail::default(), stderr };
+            let ended = RunOutput { code: Some(code), stdout: Tail::default(), stderr };
             let outcome = attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
@@ -256,11 +262,11 @@ mod tests {
     fn silent_program_is_quoted_in_error() {
         let (none, rejected) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
         let tail = |text: &str| Tail::from(text);
-        let why = silent(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
+        let why = silence_reason(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");
         let printed = "; its standard error ends with\n  set ONE key, not two\nits standard output ends with\n  a\n  b\n  c\n  d";
         assert!(why.ends_with(printed), "{why}");
-        let why = silent(&rejected, &tail(""), &tail(" \n"));
+        let why = silence_reason(&rejected, &tail(""), &tail(" \n"));
         assert!(why.contains("not_found") && why.ends_with("; it wrote nothing"), "{why}");
     }
 

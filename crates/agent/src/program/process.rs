@@ -6,10 +6,10 @@
 
 use std::time::Duration;
 
-use levade_process::{Launch, Output, Pool, PoolOptions, Request, Run, Supervisor, Tail};
+use levade_process::{Launch, Pool, PoolOptions, ProgramRun, Request, RunOutput, Supervisor, Tail};
 use serde_json::{Value, json};
 
-use super::environment::{DIRECT, task_of};
+use super::environment::{NO_PROXY_VARIABLES, task_of};
 use super::{OpenProgram, Program};
 use crate::AttemptContext;
 
@@ -27,7 +27,7 @@ pub fn workers(
     first: Option<Value>,
     (count, attempts): (usize, usize),
 ) -> Pool {
-    launch.variables.extend(DIRECT.map(|(name, value)| (name.into(), value.into())));
+    launch.variables.extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.into(), value.into())));
     Pool::new(PoolOptions {
         name: launch.command.first().cloned().unwrap_or_default(),
         supervisor: supervisor.clone(),
@@ -52,13 +52,13 @@ impl Program {
         context: &AttemptContext,
         opened: &OpenProgram<'_>,
         stop: impl Future<Output = ()>,
-    ) -> Result<Output, String> {
-        let (task, timeout, player) = (task_of(context), context.limits.attempt, opened.own());
+    ) -> Result<RunOutput, String> {
+        let (task, timeout, player) = (task_of(context), context.limits.attempt_timeout, opened.own_player());
         let variables = self.environment(&opened.session, context, &player.policy);
         let Some(workers) = &self.workers else {
             let mut run = self.start(variables, &task)?;
             let output = tokio::select! {
-                output = player.within(timeout, run.wait()) => output,
+                output = player.wait_within(timeout, run.wait()) => output,
                 () = stop => None,
             };
             return match output {
@@ -69,23 +69,23 @@ impl Program {
         let request = Request::with_id(&context.name, request(&variables, context, opened, &task));
         let mut call = workers.send(request).await.map_err(|error| error.to_string())?;
         let response = tokio::select! {
-            answer = player.within(timeout, call.response()) => answer,
+            answer = player.wait_within(timeout, call.response()) => answer,
             () = stop => None,
         };
         match response {
             Some(response) => response.map(to_output).map_err(|error| error.to_string()),
             None => {
                 call.cancel().await;
-                Ok(Output { code: None, stdout: Tail::default(), stderr: Tail::default() })
+                Ok(RunOutput { code: None, stdout: Tail::default(), stderr: Tail::default() })
             }
         }
     }
 
-    fn start(&self, variables: Vec<(String, String)>, task: &Value) -> Result<Run, String> {
+    fn start(&self, variables: Vec<(String, String)>, task: &Value) -> Result<ProgramRun, String> {
         let question = task["question"].as_str().unwrap_or_default();
         let command = self.command.iter().map(|argument| argument.replace(QUESTION, question));
-        let launch = Launch { dir: self.folder.clone(), variables, ..Launch::new(command) };
-        Run::start(&self.supervisor, &launch, format!("{task}\n"), Tail::default())
+        let launch = Launch { dir: self.dir.clone(), variables, ..Launch::new(command) };
+        ProgramRun::start(&self.supervisor, &launch, format!("{task}\n"), Tail::default())
     }
 }
 
@@ -108,16 +108,16 @@ fn request(
         "model": variable("LEVADE_MODEL"),
         "reward_url": variable("LEVADE_REWARD_URL"),
         "reward_key": variable("LEVADE_REWARD_KEY"),
-        "max_turns": context.limits.turns,
+        "max_turns": context.limits.max_turns,
         "agents": opened.played.iter().map(|(agent, _)| &agent.name).collect::<Vec<_>>(),
         "task": task,
     })
 }
 
 /// Converts the answer of a worker to the output of a program.
-fn to_output(response: Value) -> Output {
+fn to_output(response: Value) -> RunOutput {
     match response["error"].as_str() {
-        Some(error) => Output { code: Some(1), stdout: Tail::default(), stderr: error.into() },
-        None => Output { code: Some(0), stdout: (&*response.to_string()).into(), stderr: Tail::default() },
+        Some(error) => RunOutput { code: Some(1), stdout: Tail::default(), stderr: error.into() },
+        None => RunOutput { code: Some(0), stdout: (&*response.to_string()).into(), stderr: Tail::default() },
     }
 }

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use levade_agent::environments::{
-    DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, Listed, ReasoningGymOptions,
+    DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, ReasoningGymOptions, TaskList,
     VerifiersOptions, WorkerOptions,
 };
 use levade_process::Supervisor;
@@ -78,8 +78,11 @@ fn worker(dir: &Path, seconds: f64) -> WorkerOptions {
 }
 
 fn options(dir: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
-    let dataset =
-        |&(name, share): &(&str, f64)| DatasetOptions { name: name.into(), share, config: Map::new() };
+    let dataset = |&(name, fraction): &(&str, f64)| DatasetOptions {
+        name: name.into(),
+        share: fraction,
+        config: Map::new(),
+    };
     ReasoningGymOptions {
         name: String::new(),
         datasets: datasets.iter().map(dataset).collect(),
@@ -98,7 +101,7 @@ fn environments(options: ReasoningGymOptions) -> Environments {
     Environments::new([EnvironmentOptions::ReasoningGym(options)], &supervisor())
 }
 
-async fn listed(environments: &Environments, seed: u64, split_seed: u64) -> Result<Listed, String> {
+async fn list_tasks(environments: &Environments, seed: u64, split_seed: u64) -> Result<TaskList, String> {
     let found = environments.find("reasoning_gym").unwrap();
     found.tasks(seed, split_seed).await.map_err(|error| error.to_string())
 }
@@ -106,8 +109,8 @@ async fn listed(environments: &Environments, seed: u64, split_seed: u64) -> Resu
 async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f64, ScoreError> {
     let (task, trajectory) = (json!(task), Arc::new(Trajectory::default()));
     let (attempt, outcome) = (AttemptId::from_bytes([1; 16]), Outcome::demonstrated(text));
-    let evidence = ScorerInput { attempt, task, outcome, trajectory };
-    let components = EnvironmentScorer::new(environments.clone()).score(&evidence).await?;
+    let scorer_input = ScorerInput { attempt, task, outcome, trajectory };
+    let components = EnvironmentScorer::new(environments.clone()).score(&scorer_input).await?;
     assert_eq!(components[0].name, Component::SCORE);
     Ok(components[0].value)
 }
@@ -116,24 +119,24 @@ async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f
 async fn tasks_follow_seeds_and_are_scored_by_dataset() {
     let dir = dir();
     let environments = environments(options(dir.path(), &[("sums", 3.0), ("more", 1.0)]));
-    let first = listed(&environments, 1, 1).await.unwrap();
-    assert_eq!(first, listed(&environments, 1, 1).await.unwrap());
+    let first = list_tasks(&environments, 1, 1).await.unwrap();
+    assert_eq!(first, list_tasks(&environments, 1, 1).await.unwrap());
     let kinds =
         |tasks: &[Task], kind: &str| tasks.iter().filter(|task| task.kind.as_deref() == Some(kind)).count();
     assert_eq!((kinds(&first.train, "sums"), kinds(&first.held_out, "sums")), (9, 3));
     // Both data sets generate tasks alike, and a task of the first is not repeated by the second.
     assert_eq!(kinds(&first.train, "more") + kinds(&first.held_out, "more") + first.repeated, 4);
-    let other = listed(&environments, 2, 1).await.unwrap();
+    let other = list_tasks(&environments, 2, 1).await.unwrap();
     assert_eq!(other.held_out, first.held_out, "they follow from the split alone");
     assert!(first.train.iter().all(|task| !other.train.contains(task)));
 
     let task = &first.train[0];
-    let answer = task.answer.as_str().unwrap();
-    assert_eq!(task.demonstration.as_ref().unwrap().answer, format!("<answer>{answer}</answer>"));
+    let expected_answer = task.answer.as_str().unwrap();
+    assert_eq!(task.demonstration.as_ref().unwrap().answer, format!("<answer>{expected_answer}</answer>"));
     for (text, want) in [
-        (format!("<answer>0x</answer> or <answer> {answer}\n</answer>"), 1.0),
-        (format!("<answer>{answer}</answer> or <answer>0x</answer>"), 0.0),
-        (answer.to_owned(), 0.25),
+        (format!("<answer>0x</answer> or <answer> {expected_answer}\n</answer>"), 1.0),
+        (format!("<answer>{expected_answer}</answer> or <answer>0x</answer>"), 0.0),
+        (expected_answer.to_owned(), 0.25),
         (String::new(), 0.25),
         // The data set fails to score this answer, but not its own answer.
         ("<answer>raise</answer>".to_owned(), 0.0),
@@ -146,13 +149,14 @@ async fn tasks_follow_seeds_and_are_scored_by_dataset() {
 async fn invalid_score_is_reported_as_error() {
     let dir = dir();
     let environments = environments(options(dir.path(), &[("sums", 1.0)]));
-    let task = &listed(&environments, 1, 1).await.unwrap().train[0];
-    for (answer, want) in [
+    let task = &list_tasks(&environments, 1, 1).await.unwrap().train[0];
+    for (expected_answer, want) in [
         ("nan", "the score of sums is nan, which is no reward"),
         ("text", "the score of sums is 'very good', which is no number"),
         ("exit", "the worker ended with exit status: 3"),
     ] {
-        let error = score(&environments, task, &format!("<answer>{answer}</answer>")).await.unwrap_err();
+        let error =
+            score(&environments, task, &format!("<answer>{expected_answer}</answer>")).await.unwrap_err();
         assert!(error.to_string().contains(want), "{error}");
         assert!(error.is_temporary(), "another try may be better: {error}");
     }
@@ -163,7 +167,7 @@ async fn invalid_score_is_reported_as_error() {
 async fn hanging_environment_is_stopped_at_timeout() {
     let dir = dir();
     let mut options = options(dir.path(), &[("sums", 1.0)]);
-    let task = listed(&environments(options.clone()), 1, 1).await.unwrap().train.remove(0);
+    let task = list_tasks(&environments(options.clone()), 1, 1).await.unwrap().train.remove(0);
     options.worker.seconds = 4.0;
     let environments = environments(options);
     let since = Instant::now();
@@ -175,21 +179,21 @@ async fn hanging_environment_is_stopped_at_timeout() {
 #[tokio::test]
 async fn unusable_options_are_rejected_before_sampling() {
     let dir = dir();
-    let refused = async |options| listed(&environments(options), 1, 1).await.unwrap_err();
-    let error = refused(options(dir.path(), &[("sum", 1.0)])).await;
+    let listing_error = async |options| list_tasks(&environments(options), 1, 1).await.unwrap_err();
+    let error = listing_error(options(dir.path(), &[("sum", 1.0)])).await;
     assert!(error.contains("has no data set 'sum'; did you mean sums?"), "{error}");
-    let error = refused(options(dir.path(), &[("shaky", 1.0)])).await;
+    let error = listing_error(options(dir.path(), &[("shaky", 1.0)])).await;
     assert!(error.contains("gives another task at the same seed and place each time"), "{error}");
     let mut config = options(dir.path(), &[("sums", 1.0)]);
     config.datasets[0].config = json!({ "most": 0 }).as_object().unwrap().clone();
-    let error = refused(config).await;
+    let error = listing_error(config).await;
     assert!(error.contains("the data set sums refuses its config: most must be more than 0"), "{error}");
     let empty = tempfile::tempdir().unwrap();
-    let error = refused(options(empty.path(), &[("sums", 1.0)])).await;
+    let error = listing_error(options(empty.path(), &[("sums", 1.0)])).await;
     assert!(error.contains("-m pip install reasoning-gym"), "{error}");
     let mut python = options(dir.path(), &[("sums", 1.0)]);
     python.worker.python = "/nonexistent/python".into();
-    let error = refused(python).await;
+    let error = listing_error(python).await;
     assert!(error.contains("cannot start /nonexistent/python"), "{error}");
     let verifiers = VerifiersOptions {
         name: String::new(),

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_agent::program::Rehearsal;
+use levade_agent::program::DryRunResult;
 use levade_agent::{Agent, AttemptContext, Limits, Player};
 use levade_policy::{Sampler, SamplingParams};
 use levade_recipe::{AgentKeys, AgentKind, Recipe};
@@ -83,8 +83,8 @@ enum Verdict {
     Broken(String),
 }
 
-fn judge(rehearsal: &Rehearsal) -> Verdict {
-    let Rehearsal { answered, rejected, code, printed } = rehearsal;
+fn judge(rehearsal: &DryRunResult) -> Verdict {
+    let DryRunResult { answered_calls: answered, rejected, code, printed } = rehearsal;
     let printed = match printed.as_str() {
         "" => "it printed nothing".to_owned(),
         text => format!("it printed:\n{text}"),
@@ -124,7 +124,7 @@ async fn trial_run(
     chats: &[(String, Arc<Chat>)],
     (name, keys): (&str, &AgentKeys),
     task: &Task,
-) -> anyhow::Result<Rehearsal> {
+) -> anyhow::Result<DryRunResult> {
     let context = planned.context();
     let (mut agents, mut samplers) = (Vec::new(), BTreeMap::<String, Arc<dyn Sampler>>::new());
     let first = Arc::new(tokio::sync::Notify::new());
@@ -139,12 +139,12 @@ async fn trial_run(
             ..Player::new(&policy, Arc::clone(sampler), format, context)
         };
         let when = programs::when(other, keys)?;
-        let agent = Agent { when, ..Agent::new(other, player, keys.limits()) };
+        let agent = Agent { pattern: when, ..Agent::new(other, player, keys.limits()) };
         // The first agent must be that of the program.
         agents.insert(if other == name { 0 } else { agents.len() }, agent);
     }
     let limits = keys.limits();
-    let limits = Limits { attempt: limits.attempt.min(START_TIMEOUT), ..limits };
+    let limits = Limits { attempt_timeout: limits.attempt_timeout.min(START_TIMEOUT), ..limits };
     let program = ProgramGateway::start(host::supervisor()?).await?.program(keys, true);
     let context = AttemptContext {
         task: task.clone(),
@@ -158,5 +158,5 @@ async fn trial_run(
         first.notified().await;
         tokio::time::sleep(END_GRACE).await;
     };
-    program.rehearse(context, enough).await.map_err(unusable)
+    program.dry_run(context, enough).await.map_err(unusable)
 }

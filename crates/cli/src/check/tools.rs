@@ -102,9 +102,9 @@ async fn call_tools(
         let arguments = arguments(spec, task);
         let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
         let observations = tools
-            .answer(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
+            .execute_calls(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
             .await;
-        for Observation { text, kind, trouble, .. } in observations {
+        for Observation { text, kind, failure: trouble, .. } in observations {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");
             let works = kind == ObservationKind::Ok
                 || (!harmless && trouble.is_none() && kind != ObservationKind::Timeout);

@@ -317,7 +317,7 @@ fn inspect_tasks(
     let recipe = Recipe::load(&file, &[none])?;
     let tasks = crate::runtime()?.block_on(Tasks::load(&recipe, &Environments::default()));
     let tasks = tasks.map_err(|error| match error {
-        TrainerError::Tasks(TaskError::NoField { path, place, field, has, .. }) => unusable(format!(
+        TrainerError::Tasks(TaskError::NoField { path, location: place, field, has, .. }) => unusable(format!(
             "{}, {place}: the row has no field {field:?}; it has {has}. Name the right ones with --question FIELD and \
              --answer FIELD, or complete the row",
             path.display()

@@ -11,7 +11,7 @@ use crate::format::History;
 use crate::index::{Index, NodeId};
 
 /// Drift of complete prompts, by node, for the prompts that were rendered. `None` means no drift.
-type Known = HashMap<NodeId, Option<Drift>>;
+type KnownDrift = HashMap<NodeId, Option<Drift>>;
 
 impl Conversation {
     /// Renders complete sequences once more at the end of a conversation, to find drift that was not near
@@ -20,10 +20,10 @@ impl Conversation {
     /// work for forks is limited to a few times that of the longest sequence; the longest forks are
     /// checked first.
     pub fn finish(&mut self) -> Vec<levade_tree::Drift> {
-        let ends = ends(&self.index);
+        let ends = last_prompts(&self.index);
         let depths = ends.iter().map(|&id| self.index.node(id).depth);
-        let count = affordable(depths, self.index.nodes().count());
-        let mut known = Known::new();
+        let count = affordable_count(depths, self.index.nodes().count());
+        let mut known = KnownDrift::new();
         for &end in &ends[..count] {
             self.count_exact_drift(end, &mut known);
         }
@@ -31,10 +31,10 @@ impl Conversation {
     }
 
     /// Counts the turns of one sequence exactly.
-    fn count_exact_drift(&mut self, end: NodeId, known: &mut Known) {
+    fn count_exact_drift(&mut self, end: NodeId, known: &mut KnownDrift) {
         let (index, trajectory) = (&self.index, &self.trajectory);
         let format = &index.roots[index.node(end).root].format;
-        if format.options().history == History::Template || !format.abridges() {
+        if format.options().history == History::Template || !format.can_abridge() {
             // Every turn has rendered the complete conversation already.
             return;
         }
@@ -43,13 +43,13 @@ impl Conversation {
         let requested = |id: NodeId| index.node(id).prompt.as_ref();
         let mut prompts: Vec<NodeId> = index.ancestors(end).filter(|&id| requested(id).is_some()).collect();
         prompts.reverse();
-        if prompts.iter().any(|&id| requested(id).is_some_and(|requested| requested.cut)) {
+        if prompts.iter().any(|&id| requested(id).is_some_and(|requested| requested.is_truncated)) {
             return;
         }
         let seen =
             prompts.iter().position(|&id| requested(id).is_some_and(|requested| requested.drift.is_some()));
         let mut drifts =
-            |id: NodeId| known.entry(id).or_insert_with(|| whole(index, trajectory, id)).is_some();
+            |id: NodeId| known.entry(id).or_insert_with(|| full_drift(index, trajectory, id)).is_some();
         // All prompts from `first` on have drifted. Drift persists, so rendering the last prompt is
         // sufficient.
         let mut first = seen.filter(|&seen| drifts(prompts[seen])).unwrap_or(prompts.len());
@@ -65,7 +65,7 @@ impl Conversation {
             }
             last = known.get(&id).cloned().flatten().or(last);
             if requested.drift.is_none() {
-                requested.drift = last.as_ref().map(|drift| drift.at(requested.turn, false));
+                requested.drift = last.as_ref().map(|drift| drift.to_record(requested.turn, false));
             }
         }
     }
@@ -73,7 +73,7 @@ impl Conversation {
 
 /// Returns the last prompts of all sequences, the longest sequences first, and the latest first among
 /// equals.
-fn ends(index: &Index) -> Vec<NodeId> {
+fn last_prompts(index: &Index) -> Vec<NodeId> {
     let mut above: BTreeSet<NodeId> = BTreeSet::new();
     let mut ends = Vec::new();
     // Nodes come after their parents, so all nodes below a node are visited before it.
@@ -94,7 +94,7 @@ fn ends(index: &Index) -> Vec<NodeId> {
 /// order; `messages` is the number of all messages. The cost of a check is proportional to the length.
 /// The budget is four times the cost of the longest sequence plus the cost of all messages, so that forks
 /// with little in common are all checked.
-fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
+fn affordable_count(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const BUDGET_FACTOR: usize = 4;
     let mut depths = depths.peekable();
     let budget = BUDGET_FACTOR * depths.peek().copied().unwrap_or(0) + messages;
@@ -106,10 +106,10 @@ fn affordable(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
 }
 
 /// Renders the complete conversation up to a prompt, and returns its drift, if any.
-fn whole(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
+fn full_drift(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Drift> {
     let root = &index.roots[index.node(node).root];
     let end = index.node(node).prompt.as_ref()?.end?;
-    let messages = crate::format::whole(&index.messages(node));
+    let messages = crate::format::to_messages(&index.messages(node));
     let drift = Drift::find(root.format.chat(), &trajectory.sequence_tokens(end), &messages, &root.tools);
     drift.map(|drift| Drift { prompt: None, ..drift })
 }

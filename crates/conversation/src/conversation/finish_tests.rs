@@ -23,9 +23,9 @@ fn calls(rounds: usize) -> (Talk, Vec<Message>) {
     let mut talk = Talk::with(Arc::clone(&FORMAT));
     let mut messages = vec![Message::user("1+1?")];
     for round in 0..rounds {
-        let reply = if round == 0 { THINKS } else { "add" };
-        talk.say(&messages, reply);
-        messages.extend([Message::assistant(reply), Message::tool("2")]);
+        let completion = if round == 0 { THINKS } else { "add" };
+        talk.prepare_and_record(&messages, completion);
+        messages.extend([Message::assistant(completion), Message::tool("2")]);
     }
     (talk, messages)
 }
@@ -33,12 +33,12 @@ fn calls(rounds: usize) -> (Talk, Vec<Message>) {
 /// Records a prompt with one more question, without a completion.
 fn request_completion(talk: &mut Talk, messages: &[Message], question: &str) {
     let messages = [messages, &[Message::user(question)]].concat();
-    talk.conversation.give(&mut talk.prepare(&messages)).unwrap();
+    talk.conversation.add_context(&mut talk.prepare(&messages)).unwrap();
 }
 
 #[test]
 fn checked_work_is_bounded() {
-    let affordable = |depths: &[usize], messages| super::affordable(depths.iter().copied(), messages);
+    let affordable = |depths: &[usize], messages| super::affordable_count(depths.iter().copied(), messages);
     assert_eq!(affordable(&[], 0), 0);
     assert_eq!(affordable(&[10], 10), 1);
     // To the message: four times 5, plus 10.
@@ -59,7 +59,7 @@ fn ends_are_last_prompts_longest_first() {
     request_completion(&mut talk, &[], "alone");
     request_completion(&mut talk, &messages[..3], "short as well");
     let index = &talk.conversation.index;
-    let ends = ends(index);
+    let ends = last_prompts(index);
     let last = |&id: &NodeId| index.node(id).message.as_ref().unwrap().content.as_str().to_owned();
     let ends: Vec<String> = ends.iter().map(last).collect();
     assert_eq!(ends, ["long", "middle", "short as well", "short", "alone"]);
@@ -94,7 +94,7 @@ fn finish_finds_first_drifted_turn() {
             messages.pop();
             for turn in 0..=after {
                 messages.push(Message::user(format!("{turn}?")));
-                talk.say(&messages, "two");
+                talk.prepare_and_record(&messages, "two");
                 messages.push(Message::assistant("two"));
             }
             let want: Vec<u32> = (late as u32..=(late + after) as u32).collect();
@@ -116,14 +116,14 @@ fn finish_drops_drift_of_abridged_past_only() {
         {%- set said = m.content if keep or loop.last else m.content.split('</think>')[-1] %}
         {{- '<|im_start|>' + m.role + '\n' + said + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
-    let thought = "<think>hm</think>two";
+    let reasoning = "<think>hm</think>two";
     for (first, want) in [("keep", &[][..]), ("drop", &[1, 2])] {
         let mut talk = Talk::new(chat(template, ChatOptions::default()), Options::default());
-        assert!(talk.format.abridges());
+        assert!(talk.format.can_abridge());
         let mut messages = vec![Message::user(first)];
         for _ in 0..3 {
-            talk.say(&messages, thought);
-            messages.extend([Message::assistant(thought), Message::user("And?")]);
+            talk.prepare_and_record(&messages, reasoning);
+            messages.extend([Message::assistant(reasoning), Message::user("And?")]);
         }
         assert_eq!(drift_turns(&talk.conversation.drift()), [1, 2]);
         assert_eq!(drift_turns(&talk.conversation.finish()), want, "{first}");
@@ -137,10 +137,10 @@ fn finish_keeps_drift_of_complete_renders() {
         {{- '!' if loop.index0 == 1 and messages | length == 3 }}{{ m.content + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let mut talk = Talk::new(chat(template, ChatOptions::default()), Options::default());
-    assert!(!talk.format.abridges());
+    assert!(!talk.format.can_abridge());
     let mut messages = vec![Message::user("1+1?")];
     for _ in 0..4 {
-        talk.say(&messages, "two");
+        talk.prepare_and_record(&messages, "two");
         messages.extend([Message::assistant("two"), Message::user("And?")]);
     }
     assert_eq!(drift_turns(&talk.conversation.drift()), [1]);

@@ -9,8 +9,8 @@ use std::borrow::Cow;
 
 use levade_text::{Message, ToolSpec};
 
-use super::{Conversation, Prepared, Request};
-use crate::canonical::{Form, Key};
+use super::{Conversation, PreparedPrompt, Request};
+use crate::canonical::{CanonicalForm, Key};
 use crate::origin::{Fork, Origin};
 use crate::window::{Budget, Cut, Overflow, opening, transcript};
 
@@ -29,13 +29,13 @@ pub struct ContextFitter<'a> {
 #[derive(Debug)]
 pub enum FitResult {
     /// The prompt fits.
-    Fits(Box<Prepared>),
+    Fits(Box<PreparedPrompt>),
     /// The messages were shortened; render them again.
-    Again,
-    /// The messages in this transcript were omitted; call [`ContextFitter::summarised`] with a summary of it.
+    Rerender,
+    /// The messages in this transcript were omitted; call [`ContextFitter::set_summary`] with a summary of it.
     Summarise(String),
     /// The prompt does not fit, and no message can be shortened or omitted.
-    TooLong(Box<Prepared>),
+    TooLong(Box<PreparedPrompt>),
 }
 
 /// The cut of a prompt, and a hash of the messages for which it was made.
@@ -46,15 +46,15 @@ pub(crate) struct AppliedCut {
 }
 
 /// Returns the hash of a history with hash `key` and one more message.
-fn chained(key: Key, message: &Message) -> Key {
-    let form = Form::from_message(message);
+fn extend_key(key: Key, message: &Message) -> Key {
+    let form = CanonicalForm::from_message(message);
     xxhash_rust::xxh3::xxh3_128(&[key.to_le_bytes(), form.loose.to_le_bytes()].concat())
 }
 
 impl Conversation {
     /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes each
     /// message once.
-    pub fn fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
+    pub fn start_fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
         let cuts = party.and_then(|party| self.cuts.get(party));
@@ -62,7 +62,7 @@ impl Conversation {
         if let Some(cuts) = cuts {
             let mut key = 0;
             for message in messages {
-                key = chained(key, message);
+                key = extend_key(key, message);
                 cut = cuts.get(&key).or(cut);
             }
         }
@@ -85,15 +85,15 @@ impl<'a> ContextFitter<'a> {
     }
 
     /// Compares the prompt of these messages with the budget, and cuts the messages if it is too long.
-    pub fn judge(&mut self, prepared: Prepared) -> FitResult {
+    pub fn judge(&mut self, prepared: PreparedPrompt) -> FitResult {
         let found = prepared.prompt.len();
-        if found <= self.budget.most {
+        if found <= self.budget.max_tokens {
             return FitResult::Fits(Box::new(self.with_origin(prepared)));
         }
         if self.budget.overflow == Overflow::Fail {
             return FitResult::TooLong(Box::new(prepared));
         }
-        let Some((omitted, half)) = self.cut.further(self.messages, self.tools, found, &self.budget) else {
+        let Some((omitted, half)) = self.cut.extend(self.messages, self.tools, found, &self.budget) else {
             return FitResult::TooLong(Box::new(prepared));
         };
         self.fresh = true;
@@ -104,21 +104,21 @@ impl<'a> ContextFitter<'a> {
                 half,
             ));
         }
-        FitResult::Again
+        FitResult::Rerender
     }
 
     /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces them.
-    pub fn summarised(&mut self, summary: &str) {
+    pub fn set_summary(&mut self, summary: &str) {
         self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }
 
-    fn with_origin(&self, mut prepared: Prepared) -> Prepared {
+    fn with_origin(&self, mut prepared: PreparedPrompt) -> PreparedPrompt {
         if self.fresh {
             let at = opening(self.messages);
             prepared.origin = Origin::Forked(Fork { at, reason: self.budget.overflow.reason() });
         }
         if !self.cut.is_none() {
-            let key = self.messages.iter().fold(0, chained);
+            let key = self.messages.iter().fold(0, extend_key);
             prepared.fitted = Some(Box::new(AppliedCut { key, cut: self.cut.clone() }));
         }
         prepared

@@ -19,7 +19,7 @@ struct BoundedTalk {
 }
 
 impl BoundedTalk {
-    fn new(overflow: Overflow, most: usize, keep: usize) -> Self {
+    fn new(overflow: Overflow, max_tokens: usize, keep: usize) -> Self {
         thread_local! {
             static FORMAT: Arc<Format> = {
                 let chat = Arc::new(tiny_chat().unwrap());
@@ -27,23 +27,23 @@ impl BoundedTalk {
             };
         }
         let talk = Talk::with(FORMAT.with(Arc::clone));
-        BoundedTalk { talk, budget: Budget { most, overflow, keep }, requested: Vec::new(), printed: 0 }
+        BoundedTalk { talk, budget: Budget { max_tokens, overflow, keep }, requested: Vec::new(), printed: 0 }
     }
 
     /// Returns the remaining messages of a request, with their prompt. Returns `None` if it does not fit.
-    fn fit(&mut self, messages: &[Message]) -> Option<(Vec<Message>, Prepared)> {
+    fn fit(&mut self, messages: &[Message]) -> Option<(Vec<Message>, PreparedPrompt)> {
         let Talk { conversation, format, tools, agent, policy } = &self.talk;
         let request = Request { agent, policy, format, messages, tools };
-        let mut fitting = conversation.fitting(&request, self.budget);
+        let mut fitting = conversation.start_fitting(&request, self.budget);
         for _ in 0..100 {
             let kept = fitting.messages().into_owned();
             let prepared = conversation.prepare(&Request { messages: &kept, ..request }).unwrap();
             self.printed += kept.len() - prepared.repeated.to_reply;
             match fitting.judge(prepared) {
                 FitResult::Fits(prepared) => return Some((kept, *prepared)),
-                FitResult::Again => {}
+                FitResult::Rerender => {}
                 FitResult::Summarise(text) => {
-                    fitting.summarised("It was said.");
+                    fitting.set_summary("It was said.");
                     self.requested.push(text);
                 }
                 FitResult::TooLong(_) => return None,
@@ -59,7 +59,7 @@ const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest,
 /// follows).
 fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
     let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
-    for (round, &(calls, length, asks)) in rounds.iter().enumerate() {
+    for (round, &(calls, length, has_question)) in rounds.iter().enumerate() {
         let call = |at: usize| ToolCall {
             id: format!("{round}.{at}"),
             name: "look".into(),
@@ -70,7 +70,7 @@ fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
             let id = Some(format!("{round}.{at}"));
             messages.push(Message { tool_call_id: id, ..Message::tool("x y ".repeat(length)) });
         }
-        if asks || calls == 0 {
+        if has_question || calls == 0 {
             messages.push(Message::user(format!("Question {round}?")));
         }
     }
@@ -78,9 +78,9 @@ fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
 }
 
 fn newest(messages: &[Message], keep: usize) -> usize {
-    let replies: Vec<usize> =
+    let completions: Vec<usize> =
         (0..messages.len()).filter(|&at| messages[at].role == Role::Assistant).collect();
-    replies.len().checked_sub(keep).map_or(2, |at| replies[at])
+    completions.len().checked_sub(keep).map_or(2, |at| completions[at])
 }
 
 proptest! {
@@ -95,7 +95,7 @@ proptest! {
         let mut bounded = BoundedTalk::new(POLICIES[policy], most, keep);
         let found = bounded.fit(&messages);
         let equal = BoundedTalk::new(POLICIES[policy], most, keep).fit(&messages);
-        let prompt = |found: &Option<(Vec<Message>, Prepared)>| {
+        let prompt = |found: &Option<(Vec<Message>, PreparedPrompt)>| {
             found.as_ref().map(|(_, prepared)| prepared.prompt.clone())
         };
         prop_assert_eq!(prompt(&found), prompt(&equal));
@@ -126,7 +126,7 @@ proptest! {
             }
         }
         let whole = bounded.talk.prepare(&messages);
-        let forked = matches!(prepared.origin, Origin::Forked(Fork { at: 2, reason }) if reason.is_cut());
+        let forked = matches!(prepared.origin, Origin::Forked(Fork { at: 2, reason }) if reason.is_truncation());
         prop_assert_eq!(forked, whole.prompt.len() > most);
         prop_assert_eq!(kept == messages, !forked);
     }
@@ -151,11 +151,11 @@ fn shortened_conversation_continues_its_recorded_prompt() {
                 }
             }
             let prompt = prepared.prompt.clone();
-            let reply = bounded.talk.record(prepared, &format!("Reply {turn}."));
-            let sequence = bounded.talk.conversation.trajectory().sequence_tokens(reply.segment);
+            let completion = bounded.talk.record(prepared, &format!("Reply {turn}."));
+            let sequence = bounded.talk.conversation.trajectory().sequence_tokens(completion.segment);
             assert!(sequence.starts_with(&prompt), "what the model saw is what is recorded");
             assert!(bounded.talk.text(&sequence).contains(kept.last().unwrap().content.as_str()));
-            messages.extend([reply.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
+            messages.extend([completion.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
         }
         // Every cut makes space for several turns.
         assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
@@ -177,8 +177,8 @@ fn summary_covers_all_omitted_turns() {
     let first = bounded.requested.concat();
     assert!(first.contains("assistant: Reply 0.\ncalls look({\"a\":1})\n\ntool: x y x y"), "{first}");
     assert!(!first.contains("Reply 3"), "{first}");
-    let reply = bounded.talk.record(prepared, "Reply 4.");
-    messages.extend([reply.message(), Message::user("x y ".repeat(95))]);
+    let completion = bounded.talk.record(prepared, "Reply 4.");
+    messages.extend([completion.message(), Message::user("x y ".repeat(95))]);
     bounded.requested.clear();
     bounded.fit(&messages).unwrap();
     let then = bounded.requested.concat();
@@ -195,5 +195,5 @@ fn unshortenable_prompt_is_too_long() {
     let short = history(&[(1, 10, false)]);
     assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&short).is_some());
     assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&messages).is_none());
-    assert_eq!(Reason::ContextDropped.words(), "the oldest turns were dropped to fit the context");
+    assert_eq!(Reason::ContextDropped.description(), "the oldest turns were dropped to fit the context");
 }

@@ -29,7 +29,7 @@ impl Conversation {
         let (position, at) = self.longest_recorded_prefix(owner, prompt);
         let turn = self.turns;
         self.turns += 1;
-        let end = self.given.give(&mut self.trajectory, owner, position, &prompt[at..], turn)?;
+        let end = self.context_tokens.add(&mut self.trajectory, owner, position, &prompt[at..], turn)?;
         let mut segment = completion.into_segment(end, params, turn);
         (segment.agent, segment.policy) = (agent.to_owned(), policy.to_owned());
         self.trajectory.push(segment)

@@ -5,29 +5,29 @@ use levade_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
 use levade_text::{ChatOptions, LateSystem, Role};
 use serde_json::json;
 
-use super::tests::forked;
+use super::tests::fork_origin;
 use super::*;
 use crate::testing::{Talk, chat, tool};
 use crate::{History, Options, Reason};
 
-fn developer(content: &str) -> Message {
+fn developer_message(content: &str) -> Message {
     Message { role: Role::Developer, ..Message::system(content) }
 }
 
 /// Records completions of a conversation that grows by these messages after each completion. Every prompt
 /// but the first must continue the recorded one.
-fn continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
+fn assert_continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     let mut messages = first.to_vec();
-    let (prepared, mut reply) = talk.say(&messages, "r");
+    let (prepared, mut completion) = talk.prepare_and_record(&messages, "r");
     assert_eq!(prepared.origin, Origin::Began);
     for round in rounds {
-        messages.push(reply.message());
+        messages.push(completion.message());
         messages.extend(round.iter().cloned());
-        let sequence = talk.conversation.trajectory().sequence_tokens(reply.segment);
-        let (prepared, next) = talk.say(&messages, "r");
+        let sequence = talk.conversation.trajectory().sequence_tokens(completion.segment);
+        let (prepared, next) = talk.prepare_and_record(&messages, "r");
         assert_eq!(prepared.origin, Origin::Continued, "{round:?}");
         assert!(prepared.prompt.starts_with(&sequence), "{round:?}");
-        reply = next;
+        completion = next;
     }
     assert_eq!(talk.conversation.finish(), []);
 }
@@ -42,16 +42,16 @@ fn shifted_system_messages_continue() {
             };
             // Instructions and a developer message before each request.
             let mut codex = talk();
-            continues(&mut codex, &[s("i"), developer("d"), q()], &[vec![q()], vec![q()]]);
+            assert_continues(&mut codex, &[s("i"), developer_message("d"), q()], &[vec![q()], vec![q()]]);
             // System messages in between, including the last message.
             let mut claude = talk();
-            continues(
+            assert_continues(
                 &mut claude,
                 &[s("i"), q()],
-                &[vec![s("a"), q()], vec![q(), developer("b")], vec![q()]],
+                &[vec![s("a"), q()], vec![q(), developer_message("b")], vec![q()]],
             );
             let mut bare = talk();
-            continues(&mut bare, &[q(), s("late")], &[vec![s("a")], vec![s("b"), s("c"), q()]]);
+            assert_continues(&mut bare, &[q(), s("late")], &[vec![s("a")], vec![s("b"), s("c"), q()]]);
             let counts = [codex, claude, bare].map(|talk| {
                 let counts = talk.conversation.counts();
                 (counts.joined_systems, counts.moved_systems)
@@ -68,9 +68,9 @@ fn results_with_late_instructions_continue() {
     talk.tools = vec![tool("add")];
     let mut messages = vec![Message::system("i"), Message::system("j"), Message::user("q")];
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1}}\n</tool_call>";
-    let (_, reply) = talk.say(&messages, call);
-    messages.extend([reply.message(), Message::tool("1"), Message::system("mind the time")]);
-    let (prepared, _) = talk.say(&messages, "done");
+    let (_, completion) = talk.prepare_and_record(&messages, call);
+    messages.extend([completion.message(), Message::tool("1"), Message::system("mind the time")]);
+    let (prepared, _) = talk.prepare_and_record(&messages, "done");
     assert_eq!(prepared.origin, Origin::Continued);
     assert!(talk.text(&prepared.prompt).contains("user\nmind the time<|im_end|>"));
 }
@@ -80,14 +80,14 @@ fn merged_late_instructions_fork_at_first_message() {
     let options = ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
     let mut talk = Talk::new(chat(FIRST_SYSTEM_ONLY, options), Options::default());
     let mut messages = vec![Message::system("a"), Message::user("q")];
-    let (_, reply) = talk.say(&messages, "r");
-    messages.extend([reply.message(), Message::system("b"), Message::user("p")]);
-    let (prepared, reply) = talk.say(&messages, "r");
-    assert_eq!(prepared.origin, forked(0, Reason::System));
+    let (_, completion) = talk.prepare_and_record(&messages, "r");
+    messages.extend([completion.message(), Message::system("b"), Message::user("p")]);
+    let (prepared, completion) = talk.prepare_and_record(&messages, "r");
+    assert_eq!(prepared.origin, fork_origin(0, Reason::System));
     assert!(talk.text(&prepared.prompt).starts_with("<|im_start|>system\na\n\nb<|im_end|>"));
     // After the first merge, later prompts are merged in the same way.
-    messages.extend([reply.message(), Message::user("p")]);
-    assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
+    messages.extend([completion.message(), Message::user("p")]);
+    assert_eq!(talk.prepare_and_record(&messages, "r").0.origin, Origin::Continued);
 }
 
 #[test]
@@ -95,26 +95,26 @@ fn unreadable_call_arguments_fork_as_calls_cut() {
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     talk.tools = vec![tool("add")];
     let requested = Message::user("q");
-    let (_, reply) = talk.say(
+    let (_, completion) = talk.prepare_and_record(
         std::slice::from_ref(&requested),
         "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>",
     );
     for sent in ["{\"a\": ", "null", "[]", "7", "\"{}\"", "{} and more"] {
-        let mut cut = reply.message();
+        let mut cut = completion.message();
         cut.tool_calls[0].arguments = json!(sent).into();
         let messages = [requested.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
         let prepared = talk.prepare(&messages);
-        assert_eq!(prepared.origin, forked(1, Reason::CallsCut), "{sent}");
+        assert_eq!(prepared.origin, fork_origin(1, Reason::CallsCut), "{sent}");
         let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
         assert!(talk.text(&prepared.prompt).contains(&shown), "{}", talk.text(&prepared.prompt));
     }
     // The same history continues from there.
-    let mut cut = reply.message();
+    let mut cut = completion.message();
     cut.tool_calls[0].arguments = json!("{\"a\": ").into();
     let mut messages = vec![requested.clone(), cut, Message::tool("no JSON")];
-    let (_, next) = talk.say(&messages, "r");
+    let (_, next) = talk.prepare_and_record(&messages, "r");
     messages.extend([next.message(), Message::user("and?")]);
-    assert_eq!(talk.say(&messages, "r").0.origin, Origin::Continued);
-    let unread = [requested, reply.message(), Message::tool("2")];
-    assert_eq!(talk.say(&unread, "r").0.origin, Origin::Continued);
+    assert_eq!(talk.prepare_and_record(&messages, "r").0.origin, Origin::Continued);
+    let unread = [requested, completion.message(), Message::tool("2")];
+    assert_eq!(talk.prepare_and_record(&unread, "r").0.origin, Origin::Continued);
 }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use levade_text::{Message, ToolSpec};
 use serde_json::json;
 
-use super::{Format, Round, abridged, whole};
+use super::{Format, Round, abridge, to_messages};
 
 /// Numbers of questions before the completion.
 const DEPTHS: [usize; 3] = [1, 2, 7];
@@ -19,16 +19,16 @@ const COMPLETIONS: [&str; 3] = [
 
 /// Compares the abridged with the complete past, over pasts of several depths and shapes, and for
 /// different messages after a completion.
-pub(crate) fn abridges(format: &Format) -> bool {
+pub(crate) fn probe_abridging(format: &Format) -> bool {
     let tools = tools();
     for tools in [&[], &tools[..]] {
         for with_system in [false, true] {
             for rounds in DEPTHS {
                 for ends_with_result in [false, true] {
-                    let past = past(with_system, rounds, ends_with_result);
+                    let past = past_messages(with_system, rounds, ends_with_result);
                     // No completion follows a past that the template rejects.
-                    let Ok(prompt) = format.chat().prompt(&whole(&past), tools) else { continue };
-                    if !agree(format, &past, &prompt, tools) {
+                    let Ok(prompt) = format.chat().prompt(&to_messages(&past), tools) else { continue };
+                    if !is_equivalent(format, &past, &prompt, tools) {
                         return false;
                     }
                 }
@@ -38,10 +38,10 @@ pub(crate) fn abridges(format: &Format) -> bool {
     true
 }
 
-/// Returns whether the abridged past can replace `past`, whose prompt is `prompt`.
-fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSpec]) -> bool {
+/// Returns whether the abridged past can replace `past_messages`, whose prompt is `prompt`.
+fn is_equivalent(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSpec]) -> bool {
     let chat = format.chat();
-    let (short, stand_in) = abridged(past, tools);
+    let (short, stand_in) = abridge(past, tools);
     let news = [
         vec![Message::user("And then?")],
         vec![Message::tool("2")],
@@ -51,9 +51,9 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
         vec![Message::system("Be brief.")],
     ];
     for (at, new) in news.iter().enumerate() {
-        let reply = (&chat.stop_ids()[..1], "");
-        let long = format.shown(&whole(past), reply, new, tools, usize::MAX);
-        let following = match (long, format.shown(&short, reply, new, stand_in, usize::MAX)) {
+        let completion = (&chat.stop_ids()[..1], "");
+        let long = format.tokens_after(&to_messages(past), completion, new, tools, usize::MAX);
+        let following = match (long, format.tokens_after(&short, completion, new, stand_in, usize::MAX)) {
             (Ok(long), Ok(short)) if long == short => long,
             (Err(_), Err(_)) => continue,
             _ => return false,
@@ -63,12 +63,12 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
             continue;
         }
         for said in COMPLETIONS {
-            let mut reply = chat.tokenizer().encode(said);
-            reply.extend(chat.stop_ids().first());
-            let round = Round { past, reply: &reply, said, rest: "", new, tools };
-            let path = [prompt, &reply, &following.tokens].concat();
-            let all = format.drift_of_all(&path, round);
-            let near = format.drift_near(round, &following.tokens);
+            let mut completion = chat.tokenizer().encode(said);
+            completion.extend(chat.stop_ids().first());
+            let round = Round { past, completion: &completion, text: said, rest: "", new, tools };
+            let path = [prompt, &completion, &following.tokens].concat();
+            let all = format.full_drift(&path, round);
+            let near = format.nearby_drift(round, &following.tokens);
             // The same result: drift or none, and rendered or rejected.
             if near.map(|near| near.prompt.is_some()) != all.map(|all| all.prompt.is_some()) {
                 return false;
@@ -79,7 +79,7 @@ fn agree(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSp
 }
 
 /// Returns a conversation before a completion.
-fn past(with_system: bool, rounds: usize, ends_with_result: bool) -> Vec<Arc<Message>> {
+fn past_messages(with_system: bool, rounds: usize, ends_with_result: bool) -> Vec<Arc<Message>> {
     let mut messages = Vec::new();
     if with_system {
         messages.push(Message::system("You are a clerk.\nUse what you have."));

@@ -7,14 +7,14 @@ use crate::testing::{ROUNDS, chat};
 use crate::{Format, Options};
 
 fn abridges(chat: Chat) -> bool {
-    Format::new(Arc::new(chat), Options::default()).abridges()
+    Format::new(Arc::new(chat), Options::default()).can_abridge()
 }
 
 #[test]
 fn unused_format_is_not_probed() {
-    let format = Format::unprobed(Arc::new(tiny_chat().unwrap()), Options::default());
+    let format = Format::without_probe(Arc::new(tiny_chat().unwrap()), Options::default());
     assert_eq!(format.abridges.get(), None);
-    assert!(format.abridges());
+    assert!(format.can_abridge());
     assert_eq!(Format::new(Arc::clone(format.chat()), Options::default()).abridges.get(), Some(&true));
 }
 
@@ -71,7 +71,7 @@ fn probe_compares_after_questions_and_results() {
 #[test]
 fn past_has_results_in_every_second_round() {
     let shape = |with_system, rounds, ends_with_result| {
-        let past = super::past(with_system, rounds, ends_with_result);
+        let past = super::past_messages(with_system, rounds, ends_with_result);
         past.iter().map(|message| &message.role.as_str()[..1]).collect::<String>()
     };
     assert_eq!(shape(false, 1, false), "u");

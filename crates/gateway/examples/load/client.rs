@@ -64,7 +64,7 @@ impl Client {
     }
 
     /// Sends a prompt and reads the complete body.
-    async fn reply(&mut self, number: usize, stream: bool) -> Result<TimedResponse> {
+    async fn read_response(&mut self, number: usize, stream: bool) -> Result<TimedResponse> {
         let started = Instant::now();
         let mut body = self.request(number, stream).await?.into_body();
         let (mut first, mut read) = (None, Vec::new());
@@ -86,7 +86,7 @@ fn is_done(body: &[u8]) -> bool {
     body.trim_ascii_end().ends_with(b"data: [DONE]")
 }
 
-async fn in_time<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
+async fn with_timeout<T>(what: &str, work: impl Future<Output = Result<T>>) -> Result<T> {
     let done = tokio::time::timeout(TIMEOUT, work).await;
     done.map_err(|_| format!("waited {TIMEOUT:?} for {what}"))?
 }
@@ -99,12 +99,12 @@ pub async fn calls(address: &str, connections: usize, time: Duration, stream: bo
         let (address, ready, next) = (address.to_owned(), Arc::clone(&ready), Rc::clone(&next));
         async move {
             let mut client = Client::new(&address).await?;
-            in_time("a first reply", client.reply(at, stream)).await?;
+            with_timeout("a first reply", client.read_response(at, stream)).await?;
             ready.wait().await;
             let (started, mut times, mut last) = (Instant::now(), Vec::new(), None);
             while started.elapsed() < time {
                 let number = next.replace(next.get() + 1);
-                let response = in_time("a reply", client.reply(number, stream)).await?;
+                let response = with_timeout("a reply", client.read_response(number, stream)).await?;
                 times.push((response.first, response.total));
                 last = Some(response.body);
             }
@@ -166,7 +166,7 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
         }
     };
     let local = LocalSet::new();
-    let tasks: Vec<_> = (0..number).map(|at| local.spawn_local(in_time("a stream", one(at)))).collect();
+    let tasks: Vec<_> = (0..number).map(|at| local.spawn_local(with_timeout("a stream", one(at)))).collect();
     let measured = async {
         let waited = tokio::time::timeout(TIMEOUT, all.wait()).await;
         waited.map_err(|_| format!("only {} of {number} streams opened within {TIMEOUT:?}", opened.get()))?;

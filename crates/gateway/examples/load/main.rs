@@ -21,7 +21,7 @@ use std::time::{Duration, Instant};
 
 use levade_call::{Backend, Input, Party, PartyLimits, SamplingRule};
 use levade_conversation::{Format, Options as History};
-use levade_gateway::{Call, Caller, Gateway, Model, Options, Route, SessionOptions, When, serve};
+use levade_gateway::{Call, CallPattern, Caller, Gateway, Model, Options, Route, SessionOptions};
 use levade_policy::{SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
 use levade_text::Message;
 use levade_text::testing::{IM_END, VOCABULARY, tiny_chat};
@@ -44,10 +44,10 @@ async fn main() -> Result<()> {
     let arguments: Vec<String> = std::env::args().skip(1).collect();
     let arguments: Vec<&str> = arguments.iter().map(String::as_str).collect();
     let found = match arguments[..] {
-        ["serve", address] => return served(address, Arc::new(simulator())).await,
+        ["serve", address] => return serve_gateway(address, Arc::new(simulator())).await,
         ["serve", address, pace] => {
             let pace = Duration::from_millis(pace.parse()?);
-            return served(address, Arc::new(script().paced(pace))).await;
+            return serve_gateway(address, Arc::new(script().paced(pace))).await;
         }
         ["calls", address, connections, seconds] => {
             client::calls(address, connections.parse()?, Duration::from_secs_f64(seconds.parse()?), false)
@@ -73,8 +73,8 @@ fn simulator() -> Simulator {
 }
 
 /// Creates a sampler that returns the same [`COMPLETION_TOKENS`] tokens for every prompt.
-fn script() -> scripted::Scripted {
-    scripted::Scripted::new(&["Fifteen letters"], IM_END)
+fn script() -> scripted::ScriptedSampler {
+    scripted::ScriptedSampler::new(&["Fifteen letters"], IM_END)
 }
 
 /// Creates a model named [`MODEL`].
@@ -89,15 +89,15 @@ fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
     Ok(Model { party: Arc::new(party), created: 0 })
 }
 
-async fn served(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
-    let options = Options { running: 1 << 14, reply: TIMEOUT, ..Options::default() };
+async fn serve_gateway(address: &str, sampler: Arc<dyn Sampler>) -> Result<()> {
+    let options = Options { running: 1 << 14, permit_timeout: TIMEOUT, ..Options::default() };
     let gateway = Gateway::new(vec![model(sampler)?], options);
     let listener = tokio::net::TcpListener::bind(address).await?;
     println!("{}", json!({ "address": listener.local_addr()?.to_string() }));
     let stop = async {
         let _ = tokio::signal::ctrl_c().await;
     };
-    Ok(serve(&gateway, listener, stop).await?)
+    Ok(levade_gateway::serve(&gateway, listener, stop).await?)
 }
 
 /// Returns the messages of a prompt of 200 tokens, since [`tiny_chat`] has one token per byte.
@@ -125,8 +125,8 @@ async fn measure_sequential(number: usize) -> Result<Value> {
         tokens += sampler.sample(request).await?.collect(TIMEOUT).await?.tokens.len();
         times.push(started.elapsed());
     }
-    let (prompt, reply) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
-    Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": reply }))
+    let (prompt, completion) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
+    Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": completion }))
 }
 
 /// Runs sessions of `turns` turns, each of which adds 200 tokens to the prompt. Measures the time of
@@ -143,20 +143,20 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
             rollout: "r".into(),
             recorder: gateway.recorder(&attempt, (1, round as u64), (u32::MAX, usize::MAX)),
             attempt,
-            routes: vec![Route { party, when: When::default() }],
+            routes: vec![Route { party, pattern: CallPattern::default() }],
             rewards: false,
         });
         let caller = Caller { session: Some(Arc::clone(&session)), ..Caller::default() };
-        let mut said: Vec<Message> = messages(0).into();
+        let mut history: Vec<Message> = messages(0).into();
         for (turn, times) in times.iter_mut().enumerate() {
-            let call = Call::new(MODEL, Input::Messages(said.clone()));
+            let call = Call::new(MODEL, Input::Messages(history.clone()));
             let started = Instant::now();
             let reader = gateway.call(&caller, call).await?;
             prompt = reader.head().prompt.len();
             let end = reader.completion().await?;
             times.push(started.elapsed());
-            said.push(end.message);
-            said.extend(messages(turn + 1).into_iter().skip(1));
+            history.push(end.message);
+            history.extend(messages(turn + 1).into_iter().skip(1));
         }
         let (recorded, _) = session.close(TIMEOUT).await;
         gateway.forget(&session);

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use levade_conversation::Origin;
 use serde_json::{Value, json};
 
-use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
+use crate::testing::{OUTSIDE_KEY, TestGateway, UNREADABLE, UNUSUAL_COMPLETIONS};
 
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
@@ -84,7 +84,7 @@ fn kinds(message: &Value) -> Vec<&str> {
     message["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect()
 }
 
-async fn ask(served: &Served, messages: &Value, streams: bool) -> Value {
+async fn request_message(served: &TestGateway, messages: &Value, streams: bool) -> Value {
     if streams {
         return message(&served.post("/v1/messages?beta=true", &streamed(messages)).await.events());
     }
@@ -96,9 +96,9 @@ async fn ask(served: &Served, messages: &Value, streams: bool) -> Value {
 /// Runs a conversation of three calls that sends each completion back as received. Returns the three
 /// responses.
 async fn talk(streams: bool) -> Vec<Value> {
-    let served = Served::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
+    let served = TestGateway::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
     let mut messages = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
-    let first = ask(&served, &json!(messages), streams).await;
+    let first = request_message(&served, &json!(messages), streams).await;
     assert_eq!(kinds(&first), ["thinking", "text", "tool_use", "tool_use"]);
     let blocks = &first["content"];
     assert!(!blocks[0]["signature"].as_str().unwrap().is_empty());
@@ -119,13 +119,13 @@ async fn talk(streams: bool) -> Vec<Value> {
         |at: usize| json!({"type": "tool_result", "tool_use_id": blocks[at]["id"], "content": "3.5"});
     let reminder = json!({"type": "text", "text": "Mind the time."});
     messages.push(json!({"role": "user", "content": [result(2), result(3), reminder]}));
-    let second = ask(&served, &json!(messages), streams).await;
+    let second = request_message(&served, &json!(messages), streams).await;
     assert_eq!((kinds(&second), &second["stop_reason"]), (vec!["text"], &json!("end_turn")));
     assert_eq!(second["content"][0]["text"], ANSWER_TEXT);
     // The client now sends the completion as a plain text, as some clients do.
     messages.push(json!({"role": "assistant", "content": ANSWER_TEXT}));
     messages.push(json!({"role": "user", "content": "again please"}));
-    let third = ask(&served, &json!(messages), streams).await;
+    let third = request_message(&served, &json!(messages), streams).await;
     assert_eq!(served.origins(), [Origin::Began, Origin::Continued, Origin::Continued]);
     let paths = served.paths().await;
     assert_eq!(paths.len(), 1, "{paths:?}");
@@ -141,12 +141,12 @@ async fn talk(streams: bool) -> Vec<Value> {
 
 #[tokio::test]
 async fn returned_history_continues_in_document_and_stream() {
-    let (whole, streamed) = (talk(false).await, talk(true).await);
-    for (mut whole, mut streamed) in whole.into_iter().zip(streamed) {
-        for message in [&mut whole, &mut streamed] {
+    let (full_response, streamed) = (talk(false).await, talk(true).await);
+    for (mut full_response, mut streamed) in full_response.into_iter().zip(streamed) {
+        for message in [&mut full_response, &mut streamed] {
             assert!(message["id"].take().as_str().unwrap().starts_with("msg_"));
         }
-        assert_eq!(whole, streamed);
+        assert_eq!(full_response, streamed);
     }
 }
 
@@ -154,14 +154,17 @@ async fn returned_history_continues_in_document_and_stream() {
 async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let messages = json!([{"role": "user", "content": content}]);
-        let (one, other) = (Served::simulated(60), Served::simulated(60));
-        let whole = ask(&one, &messages, false).await;
-        let streamed = ask(&other, &messages, true).await;
-        assert_eq!(whole["content"], streamed["content"]);
-        assert_eq!((&whole["usage"], &whole["stop_reason"]), (&streamed["usage"], &streamed["stop_reason"]));
-        let reply = json!({"role": "assistant", "content": whole["content"]});
-        let next = json!([messages[0], reply, {"role": "user", "content": "So?"}]);
-        ask(&one, &next, false).await;
+        let (one, other) = (TestGateway::simulated(60), TestGateway::simulated(60));
+        let full_response = request_message(&one, &messages, false).await;
+        let streamed = request_message(&other, &messages, true).await;
+        assert_eq!(full_response["content"], streamed["content"]);
+        assert_eq!(
+            (&full_response["usage"], &full_response["stop_reason"]),
+            (&streamed["usage"], &streamed["stop_reason"])
+        );
+        let assistant_message = json!({"role": "assistant", "content": full_response["content"]});
+        let next = json!([messages[0], assistant_message, {"role": "user", "content": "So?"}]);
+        request_message(&one, &next, false).await;
         assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
     }
 }
@@ -169,35 +172,39 @@ async fn random_completions_are_equal_in_document_and_stream() {
 #[tokio::test]
 async fn unusual_completions_round_trip_in_document_and_stream() {
     /// Returns the joined contents of the blocks: reasoning, text and inputs.
-    fn said(message: &Value) -> [String; 3] {
+    fn joined_contents(message: &Value) -> [String; 3] {
         let blocks = message["content"].as_array().unwrap();
         ["thinking", "text", "input"].map(|field| {
             let found = blocks.iter().map(|block| &block[field]).filter(|value| !value.is_null());
             found.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
         })
     }
-    for reply in ODD.into_iter().chain([UNREADABLE]) {
-        let mut told = Vec::new();
+    for assistant_message in UNUSUAL_COMPLETIONS.into_iter().chain([UNREADABLE]) {
+        let mut parts_seen = Vec::new();
         for streams in [false, true] {
-            let served = Served::scripted(&[reply]);
+            let served = TestGateway::scripted(&[assistant_message]);
             let mut messages = vec![json!({"role": "user", "content": "Hi"})];
-            let first = ask(&served, &json!(messages), streams).await;
-            told.push(said(&first));
+            let first = request_message(&served, &json!(messages), streams).await;
+            parts_seen.push(joined_contents(&first));
             messages.push(json!({"role": "assistant", "content": first["content"]}));
             let calls = first["content"].as_array().unwrap().iter().filter(|block| !block["id"].is_null());
             let results = calls.map(|call| json!({"type": "tool_result", "tool_use_id": call["id"]}));
             let text = json!({"type": "text", "text": "So?"});
             messages.push(json!({"role": "user", "content": results.chain([text]).collect::<Vec<_>>()}));
-            ask(&served, &json!(messages), streams).await;
-            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{reply:?} {streams}");
+            request_message(&served, &json!(messages), streams).await;
+            assert_eq!(
+                served.origins(),
+                [Origin::Began, Origin::Continued],
+                "{assistant_message:?} {streams}"
+            );
         }
-        assert_eq!(told[0], told[1]);
+        assert_eq!(parts_seen[0], parts_seen[1]);
     }
 }
 
 #[tokio::test]
 async fn stop_reasons_match_anthropic() {
-    let served = Served::scripted(&["One two three."]);
+    let served = TestGateway::scripted(&["One two three."]);
     let messages = json!([{"role": "user", "content": "Count."}]);
     let mut truncated = request(&messages);
     truncated["max_tokens"] = 5.into();
@@ -218,29 +225,29 @@ async fn stop_reasons_match_anthropic() {
 
 #[tokio::test]
 async fn disabled_parallel_use_returns_one_call() {
-    let served = Served::scripted(&[THINKS_AND_CALLS]);
-    let mut asked = request(&json!([{"role": "user", "content": "add"}]));
-    asked["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
-    let response = served.post("/v1/messages", &asked).await.json();
+    let served = TestGateway::scripted(&[THINKS_AND_CALLS]);
+    let mut body = request(&json!([{"role": "user", "content": "add"}]));
+    body["tool_choice"] = json!({"type": "auto", "disable_parallel_tool_use": true});
+    let response = served.post("/v1/messages", &body).await.json();
     assert_eq!(kinds(&response), ["thinking", "text", "tool_use"]);
-    asked["tool_choice"] = json!({"type": "none"});
-    let response = served.post("/v1/messages", &asked).await.json();
+    body["tool_choice"] = json!({"type": "none"});
+    let response = served.post("/v1/messages", &body).await.json();
     assert_eq!((kinds(&response), &response["stop_reason"]), (vec!["thinking", "text"], &json!("end_turn")));
 }
 
 #[tokio::test]
 async fn count_tokens_equals_prompt_tokens() {
-    let served = Served::scripted(&["Yes."]);
-    let mut asked = request(&json!([{"role": "user", "content": "Count."}]));
-    let counted = served.post("/v1/messages/count_tokens?beta=true", &asked).await.json();
-    asked["max_tokens"] = 10.into();
-    let response = served.post("/v1/messages", &asked).await.json();
+    let served = TestGateway::scripted(&["Yes."]);
+    let mut body = request(&json!([{"role": "user", "content": "Count."}]));
+    let counted = served.post("/v1/messages/count_tokens?beta=true", &body).await.json();
+    body["max_tokens"] = 10.into();
+    let response = served.post("/v1/messages", &body).await.json();
     assert_eq!(counted, json!({"input_tokens": response["usage"]["input_tokens"]}));
 }
 
 #[tokio::test]
 async fn errors_have_anthropic_format() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let with = |field: &str, value: Value| {
         let mut request = request(&json!([{"role": "user", "content": "Hi"}]));
         request[field] = value;
@@ -284,13 +291,13 @@ async fn errors_have_anthropic_format() {
         let id = body["request_id"].as_str().unwrap();
         assert!(id.starts_with("req_") && response.headers["request-id"] == id);
     }
-    let foreign = served.send("POST", "/rollout/r/attempt/a/v1/messages", STRANGER, "{}").await;
+    let foreign = served.send("POST", "/rollout/r/attempt/a/v1/messages", OUTSIDE_KEY, "{}").await;
     assert_eq!(
         (foreign.status.as_u16(), &foreign.json()["error"]["type"]),
         (401, &json!("authentication_error"))
     );
     let unknown = json!({"model": "other", "max_tokens": 1, "messages": []});
-    let response = served.send("POST", "/v1/messages", STRANGER, &unknown.to_string()).await;
+    let response = served.send("POST", "/v1/messages", OUTSIDE_KEY, &unknown.to_string()).await;
     assert_eq!(
         (response.status.as_u16(), &response.json()["error"]["type"]),
         (404, &json!("not_found_error"))
@@ -300,33 +307,33 @@ async fn errors_have_anthropic_format() {
 #[tokio::test]
 async fn client_tools_are_rendered_or_rejected_by_name() {
     let called = "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
-    let served = Served::scripted(&[called]);
-    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
-    asked["tools"] = json!([
+    let served = TestGateway::scripted(&[called]);
+    let mut body = request(&json!([{"role": "user", "content": "Hi"}]));
+    body["tools"] = json!([
         {"type": "bash_20250124", "name": "bash"},
         {"type": "text_editor_20250728", "name": "str_replace_based_edit_tool"},
         {"type": "memory_20250818", "name": "memory"},
     ]);
-    let response = served.post("/v1/messages", &asked).await.json();
+    let response = served.post("/v1/messages", &body).await.json();
     assert_eq!(response["content"][0]["type"], "tool_use", "{response}");
     assert_eq!(response["content"][0]["input"], json!({"command": "ls"}));
     let [path] = &served.paths().await[..] else { panic!() };
     for name in ["\"bash\"", "\"str_replace_based_edit_tool\"", "\"memory\"", "insert_text"] {
         assert!(path.contains(name), "{path}");
     }
-    asked["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
-    let response = Served::scripted(&[]).post("/v1/messages", &asked).await;
+    body["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
+    let response = TestGateway::scripted(&[]).post("/v1/messages", &body).await;
     assert_eq!(response.status, StatusCode::BAD_REQUEST);
     assert!(response.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", response.text);
 }
 
 #[tokio::test]
 async fn hosted_tools_are_omitted_and_counted() {
-    let served = Served::scripted(&["Yes."]);
-    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
-    let own = asked["tools"][0].clone();
-    asked["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, own, {"type": "code_execution_20250825", "name": "code_execution"}]);
-    served.post("/v1/messages", &asked).await.json();
+    let served = TestGateway::scripted(&["Yes."]);
+    let mut body = request(&json!([{"role": "user", "content": "Hi"}]));
+    let own = body["tools"][0].clone();
+    body["tools"] = json!([{"type": "web_search_20250305", "name": "web_search"}, own, {"type": "code_execution_20250825", "name": "code_execution"}]);
+    served.post("/v1/messages", &body).await.json();
     let [path] = &served.paths().await[..] else { panic!() };
     assert!(
         path.contains("\"add\"") && !path.contains("web_search") && !path.contains("code_execution"),
@@ -340,12 +347,12 @@ async fn hosted_tools_are_omitted_and_counted() {
 
 #[tokio::test]
 async fn fields_without_effect_are_counted() {
-    let served = Served::scripted(&["Yes."]);
-    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
-    asked["context_management"] = json!({"edits": []});
-    asked["output_config"] = json!({"effort": "high"});
-    asked["newest"] = 1.into();
-    assert_eq!(served.post("/v1/messages", &asked).await.status, StatusCode::OK);
+    let served = TestGateway::scripted(&["Yes."]);
+    let mut body = request(&json!([{"role": "user", "content": "Hi"}]));
+    body["context_management"] = json!({"edits": []});
+    body["output_config"] = json!({"effort": "high"});
+    body["newest"] = 1.into();
+    assert_eq!(served.post("/v1/messages", &body).await.status, StatusCode::OK);
     let unknown: Vec<String> = served.gateway.unknown_fields().into_keys().collect();
     let want = ["context_management", "newest", "output_config.effort", "thinking"];
     assert_eq!(unknown, want.map(|name| format!("messages.{name}")));
@@ -353,12 +360,12 @@ async fn fields_without_effect_are_counted() {
 
 #[tokio::test]
 async fn root_paths_return_ok() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     for path in ["/", "/v1", "/rollout/r/attempt/a", "/rollout/r/attempt/a/", "/rollout/r/attempt/a/agent/x/"]
     {
         for method in ["HEAD", "GET"] {
             assert_eq!(
-                served.send(method, path, STRANGER, "").await.status,
+                served.send(method, path, OUTSIDE_KEY, "").await.status,
                 StatusCode::OK,
                 "{method} {path}"
             );
@@ -368,26 +375,30 @@ async fn root_paths_return_ok() {
 
 #[tokio::test]
 async fn failure_ends_stream_with_error_event() {
-    let served = Served::failing();
+    let served = TestGateway::failing();
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let events = served.post("/v1/messages", &streamed(&messages)).await.events();
     let (first, last) = (&events[0], &events[events.len() - 1]);
     assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("error")));
     assert!(last["error"]["message"].is_string() && last["request_id"].is_string(), "{last}");
-    let whole = served.post("/v1/messages", &request(&messages)).await;
-    assert_eq!(whole.json()["error"], last["error"]);
-    assert_eq!(whole.status, StatusCode::BAD_REQUEST);
+    let full_response = served.post("/v1/messages", &request(&messages)).await;
+    assert_eq!(full_response.json()["error"], last["error"]);
+    assert_eq!(full_response.status, StatusCode::BAD_REQUEST);
 }
 
 #[tokio::test]
 async fn waiting_client_receives_ping() {
-    let served = Served::slow();
-    let mut asked = request(&json!([{"role": "user", "content": "Hi"}]));
-    asked["max_tokens"] = 10.into();
-    let whole = served.post("/v1/messages", &asked).await;
-    assert!(whole.text.starts_with("  ") && whole.json()["stop_reason"].is_string(), "{}", whole.text);
-    asked["stream"] = true.into();
-    let mut events = served.post("/v1/messages", &asked).await.events();
+    let served = TestGateway::slow();
+    let mut body = request(&json!([{"role": "user", "content": "Hi"}]));
+    body["max_tokens"] = 10.into();
+    let full_response = served.post("/v1/messages", &body).await;
+    assert!(
+        full_response.text.starts_with("  ") && full_response.json()["stop_reason"].is_string(),
+        "{}",
+        full_response.text
+    );
+    body["stream"] = true.into();
+    let mut events = served.post("/v1/messages", &body).await.events();
     let all = events.len();
     events.retain(|event| event["type"] != "ping");
     assert!(events.len() < all);

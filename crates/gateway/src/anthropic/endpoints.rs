@@ -5,12 +5,12 @@ use axum::http::{HeaderValue, StatusCode};
 use axum::response::Response;
 use serde_json::json;
 
-use super::request::{self, Asked};
-use super::write::{Writer, fault};
+use super::request::{self, ParsedRequest};
+use super::write::{Writer, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, answer, failed, json as document};
+use crate::http::{IncomingRequest, error_response, json as document, write_response};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
@@ -18,40 +18,40 @@ use levade_call::{ApiError, ErrorKind};
 pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     let id = format!("req_{}", gateway.call_id());
-    let prepared = prepare(&gateway, incoming).and_then(|(caller, asked)| {
+    let prepared = prepare(&gateway, incoming).and_then(|(caller, requested)| {
         // Anthropic's API requires `max_tokens`.
         let missing = || {
             ApiError::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens")
         };
-        asked.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, asked))
+        requested.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, requested))
     });
     let response = match prepared {
-        Err(found) => failed(&found, &fault(&found, &id)),
-        Ok((caller, Asked { call, streams })) => {
+        Err(found) => error_response(&found, &error_body(&found, &id)),
+        Ok((caller, ParsedRequest { call, streams })) => {
             let started = gateway.call(&caller, call).await;
-            answer(started, Writer::new(id.clone()), streams, ping).await
+            write_response(started, Writer::new(id.clone()), streams, ping).await
         }
     };
-    named(response, &id)
+    with_request_id(response, &id)
 }
 
 /// Handles `POST /v1/messages/count_tokens`.
 pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = format!("req_{}", gateway.call_id());
     let counting = tokio::task::spawn_blocking(move || {
-        let (caller, Asked { call, .. }) = prepare(&gateway, incoming)?;
+        let (caller, ParsedRequest { call, .. }) = prepare(&gateway, incoming)?;
         count(&gateway, &caller, &call)
     });
     let broken = |error| ApiError::new(ErrorKind::Internal, format!("counting came to no end: {error}"));
     let response = match counting.await.map_err(broken).and_then(|counted| counted) {
         Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
-        Err(found) => failed(&found, &fault(&found, &id)),
+        Err(found) => error_response(&found, &error_body(&found, &id)),
     };
-    named(response, &id)
+    with_request_id(response, &id)
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Asked), ApiError> {
-    let (caller, body) = incoming.in_order()?;
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, ParsedRequest), ApiError> {
+    let (caller, body) = incoming.into_call()?;
     Ok((caller, request::read(gateway, &body)?))
 }
 
@@ -63,9 +63,9 @@ fn count(gateway: &Gateway, caller: &Caller, call: &Call) -> Result<usize, ApiEr
 }
 
 /// Returns the response to a rejected request.
-pub(crate) fn rejected(gateway: &Gateway, found: &ApiError) -> Response {
+pub(crate) fn rejection_response(gateway: &Gateway, found: &ApiError) -> Response {
     let id = format!("req_{}", gateway.call_id());
-    named(failed(found, &fault(found, &id)), &id)
+    with_request_id(error_response(found, &error_body(found, &id)), &id)
 }
 
 /// Returns a response with a document, or the response to a rejected request.
@@ -73,14 +73,14 @@ pub(super) fn respond(gateway: &Gateway, found: Result<serde_json::Value, ApiErr
     match found {
         Ok(value) => {
             let id = format!("req_{}", gateway.call_id());
-            named(document(StatusCode::OK, &value), &id)
+            with_request_id(document(StatusCode::OK, &value), &id)
         }
-        Err(fault) => rejected(gateway, &fault),
+        Err(error) => rejection_response(gateway, &error),
     }
 }
 
 /// Adds the request's id to the response. Anthropic's clients report this id with errors.
-fn named(mut response: Response, id: &str) -> Response {
+fn with_request_id(mut response: Response, id: &str) -> Response {
     if let Ok(id) = HeaderValue::from_str(id) {
         response.headers_mut().insert("request-id", id);
     }

@@ -4,7 +4,7 @@ use levade_text::{Message, Role};
 use serde_json::Value;
 
 use crate::gateway::Gateway;
-use crate::parts::{Parts, refused, text_of};
+use crate::parts::{ContentParser, text_of, unsupported_part};
 use levade_call::ApiError;
 
 /// Name of the API under which unknown fields are counted.
@@ -12,7 +12,7 @@ pub(super) const API: &str = "messages";
 
 /// Prefix of a line that Claude Code puts before its instructions. The line is for Anthropic's
 /// billing and differs in every request, so two prompts would never share a prefix.
-const BOOKKEEPING: &str = "x-anthropic-billing-header:";
+const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 
 /// Parses instructions and messages.
 ///
@@ -27,7 +27,7 @@ pub(super) fn read(
     system: Option<&Value>,
     messages: &[Value],
 ) -> Result<Vec<Message>, ApiError> {
-    let parts = Parts { gateway, api: API };
+    let parts = ContentParser { gateway, api: API };
     let mut read = Vec::with_capacity(messages.len() + 1);
     if let Some(system) = system.filter(|system| !system.is_null()) {
         read.extend(instructions(parts, system, "system")?);
@@ -56,22 +56,26 @@ pub(super) fn read(
 /// Returns the text of a content that must have only text blocks. `kept` returns the part of each
 /// block that is kept.
 fn texts(
-    parts: Parts<'_>,
+    parts: ContentParser<'_>,
     content: &Value,
     location: &str,
     kept: fn(&str) -> &str,
 ) -> Result<String, ApiError> {
     let mut all = String::new();
-    let whole = parts.each(content, location, |kind, block, location| {
-        all += kept(text_of(kind, block, location)?.ok_or_else(|| refused(kind, location, "text"))?);
+    let plain_text = parts.for_each_part(content, location, |kind, block, location| {
+        all += kept(text_of(kind, block, location)?.ok_or_else(|| unsupported_part(kind, location, "text"))?);
         Ok(())
     })?;
-    Ok(whole.map_or(all, |text| kept(&text).to_owned()))
+    Ok(plain_text.map_or(all, |text| kept(&text).to_owned()))
 }
 
 /// Returns the instructions without billing lines, or `None` if nothing is left.
-fn instructions(parts: Parts<'_>, content: &Value, location: &str) -> Result<Option<Message>, ApiError> {
-    let text = texts(parts, content, location, |text| match text.strip_prefix(BOOKKEEPING) {
+fn instructions(
+    parts: ContentParser<'_>,
+    content: &Value,
+    location: &str,
+) -> Result<Option<Message>, ApiError> {
+    let text = texts(parts, content, location, |text| match text.strip_prefix(BILLING_PREFIX) {
         Some(line) => line.split_once('\n').map_or("", |(_, rest)| rest),
         None => text,
     })?;
@@ -84,13 +88,13 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::parts::FAILED;
+    use crate::parts::FAILED_RESULT;
 
     fn gateway() -> Gateway {
         Gateway::new(Vec::new(), crate::Options::default())
     }
 
-    fn of(messages: Value) -> Result<Vec<Message>, ApiError> {
+    fn parse_messages(messages: Value) -> Result<Vec<Message>, ApiError> {
         read(&gateway(), None, messages.as_array().unwrap())
     }
 
@@ -141,7 +145,7 @@ mod tests {
             Message { reasoning_content: Some(" hm ".into()), ..Message::calls(" Let me…\n", calls) },
             result("a0", "3.5"),
             result("a1", "nope"),
-            result("a2", FAILED),
+            result("a2", FAILED_RESULT),
             result("a3", ""),
             Message::user("Well? Go on."),
         ];
@@ -159,20 +163,22 @@ mod tests {
         ] {
             let block = json!({"type": "tool_use", "id": "t", "name": "f", "input": input});
             let result = json!({"type": "tool_result", "tool_use_id": "t"});
-            let read =
-                of(json!([{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]));
+            let read = parse_messages(
+                json!([{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]),
+            );
             assert_eq!(read.unwrap()[0].tool_calls[0].arguments.unreadable(), Some(text), "{input}");
         }
     }
 
     #[test]
     fn text_blocks_equal_plain_text() {
-        let whole = of(json!([{"role": "user", "content": "Hi there"}])).unwrap();
+        let plain_text = parse_messages(json!([{"role": "user", "content": "Hi there"}])).unwrap();
         let parts = json!([{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]);
-        assert_eq!(of(json!([{"role": "user", "content": parts}])).unwrap(), whole);
+        assert_eq!(parse_messages(json!([{"role": "user", "content": parts}])).unwrap(), plain_text);
         // Empty contents yield messages as well.
         let nothing =
-            of(json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}])).unwrap();
+            parse_messages(json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}]))
+                .unwrap();
         assert_eq!(nothing, [Message::assistant(""), Message::user("")]);
     }
 
@@ -196,9 +202,12 @@ mod tests {
             ),
             (json!([bare, text("")]), "hello"),
         ] {
-            assert_eq!(of(json!([{"role": "user", "content": blocks}])).unwrap(), [Message::user(want)]);
+            assert_eq!(
+                parse_messages(json!([{"role": "user", "content": blocks}])).unwrap(),
+                [Message::user(want)]
+            );
             let result = json!({"type": "tool_result", "tool_use_id": "a", "content": blocks});
-            let read = of(json!([{"role": "user", "content": [result]}])).unwrap();
+            let read = parse_messages(json!([{"role": "user", "content": [result]}])).unwrap();
             assert_eq!(read[0].content.as_str(), want);
         }
     }
@@ -286,9 +295,9 @@ mod tests {
             (json!([{"role": "user"}]), "messages.0.content", "is null; it is a text or a list"),
             (last("It is"), "messages", "prefill"),
         ] {
-            let fault = of(messages).unwrap_err();
-            assert_eq!(fault.param.as_deref(), Some(param), "{fault}");
-            assert!(fault.message.contains(why), "{fault}");
+            let error = parse_messages(messages).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{error}");
+            assert!(error.message.contains(why), "{error}");
         }
     }
 }

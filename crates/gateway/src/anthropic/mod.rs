@@ -9,5 +9,5 @@ mod write;
 #[cfg(test)]
 mod endpoint_tests;
 
-pub(crate) use endpoints::{count_tokens, messages, rejected};
+pub(crate) use endpoints::{count_tokens, messages, rejection_response};
 pub(crate) use models::{model, models};

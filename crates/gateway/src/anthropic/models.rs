@@ -48,9 +48,9 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
         limit.ok_or_else(|| ApiError::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1)))
     })?;
-    let place = |id: &str| models.iter().position(|model| model["id"] == id);
-    let after = field("after_id").and_then(place).map_or(0, |at| at + 1);
-    let before = field("before_id").and_then(place).unwrap_or(models.len()).max(after);
+    let find = |id: &str| models.iter().position(|model| model["id"] == id);
+    let after = field("after_id").and_then(find).map_or(0, |at| at + 1);
+    let before = field("before_id").and_then(find).unwrap_or(models.len()).max(after);
     let window = &models[after..before];
     let backwards = field("before_id").is_some();
     let shown = match backwards {
@@ -72,7 +72,7 @@ pub(crate) async fn models(
     RawQuery(query): RawQuery,
     incoming: IncomingRequest,
 ) -> Response {
-    let found = incoming.in_order().and_then(|(caller, _)| {
+    let found = incoming.into_call().and_then(|(caller, _)| {
         let models: Vec<Value> = info::models(&gateway, &caller).iter().map(describe).collect();
         page(&models, query.as_deref().unwrap_or_default())
     });
@@ -82,7 +82,7 @@ pub(crate) async fn models(
 /// Handles `GET /v1/models/NAME`.
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let name = incoming.part("model");
-    let found = incoming.in_order().and_then(|(caller, _)| {
+    let found = incoming.into_call().and_then(|(caller, _)| {
         let known = info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);
         known.map_or_else(|| gateway.model(&name), Ok).map(|model| describe(&model))
     });

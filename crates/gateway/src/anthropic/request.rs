@@ -35,7 +35,7 @@ struct Request {
 }
 
 /// A parsed request.
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     pub call: Call,
     /// Whether the response is a stream.
     pub streams: bool,
@@ -45,22 +45,22 @@ pub(super) struct Asked {
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
+pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut request: Request = crate::http::read(body)?;
-    let own = form(gateway, request.output_config, request.output_format)?;
+    let own = parse_format(gateway, request.output_config, request.output_format)?;
     let constraint = structured::from_request(gateway, own, &mut request.rest)?;
-    notice(gateway, &request.rest)?;
+    check_fields(gateway, &request.rest)?;
     let (tool_choice, parallel_calls) = tool_choice(request.tool_choice.as_ref())?;
     let messages = messages::read(gateway, request.system.as_ref(), &request.messages)?;
     let sampling = SamplingOptions {
-        max_tokens: request.max_tokens.map(|most| count("max_tokens", most)).transpose()?,
+        max_tokens: request.max_tokens.map(|limit| count("max_tokens", limit)).transpose()?,
         temperature: request.temperature,
         top_p: request.top_p,
         top_k: top_k(request.top_k)?,
         stop: request.stop_sequences.unwrap_or_default(),
         ..SamplingOptions::default()
     };
-    let asked = CallRequest {
+    let requested = CallRequest {
         tools: tools(gateway, request.tools.as_deref().unwrap_or_default())?,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
@@ -69,8 +69,8 @@ pub(super) fn read(gateway: &Gateway, body: &[u8]) -> Result<Asked, ApiError> {
         constraint,
         ..CallRequest::new(Input::Messages(messages))
     };
-    let call = Call { model: request.model, request: asked };
-    Ok(Asked { call, streams: request.stream.unwrap_or(false) })
+    let call = Call { model: request.model, request: requested };
+    Ok(ParsedRequest { call, streams: request.stream.unwrap_or(false) })
 }
 
 fn count(name: &str, value: i64) -> Result<usize, ApiError> {
@@ -81,7 +81,7 @@ fn count(name: &str, value: i64) -> Result<usize, ApiError> {
 }
 
 /// Fields that change nothing here: hints, and bookkeeping of the provider.
-const IGNORED: [&str; 9] = [
+const IGNORED_FIELDS: [&str; 9] = [
     "anthropic_beta",
     "betas",
     "cache_control",
@@ -94,7 +94,7 @@ const IGNORED: [&str; 9] = [
 ];
 
 /// Unsupported fields, and fields of other APIs that would change the sampling.
-const REFUSED: [&str; 16] = [
+const UNSUPPORTED_FIELDS: [&str; 16] = [
     "container",
     "custom_logit_processor",
     "fallbacks",
@@ -116,14 +116,14 @@ const REFUSED: [&str; 16] = [
 /// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown fields.
 /// Fields that set the amount of reasoning or remove parts of the history count as unknown, because
 /// the template and the training of a model decide both here.
-fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
+fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
-        if REFUSED.contains(&field.as_str()) {
+        if UNSUPPORTED_FIELDS.contains(&field.as_str()) {
             if !is_empty {
                 return Err(ApiError::field(field, format!("{field} is not supported; leave it out")));
             }
-        } else if !IGNORED.contains(&field.as_str()) && !is_empty {
+        } else if !IGNORED_FIELDS.contains(&field.as_str()) && !is_empty {
             gateway.unknown_field(API, field);
         }
     }
@@ -131,7 +131,7 @@ fn notice(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> 
 }
 
 /// Returns the format constraint in `output_config.format`, or in the earlier field `output_format`.
-fn form(
+fn parse_format(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
     format: Option<Value>,
@@ -156,14 +156,16 @@ fn form(
 /// Parses tools. Tools that Anthropic hosts are omitted and counted.
 fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
     let read = |(at, value): (usize, &Value)| {
-        let place = format!("tools.{at}");
+        let field_path = format!("tools.{at}");
         match value["type"].as_str() {
-            None | Some("custom") => tool(value, place).map(Some),
+            None | Some("custom") => tool(value, field_path).map(Some),
             Some(hosted) if tool_types::is_hosted_tool(value) => {
                 gateway.unknown_field(API, &format!("tools[type={hosted}]"));
                 Ok(None)
             }
-            _ => tool_types::published(value).ok_or_else(|| tool_types::unknown(value, &place)).map(Some),
+            _ => tool_types::published_spec(value)
+                .ok_or_else(|| tool_types::unknown(value, &field_path))
+                .map(Some),
         }
     };
     values.iter().enumerate().filter_map(|tool| read(tool).transpose()).collect()
@@ -216,7 +218,7 @@ mod tests {
     use serde_json::json;
 
     use super::*;
-    use crate::testing::Served;
+    use crate::testing::TestGateway;
 
     #[test]
     fn tool_choice_parses_all_types() {
@@ -235,14 +237,14 @@ mod tests {
 
     #[test]
     fn read_parses_sampling_and_format() {
-        let gateway = Served::scripted(&[]).gateway;
+        let gateway = TestGateway::scripted(&[]).gateway;
         let schema = json!({ "type": "object" });
         let body = json!({
             "model": "m", "messages": [{ "role": "user", "content": "Hi" }], "max_tokens": 7, "temperature": 0.5,
             "top_p": 0.9, "top_k": 3, "stop_sequences": ["x"], "stream": true,
             "output_config": { "format": { "type": "json_schema", "schema": schema } },
         });
-        let Asked { call, streams } = read(&gateway, body.to_string().as_bytes()).unwrap();
+        let ParsedRequest { call, streams } = read(&gateway, body.to_string().as_bytes()).unwrap();
         let sampling = SamplingOptions {
             max_tokens: Some(7),
             temperature: Some(0.5),

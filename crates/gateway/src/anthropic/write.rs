@@ -12,8 +12,8 @@ use levade_call::{End, Event, Head};
 const SIGNATURE: &str = "ZHJlc3NhZ2U=";
 
 /// Returns the body of an error. `request` is the id of the request.
-pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
-    let kind = match fault.kind {
+pub(crate) fn error_body(error: &ApiError, request: &str) -> Value {
+    let kind = match error.kind {
         ErrorKind::Invalid
         | ErrorKind::TooLong
         | ErrorKind::Limit
@@ -21,7 +21,7 @@ pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
         | ErrorKind::MediaType => "invalid_request_error",
         ErrorKind::TooLarge => "request_too_large",
         ErrorKind::Unauthorized => "authentication_error",
-        ErrorKind::Forbidden | ErrorKind::Gone => "permission_error",
+        ErrorKind::Forbidden | ErrorKind::AttemptEnded => "permission_error",
         ErrorKind::NotFound => "not_found_error",
         ErrorKind::Busy(_) => "rate_limit_error",
         ErrorKind::Unavailable => "overloaded_error",
@@ -29,9 +29,9 @@ pub(crate) fn fault(fault: &ApiError, request: &str) -> Value {
         ErrorKind::Internal => "api_error",
     };
     // Clients recognize a full context by this message, and then shorten the conversation.
-    let message = match fault.kind {
-        ErrorKind::TooLong => format!("prompt is too long: {}", fault.message),
-        _ => fault.message.clone(),
+    let message = match error.kind {
+        ErrorKind::TooLong => format!("prompt is too long: {}", error.message),
+        _ => error.message.clone(),
     };
     json!({ "type": "error", "error": { "type": kind, "message": message }, "request_id": request })
 }
@@ -78,7 +78,7 @@ fn tool_use(call: &ToolCall, input: Value) -> Value {
 
 /// Type of the block that a stream has started but not ended.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
+enum OpenBlock {
     Text,
     Thinking,
 }
@@ -89,7 +89,7 @@ pub(super) struct Writer {
     request: String,
     /// Number of blocks that were started.
     blocks: usize,
-    open: Option<Open>,
+    open: Option<OpenBlock>,
 }
 
 impl Writer {
@@ -120,8 +120,8 @@ impl Writer {
     fn close(&mut self) -> String {
         match self.open.take() {
             None => String::new(),
-            Some(Open::Text) => self.stop(),
-            Some(Open::Thinking) => {
+            Some(OpenBlock::Text) => self.stop(),
+            Some(OpenBlock::Thinking) => {
                 let signed = json!({ "type": "signature_delta", "signature": SIGNATURE });
                 self.delta(&signed) + &self.stop()
             }
@@ -129,27 +129,27 @@ impl Writer {
     }
 
     /// Returns the frames that start a block of this type, unless it is the current block.
-    fn open(&mut self, kind: Open) -> String {
+    fn open(&mut self, kind: OpenBlock) -> String {
         if self.open == Some(kind) {
             return String::new();
         }
         let closed = self.close();
         self.open = Some(kind);
         let empty = match kind {
-            Open::Text => json!({ "type": "text", "text": "" }),
-            Open::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
+            OpenBlock::Text => json!({ "type": "text", "text": "" }),
+            OpenBlock::Thinking => json!({ "type": "thinking", "thinking": "", "signature": "" }),
         };
         closed + &self.start(&empty)
     }
 
-    fn piece(&mut self, piece: &CompletionDelta) -> String {
-        match piece {
+    fn delta_frames(&mut self, completion_delta: &CompletionDelta) -> String {
+        match completion_delta {
             CompletionDelta::Speech(text) => {
-                self.open(Open::Text) + &self.delta(&json!({ "type": "text_delta", "text": text }))
+                self.open(OpenBlock::Text) + &self.delta(&json!({ "type": "text_delta", "text": text }))
             }
             CompletionDelta::Reasoning(text) => {
                 let delta = json!({ "type": "thinking_delta", "thinking": text });
-                self.open(Open::Thinking) + &self.delta(&delta)
+                self.open(OpenBlock::Thinking) + &self.delta(&delta)
             }
             CompletionDelta::Call(Ok(call)) => {
                 let input = Value::from(call.arguments.clone()).to_string();
@@ -164,13 +164,13 @@ impl Writer {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        fault(found, &self.request)
+    fn error_body(&self, found: &ApiError) -> Value {
+        error_body(found, &self.request)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
         let mut body = message(head);
-        for CollectedCompletion { end, .. } in &replies {
+        for CollectedCompletion { end, .. } in &completions {
             let content = end.parts.iter().filter_map(|part| match part {
                 CompletionDelta::Reasoning(text) => Some(thinking(text)),
                 CompletionDelta::Speech(text) => Some(json!({ "type": "text", "text": text })),
@@ -187,7 +187,7 @@ impl Dialect for Writer {
         body
     }
 
-    fn begin(&mut self, head: &Head) -> String {
+    fn start_frames(&mut self, head: &Head) -> String {
         let kind = "message_start";
         frame(Some(kind), &json!({ "type": kind, "message": message(head) }))
     }
@@ -195,7 +195,7 @@ impl Dialect for Writer {
     fn event(&mut self, _head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
-            Event::Delta { pieces, .. } => pieces.iter().map(|piece| self.piece(piece)).collect(),
+            Event::Delta { deltas, .. } => deltas.iter().map(|delta| self.delta_frames(delta)).collect(),
             Event::Ended { end, .. } => {
                 let (reason, sequence) = stop(end);
                 let kind = "message_delta";
@@ -206,7 +206,7 @@ impl Dialect for Writer {
                 });
                 self.close() + &frame(Some(kind), &data)
             }
-            Event::Failed(found) => frame(Some("error"), &fault(found, &self.request)),
+            Event::Failed(found) => frame(Some("error"), &error_body(found, &self.request)),
             Event::Done => frame(Some("message_stop"), &json!({ "type": "message_stop" })),
         }
     }

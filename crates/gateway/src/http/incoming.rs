@@ -10,7 +10,7 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Deserializer};
 use xxhash_rust::xxh3::Xxh3;
 
-use super::answer::to_api_error;
+use super::response::to_api_error;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use levade_call::{ApiError, ErrorKind};
@@ -59,7 +59,7 @@ impl FromRequest<Gateway> for IncomingRequest {
         };
         // The body of an unauthorized request is not read.
         let body = match &caller {
-            Err(fault) => Err(fault.clone()),
+            Err(api_error) => Err(api_error.clone()),
             Ok(_) => service::read_body(&parts.headers, body, max_bytes).await.map_err(to_api_error),
         };
         let mut caller = caller;
@@ -109,7 +109,7 @@ fn caller(
                 "only calls that bear the key of an attempt are answered here",
             ));
         }
-        if !service::admits(keys, key) {
+        if !service::is_valid_key(keys, key) {
             return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
@@ -144,11 +144,11 @@ impl IncomingRequest {
     }
 
     /// Returns the caller and the body of a request other than a reward, if both are valid.
-    pub(crate) fn in_order(self) -> Result<(Caller, Bytes), ApiError> {
+    pub(crate) fn into_call(self) -> Result<(Caller, Bytes), ApiError> {
         let caller = self.caller?;
         // The key for rewards permits nothing else.
         if let (Some(session), Some(key)) = (&caller.session, &self.key)
-            && !session.key.is(key)
+            && !session.key.matches(key)
         {
             return Err(ApiError::new(ErrorKind::Forbidden, "this key is for rewards alone"));
         }
@@ -156,7 +156,7 @@ impl IncomingRequest {
     }
 
     /// Returns the session and the body of a request that has the key for rewards.
-    pub(crate) fn of_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
+    pub(crate) fn into_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {
             ApiError::new(ErrorKind::Unauthorized, "rewards bear the key of their attempt for rewards")
@@ -167,7 +167,7 @@ impl IncomingRequest {
                 "this recipe takes no rewards from programs (agent.rewards)",
             ));
         }
-        if !self.key.is_some_and(|key| session.reward_key.is(&key)) {
+        if !self.key.is_some_and(|key| session.reward_key.matches(&key)) {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
                 "this key is for calls alone; rewards have one of their own",

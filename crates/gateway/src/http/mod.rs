@@ -1,13 +1,14 @@
 //! The HTTP layer: paths, keys, request bodies, and responses.
 
-mod answer;
 mod incoming;
+mod response;
 mod serve;
 
-pub(crate) use answer::{
-    CollectedCompletion, Dialect, EventMerger, answer, failed, frame, gather_all, json, merge_all,
-};
 pub(crate) use incoming::{IncomingRequest, or_default, read};
+pub(crate) use response::{
+    CollectedCompletion, Dialect, EventMerger, error_response, frame, gather_all, json, merge_all,
+    write_response,
+};
 #[cfg(test)]
 pub(crate) use serve::router;
 pub use serve::serve;

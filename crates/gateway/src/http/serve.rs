@@ -13,7 +13,7 @@ use levade_http::Access;
 use levade_http::service::{self, key_of};
 use tokio::net::TcpListener;
 
-use super::answer::{failed, to_api_error};
+use super::response::{error_response, to_api_error};
 use crate::gateway::Gateway;
 use crate::{anthropic, info, openai, responses, rewards, sglang, tokens, vllm};
 use levade_call::ApiError;
@@ -71,10 +71,10 @@ fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
 }
 
 /// Returns the response to a rejected request, in the format of the called API.
-fn rejected(gateway: &Gateway, anthropic: bool, fault: &ApiError) -> Response {
+fn rejection_response(gateway: &Gateway, anthropic: bool, error: &ApiError) -> Response {
     match anthropic {
-        true => anthropic::rejected(gateway, fault),
-        false => failed(fault, &openai::fault(fault)),
+        true => anthropic::rejection_response(gateway, error),
+        false => error_response(error, &openai::error_body(error)),
     }
 }
 
@@ -113,9 +113,13 @@ pub(crate) fn router(gateway: &Gateway, access: Access) -> Router {
         !options.open || !options.keys.is_empty() || bears_attempt_key(&by_key, headers)
     };
     let reject = move |request: &Request, rejection| {
-        rejected(&rejecting, is_anthropic(request.uri(), request.headers()), &to_api_error(rejection))
+        rejection_response(
+            &rejecting,
+            is_anthropic(request.uri(), request.headers()),
+            &to_api_error(rejection),
+        )
     };
-    service::with_manners(routes, access, needs_key, reject).with_state(gateway.clone())
+    service::with_rejections(routes, access, needs_key, reject).with_state(gateway.clone())
 }
 
 /// Serves a gateway until `stop` completes, and then completes the responses in flight.
@@ -127,7 +131,7 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    let access = gateway.0.options.access.clone().bound_to(listener.local_addr()?.ip());
+    let access = gateway.0.options.access.clone().with_address(listener.local_addr()?.ip());
     service::serve(router(gateway, access), listener, stop).await
 }
 

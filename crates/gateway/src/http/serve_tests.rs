@@ -10,7 +10,7 @@ use tower::ServiceExt;
 
 use super::*;
 use crate::Options;
-use crate::testing::Served;
+use crate::testing::TestGateway;
 
 const CHAT: &str = "/v1/chat/completions";
 
@@ -48,7 +48,7 @@ async fn send(
 const JSON: (&str, &str) = ("content-type", "application/json");
 
 fn open(options: Options) -> Gateway {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let models = served.gateway.models();
     Gateway::new(models, options)
 }
@@ -65,10 +65,10 @@ async fn gateway_without_keys_rejects_foreign_pages() {
         (&[local, ("content-type", "text/plain")], StatusCode::UNSUPPORTED_MEDIA_TYPE),
         (&[local], StatusCode::UNSUPPORTED_MEDIA_TYPE),
     ] {
-        let (found, _, answer) = send(&gateway, ("POST", CHAT), headers, body()).await;
-        assert_eq!(found, status, "{headers:?}: {answer}");
+        let (found, _, response) = send(&gateway, ("POST", CHAT), headers, body()).await;
+        assert_eq!(found, status, "{headers:?}: {response}");
         if status == StatusCode::FORBIDDEN {
-            let message = answer["error"]["message"].as_str().unwrap();
+            let message = response["error"]["message"].as_str().unwrap();
             assert!(message.contains("--allow-"), "{message}");
         }
     }
@@ -88,7 +88,7 @@ async fn gateway_without_keys_rejects_foreign_pages() {
 
 #[tokio::test]
 async fn attempt_key_admits_any_host() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let key = format!("Bearer {}", served.session.key());
     for (key, status) in [(key.as_str(), StatusCode::OK), ("Bearer sk-test", StatusCode::FORBIDDEN)] {
         let headers = [("host", "host.docker.internal:8000"), ("authorization", key), JSON];
@@ -102,11 +102,12 @@ async fn allowed_origin_can_read_every_response() {
     let access = Access::new(&[], &origins).unwrap();
     let gateway = open(Options { access, ..Options::default() });
     let page = [("host", "127.0.0.1:8000"), ("origin", "http://localhost:3000"), JSON];
-    let asked = [
+    let requested = [
         ("access-control-request-method", "POST"),
         ("access-control-request-headers", "content-type,authorization"),
     ];
-    let (status, headers, _) = send(&gateway, ("OPTIONS", CHAT), &[&page[..], &asked].concat(), vec![]).await;
+    let (status, headers, _) =
+        send(&gateway, ("OPTIONS", CHAT), &[&page[..], &requested].concat(), vec![]).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     assert_eq!(headers["access-control-allow-headers"], "content-type,authorization");
     let streamed =
@@ -128,9 +129,9 @@ async fn allowed_origin_can_read_every_response() {
 async fn compressed_bodies_are_decompressed_within_limit() {
     let gateway = open(Options { body_bytes: 10_000, ..Options::default() });
     let with = async |encoding: &str, body: Vec<u8>| {
-        let (status, _, answer) =
+        let (status, _, response) =
             send(&gateway, ("POST", CHAT), &[JSON, ("content-encoding", encoding)], body).await;
-        (status, answer["error"]["message"].as_str().unwrap_or_default().to_owned())
+        (status, response["error"]["message"].as_str().unwrap_or_default().to_owned())
     };
     for (encoding, bytes) in [("gzip", gzip(&body())), ("X-GZIP", gzip(&body())), ("identity", body())] {
         assert_eq!(with(encoding, bytes).await.0, StatusCode::OK, "{encoding}");
@@ -159,9 +160,9 @@ async fn wrong_method_is_405_with_allowed_methods() {
         (("DELETE", "/v1/messages"), "POST"),
         (("POST", "/v1/responses/x"), "GET,HEAD,DELETE"),
     ] {
-        let (status, headers, answer) = send(&gateway, what, &[JSON], vec![]).await;
+        let (status, headers, response) = send(&gateway, what, &[JSON], vec![]).await;
         assert_eq!((status, &headers["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &allowed.parse().unwrap()));
-        assert!(answer["error"]["message"].as_str().unwrap().contains(what.0), "{answer}");
+        assert!(response["error"]["message"].as_str().unwrap().contains(what.0), "{response}");
     }
     assert_eq!(send(&gateway, ("GET", "/v1/nowhere"), &[], vec![]).await.0, StatusCode::NOT_FOUND);
 }
@@ -183,17 +184,17 @@ async fn anthropic_clients_get_anthropic_format() {
         (("GET", "/v1/nowhere"), &[version]),
         (("POST", "/v1/messages/batches"), &[JSON]),
     ] {
-        let (status, _, answer) = send(&gateway, what, headers, vec![]).await;
-        assert_eq!((status, &answer["type"]), (StatusCode::NOT_FOUND, &json!("error")), "{what:?}");
-        assert_eq!(answer["error"]["type"], "not_found_error");
+        let (status, _, response) = send(&gateway, what, headers, vec![]).await;
+        assert_eq!((status, &response["type"]), (StatusCode::NOT_FOUND, &json!("error")), "{what:?}");
+        assert_eq!(response["error"]["type"], "not_found_error");
     }
-    let (_, _, answer) = send(&gateway, ("GET", "/v1/models"), &[], vec![]).await;
-    assert_eq!(answer["object"], "list");
+    let (_, _, response) = send(&gateway, ("GET", "/v1/models"), &[], vec![]).await;
+    assert_eq!(response["object"], "list");
 }
 
 #[tokio::test]
 async fn long_prompt_is_rejected_by_byte_count() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     // A token of this model is a byte, and its context has 4,096 tokens.
     let text = "x".repeat(1 << 20);
     let started = std::time::Instant::now();
@@ -201,9 +202,9 @@ async fn long_prompt_is_rejected_by_byte_count() {
         (CHAT, "messages", json!([{ "role": "user", "content": text }])),
         ("/v1/completions", "prompt", json!(text)),
     ] {
-        let answer = served.post(path, &json!({ field: value })).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        let error = &answer.json()["error"];
+        let response = served.post(path, &json!({ field: value })).await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST);
+        let error = &response.json()["error"];
         assert_eq!(error["code"], "context_length_exceeded");
         let message = error["message"].as_str().unwrap();
         assert!(message.contains("are at least") && message.contains("bytes"), "{message}");
@@ -213,7 +214,7 @@ async fn long_prompt_is_rejected_by_byte_count() {
 
 #[tokio::test]
 async fn agent_header_has_two_names() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let key = format!("Bearer {}", served.session.key());
     for name in ["x-levade-agent", "x-dressage-agent"] {
         for (agent, expected) in [("default", StatusCode::OK), ("nobody", StatusCode::NOT_FOUND)] {

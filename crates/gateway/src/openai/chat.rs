@@ -8,13 +8,13 @@ use levade_text::{Chat, CompletionDelta, Message, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::write::{Tokens, fault, finish, stop_reason, usage, usage_of, weight_versions};
-use super::{Asked, notice, structured};
+use super::write::{TokenReport, error_body, finish, stop_reason, usage, usage_of, weight_versions};
+use super::{SamplingFields, check_fields, structured};
 use crate::call::Call;
 use crate::gateway::Gateway;
-use crate::http::{CollectedCompletion, Dialect, IncomingRequest, answer, frame, read};
+use crate::http::{CollectedCompletion, Dialect, IncomingRequest, frame, read, write_response};
 use crate::parameters;
-use crate::parts::{Parts, is_foreign, thought};
+use crate::parts::{ContentParser, is_foreign, reasoning_of};
 use crate::tool_types;
 use levade_call::ApiError;
 use levade_call::Backend;
@@ -52,10 +52,10 @@ pub(super) struct StreamOptions {
 pub(crate) async fn chat(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
-        Err(found) => crate::http::failed(&found, &fault(&found)),
+        Err(found) => crate::http::error_response(&found, &error_body(&found)),
         Ok((caller, call, writer, streams)) => {
             let started = gateway.call(&caller, call).await;
-            answer(started, writer, streams, ping).await
+            write_response(started, writer, streams, ping).await
         }
     }
 }
@@ -64,13 +64,13 @@ fn prepare(
     gateway: &Gateway,
     incoming: IncomingRequest,
 ) -> Result<(crate::gateway::Caller, Call, Writer, bool), ApiError> {
-    let (caller, body) = incoming.in_order()?;
+    let (caller, body) = incoming.into_call()?;
     let mut request: Request = read(&body)?;
     let messages = messages(gateway, std::mem::take(&mut request.messages))?;
-    let asked: Asked = split(&mut request.rest)?;
+    let requested: SamplingFields = take_sampling_fields(&mut request.rest)?;
     let constraint = structured::from_request(gateway, None, &mut request.rest)?;
-    notice(gateway, "chat", &request.rest)?;
-    let mut sampling = asked.sampling()?;
+    check_fields(gateway, "chat", &request.rest)?;
+    let mut sampling = requested.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);
     if let (false, Some(top @ 1..)) = (logprobs, request.top_logprobs) {
         let message = format!("top_logprobs is {top}, but logprobs is not true; set logprobs to true");
@@ -79,29 +79,29 @@ fn prepare(
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let listed_tools = request.tools.as_deref().unwrap_or_default();
     let mut tools = tools(gateway, "chat", listed_tools)?;
-    let custom = listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(named).collect();
+    let custom = listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(tool_name).collect();
     let tool_choice = match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
         Some(choice) => {
             let mut choice = choice[ALLOWED_TOOLS].clone();
             if let Some(listed) = choice["tools"].as_array_mut() {
                 listed.retain(|tool| !tool_types::is_hosted_tool(tool));
             }
-            allowed(&mut tools, &choice, named)?
+            allowed(&mut tools, &choice, tool_name)?
         }
         None => tool_choice(request.tool_choice.as_ref())?,
     };
-    let asked = CallRequest {
+    let requested = CallRequest {
         tools,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
         tool_choice,
         parallel_calls: request.parallel_tool_calls.unwrap_or(true),
         constraint,
-        n: asked.replies()?,
+        n: requested.num_completions()?,
         sampling,
         ..CallRequest::new(Input::Messages(messages))
     };
-    let call = Call { model: request.model, request: asked };
-    let tokens = Tokens {
+    let call = Call { model: request.model, request: requested };
+    let tokens = TokenReport {
         logprobs,
         ids: request.return_token_ids.unwrap_or(false),
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
@@ -112,20 +112,20 @@ fn prepare(
     let model = gateway.party(&caller, &call)?;
     // External chat APIs have neither template variables nor token ids.
     let chat = match &model.backend {
-        Backend::Messages(_) if variables.is_empty() && !tokens.any() => None,
+        Backend::Messages(_) if variables.is_empty() && !tokens.reports_any() => None,
         _ => Some(Arc::clone(model.tokens()?.format.chat())),
     };
     if let Some(chat) = &chat {
         check_variables(chat, &variables)?;
     }
-    let (calls, told) = (vec![0; call.request.n], vec![0; call.request.n]);
+    let (calls, reported) = (vec![0; call.request.n], vec![0; call.request.n]);
     let ended = Vec::new();
-    let writer = Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, told, ended };
+    let writer = Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, reported, ended };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
 /// Removes the sampling fields from `rest`, and parses them.
-pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
+pub(crate) fn take_sampling_fields(rest: &mut Map<String, Value>) -> Result<SamplingFields, ApiError> {
     const FIELDS: [&str; 17] = [
         "max_tokens",
         "max_completion_tokens",
@@ -156,15 +156,15 @@ pub(crate) fn split(rest: &mut Map<String, Value>) -> Result<Asked, ApiError> {
 /// Parses messages. Content parts, reasoning and tool calls in the formats of other APIs are parsed
 /// as in those APIs.
 pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Message>, ApiError> {
-    let parts = Parts { gateway, api: "chat" };
+    let parts = ContentParser { gateway, api: "chat" };
     let mut read = Vec::with_capacity(values.len());
     for (at, mut value) in values.into_iter().enumerate() {
-        let place = format!("messages[{at}].content");
+        let field_path = format!("messages[{at}].content");
         let mut found = None;
         if let Value::Object(fields) = &mut value {
             for name in ["reasoning_content", "reasoning"] {
                 if let Some(reasoning) = fields.get_mut(name).filter(|reasoning| reasoning.is_array()) {
-                    let text = thought(reasoning);
+                    let text = reasoning_of(reasoning);
                     *reasoning = text.into();
                 }
             }
@@ -178,18 +178,18 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
             let list = content.and_then(Value::as_array).map_or(&[][..], Vec::as_slice);
             match (fields.get("role").and_then(Value::as_str), content) {
                 (Some("user"), Some(content)) if list.iter().any(is_foreign) => {
-                    parts.user(content, &place, &mut read)?;
+                    parts.user(content, &field_path, &mut read)?;
                     continue;
                 }
                 (Some("assistant"), Some(content)) if list.iter().any(is_foreign) => {
-                    let message = parts.assistant(content, &place)?;
+                    let message = parts.assistant(content, &field_path)?;
                     fields.insert("content".into(), message.content.as_str().into());
                     found = Some(message);
                 }
                 (Some("tool" | "function"), Some(content))
                     if list.iter().any(|part| part["type"] != "text") =>
                 {
-                    let text = parts.result(content, &place)?;
+                    let text = parts.result(content, &field_path)?;
                     fields.insert("content".into(), text.into());
                 }
                 _ => {}
@@ -228,7 +228,7 @@ pub(crate) fn tools(gateway: &Gateway, api: &str, values: &[Value]) -> Result<Ve
 
 /// Returns the name of a function or a custom tool in a tool definition, a tool choice or a tool
 /// call.
-fn named(tool: &Value) -> Option<String> {
+fn tool_name(tool: &Value) -> Option<String> {
     let kind = tool["type"].as_str().unwrap_or("function");
     tool[kind]["name"].as_str().map(str::to_owned)
 }
@@ -239,7 +239,7 @@ fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     match value["type"].as_str().unwrap_or("function") {
         "function" => {}
         "custom" => {
-            let name = named(value).filter(|name| !name.is_empty());
+            let name = tool_name(value).filter(|name| !name.is_empty());
             let name = name.ok_or_else(|| wrong(format!("a tool has no custom.name: {value}")))?;
             return Ok(tool_types::custom(name, &value["custom"]));
         }
@@ -308,7 +308,7 @@ fn tool_choice(value: Option<&Value>) -> Result<ToolChoice, ApiError> {
                 ),
             )),
         },
-        Some(value) => match named(value) {
+        Some(value) => match tool_name(value) {
             Some(name) => Ok(ToolChoice::Named(name)),
             None => Err(ApiError::field(
                 "tool_choice",
@@ -340,7 +340,7 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
 struct Writer {
     /// Chat format of the model. `None` for an external chat API.
     chat: Option<Arc<Chat>>,
-    tokens: Tokens,
+    tokens: TokenReport,
     include_usage: bool,
     /// Names of the custom tools, whose calls have a text instead of arguments.
     custom: Vec<String>,
@@ -348,7 +348,7 @@ struct Writer {
     /// Number of tool calls of each choice so far.
     calls: Vec<usize>,
     /// Number of tokens of each choice that were reported so far.
-    told: Vec<usize>,
+    reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
@@ -385,28 +385,29 @@ impl Writer {
             choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
         }
         if self.tokens.versions {
-            choice["weight_versions"] = weight_versions(tokens, self.told[index]);
+            choice["weight_versions"] = weight_versions(tokens, self.reported[index]);
         }
-        self.told[index] += tokens.len();
+        self.reported[index] += tokens.len();
     }
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        fault(found)
+    fn error_body(&self, found: &ApiError) -> Value {
+        error_body(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
-        let choices: Vec<Value> = replies
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
+        let choices: Vec<Value> = completions
             .iter()
             .enumerate()
             .map(|(index, CollectedCompletion { tokens, end, .. })| {
-                let said = end.message.content.as_str();
-                let content = if said.is_empty() && end.calls { Value::Null } else { said.into() };
+                let content_text = end.message.content.as_str();
+                let content =
+                    if content_text.is_empty() && end.calls { Value::Null } else { content_text.into() };
                 let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
-                if let Some(thought) = &end.message.reasoning_content {
-                    message["reasoning_content"] = thought.as_str().into();
-                    message["reasoning"] = thought.as_str().into();
+                if let Some(reasoning) = &end.message.reasoning_content {
+                    message["reasoning_content"] = reasoning.as_str().into();
+                    message["reasoning"] = reasoning.as_str().into();
                 }
                 if end.calls {
                     message["tool_calls"] =
@@ -429,7 +430,7 @@ impl Dialect for Writer {
             "created": head.created,
             "model": head.model,
             "choices": choices,
-            "usage": usage_of(&replies),
+            "usage": usage_of(&completions),
         });
         if self.tokens.ids {
             body["prompt_token_ids"] = head.prompt.as_slice().into();
@@ -437,7 +438,7 @@ impl Dialect for Writer {
         body
     }
 
-    fn begin(&mut self, head: &Head) -> String {
+    fn start_frames(&mut self, head: &Head) -> String {
         let frames = (0..head.n).map(|choice| {
             let mut chunk = self.chunk(head, choice, json!({ "role": "assistant", "content": "" }));
             if self.tokens.ids && choice == 0 {
@@ -450,12 +451,12 @@ impl Dialect for Writer {
 
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
-            Event::Delta { choice, pieces, tokens } => {
-                let (mut content, mut thought, mut calls) = (String::new(), String::new(), Vec::new());
-                for piece in pieces {
-                    match piece {
+            Event::Delta { choice, deltas, tokens } => {
+                let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+                for completion_delta in deltas {
+                    match completion_delta {
                         CompletionDelta::Speech(text) => content += text,
-                        CompletionDelta::Reasoning(text) => thought += text,
+                        CompletionDelta::Reasoning(text) => reasoning += text,
                         CompletionDelta::Call(Ok(found)) => {
                             let mut value = self.call(found);
                             value["index"] = self.calls[*choice].into();
@@ -465,11 +466,11 @@ impl Dialect for Writer {
                         CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => {}
                     }
                 }
-                let has_tokens = self.tokens.any() && !tokens.is_empty();
+                let has_tokens = self.tokens.reports_any() && !tokens.is_empty();
                 let mut delta = Map::new();
-                if !thought.is_empty() {
-                    delta.insert("reasoning_content".into(), thought.as_str().into());
-                    delta.insert("reasoning".into(), thought.into());
+                if !reasoning.is_empty() {
+                    delta.insert("reasoning_content".into(), reasoning.as_str().into());
+                    delta.insert("reasoning".into(), reasoning.into());
                 }
                 if !content.is_empty() {
                     delta.insert("content".into(), content.into());
@@ -495,7 +496,7 @@ impl Dialect for Writer {
                 chunk["choices"][0]["stop_reason"] = stop_reason(end);
                 frame(None, &chunk)
             }
-            Event::Failed(found) => frame(None, &fault(found)),
+            Event::Failed(found) => frame(None, &error_body(found)),
             Event::Done => {
                 let mut text = String::new();
                 if self.include_usage {

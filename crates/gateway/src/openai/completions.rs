@@ -9,15 +9,15 @@ use levade_text::{Chat, CompletionDelta};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::chat::{StreamOptions, split};
-use super::write::{Tokens, fault, finish, finite, stop_reason, usage, weight_versions};
-use super::{Asked, notice, structured};
+use super::chat::{StreamOptions, take_sampling_fields};
+use super::write::{TokenReport, error_body, finish, finite, stop_reason, usage, weight_versions};
+use super::{SamplingFields, check_fields, structured};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    CollectedCompletion, Dialect, EventMerger, IncomingRequest, answer, failed, frame, gather_all,
-    json as document, merge_all, read,
+    CollectedCompletion, Dialect, EventMerger, IncomingRequest, error_response, frame, gather_all,
+    json as document, merge_all, read, write_response,
 };
 use levade_call::ApiError;
 use levade_call::Input;
@@ -66,50 +66,50 @@ impl Prompts {
 /// Handles `POST /v1/completions`.
 pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
-    let Prepared { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
+    let PreparedCalls { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
         Ok(prepared) => prepared,
-        Err(found) => return failed(&found, &fault(&found)),
+        Err(found) => return error_response(&found, &error_body(&found)),
     };
     if calls.len() == 1
         && let Some(call) = calls.pop()
     {
         let started = gateway.call(&caller, call).await;
-        return answer(started, writer, streams, ping).await;
+        return write_response(started, writer, streams, ping).await;
     }
     if streams {
         return match merge_all(&gateway, &caller, calls).await {
             Ok(EventMerger { reader, prompts }) => {
-                answer(Ok(reader), Writer { prompts, ..writer }, streams, ping).await
+                write_response(Ok(reader), Writer { prompts, ..writer }, streams, ping).await
             }
-            Err(found) => failed(&found, &fault(&found)),
+            Err(found) => error_response(&found, &error_body(&found)),
         };
     }
     match gather_all(&gateway, &caller, calls).await {
         Ok(found) => document(StatusCode::OK, &writer.document(&found)),
-        Err(found) => failed(&found, &fault(&found)),
+        Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
 /// A validated request.
-struct Prepared {
+struct PreparedCalls {
     caller: Caller,
     calls: Vec<Call>,
     writer: Writer,
     streams: bool,
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, ApiError> {
-    let (caller, body) = incoming.in_order()?;
+fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls, ApiError> {
+    let (caller, body) = incoming.into_call()?;
     let mut request: Request = read(&body)?;
-    let asked: Asked = split(&mut request.rest)?;
+    let requested: SamplingFields = take_sampling_fields(&mut request.rest)?;
     let constraint = structured::from_request(gateway, None, &mut request.rest)?;
-    notice(gateway, "completions", &request.rest)?;
-    let n = asked.replies()?;
+    check_fields(gateway, "completions", &request.rest)?;
+    let n = requested.num_completions()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
         return Err(ApiError::field("best_of", "best_of is not supported; ask for n replies, and choose"));
     }
     let echo = request.echo.unwrap_or(false);
-    let mut sampling = asked.sampling()?;
+    let mut sampling = requested.sampling()?;
     sampling.logprobs = request.logprobs;
     sampling.prompt_logprobs = request.logprobs.filter(|_| echo);
     // OpenAI's default.
@@ -130,7 +130,7 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, Api
     };
     let calls: Vec<Call> = inputs.into_iter().map(call).collect();
     let chat = gateway.chat_of(&caller, &calls[0])?;
-    let tokens = Tokens {
+    let tokens = TokenReport {
         logprobs: request.logprobs.is_some(),
         ids: request.return_token_ids.unwrap_or(false),
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
@@ -138,16 +138,17 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<Prepared, Api
     };
     let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let top = request.logprobs.unwrap_or(0);
-    let replies = n * calls.len();
-    let (offsets, told, prompts) = (vec![0; replies], vec![0; replies], Vec::new());
-    let writer = Writer { chat, tokens, top, echo, prompts, include_usage, offsets, told, ended: Vec::new() };
-    Ok(Prepared { caller, calls, writer, streams })
+    let completions = n * calls.len();
+    let (offsets, reported, prompts) = (vec![0; completions], vec![0; completions], Vec::new());
+    let writer =
+        Writer { chat, tokens, top, echo, prompts, include_usage, offsets, reported, ended: Vec::new() };
+    Ok(PreparedCalls { caller, calls, writer, streams })
 }
 
 /// Writer of responses in the format of completions.
 struct Writer {
     chat: Arc<Chat>,
-    tokens: Tokens,
+    tokens: TokenReport,
     /// Number of alternatives per token that the request asks for.
     top: usize,
     echo: bool,
@@ -158,14 +159,14 @@ struct Writer {
     /// Length of the text of each choice so far, in characters.
     offsets: Vec<usize>,
     /// Number of tokens of each choice that were reported so far.
-    told: Vec<usize>,
+    reported: Vec<usize>,
     /// Number of tokens, and of reasoning tokens, of each completion that has ended.
     ended: Vec<(usize, usize)>,
 }
 
 /// Log-probabilities in the format of completions: four parallel lists.
 #[derive(Default)]
-struct Lists {
+struct LogprobLists {
     tokens: Vec<Value>,
     logprobs: Vec<Value>,
     top: Vec<Value>,
@@ -175,7 +176,7 @@ struct Lists {
 impl Writer {
     /// Appends tokens to the lists. The text of the first token starts at `offset`, in characters.
     /// Returns the offset at which the text of the last token ends.
-    fn list(&self, lists: &mut Lists, tokens: &[Token], mut offset: usize) -> usize {
+    fn list(&self, lists: &mut LogprobLists, tokens: &[Token], mut offset: usize) -> usize {
         for token in tokens {
             let text = self.tokens.text(&self.chat, token.id);
             lists.offsets.push(offset.into());
@@ -199,7 +200,7 @@ impl Writer {
         offset
     }
 
-    fn choice(&self, index: usize, text: &str, lists: Option<Lists>) -> Value {
+    fn choice(&self, index: usize, text: &str, lists: Option<LogprobLists>) -> Value {
         let logprobs = lists.map_or(Value::Null, |lists| {
             json!({
                 "tokens": lists.tokens,
@@ -213,15 +214,15 @@ impl Writer {
 
     fn document(&self, calls: &[(Head, Vec<CollectedCompletion>)]) -> Value {
         let (mut choices, mut prompt_tokens, mut ended) = (Vec::new(), 0, Vec::new());
-        for (head, replies) in calls {
+        for (head, completions) in calls {
             prompt_tokens += head.prompt.len();
-            for CollectedCompletion { prompt, tokens, end, .. } in replies {
+            for CollectedCompletion { prompt, tokens, end, .. } in completions {
                 let mut text = if self.echo {
                     self.chat.tokenizer().decode_with_special(&head.prompt)
                 } else {
                     String::new()
                 };
-                let mut lists = Lists::default();
+                let mut lists = LogprobLists::default();
                 let offset = if self.echo { self.list(&mut lists, prompt, 0) } else { 0 };
                 self.list(&mut lists, tokens, offset);
                 text += &end.text;
@@ -262,15 +263,15 @@ impl Writer {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        fault(found)
+    fn error_body(&self, found: &ApiError) -> Value {
+        error_body(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
-        self.document(&[(head.clone(), replies)])
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
+        self.document(&[(head.clone(), completions)])
     }
 
-    fn begin(&mut self, head: &Head) -> String {
+    fn start_frames(&mut self, head: &Head) -> String {
         if !self.echo {
             return String::new();
         }
@@ -278,11 +279,11 @@ impl Dialect for Writer {
             [] => vec![head.prompt.clone()],
             several => several.to_vec(),
         };
-        let replies = head.n / prompts.len();
+        let completions = head.n / prompts.len();
         let mut frames = String::new();
         for (at, prompt) in prompts.iter().enumerate() {
             let text = self.chat.tokenizer().decode_with_special(prompt);
-            for index in at * replies..(at + 1) * replies {
+            for index in at * completions..(at + 1) * completions {
                 self.offsets[index] = text.chars().count();
                 frames += &frame(None, &self.chunk(head, Some(self.choice(index, &text, None))));
             }
@@ -296,22 +297,22 @@ impl Dialect for Writer {
                 if !self.echo {
                     return String::new();
                 }
-                let mut lists = Lists::default();
+                let mut lists = LogprobLists::default();
                 self.list(&mut lists, tokens, 0);
                 frame(None, &self.chunk(head, Some(self.choice(*choice, "", Some(lists)))))
             }
-            Event::Delta { choice, pieces, tokens } => {
-                let texts = pieces.iter().map(|piece| match piece {
+            Event::Delta { choice, deltas, tokens } => {
+                let texts = deltas.iter().map(|delta| match delta {
                     CompletionDelta::Speech(text) => text.as_str(),
                     _ => "",
                 });
                 let text: String = texts.collect();
-                let has_tokens = self.tokens.any() && !tokens.is_empty();
+                let has_tokens = self.tokens.reports_any() && !tokens.is_empty();
                 if text.is_empty() && !has_tokens {
                     return String::new();
                 }
                 let lists = self.tokens.logprobs.then(|| {
-                    let mut lists = Lists::default();
+                    let mut lists = LogprobLists::default();
                     self.offsets[*choice] = self.list(&mut lists, tokens, self.offsets[*choice]);
                     lists
                 });
@@ -320,9 +321,9 @@ impl Dialect for Writer {
                     value["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
                 if self.tokens.versions {
-                    value["weight_versions"] = weight_versions(tokens, self.told[*choice]);
+                    value["weight_versions"] = weight_versions(tokens, self.reported[*choice]);
                 }
-                self.told[*choice] += tokens.len();
+                self.reported[*choice] += tokens.len();
                 frame(None, &self.chunk(head, Some(value)))
             }
             Event::Ended { choice, end } => {
@@ -332,7 +333,7 @@ impl Dialect for Writer {
                 value["stop_reason"] = stop_reason(end);
                 frame(None, &self.chunk(head, Some(value)))
             }
-            Event::Failed(found) => frame(None, &fault(found)),
+            Event::Failed(found) => frame(None, &error_body(found)),
             Event::Done => {
                 let mut text = String::new();
                 if self.include_usage {

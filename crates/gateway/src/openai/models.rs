@@ -23,20 +23,20 @@ fn describe(model: &Model) -> Value {
 }
 
 /// Returns descriptions of the models that a caller can call.
-fn known(gateway: &Gateway, incoming: IncomingRequest) -> Result<Vec<Value>, ApiError> {
+fn known_models(gateway: &Gateway, incoming: IncomingRequest) -> Result<Vec<Value>, ApiError> {
     let caller = incoming.caller?;
     Ok(info::models(gateway, &caller).iter().map(describe).collect())
 }
 
 /// Handles `GET /v1/models`.
 pub(crate) async fn models(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    respond(known(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })))
+    respond(known_models(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })))
 }
 
 /// Handles `GET /v1/models/NAME`. Names can contain slashes.
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let name = incoming.part("model");
-    let found = known(&gateway, incoming).and_then(|models| {
+    let found = known_models(&gateway, incoming).and_then(|models| {
         let found = models.into_iter().find(|model| model["id"] == name.as_str());
         found.map_or_else(|| gateway.model(&name).map(|model| describe(&model)), Ok)
     });

@@ -19,7 +19,7 @@ enum Texts {
 
 /// Sampling fields of a request. Null counts as absent.
 #[derive(Debug, Clone, Default, Deserialize)]
-pub(crate) struct Asked {
+pub(crate) struct SamplingFields {
     pub max_tokens: Option<i64>,
     pub max_completion_tokens: Option<i64>,
     pub temperature: Option<f32>,
@@ -54,11 +54,11 @@ pub(crate) fn top_k(value: Option<i64>) -> Result<Option<usize>, ApiError> {
     count("top_k", value.map(|value| if value == -1 { 0 } else { value }), 0)
 }
 
-impl Asked {
+impl SamplingFields {
     /// Returns the sampling options, independent of the API.
     pub(crate) fn sampling(&self) -> Result<SamplingOptions, ApiError> {
-        let most = count("max_completion_tokens", self.max_completion_tokens, 0)?;
-        let max_tokens = most.or(count("max_tokens", self.max_tokens, 0)?);
+        let completion_limit = count("max_completion_tokens", self.max_completion_tokens, 0)?;
+        let max_tokens = completion_limit.or(count("max_tokens", self.max_tokens, 0)?);
         let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
             let id = token.trim().parse::<u32>().map_err(|_| {
                 ApiError::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
@@ -92,13 +92,13 @@ impl Asked {
     }
 
     /// Returns the number of completions. Default: 1.
-    pub(crate) fn replies(&self) -> Result<usize, ApiError> {
+    pub(crate) fn num_completions(&self) -> Result<usize, ApiError> {
         Ok(count("n", self.n, 1)?.unwrap_or(1))
     }
 }
 
 /// Fields that change nothing here: hints, and bookkeeping of providers.
-const IGNORED: [&str; 31] = [
+const IGNORED_FIELDS: [&str; 31] = [
     "audio",
     "cache_salt",
     "detokenize",
@@ -134,7 +134,7 @@ const IGNORED: [&str; 31] = [
 
 /// Unsupported fields that would change the prompt, the sampling or the response, each with the value
 /// that changes nothing.
-const REFUSED: [(&str, Value); 33] = [
+const UNSUPPORTED_FIELDS: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),
     ("allowed_token_ids", Value::Null),
@@ -172,15 +172,15 @@ const REFUSED: [(&str, Value); 33] = [
 
 /// Checks the fields of a request that have not been parsed: rejects fields that request an
 /// unsupported feature, and counts unknown fields.
-pub(crate) fn notice(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
+pub(crate) fn check_fields(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
-        if let Some((_, neutral)) = REFUSED.iter().find(|(name, _)| name == field) {
+        if let Some((_, neutral)) = UNSUPPORTED_FIELDS.iter().find(|(name, _)| name == field) {
             let is_empty = value.as_array().is_some_and(Vec::is_empty);
             if !value.is_null() && value != neutral && !is_empty {
                 let message = format!("{field} is not supported; leave it out");
                 return Err(ApiError::field(field, message));
             }
-        } else if !IGNORED.contains(&field.as_str()) {
+        } else if !IGNORED_FIELDS.contains(&field.as_str()) {
             gateway.unknown_field(api, field);
         }
     }

@@ -27,7 +27,7 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
 }
 
 /// vLLM's earlier fields for constraints, each with the equivalent key of `structured_outputs`.
-const GUIDED: [(&str, &str); 5] = [
+const GUIDED_FIELDS: [(&str, &str); 5] = [
     ("guided_json", "json"),
     ("guided_regex", "regex"),
     ("guided_choice", "choice"),
@@ -54,7 +54,7 @@ pub(crate) fn from_vllm(
             let field = format!("structured_outputs.{kind}");
             match kind.as_str() {
                 "json" | "regex" | "choice" | "grammar" | "json_object" => {
-                    found = either(found, constraint(&field, kind, value)?)?;
+                    found = at_most_one(found, constraint(&field, kind, value)?)?;
                 }
                 "structural_tag" if !value.is_null() => {
                     let message = format!("{field} is not supported; use json, regex, choice or grammar");
@@ -66,9 +66,9 @@ pub(crate) fn from_vllm(
             }
         }
     }
-    for (field, kind) in GUIDED {
+    for (field, kind) in GUIDED_FIELDS {
         if let Some(value) = rest.remove(field) {
-            found = either(found, constraint(field, kind, &value)?)?;
+            found = at_most_one(found, constraint(field, kind, &value)?)?;
         }
     }
     Ok(found)
@@ -76,7 +76,7 @@ pub(crate) fn from_vllm(
 
 /// Request fields by which some API, not necessarily the called API, constrains the format of a
 /// completion.
-const FORMS: [&str; 14] = [
+const CONSTRAINT_FIELDS: [&str; 14] = [
     "ebnf",
     "format",
     "grammar",
@@ -106,15 +106,15 @@ pub(crate) fn from_request(
     rest: &mut Map<String, Value>,
 ) -> Result<Option<Constraint>, ApiError> {
     let constraint = from_response_format(rest.remove("response_format").as_ref())?;
-    let constraint = either(either(own, constraint)?, from_vllm(gateway, rest)?)?;
-    for field in FORMS {
+    let constraint = at_most_one(at_most_one(own, constraint)?, from_vllm(gateway, rest)?)?;
+    for field in CONSTRAINT_FIELDS {
         let Some(value) = rest.get(field) else { continue };
         // In these APIs, the field has members other than the format.
-        let asked = match field {
+        let requested = match field {
             "text" | "output_config" => &value["format"],
             _ => value,
         };
-        if !asked.is_null() && asked["type"] != "text" {
+        if !requested.is_null() && requested["type"] != "text" {
             let message = format!(
                 "{field} is not read here; ask for the form of the reply in response_format or structured_outputs"
             );
@@ -128,7 +128,7 @@ pub(crate) fn from_request(
 ///
 /// # Errors
 /// Returns an error if both are present.
-pub(crate) fn either(
+pub(crate) fn at_most_one(
     one: Option<Constraint>,
     other: Option<Constraint>,
 ) -> Result<Option<Constraint>, ApiError> {
@@ -238,8 +238,8 @@ mod tests {
             ("grammar", json!("x")),
             ("structural_tag", json!("x")),
         ] {
-            let fault = read(json!({ field: value })).unwrap_err();
-            assert_eq!(fault.param.as_deref(), Some(field), "{fault}");
+            let error = read(json!({ field: value })).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(field), "{error}");
         }
         for rest in [
             json!({ "text": null, "output_format": null, "regex": null }),
@@ -264,8 +264,8 @@ mod tests {
             (json!({ "guided_json": 1 }), "guided_json"),
             (json!({ "guided_regex": "a", "guided_json": {} }), "structured_outputs"),
         ] {
-            let fault = read(rest.clone()).unwrap_err();
-            assert_eq!(fault.param.as_deref(), Some(param), "{rest}: {fault}");
+            let error = read(rest.clone()).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{rest}: {error}");
         }
     }
 }

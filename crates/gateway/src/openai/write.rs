@@ -6,13 +6,13 @@ use levade_policy::FinishReason;
 use levade_text::Chat;
 use serde_json::{Value, json};
 
-use crate::http::{CollectedCompletion, failed, json as json_document};
+use crate::http::{CollectedCompletion, error_response, json as json_document};
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Token};
 
 /// Returns the body of an error in OpenAI's format.
-pub(crate) fn fault(fault: &ApiError) -> Value {
-    let (kind, code) = match fault.kind {
+pub(crate) fn error_body(error: &ApiError) -> Value {
+    let (kind, code) = match error.kind {
         ErrorKind::TooLong => ("invalid_request_error", Some("context_length_exceeded")),
         ErrorKind::Invalid | ErrorKind::TooLarge | ErrorKind::Method | ErrorKind::MediaType => {
             ("invalid_request_error", None)
@@ -20,24 +20,24 @@ pub(crate) fn fault(fault: &ApiError) -> Value {
         ErrorKind::Unauthorized => ("authentication_error", Some("invalid_api_key")),
         ErrorKind::Limit => ("invalid_request_error", Some("attempt_limit_reached")),
         ErrorKind::Forbidden => ("permission_error", None),
-        ErrorKind::NotFound if fault.param.as_deref() == Some("model") => {
+        ErrorKind::NotFound if error.param.as_deref() == Some("model") => {
             ("invalid_request_error", Some("model_not_found"))
         }
         ErrorKind::NotFound => ("invalid_request_error", None),
-        ErrorKind::Gone => ("invalid_request_error", Some("attempt_over")),
+        ErrorKind::AttemptEnded => ("invalid_request_error", Some("attempt_over")),
         ErrorKind::Busy(_) => ("rate_limit_error", Some("rate_limit_exceeded")),
         ErrorKind::Unavailable => ("server_error", Some("unavailable")),
         ErrorKind::Deadline => ("server_error", Some("deadline")),
         ErrorKind::Internal => ("server_error", None),
     };
-    json!({ "error": { "message": fault.message, "type": kind, "param": fault.param, "code": code } })
+    json!({ "error": { "message": error.message, "type": kind, "param": error.param, "code": code } })
 }
 
 /// Returns a response that is available immediately: a document, or an error in OpenAI's format.
 pub(crate) fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(value) => json_document(StatusCode::OK, &value),
-        Err(found) => failed(&found, &fault(&found)),
+        Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
@@ -58,9 +58,9 @@ pub(crate) fn stop_reason(end: &End) -> Value {
 
 /// Returns the token counts of a call. `replies` contains the number of tokens, and of reasoning
 /// tokens, of each completion.
-pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
-    let completion: usize = replies.iter().map(|(tokens, _)| tokens).sum();
-    let reasoning: usize = replies.iter().map(|(_, thought)| thought).sum();
+pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
+    let completion: usize = completions.iter().map(|(tokens, _)| tokens).sum();
+    let reasoning: usize = completions.iter().map(|(_, reasoning_tokens)| reasoning_tokens).sum();
     json!({
         "prompt_tokens": prompt,
         "completion_tokens": completion,
@@ -70,16 +70,16 @@ pub(crate) fn usage(prompt: usize, replies: &[(usize, usize)]) -> Value {
 }
 
 /// Returns the token counts of the completions of one prompt.
-pub(crate) fn usage_of(replies: &[CollectedCompletion]) -> Value {
-    let prompt = replies.first().map_or(0, |reply| reply.end.prompt_tokens);
+pub(crate) fn usage_of(completions: &[CollectedCompletion]) -> Value {
+    let prompt = completions.first().map_or(0, |completion| completion.end.prompt_tokens);
     let tokens: Vec<(usize, usize)> =
-        replies.iter().map(|r| (r.end.tokens, r.end.reasoning_tokens)).collect();
+        completions.iter().map(|r| (r.end.tokens, r.end.reasoning_tokens)).collect();
     usage(prompt, &tokens)
 }
 
 /// Token data that a response reports.
 #[derive(Clone, Copy, Debug, Default)]
-pub(crate) struct Tokens {
+pub(crate) struct TokenReport {
     /// Whether the response reports log-probabilities.
     pub logprobs: bool,
     /// Whether log-probabilities identify tokens as `token_id:ID` instead of by text.
@@ -103,9 +103,9 @@ pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
     runs.collect::<Vec<Value>>().into()
 }
 
-impl Tokens {
+impl TokenReport {
     /// Returns whether the response reports any token data.
-    pub(crate) fn any(self) -> bool {
+    pub(crate) fn reports_any(self) -> bool {
         self.logprobs || self.ids || self.versions
     }
 

@@ -4,7 +4,7 @@ use axum::http::StatusCode;
 use levade_conversation::Origin;
 use serde_json::{Value, json};
 
-use crate::testing::{ODD, STRANGER, Served, UNREADABLE};
+use crate::testing::{OUTSIDE_KEY, TestGateway, UNREADABLE, UNUSUAL_COMPLETIONS};
 
 const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
@@ -23,7 +23,7 @@ fn request(input: &Value) -> Value {
     })
 }
 
-fn with(mut request: Value, field: &str, value: impl Into<Value>) -> Value {
+fn with_field(mut request: Value, field: &str, value: impl Into<Value>) -> Value {
     request[field] = value.into();
     request
 }
@@ -61,10 +61,10 @@ fn response(events: &[Value]) -> Value {
                             event["delta"].as_str().unwrap()
                     }
                     "done" if !what.ends_with("part") => {
-                        let told = ["text", "arguments", "input"]
+                        let parts_seen = ["text", "arguments", "input"]
                             .into_iter()
                             .find_map(|field| event[field].as_str());
-                        assert_eq!(texts.remove(what).unwrap_or_default(), told.unwrap(), "{event}");
+                        assert_eq!(texts.remove(what).unwrap_or_default(), parts_seen.unwrap(), "{event}");
                     }
                     "added" | "done" => assert!(event["part"]["text"].is_string()),
                     other => panic!("{other}"),
@@ -78,13 +78,13 @@ fn response(events: &[Value]) -> Value {
     last["response"].clone()
 }
 
-async fn ask(served: &Served, request: Value, streams: bool) -> Value {
+async fn request_message(served: &TestGateway, request: Value, streams: bool) -> Value {
     if streams {
-        return response(&served.post("/v1/responses", &with(request, "stream", true)).await.events());
+        return response(&served.post("/v1/responses", &with_field(request, "stream", true)).await.events());
     }
-    let answer = served.post("/v1/responses", &request).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
-    answer.json()
+    let response_body = served.post("/v1/responses", &request).await;
+    assert_eq!(response_body.status, StatusCode::OK, "{}", response_body.text);
+    response_body.json()
 }
 
 fn kinds(response: &Value) -> Vec<&str> {
@@ -145,18 +145,18 @@ impl Client {
     }
 
     async fn talk(self, streams: bool) -> Vec<Value> {
-        let served = Served::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
+        let served = TestGateway::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
         let mut input = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
         let mut responses: Vec<Value> = Vec::new();
-        let again = json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
-        for new in [vec![], vec![again]] {
+        let second_run = json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
+        for new in [vec![], vec![second_run]] {
             input.extend(new);
             loop {
                 let mut request = request(&json!(input));
                 if let (Client::Previous, Some(before)) = (self, responses.last()) {
                     request["previous_response_id"] = before["id"].clone();
                 }
-                let response = ask(&served, request, streams).await;
+                let response = request_message(&served, request, streams).await;
                 self.give_back(&mut input, &response);
                 let is_done = results(&response).is_empty();
                 responses.push(response);
@@ -199,8 +199,8 @@ async fn history_continues_for_every_kind_of_client() {
             (&json!("add"), &json!(r#"{"b":2,"a":1.50}"#))
         );
         assert_ne!(output[2]["call_id"], output[3]["call_id"]);
-        let told = ["object", "status", "model"].map(|field| first[field].as_str().unwrap());
-        assert_eq!(told, ["response", "completed", "tiny"]);
+        let parts_seen = ["object", "status", "model"].map(|field| first[field].as_str().unwrap());
+        assert_eq!(parts_seen, ["response", "completed", "tiny"]);
         assert_eq!((&first["metadata"], &first["instructions"]), (&json!({"k": "v"}), &json!("Be brief.")));
         let usage = &first["usage"];
         let [input, output, total] =
@@ -229,14 +229,17 @@ async fn history_continues_for_every_kind_of_client() {
 async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let input = json!([{"role": "user", "content": content}]);
-        let (one, other) = (Served::simulated(60), Served::simulated(60));
-        let whole = ask(&one, request(&input), false).await;
-        let streamed = ask(&other, request(&input), true).await;
+        let (one, other) = (TestGateway::simulated(60), TestGateway::simulated(60));
+        let full_response = request_message(&one, request(&input), false).await;
+        let streamed = request_message(&other, request(&input), true).await;
         let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
-        assert_eq!((kinds(&whole), text(&whole)), (kinds(&streamed), text(&streamed)));
-        assert_eq!((&whole["usage"], &whole["status"]), (&streamed["usage"], &streamed["status"]));
-        let next = json!([input[0], whole["output"][0], {"role": "user", "content": "So?"}]);
-        ask(&one, request(&next), false).await;
+        assert_eq!((kinds(&full_response), text(&full_response)), (kinds(&streamed), text(&streamed)));
+        assert_eq!(
+            (&full_response["usage"], &full_response["status"]),
+            (&streamed["usage"], &streamed["status"])
+        );
+        let next = json!([input[0], full_response["output"][0], {"role": "user", "content": "So?"}]);
+        request_message(&one, request(&next), false).await;
         assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
     }
 }
@@ -244,7 +247,7 @@ async fn random_completions_are_equal_in_document_and_stream() {
 #[tokio::test]
 async fn unusual_completions_round_trip_for_every_client() {
     /// Returns the joined contents of the items: reasoning, text and arguments.
-    fn said(response: &Value) -> [String; 3] {
+    fn joined_contents(response: &Value) -> [String; 3] {
         let items = response["output"].as_array().unwrap();
         ["reasoning", "message", "function_call"].map(|kind| {
             let found = items.iter().filter(|item| item["type"] == kind);
@@ -254,34 +257,38 @@ async fn unusual_completions_round_trip_for_every_client() {
             found.map(|item| text(item).unwrap()).collect()
         })
     }
-    for reply in ODD.into_iter().chain([UNREADABLE]) {
-        let mut told = Vec::new();
+    for assistant_message in UNUSUAL_COMPLETIONS.into_iter().chain([UNREADABLE]) {
+        let mut parts_seen = Vec::new();
         for client in [Client::Previous, Client::Items, Client::References, Client::Stateless] {
             for streams in [false, true] {
-                let served = Served::scripted(&[reply]);
+                let served = TestGateway::scripted(&[assistant_message]);
                 let mut input = vec![json!({"role": "user", "content": "Hi"})];
-                let first = ask(&served, request(&json!(input)), streams).await;
-                told.push(said(&first));
+                let first = request_message(&served, request(&json!(input)), streams).await;
+                parts_seen.push(joined_contents(&first));
                 client.give_back(&mut input, &first);
                 input.push(json!({"role": "user", "content": "So?"}));
                 let mut next = request(&json!(input));
                 if matches!(client, Client::Previous) {
                     next["previous_response_id"] = first["id"].clone();
                 }
-                ask(&served, next, streams).await;
-                assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{reply:?} {streams}");
+                request_message(&served, next, streams).await;
+                assert_eq!(
+                    served.origins(),
+                    [Origin::Began, Origin::Continued],
+                    "{assistant_message:?} {streams}"
+                );
             }
         }
-        assert!(told.iter().all(|other| *other == told[0]), "{told:?}");
+        assert!(parts_seen.iter().all(|other| *other == parts_seen[0]), "{parts_seen:?}");
     }
 }
 
 #[tokio::test]
 async fn truncated_completion_is_incomplete() {
-    let served = Served::scripted(&["One two three."]);
+    let served = TestGateway::scripted(&["One two three."]);
     for streams in [false, true] {
-        let asked = with(request(&json!("Count.")), "max_output_tokens", 5);
-        let response = ask(&served, asked, streams).await;
+        let requested = with_field(request(&json!("Count.")), "max_output_tokens", 5);
+        let response = request_message(&served, requested, streams).await;
         assert_eq!(response["status"], "incomplete");
         assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
         let item = &response["output"][0];
@@ -292,12 +299,12 @@ async fn truncated_completion_is_incomplete() {
 #[tokio::test]
 async fn empty_completion_is_continuable_message() {
     for streams in [false, true] {
-        let served = Served::scripted(&[""]);
-        let first = ask(&served, request(&json!("Hi")), streams).await;
+        let served = TestGateway::scripted(&[""]);
+        let first = request_message(&served, request(&json!("Hi")), streams).await;
         assert_eq!((kinds(&first), &first["output"][0]["content"][0]["text"]), (vec!["message"], &json!("")));
-        let said = |text: &str| json!({"role": "user", "content": text});
-        let next = json!([said("Hi"), first["output"][0], said("So?")]);
-        ask(&served, request(&next), streams).await;
+        let sent_texts = |text: &str| json!({"role": "user", "content": text});
+        let next = json!([sent_texts("Hi"), first["output"][0], sent_texts("So?")]);
+        request_message(&served, request(&next), streams).await;
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
     }
 }
@@ -307,7 +314,7 @@ async fn calls_have_format_of_their_tool() {
     let call_item = |name: &str, arguments: &str| {
         format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {arguments}}}\n</tool_call>")
     };
-    let reply = [
+    let assistant_message = [
         call_item("apply_patch", "{\"input\": \"*** Begin\\n+é\"}"),
         call_item("apply_patch", "{\"text\": 1}"),
         call_item("agents__spawn", "{\"task\": \"x\"}"),
@@ -326,9 +333,11 @@ async fn calls_have_format_of_their_tool() {
         {"type": "web_search", "external_web_access": false},
     ]);
     for streams in [false, true] {
-        let served = Served::scripted(&[&reply, "Done."]);
+        let served = TestGateway::scripted(&[&assistant_message, "Done."]);
         let mut input = vec![json!({"role": "user", "content": "go"})];
-        let response = ask(&served, with(request(&json!(input)), "tools", tools.clone()), streams).await;
+        let response =
+            request_message(&served, with_field(request(&json!(input)), "tools", tools.clone()), streams)
+                .await;
         let output = response["output"].as_array().unwrap();
         assert_eq!(kinds(&response), ["custom_tool_call", "function_call", "function_call"]);
         let field = |at: usize, name: &str| output[at][name].as_str().unwrap_or_default();
@@ -341,7 +350,7 @@ async fn calls_have_format_of_their_tool() {
         {
             input.push(json!({"type": kind, "call_id": call["call_id"], "output": "ok"}));
         }
-        ask(&served, with(request(&json!(input)), "tools", tools.clone()), streams).await;
+        request_message(&served, with_field(request(&json!(input)), "tools", tools.clone()), streams).await;
         assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
         assert_eq!(served.gateway.unknown_fields()["responses.tools[type=web_search]"], 2);
         let path = &served.paths().await[0];
@@ -351,12 +360,12 @@ async fn calls_have_format_of_their_tool() {
 
 #[tokio::test]
 async fn responses_are_stored_only_for_owner_with_permission() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let text = request(&json!("Hi")).to_string();
-    let first = served.send("POST", "/v1/responses", STRANGER, &text).await.json();
+    let first = served.send("POST", "/v1/responses", OUTSIDE_KEY, &text).await.json();
     let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
-    assert_eq!(served.send("GET", &path, STRANGER, "").await.json(), first);
-    let follow = with(request(&json!("So?")), "previous_response_id", first["id"].clone()).to_string();
+    assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.json(), first);
+    let follow = with_field(request(&json!("So?")), "previous_response_id", first["id"].clone()).to_string();
     for other in ["sk-other", served.session.key()] {
         let hidden = served.send("GET", &path, other, "").await;
         assert_eq!(hidden.status, StatusCode::NOT_FOUND);
@@ -367,33 +376,33 @@ async fn responses_are_stored_only_for_owner_with_permission() {
         assert_eq!((lost.status.as_u16(), &error["code"]), (400, &json!("previous_response_not_found")));
         assert_eq!(error["param"], "previous_response_id");
     }
-    let next = served.send("POST", "/v1/responses", STRANGER, &follow).await.json();
+    let next = served.send("POST", "/v1/responses", OUTSIDE_KEY, &follow).await.json();
     assert_eq!(next["previous_response_id"], first["id"]);
     assert!(next["usage"]["input_tokens"].as_u64() > first["usage"]["input_tokens"].as_u64());
-    let deleted = served.send("DELETE", &path, STRANGER, "").await.json();
+    let deleted = served.send("DELETE", &path, OUTSIDE_KEY, "").await.json();
     assert_eq!(deleted, json!({"id": first["id"], "object": "response", "deleted": true}));
-    assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.status, StatusCode::NOT_FOUND);
     // The response after the deleted response has lost its history, and the error reports this.
-    let late = with(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
-    let late = served.send("POST", "/v1/responses", STRANGER, &late).await;
+    let late = with_field(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
+    let late = served.send("POST", "/v1/responses", OUTSIDE_KEY, &late).await;
     assert!(late.json()["error"]["message"].as_str().unwrap().contains("which is no longer there"));
 
-    let unkept = with(request(&json!("Hi")), "store", false).to_string();
-    let unkept = served.send("POST", "/v1/responses", STRANGER, &unkept).await.json();
+    let unkept = with_field(request(&json!("Hi")), "store", false).to_string();
+    let unkept = served.send("POST", "/v1/responses", OUTSIDE_KEY, &unkept).await.json();
     let path = format!("/v1/responses/{}", unkept["id"].as_str().unwrap());
-    assert_eq!(served.send("GET", &path, STRANGER, "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.status, StatusCode::NOT_FOUND);
     let reference = json!([{"type": "item_reference", "id": unkept["output"][0]["id"]}]);
-    let lost = served.send("POST", "/v1/responses", STRANGER, &request(&reference).to_string()).await;
+    let lost = served.send("POST", "/v1/responses", OUTSIDE_KEY, &request(&reference).to_string()).await;
     assert_eq!((lost.status, &lost.json()["error"]["param"]), (StatusCode::NOT_FOUND, &json!("input")));
 }
 
 #[tokio::test]
 async fn continued_response_drops_earlier_instructions() {
-    let served = Served::scripted(&["Yes."]);
-    let first = ask(&served, request(&json!("Hi")), false).await;
-    let mut next = with(request(&json!("So?")), "previous_response_id", first["id"].clone());
+    let served = TestGateway::scripted(&["Yes."]);
+    let first = request_message(&served, request(&json!("Hi")), false).await;
+    let mut next = with_field(request(&json!("So?")), "previous_response_id", first["id"].clone());
     next["instructions"] = "Be long.".into();
-    ask(&served, next, false).await;
+    request_message(&served, next, false).await;
     let paths = served.paths().await;
     let path = paths.iter().find(|path| path.contains("Be long.")).unwrap();
     assert!(!path.contains("Be brief.") && path.contains("user\nHi<|im_end|>"), "{path}");
@@ -401,15 +410,15 @@ async fn continued_response_drops_earlier_instructions() {
 
 #[tokio::test]
 async fn reasoning_items_follow_request_options() {
-    let served = Served::scripted(&["<think>\nHm\n</think>\n\nSo."]);
+    let served = TestGateway::scripted(&["<think>\nHm\n</think>\n\nSo."]);
     let mut plain = request(&json!("Hi"));
     plain["include"] = json!([]);
     plain["reasoning"] = json!({"effort": "low"});
     for streams in [false, true] {
-        let item = &ask(&served, plain.clone(), streams).await["output"][0];
+        let item = &request_message(&served, plain.clone(), streams).await["output"][0];
         assert_eq!((&item["summary"], &item["content"][0]["text"]), (&json!([]), &json!("Hm")));
         assert!(item.get("encrypted_content").is_none());
-        let item = &ask(&served, request(&json!("Hi")), streams).await["output"][0];
+        let item = &request_message(&served, request(&json!("Hi")), streams).await["output"][0];
         assert_eq!(item["summary"][0]["text"], "Hm");
         assert!(item["encrypted_content"].as_str().unwrap().ends_with("Hm"));
     }
@@ -417,7 +426,7 @@ async fn reasoning_items_follow_request_options() {
 
 #[tokio::test]
 async fn unsupported_fields_are_rejected_by_name() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let image = json!([{"role": "user", "content": [{"type": "input_image", "image_url": "x"}]}]);
     let schema = json!({"format": {"type": "json_schema", "name": "x"}});
     let long = "x".repeat(5000);
@@ -444,17 +453,17 @@ async fn unsupported_fields_are_rejected_by_name() {
         ("tool_choice", json!({"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice"),
         ("previous_response_id", json!("resp_x"), "previous_response_id"),
     ] {
-        let mut asked = with(request(&json!("Hi")), field, value.clone());
+        let mut requested = with_field(request(&json!("Hi")), field, value.clone());
         if field == "input" && value.is_null() {
-            asked.as_object_mut().unwrap().remove("instructions");
+            requested.as_object_mut().unwrap().remove("instructions");
         }
-        let answer = served.post("/v1/responses", &asked).await;
-        let error = &answer.json()["error"];
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST, "{field} {value}: {error}");
+        let response = served.post("/v1/responses", &requested).await;
+        let error = &response.json()["error"];
+        assert_eq!(response.status, StatusCode::BAD_REQUEST, "{field} {value}: {error}");
         assert_eq!(error["param"].as_str().unwrap_or_default(), param, "{error}");
     }
     assert!(served.gateway.unknown_fields().is_empty());
-    let odd = with(with(request(&json!("Hi")), "newest", 1), "max_tokens", 1);
+    let odd = with_field(with_field(request(&json!("Hi")), "newest", 1), "max_tokens", 1);
     assert_eq!(served.post("/responses", &odd).await.json()["status"], "completed");
     let unknown: Vec<String> = served.gateway.unknown_fields().into_keys().collect();
     assert_eq!(unknown, ["responses.max_tokens", "responses.newest"]);
@@ -462,8 +471,9 @@ async fn unsupported_fields_are_rejected_by_name() {
 
 #[tokio::test]
 async fn failure_ends_stream_with_failed_response() {
-    let served = Served::failing();
-    let events = served.post("/v1/responses", &with(request(&json!("Hi")), "stream", true)).await.events();
+    let served = TestGateway::failing();
+    let events =
+        served.post("/v1/responses", &with_field(request(&json!("Hi")), "stream", true)).await.events();
     let last = &events[events.len() - 1];
     assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
     assert!(last["response"]["error"]["message"].is_string() && last["response"]["usage"].is_null());

@@ -5,13 +5,13 @@ use axum::http::StatusCode;
 use axum::response::Response;
 use serde_json::{Value, json};
 
-use super::recall::Recall;
-use super::request::{self, Asked};
-use super::write::{Writer, fault};
+use super::caller_memory::CallerMemory;
+use super::request::{self, ParsedRequest};
+use super::write::{Writer, error_body};
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use crate::http::{IncomingRequest, answer, failed, json as document};
+use crate::http::{IncomingRequest, error_response, json as document, write_response};
 use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
@@ -19,29 +19,32 @@ use levade_call::{ApiError, ErrorKind};
 pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
-        Err(found) => failed(&found, &fault(&found)),
+        Err(found) => error_response(&found, &error_body(&found)),
         Ok((caller, call, writer, streams)) => {
             let started = gateway.call(&caller, call).await;
-            answer(started, writer, streams, ping).await
+            write_response(started, writer, streams, ping).await
         }
     }
 }
 
 /// Returns the caller, the memory that is visible to the caller, and the body.
-fn recall(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Recall, bytes::Bytes), ApiError> {
+fn open_caller_memory(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+) -> Result<(Caller, CallerMemory, bytes::Bytes), ApiError> {
     let key = incoming.key.clone();
-    let (caller, body) = incoming.in_order()?;
-    let recall = Recall::new(gateway, caller.session.clone(), key.as_deref());
-    Ok((caller, recall, body))
+    let (caller, body) = incoming.into_call()?;
+    let memory = CallerMemory::new(gateway, caller.session.clone(), key.as_deref());
+    Ok((caller, memory, body))
 }
 
 fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
-    let (caller, recall, body) = recall(gateway, incoming)?;
-    let Asked { call, streams, mut told } = request::read(gateway, &recall, &body)?;
+    let (caller, memory, body) = open_caller_memory(gateway, incoming)?;
+    let ParsedRequest { call, streams, received: mut sent } = request::read(gateway, &memory, &body)?;
     if call.request.sampling.logprobs.is_some() {
-        told.chat = Some(gateway.chat_of(&caller, &call)?);
+        sent.chat = Some(gateway.chat_of(&caller, &call)?);
     }
-    Ok((caller, call, Writer::new(told, recall), streams))
+    Ok((caller, call, Writer::new(sent, memory), streams))
 }
 
 fn unknown(id: &str) -> ApiError {
@@ -51,15 +54,15 @@ fn unknown(id: &str) -> ApiError {
 fn respond(found: Result<Value, ApiError>) -> Response {
     match found {
         Ok(body) => document(StatusCode::OK, &body),
-        Err(found) => failed(&found, &fault(&found)),
+        Err(found) => error_response(&found, &error_body(&found)),
     }
 }
 
 /// Handles `GET /v1/responses/ID`.
 pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
-    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
-        recall.get(&id).map(|response| response.body.clone()).ok_or_else(|| unknown(&id))
+    let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
+        memory.get(&id).map(|response| response.body.clone()).ok_or_else(|| unknown(&id))
     });
     respond(found)
 }
@@ -67,7 +70,7 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingReques
 /// Handles `DELETE /v1/responses/ID`.
 pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
-    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| match recall.remove(&id) {
+    let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| match memory.remove(&id) {
         true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
         false => Err(unknown(&id)),
     });
@@ -92,9 +95,10 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
         other => return Err(ApiError::field("order", format!("order is {other:?}; it is asc or desc"))),
     }
     if let Some(after) = field("after") {
-        let place = items.iter().position(|item| item["id"] == after);
-        let place = place.ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
-        items.drain(..=place);
+        let field_path = items.iter().position(|item| item["id"] == after);
+        let field_path =
+            field_path.ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
+        items.drain(..=field_path);
     }
     let has_more = items.len() > limit;
     items.truncate(limit);
@@ -112,8 +116,8 @@ pub(crate) async fn input_items(
     incoming: IncomingRequest,
 ) -> Response {
     let id = incoming.part("response");
-    let found = recall(&gateway, incoming).and_then(|(_, recall, _)| {
-        let response = recall.get(&id).ok_or_else(|| unknown(&id))?;
+    let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
+        let response = memory.get(&id).ok_or_else(|| unknown(&id))?;
         page(&response.items, query.as_deref().unwrap_or_default())
     });
     respond(found)

@@ -4,11 +4,11 @@
 use axum::http::StatusCode;
 use serde_json::{Value, json};
 
-use crate::testing::{STRANGER, Served};
+use crate::testing::{OUTSIDE_KEY, TestGateway};
 
 const THINKS: &str = "<think>Hm.</think>Yes é.";
 
-fn asks(more: Value) -> Value {
+fn request_body(more: Value) -> Value {
     let mut body = json!({ "model": "tiny", "input": "Hi" });
     body.as_object_mut().unwrap().extend(more.as_object().unwrap().clone());
     body
@@ -22,18 +22,18 @@ fn tokens(logprobs: &Value) -> Vec<u8> {
 #[tokio::test]
 async fn logprobs_cover_only_message_tokens() {
     let include = json!({ "include": ["message.output_text.logprobs"] });
-    let served = Served::scripted(&[THINKS]);
-    let whole = served.post("/v1/responses", &asks(include.clone())).await.json();
-    let part = &whole["output"][1]["content"][0];
+    let served = TestGateway::scripted(&[THINKS]);
+    let full = served.post("/v1/responses", &request_body(include.clone())).await.json();
+    let part = &full["output"][1]["content"][0];
     assert_eq!(part["text"], "Yes é.");
     // The list contains neither the reasoning nor the end-of-turn token.
     assert_eq!(tokens(&part["logprobs"]), "Yes é.".as_bytes());
     assert_eq!(part["logprobs"][0]["logprob"], -0.5);
     assert_eq!(part["logprobs"][0]["top_logprobs"], json!([]));
 
-    let mut streamed = asks(include);
+    let mut streamed = request_body(include);
     streamed["stream"] = true.into();
-    let events = Served::scripted(&[THINKS]).post("/v1/responses", &streamed).await.events();
+    let events = TestGateway::scripted(&[THINKS]).post("/v1/responses", &streamed).await.events();
     let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
     let deltas: Vec<u8> =
         of("response.output_text.delta").iter().flat_map(|event| tokens(&event["logprobs"])).collect();
@@ -42,7 +42,8 @@ async fn logprobs_cover_only_message_tokens() {
     let last = &events[events.len() - 1]["response"]["output"][1]["content"][0];
     assert_eq!(last["logprobs"], part["logprobs"]);
 
-    let without = Served::scripted(&[THINKS]).post("/v1/responses", &asks(json!({}))).await.json();
+    let without =
+        TestGateway::scripted(&[THINKS]).post("/v1/responses", &request_body(json!({}))).await.json();
     assert_eq!(without["output"][1]["content"][0]["logprobs"], json!([]));
 }
 
@@ -50,28 +51,29 @@ async fn logprobs_cover_only_message_tokens() {
 async fn message_logprobs_omit_calls() {
     let text = "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
     let tools = json!([{ "type": "function", "name": "add", "parameters": { "type": "object" } }]);
-    let body =
-        asks(json!({ "top_logprobs": 0, "include": ["message.output_text.logprobs"], "tools": tools }));
-    let answer = Served::scripted(&[text]).post("/v1/responses", &body).await.json();
-    assert_eq!(answer["output"][1]["type"], "function_call", "{answer}");
-    let told = tokens(&answer["output"][0]["content"][0]["logprobs"]);
-    assert!(told.starts_with(b"So.") && told.len() <= "So.\n".len(), "{told:?}");
+    let body = request_body(
+        json!({ "top_logprobs": 0, "include": ["message.output_text.logprobs"], "tools": tools }),
+    );
+    let response = TestGateway::scripted(&[text]).post("/v1/responses", &body).await.json();
+    assert_eq!(response["output"][1]["type"], "function_call", "{response}");
+    let sent = tokens(&response["output"][0]["content"][0]["logprobs"]);
+    assert!(sent.starts_with(b"So.") && sent.len() <= "So.\n".len(), "{sent:?}");
 }
 
 #[tokio::test]
 async fn input_items_are_listed_only_for_owner() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let items = json!([
         { "role": "user", "content": "one" },
         { "role": "assistant", "content": "two" },
         { "type": "message", "id": "mine", "role": "user", "content": [{ "type": "input_text", "text": "three" }] },
     ]);
-    let asked = asks(json!({ "input": items }));
-    let id = served.post("/v1/responses", &asked).await.json()["id"].as_str().unwrap().to_owned();
+    let requested = request_body(json!({ "input": items }));
+    let id = served.post("/v1/responses", &requested).await.json()["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/responses/{id}/input_items");
     let list = async |query: &str| {
-        let answer = served.send("GET", &format!("{path}{query}"), served.session.key(), "").await;
-        (answer.status, answer.json())
+        let response = served.send("GET", &format!("{path}{query}"), served.session.key(), "").await;
+        (response.status, response.json())
     };
     let texts = |list: &Value| {
         let items = list["data"].as_array().unwrap();
@@ -96,18 +98,18 @@ async fn input_items_are_listed_only_for_owner() {
     for wrong in ["?limit=0", "?limit=101", "?order=up", "?after=nowhere"] {
         assert_eq!(list(wrong).await.0, StatusCode::BAD_REQUEST, "{wrong}");
     }
-    let stranger = served.send("GET", &path, STRANGER, "").await;
+    let stranger = served.send("GET", &path, OUTSIDE_KEY, "").await;
     assert_eq!(stranger.status, StatusCode::NOT_FOUND);
 }
 
 #[tokio::test]
 async fn input_tokens_counts_prompt() {
-    let served = Served::scripted(&["Yes."]);
-    let asked = asks(json!({ "instructions": "Be brief." }));
-    let counted = served.post("/v1/responses/input_tokens", &asked).await.json();
+    let served = TestGateway::scripted(&["Yes."]);
+    let requested = request_body(json!({ "instructions": "Be brief." }));
+    let counted = served.post("/v1/responses/input_tokens", &requested).await.json();
     assert_eq!(counted["object"], "response.input_tokens");
-    let answer = served.post("/v1/responses", &asked).await.json();
-    assert_eq!(counted["input_tokens"], answer["usage"]["input_tokens"]);
+    let response = served.post("/v1/responses", &requested).await.json();
+    assert_eq!(counted["input_tokens"], response["usage"]["input_tokens"]);
     assert_eq!(served.session.recorder().ended_calls(), 1);
 }
 
@@ -123,13 +125,13 @@ async fn allowed_tools_limit_tools_in_prompt() {
         "tool_choice": { "type": "allowed_tools", "allowed_tools": allowed },
     });
     let listed = json!([named("sub"), { "type": "web_search" }]);
-    let responses = asks(
+    let responses = request_body(
         json!({ "tools": tools, "tool_choice": { "type": "allowed_tools", "mode": "auto", "tools": listed } }),
     );
     for (path, body) in [("/v1/chat/completions", &chat), ("/v1/responses", &responses)] {
-        let served = Served::scripted(&["Yes."]);
-        let answer = served.post(path, body).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        let served = TestGateway::scripted(&["Yes."]);
+        let response = served.post(path, body).await;
+        assert_eq!(response.status, StatusCode::OK, "{}", response.text);
         let [prompt] = &served.paths().await[..] else { panic!() };
         assert!(prompt.contains("\"sub\"") && !prompt.contains("\"add\""), "{prompt}");
     }
@@ -142,14 +144,14 @@ async fn allowed_tools_limit_tools_in_prompt() {
     ] {
         let mut body = chat.clone();
         body["tool_choice"]["allowed_tools"] = wrong;
-        let answer = Served::scripted(&["Yes."]).post("/v1/chat/completions", &body).await;
-        assert_eq!(answer.json()["error"]["param"], "tool_choice", "{}", answer.text);
+        let response = TestGateway::scripted(&["Yes."]).post("/v1/chat/completions", &body).await;
+        assert_eq!(response.json()["error"]["param"], "tool_choice", "{}", response.text);
     }
 }
 
 #[tokio::test]
 async fn hosted_items_and_unsupported_results_are_accepted() {
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     let image = json!({ "type": "input_image", "image_url": "data:," });
     let items = json!([
         { "role": "user", "content": "Hi" },
@@ -158,8 +160,8 @@ async fn hosted_items_and_unsupported_results_are_accepted() {
         { "type": "function_call", "call_id": "a", "name": "shot", "arguments": "{}" },
         { "type": "function_call_output", "call_id": "a", "output": [{ "type": "input_text", "text": "shot" }, image] },
     ]);
-    let answer = served.post("/v1/responses", &asks(json!({ "input": items }))).await;
-    assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+    let response = served.post("/v1/responses", &request_body(json!({ "input": items }))).await;
+    assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     assert_eq!(served.gateway.unknown_fields().values().sum::<u64>(), 3);
     let [prompt] = &served.paths().await[..] else { panic!() };
     assert!(prompt.contains("shot\n[a part of type \"input_image\", which cannot be shown]"), "{prompt}");
@@ -169,7 +171,7 @@ async fn hosted_items_and_unsupported_results_are_accepted() {
             { "id": "a", "type": "function", "function": { "name": "shot", "arguments": "{}" } }] },
         { "role": "tool", "tool_call_id": "a", "content": [{ "type": "image_url", "image_url": { "url": "data:," } }] },
     ]});
-    let served = Served::scripted(&["Yes."]);
+    let served = TestGateway::scripted(&["Yes."]);
     assert_eq!(served.post("/v1/chat/completions", &body).await.status, StatusCode::OK);
     let [prompt] = &served.paths().await[..] else { panic!() };
     assert!(prompt.contains("[a part of type \"image_url\", which cannot be shown]"), "{prompt}");
@@ -200,10 +202,10 @@ async fn shell_and_patch_calls_have_native_item_types() {
     ] {
         let call = json!({ "name": name, "arguments": arguments });
         let text = format!("<tool_call>\n{call}\n</tool_call>");
-        let served = Served::scripted(&[&text, "Yes."]);
-        let answer = served.post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
-        let item = answer["output"][0].clone();
-        assert_eq!((&item["type"], &item[field]), (&json!(format!("{name}_call")), &action), "{answer}");
+        let served = TestGateway::scripted(&[&text, "Yes."]);
+        let response = served.post("/v1/responses", &request_body(json!({ "tools": tools }))).await.json();
+        let item = response["output"][0].clone();
+        assert_eq!((&item["type"], &item[field]), (&json!(format!("{name}_call")), &action), "{response}");
         // The history continues the recorded conversation, and the model sees the result.
         let mut output =
             json!({ "type": format!("{name}_call_output"), "call_id": item["call_id"], "output": "RESULT" });
@@ -219,34 +221,38 @@ async fn shell_and_patch_calls_have_native_item_types() {
             _ => {}
         }
         let input = json!([{ "role": "user", "content": "Hi" }, item, output]);
-        let body = asks(json!({ "tools": tools, "input": input }));
+        let body = request_body(json!({ "tools": tools, "input": input }));
         assert_eq!(served.post("/v1/responses", &body).await.status, StatusCode::OK);
         let paths = served.paths().await;
         let [path] = &paths[..] else { panic!("{name} forks: {paths:?}") };
         assert!(path.contains("RESULT") && path.contains("exit code 2") == (name == "shell"), "{path}");
 
         let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": name }] });
-        let mut streamed = asks(json!({ "tools": tools, "tool_choice": allowed }));
+        let mut streamed = request_body(json!({ "tools": tools, "tool_choice": allowed }));
         streamed["stream"] = true.into();
-        let events = Served::scripted(&[&text]).post("/v1/responses", &streamed).await.events();
+        let events = TestGateway::scripted(&[&text]).post("/v1/responses", &streamed).await.events();
         let last = events.last().unwrap();
         assert_eq!(last["response"]["output"][0][field], action, "{last}");
     }
     // A call that the client could not use becomes a function call.
     let text = "<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
-    let answer =
-        Served::scripted(&[text]).post("/v1/responses", &asks(json!({ "tools": tools }))).await.json();
+    let response = TestGateway::scripted(&[text])
+        .post("/v1/responses", &request_body(json!({ "tools": tools })))
+        .await
+        .json();
     assert_eq!(
-        (&answer["output"][0]["type"], &answer["output"][0]["name"]),
+        (&response["output"][0]["type"], &response["output"][0]["name"]),
         (&json!("function_call"), &json!("shell"))
     );
     for (field, value) in [
         ("tools", json!([{ "type": "computer_use_preview", "display_width": 1 }])),
         ("input", json!([{ "type": "computer_call", "call_id": "c", "action": {} }])),
     ] {
-        let answer = Served::scripted(&["Yes."]).post("/v1/responses", &asks(json!({ field: value }))).await;
-        assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-        assert!(answer.text.contains("computer_"), "{}", answer.text);
+        let response = TestGateway::scripted(&["Yes."])
+            .post("/v1/responses", &request_body(json!({ field: value })))
+            .await;
+        assert_eq!(response.status, StatusCode::BAD_REQUEST);
+        assert!(response.text.contains("computer_"), "{}", response.text);
     }
 }
 
@@ -255,7 +261,7 @@ async fn chat_parses_parts_of_foreign_apis() {
     let call =
         |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let text = json!({ "type": "text", "text": "x" });
-    let thinking = |thought: Value| json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": thought }, text] });
+    let thinking = |reasoning: Value| json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": reasoning }, text] });
     let used = json!({ "type": "tool_use", "id": "c1", "name": "f", "input": {} });
     let user = |content: Value| json!({ "role": "user", "content": content });
     let document = json!({ "type": "document", "source": { "type": "text", "data": "RESULT" } });
@@ -297,11 +303,11 @@ async fn chat_parses_parts_of_foreign_apis() {
             1,
         ),
     ] {
-        let served = Served::scripted(&["Yes."]);
+        let served = TestGateway::scripted(&["Yes."]);
         let messages = [&[user(json!("Hi"))], messages.as_array().unwrap().as_slice()].concat();
-        let answer =
+        let response =
             served.post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages })).await;
-        assert_eq!(answer.status, StatusCode::OK, "{}", answer.text);
+        assert_eq!(response.status, StatusCode::OK, "{}", response.text);
         let [path] = &served.paths().await[..] else { panic!() };
         assert_eq!(path.matches(seen).count(), count, "{seen}: {path}");
     }
@@ -313,17 +319,17 @@ async fn chat_supports_custom_tools_and_omits_hosted() {
     let tools = json!([{ "type": "custom", "custom": { "name": "f", "description": "d" } }, { "type": "web_search" }]);
     let mut body =
         json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }], "tools": tools });
-    let served = Served::scripted(&[text]);
-    let answer = served.post("/v1/chat/completions", &body).await.json();
-    let call = &answer["choices"][0]["message"]["tool_calls"][0];
+    let served = TestGateway::scripted(&[text]);
+    let response = served.post("/v1/chat/completions", &body).await.json();
+    let call = &response["choices"][0]["message"]["tool_calls"][0];
     assert_eq!(
         (&call["type"], &call["custom"]),
         (&json!("custom"), &json!({ "name": "f", "input": "x" })),
-        "{answer}"
+        "{response}"
     );
     assert_eq!(served.gateway.unknown_fields().get("chat.tools[type=web_search]"), Some(&1));
     body["tools"] = json!([{ "type": "local_shell" }]);
-    let answer = served.post("/v1/chat/completions", &body).await;
-    assert_eq!(answer.status, StatusCode::BAD_REQUEST);
-    assert!(answer.text.contains("local_shell"), "{}", answer.text);
+    let response = served.post("/v1/chat/completions", &body).await;
+    assert_eq!(response.status, StatusCode::BAD_REQUEST);
+    assert!(response.text.contains("local_shell"), "{}", response.text);
 }

@@ -8,9 +8,9 @@ use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
 
 use super::memory::response_of;
-use super::tools::{NativeTool, shown_name};
+use super::tools::{NativeTool, display_name};
 use crate::gateway::Gateway;
-use crate::parts::{Parts, field};
+use crate::parts::{ContentParser, field};
 use crate::tool_types::{self, custom_arguments};
 use levade_call::{ApiError, ErrorKind};
 
@@ -20,11 +20,11 @@ pub(super) const API: &str = "responses";
 /// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain text.
 const REASONING_PREFIX: &str = "levade:";
 /// Prefix from before the project was called Levade. Clients still send such items.
-const EARLIER: &str = "dressage:";
+const LEGACY_PREFIX: &str = "dressage:";
 
 /// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses here.
-pub(super) fn encrypted(thought: &str) -> String {
-    format!("{REASONING_PREFIX}{thought}")
+pub(super) fn encrypt_reasoning(reasoning: &str) -> String {
+    format!("{REASONING_PREFIX}{reasoning}")
 }
 
 /// Parses an input: a string or a list of items. `find` returns a stored item by its id.
@@ -49,14 +49,14 @@ pub(super) fn read(
     };
     let mut reading = ItemReader { gateway, items, find: &find, messages: Vec::new(), turn: None };
     for (at, item) in items.iter().enumerate() {
-        let place = format!("input[{at}]");
+        let field_path = format!("input[{at}]");
         let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
         match (kind, item["id"].as_str()) {
             ("item_reference", Some(id)) | ("", Some(id)) => {
                 let found = find(id).ok_or_else(|| missing(id))?;
-                reading.item(found["type"].as_str().unwrap_or_default(), &found, &place)?;
+                reading.item(found["type"].as_str().unwrap_or_default(), &found, &field_path)?;
             }
-            _ => reading.item(kind, item, &place)?,
+            _ => reading.item(kind, item, &field_path)?,
         }
     }
     reading.end_turn();
@@ -73,8 +73,8 @@ fn missing(id: &str) -> ApiError {
 
 /// Role of an item within an assistant turn.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Part {
-    Thought,
+enum ItemRole {
+    Reasoning,
     Text,
     Call,
 }
@@ -82,12 +82,12 @@ enum Part {
 /// An assistant turn that has been read in part.
 #[derive(Debug)]
 struct AssistantTurn {
-    thought: String,
-    said: String,
+    reasoning: String,
+    text: String,
     calls: Vec<ToolCall>,
-    last: Part,
+    last: ItemRole,
     /// Id of the call that created the turn, if the ids of its items contain one.
-    of: Option<String>,
+    call_id: Option<String>,
 }
 
 struct ItemReader<'a> {
@@ -99,15 +99,15 @@ struct ItemReader<'a> {
 }
 
 impl<'a> ItemReader<'a> {
-    fn parts(&self) -> Parts<'a> {
-        Parts { gateway: self.gateway, api: API }
+    fn parts(&self) -> ContentParser<'a> {
+        ContentParser { gateway: self.gateway, api: API }
     }
 
     /// Returns the call id of a result item. Results of local shells can refer to the id of the call
     /// item instead.
-    fn call_of(&self, item: &Value, place: &str) -> Result<String, ApiError> {
+    fn call_of(&self, item: &Value, field_path: &str) -> Result<String, ApiError> {
         let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
-            return field(item, "call_id", place).map(str::to_owned);
+            return field(item, "call_id", field_path).map(str::to_owned);
         };
         let sent = self.items.iter().find(|sent| sent["id"] == id && sent["call_id"].is_string());
         let call = sent.cloned().or_else(|| (self.find)(id));
@@ -115,9 +115,11 @@ impl<'a> ItemReader<'a> {
     }
 
     fn end_turn(&mut self) {
-        let Some(AssistantTurn { thought, said, calls, .. }) = self.turn.take() else { return };
-        let reasoning_content = (!thought.is_empty()).then_some(thought);
-        self.messages.push(Message { reasoning_content, ..Message::calls(said, calls) });
+        let Some(AssistantTurn { reasoning, text: assistant_text, calls, .. }) = self.turn.take() else {
+            return;
+        };
+        let reasoning_content = (!reasoning.is_empty()).then_some(reasoning);
+        self.messages.push(Message { reasoning_content, ..Message::calls(assistant_text, calls) });
     }
 
     fn push(&mut self, message: Message) {
@@ -127,52 +129,58 @@ impl<'a> ItemReader<'a> {
 
     /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to the
     /// current turn.
-    fn turn(&mut self, part: Part, item: &Value) -> &mut AssistantTurn {
-        let of = item["id"].as_str().and_then(response_of).map(str::to_owned);
-        let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.of, &of) {
+    fn turn_for(&mut self, part: ItemRole, item: &Value) -> &mut AssistantTurn {
+        let call_id = item["id"].as_str().and_then(response_of).map(str::to_owned);
+        let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.call_id, &call_id) {
             (Some(turn), Some(item)) => turn == item,
             _ => match part {
-                Part::Call => true,
-                Part::Text => turn.last != Part::Text,
-                Part::Thought => turn.last == Part::Thought,
+                ItemRole::Call => true,
+                ItemRole::Text => turn.last != ItemRole::Text,
+                ItemRole::Reasoning => turn.last == ItemRole::Reasoning,
             },
         });
         if !joins {
             self.end_turn();
         }
-        let (thought, said, calls) = Default::default();
-        let turn = self.turn.get_or_insert(AssistantTurn { thought, said, calls, last: part, of: None });
+        let (reasoning, assistant_text, calls) = Default::default();
+        let turn = self.turn.get_or_insert(AssistantTurn {
+            reasoning,
+            text: assistant_text,
+            calls,
+            last: part,
+            call_id: None,
+        });
         turn.last = part;
-        turn.of = of.or(turn.of.take());
+        turn.call_id = call_id.or(turn.call_id.take());
         turn
     }
 
-    fn item(&mut self, kind: &str, item: &Value, place: &str) -> Result<(), ApiError> {
-        if let Some(tool) = NativeTool::of_item(kind, "_call") {
-            let id = field(item, "call_id", place)?.to_owned();
+    fn item(&mut self, kind: &str, item: &Value, field_path: &str) -> Result<(), ApiError> {
+        if let Some(tool) = NativeTool::from_item(kind, "_call") {
+            let id = field(item, "call_id", field_path)?.to_owned();
             let call = ToolCall { id, name: tool.name().to_owned(), arguments: tool.arguments(item) };
-            self.turn(Part::Call, item).calls.push(call);
+            self.turn_for(ItemRole::Call, item).calls.push(call);
             return Ok(());
         }
-        if let Some(tool) = NativeTool::of_item(kind, "_call_output") {
-            let id = self.call_of(item, place)?;
+        if let Some(tool) = NativeTool::from_item(kind, "_call_output") {
+            let id = self.call_of(item, field_path)?;
             let output = match tool.output(item) {
                 Some(output) => output,
-                None => self.parts().result(&item["output"], &format!("{place}.output"))?,
+                None => self.parts().result(&item["output"], &format!("{field_path}.output"))?,
             };
             self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             return Ok(());
         }
         match kind {
             "message" => {
-                let text = self.parts().text(&item["content"], &format!("{place}.content"))?;
+                let text = self.parts().text(&item["content"], &format!("{field_path}.content"))?;
                 match item["role"].as_str() {
                     Some("user") => self.push(Message::user(text)),
                     Some("system") => self.push(Message::system(text)),
                     Some("developer") => self.push(developer(text)),
-                    Some("assistant") => self.turn(Part::Text, item).said += &text,
+                    Some("assistant") => self.turn_for(ItemRole::Text, item).text += &text,
                     _ => {
-                        let param = format!("{place}.role");
+                        let param = format!("{field_path}.role");
                         let message = format!(
                             "{param} is {}; it is user, assistant, system or developer",
                             item["role"]
@@ -182,21 +190,21 @@ impl<'a> ItemReader<'a> {
                 }
             }
             "reasoning" => {
-                let thought = thought(item);
-                self.turn(Part::Thought, item).thought += &thought;
+                let reasoning = reasoning_of(item);
+                self.turn_for(ItemRole::Reasoning, item).reasoning += &reasoning;
             }
             "function_call" => {
                 let arguments = item.get("arguments").cloned().map(Arguments::from).unwrap_or_default();
-                let call = call(item, place, arguments)?;
-                self.turn(Part::Call, item).calls.push(call);
+                let call = call(item, field_path, arguments)?;
+                self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "custom_tool_call" => {
-                let call = call(item, place, custom_arguments(field(item, "input", place)?))?;
-                self.turn(Part::Call, item).calls.push(call);
+                let call = call(item, field_path, custom_arguments(field(item, "input", field_path)?))?;
+                self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "function_call_output" | "custom_tool_call_output" => {
-                let id = field(item, "call_id", place)?.to_owned();
-                let output = self.parts().result(&item["output"], &format!("{place}.output"))?;
+                let id = field(item, "call_id", field_path)?.to_owned();
+                let output = self.parts().result(&item["output"], &format!("{field_path}.output"))?;
                 self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             }
             hosted if tool_types::is_hosted(hosted) => {
@@ -205,10 +213,10 @@ impl<'a> ItemReader<'a> {
             _ => {
                 let kind = if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
                 let message = format!(
-                    "{place} has {kind}; it is message, reasoning, item_reference, or a call or its output of type \
+                    "{field_path} has {kind}; it is message, reasoning, item_reference, or a call or its output of type \
                      function_call, custom_tool_call, local_shell_call, shell_call or apply_patch_call"
                 );
-                return Err(ApiError::field(place, message));
+                return Err(ApiError::field(field_path, message));
             }
         }
         Ok(())
@@ -221,20 +229,20 @@ fn developer(text: String) -> Message {
 
 /// Returns the text of a reasoning item, from the first of `encrypted_content`, `content` and
 /// `summary` that has a readable text.
-fn thought(item: &Value) -> String {
+fn reasoning_of(item: &Value) -> String {
     let texts = |field: &str| -> Vec<&str> {
         item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
     };
     let kept = item["encrypted_content"]
         .as_str()
-        .and_then(|text| text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(EARLIER)));
+        .and_then(|text| text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX)));
     let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }
 
-fn call(item: &Value, place: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
-    let name = shown_name(item["namespace"].as_str(), field(item, "name", place)?);
-    Ok(ToolCall { id: field(item, "call_id", place)?.to_owned(), name, arguments })
+fn call(item: &Value, field_path: &str, arguments: Arguments) -> Result<ToolCall, ApiError> {
+    let name = display_name(item["namespace"].as_str(), field(item, "name", field_path)?);
+    Ok(ToolCall { id: field(item, "call_id", field_path)?.to_owned(), name, arguments })
 }
 
 #[cfg(test)]
@@ -247,25 +255,25 @@ mod tests {
         Gateway::new(Vec::new(), crate::Options::default())
     }
 
-    fn of(items: Value) -> Result<Vec<Message>, ApiError> {
+    fn parse_messages(items: Value) -> Result<Vec<Message>, ApiError> {
         read(&gateway(), &items, |_| None)
     }
 
-    fn called(id: &str, name: &str, arguments: Value) -> ToolCall {
+    fn tool_call(id: &str, name: &str, arguments: Value) -> ToolCall {
         ToolCall { id: id.into(), name: name.into(), arguments: arguments.into() }
     }
 
-    fn think(thought: &str, message: Message) -> Message {
-        Message { reasoning_content: Some(thought.into()), ..message }
+    fn with_reasoning(reasoning: &str, message: Message) -> Message {
+        Message { reasoning_content: Some(reasoning.into()), ..message }
     }
 
-    fn answered(id: &str, text: &str) -> Message {
+    fn tool_result_message(id: &str, text: &str) -> Message {
         Message { tool_call_id: Some(id.into()), ..Message::tool(text) }
     }
 
     #[test]
     fn items_of_one_turn_become_one_message() {
-        let read = of(json!([
+        let read = parse_messages(json!([
             {"type": "message", "id": "msg_01a2-7f", "role": "developer", "content": [
                 {"type": "input_text", "text": "Be "}, {"type": "input_text", "text": "brief."},
             ]},
@@ -291,67 +299,95 @@ mod tests {
         ]))
         .unwrap();
         let calls = vec![
-            called("a0", "add", serde_json::from_str(r#"{"b": 2, "a": 1.50}"#).unwrap()),
-            called("a1", "math__add", json!({})),
-            called("a2", "patch", json!({"input": "*** Begin"})),
+            tool_call("a0", "add", serde_json::from_str(r#"{"b": 2, "a": 1.50}"#).unwrap()),
+            tool_call("a1", "math__add", json!({})),
+            tool_call("a2", "patch", json!({"input": "*** Begin"})),
         ];
         let want = [
             developer("Be brief.".into()),
             Message::system("Really."),
             Message::user("add"),
-            think(" hm so ", Message::calls(" Let me…\n", calls)),
-            answered("a0", "3.5"),
-            answered("a1", "nope"),
-            answered("a2", "done"),
+            with_reasoning(" hm so ", Message::calls(" Let me…\n", calls)),
+            tool_result_message("a0", "3.5"),
+            tool_result_message("a1", "nope"),
+            tool_result_message("a2", "done"),
             Message::assistant("No."),
         ];
         assert_eq!(read, want);
-        assert_eq!(of(json!("Hi")).unwrap(), [Message::user("Hi")]);
+        assert_eq!(parse_messages(json!("Hi")).unwrap(), [Message::user("Hi")]);
     }
 
     #[test]
     fn reasoning_is_read_from_all_client_fields() {
         let mut item = json!({"type": "reasoning", "summary": [{"text": "a"}, {"text": "b"}]});
-        assert_eq!(thought(&item), "a\n\nb");
+        assert_eq!(reasoning_of(&item), "a\n\nb");
         item["content"] = json!([{"type": "reasoning_text", "text": "all of it"}]);
-        assert_eq!(thought(&item), "all of it");
-        item["encrypted_content"] = encrypted(" exactly ").into();
-        assert_eq!(thought(&item), " exactly ");
+        assert_eq!(reasoning_of(&item), "all of it");
+        item["encrypted_content"] = encrypt_reasoning(" exactly ").into();
+        assert_eq!(reasoning_of(&item), " exactly ");
         item["encrypted_content"] = "dressage: as before ".into();
-        assert_eq!(thought(&item), " as before ");
+        assert_eq!(reasoning_of(&item), " as before ");
         item["encrypted_content"] = "gAAAA".into();
-        assert_eq!(thought(&item), "all of it");
+        assert_eq!(reasoning_of(&item), "all of it");
         // A reasoning item without readable text yields a turn without reasoning.
         let bare = json!([
             {"type": "reasoning", "summary": [], "encrypted_content": "gAAAA"},
             {"role": "assistant", "content": "So."},
         ]);
-        assert_eq!(of(bare).unwrap(), [Message::assistant("So.")]);
+        assert_eq!(parse_messages(bare).unwrap(), [Message::assistant("So.")]);
     }
 
     #[test]
     fn adjacent_turns_become_separate_messages() {
-        let said =
+        let assistant_text =
             |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
-        let thought =
+        let reasoning =
             |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
         let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"});
-        let f = || vec![called("c", "f", json!({}))];
+        let f = || vec![tool_call("c", "f", json!({}))];
         // With ids.
         assert_eq!(
-            of(json!([said("msg_a_0", "one"), call("fc_a_1"), said("msg_a_2", "\ntwo")])).unwrap(),
+            parse_messages(json!([
+                assistant_text("msg_a_0", "one"),
+                call("fc_a_1"),
+                assistant_text("msg_a_2", "\ntwo")
+            ]))
+            .unwrap(),
             [Message::calls("one\ntwo", f())]
         );
         assert_eq!(
-            of(json!([thought("rs_a_0", "x"), thought("rs_b_0", "y"), said("msg_b_1", "two")])).unwrap(),
-            [think("x", Message::assistant("")), think("y", Message::assistant("two"))]
+            parse_messages(json!([
+                reasoning("rs_a_0", "x"),
+                reasoning("rs_b_0", "y"),
+                assistant_text("msg_b_1", "two")
+            ]))
+            .unwrap(),
+            [with_reasoning("x", Message::assistant("")), with_reasoning("y", Message::assistant("two"))]
         );
-        assert_eq!(of(json!([said("msg_a_0", "one"), call("fc_b_0")])).unwrap().len(), 2);
-        // Without ids, by the order of the items within a turn.
-        assert_eq!(of(json!([said("", "one"), said("", "two")])).unwrap().len(), 2);
-        assert_eq!(of(json!([said("", "one"), thought("", "x"), said("", "two")])).unwrap().len(), 2);
         assert_eq!(
-            of(json!([thought("", "x"), thought("", "y"), said("", "one"), call("")])).unwrap().len(),
+            parse_messages(json!([assistant_text("msg_a_0", "one"), call("fc_b_0")])).unwrap().len(),
+            2
+        );
+        // Without ids, by the order of the items within a turn.
+        assert_eq!(
+            parse_messages(json!([assistant_text("", "one"), assistant_text("", "two")])).unwrap().len(),
+            2
+        );
+        assert_eq!(
+            parse_messages(json!([assistant_text("", "one"), reasoning("", "x"), assistant_text("", "two")]))
+                .unwrap()
+                .len(),
+            2
+        );
+        assert_eq!(
+            parse_messages(json!([
+                reasoning("", "x"),
+                reasoning("", "y"),
+                assistant_text("", "one"),
+                call("")
+            ]))
+            .unwrap()
+            .len(),
             1
         );
     }
@@ -367,10 +403,14 @@ mod tests {
         ] {
             let item =
                 json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]);
-            assert_eq!(of(item).unwrap()[0].tool_calls[0].arguments.unreadable(), Some(text), "{arguments}");
+            assert_eq!(
+                parse_messages(item).unwrap()[0].tool_calls[0].arguments.unreadable(),
+                Some(text),
+                "{arguments}"
+            );
         }
         let item = json!([{"type": "function_call", "call_id": "c", "name": "f"}]);
-        assert_eq!(of(item).unwrap(), [Message::calls("", vec![called("c", "f", json!({}))])]);
+        assert_eq!(parse_messages(item).unwrap(), [Message::calls("", vec![tool_call("c", "f", json!({}))])]);
     }
 
     #[test]
@@ -384,9 +424,9 @@ mod tests {
         let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
         let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
         assert_eq!(read(&gateway(), &items, find).unwrap(), want);
-        let fault = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
-        assert_eq!((fault.kind, fault.param.as_deref()), (ErrorKind::NotFound, Some("input")));
-        assert!(fault.message.starts_with("Item with id 'rs_a_0' not found."), "{fault}");
+        let error = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
+        assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::NotFound, Some("input")));
+        assert!(error.message.starts_with("Item with id 'rs_a_0' not found."), "{error}");
     }
 
     #[test]
@@ -409,9 +449,9 @@ mod tests {
             ),
             (json!([{"type": "function_call_output", "output": ""}]), "input[0].call_id", "is null"),
         ] {
-            let fault = of(input).unwrap_err();
-            assert_eq!(fault.param.as_deref(), Some(param), "{fault}");
-            assert!(fault.message.contains(why), "{fault}");
+            let error = parse_messages(input).unwrap_err();
+            assert_eq!(error.param.as_deref(), Some(param), "{error}");
+            assert!(error.message.contains(why), "{error}");
         }
     }
 }

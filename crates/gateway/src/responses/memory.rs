@@ -28,21 +28,21 @@ pub(super) struct StoredResponse {
     /// Input items of the call, each with an id.
     pub items: Vec<Value>,
     /// Assistant message, exactly as recorded.
-    pub reply: Message,
+    pub message: Message,
     /// Response body as the client received it.
     pub body: Value,
 }
 
 impl StoredResponse {
     fn bytes(&self) -> usize {
-        let parts = (&self.input, &self.items, &self.reply);
+        let parts = (&self.input, &self.items, &self.message);
         let messages = serde_json::to_string(&parts).map_or(0, |text| text.len());
         messages + self.body.to_string().len()
     }
 }
 
 #[derive(Debug)]
-struct Kept {
+struct MemoryEntry {
     response: Arc<StoredResponse>,
     bytes: usize,
     used: u64,
@@ -51,7 +51,7 @@ struct Kept {
 /// Responses by owner and id, with least-recently-used eviction.
 #[derive(Debug)]
 pub(crate) struct Memory {
-    kept: HashMap<(Owner, String), Kept>,
+    kept: HashMap<(Owner, String), MemoryEntry>,
     /// Keys by the logical time of their last use.
     uses: BTreeMap<u64, (Owner, String)>,
     clock: u64,
@@ -62,12 +62,12 @@ pub(crate) struct Memory {
 
 impl Default for Memory {
     fn default() -> Self {
-        Memory::bounded(MAX_ENTRIES, MAX_BYTES)
+        Memory::with_bounds(MAX_ENTRIES, MAX_BYTES)
     }
 }
 
 impl Memory {
-    fn bounded(max_entries: usize, max_bytes: usize) -> Self {
+    fn with_bounds(max_entries: usize, max_bytes: usize) -> Self {
         let (kept, uses) = (HashMap::new(), BTreeMap::new());
         Memory { kept, uses, clock: 0, bytes: 0, max_entries: max_entries, max_bytes: max_bytes }
     }
@@ -80,7 +80,7 @@ impl Memory {
         self.clock += 1;
         self.bytes += bytes;
         self.uses.insert(self.clock, key.clone());
-        self.kept.insert(key, Kept { response: Arc::new(response), bytes, used: self.clock });
+        self.kept.insert(key, MemoryEntry { response: Arc::new(response), bytes, used: self.clock });
         while (self.kept.len() > self.max_entries || self.bytes > self.max_bytes)
             && let Some((_, oldest)) = self.uses.pop_first()
         {
@@ -119,22 +119,22 @@ impl Memory {
             next = response.previous.clone();
             newest_first.push(response);
         }
-        let said = newest_first.iter().rev();
-        Ok(said.flat_map(|response| response.input.iter().chain([&response.reply]).cloned()).collect())
+        let text = newest_first.iter().rev();
+        Ok(text.flat_map(|response| response.input.iter().chain([&response.message]).cloned()).collect())
     }
 }
 
 /// Returns the id of an item: its kind, the id of the call that created it, and its index in the
 /// output.
-pub(super) fn item_id(kind: &str, call: &str, place: usize) -> String {
-    format!("{kind}_{call}_{place}")
+pub(super) fn item_id(kind: &str, call: &str, field_path: usize) -> String {
+    format!("{kind}_{call}_{field_path}")
 }
 
 /// Returns the id of the call in an item's id, or `None` if the id has another format.
 pub(super) fn response_of(item: &str) -> Option<&str> {
     let (_, rest) = item.split_once('_')?;
-    let (call, place) = rest.rsplit_once('_')?;
-    (!place.is_empty() && place.bytes().all(|byte| byte.is_ascii_digit())).then_some(call)
+    let (call, field_path) = rest.rsplit_once('_')?;
+    (!field_path.is_empty() && field_path.bytes().all(|byte| byte.is_ascii_digit())).then_some(call)
 }
 
 #[cfg(test)]
@@ -143,17 +143,17 @@ mod tests {
 
     use super::*;
 
-    fn response(previous: Option<&str>, said: &str) -> StoredResponse {
+    fn response(previous: Option<&str>, text: &str) -> StoredResponse {
         StoredResponse {
             previous: previous.map(str::to_owned),
-            input: vec![Message::user(format!("{said}?"))],
+            input: vec![Message::user(format!("{text}?"))],
             items: Vec::new(),
-            reply: Message::assistant(said),
+            message: Message::assistant(text),
             body: json!({}),
         }
     }
 
-    fn said(history: Vec<Message>) -> Vec<String> {
+    fn joined_contents(history: Vec<Message>) -> Vec<String> {
         history.iter().map(|message| message.content.as_str().to_owned()).collect()
     }
 
@@ -164,8 +164,8 @@ mod tests {
         memory.put(one, "a".into(), response(None, "a"));
         memory.put(one, "b".into(), response(Some("a"), "b"));
         memory.put(one, "c".into(), response(Some("a"), "c"));
-        assert_eq!(said(memory.history(one, "b").unwrap()), ["a?", "a", "b?", "b"]);
-        assert_eq!(said(memory.history(one, "c").unwrap()), ["a?", "a", "c?", "c"]);
+        assert_eq!(joined_contents(memory.history(one, "b").unwrap()), ["a?", "a", "b?", "b"]);
+        assert_eq!(joined_contents(memory.history(one, "c").unwrap()), ["a?", "a", "c?", "c"]);
         assert_eq!(memory.history(other, "b"), Err("b".into()));
         assert!(memory.get(&(other, "a".into())).is_none() && !memory.remove(&(other, "a".into())));
         assert!(memory.remove(&(one, "a".into())));
@@ -175,7 +175,7 @@ mod tests {
     #[test]
     fn least_recently_used_responses_are_evicted_first() {
         let owner = [0; 32];
-        let mut memory = Memory::bounded(3, usize::MAX);
+        let mut memory = Memory::with_bounds(3, usize::MAX);
         let known = |memory: &Memory| {
             let mut ids: Vec<&str> = memory.kept.keys().map(|(_, id)| id.as_str()).collect();
             ids.sort_unstable();
@@ -197,7 +197,7 @@ mod tests {
         assert_eq!((memory.bytes, memory.uses.len()), (bytes, 3));
 
         let size = response(None, "a").bytes();
-        let mut memory = Memory::bounded(usize::MAX, 2 * size);
+        let mut memory = Memory::with_bounds(usize::MAX, 2 * size);
         for id in ["a", "b", "c"] {
             memory.put(owner, id.into(), response(None, id));
         }

@@ -1,10 +1,10 @@
 //! OpenAI's Responses API: inputs and outputs are lists of items, and a request can continue an
 //! earlier response by its id.
 
+mod caller_memory;
 mod endpoints;
 mod items;
 mod memory;
-mod recall;
 mod request;
 mod tools;
 mod write;

@@ -6,8 +6,8 @@ use levade_text::{Chat, Message};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
+use super::caller_memory::CallerMemory;
 use super::items::{self, API};
-use super::recall::Recall;
 use super::tools::Tools;
 use crate::call::Call;
 use crate::gateway::Gateway;
@@ -41,11 +41,11 @@ struct Request {
 }
 
 /// A parsed request.
-pub(super) struct Asked {
+pub(super) struct ParsedRequest {
     pub call: Call,
     /// Whether the response is a stream.
     pub streams: bool,
-    pub told: ReceivedItems,
+    pub received: ReceivedItems,
 }
 
 /// Data of a request that its response repeats or depends on.
@@ -74,47 +74,48 @@ pub(super) struct ReceivedItems {
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<Asked, ApiError> {
+pub(super) fn read(gateway: &Gateway, memory: &CallerMemory, body: &[u8]) -> Result<ParsedRequest, ApiError> {
     let mut request: Request = crate::http::read(body)?;
-    notice(gateway, &mut request.rest)?;
+    check_fields(gateway, &mut request.rest)?;
     let own = request.text.as_ref().map(parse_format).transpose()?.flatten();
     let constraint = openai::structured::from_request(gateway, own, &mut request.rest)?;
-    let asked = openai::split(&mut request.rest)?;
-    if asked.replies()? != 1 {
+    let requested = openai::take_sampling_fields(&mut request.rest)?;
+    if requested.num_completions()? != 1 {
         return Err(ApiError::field("n", "n is not supported; a response has one reply"));
     }
-    openai::notice(gateway, API, &request.rest)?;
+    openai::check_fields(gateway, API, &request.rest)?;
     let include = request.include.clone().unwrap_or_default();
-    let logprobs = logprobs(included(gateway, &include), request.top_logprobs)?;
+    let logprobs = logprobs(includes_logprobs(gateway, &include), request.top_logprobs)?;
 
     let tools = Tools::read(gateway, request.tools.as_deref().unwrap_or_default())?;
     let input = match request.input.as_ref().filter(|input| !input.is_null()) {
-        Some(input) => items::read(gateway, input, |id| recall.item(id))?,
+        Some(input) => items::read(gateway, input, |id| memory.item(id))?,
         None => Vec::new(),
     };
-    let mut messages: Vec<Message> = match request.instructions.as_ref().filter(|given| !given.is_null()) {
+    let mut messages: Vec<Message> = match request.instructions.as_ref().filter(|present| !present.is_null())
+    {
         Some(Value::String(text)) => vec![Message::system(text.as_str())],
-        Some(items) => items::read(gateway, items, |id| recall.item(id))?,
+        Some(items) => items::read(gateway, items, |id| memory.item(id))?,
         None => Vec::new(),
     };
     if let Some(previous) = &request.previous_response_id {
-        messages.extend(recall.history(previous).map_err(|missing| not_found(previous, &missing))?);
+        messages.extend(memory.history(previous).map_err(|missing| not_found(previous, &missing))?);
     }
     messages.extend(input.iter().cloned());
     if messages.is_empty() {
         return Err(ApiError::field("input", "there is no input; give a text or a list of items"));
     }
-    let most = request.max_output_tokens.map(|most| match usize::try_from(most) {
-        Ok(most) if most > 0 => Ok(most),
+    let limit = request.max_output_tokens.map(|limit| match usize::try_from(limit) {
+        Ok(limit) if limit > 0 => Ok(limit),
         _ => {
-            let message = format!("max_output_tokens = {most}, but it must be at least 1");
+            let message = format!("max_output_tokens = {limit}, but it must be at least 1");
             Err(ApiError::field("max_output_tokens", message))
         }
     });
-    let sampling = SamplingOptions { max_tokens: most.transpose()?, logprobs, ..asked.sampling()? };
+    let sampling = SamplingOptions { max_tokens: limit.transpose()?, logprobs, ..requested.sampling()? };
     let mut specs = tools.specs.clone();
     let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
-    let asked = CallRequest {
+    let requested = CallRequest {
         tools: specs,
         strict: tools.strict.clone(),
         tool_choice,
@@ -123,12 +124,12 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         sampling,
         ..CallRequest::new(Input::Messages(messages))
     };
-    let call = Call { model: request.model.clone(), request: asked };
-    let summary = request.reasoning.as_ref().is_some_and(|asked| {
-        let wanted = |field: &str| asked[field].as_str().is_some_and(|how| how != "none");
+    let call = Call { model: request.model.clone(), request: requested };
+    let summary = request.reasoning.as_ref().is_some_and(|requested| {
+        let wanted = |field: &str| requested[field].as_str().is_some_and(|detail| detail != "none");
         wanted("summary") || wanted("generate_summary")
     });
-    let told = ReceivedItems {
+    let received = ReceivedItems {
         echo: echo(&request, &call),
         tools,
         input,
@@ -139,34 +140,34 @@ pub(super) fn read(gateway: &Gateway, recall: &Recall, body: &[u8]) -> Result<As
         encrypted: include.iter().any(|what| what == "reasoning.encrypted_content"),
         previous: request.previous_response_id,
     };
-    Ok(Asked { call, streams: request.stream.unwrap_or(false), told })
+    Ok(ParsedRequest { call, streams: request.stream.unwrap_or(false), received })
 }
 
-fn not_found(asked: &str, missing: &str) -> ApiError {
-    let why = match asked == missing {
+fn not_found(requested: &str, missing: &str) -> ApiError {
+    let why = match requested == missing {
         true => String::new(),
         false => format!(" It continues '{missing}', which is no longer there."),
     };
     let message = format!(
-        "Previous response with id '{asked}' not found.{why} Responses are kept for a while, and only where \
+        "Previous response with id '{requested}' not found.{why} Responses are kept for a while, and only where \
          `store` is not false; send the whole history as input instead."
     );
     ApiError::field("previous_response_id", message)
 }
 
 /// Fields that change nothing here.
-const IGNORED: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
+const IGNORED_FIELDS: [&str; 3] = ["client_metadata", "max_tool_calls", "stream_options"];
 
 /// Unsupported fields, each with the values that change nothing.
-const REFUSED: [(&str, &[Value]); 3] =
+const UNSUPPORTED_FIELDS: [(&str, &[Value]); 3] =
     [("background", &[Value::Bool(false)]), ("conversation", &[]), ("prompt", &[])];
 
 /// Removes the fields of this API that have not been parsed. Rejects unsupported fields.
-fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
-    for field in IGNORED {
+fn check_fields(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiError> {
+    for field in IGNORED_FIELDS {
         rest.remove(field);
     }
-    for (field, neutral) in REFUSED {
+    for (field, neutral) in UNSUPPORTED_FIELDS {
         let Some(value) = rest.remove(field) else { continue };
         if !value.is_null() && value != 0 && !neutral.contains(&value) {
             let message = format!("{field} is {value}, which is not supported; leave it out");
@@ -184,7 +185,7 @@ fn notice(gateway: &Gateway, rest: &mut Map<String, Value>) -> Result<(), ApiErr
 
 /// Returns whether the response contains log-probabilities. Counts all other values of `include`
 /// except the reasoning content: they concern hosted tools, which never have data here.
-fn included(gateway: &Gateway, include: &[String]) -> bool {
+fn includes_logprobs(gateway: &Gateway, include: &[String]) -> bool {
     for what in include {
         if !matches!(what.as_str(), "reasoning.encrypted_content" | LOGPROBS) {
             gateway.unknown_field(API, &format!("include[{what}]"));
@@ -222,11 +223,11 @@ fn input_items(input: Option<&Value>) -> Vec<Value> {
         Some(Value::Array(items)) => {
             let item = |item: &Value| match (item["role"].as_str(), item["content"].as_str()) {
                 (Some(role), Some(text)) => {
-                    let mut whole = message(role, text);
+                    let mut full = message(role, text);
                     if let Some(id) = item["id"].as_str() {
-                        whole["id"] = id.into();
+                        full["id"] = id.into();
                     }
-                    whole
+                    full
                 }
                 _ => item.clone(),
             };
@@ -305,12 +306,12 @@ mod tests {
     fn form_parses_all_format_types() {
         let parse = |format: Value| parse_format(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
-        let asked = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
-        assert_eq!(parse(asked).unwrap(), Some(Constraint::JsonSchema(schema)));
+        let requested = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
+        assert_eq!(parse(requested).unwrap(), Some(Constraint::JsonSchema(schema)));
         assert_eq!(parse(json!({ "type": "json_object" })).unwrap(), Some(Constraint::JsonObject));
         assert_eq!(parse(json!({ "type": "text" })).unwrap(), None);
         assert_eq!(parse_format(&json!({ "verbosity": "low" })).unwrap(), None);
-        let fault = parse(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
-        assert_eq!(fault.param.as_deref(), Some("text.format"));
+        let error = parse(json!({ "type": "json_schema", "schema": "x" })).unwrap_err();
+        assert_eq!(error.param.as_deref(), Some("text.format"));
     }
 }

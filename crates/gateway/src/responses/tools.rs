@@ -23,12 +23,12 @@ pub(super) struct Tools {
     pub specs: Vec<ToolSpec>,
     /// Names, as the model sees them, of the tools with strict arguments.
     pub strict: Vec<String>,
-    by_name: HashMap<String, Shape>,
+    by_name: HashMap<String, ClientTool>,
 }
 
 /// The client's definition of a tool.
 #[derive(Debug)]
-struct Shape {
+struct ClientTool {
     namespace: Option<String>,
     name: String,
     kind: Kind,
@@ -62,14 +62,14 @@ impl NativeTool {
         }
     }
 
-    fn named(name: &str) -> Option<Self> {
+    fn from_name(name: &str) -> Option<Self> {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
     /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix is
     /// `_call` for calls and `_call_output` for results.
-    pub(super) fn of_item(kind: &str, suffix: &str) -> Option<Self> {
-        Self::named(kind.strip_suffix(suffix)?)
+    pub(super) fn from_item(kind: &str, suffix: &str) -> Option<Self> {
+        Self::from_name(kind.strip_suffix(suffix)?)
     }
 
     /// Returns the field of a call item that contains the arguments.
@@ -150,7 +150,7 @@ fn shell_output(output: &Value) -> String {
 
 /// Returns the name of a tool as the model sees it. For a tool in a namespace, the name contains both
 /// names.
-pub(super) fn shown_name(namespace: Option<&str>, name: &str) -> String {
+pub(super) fn display_name(namespace: Option<&str>, name: &str) -> String {
     match namespace.filter(|namespace| !namespace.is_empty()) {
         None => name.to_owned(),
         Some(space) => format!("{}__{name}", space.trim_end_matches("__")),
@@ -175,31 +175,32 @@ impl Tools {
         gateway: &Gateway,
         tool: &Value,
         space: Option<&str>,
-        place: &str,
+        field_path: &str,
     ) -> Result<(), ApiError> {
         let name = || {
             let name = tool["name"].as_str().filter(|name| !name.is_empty());
-            name.ok_or_else(|| ApiError::field(place, format!("{place} has no name: {tool}")))
+            name.ok_or_else(|| ApiError::field(field_path, format!("{field_path} has no name: {tool}")))
         };
         match tool["type"].as_str() {
             Some("function") => {
-                let wrong = |why| ApiError::field(place, format!("the parameters of {place} {why}"));
+                let wrong =
+                    |why| ApiError::field(field_path, format!("the parameters of {field_path} {why}"));
                 let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
                 if tool["strict"] == true {
-                    self.strict.push(shown_name(space, name()?));
+                    self.strict.push(display_name(space, name()?));
                 }
                 let description = tool["description"].as_str().unwrap_or_default().to_owned();
                 let spec = ToolSpec { name: name()?.to_owned(), description, parameters };
-                self.push(space, Kind::Function, spec, place)
+                self.push(space, Kind::Function, spec, field_path)
             }
             Some("custom") => {
                 let spec = tool_types::custom(name()?.to_owned(), tool);
-                self.push(space, Kind::Custom, spec, place)
+                self.push(space, Kind::Custom, spec, field_path)
             }
             Some("namespace") if space.is_none() => {
                 let space = name()?;
                 for (at, inner) in tool["tools"].as_array().into_iter().flatten().enumerate() {
-                    self.add(gateway, inner, Some(space), &format!("{place}.tools[{at}]"))?;
+                    self.add(gateway, inner, Some(space), &format!("{field_path}.tools[{at}]"))?;
                 }
                 Ok(())
             }
@@ -207,21 +208,27 @@ impl Tools {
                 gateway.unknown_field("responses", &format!("tools[type={hosted}]"));
                 Ok(())
             }
-            Some(kind) => match (NativeTool::named(kind), tool_types::published(tool)) {
-                (Some(native), Some(spec)) => self.push(space, Kind::Native(native), spec, place),
-                _ => Err(tool_types::unknown(tool, place)),
+            Some(kind) => match (NativeTool::from_name(kind), tool_types::published_spec(tool)) {
+                (Some(native), Some(spec)) => self.push(space, Kind::Native(native), spec, field_path),
+                _ => Err(tool_types::unknown(tool, field_path)),
             },
-            None => Err(ApiError::field(place, format!("{place} has no type: {tool}"))),
+            None => Err(ApiError::field(field_path, format!("{field_path} has no type: {tool}"))),
         }
     }
 
-    fn push(&mut self, space: Option<&str>, kind: Kind, spec: ToolSpec, place: &str) -> Result<(), ApiError> {
-        let shown = shown_name(space, &spec.name);
-        let shape = Shape { namespace: space.map(str::to_owned), name: spec.name, kind };
+    fn push(
+        &mut self,
+        space: Option<&str>,
+        kind: Kind,
+        spec: ToolSpec,
+        field_path: &str,
+    ) -> Result<(), ApiError> {
+        let shown = display_name(space, &spec.name);
+        let shape = ClientTool { namespace: space.map(str::to_owned), name: spec.name, kind };
         if self.by_name.insert(shown.clone(), shape).is_some() {
             return Err(ApiError::field(
-                place,
-                format!("{place} has the name {shown:?}, which another tool has"),
+                field_path,
+                format!("{field_path} has the name {shown:?}, which another tool has"),
             ));
         }
         self.specs.push(ToolSpec { name: shown, ..spec });
@@ -251,11 +258,11 @@ impl Tools {
                 let mut choice = value.clone();
                 if let Some(listed) = choice["tools"].as_array_mut() {
                     // The removed entries are hosted tools, which are not in `specs`.
-                    listed.retain(|tool| chosen(tool).is_some());
+                    listed.retain(|tool| chosen_name(tool).is_some());
                 }
-                openai::allowed(specs, &choice, chosen)
+                openai::allowed(specs, &choice, chosen_name)
             }
-            Some(value) => match chosen(value) {
+            Some(value) => match chosen_name(value) {
                 Some(shown) if self.by_name.contains_key(&shown) => Ok(ToolChoice::Named(shown)),
                 Some(_) => Err(wrong("but there is no such tool")),
                 None => Err(wrong("but only tools that the client runs can be chosen here")),
@@ -308,7 +315,7 @@ pub(super) struct CallItem {
 }
 
 /// Returns the name, as the model sees it, of the tool that a choice names.
-fn chosen(choice: &Value) -> Option<String> {
-    let native = || choice["type"].as_str().and_then(NativeTool::named).map(NativeTool::name);
-    Some(shown_name(choice["namespace"].as_str(), choice["name"].as_str().or_else(native)?))
+fn chosen_name(choice: &Value) -> Option<String> {
+    let native = || choice["type"].as_str().and_then(NativeTool::from_name).map(NativeTool::name);
+    Some(display_name(choice["namespace"].as_str(), choice["name"].as_str().or_else(native)?))
 }

@@ -4,9 +4,9 @@ use levade_policy::FinishReason;
 use levade_text::CompletionDelta;
 use serde_json::{Map, Value, json};
 
-use super::items::encrypted;
+use super::caller_memory::CallerMemory;
+use super::items::encrypt_reasoning;
 use super::memory::{StoredResponse, item_id};
-use super::recall::Recall;
 use super::request::ReceivedItems;
 use super::tools::CallItem;
 use crate::http::{CollectedCompletion, Dialect, frame};
@@ -15,10 +15,10 @@ use levade_call::ApiError;
 use levade_call::{End, Event, Head, MessageTokens, Token};
 
 /// Returns the body of an error.
-pub(super) fn fault(fault: &ApiError) -> Value {
-    let mut body = openai::fault(fault);
+pub(super) fn error_body(api_error: &ApiError) -> Value {
+    let mut body = openai::error_body(api_error);
     let error = &mut body["error"];
-    match fault.param.as_deref() {
+    match api_error.param.as_deref() {
         Some("previous_response_id") => error["code"] = "previous_response_not_found".into(),
         // The Responses API has other names for these fields.
         Some("response_format") => error["param"] = "text.format".into(),
@@ -30,21 +30,21 @@ pub(super) fn fault(fault: &ApiError) -> Value {
 
 /// Type of an item that receives text.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-enum Open {
+enum OpenItem {
     Message,
-    Thought,
+    Reasoning,
 }
 
 /// Writer of responses in the format of the Responses API.
 pub(super) struct Writer {
-    told: ReceivedItems,
-    recall: Recall,
+    received: ReceivedItems,
+    memory: CallerMemory,
     /// Sequence number of the next event.
     sequence: u64,
     /// Complete items.
     output: Vec<Value>,
     /// Current item and its text so far.
-    open: Option<(Open, String)>,
+    open: Option<(OpenItem, String)>,
     /// Tokens of the message's text, for their log-probabilities.
     message: MessageTokens,
     /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities of
@@ -55,11 +55,11 @@ pub(super) struct Writer {
 }
 
 impl Writer {
-    pub(super) fn new(told: ReceivedItems, recall: Recall) -> Self {
+    pub(super) fn new(sent: ReceivedItems, memory: CallerMemory) -> Self {
         let (message, fresh, logprobs) = Default::default();
         Writer {
-            told,
-            recall,
+            received: sent,
+            memory: memory,
             sequence: 0,
             output: Vec::new(),
             open: None,
@@ -72,15 +72,15 @@ impl Writer {
 
     /// Adds the log-probabilities of tokens, if the request asks for them.
     fn note(&mut self, tokens: &[Token]) {
-        if let Some(chat) = &self.told.chat {
-            let told = openai::Tokens { logprobs: true, ..Default::default() };
-            let mut content = told.content(chat, tokens);
+        if let Some(chat) = &self.received.chat {
+            let sent = openai::TokenReport { logprobs: true, ..Default::default() };
+            let mut content = sent.content(chat, tokens);
             self.fresh.extend(content["content"].as_array_mut().into_iter().flat_map(std::mem::take));
         }
     }
 
     /// Returns a frame for an event, with the next sequence number.
-    fn tell(&mut self, kind: &str, fields: Value) -> String {
+    fn event_frame(&mut self, kind: &str, fields: Value) -> String {
         let mut data = Map::new();
         data.insert("type".into(), kind.into());
         data.insert("sequence_number".into(), self.sequence.into());
@@ -92,43 +92,43 @@ impl Writer {
     }
 
     /// Returns a frame for an event about the current item.
-    fn about(
+    fn item_frame(
         &mut self,
         head: &Head,
         kind: &str,
-        open: Open,
+        open: OpenItem,
         (list, field): (&str, &str),
         value: Value,
     ) -> String {
         let mut fields = json!({ "item_id": self.id(head, open), "output_index": self.output.len() });
         fields[list] = 0.into();
         fields[field] = value;
-        self.tell(kind, fields)
+        self.event_frame(kind, fields)
     }
 
-    fn id(&self, head: &Head, open: Open) -> String {
+    fn id(&self, head: &Head, open: OpenItem) -> String {
         let kind = match open {
-            Open::Message => "msg",
-            Open::Thought => "rs",
+            OpenItem::Message => "msg",
+            OpenItem::Reasoning => "rs",
         };
         item_id(kind, &head.id, self.output.len())
     }
 
     /// Returns the current item with the text `text`.
-    fn item(&self, head: &Head, open: Open, text: &str, status: &str) -> Value {
+    fn item(&self, head: &Head, open: OpenItem, text: &str, status: &str) -> Value {
         let id = self.id(head, open);
         let is_new = status == "in_progress";
         let part = |part: Value| if is_new { json!([]) } else { json!([part]) };
         match open {
-            Open::Message => json!({
+            OpenItem::Message => json!({
                 "id": id,
                 "type": "message",
                 "status": status,
                 "role": "assistant",
                 "content": part(output_text(text, &self.logprobs)),
             }),
-            Open::Thought => {
-                let summary = if self.told.summary { part(summary_text(text)) } else { json!([]) };
+            OpenItem::Reasoning => {
+                let summary = if self.received.summary { part(summary_text(text)) } else { json!([]) };
                 let mut item = json!({
                     "id": id,
                     "type": "reasoning",
@@ -136,8 +136,9 @@ impl Writer {
                     "content": part(reasoning_text(text)),
                     "status": status,
                 });
-                if self.told.encrypted {
-                    item["encrypted_content"] = if is_new { "".into() } else { encrypted(text).into() };
+                if self.received.encrypted {
+                    item["encrypted_content"] =
+                        if is_new { "".into() } else { encrypt_reasoning(text).into() };
                 }
                 item
             }
@@ -145,37 +146,40 @@ impl Writer {
     }
 
     /// Returns the frames that start an item of type `open`, unless the current item has this type.
-    fn begin_item(&mut self, head: &Head, open: Open) -> String {
+    fn start_item(&mut self, head: &Head, open: OpenItem) -> String {
         if self.open.as_ref().is_some_and(|(now, _)| *now == open) {
             return String::new();
         }
         let mut frames = self.end_item(head, "completed");
         let item = self.item(head, open, "", "in_progress");
-        frames += &self
-            .tell("response.output_item.added", json!({ "output_index": self.output.len(), "item": item }));
-        if open == Open::Thought && self.told.summary {
+        frames += &self.event_frame(
+            "response.output_item.added",
+            json!({ "output_index": self.output.len(), "item": item }),
+        );
+        if open == OpenItem::Reasoning && self.received.summary {
             let at = ("summary_index", "part");
             let kind = "response.reasoning_summary_part.added";
-            frames += &self.about(head, kind, open, at, summary_text(""));
+            frames += &self.item_frame(head, kind, open, at, summary_text(""));
         }
         let part = match open {
-            Open::Message => output_text("", &[]),
-            Open::Thought => reasoning_text(""),
+            OpenItem::Message => output_text("", &[]),
+            OpenItem::Reasoning => reasoning_text(""),
         };
-        frames += &self.about(head, "response.content_part.added", open, ("content_index", "part"), part);
+        frames +=
+            &self.item_frame(head, "response.content_part.added", open, ("content_index", "part"), part);
         self.open = Some((open, String::new()));
         frames
     }
 
     /// Appends a text to the current item, or to a new item if the current item has another type.
-    fn add(&mut self, head: &Head, open: Open, text: &str) -> String {
-        let mut frames = self.begin_item(head, open);
-        if let Some((_, so_far)) = &mut self.open {
-            *so_far += text;
+    fn add(&mut self, head: &Head, open: OpenItem, text: &str) -> String {
+        let mut frames = self.start_item(head, open);
+        if let Some((_, item_text)) = &mut self.open {
+            *item_text += text;
         }
         let at = ("content_index", "delta");
         match open {
-            Open::Message => {
+            OpenItem::Message => {
                 let kind = "response.output_text.delta";
                 let mut fields = json!({
                     "item_id": self.id(head, open),
@@ -186,14 +190,14 @@ impl Writer {
                 let fresh = std::mem::take(&mut self.fresh);
                 fields["logprobs"] = fresh.as_slice().into();
                 self.logprobs.extend(fresh);
-                frames += &self.tell(kind, fields);
+                frames += &self.event_frame(kind, fields);
             }
-            Open::Thought => {
-                if self.told.summary {
+            OpenItem::Reasoning => {
+                if self.received.summary {
                     let kind = "response.reasoning_summary_text.delta";
-                    frames += &self.about(head, kind, open, ("summary_index", "delta"), text.into());
+                    frames += &self.item_frame(head, kind, open, ("summary_index", "delta"), text.into());
                 }
-                frames += &self.about(head, "response.reasoning_text.delta", open, at, text.into());
+                frames += &self.item_frame(head, "response.reasoning_text.delta", open, at, text.into());
             }
         }
         frames
@@ -203,34 +207,46 @@ impl Writer {
     fn end_item(&mut self, head: &Head, status: &str) -> String {
         let Some((open, text)) = self.open.take() else { return String::new() };
         let mut frames = String::new();
-        let (said, part) = (text.as_str(), ("content_index", "part"));
+        let (item_text, part) = (text.as_str(), ("content_index", "part"));
         match open {
-            Open::Message => {
+            OpenItem::Message => {
                 let fields = json!({
                     "item_id": self.id(head, open),
                     "output_index": self.output.len(),
                     "content_index": 0,
-                    "text": said,
+                    "text": item_text,
                     "logprobs": self.logprobs,
                 });
-                frames += &self.tell("response.output_text.done", fields);
-                let whole = output_text(said, &self.logprobs);
-                frames += &self.about(head, "response.content_part.done", open, part, whole);
+                frames += &self.event_frame("response.output_text.done", fields);
+                let full = output_text(item_text, &self.logprobs);
+                frames += &self.item_frame(head, "response.content_part.done", open, part, full);
             }
-            Open::Thought => {
-                if self.told.summary {
+            OpenItem::Reasoning => {
+                if self.received.summary {
                     let kind = "response.reasoning_summary_text.done";
-                    frames += &self.about(head, kind, open, ("summary_index", "text"), said.into());
+                    frames += &self.item_frame(head, kind, open, ("summary_index", "text"), item_text.into());
                     let kind = "response.reasoning_summary_part.done";
-                    frames += &self.about(head, kind, open, ("summary_index", "part"), summary_text(said));
+                    frames += &self.item_frame(
+                        head,
+                        kind,
+                        open,
+                        ("summary_index", "part"),
+                        summary_text(item_text),
+                    );
                 }
                 let kind = "response.reasoning_text.done";
-                frames += &self.about(head, kind, open, ("content_index", "text"), said.into());
-                frames += &self.about(head, "response.content_part.done", open, part, reasoning_text(said));
+                frames += &self.item_frame(head, kind, open, ("content_index", "text"), item_text.into());
+                frames += &self.item_frame(
+                    head,
+                    "response.content_part.done",
+                    open,
+                    part,
+                    reasoning_text(item_text),
+                );
             }
         }
-        let item = self.item(head, open, said, status);
-        if open == Open::Message {
+        let item = self.item(head, open, item_text, status);
+        if open == OpenItem::Message {
             self.logprobs.clear();
         }
         frames + &self.done(item)
@@ -238,56 +254,60 @@ impl Writer {
 
     /// Adds a complete item to the output.
     fn done(&mut self, item: Value) -> String {
-        let place = self.output.len();
+        let field_path = self.output.len();
         self.output.push(item);
-        let item = &self.output[place];
-        let fields = json!({ "output_index": place, "item": item });
-        self.tell("response.output_item.done", fields)
+        let item = &self.output[field_path];
+        let fields = json!({ "output_index": field_path, "item": item });
+        self.event_frame("response.output_item.done", fields)
     }
 
     fn call(&mut self, head: &Head, call: &levade_text::ToolCall) -> String {
         let mut frames = self.end_item(head, "completed");
-        let place = self.output.len();
-        let CallItem { item, input } = self.told.tools.item(call, |kind| item_id(kind, &head.id, place));
+        let field_path = self.output.len();
+        let CallItem { item, input } =
+            self.received.tools.item(call, |kind| item_id(kind, &head.id, field_path));
         let (id, name) = (item["id"].clone(), item["name"].clone());
         let mut started = item.clone();
         started["status"] = "in_progress".into();
         if let Some((field, _)) = input {
             started[field] = "".into();
         }
-        frames += &self.tell("response.output_item.added", json!({ "output_index": place, "item": started }));
+        frames += &self.event_frame(
+            "response.output_item.added",
+            json!({ "output_index": field_path, "item": started }),
+        );
         let Some((field, text)) = input else { return frames + &self.done(item) };
         let kind = match field {
             "arguments" => "response.function_call_arguments",
             _ => "response.custom_tool_call_input",
         };
-        let delta = json!({ "item_id": id, "output_index": place, "delta": text });
-        frames += &self.tell(&format!("{kind}.delta"), delta);
-        let mut whole = json!({ "item_id": id, "output_index": place });
-        whole[field] = text.into();
+        let delta = json!({ "item_id": id, "output_index": field_path, "delta": text });
+        frames += &self.event_frame(&format!("{kind}.delta"), delta);
+        let mut full = json!({ "item_id": id, "output_index": field_path });
+        full[field] = text.into();
         if field == "arguments" {
-            whole["name"] = name;
+            full["name"] = name;
         }
-        frames += &self.tell(&format!("{kind}.done"), whole);
+        frames += &self.event_frame(&format!("{kind}.done"), full);
         frames + &self.done(item)
     }
 
-    fn piece(&mut self, head: &Head, piece: &CompletionDelta) -> String {
-        match piece {
-            CompletionDelta::Speech(text) => self.add(head, Open::Message, text),
-            CompletionDelta::Reasoning(text) => self.add(head, Open::Thought, text),
+    fn delta_frames(&mut self, head: &Head, delta: &CompletionDelta) -> String {
+        match delta {
+            CompletionDelta::Speech(text) => self.add(head, OpenItem::Message, text),
+            CompletionDelta::Reasoning(text) => self.add(head, OpenItem::Reasoning, text),
             CompletionDelta::Call(Ok(call)) => self.call(head, call),
             CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => String::new(),
         }
     }
 
     /// Completes the output. An empty completion becomes a message with an empty text.
-    fn ended(&mut self, head: &Head, end: &End) -> String {
+    fn end_output(&mut self, head: &Head, end: &End) -> String {
         let mut frames = String::new();
         if self.output.is_empty() && self.open.is_none() {
-            frames += &self.begin_item(head, Open::Message);
+            frames += &self.start_item(head, OpenItem::Message);
         }
-        let status = if cut(end) { "incomplete" } else { "completed" };
+        let status = if is_incomplete(end) { "incomplete" } else { "completed" };
         frames += &self.end_item(head, status);
         self.end = Some(end.clone());
         frames
@@ -299,7 +319,7 @@ impl Writer {
         let status = match (end, &error) {
             (_, Some(_)) => "failed",
             (None, None) => "in_progress",
-            (Some(end), None) if cut(end) => "incomplete",
+            (Some(end), None) if is_incomplete(end) => "incomplete",
             (Some(_), None) => "completed",
         };
         let details = (status == "incomplete").then(|| json!({ "reason": "max_output_tokens" }));
@@ -316,30 +336,30 @@ impl Writer {
             "usage": end.map(usage),
         });
         if let Value::Object(body) = &mut body {
-            body.extend(self.told.echo.clone());
+            body.extend(self.received.echo.clone());
         }
         body
     }
 
     /// Returns the complete response, and stores it if the request permits storage.
-    fn finished(&mut self, head: &Head) -> Value {
+    fn finish_response(&mut self, head: &Head) -> Value {
         let body = self.response(head, None);
-        if let Some(end) = self.end.as_ref().filter(|_| self.told.store) {
+        if let Some(end) = self.end.as_ref().filter(|_| self.received.store) {
             let remembered = StoredResponse {
-                previous: self.told.previous.clone(),
-                input: self.told.input.clone(),
-                items: named(&self.told.items, head),
-                reply: end.message.clone(),
+                previous: self.received.previous.clone(),
+                input: self.received.input.clone(),
+                items: assign_ids(&self.received.items, head),
+                message: end.message.clone(),
                 body: body.clone(),
             };
-            self.recall.put(&response_id(head), remembered);
+            self.memory.put(&response_id(head), remembered);
         }
         body
     }
 }
 
 /// Assigns ids to the input items that have no id.
-fn named(items: &[Value], head: &Head) -> Vec<Value> {
+fn assign_ids(items: &[Value], head: &Head) -> Vec<Value> {
     let name = |(at, item): (usize, &Value)| {
         let mut item = item.clone();
         if item["id"].as_str().is_none() && item.is_object() {
@@ -367,7 +387,7 @@ fn summary_text(text: &str) -> Value {
 }
 
 /// Returns whether a completion ended before the model stopped: it was truncated or aborted.
-fn cut(end: &End) -> bool {
+fn is_incomplete(end: &End) -> bool {
     !matches!(end.finish, FinishReason::StopId | FinishReason::StopString)
 }
 
@@ -383,58 +403,59 @@ fn usage(end: &End) -> Value {
 }
 
 impl Dialect for Writer {
-    fn fault(&self, found: &ApiError) -> Value {
-        fault(found)
+    fn error_body(&self, found: &ApiError) -> Value {
+        error_body(found)
     }
 
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value {
-        for CollectedCompletion { end, message, .. } in &replies {
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
+        for CollectedCompletion { end, message, .. } in &completions {
             let mut tokens = message.iter();
-            let mut said = end.parts.iter().filter(|part| matches!(part, CompletionDelta::Speech(_))).count();
-            for piece in &end.parts {
-                if matches!(piece, CompletionDelta::Speech(_)) {
-                    said -= 1;
-                    let count = if said == 0 { tokens.len() } else { 1 };
+            let mut item_text =
+                end.parts.iter().filter(|part| matches!(part, CompletionDelta::Speech(_))).count();
+            for delta in &end.parts {
+                if matches!(delta, CompletionDelta::Speech(_)) {
+                    item_text -= 1;
+                    let count = if item_text == 0 { tokens.len() } else { 1 };
                     tokens.by_ref().take(count).for_each(|tokens| self.note(tokens));
                 }
-                self.piece(head, piece);
+                self.delta_frames(head, delta);
             }
-            self.ended(head, end);
+            self.end_output(head, end);
         }
-        self.finished(head)
+        self.finish_response(head)
     }
 
-    fn begin(&mut self, head: &Head) -> String {
+    fn start_frames(&mut self, head: &Head) -> String {
         let response = self.response(head, None);
         let kinds = ["response.created", "response.in_progress"];
-        kinds.map(|kind| self.tell(kind, json!({ "response": response }))).concat()
+        kinds.map(|kind| self.event_frame(kind, json!({ "response": response }))).concat()
     }
 
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
-            Event::Delta { pieces, tokens, .. } => {
-                self.message.add(pieces, tokens);
+            Event::Delta { deltas, tokens, .. } => {
+                self.message.add(deltas, tokens);
                 for tokens in self.message.take() {
                     self.note(&tokens);
                 }
-                pieces.iter().map(|piece| self.piece(head, piece)).collect()
+                deltas.iter().map(|delta| self.delta_frames(head, delta)).collect()
             }
-            Event::Ended { end, .. } => self.ended(head, end),
+            Event::Ended { end, .. } => self.end_output(head, end),
             Event::Failed(found) => {
-                let told = fault(found);
-                let code = told["error"]["code"].as_str().unwrap_or("server_error");
+                let sent = error_body(found);
+                let code = sent["error"]["code"].as_str().unwrap_or("server_error");
                 let error = json!({ "code": code, "message": found.message });
                 let response = self.response(head, Some(error));
-                self.tell("response.failed", json!({ "response": response }))
+                self.event_frame("response.failed", json!({ "response": response }))
             }
             Event::Done => {
-                let response = self.finished(head);
+                let response = self.finish_response(head);
                 let kind = match response["status"].as_str() {
                     Some("incomplete") => "response.incomplete",
                     _ => "response.completed",
                 };
-                self.tell(kind, json!({ "response": response }))
+                self.event_frame(kind, json!({ "response": response }))
             }
         }
     }

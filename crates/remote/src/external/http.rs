@@ -44,7 +44,7 @@ impl Http {
     /// Returns [`ExternalError::Invalid`] if the file cannot be read or has no certificate, or TLS
     /// cannot be set up.
     pub fn new(more_roots: Option<&Path>) -> Result<Self, ExternalError> {
-        let client = Client::new(Hosts::any(), more_roots);
+        let client = Client::new(Hosts::allow_all(), more_roots);
         client.map(Http).map_err(|error| ExternalError::Invalid(error.to_string()))
     }
 

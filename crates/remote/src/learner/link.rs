@@ -143,10 +143,11 @@ impl Link {
             body: Bytes::new(),
         };
         let bounds = Bounds { deadline: SMALL_CALL_TIMEOUT, bytes: 1 << 20, redirects: 0 };
-        let response = self.client.send(request, bounds).await.map_err(|error| match error.may_pass() {
-            true => PolicyError::Stopped(error.to_string().into()),
-            false => PolicyError::Invalid(error.to_string()),
-        })?;
+        let response =
+            self.client.send(request, bounds).await.map_err(|error| match error.is_transient() {
+                true => PolicyError::Stopped(error.to_string().into()),
+                false => PolicyError::Invalid(error.to_string()),
+            })?;
         let body = self.check_response(response).map_err(|miss| match miss {
             CallFailure::Retry(why) => PolicyError::Stopped(why.into()),
             CallFailure::Permanent(error) => error,

@@ -47,7 +47,7 @@ impl Http {
         let invalid = |error: &dyn std::fmt::Display| PolicyError::Invalid(error.to_string());
         let endpoint =
             Endpoint::at(uri, key_env, |name| std::env::var(name)).map_err(|error| invalid(&error))?;
-        let client = Client::new(Hosts::any(), None).map_err(|error| invalid(&error))?;
+        let client = Client::new(Hosts::allow_all(), None).map_err(|error| invalid(&error))?;
         Ok(Http { client, name: format!("{kind} at {base}"), base, endpoint })
     }
 

@@ -87,7 +87,7 @@ pub async fn start(
     let (guard, dropped) = oneshot::channel::<()>();
     let exit_task = tokio::spawn(async move {
         let how = tokio::select! {
-            how = kept.ended() => Some(format!("its processes ended: {how}; {}", failure_reason(&log))),
+            how = kept.describe_end() => Some(format!("its processes ended: {how}; {}", failure_reason(&log))),
             how = await_node_exit(&dir, &order) => Some(format!("its processes ended {how}")),
             _ = dropped => None,
         };
@@ -185,7 +185,7 @@ async fn await_address(
             return Ok(format!("http://{}", address.trim()));
         }
         tokio::select! {
-            how = kept.ended() => anyhow::bail!(
+            how = kept.describe_end() => anyhow::bail!(
                 "the processes of the learner ended before they listened: {how}\n{}",
                 failure_reason(log)
             ),

@@ -229,7 +229,7 @@ async fn keep(
             Ok(mut process) => {
                 info!(server = spec.name, url = spec.url, "a sampler is started");
                 let ended = tokio::select! {
-                    ended = process.ended() => Some(ended),
+                    ended = process.describe_end() => Some(ended),
                     _ = &mut dropped => None,
                 };
                 let Some(ended) = ended else { return process.stop().await };

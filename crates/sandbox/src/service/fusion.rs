@@ -7,7 +7,7 @@ use base64::prelude::BASE64_STANDARD;
 use serde::{Deserialize, Deserializer, Serialize};
 
 use crate::limits::Limits;
-use crate::run::{Ended, Outcome};
+use crate::run::{EndReason, Outcome};
 use crate::session::{Cell, CellError};
 
 /// Languages of SandboxFusion. For a language that is not supported here, the response is an error of
@@ -236,7 +236,7 @@ pub struct Exception {
 
 impl CodeResponse {
     /// Creates the response for an error of the sandbox.
-    pub(crate) fn failed(message: String) -> Self {
+    pub(crate) fn from_sandbox_error(message: String) -> Self {
         CodeResponse {
             status: Status::SandboxError,
             message,
@@ -248,11 +248,11 @@ impl CodeResponse {
     }
 
     /// Creates the response for the outcome of a run.
-    pub(crate) fn of(outcome: &Outcome, limits: &Limits) -> Self {
+    pub(crate) fn from_outcome(outcome: &Outcome, limits: &Limits) -> Self {
         let command = command(outcome.ended, limits);
-        let is_good = outcome.ended == Ended::Exit(0);
-        let stderr = match stopped(outcome.ended, limits) {
-            Some(why) => joined(outcome.stderr.text(), &why),
+        let is_good = outcome.ended == EndReason::Exit(0);
+        let stderr = match memory_limit_text(outcome.ended, limits) {
+            Some(why) => append_line(outcome.stderr.text(), &why),
             None => outcome.stderr.text(),
         };
         let result = CommandResult {
@@ -270,14 +270,14 @@ impl CodeResponse {
                 .iter()
                 .map(|(name, file)| (name.clone(), BASE64_STANDARD.encode(file)))
                 .collect(),
-            ..Self::failed(String::new())
+            ..Self::from_sandbox_error(String::new())
         }
     }
 }
 
 impl JupyterResponse {
     /// Creates the response for an error of the sandbox.
-    pub(crate) fn failed(message: String) -> Self {
+    pub(crate) fn from_sandbox_error(message: String) -> Self {
         JupyterResponse {
             status: Status::SandboxError,
             message,
@@ -291,48 +291,48 @@ impl JupyterResponse {
 
 impl CellResponse {
     /// Converts the result of a cell.
-    pub(crate) fn of(cell: &Cell) -> Self {
+    pub(crate) fn from_cell(cell: &Cell) -> Self {
         let shown = |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
         CellResponse {
             stdout: cell.stdout.text(),
             stderr: cell.stderr.text(),
             display: cell.shown.iter().map(shown).collect(),
-            error: cell.error.iter().map(Exception::of).collect(),
+            error: cell.error.iter().map(Exception::from_cell_error).collect(),
         }
     }
 }
 
 impl Exception {
-    fn of(error: &CellError) -> Self {
+    fn from_cell_error(error: &CellError) -> Self {
         let CellError { ename, evalue, traceback } = error.clone();
         Exception { ename, evalue, traceback }
     }
 }
 
 /// Creates the result of a command from how it ended, without its output.
-pub(crate) fn command(ended: Ended, limits: &Limits) -> CommandResult {
-    let is_late = ended == Ended::TimeLimit;
+pub(crate) fn command(ended: EndReason, limits: &Limits) -> CommandResult {
+    let is_late = ended == EndReason::TimeLimit;
     CommandResult {
         status: if is_late { CommandStatus::TimeLimitExceeded } else { CommandStatus::Finished },
         execution_time: None,
         cpu_time: None,
         return_code: ended.return_code(),
         stdout: Some(String::new()),
-        stderr: Some(stopped(ended, limits).unwrap_or_default()),
+        stderr: Some(memory_limit_text(ended, limits).unwrap_or_default()),
     }
 }
 
 /// Describes the exceeded memory limit, or returns `None` for other endings.
-pub(crate) fn stopped(ended: Ended, limits: &Limits) -> Option<String> {
+pub(crate) fn memory_limit_text(ended: EndReason, limits: &Limits) -> Option<String> {
     match ended {
-        Ended::MemoryLimit => {
+        EndReason::MemoryLimit => {
             Some(format!("[ended by the sandbox: its processes held more than {} MiB]", limits.memory_mb))
         }
         _ => None,
     }
 }
 
-fn joined(text: String, line: &str) -> String {
+fn append_line(text: String, line: &str) -> String {
     let gap = if text.is_empty() || text.ends_with('\n') { "" } else { "\n" };
     format!("{text}{gap}{line}\n")
 }
@@ -341,7 +341,9 @@ fn joined(text: String, line: &str) -> String {
 ///
 /// # Errors
 /// Returns an error that names the file if its content is invalid.
-pub(crate) fn decoded(files: &BTreeMap<String, Option<String>>) -> Result<BTreeMap<String, Vec<u8>>, String> {
+pub(crate) fn decode_files(
+    files: &BTreeMap<String, Option<String>>,
+) -> Result<BTreeMap<String, Vec<u8>>, String> {
     let provided = files.iter().filter_map(|(name, content)| Some((name, content.as_ref()?)));
     provided
         .map(|(name, content)| {
@@ -372,8 +374,8 @@ mod tests {
     #[test]
     fn decoded_skips_empty_and_rejects_invalid_files() {
         let files = BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
-        assert_eq!(decoded(&files).unwrap(), BTreeMap::from([("a".to_owned(), b"hi".to_vec())]));
+        assert_eq!(decode_files(&files).unwrap(), BTreeMap::from([("a".to_owned(), b"hi".to_vec())]));
         let files = BTreeMap::from([("a".to_owned(), Some("a?".to_owned()))]);
-        assert!(decoded(&files).unwrap_err().starts_with("the content of \"a\" is no base64"));
+        assert!(decode_files(&files).unwrap_err().starts_with("the content of \"a\" is no base64"));
     }
 }

@@ -30,7 +30,7 @@ use tokio::net::TcpListener;
 
 use crate::error::SandboxError;
 use crate::limits::Limits;
-use crate::run::{Ended, Language, Run};
+use crate::run::{EndReason, Language, Run};
 use crate::sandbox::Sandbox;
 use crate::session::SessionOptions;
 
@@ -38,7 +38,7 @@ pub use fusion::{
     CellResponse, CodeResponse, CommandResult, CommandStatus, Exception, JupyterResponse, RunCode,
     RunJupyter, Status,
 };
-use fusion::{LANGUAGES, command, decoded};
+use fusion::{LANGUAGES, command, decode_files};
 
 /// Maximum size of a request, in bytes.
 const MAX_BYTES: usize = 128 << 20;
@@ -68,12 +68,12 @@ impl Service {
             .route("/run_code", post(run_code))
             .route("/run_jupyter", post(run_jupyter))
             .route("/protection", get(protection))
-            .route_layer(from_fn_with_state(self.clone(), authenticated))
+            .route_layer(from_fn_with_state(self.clone(), authenticate))
             .route("/v1/ping", get(|| async { Json("pong") }))
             .layer(DefaultBodyLimit::max(MAX_BYTES));
         let needs_key = !self.0.keys.is_empty();
         let reject = |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
-        let routes = service::with_manners(routes, self.0.access.clone(), move |_| needs_key, reject);
+        let routes = service::with_rejections(routes, self.0.access.clone(), move |_| needs_key, reject);
         routes.with_state(self.clone())
     }
 
@@ -82,16 +82,17 @@ impl Service {
     /// # Errors
     /// Returns an error if the time exceeds the maximum of the service.
     fn limits(&self, name: &str, seconds: f64, memory_mb: i64) -> Result<Limits, SandboxError> {
-        let most = self.0.limits;
-        if seconds > most.seconds {
+        let max_limits = self.0.limits;
+        if seconds > max_limits.seconds {
             return Err(SandboxError::Request(format!(
                 "`{name}` is {seconds}, but this service runs code for at most {} seconds; ask for less, or start it \
                  with a higher --max-seconds",
-                most.seconds
+                max_limits.seconds
             )));
         }
-        let memory = u64::try_from(memory_mb).ok().filter(|memory| *memory > 0).unwrap_or(most.memory_mb);
-        Ok(Limits { seconds, memory_mb: memory.min(most.memory_mb), ..most })
+        let memory =
+            u64::try_from(memory_mb).ok().filter(|memory| *memory > 0).unwrap_or(max_limits.memory_mb);
+        Ok(Limits { seconds, memory_mb: memory.min(max_limits.memory_mb), ..max_limits })
     }
 }
 
@@ -108,8 +109,8 @@ pub async fn serve(
 }
 
 /// Rejects requests without a valid key.
-async fn authenticated(State(service): State<Service>, request: Request, next: Next) -> Response {
-    if service::admits(&service.0.keys, service::key_of(request.headers())) {
+async fn authenticate(State(service): State<Service>, request: Request, next: Next) -> Response {
+    if service::is_valid_key(&service.0.keys, service::key_of(request.headers())) {
         return next.run(request).await;
     }
     detail(StatusCode::UNAUTHORIZED, "a key is needed: Authorization: Bearer KEY")
@@ -159,28 +160,28 @@ async fn protection(State(service): State<Service>) -> Response {
 async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
     let response = async {
         let request: RunCode = read(&sent)?;
-        let Some(language) = Language::named(&request.language) else {
+        let Some(language) = Language::from_name(&request.language) else {
             if !LANGUAGES.contains(&request.language.as_str()) {
                 return Err(SandboxError::Request(format!("language: {:?} is none", request.language)));
             }
             let message = format!("{:?} is not run here; python and bash are", request.language);
-            return Ok(CodeResponse::failed(message));
+            return Ok(CodeResponse::from_sandbox_error(message));
         };
         let run = Run {
             language,
             code: request.code,
             stdin: request.stdin.unwrap_or_default().into_bytes(),
-            files: decoded(&request.files).map_err(SandboxError::Request)?,
+            files: decode_files(&request.files).map_err(SandboxError::Request)?,
             fetch: request.fetch_files,
             environment: Default::default(),
             limits: service.limits("run_timeout", request.run_timeout, request.memory_limit_mb)?,
         };
         let outcome = service.0.sandbox.run(&run).await?;
-        Ok(CodeResponse::of(&outcome, &run.limits))
+        Ok(CodeResponse::from_outcome(&outcome, &run.limits))
     };
     match response.await {
         Ok(response) => Json(response).into_response(),
-        Err(error) => to_response(error, |why| Json(CodeResponse::failed(why)).into_response()),
+        Err(error) => to_response(error, |why| Json(CodeResponse::from_sandbox_error(why)).into_response()),
     }
 }
 
@@ -188,7 +189,9 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
     let response = async { cells(&service, read(&sent)?).await };
     match response.await {
         Ok(response) => Json(response).into_response(),
-        Err(error) => to_response(error, |why| Json(JupyterResponse::failed(why)).into_response()),
+        Err(error) => {
+            to_response(error, |why| Json(JupyterResponse::from_sandbox_error(why)).into_response())
+        }
     }
 }
 
@@ -198,30 +201,31 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse
         return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
     }
     let limits = service.limits("total_timeout", request.total_timeout, request.memory_limit_mb)?;
-    let files = decoded(&request.files).map_err(SandboxError::Request)?;
+    let files = decode_files(&request.files).map_err(SandboxError::Request)?;
     let options =
         SessionOptions { files, fetch: request.fetch_files, environment: Default::default(), limits };
     let mut session = service.0.sandbox.session(options)?;
-    let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), Ended::Exit(0));
+    let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), EndReason::Exit(0));
     // Only the cells count: their wait in the queue behind other runs does not.
     let mut spent = 0.0;
     for code in &request.cells {
         let remaining = request.total_timeout - spent;
-        let most = if request.cell_timeout > 0.0 { remaining.min(request.cell_timeout) } else { remaining };
-        if most <= 0.0 {
-            ended = Ended::TimeLimit;
+        let cell_seconds =
+            if request.cell_timeout > 0.0 { remaining.min(request.cell_timeout) } else { remaining };
+        if cell_seconds <= 0.0 {
+            ended = EndReason::TimeLimit;
             break;
         }
-        session.set_seconds(most);
+        session.set_seconds(cell_seconds);
         let cell = session.cell(code).await?;
         spent += cell.seconds;
-        done.push(CellResponse::of(&cell));
+        done.push(CellResponse::from_cell(&cell));
         if let Some(end) = cell.ended {
             ended = end;
             break;
         }
     }
-    let is_complete = done.len() == request.cells.len() && ended == Ended::Exit(0);
+    let is_complete = done.len() == request.cells.len() && ended == EndReason::Exit(0);
     let mut found = std::collections::BTreeMap::new();
     for (name, content) in session.finish().await? {
         if let Ok(content) = content {
@@ -235,7 +239,7 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse
         driver: Some(driver),
         cells: done,
         files: found,
-        ..JupyterResponse::failed(String::new())
+        ..JupyterResponse::from_sandbox_error(String::new())
     })
 }
 

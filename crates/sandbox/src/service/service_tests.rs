@@ -98,8 +98,8 @@ async fn cells_share_variables_and_continue_after_exceptions() {
     assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
 
     let body = json!({ "cells": ["import os; os._exit(7)", "2"] });
-    let (_, gone) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!((&gone["status"], &gone["driver"]["return_code"]), (&json!("Failed"), &json!(7)));
+    let (_, exited) = post(&service, "/run_jupyter", None, &body.to_string()).await;
+    assert_eq!((&exited["status"], &exited["driver"]["return_code"]), (&json!("Failed"), &json!(7)));
 }
 
 #[tokio::test]
@@ -154,9 +154,9 @@ async fn cpu_limit_covers_all_processors_until_timeout() {
     let code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[1])";
     let body = json!({ "code": code, "language": "python", "run_timeout": 7 });
     let (_, response) = post(&service, "/run_code", None, &body.to_string()).await;
-    let most: u64 = response["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
+    let used_seconds: u64 = response["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-    assert!(most > 7 * processors, "{most} seconds for {processors} processors");
+    assert!(used_seconds > 7 * processors, "{used_seconds} seconds for {processors} processors");
 }
 
 #[tokio::test]
@@ -236,14 +236,14 @@ async fn full_queue_returns_429() {
 #[tokio::test]
 async fn request_limits_are_capped_by_service() {
     let service = service(Options::default(), &[]).await;
-    let most = service.0.limits;
+    let service_limits = service.0.limits;
     let limits = |seconds, memory_mb| service.limits("run_timeout", seconds, memory_mb);
-    assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..most });
+    assert_eq!(limits(5.0, 64).unwrap(), Limits { seconds: 5.0, memory_mb: 64, ..service_limits });
     // The maximum time is accepted, and the service chooses the memory limit.
     for memory_mb in [0, -1, i64::MAX] {
-        assert_eq!(limits(most.seconds, memory_mb).unwrap(), most);
+        assert_eq!(limits(service_limits.seconds, memory_mb).unwrap(), service_limits);
     }
-    let error = limits(most.seconds + 1.0, 64).unwrap_err().to_string();
+    let error = limits(service_limits.seconds + 1.0, 64).unwrap_err().to_string();
     assert!(
         error.contains("`run_timeout` is 61, but this service runs code for at most 60 seconds"),
         "{error}"

@@ -1,9 +1,9 @@
 //! Tests that programs end in the sandbox as in a fresh interpreter, and that legitimate programs still
 //! work.
 
-use levade_sandbox::{Ended, Language, Limits, Run, SessionOptions};
+use levade_sandbox::{EndReason, Language, Limits, Run, SessionOptions};
 
-use super::{full, limits, python};
+use super::{full_sandbox, limits, python};
 
 /// Programs that print or write while exiting, or that set an exit code in an unusual way.
 const ENDINGS: [&str; 27] = [
@@ -38,7 +38,7 @@ const ENDINGS: [&str; 27] = [
 
 #[tokio::test]
 async fn programs_end_as_in_fresh_interpreter() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     for code in ENDINGS {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("main.py"), code).unwrap();
@@ -49,7 +49,7 @@ async fn programs_end_as_in_fresh_interpreter() {
         let file = std::fs::read(dir.path().join("out")).ok();
         assert_eq!(ours.files.get("out"), file.as_ref(), "{code}");
         assert_eq!(ours.stdout.text(), String::from_utf8_lossy(&fresh.stdout), "{code}");
-        assert_eq!(ours.ended, Ended::Exit(fresh.status.code().unwrap()), "{code}");
+        assert_eq!(ours.ended, EndReason::Exit(fresh.status.code().unwrap()), "{code}");
         let last = |text: &str| text.lines().last().unwrap_or_default().to_owned();
         assert_eq!(last(&ours.stderr.text()), last(&String::from_utf8_lossy(&fresh.stderr)), "{code}");
     }
@@ -57,7 +57,7 @@ async fn programs_end_as_in_fresh_interpreter() {
 
 #[tokio::test]
 async fn legitimate_programs_work_behind_filter() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     for (code, expected) in [
         (
             "import mmap\nm = mmap.mmap(-1, 5000); m[:3] = b'abc'; print(m[:4], len(m), type(m).__name__)",
@@ -101,7 +101,7 @@ async fn legitimate_programs_work_behind_filter() {
 
 #[tokio::test]
 async fn processor_time_counts_running_children() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let code = "import os, time\nfor _ in range(3):\n    if os.fork() == 0:\n        while True: pass\ntime.sleep(1.5)";
     let outcome = python(&sandbox, code).await;
     assert!(outcome.cpu_seconds > 0.3, "{}", outcome.cpu_seconds);
@@ -111,7 +111,7 @@ async fn processor_time_counts_running_children() {
 
 #[tokio::test]
 async fn processor_time_between_cells_is_bounded() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let limits = Limits { seconds: 1.0, ..limits() };
     let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let calm =
@@ -140,7 +140,7 @@ if os.fork() == 0:
             let next = session.cell("1").await.unwrap();
             if let Some(ended) = next.ended {
                 // On a busy machine, many children may reach the memory limit first.
-                assert!(matches!(ended, Ended::TimeLimit | Ended::MemoryLimit), "{ended:?}: {code}");
+                assert!(matches!(ended, EndReason::TimeLimit | EndReason::MemoryLimit), "{ended:?}: {code}");
                 break;
             }
             assert!(started.elapsed().as_secs() < 60, "it goes on: {code}");
@@ -150,7 +150,7 @@ if os.fork() == 0:
 
 #[tokio::test]
 async fn cells_survive_patched_functions_and_odd_exceptions() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let mut session =
         sandbox.session(SessionOptions { limits: limits(), ..SessionOptions::default() }).unwrap();
     for (code, ename) in [

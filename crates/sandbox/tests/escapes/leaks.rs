@@ -22,8 +22,8 @@ pub struct HeldResources {
 
 impl HeldResources {
     /// Takes a snapshot of the current state.
-    fn now() -> Self {
-        let processes = below(std::process::id());
+    fn snapshot() -> Self {
+        let processes = descendants(std::process::id());
         let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
         let descriptors = of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
         let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
@@ -38,10 +38,10 @@ impl HeldResources {
 
     /// Takes a snapshot once the state has stopped changing.
     pub async fn wait_until_stable() -> Self {
-        let mut last = HeldResources::now();
+        let mut last = HeldResources::snapshot();
         loop {
             tokio::time::sleep(Duration::from_millis(200)).await;
-            let now = HeldResources::now();
+            let now = HeldResources::snapshot();
             if now == last {
                 return now;
             }
@@ -51,10 +51,10 @@ impl HeldResources {
 
     /// Waits until the state equals this snapshot again. Returns a description of the leftovers on
     /// timeout.
-    pub async fn waited_for(&self) -> Result<(), String> {
+    pub async fn wait_until_restored(&self) -> Result<(), String> {
         let started = std::time::Instant::now();
         loop {
-            let now = HeldResources::now();
+            let now = HeldResources::snapshot();
             if now == *self {
                 return Ok(());
             }
@@ -68,10 +68,10 @@ impl HeldResources {
 
 /// Returns the number of descendants of this process.
 pub fn processes() -> usize {
-    below(std::process::id()).len()
+    descendants(std::process::id()).len()
 }
 
-fn below(pid: u32) -> BTreeSet<u32> {
+fn descendants(pid: u32) -> BTreeSet<u32> {
     let mut found = BTreeSet::new();
     let mut open = vec![pid];
     while let Some(pid) = open.pop() {

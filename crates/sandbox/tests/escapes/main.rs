@@ -13,7 +13,9 @@ use std::os::unix::net::{SocketAddr, UnixDatagram, UnixListener};
 use std::path::PathBuf;
 use std::process::ExitCode;
 
-use levade_sandbox::{Ended, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions};
+use levade_sandbox::{
+    EndReason, Language, Limits, Options, Outcome, Run, Sandbox, SandboxError, SessionOptions,
+};
 
 use leaks::HeldResources;
 
@@ -21,7 +23,7 @@ use leaks::HeldResources;
 const PRELUDE: &str = include_str!("attacks/prelude.py");
 
 /// Attacks by class, each after a title.
-const ATTEMPTS: [&str; 8] = [
+const ATTACKS: [&str; 8] = [
     include_str!("attacks/network.py"),
     include_str!("attacks/files.py"),
     include_str!("attacks/kernel.py"),
@@ -33,8 +35,8 @@ const ATTEMPTS: [&str; 8] = [
 ];
 
 /// Returns the expectation, name and code of each attack.
-fn attempts() -> impl Iterator<Item = (&'static str, &'static str, String)> {
-    let parts = ATTEMPTS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
+fn attacks() -> impl Iterator<Item = (&'static str, &'static str, String)> {
+    let parts = ATTACKS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
     parts.map(|part| {
         let (title, code) = part.split_once('\n').unwrap();
         let (expect, name) = title.split_once(": ").unwrap();
@@ -47,12 +49,12 @@ static TEST_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
 /// Starts a sandbox with full protection. Prints a message and returns `None` if the kernel does not
 /// provide it.
-async fn full() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
-    full_with(Vec::new()).await
+async fn full_sandbox() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
+    full_sandbox_with(Vec::new()).await
 }
 
 /// Starts a sandbox with full protection, whose code can read the directories in `read` as well.
-async fn full_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
+async fn full_sandbox_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     let guard = TEST_LOCK.lock().await;
     match Sandbox::start(Options { concurrency: 4, read, ..Options::default() }).await {
         Ok(sandbox) => Some((sandbox, guard)),
@@ -117,7 +119,7 @@ impl Host {
         Host { dir: dir, shown: shared_dir, tcp, _local: local, _datagrams: datagrams, name }
     }
 
-    fn shown(&self) -> PathBuf {
+    fn shared_path(&self) -> PathBuf {
         self.shown.path().to_owned()
     }
 
@@ -158,7 +160,7 @@ async fn harmless_attacks_succeed_without_sandbox() {
     let _lock = TEST_LOCK.lock().await;
     let host = Host::new();
     let mut count = 0;
-    for (_, name, code) in attempts() {
+    for (_, name, code) in attacks() {
         if !HARMLESS.contains(&name) {
             continue;
         }
@@ -180,7 +182,7 @@ async fn harmless_attacks_succeed_without_sandbox() {
 
 /// Checks that an attack ended as its title says. Returns a description of the difference if it did
 /// not.
-fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
+fn check_outcome(expect: &str, outcome: &Outcome) -> Result<(), String> {
     let (out, err) = (outcome.stdout.text(), outcome.stderr.text());
     if out.contains("ESCAPED") {
         return Err(out);
@@ -188,24 +190,24 @@ fn judged(expect: &str, outcome: &Outcome) -> Result<(), String> {
     let (what, number) = expect.split_once(' ').unwrap_or((expect, "0"));
     let number: i32 = number.parse().unwrap();
     let is_expected = match what {
-        "refused" => outcome.ended == Ended::Exit(0) && out.contains("refused:"),
-        "fine" | "exit" => outcome.ended == Ended::Exit(number),
-        "signal" => outcome.ended == Ended::Signal(number),
-        "late" => outcome.ended == Ended::TimeLimit,
+        "refused" => outcome.ended == EndReason::Exit(0) && out.contains("refused:"),
+        "fine" | "exit" => outcome.ended == EndReason::Exit(number),
+        "signal" => outcome.ended == EndReason::Signal(number),
+        "late" => outcome.ended == EndReason::TimeLimit,
         "memory" => {
-            outcome.ended == Ended::MemoryLimit
-                || (outcome.ended == Ended::Exit(1) && err.ends_with("MemoryError\n"))
-                || (outcome.ended == Ended::Exit(1) && err.contains("Cannot allocate memory"))
+            outcome.ended == EndReason::MemoryLimit
+                || (outcome.ended == EndReason::Exit(1) && err.ends_with("MemoryError\n"))
+                || (outcome.ended == EndReason::Exit(1) && err.contains("Cannot allocate memory"))
         }
         "bounded" => {
             let held_bytes = out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
-            let most = limits().memory_mb + limits().disk_mb;
+            let max_mb = limits().memory_mb + limits().disk_mb;
             match outcome.ended {
-                Ended::MemoryLimit => true,
-                Ended::Exit(0) => {
-                    held_bytes.sum::<u64>() <= most && (out.contains("HELD") || out.contains("refused:"))
+                EndReason::MemoryLimit => true,
+                EndReason::Exit(0) => {
+                    held_bytes.sum::<u64>() <= max_mb && (out.contains("HELD") || out.contains("refused:"))
                 }
-                Ended::Exit(1) => err.contains("MemoryError") || err.contains("Cannot allocate memory"),
+                EndReason::Exit(1) => err.contains("MemoryError") || err.contains("Cannot allocate memory"),
                 _ => false,
             }
         }
@@ -219,12 +221,12 @@ async fn every_attack_is_contained_and_leaves_nothing() {
     // SAFETY: no other thread of this test reads the environment yet.
     unsafe { std::env::set_var("LEVADE_TEST_SECRET", "hush") };
     let host = Host::new();
-    let Some((sandbox, _lock)) = full_with(vec![host.shown()]).await else { return };
+    let Some((sandbox, _lock)) = full_sandbox_with(vec![host.shared_path()]).await else { return };
     let only = std::env::var("LEVADE_ATTEMPT").unwrap_or_default();
     let (mut count, mut wrong) = (0, Vec::new());
     python(&sandbox, "pass").await;
     let before = HeldResources::wait_until_stable().await;
-    for (expect, name, code) in attempts() {
+    for (expect, name, code) in attacks() {
         if !name.contains(&only) {
             continue;
         }
@@ -233,10 +235,10 @@ async fn every_attack_is_contained_and_leaves_nothing() {
         let code = host.put_in(&code);
         let run = Run { limits: Limits { seconds, ..limits() }, ..Run::new(Language::Python, code) };
         let judgement = match sandbox.run(&run).await {
-            Ok(outcome) => judged(expect, &outcome),
+            Ok(outcome) => check_outcome(expect, &outcome),
             Err(error) => Err(error.to_string()),
         };
-        let remaining = before.waited_for().await;
+        let remaining = before.wait_until_restored().await;
         for what in [judgement, remaining].into_iter().filter_map(Result::err) {
             wrong.push(format!("--- {expect}: {name}\n{what}"));
         }
@@ -248,7 +250,7 @@ async fn every_attack_is_contained_and_leaves_nothing() {
 
 #[tokio::test]
 async fn runs_are_isolated_from_each_other() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     // The session has a file and a secret while it is open.
     let mut one = sandbox
         .session(SessionOptions {
@@ -288,7 +290,7 @@ async fn runs_are_isolated_from_each_other() {
 
 #[tokio::test]
 async fn links_and_special_files_are_not_fetched() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let fetch =
         ["good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large", "huge"];
     let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\nopen('in/deep', 'w').write('deep')\n\
@@ -301,7 +303,7 @@ async fn links_and_special_files_are_not_fetched() {
         ..Run::new(Language::Python, code)
     };
     let outcome = sandbox.run(&run).await.unwrap();
-    assert_eq!(outcome.ended, Ended::Exit(0), "{}", outcome.stderr.text());
+    assert_eq!(outcome.ended, EndReason::Exit(0), "{}", outcome.stderr.text());
     let found: Vec<&str> = outcome.files.keys().map(String::as_str).collect();
     assert_eq!(found, ["good", "in/deep", "large"], "{:?}", outcome.not_fetched);
     assert_eq!((outcome.files["good"].as_slice(), outcome.files["large"].len()), (&b"good"[..], 12 << 20));
@@ -312,7 +314,7 @@ async fn links_and_special_files_are_not_fetched() {
 
 #[tokio::test]
 async fn streams_can_be_reopened_and_stdin_is_immutable() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let stdin = b"3\n4\n".to_vec();
     let code = "import io, os\n\
         print(open('/dev/stdin').read().split())\n\
@@ -338,10 +340,10 @@ async fn streams_can_be_reopened_and_stdin_is_immutable() {
 
 #[tokio::test]
 async fn large_output_and_input_do_not_delay_runs() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
     let outcome = python(&sandbox, code).await;
-    assert_eq!(outcome.ended, Ended::Exit(0));
+    assert_eq!(outcome.ended, EndReason::Exit(0));
     assert_eq!((outcome.stdout.total, outcome.stderr.total), (3_488_890, 5_000_000));
     let text = outcome.stdout.text();
     assert!(text.starts_with("line 0\n") && text.ends_with("line 299999\n") && text.len() < 70_000);
@@ -350,14 +352,14 @@ async fn large_output_and_input_do_not_delay_runs() {
     for (code, expected) in [(slow, "20971520\n"), ("print('never read')", "never read\n")] {
         let run = Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
         let outcome = sandbox.run(&run).await.unwrap();
-        assert_eq!((outcome.ended, outcome.stdout.text().as_str()), (Ended::Exit(0), expected));
+        assert_eq!((outcome.ended, outcome.stdout.text().as_str()), (EndReason::Exit(0), expected));
     }
     assert_eq!(python(&sandbox, "import sys; print(repr(sys.stdin.read()))").await.stdout.text(), "''\n");
 }
 
 #[tokio::test]
 async fn session_reports_loss_of_variables() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let before = HeldResources::wait_until_stable().await;
     let limits = Limits { seconds: 4.0, ..limits() };
     let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
@@ -377,11 +379,14 @@ async fn session_reports_loss_of_variables() {
     // The interpreter is lost by a time limit, an exit, or a write to a descriptor that the code must
     // not use.
     for (code, ended) in [
-        ("while True: pass", Some(Ended::TimeLimit)),
-        ("import os; os._exit(3)", Some(Ended::Exit(3))),
+        ("while True: pass", Some(EndReason::TimeLimit)),
+        ("import os; os._exit(3)", Some(EndReason::Exit(3))),
         ("import os; os.write(3, b'\\xff\\xff\\xff\\xff')\nimport time; time.sleep(9)", None),
-        ("import os; os.write(3, b'\\x02\\0\\0\\0{}')\nimport time; time.sleep(9)", Some(Ended::Signal(9))),
-        ("import os; os.close(3)\nimport time; time.sleep(9)", Some(Ended::TimeLimit)),
+        (
+            "import os; os.write(3, b'\\x02\\0\\0\\0{}')\nimport time; time.sleep(9)",
+            Some(EndReason::Signal(9)),
+        ),
+        ("import os; os.close(3)\nimport time; time.sleep(9)", Some(EndReason::TimeLimit)),
         ("held = []\nwhile True: held.append(bytearray(1 << 20))", None),
     ] {
         session.cell("x = 5").await.unwrap();
@@ -397,12 +402,12 @@ async fn session_reports_loss_of_variables() {
         assert_eq!(next.error.unwrap().ename, "NameError", "{code}");
     }
     drop(session);
-    before.waited_for().await.unwrap();
+    before.wait_until_restored().await.unwrap();
 }
 
 #[tokio::test]
 async fn processes_left_by_cells_are_watched() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     python(&sandbox, "pass").await;
     let before = leaks::processes();
     let limits = Limits { memory_mb: 128, ..limits() };
@@ -417,7 +422,7 @@ async fn processes_left_by_cells_are_watched() {
         assert!(started.elapsed().as_secs() < 20, "they go on");
         tokio::time::sleep(std::time::Duration::from_millis(20)).await;
     }
-    assert_eq!(session.cell("1").await.unwrap().ended, Some(Ended::MemoryLimit));
+    assert_eq!(session.cell("1").await.unwrap().ended, Some(EndReason::MemoryLimit));
     let next = session.cell("1").await.unwrap();
     assert_eq!((next.shown, next.is_fresh), (vec!["1".to_owned()], true));
 }
@@ -448,7 +453,7 @@ async fn exposed_directory_inside_tmp_is_readable() {
 
 #[tokio::test]
 async fn cancelled_run_leaves_nothing() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     python(&sandbox, "pass").await;
     let before = HeldResources::wait_until_stable().await;
     let code = "import os, time\nfor _ in range(3): os.fork()\ntime.sleep(100)";
@@ -457,13 +462,13 @@ async fn cancelled_run_leaves_nothing() {
         let time = std::time::Duration::from_millis(milliseconds);
         assert!(tokio::time::timeout(time, sandbox.run(&run)).await.is_err());
     }
-    before.waited_for().await.unwrap();
+    before.wait_until_restored().await.unwrap();
     assert_eq!(python(&sandbox, "print(1)").await.stdout.text(), "1\n");
 }
 
 #[tokio::test]
 async fn shell_runs_with_python_in_path() {
-    let Some((sandbox, _lock)) = full().await else { return };
+    let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let code =
         "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
     let run = Run {
@@ -473,7 +478,7 @@ async fn shell_runs_with_python_in_path() {
     };
     let outcome = sandbox.run(&run).await.unwrap();
     let text = outcome.stdout.text();
-    assert_eq!(outcome.ended, Ended::Exit(7), "{text}{}", outcome.stderr.text());
+    assert_eq!(outcome.ended, EndReason::Exit(7), "{text}{}", outcome.stderr.text());
     assert_eq!(text, "/work/main.sh /work given\n42\nsub\n");
 }
 
@@ -530,17 +535,17 @@ fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
         ] {
             let code = host.put_in(&format!("{PRELUDE}\n{code}"));
             let outcome = python(&sandbox, &code).await;
-            judged("refused", &outcome).unwrap_or_else(|why| panic!("{code}: {why}"));
-            before.waited_for().await.unwrap();
+            check_outcome("refused", &outcome).unwrap_or_else(|why| panic!("{code}: {why}"));
+            before.wait_until_restored().await.unwrap();
         }
         let run = Run { fetch: vec!["made".into()], ..Run::new(Language::Shell, "cat > made; pwd") };
         let outcome = sandbox.run(&Run { stdin: b"in".to_vec(), ..run }).await.unwrap();
-        assert_eq!((outcome.ended, outcome.files["made"].as_slice()), (Ended::Exit(0), &b"in"[..]));
+        assert_eq!((outcome.ended, outcome.files["made"].as_slice()), (EndReason::Exit(0), &b"in"[..]));
         let dir = outcome.stdout.text();
         let late = Run { limits: Limits { seconds: 0.5, ..limits() }, ..Run::new(Language::Python, "while 1: pass") };
-        assert_eq!(sandbox.run(&late).await.unwrap().ended, Ended::TimeLimit);
+        assert_eq!(sandbox.run(&late).await.unwrap().ended, EndReason::TimeLimit);
         drop(sandbox);
-        before.waited_for().await.unwrap_err();
+        before.wait_until_restored().await.unwrap_err();
         assert!(!std::path::Path::new(dir.trim()).exists(), "{dir}");
     });
     ExitCode::SUCCESS

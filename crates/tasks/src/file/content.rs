@@ -58,14 +58,14 @@ pub(super) fn read(path: &Path) -> Result<Content, TaskError> {
     let mut bytes = Vec::new();
     let opened = File::open(path).and_then(|mut file| file.read_to_end(&mut bytes));
     opened.map_err(failed)?;
-    content(bytes).map_err(|why| TaskError::Form { path: path.to_owned(), why })
+    content(bytes).map_err(|why| TaskError::Format { path: path.to_owned(), why })
 }
 
 /// Decodes bytes, or returns a description of their format as an error.
 fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
     loop {
         let unpacked = if bytes.starts_with(GZIP) {
-            unpack("gzip", Members(flate2::bufread::GzDecoder::new(&bytes[..])))?
+            unpack("gzip", GzipMembers(flate2::bufread::GzDecoder::new(&bytes[..])))?
         } else if bytes.starts_with(ZSTD)
             || matches!(bytes[..], [0x50..0x60, ref rest @ ..] if rest.starts_with(ZSTD_SKIPPED))
         {
@@ -106,22 +106,22 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
 
 /// Reader of consecutive gzip members, which may be followed by zero padding (from tapes and
 /// blocks).
-struct Members<'b>(flate2::bufread::GzDecoder<&'b [u8]>);
+struct GzipMembers<'b>(flate2::bufread::GzDecoder<&'b [u8]>);
 
-impl Read for Members<'_> {
+impl Read for GzipMembers<'_> {
     fn read(&mut self, into: &mut [u8]) -> io::Result<usize> {
         loop {
             let read = self.0.read(into)?;
-            let left = self.0.get_mut();
+            let remaining = self.0.get_mut();
             if read > 0 || into.is_empty() {
                 return Ok(read);
             }
-            let zeros = left.iter().take_while(|byte| **byte == 0).count();
-            left.consume(zeros);
-            if left.is_empty() {
+            let zeros = remaining.iter().take_while(|byte| **byte == 0).count();
+            remaining.consume(zeros);
+            if remaining.is_empty() {
                 return Ok(0);
             }
-            self.0 = flate2::bufread::GzDecoder::new(*left);
+            self.0 = flate2::bufread::GzDecoder::new(*remaining);
         }
     }
 }

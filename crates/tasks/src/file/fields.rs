@@ -53,11 +53,11 @@ pub(super) struct Layout {
 
 /// Returns the layouts, with the fields that the recipe sets in place of the default ones.
 fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
-    let (usual_question, usual_answer) = LAYOUTS[0];
+    let (default_question, default_answer) = LAYOUTS[0];
     LAYOUTS.map(|(q, a)| {
         (
-            if question == usual_question { q } else { question },
-            if answer == usual_answer { a } else { answer },
+            if question == default_question { q } else { question },
+            if answer == default_answer { a } else { answer },
         )
     })
 }
@@ -65,15 +65,17 @@ fn layouts<'n>(question: &'n str, answer: &'n str) -> [(&'n str, &'n str); 7] {
 impl Layout {
     /// Returns the first layout whose fields a row has, given the fields of the recipe. If a field
     /// is missing, returns a layout whose columns the row has, so that the error names this field.
-    pub fn of(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
+    pub fn for_row(row: &Map<String, Value>, question: &str, answer: &str) -> Self {
         let layouts = layouts(question, answer);
         // An empty name means that the field is not needed.
         let has = |path: &str| path.is_empty() || find(row, path).is_some();
-        let asks = |question: &str| has(question) || template::paths(question).into_iter().all(has);
-        let begins = |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
-        let whole = layouts.iter().find(|(q, a)| asks(q) && has(a));
-        let matching_layout = || layouts.iter().rev().find(|(q, a)| (asks(q) || begins(q)) && begins(a));
-        let (question, answer) = *whole.or_else(matching_layout).unwrap_or(&layouts[0]);
+        let has_question = |question: &str| has(question) || template::paths(question).into_iter().all(has);
+        let has_column =
+            |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
+        let complete_layout = layouts.iter().find(|(q, a)| has_question(q) && has(a));
+        let matching_layout =
+            || layouts.iter().rev().find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a));
+        let (question, answer) = *complete_layout.or_else(matching_layout).unwrap_or(&layouts[0]);
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
 
@@ -108,17 +110,17 @@ pub(super) fn find<'r>(row: &'r Map<String, Value>, path: &str) -> Option<&'r Va
         return Some(value);
     }
     let mut dots = path.rmatch_indices('.');
-    dots.find_map(|(dot, _)| within(row.get(&path[..dot])?, &path[dot + 1..]))
+    dots.find_map(|(dot, _)| find_in_value(row.get(&path[..dot])?, &path[dot + 1..]))
 }
 
-fn within<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
+fn find_in_value<'r>(value: &'r Value, path: &str) -> Option<&'r Value> {
     match value {
         Value::Object(fields) => find(fields, path),
         Value::Array(items) => {
             let (first, rest) =
                 path.split_once('.').map_or((path, None), |(first, rest)| (first, Some(rest)));
             let item = items.get(first.parse::<usize>().ok()?)?;
-            rest.map_or(Some(item), |rest| within(item, rest))
+            rest.map_or(Some(item), |rest| find_in_value(item, rest))
         }
         _ => None,
     }
@@ -148,18 +150,18 @@ pub(super) struct SkippedColumn {
 }
 
 /// Returns advice for a row without the field `path`, which the recipe sets with `key`.
-pub(super) fn way_out(key: &str, path: &str, row: &Map<String, Value>) -> String {
-    let there = paths(row);
+pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String {
+    let known_paths = paths(row);
     let usual: &[&str] = if key == "question" { &QUESTIONS } else { &ANSWERS };
     let last = |path: &str| path.rsplit('.').next().unwrap_or_default().to_lowercase();
     let likeness = |other: &str| strsim::normalized_damerau_levenshtein(&last(path), &last(other));
-    let slip = there
+    let slip = known_paths
         .iter()
         .filter(|other| likeness(other) >= 0.7)
         .max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
     let mut meant: Vec<&String> = slip.into_iter().collect();
     for name in usual {
-        let named = there.iter().filter(|path| last(path) == last(name));
+        let named = known_paths.iter().filter(|path| last(path) == last(name));
         meant.extend(named.filter(|path| !meant.contains(path)).collect::<Vec<_>>());
     }
     let set: Vec<String> = meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
@@ -210,7 +212,7 @@ mod tests {
     #[test]
     fn layout_is_detected_from_row() {
         let of = |value: Value, question, answer| {
-            let layout = Layout::of(&row(value), question, answer);
+            let layout = Layout::for_row(&row(value), question, answer);
             (layout.question, layout.answer)
         };
         let pair = |question: &str, answer: &str| (question.to_owned(), answer.to_owned());
@@ -243,7 +245,7 @@ mod tests {
 
     #[test]
     fn missing_field_suggests_similar_names() {
-        let out = |key, path, value: Value| way_out(key, path, &row(value));
+        let out = |key, path, value: Value| advice(key, path, &row(value));
         assert_eq!(
             out("answer", "answer", json!({"q": 1, "anwser": 2, "solution": 3})),
             "Set `answer = \"anwser\"` or `answer = \"solution\"` in the recipe, or complete the row"

@@ -12,11 +12,11 @@ use serde::Deserialize;
 use serde::de::{Error, IgnoredAny, MapAccess, SeqAccess, Visitor};
 use serde_json::{Deserializer, Value};
 
-use crate::Place;
+use crate::RowLocation;
 
 /// An error in a row, and its location.
 #[derive(Debug, PartialEq)]
-pub(super) struct Wrong {
+pub(super) struct JsonRowError {
     pub line: usize,
     pub column: usize,
     /// Message of the parser.
@@ -25,19 +25,19 @@ pub(super) struct Wrong {
 
 /// A value, with the original notation of its numbers if the value does not keep it.
 #[derive(Debug, PartialEq)]
-pub(super) struct Read {
+pub(super) struct ParsedValue {
     pub value: Value,
     /// The value with strings in place of numbers whose exponents have another notation; `None` if
     /// there are none.
     pub spelled: Option<Value>,
 }
 
-impl Read {
+impl ParsedValue {
     /// Splits an array into its items.
-    fn items(self) -> Vec<Read> {
+    fn items(self) -> Vec<ParsedValue> {
         let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
         let mut spelled = self.spelled.map(list).into_iter().flatten();
-        list(self.value).into_iter().map(|value| Read { value, spelled: spelled.next() }).collect()
+        list(self.value).into_iter().map(|value| ParsedValue { value, spelled: spelled.next() }).collect()
     }
 }
 
@@ -48,14 +48,14 @@ impl Read {
 /// Returns an error if a row is not JSON, or if `each` fails.
 pub(super) fn rows<E>(
     text: &str,
-    wrong: &dyn Fn(Wrong) -> E,
-    each: &mut dyn FnMut(Place, Read) -> Result<(), E>,
+    wrong: &dyn Fn(JsonRowError) -> E,
+    each: &mut dyn FnMut(RowLocation, ParsedValue) -> Result<(), E>,
 ) -> Result<usize, E> {
     let start = text.len() - text.trim_start().len();
     if text[start..].starts_with('[') {
         let (read, halves) = value(text, 1).map_err(wrong)?;
         for (at, row) in read.items().into_iter().enumerate() {
-            each(Place::Row(at + 1), row)?;
+            each(RowLocation::Row(at + 1), row)?;
         }
         return Ok(halves);
     }
@@ -79,14 +79,14 @@ pub(super) fn rows<E>(
                 },
             };
             halves += replaced;
-            each(Place::Line(line), value)?;
+            each(RowLocation::Line(line), value)?;
         }
         // Skips to the end of the line on which the row ends.
         let next = rest[row.len()..].find('\n').map_or(rest.len(), |end| row.len() + end + 1);
         if !rest[row.len()..next].trim().is_empty() {
             let line = line + row.matches('\n').count();
             let column = 1 + row.rsplit('\n').next().unwrap_or_default().len();
-            return Err(wrong(Wrong { line, column, why: "trailing characters".into() }));
+            return Err(wrong(JsonRowError { line, column, why: "trailing characters".into() }));
         }
         line += rest[..next].matches('\n').count();
         rest = &rest[next..];
@@ -103,35 +103,35 @@ fn first_value(text: &str) -> Option<&str> {
 
 /// Parses a text as one value. Also returns the number of lone surrogates that were replaced.
 /// `line` is the number of the first line.
-fn value(text: &str, line: usize) -> Result<(Read, usize), Wrong> {
+fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> {
     // The original text is validated, so that columns in errors are right.
     let checked = serde_json::from_str::<IgnoredAny>(text);
     let (plain, halves) = match checked {
-        Ok(_) => plain(text),
-        Err(error) => return Err(explained(text, line, &error)),
+        Ok(_) => replace_surrogates(text),
+        Err(error) => return Err(to_row_error(text, line, &error)),
     };
-    let value = serde_json::from_str(&plain).map_err(|error| explained(text, line, &error))?;
-    serde_json::from_str::<UniqueNames>(&plain).map_err(|error| explained(text, line, &error))?;
+    let value = serde_json::from_str(&plain).map_err(|error| to_row_error(text, line, &error))?;
+    serde_json::from_str::<UniqueNames>(&plain).map_err(|error| to_row_error(text, line, &error))?;
     let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
-    Ok((Read { value, spelled }, halves))
+    Ok((ParsedValue { value, spelled }, halves))
 }
 
 /// Parses JSON within a field by the rules of rows.
 ///
 /// # Errors
 /// Returns an error if the text is not JSON.
-pub(super) fn lenient(text: &str) -> serde_json::Result<Value> {
+pub(super) fn parse_lenient(text: &str) -> serde_json::Result<Value> {
     serde_json::from_str::<IgnoredAny>(text)?;
-    serde_json::from_str(&plain(text).0)
+    serde_json::from_str(&replace_surrogates(text).0)
 }
 
 /// Returns the number of lone surrogates in valid JSON.
-pub(super) fn halves(text: &str) -> usize {
-    plain(text).1
+pub(super) fn count_surrogates(text: &str) -> usize {
+    replace_surrogates(text).1
 }
 
 /// Returns a text without leading byte-order marks.
-pub(super) fn without_mark(text: &str) -> &str {
+pub(super) fn strip_byte_order_mark(text: &str) -> &str {
     text.trim_start_matches('\u{feff}')
 }
 
@@ -195,7 +195,7 @@ impl<'de> Visitor<'de> for UniqueNames {
     }
 }
 
-fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
+fn to_row_error(text: &str, line: usize, error: &serde_json::Error) -> JsonRowError {
     // The parser counts lines within the row.
     let (below, column) = (error.line().saturating_sub(1), error.column());
     let mut why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
@@ -207,11 +207,11 @@ fn explained(text: &str, line: usize, error: &serde_json::Error) -> Wrong {
     if let Some(number) = number {
         why.push_str(&format!(" ({number}, which Python writes, is not JSON: write null or a text)"));
     }
-    Wrong { line: line + below, column, why }
+    JsonRowError { line: line + below, column, why }
 }
 
 /// Replaces lone surrogates in valid JSON. Also returns their number.
-fn plain(text: &str) -> (Cow<'_, str>, usize) {
+fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     let bytes = text.as_bytes();
     let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
     // In valid JSON, backslashes occur only within strings.
@@ -282,14 +282,14 @@ mod tests {
 
     use super::*;
 
-    fn shown(wrong: Wrong) -> String {
+    fn format_error(wrong: JsonRowError) -> String {
         format!("{}:{}: {}", wrong.line, wrong.column, wrong.why)
     }
 
     fn read(text: &str) -> Result<(Vec<(String, Value)>, usize), String> {
         let mut found = Vec::new();
-        let halves = rows(text, &shown, &mut |place, row| {
-            found.push((place.to_string(), row.value));
+        let halves = rows(text, &format_error, &mut |location, row| {
+            found.push((location.to_string(), row.value));
             Ok(())
         })?;
         Ok((found, halves))
@@ -332,7 +332,7 @@ mod tests {
     fn exponents_keep_original_notation() {
         let spelled = |text: &str| {
             let mut found = Vec::new();
-            rows(text, &shown, &mut |_, row| {
+            rows(text, &format_error, &mut |_, row| {
                 found.push(row.spelled);
                 Ok(())
             })
@@ -357,8 +357,8 @@ mod tests {
     #[test]
     fn concatenated_files_with_byte_order_marks_parse() {
         let found = read("\u{feff}{\"a\": 1}\n\u{feff}{\"a\": 2}\n\u{feff}").unwrap().0;
-        let places: Vec<&str> = found.iter().map(|(place, _)| place.as_str()).collect();
-        assert_eq!(places, ["line 1", "line 2"]);
+        let locations: Vec<&str> = found.iter().map(|(location, _)| location.as_str()).collect();
+        assert_eq!(locations, ["line 1", "line 2"]);
     }
 
     #[test]
@@ -371,16 +371,16 @@ mod tests {
 
     #[test]
     fn rows_parse_from_lines_and_arrays() {
-        let places = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
-        let row = |place: &str, a: u32| (place.to_owned(), json!({"a": a}));
-        assert_eq!(places("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
+        let read_rows = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
+        let row = |location: &str, a: u32| (location.to_owned(), json!({"a": a}));
+        assert_eq!(read_rows("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
         assert_eq!(
-            places("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
+            read_rows("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
             [row("line 1", 1), row("line 4", 2), row("line 6", 3)]
         );
-        assert_eq!(places("\n [{\"a\": 1},\n{\"a\": 2}]\n"), [row("row 1", 1), row("row 2", 2)]);
-        assert_eq!(places("[]"), []);
-        assert_eq!(places(" \n"), []);
+        assert_eq!(read_rows("\n [{\"a\": 1},\n{\"a\": 2}]\n"), [row("row 1", 1), row("row 2", 2)]);
+        assert_eq!(read_rows("[]"), []);
+        assert_eq!(read_rows(" \n"), []);
     }
 
     #[test]

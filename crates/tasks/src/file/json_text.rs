@@ -12,12 +12,12 @@ use super::json;
 /// # Errors
 /// Returns the expected form if the string was meant as a list of messages but is not valid.
 pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
-    let text = json::without_mark(text);
+    let text = json::strip_byte_order_mark(text);
     if !text.trim_start().starts_with(['[', '{', '"', 'a', '(']) {
         return Ok(None);
     }
-    match json::lenient(text) {
-        Ok(value) => listed(value),
+    match json::parse_lenient(text) {
+        Ok(value) => message_list(value),
         Err(_) if is_python(text) => {
             Err("JSON where it is a list of messages; this is how Python prints one: \
              save it with json.dumps")
@@ -38,11 +38,11 @@ fn starts_messages(text: &str) -> bool {
 }
 
 /// Returns the list of messages in a parsed value.
-fn listed(value: Value) -> Result<Option<Value>, &'static str> {
+fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
     match value {
         Value::Array(items) => {
             let items = items.into_iter().map(|item| match item {
-                Value::String(text) => json::lenient(&text).unwrap_or(Value::String(text)),
+                Value::String(text) => json::parse_lenient(&text).unwrap_or(Value::String(text)),
                 item => item,
             });
             let items: Vec<Value> = items.collect();
@@ -56,7 +56,7 @@ fn listed(value: Value) -> Result<Option<Value>, &'static str> {
         Value::String(text) => messages(&text),
         Value::Object(mut fields) if fields.len() == 1 => {
             let inner = ["messages", "conversations", "prompt"].iter().find_map(|name| fields.remove(*name));
-            inner.map_or(Ok(None), listed)
+            inner.map_or(Ok(None), message_list)
         }
         Value::Object(fields) => {
             let message = Value::Object(fields);
@@ -96,7 +96,7 @@ pub(super) fn open_column<'p>(
     }
     let Some((column, _)) = path.split_once('.') else { return Ok(None) };
     let Some(Value::String(text)) = row.get(column) else { return Ok(None) };
-    match json::lenient(text) {
+    match json::parse_lenient(text) {
         Ok(value @ (Value::Object(_) | Value::Array(_))) => {
             let text = text.clone();
             row.insert(column.to_owned(), value);
@@ -113,7 +113,7 @@ pub(super) fn open_column<'p>(
 /// text if they were replaced.
 pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
-    let value = json::lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
+    let value = json::parse_lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
     let text = text.clone();
     row.insert(column.to_owned(), value);
     Some(text)
@@ -143,7 +143,7 @@ mod tests {
         let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
         let items: Vec<String> = chat.as_array().unwrap().iter().map(Value::to_string).collect();
         let call = json!([{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "x"}]);
-        let share = json!([{"from": "human", "value": "Hi"}]);
+        let sharegpt = json!([{"from": "human", "value": "Hi"}]);
         for (text, want) in [
             (chat.to_string(), &chat),
             (format!("\n {chat}\t"), &chat),
@@ -152,8 +152,8 @@ mod tests {
             (json!(items).to_string(), &chat),
             (json!({"messages": chat}).to_string(), &chat),
             (call.to_string(), &call),
-            (share.to_string(), &share),
-            (share[0].to_string(), &share),
+            (sharegpt.to_string(), &sharegpt),
+            (sharegpt[0].to_string(), &sharegpt),
             (format!("\u{feff}{chat}"), &chat),
         ] {
             assert_eq!(messages(&text).unwrap().as_ref(), Some(want), "{text}");

@@ -118,11 +118,11 @@ mod tests {
             {"role": "assistant", "content": [{"text": "2", "image": null}]},
             {"role": "user", "content": "1 + 2?"},
         ]);
-        let share = json!([
+        let sharegpt = json!([
             {"from": "system", "value": "Be brief."}, {"from": "human", "value": "1 + 1?"},
             {"from": "gpt", "value": "2"}, {"from": "human", "value": "1 + 2?"},
         ]);
-        for shape in [plain, parts, share] {
+        for shape in [plain, parts, sharegpt] {
             assert_eq!(read(shape).unwrap(), want);
         }
         let call =

@@ -26,9 +26,9 @@ use serde_json::{Map, Value};
 use self::content::Content;
 use self::fields::{Layout, SkippedColumn};
 use super::task_rng::{Purpose, TaskRng};
-use super::{Matching, Place, QuestionKey, Skipped, Task, TaskError, TaskRow};
+use super::{MatchingRule, QuestionKey, RowLocation, SkipReason, Task, TaskError, TaskRow};
 
-pub use options::{AnswerFrom, FileOptions, HeldOut};
+pub use options::{AnswerPart, FileOptions, HeldOutCount};
 pub use paths::{Paths, without_endings};
 
 /// Tasks of a source of files.
@@ -64,25 +64,25 @@ pub struct DemonstrationCounts {
 }
 
 impl DemonstrationCounts {
-    fn add(&mut self, skipped: Option<Skipped>) {
+    fn add(&mut self, skipped: Option<SkipReason>) {
         *match skipped {
             None => &mut self.converted,
-            Some(Skipped::NoCalls) => &mut self.no_calls,
-            Some(Skipped::TooManyCalls) => &mut self.too_many_calls,
-            Some(Skipped::Unreadable) => &mut self.unreadable,
-            Some(Skipped::Disagrees) => &mut self.disagrees,
-            Some(Skipped::NoAnswer) => &mut self.no_answer,
+            Some(SkipReason::NoCalls) => &mut self.no_calls,
+            Some(SkipReason::TooManyCalls) => &mut self.too_many_calls,
+            Some(SkipReason::Unreadable) => &mut self.unreadable,
+            Some(SkipReason::Disagrees) => &mut self.disagrees,
+            Some(SkipReason::NoAnswer) => &mut self.no_answer,
         } += 1;
     }
 }
 
 impl FileOptions {
-    /// Reads the files like [`load_by`](Self::load_by), by the rules of new runs.
+    /// Reads the files like [`load_with_rule`](Self::load_with_rule), by the rules of new runs.
     ///
     /// # Errors
-    /// Returns the errors of [`load_by`](Self::load_by).
+    /// Returns the errors of [`load_with_rule`](Self::load_with_rule).
     pub fn load(&self, split_seed: u64) -> Result<FileTasks, TaskError> {
-        self.load_by(split_seed, Matching::default())
+        self.load_with_rule(split_seed, MatchingRule::default())
     }
 
     /// Reads the files and holds out the questions of the split. Every row is checked, also rows
@@ -96,14 +96,14 @@ impl FileOptions {
     /// Returns an error if a file cannot be read, if there are no rows, or if a row is not an
     /// object or lacks a required field (with the row and its fields). Also returns an error if too
     /// many rows would be held out, or if `repeat` would make too many tasks.
-    pub fn load_by(&self, split_seed: u64, matching: Matching) -> Result<FileTasks, TaskError> {
+    pub fn load_with_rule(&self, split_seed: u64, matching: MatchingRule) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
         let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
         let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
-        if let Some(split) = paths::mixed_split(&files).filter(|_| self.held_out != HeldOut::All) {
+        if let Some(split) = paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All) {
             tasks.notes.push(format!(
                 "{}: is read beside files to train on, although its name is that of a split to evaluate on; name the \
                  files of each split in a source of their own, the latter with `held_out = \"all\"`",
@@ -126,11 +126,11 @@ impl FileOptions {
         }
         ranked.sort_unstable();
         match self.held_out {
-            HeldOut::Count(held_out) if held_out >= rows => {
+            HeldOutCount::Count(held_out) if held_out >= rows => {
                 return Err(TaskError::HeldOut { path, rows, held_out });
             }
-            HeldOut::Count(held_out) => ranked.truncate(held_out),
-            HeldOut::All => {}
+            HeldOutCount::Count(held_out) => ranked.truncate(held_out),
+            HeldOutCount::All => {}
         }
         let mut rest: Vec<Option<Task>> = tasks.rest.into_iter().map(Some).collect();
         tasks.held_out = ranked.into_iter().filter_map(|(_, at)| rest[at].take()).collect();
@@ -138,7 +138,7 @@ impl FileOptions {
         let (rows, repeat) = (tasks.rest.len().min(self.limit.unwrap_or(usize::MAX)), self.repeat);
         match rows.checked_mul(repeat) {
             Some(all) if all <= MAX_REPEATED || repeat == 1 => Ok(tasks),
-            _ => Err(TaskError::Repeat { path, rows, repeat, most: MAX_REPEATED }),
+            _ => Err(TaskError::Repeat { path, rows, repeat, max_tasks: MAX_REPEATED }),
         }
     }
 
@@ -149,7 +149,7 @@ impl FileOptions {
     /// Returns an error if a file cannot be read, or there are no rows.
     pub fn rows(&self) -> Result<(Vec<FileRow>, Vec<String>), TaskError> {
         let files = self.path.files()?;
-        let mut loader = Loader::new(self, files.len() > 1, 0, Matching::default());
+        let mut loader = Loader::new(self, files.len() > 1, 0, MatchingRule::default());
         loader.all = Some(Vec::new());
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
@@ -200,7 +200,7 @@ struct Row<'f> {
     /// Index of the file in its source.
     number: usize,
     path: &'f Path,
-    place: Place,
+    location: RowLocation,
     fields: Map<String, Value>,
     /// Fields with numbers as strings in their original notation, if `fields` changes the notation
     /// of any number.
@@ -216,7 +216,7 @@ struct Loader<'o> {
     several: bool,
     /// Fields of question and answer, determined from the first row.
     layout: Option<Layout>,
-    matching: Matching,
+    matching: MatchingRule,
     /// Keys of the rows read so far.
     known: HashSet<QuestionKey>,
     /// Columns that contained JSON as a string.
@@ -240,7 +240,7 @@ struct Loader<'o> {
 }
 
 impl<'o> Loader<'o> {
-    fn new(options: &'o FileOptions, several: bool, split_seed: u64, matching: Matching) -> Self {
+    fn new(options: &'o FileOptions, several: bool, split_seed: u64, matching: MatchingRule) -> Self {
         Loader {
             options,
             source: options.path.name(),
@@ -262,35 +262,39 @@ impl<'o> Loader<'o> {
     }
 
     fn file(&mut self, number: usize, path: &Path) -> Result<(), TaskError> {
-        let form = |why: String| TaskError::Form { path: path.to_owned(), why };
+        let to_error = |why: String| TaskError::Format { path: path.to_owned(), why };
         let FileOptions { question, answer, .. } = self.options;
-        let ending = paths::ending(path);
+        let ending = paths::extension(path);
         let needed = |column: &str| Layout::may_use(column, question, answer);
         let skipped_columns = match content::read(path)? {
-            Content::Parquet(bytes) => parquet::rows(bytes, &needed, form, |place, fields, is_partial| {
-                self.row(Row { number, path, place, fields, spelled: None, is_partial })
-            })?,
+            Content::Parquet(bytes) => {
+                parquet::rows(bytes, &needed, to_error, |location, fields, is_partial| {
+                    self.row(Row { number, path, location, fields, spelled: None, is_partial })
+                })?
+            }
             Content::Text(_) if ending == "parquet" => {
-                return Err(form("is named as a Parquet file, but is none".into()));
+                return Err(to_error("is named as a Parquet file, but is none".into()));
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
-                table::rows(&text, ending == "tsv", &needed, form, &mut |place, fields| {
-                    self.row(Row { number, path, place, fields, spelled: None, is_partial: false })
+                table::rows(&text, ending == "tsv", &needed, to_error, &mut |location, fields| {
+                    self.row(Row { number, path, location, fields, spelled: None, is_partial: false })
                 })?
             }
             Content::Text(text) => {
-                let wrong = |json::Wrong { line, column, why }| TaskError::Json {
+                let wrong = |json::JsonRowError { line, column, why }| TaskError::Json {
                     path: path.to_owned(),
                     line,
                     column,
                     why,
                 };
                 let halves =
-                    json::rows(&text, &wrong, &mut |place, json::Read { value, spelled }| match value {
-                        Value::Object(fields) => {
-                            self.row(Row { number, path, place, fields, spelled, is_partial: false })
+                    json::rows(&text, &wrong, &mut |location, json::ParsedValue { value, spelled }| {
+                        match value {
+                            Value::Object(fields) => {
+                                self.row(Row { number, path, location, fields, spelled, is_partial: false })
+                            }
+                            _ => Err(TaskError::NotObject { path: path.to_owned(), location }),
                         }
-                        _ => Err(TaskError::NotObject { path: path.to_owned(), place }),
                     })?;
                 self.halves += halves;
                 Vec::new()
@@ -339,16 +343,16 @@ impl<'o> Loader<'o> {
         let mut task = task?;
         let key = task.key();
         let known = match (self.matching, &self.layout) {
-            (Matching::ExactRows, Some(layout)) => {
+            (MatchingRule::ExactRows, Some(layout)) => {
                 task.row_key(&row.fields, &[&layout.question, &layout.answer])
             }
-            (Matching::Rows, Some(layout)) => {
-                task.row_key_by_words(&row.fields, &[&layout.question, &layout.answer])
+            (MatchingRule::Rows, Some(layout)) => {
+                task.loose_row_key(&row.fields, &[&layout.question, &layout.answer])
             }
             _ => key,
         };
         // Rows with missing columns may differ in these columns.
-        if self.known.insert(known) || (row.is_partial && self.matching != Matching::Questions) {
+        if self.known.insert(known) || (row.is_partial && self.matching != MatchingRule::Questions) {
             self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
             task.row = row.fields.into();
@@ -362,7 +366,7 @@ impl<'o> Loader<'o> {
     /// Returns the task of a row, without the row itself.
     fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
-        let (path, place) = (row.path, row.place);
+        let (path, location) = (row.path, row.location);
         let mut opened: Vec<(String, &str)> = Vec::new();
         let paths = fields::layout_paths(&options.question, &options.answer);
         for path in paths.iter().map(String::as_str).chain(["extra_info."]) {
@@ -370,22 +374,22 @@ impl<'o> Loader<'o> {
             let opened_here = match found {
                 Ok(found) => found,
                 Err((column, must)) => {
-                    return Err(row.wrong(column, row.fields.get(column).unwrap_or(&Value::Null), must));
+                    return Err(row.type_error(column, row.fields.get(column).unwrap_or(&Value::Null), must));
                 }
             };
             if let Some((column, text)) = opened_here {
-                self.halves += json::halves(&text);
+                self.halves += json::count_surrogates(&text);
                 opened.push((column.to_owned(), "a table"));
             }
         }
         for column in template::CHOICES {
             if let Some(text) = json_text::open_options(&mut row.fields, column) {
-                self.halves += json::halves(&text);
+                self.halves += json::count_surrogates(&text);
                 opened.push((column.to_owned(), "options"));
             }
         }
         let layout = self.layout.get_or_insert_with(|| {
-            let layout = Layout::of(&row.fields, &options.question, &options.answer);
+            let layout = Layout::for_row(&row.fields, &options.question, &options.answer);
             let Layout { question, answer } = &layout;
             if (question, answer) != (&options.question, &options.answer) {
                 let path = row.path.display();
@@ -398,7 +402,7 @@ impl<'o> Loader<'o> {
         if let Some(Value::String(text)) = row.fields.get(&layout.question)
             && let Ok(Some(messages)) = json_text::messages(text)
         {
-            self.halves += json::halves(json::without_mark(text));
+            self.halves += json::count_surrogates(json::strip_byte_order_mark(text));
             row.fields.insert(layout.question.clone(), messages);
             opened.push((layout.question.clone(), "messages"));
         }
@@ -406,7 +410,7 @@ impl<'o> Loader<'o> {
             if self.opened.insert(column.clone()) {
                 let path = path.display();
                 self.tasks.notes.push(format!(
-                    "{path}, {place}: the column {column:?} holds JSON as a text, which is read as {what}, here and in \
+                    "{path}, {location}: the column {column:?} holds JSON as a text, which is read as {what}, here and in \
                      other rows"
                 ));
             }
@@ -419,7 +423,7 @@ impl<'o> Loader<'o> {
 
 /// Returns the ID of a row's task: the name of its source, and the number of the row.
 fn id_of(source: &str, several: bool, row: &Row<'_>) -> String {
-    let number = row.place.number();
+    let number = row.location.number();
     if several { format!("{source}-{}-{number}", row.number) } else { format!("{source}-{number}") }
 }
 

@@ -12,7 +12,7 @@ use super::json_text;
 use super::messages::messages;
 use super::template::{self, Part};
 use super::{DemonstrationCounts, Paths, Row};
-use crate::{Task, TaskError, annotated};
+use crate::{Task, TaskError, parse_annotations};
 
 /// Options of a source of files: which files to read, and which fields contain question and answer.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -33,11 +33,11 @@ pub struct FileOptions {
     pub answer: String,
     /// Part of the answer field that is the answer.
     #[serde(default)]
-    pub answer_from: AnswerFrom,
+    pub answer_from: AnswerPart,
     /// Number of questions that are held out from training, or `"all"` for a source that is only
     /// used for evaluation. Questions that any source holds out are never trained on.
     #[serde(default)]
-    pub held_out: HeldOut,
+    pub held_out: HeldOutCount,
     /// Maximum number of training rows; unlimited by default.
     #[serde(default)]
     pub limit: Option<usize>,
@@ -66,7 +66,7 @@ fn answer_field() -> String {
 /// Part of the answer field that is the answer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
-pub enum AnswerFrom {
+pub enum AnswerPart {
     /// The complete field.
     #[default]
     Whole,
@@ -77,54 +77,54 @@ pub enum AnswerFrom {
 
 /// Number of questions of a source that are held out from training.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum HeldOut {
+pub enum HeldOutCount {
     /// This number of questions.
     Count(usize),
     /// All questions: the source is only used for evaluation. Written as `"all"`.
     All,
 }
 
-impl Default for HeldOut {
+impl Default for HeldOutCount {
     fn default() -> Self {
-        HeldOut::Count(0)
+        HeldOutCount::Count(0)
     }
 }
 
-impl Serialize for HeldOut {
+impl Serialize for HeldOutCount {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            HeldOut::Count(count) => count.serialize(serializer),
-            HeldOut::All => "all".serialize(serializer),
+            HeldOutCount::Count(count) => count.serialize(serializer),
+            HeldOutCount::All => "all".serialize(serializer),
         }
     }
 }
 
-impl<'de> Deserialize<'de> for HeldOut {
+impl<'de> Deserialize<'de> for HeldOutCount {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
         struct CountOrAll;
         impl Visitor<'_> for CountOrAll {
-            type Value = HeldOut;
+            type Value = HeldOutCount;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
                 f.write_str("a whole number, at least 0, or \"all\"")
             }
 
-            fn visit_u64<E: Error>(self, count: u64) -> Result<HeldOut, E> {
+            fn visit_u64<E: Error>(self, count: u64) -> Result<HeldOutCount, E> {
                 let count = usize::try_from(count);
                 count
-                    .map(HeldOut::Count)
+                    .map(HeldOutCount::Count)
                     .map_err(|_| E::invalid_value(Unexpected::Other("too large a number"), &self))
             }
 
-            fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOut, E> {
+            fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOutCount, E> {
                 let found =
                     u64::try_from(count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))?;
                 self.visit_u64(found)
             }
 
-            fn visit_str<E: Error>(self, text: &str) -> Result<HeldOut, E> {
+            fn visit_str<E: Error>(self, text: &str) -> Result<HeldOutCount, E> {
                 if text == "all" {
-                    Ok(HeldOut::All)
+                    Ok(HeldOutCount::All)
                 } else {
                     Err(E::invalid_value(Unexpected::Str(text), &self))
                 }
@@ -141,8 +141,8 @@ impl FileOptions {
             path: path.into(),
             question: question_field(),
             answer: answer_field(),
-            answer_from: AnswerFrom::default(),
-            held_out: HeldOut::default(),
+            answer_from: AnswerPart::default(),
+            held_out: HeldOutCount::default(),
             limit: None,
             repeat: once(),
             annotated_calls: None,
@@ -158,7 +158,7 @@ impl FileOptions {
         demonstrations: &mut DemonstrationCounts,
         blanks: &mut usize,
     ) -> Result<Task, TaskError> {
-        let (question, messages) = asked(row, &layout.question)?;
+        let (question, messages) = read_question(row, &layout.question)?;
         let nothing = Value::Null;
         let field = match layout.answer.as_str() {
             "" => &nothing,
@@ -168,19 +168,19 @@ impl FileOptions {
         let spelled = spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerFrom::Whole => whole(field, spelled, blanks).ok_or_else(|| {
-                row.wrong(
+            AnswerPart::Whole => full_answer(field, spelled, blanks).ok_or_else(|| {
+                row.type_error(
                     &layout.answer,
                     field,
                     "a number, a text, or a list of right answers, and not empty; where scorers need no answer, \
                      set `answer = \"\"`",
                 )
             })?,
-            AnswerFrom::Hashes => field
+            AnswerPart::Hashes => field
                 .as_str()
-                .and_then(after_hashes)
+                .and_then(text_after_hashes)
                 .map(Value::from)
-                .ok_or_else(|| row.wrong(&layout.answer, field, "a text with an answer after ####"))?,
+                .ok_or_else(|| row.type_error(&layout.answer, field, "a text with an answer after ####"))?,
         };
         let answer_number = match (field, &answer) {
             (Value::Number(number), Value::String(_)) => Some(number.clone()),
@@ -188,7 +188,7 @@ impl FileOptions {
         };
         let demonstration = match (field, self.annotated_calls) {
             (Value::String(solution), Some(max_calls)) => {
-                let demonstration = annotated(solution, max_calls);
+                let demonstration = parse_annotations(solution, max_calls);
                 demonstrations.add(demonstration.as_ref().err().copied());
                 demonstration.ok()
             }
@@ -197,18 +197,18 @@ impl FileOptions {
         let agent = match row.fields.get(AGENT) {
             None | Some(Value::Null) => None,
             Some(Value::String(name)) => Some(name.clone()),
-            Some(other) => return Err(row.wrong(AGENT, other, "the name of an agent")),
+            Some(other) => return Err(row.type_error(AGENT, other, "the name of an agent")),
         };
         Ok(Task { question, messages, answer, answer_number, agent, demonstration, ..Task::default() })
     }
 }
 
 /// Returns the question of a row, and its messages if it is a conversation.
-fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
+fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError> {
     if let Some(parts) = template(row, path)? {
-        let question = filled(row, &parts)?;
+        let question = fill_template(row, &parts)?;
         return if question.is_empty() {
-            Err(row.wrong(path, &Value::from(""), "a template that leaves a text"))
+            Err(row.type_error(path, &Value::from(""), "a template that leaves a text"))
         } else {
             Ok((question, Vec::new()))
         };
@@ -217,7 +217,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
     let opened;
     let found = match found {
         Value::String(text) => {
-            match json_text::messages(text).map_err(|must| row.wrong(path, found, must))? {
+            match json_text::messages(text).map_err(|must| row.type_error(path, found, must))? {
                 Some(messages) => {
                     opened = messages;
                     &opened
@@ -238,7 +238,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
         }
         Value::Array(items) => {
             let mut messages = messages(items).map_err(|why| {
-                row.wrong(path, found, &format!("a text, or messages that can be replied to: {why}"))
+                row.type_error(path, found, &format!("a text, or messages that can be replied to: {why}"))
             })?;
             let question = messages.last().map(|last| last.content.to_string()).unwrap_or_default();
             if messages == [Message::user(question.as_str())] {
@@ -246,7 +246,7 @@ fn asked(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), TaskError>
             }
             Ok((question, messages))
         }
-        other => Err(row.wrong(path, other, "a text that is not empty, or a list of messages")),
+        other => Err(row.type_error(path, other, "a text that is not empty, or a list of messages")),
     }
 }
 
@@ -255,7 +255,7 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
     if row.fields.contains_key(question) {
         return Ok(None);
     }
-    template::parts(question).map_err(|why| TaskError::Form {
+    template::parts(question).map_err(|why| TaskError::Format {
         path: row.path.to_owned(),
         why: format!("cannot be read with question = {question:?}, which {why}"),
     })
@@ -263,7 +263,7 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
 
 /// Fills a template with the fields of a row. White space at the ends of the template is removed,
 /// and so are line breaks next to empty fields at its ends.
-fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
+fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
     let (mut question, mut end) = (String::new(), 0);
     for part in parts {
@@ -286,7 +286,7 @@ fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
                     }
                     value => template::shown(value),
                 };
-                let shown = shown.map_err(|must| row.wrong(path, value, must))?;
+                let shown = shown.map_err(|must| row.type_error(path, value, must))?;
                 if !shown.trim().is_empty() {
                     question.push_str(&shown);
                     end = question.len();
@@ -302,20 +302,20 @@ fn filled(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
 /// 64-bit integer would print a number with other digits, the answer is a string with the digits in
 /// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
 /// empty items.
-fn whole(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
+fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
     let is_blank =
         |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
-    let is_one = |value: &Value| !value.is_array() && !value.is_object();
+    let is_scalar = |value: &Value| !value.is_array() && !value.is_object();
     match field {
         value if is_blank(value) => None,
         // With an empty string among the right answers, an empty completion would be right.
-        Value::Array(items) if items.iter().all(is_one) => {
+        Value::Array(items) if items.iter().all(is_scalar) => {
             let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).cloned().collect();
             *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
             (!answers.is_empty()).then_some(Value::Array(answers))
         }
         Value::Object(fields) => (!fields.is_empty()).then(|| field.clone()),
-        Value::Number(number) if !prints_alike(number) => {
+        Value::Number(number) if !is_portable(number) => {
             Some(Value::from(spelled.as_str().unwrap_or(number.as_str())))
         }
         value => Some(value.clone()),
@@ -323,13 +323,13 @@ fn whole(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
 }
 
 /// Returns whether the number keeps its digits after any other program has read it.
-fn prints_alike(number: &Number) -> bool {
+fn is_portable(number: &Number) -> bool {
     let integer = number.as_u64().map(Number::from).or_else(|| number.as_i64().map(Number::from));
     let float = || number.as_f64().filter(|_| number.is_f64()).and_then(Number::from_f64);
     integer.or_else(float).is_some_and(|read| read == *number)
 }
 
-fn after_hashes(text: &str) -> Option<&str> {
+fn text_after_hashes(text: &str) -> Option<&str> {
     let (_, rest) = text.rsplit_once("####")?;
     rest.lines().next().map(str::trim).filter(|answer| !answer.is_empty())
 }
@@ -340,22 +340,22 @@ impl Row<'_> {
             let names: Vec<&str> = self.fields.keys().map(String::as_str).collect();
             TaskError::NoField {
                 path: self.path.to_owned(),
-                place: self.place,
+                location: self.location,
                 field: path.to_owned(),
                 has: if names.is_empty() { "none".to_owned() } else { names.join(", ") },
-                way_out: fields::way_out(key, path, &self.fields),
+                way_out: fields::advice(key, path, &self.fields),
             }
         })
     }
 
-    pub(super) fn wrong(&self, field: &str, found: &Value, expected: &str) -> TaskError {
+    pub(super) fn type_error(&self, field: &str, found: &Value, expected: &str) -> TaskError {
         let mut found = found.to_string();
         if found.chars().count() > 80 {
             found = found.chars().take(79).chain(['…']).collect();
         }
         TaskError::Field {
             path: self.path.to_owned(),
-            place: self.place,
+            location: self.location,
             field: field.to_owned(),
             found,
             expected: expected.to_owned(),

@@ -15,7 +15,7 @@ use serde_json::{Map, Number, Value};
 
 use super::fields::SkippedColumn;
 use super::temporal::Shape;
-use crate::Place;
+use crate::RowLocation;
 
 /// Passes the rows of a file to `each` one by one, with whether columns were left out. A column is
 /// left out if it cannot be read or shares its name with another column, unless it is `needed`.
@@ -26,47 +26,47 @@ use crate::Place;
 pub(super) fn rows<E>(
     bytes: Vec<u8>,
     needed: &dyn Fn(&str) -> bool,
-    form: impl Fn(String) -> E,
-    mut each: impl FnMut(Place, Map<String, Value>, bool) -> Result<(), E>,
+    to_error: impl Fn(String) -> E,
+    mut each: impl FnMut(RowLocation, Map<String, Value>, bool) -> Result<(), E>,
 ) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
-    let damaged = |why: String| form(format!("is damaged or cut short ({why}): copy or fetch it again"));
+    let damaged = |why: String| to_error(format!("is damaged or cut short ({why}): copy or fetch it again"));
     let columns = columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
         let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
-        return Err(form(why.to_owned()));
+        return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();
     let mut skipped_columns = Vec::new();
     for Column { name, .. } in columns.iter().filter(|column| !names.insert(&column.name)) {
         if needed(name) {
-            return Err(form(format!("has two columns named {name:?}: rename one of them")));
+            return Err(to_error(format!("has two columns named {name:?}: rename one of them")));
         }
         skipped_columns.push(SkippedColumn { column: name.clone(), why: "is there twice".to_owned() });
     }
-    let mut read = whole(&bytes, needed, &skipped_columns);
-    if matches!(&read, Err(Unread::Damaged(_))) {
+    let mut read = read_rows(&bytes, needed, &skipped_columns);
+    if matches!(&read, Err(ReadError::Damaged(_))) {
         // The library may fail on a column that is not needed, so each of these columns is tried
         // separately.
         for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
-            let alone = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
-            if let Err(Unread::Damaged(why)) = alone {
+            let column_result = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
+            if let Err(ReadError::Damaged(why)) = column_result {
                 skipped_columns.push(SkippedColumn { column: name, why: format!("cannot be read ({why})") });
             }
         }
         if !skipped_columns.is_empty() {
-            read = whole(&bytes, needed, &skipped_columns);
+            read = read_rows(&bytes, needed, &skipped_columns);
         }
     }
     let (rows, unshown) = read.map_err(|unread| match unread {
-        Unread::Damaged(why) => damaged(why),
-        Unread::Column { name, why } => form(format!("cannot be used: its column {name:?} {why}")),
+        ReadError::Damaged(why) => damaged(why),
+        ReadError::Column { name, why } => to_error(format!("cannot be used: its column {name:?} {why}")),
     })?;
     skipped_columns.extend(unshown);
     for (at, mut row) in rows.into_iter().enumerate() {
         row.retain(|name, _| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == *name));
         row.values_mut().for_each(without_absent);
-        each(Place::Row(at + 1), row, !skipped_columns.is_empty())?;
+        each(RowLocation::Row(at + 1), row, !skipped_columns.is_empty())?;
     }
     Ok(skipped_columns)
 }
@@ -98,7 +98,7 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
 type Rows = Vec<Map<String, Value>>;
 
 /// Reason why rows cannot be read.
-enum Unread {
+enum ReadError {
     /// The file is damaged, or the library cannot read it.
     Damaged(String),
     /// A needed column contains a value that JSON cannot represent.
@@ -107,11 +107,11 @@ enum Unread {
 
 /// Returns all rows without the columns that are left out, and the columns that JSON cannot
 /// represent.
-fn whole(
+fn read_rows(
     bytes: &Bytes,
     needed: &dyn Fn(&str) -> bool,
     skipped_columns: &[SkippedColumn],
-) -> Result<(Rows, Vec<SkippedColumn>), Unread> {
+) -> Result<(Rows, Vec<SkippedColumn>), ReadError> {
     let mut rows = Vec::new();
     let wanted = |name: &str| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name);
     let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
@@ -125,15 +125,15 @@ fn read_columns(
     wanted: &dyn Fn(&str) -> bool,
     needed: &dyn Fn(&str) -> bool,
     each: &mut dyn FnMut(Map<String, Value>),
-) -> Result<Vec<SkippedColumn>, Unread> {
+) -> Result<Vec<SkippedColumn>, ReadError> {
     let read = catch_panic(|| {
-        let wrong = |error: ParquetError| Unread::Damaged(error.to_string());
+        let wrong = |error: ParquetError| ReadError::Damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
         let picked: Vec<Arc<Type>> =
             schema.get_fields().iter().filter(|field| wanted(field.name())).map(Arc::clone).collect();
         let shapes: Vec<(String, Shape)> =
-            picked.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect();
+            picked.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect();
         let shape = Shape::Struct(shapes);
         let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
         let mut unshown: Vec<SkippedColumn> = Vec::new();
@@ -150,21 +150,21 @@ fn read_columns(
                     Ok(value) => {
                         fields.insert(name, value);
                     }
-                    Err(Unshown(why)) if is_needed => return Err(Unread::Column { name, why }),
-                    Err(Unshown(why)) => unshown.push(SkippedColumn { column: name, why }),
+                    Err(UnsupportedValue(why)) if is_needed => return Err(ReadError::Column { name, why }),
+                    Err(UnsupportedValue(why)) => unshown.push(SkippedColumn { column: name, why }),
                 }
             }
             each(fields);
         }
         Ok(unshown)
     });
-    read.unwrap_or_else(|panic| Err(Unread::Damaged(panic)))
+    read.unwrap_or_else(|panic| Err(ReadError::Damaged(panic)))
 }
 
 /// Description of a value that JSON cannot represent.
-struct Unshown(String);
+struct UnsupportedValue(String);
 
-fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, Unshown> {
+fn fields(row: Row, shape: &Shape, as_null: bool) -> Result<Map<String, Value>, UnsupportedValue> {
     let fields = row.into_columns().into_iter();
     fields
         .map(|(name, field)| {
@@ -219,9 +219,9 @@ fn without_nulls(value: &mut Value) {
 }
 
 /// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error otherwise.
-fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
+fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, UnsupportedValue> {
     if let Some(text) = shape.text(&field) {
-        return text.map(Value::from).map_err(Unshown);
+        return text.map(Value::from).map_err(UnsupportedValue);
     }
     Ok(match field {
         Field::Null => Value::Null,
@@ -244,7 +244,7 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
         Field::Bytes(bytes) => match std::str::from_utf8(bytes.data()) {
             Ok(text) => Value::from(text),
             Err(_) if as_null => Value::Null,
-            Err(_) => return Err(Unshown("holds bytes that are no text".to_owned())),
+            Err(_) => return Err(UnsupportedValue("holds bytes that are no text".to_owned())),
         },
         Field::Date(_)
         | Field::TimeMillis(_)
@@ -270,7 +270,7 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unshown> {
             for entry in entries {
                 let (name, value) = entry?;
                 if named.contains_key(&name) {
-                    return Err(Unshown(format!("holds a map with two keys {name:?}")));
+                    return Err(UnsupportedValue(format!("holds a map with two keys {name:?}")));
                 }
                 named.insert(name, value);
             }
@@ -286,11 +286,11 @@ fn decimal(digits: &str) -> Value {
 
 /// Converts a number by its shortest digits. Infinity, which JSON cannot represent, becomes a
 /// string. NaN becomes null, because pandas uses it for absent values.
-fn float(value: f64, shortest: &str) -> Value {
+fn float(value: f64, digits: &str) -> Value {
     if value.is_nan() {
         return Value::Null;
     }
-    let number = shortest.parse().ok().and_then(Number::from_f64);
+    let number = digits.parse().ok().and_then(Number::from_f64);
     number.map_or_else(|| Value::from(value.to_string()), Value::Number)
 }
 
@@ -316,7 +316,7 @@ mod tests {
         optional group answers (LIST) { repeated group list { optional binary element (UTF8); } }
     }";
 
-    fn written(groups: u32) -> Vec<u8> {
+    fn write_parquet(groups: u32) -> Vec<u8> {
         let schema = Arc::new(parse_message_type(KINDS).unwrap());
         let mut file = Vec::new();
         let mut writer =
@@ -353,8 +353,8 @@ mod tests {
             file,
             &|name| needed.contains(&name),
             |why| why,
-            |place, row, _| {
-                found.push((place.to_string(), Value::Object(row)));
+            |location, row, _| {
+                found.push((location.to_string(), Value::Object(row)));
                 Ok(())
             },
         )?;
@@ -363,9 +363,9 @@ mod tests {
 
     #[test]
     fn parquet_values_round_trip() {
-        let error = read(written(2), &["bytes"]).unwrap_err();
+        let error = read(write_parquet(2), &["bytes"]).unwrap_err();
         assert!(error.contains("its column \"bytes\" holds bytes that are no text"), "{error}");
-        let (found, skipped_columns) = read(written(2), &["text"]).unwrap();
+        let (found, skipped_columns) = read(write_parquet(2), &["text"]).unwrap();
         let why = "holds bytes that are no text".to_owned();
         assert_eq!(skipped_columns, [SkippedColumn { column: "bytes".into(), why }]);
         assert_eq!(
@@ -436,11 +436,11 @@ mod tests {
     fn brotli_file_is_rejected() {
         // The footer of a file with one brotli column.
         let brotli = (0..).map(|at| {
-            let mut file = written(1);
+            let mut file = write_parquet(1);
             file[at] = 8;
             file
         });
-        let says_so = |file: &Vec<u8>| {
+        let declares_codec = |file: &Vec<u8>| {
             let codecs = catch_panic(|| {
                 let reader = SerializedFileReader::new(bytes::Bytes::from(file.clone())).ok()?;
                 Some(
@@ -456,23 +456,23 @@ mod tests {
             let codecs: Vec<_> = codecs.ok().flatten().unwrap_or_default();
             codecs.iter().any(|codec| matches!(codec, Compression::BROTLI(_)))
         };
-        let file = brotli.take(written(1).len()).find(says_so).unwrap();
+        let file = brotli.take(write_parquet(1).len()).find(declares_codec).unwrap();
         let why = read(file, &[]).unwrap_err();
         assert!(why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"), "{why}");
     }
 
     #[test]
     fn damaged_file_returns_error() {
-        let file = written(1);
+        let file = write_parquet(1);
         assert!(read(file[..file.len() - 20].to_vec(), &[]).unwrap_err().contains("Corrupt footer"));
-        let mut refused = 0;
+        let mut rejected_files = 0;
         for at in (0..file.len()).step_by(3) {
             let mut damaged = file.clone();
             damaged[at] ^= 0x55;
             // Some damage only changes values; no damage may abort the process.
-            refused += usize::from(read(damaged, &[]).is_err());
+            rejected_files += usize::from(read(damaged, &[]).is_err());
         }
-        assert!(refused > 20, "{refused}");
+        assert!(rejected_files > 20, "{rejected_files}");
     }
 
     /// Columns of dates and times in every unit, with and without a time zone, also within a struct

@@ -10,10 +10,10 @@ use crate::TaskError;
 
 /// Extensions of data files in a directory. Other files, such as a README or checksums, are
 /// ignored.
-const ENDINGS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];
+const DATA_EXTENSIONS: [&str; 6] = ["jsonl", "ndjson", "json", "parquet", "csv", "tsv"];
 /// Characters that make a path a pattern, unless a file with exactly this name exists.
-const PATTERN: [char; 3] = ['*', '?', '['];
-const COMPRESSED: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
+const PATTERN_CHARS: [char; 3] = ['*', '?', '['];
+const COMPRESSION_EXTENSIONS: [&str; 4] = ["gz", "gzip", "zst", "zstd"];
 
 /// One or more paths, each a file, a directory, or a pattern with `*`, `?`, `[…]` or `**`.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -34,7 +34,7 @@ impl Paths {
     pub fn name(&self) -> String {
         let stem = |path: &Path| {
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            let stem = match name.find(PATTERN) {
+            let stem = match name.find(PATTERN_CHARS) {
                 _ if path.is_dir() => name.as_str(),
                 Some(at) if !path.exists() => &name[..at],
                 _ => without_endings(&name),
@@ -54,7 +54,7 @@ impl Paths {
     pub fn files(&self) -> Result<Vec<PathBuf>, TaskError> {
         let mut files: Vec<PathBuf> = Vec::new();
         for path in &self.0 {
-            for file in found(path)? {
+            for file in find_files(path)? {
                 if !files.contains(&file) {
                     files.push(file);
                 }
@@ -71,7 +71,7 @@ impl<P: Into<PathBuf>> From<P> for Paths {
 }
 
 /// Returns the files of one path. A path that exists is not treated as a pattern.
-fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
+fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
     let text = path.to_string_lossy();
     let no_file = |why: String| TaskError::NoFile { path: path.to_owned(), why };
     if path.is_dir() {
@@ -88,15 +88,15 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
                 "is a folder without data files (names that end with {}, also compressed); name the files, \
                  or a pattern \
                  such as {}",
-                ENDINGS.join(", "),
+                DATA_EXTENSIONS.join(", "),
                 path.join("**/*.parquet").display()
             )));
         }
         files.sort();
         return Ok(files);
     }
-    if path.exists() || !text.contains(PATTERN) {
-        return match prepared_by(path).filter(|_| !path.exists()) {
+    if path.exists() || !text.contains(PATTERN_CHARS) {
+        return match prepare_advice(path).filter(|_| !path.exists()) {
             Some(way_out) => Err(no_file(format!("does not exist{way_out}"))),
             None => Ok(vec![path.to_owned()]),
         };
@@ -116,32 +116,33 @@ fn found(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file(format!("matches no file{}", prepared_by(path).unwrap_or_default())));
+        return Err(no_file(format!("matches no file{}", prepare_advice(path).unwrap_or_default())));
     }
     files.sort();
     Ok(files)
 }
 
 /// Name of the program that creates the data files of a recipe, in the recipe's directory.
-const PREPARE: &str = "prepare.py";
+const PREPARE_PROGRAM: &str = "prepare.py";
 
-/// Number of parent directories of a data file in which [`PREPARE`] is searched.
-const MAX_LEVELS: usize = 3;
+/// Number of parent directories of a data file in which [`PREPARE_PROGRAM`] is searched.
+const MAX_PARENTS: usize = 3;
 
 /// Returns how to create a missing data file, as the end of an error message, if the recipe has a
 /// program for it.
-fn prepared_by(path: &Path) -> Option<String> {
-    let dirs = path.ancestors().skip(1).take(MAX_LEVELS);
-    let prepare = dirs.map(|dir| dir.join(PREPARE)).find(|prepare| prepare.is_file())?;
-    Some(format!("; {PREPARE} beside the recipe makes its data files: python3 {}", prepare.display()))
+fn prepare_advice(path: &Path) -> Option<String> {
+    let dirs = path.ancestors().skip(1).take(MAX_PARENTS);
+    let prepare = dirs.map(|dir| dir.join(PREPARE_PROGRAM)).find(|prepare| prepare.is_file())?;
+    Some(format!("; {PREPARE_PROGRAM} beside the recipe makes its data files: python3 {}", prepare.display()))
 }
 
 /// Returns the extension for the format of a file, without an extension for compression.
-pub(super) fn ending(path: &Path) -> String {
+pub(super) fn extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
     let last = endings.next().unwrap_or_default();
-    let ending = if COMPRESSED.contains(&last) { endings.next().unwrap_or_default() } else { last };
+    let ending =
+        if COMPRESSION_EXTENSIONS.contains(&last) { endings.next().unwrap_or_default() } else { last };
     ending.to_owned()
 }
 
@@ -163,15 +164,16 @@ pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
 fn is_data(path: &Path) -> bool {
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let is_other = name.starts_with(['.', '_']) || DESCRIPTIONS.contains(&&*name);
-    !is_other && ENDINGS.contains(&ending(path).as_str())
+    !is_other && DATA_EXTENSIONS.contains(&extension(path).as_str())
 }
 
 /// Returns a file name without its extension and without an extension for compression.
 pub fn without_endings(name: &str) -> &str {
     let stem_length = |name: &str| name.rfind('.').filter(|at| *at > 0).unwrap_or(name.len());
     let stem = &name[..stem_length(name)];
-    let compressed =
-        COMPRESSED.iter().any(|ending| name[stem.len()..].eq_ignore_ascii_case(&format!(".{ending}")));
+    let compressed = COMPRESSION_EXTENSIONS
+        .iter()
+        .any(|ending| name[stem.len()..].eq_ignore_ascii_case(&format!(".{ending}")));
     if compressed { &stem[..stem_length(stem)] } else { stem }
 }
 
@@ -186,8 +188,8 @@ impl Serialize for Paths {
 
 impl<'de> Deserialize<'de> for Paths {
     fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Self, D::Error> {
-        struct OneOrSeveral;
-        impl<'de> Visitor<'de> for OneOrSeveral {
+        struct PathsVisitor;
+        impl<'de> Visitor<'de> for PathsVisitor {
             type Value = Paths;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
@@ -209,7 +211,7 @@ impl<'de> Deserialize<'de> for Paths {
                 Ok(Paths(paths))
             }
         }
-        deserializer.deserialize_any(OneOrSeveral)
+        deserializer.deserialize_any(PathsVisitor)
     }
 }
 

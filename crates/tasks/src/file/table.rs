@@ -7,7 +7,7 @@ use csv::{ReaderBuilder, Trim};
 use serde_json::{Map, Value};
 
 use super::fields::SkippedColumn;
-use crate::Place;
+use crate::RowLocation;
 
 /// Passes the rows of a table to `each` one by one. Every value is a string. Columns with duplicate
 /// names are left out.
@@ -20,7 +20,7 @@ pub(super) fn rows<E>(
     tabs: bool,
     needed: &dyn Fn(&str) -> bool,
     wrong: impl Fn(String) -> E,
-    each: &mut dyn FnMut(Place, Map<String, Value>) -> Result<(), E>,
+    each: &mut dyn FnMut(RowLocation, Map<String, Value>) -> Result<(), E>,
 ) -> Result<Vec<SkippedColumn>, E> {
     if text.trim_matches(['\r', '\n']).is_empty() {
         return Ok(Vec::new());
@@ -30,7 +30,7 @@ pub(super) fn rows<E>(
     let delimiter = if tabs { b'\t' } else { delimiter(text) };
     let mut builder = ReaderBuilder::new();
     builder.delimiter(delimiter).trim(Trim::Headers).flexible(true);
-    if let Some(line) = (!tabs).then(|| behind_quote(text, delimiter)).flatten() {
+    if let Some(line) = (!tabs).then(|| end_of_quote(text, delimiter)).flatten() {
         return Err(wrong(format!(
             "has text behind the closing quote of a field in line {line}: write a quote within quotes twice"
         )));
@@ -38,17 +38,17 @@ pub(super) fn rows<E>(
     let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
     // The reader's line numbers are wrong for Windows line breaks and empty lines.
     let (mut at, mut line) = (0, 1);
-    let names = reader.headers().map_err(|error| wrong(unreadable(&error)))?.clone();
+    let names = reader.headers().map_err(|error| wrong(read_error_text(&error)))?.clone();
     let mut seen = HashSet::new();
     let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
     if let Some(twice) = twice.iter().find(|name| needed(name)) {
         return Err(wrong(format!("has two columns named {twice:?} in its header: rename one of them")));
     }
     for record in reader.records() {
-        let record = record.map_err(|error| wrong(unreadable(&error)))?;
+        let record = record.map_err(|error| wrong(read_error_text(&error)))?;
         let start = record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
         let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
-        line += breaks(&text[at..start]);
+        line += count_line_breaks(&text[at..start]);
         at = start;
         if at == text.len() {
             let skipped_columns = |column: &&str| SkippedColumn {
@@ -66,7 +66,7 @@ pub(super) fn rows<E>(
         }
         let fields = names.iter().zip(&record).filter(|(name, _)| !twice.contains(name));
         let fields = fields.map(|(name, value)| (name.to_owned(), Value::from(value)));
-        each(Place::Line(line), fields.collect())?;
+        each(RowLocation::Line(line), fields.collect())?;
     }
     Err(wrong(format!(
         "has a quote in the row of line {line} that is never closed: it is cut short, or lacks one"
@@ -80,9 +80,9 @@ fn quotes_fields(text: &str) -> bool {
 }
 
 /// Returns the line in which text follows the closing quote of a field, or `None`.
-fn behind_quote(text: &str, delimiter: u8) -> Option<usize> {
+fn end_of_quote(text: &str, delimiter: u8) -> Option<usize> {
     match quotes(text, delimiter) {
-        Quotes::TextBehind(at) => Some(1 + breaks(&text[..at])),
+        Quotes::TextBehind(at) => Some(1 + count_line_breaks(&text[..at])),
         _ => None,
     }
 }
@@ -119,7 +119,7 @@ fn quotes(text: &str, delimiter: u8) -> Quotes {
 }
 
 /// Returns the number of line breaks in a text, of any operating system.
-fn breaks(text: &str) -> usize {
+fn count_line_breaks(text: &str) -> usize {
     text.matches('\n').count() + text.matches('\r').count() - text.matches("\r\n").count()
 }
 
@@ -132,7 +132,7 @@ fn delimiter(text: &str) -> u8 {
     [b',', b';', b'\t'].into_iter().find(|known| outside.contains(char::from(*known))).unwrap_or(b',')
 }
 
-fn unreadable(error: &csv::Error) -> String {
+fn read_error_text(error: &csv::Error) -> String {
     format!("cannot be read as a table: {error}")
 }
 
@@ -144,8 +144,8 @@ mod tests {
 
     fn read(text: &str, tabs: bool) -> Result<Vec<(String, Value)>, String> {
         let mut found = Vec::new();
-        rows(text, tabs, &|name| name != "note", |why| why, &mut |place, row| {
-            found.push((place.to_string(), Value::Object(row)));
+        rows(text, tabs, &|name| name != "note", |why| why, &mut |location, row| {
+            found.push((location.to_string(), Value::Object(row)));
             Ok(())
         })?;
         Ok(found)

@@ -23,34 +23,34 @@ pub(super) enum Shape {
 
 impl Shape {
     /// Returns the shape of the values of a column.
-    pub fn of(kind: &Type) -> Self {
+    pub fn from_type(kind: &Type) -> Self {
         let repeated = kind.get_basic_info().has_repetition()
             && kind.get_basic_info().repetition() == Repetition::REPEATED;
-        let shape = Shape::of_one(kind);
+        let shape = Shape::from_unrepeated_type(kind);
         if repeated { Shape::List(Box::new(shape)) } else { shape }
     }
 
-    fn of_one(kind: &Type) -> Self {
+    fn from_unrepeated_type(kind: &Type) -> Self {
         if kind.is_primitive() {
-            return Temporal::of(kind).map_or(Shape::Other, Shape::Temporal);
+            return Temporal::from_type(kind).map_or(Shape::Other, Shape::Temporal);
         }
         let fields = kind.get_fields();
         match (kind.get_basic_info().converted_type(), fields) {
             (ConvertedType::LIST, [repeated])
                 if !repeated.is_primitive() && repeated.get_fields().len() == 1 =>
             {
-                Shape::List(Box::new(Shape::of(&repeated.get_fields()[0])))
+                Shape::List(Box::new(Shape::from_type(&repeated.get_fields()[0])))
             }
-            (ConvertedType::LIST, [repeated]) => Shape::List(Box::new(Shape::of_one(repeated))),
+            (ConvertedType::LIST, [repeated]) => Shape::List(Box::new(Shape::from_unrepeated_type(repeated))),
             (ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE, [entry]) if !entry.is_primitive() => {
                 match entry.get_fields() {
-                    [key, value] => Shape::Map(Box::new((Shape::of(key), Shape::of(value)))),
-                    [key] => Shape::List(Box::new(Shape::of(key))),
+                    [key, value] => Shape::Map(Box::new((Shape::from_type(key), Shape::from_type(value)))),
+                    [key] => Shape::List(Box::new(Shape::from_type(key))),
                     _ => Shape::Other,
                 }
             }
             _ => Shape::Struct(
-                fields.iter().map(|field| (field.name().to_owned(), Shape::of(field))).collect(),
+                fields.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect(),
             ),
         }
     }
@@ -123,7 +123,7 @@ const LAST_YEAR: i64 = 9999;
 
 impl Temporal {
     /// Returns the kind of a column of this type, or `None` if the type is not a date or time.
-    pub fn of(kind: &Type) -> Option<Self> {
+    pub fn from_type(kind: &Type) -> Option<Self> {
         if !kind.is_primitive() {
             return None;
         }
@@ -210,7 +210,7 @@ mod tests {
     fn columns_of_old_writers_have_temporal_kinds() {
         let of = |converted: ConvertedType, physical: Physical| {
             let kind = Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
-            Temporal::of(&kind.unwrap())
+            Temporal::from_type(&kind.unwrap())
         };
         for (converted, physical, want) in [
             (ConvertedType::DATE, Physical::INT32, Some(Temporal::Date)),

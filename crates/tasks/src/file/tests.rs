@@ -13,7 +13,7 @@ use crate::TaskRow;
 
 /// Writes a file, and returns options that read it. The file exists as long as the returned
 /// directory guard.
-fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
+fn write_file(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join(name);
     fs::write(&path, contents).unwrap();
@@ -21,11 +21,11 @@ fn named(name: &str, contents: impl AsRef<[u8]>) -> (TempDir, FileOptions) {
 }
 
 fn file(contents: &str) -> (TempDir, FileOptions) {
-    named("sums.jsonl", contents)
+    write_file("sums.jsonl", contents)
 }
 
 #[track_caller]
-fn refused(contents: &str, change: impl FnOnce(&mut FileOptions), want: &str) {
+fn assert_rejected(contents: &str, change: impl FnOnce(&mut FileOptions), want: &str) {
     let (dir, mut options) = file(contents);
     change(&mut options);
     let error = options.load(0).unwrap_err().to_string();
@@ -39,7 +39,7 @@ fn answers(tasks: &FileTasks) -> Vec<Value> {
 
 #[test]
 fn load_reads_rows_as_tasks() {
-    let (_folder, options) =
+    let (_dir, options) =
         file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
     let tasks = options.load(0).unwrap().rest;
     let rows: Vec<_> = tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
@@ -49,13 +49,13 @@ fn load_reads_rows_as_tasks() {
 
 #[test]
 fn load_converts_annotated_solutions() {
-    let (_folder, mut options) = file(concat!(
+    let (_dir, mut options) = file(concat!(
         "{\"q\": \"A?\", \"a\": \"It is 1+1 = <<1+1=2>>2.\\n#### 2\"}\n",
         "{\"q\": \"B?\", \"a\": \"It is <<1+1=3>>3.\\n#### 1,003 \"}\n",
         "{\"q\": \"A?\", \"a\": \"Again.\\n#### 2\"}\n",
     ));
     (options.question, options.answer) = ("q".into(), "a".into());
-    options.answer_from = AnswerFrom::Hashes;
+    options.answer_from = AnswerPart::Hashes;
     options.annotated_calls = Some(3);
     let tasks = options.load(0).unwrap();
     let find = |q: &str| tasks.rest.iter().find(|t| t.question == q).unwrap();
@@ -72,7 +72,7 @@ fn expected_numbers_keep_their_notation() {
         ["18446744073709551617", "1.10", "1e400", "-0", "0.1000", "7", "[1.10, 2, \"\", null, \" x \"]"];
     let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
     let rows: String = numbers.iter().enumerate().map(row).collect();
-    let (_folder, options) = file(&rows);
+    let (_dir, options) = file(&rows);
     let want = [
         json!("18446744073709551617"),
         json!("1.10"),
@@ -86,7 +86,7 @@ fn expected_numbers_keep_their_notation() {
     // Within lists and objects, numbers stay numbers.
     assert_eq!(got[6].to_string(), "[1.10,2,\" x \"]");
     let of = |number: &str| {
-        let (_folder, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
+        let (_dir, options) = file(&format!("{{\"question\": \"?\", \"answer\": {number}}}\n"));
         let task = options.load(0).unwrap().rest.remove(0);
         (task.answer.to_string(), task.answer_number.map(|number| number.to_string()))
     };
@@ -105,7 +105,7 @@ fn answers_accept_lists_and_objects() {
         ("{\"target\": [\"a\"]}", json!({"target": ["a"]})),
         ("true", json!(true)),
     ] {
-        let (_folder, options) = file(&row(answer));
+        let (_dir, options) = file(&row(answer));
         assert_eq!(answers(&options.load(0).unwrap()), [want]);
     }
     let expected = "but it must be a number, a text, or a list of right answers, and not empty; where scorers need \
@@ -113,7 +113,7 @@ fn answers_accept_lists_and_objects() {
     for (answer, found) in
         [("null", "null"), ("\" \"", "\" \""), ("[]", "[]"), ("[\"\"]", "[\"\"]"), ("{}", "{}")]
     {
-        refused(
+        assert_rejected(
             &row(answer),
             |_| {},
             &format!("/sums.jsonl, line 1: field \"answer\" is {found}, {expected}"),
@@ -129,7 +129,7 @@ fn verl_rows_are_recognized() {
         "reward_model": {"style": "rule", "ground_truth": "2"},
         "extra_info": {"index": 0, "question": "one and one"},
     });
-    let (_folder, mut options) = file(&row.to_string());
+    let (_dir, mut options) = file(&row.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
     assert_eq!((task.question.as_str(), task.messages.len(), &task.answer), ("1+1?", 2, &json!("2")));
@@ -137,9 +137,9 @@ fn verl_rows_are_recognized() {
         tasks.notes[0].ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
     );
     // A single user turn is the same question as its text.
-    let alone =
+    let single_turn =
         json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
-    let (_folder, single) = file(&alone.to_string());
+    let (_dir, single) = file(&single_turn.to_string());
     let tasks = single.load(0).unwrap();
     assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("1+1?", 0));
 
@@ -160,7 +160,7 @@ fn agent_r1_rows_are_recognized() {
         "scorer": "exact",
         "answer_schema": {"type": "string"},
     });
-    let (_folder, options) = file(&row.to_string());
+    let (_dir, options) = file(&row.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
     assert_eq!((task.question.as_str(), &task.answer), ("Question: Who founded Rome?", &json!("Romulus")));
@@ -175,7 +175,7 @@ fn agentrl_rows_are_recognized() {
         "task_answer": {"answer": "Romulus", "aug_answer": ["Remus"], "query": "Who?"},
         "answer_schema": "answer", "scorer": "agentcpm", "tools": ["search", "fetch_url"],
     });
-    let (_folder, options) = file(&stored.to_string());
+    let (_dir, options) = file(&stored.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
     assert_eq!((task.question.as_str(), &task.answer), ("Your task is to answer: Who?", &json!("Romulus")));
@@ -190,7 +190,7 @@ fn agentrl_rows_are_recognized() {
         (json!({"Question": "Who?", "Final answer": "Romulus", "Level": 1}), "answer = \"Final answer\""),
         (json!({"query": "Who?", "answer": "Romulus", "scorer": "agentcpm"}), "question = \"query\""),
     ] {
-        let (_folder, options) = file(&row.to_string());
+        let (_dir, options) = file(&row.to_string());
         let tasks = options.load(0).unwrap();
         assert_eq!((tasks.rest[0].question.as_str(), &tasks.rest[0].answer), ("Who?", &json!("Romulus")));
         assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
@@ -201,7 +201,7 @@ fn agentrl_rows_are_recognized() {
 #[test]
 fn task_keeps_complete_row() {
     let row = r#"{"question": "1+1?", "extra": {"id": 18446744073709551617, "rate": 1.10, "n": 7, "tags": ["a"]}, "answer": " 2 "}"#;
-    let (_folder, options) = file(row);
+    let (_dir, options) = file(row);
     let tasks = options.load(0).unwrap();
     let kept = &tasks.rest[0].row;
     assert_eq!(serde_json::to_string(&**kept).unwrap(), row.replace(": ", ":").replace(", ", ","));
@@ -218,7 +218,7 @@ fn task_keeps_complete_row() {
     assert_eq!(read, Task { row: TaskRow::default(), ..tasks.rest[0].clone() });
     assert_eq!(serde_json::to_value(&read).unwrap(), Value::Object(earlier));
 
-    let (_folder, options) = named("sums.csv", "id,question,note,answer,note\n007,1+1?,x,2,y\n");
+    let (_dir, options) = write_file("sums.csv", "id,question,note,answer,note\n007,1+1?,x,2,y\n");
     let tasks = options.load(0).unwrap();
     let row = json!({"id": "007", "question": "1+1?", "answer": "2"});
     assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
@@ -245,7 +245,7 @@ fn all_file_formats_yield_same_tasks() {
         ("sums.tsv", table.replace(',', "\t").as_bytes()),
         ("sums.jsonl", &marked),
     ] {
-        let (_folder, options) = named(name, contents);
+        let (_dir, options) = write_file(name, contents);
         let tasks = options.load(0).unwrap();
         let rows: Vec<_> =
             tasks.rest.iter().map(|t| (t.question.as_str(), t.answer.as_str().unwrap())).collect();
@@ -261,9 +261,9 @@ fn several_files_form_one_source() {
     fs::write(dir.path().join("more.json"), more).unwrap();
     options.path = dir.path().join("*.json*").into();
     let tasks = options.load(0).unwrap();
-    let asked: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
+    let asked_questions: Vec<_> = tasks.rest.iter().map(|task| task.question.as_str()).collect();
     // In the order of the file names; the row that repeats a question is left out.
-    assert_eq!(asked, ["3?", " 1? "]);
+    assert_eq!(asked_questions, ["3?", " 1? "]);
     assert_eq!(tasks.repeated, 1);
     let ids: BTreeSet<_> = tasks.rest.iter().map(|task| &task.id).collect();
     assert_eq!(ids.len(), 2);
@@ -271,7 +271,7 @@ fn several_files_form_one_source() {
 
 #[test]
 fn lone_surrogate_is_reported_in_notes() {
-    let (_folder, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
+    let (_dir, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
     let tasks = options.load(0).unwrap();
     assert_eq!(tasks.rest[0].question, "What is \u{fffd} 1 + 1?");
     assert!(tasks.notes[0].contains("sums.jsonl: 1 escapes are half a surrogate pair"), "{:?}", tasks.notes);
@@ -288,7 +288,7 @@ fn rows(numbers: impl Iterator<Item = u32>) -> String {
 #[test]
 fn held_out_questions_depend_only_on_questions() {
     let (dir, mut options) = file(&rows((0..100).map(|i| i % 90)));
-    options.held_out = HeldOut::Count(20);
+    options.held_out = HeldOutCount::Count(20);
     let all = options.load(7).unwrap();
     assert_eq!((all.rest.len(), all.held_out.len(), all.repeated), (70, 20, 10));
     assert!(questions(&all.rest).is_disjoint(&questions(&all.held_out)));
@@ -301,8 +301,8 @@ fn held_out_questions_depend_only_on_questions() {
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
     let other = FileOptions { path: path.clone().into(), ..options.clone() };
-    let asked = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
-    assert_eq!(asked(&other.load(7).unwrap()), asked(&all));
+    let asked_questions = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
+    assert_eq!(asked_questions(&other.load(7).unwrap()), asked_questions(&all));
 
     // Additional rows replace only few held-out questions.
     fs::write(&path, rows(0..99)).unwrap();
@@ -310,14 +310,14 @@ fn held_out_questions_depend_only_on_questions() {
     let kept = questions(&kept.held_out).intersection(&questions(&all.held_out)).count();
     assert!((15..20).contains(&kept), "{kept}");
 
-    options.held_out = HeldOut::All;
+    options.held_out = HeldOutCount::All;
     let all = options.load(7).unwrap();
     assert_eq!((all.rest.len(), all.held_out.len()), (0, 90));
 }
 
 #[test]
 fn training_order_is_random_and_deterministic() {
-    let (_folder, mut options) = file(&rows(0..90));
+    let (_dir, mut options) = file(&rows(0..90));
     let rest = options.load(0).unwrap().rest;
     let train = |options: &FileOptions, seed| options.training(rest.clone(), seed);
     let all = train(&options, 7);
@@ -334,11 +334,11 @@ fn training_order_is_random_and_deterministic() {
 #[test]
 fn held_out_round_trips_count_and_all() {
     for text in ["200", "\"all\""] {
-        let held_out: HeldOut = serde_json::from_str(text).unwrap();
+        let held_out: HeldOutCount = serde_json::from_str(text).unwrap();
         assert_eq!(serde_json::to_string(&held_out).unwrap(), text);
     }
     for bad in ["-1", "\"most\"", "0.5"] {
-        let error = serde_json::from_str::<HeldOut>(bad).unwrap_err().to_string();
+        let error = serde_json::from_str::<HeldOutCount>(bad).unwrap_err().to_string();
         assert!(error.contains("expected a whole number, at least 0, or \"all\""), "{error}");
     }
 }
@@ -349,15 +349,15 @@ fn tasks_without_expected_answer_load() {
         options.answer = String::new();
         options.load(0).unwrap()
     };
-    let (_folder, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
+    let (_dir, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
     let tasks = nothing(options);
     assert_eq!((answers(&tasks), &tasks.rest[0].row["rubric"]), (vec![Value::Null], &json!("kindness")));
     // Rows in verl's layout need no answer either.
-    let (_folder, options) =
+    let (_dir, options) =
         file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
     let tasks = nothing(options);
     assert_eq!((answers(&tasks), tasks.rest[0].question.as_str()), (vec![Value::Null], "Hi"));
-    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    let (_dir, options) = file("{\"question\": \"1?\"}\n");
     let error = options.load(0).unwrap_err().to_string();
     assert!(error.ends_with("or set `answer = \"\"` where nothing is expected"), "{error}");
 }
@@ -365,46 +365,46 @@ fn tasks_without_expected_answer_load() {
 #[test]
 fn invalid_files_are_rejected_by_name() {
     let nothing = |_: &mut FileOptions| {};
-    refused("", nothing, "/sums.jsonl has no rows");
-    refused("\n \n", nothing, "/sums.jsonl has no rows");
+    assert_rejected("", nothing, "/sums.jsonl has no rows");
+    assert_rejected("\n \n", nothing, "/sums.jsonl has no rows");
     let fine = "{\"question\": \"1?\", \"answer\": 1}\n";
-    refused(
+    assert_rejected(
         &format!("{fine}\n{{\"question\": \"2?\", \"response\": 2}}"),
         nothing,
         "/sums.jsonl, line 3: the row has no field \"answer\"; it has question, response. Set `answer = \
          \"response\"` in \
          the recipe, or complete the row",
     );
-    refused(
+    assert_rejected(
         &format!("{fine}{{}}"),
         nothing,
         "/sums.jsonl, line 2: the row has no field \"question\"; it has none. Name the right field in the \
          recipe as \
          `question`, or complete the row",
     );
-    refused(
+    assert_rejected(
         &format!("{fine}{{\"question\": \"2?\", answer: 2}}"),
         nothing,
         "/sums.jsonl, line 2, column 20: not valid JSON: key must be a string",
     );
-    refused(
+    assert_rejected(
         "{\"question\": \"2?\"",
         nothing,
         "/sums.jsonl, line 1, column 17: not valid JSON: EOF while parsing an object",
     );
-    refused(&format!("{fine}[1]"), nothing, "/sums.jsonl, line 2: the row is not a JSON object");
-    refused(
+    assert_rejected(&format!("{fine}[1]"), nothing, "/sums.jsonl, line 2: the row is not a JSON object");
+    assert_rejected(
         "[{\"question\": \"1?\", \"answer\": 1}, 5]",
         nothing,
         "/sums.jsonl, row 2: the row is not a JSON object",
     );
-    refused(
+    assert_rejected(
         "{\"question\": 5, \"answer\": 1}",
         nothing,
         "/sums.jsonl, line 1: field \"question\" is 5, but it must be a text that is not empty, or a list \
          of messages",
     );
-    refused(
+    assert_rejected(
         "{\"question\": [{\"role\": \"assistant\", \"content\": \"Hi\"}], \"answer\": 1}",
         nothing,
         "/sums.jsonl, line 1: field \"question\" is [{\"role\":\"assistant\",\"content\":\"Hi\"}], but it \
@@ -412,13 +412,13 @@ fn invalid_files_are_rejected_by_name() {
          messages that can be replied to: the last message is the assistant's, which leaves nothing to reply to: end with \
          the user's turn",
     );
-    refused(
+    assert_rejected(
         "{\"question\": \"1?\", \"answer\": \"it is 2\"}",
-        |options| options.answer_from = AnswerFrom::Hashes,
+        |options| options.answer_from = AnswerPart::Hashes,
         "/sums.jsonl, line 1: field \"answer\" is \"it is 2\", but it must be a text with an answer after \
          ####",
     );
-    refused(
+    assert_rejected(
         fine,
         |options| options.repeat = usize::MAX,
         &format!(
@@ -427,29 +427,29 @@ fn invalid_files_are_rejected_by_name() {
             usize::MAX
         ),
     );
-    refused(
+    assert_rejected(
         fine,
-        |options| options.held_out = HeldOut::Count(1),
+        |options| options.held_out = HeldOutCount::Count(1),
         "/sums.jsonl has 1 different questions, so 1 of them cannot be held out and leave one to train on: \
          hold out \
          fewer, or all, for a source that is only evaluated on (`held_out = \"all\"`)",
     );
-    refused(
+    assert_rejected(
         fine,
         |options| options.path = options.path.first().with_file_name("none.jsonl").into(),
         "cannot read the tasks of /none.jsonl: No such file or directory (os error 2)",
     );
-    let (_folder, options) = file("{\"question\": \"1?\"}\n");
+    let (_dir, options) = file("{\"question\": \"1?\"}\n");
     fs::write(options.path.first(), b"{\"question\": \"\xff\"}").unwrap();
-    assert!(matches!(options.load(0), Err(TaskError::Form { .. })));
-    let (_folder, options) = named("sums.parquet", fine);
+    assert!(matches!(options.load(0), Err(TaskError::Format { .. })));
+    let (_dir, options) = write_file("sums.parquet", fine);
     assert!(options.load(0).unwrap_err().to_string().ends_with("is named as a Parquet file, but is none"));
 }
 
 #[test]
 fn only_equal_rows_are_repeats() {
     let row = |more: &str| format!("{{\"question\": \"How many?\", \"answer\": 1{more}}}\n");
-    let asked = |content: &str| {
+    let asked_questions = |content: &str| {
         format!(
             "{{\"question\": [{{\"role\": \"system\", \"content\": {content:?}}}, {{\"role\": \"user\", \
              \"content\": \"How many?\"}}], \"answer\": 1}}\n"
@@ -467,7 +467,7 @@ fn only_equal_rows_are_repeats() {
         ([row(", \"db_id\": \"a\""), row(", \"db_id\": \"b\"")], 2),
         ([row(", \"choices\": [1, 2]"), row(", \"choices\": [2, 1]")], 2),
         ([row(""), row("").replace('1', "2")], 2),
-        ([asked("There is 1."), asked("There are 2.")], 2),
+        ([asked_questions("There is 1."), asked_questions("There are 2.")], 2),
         ([row(", \"agent_name\": \"x\""), row(", \"agent_name\": \"y\"")], 2),
         ([row(", \"x\": {\"y\": 1}"), row(", \"x\": {\"y\": 2}")], 2),
         ([row(""), row("").replace("How many", "how many")], 2),
@@ -482,13 +482,13 @@ fn only_equal_rows_are_repeats() {
         ([row(", \"extra_info\": {\"index\": 1}"), row(", \"extra_info\": {\"index\": 2}")], 1),
         ([row(""), row("").replace('1', "\"1\"")], 1),
         ([row(", \"x\": null"), row("")], 1),
-        ([asked("There is 1."), asked("There is  1.")], 2),
-        ([asked("There is 1."), asked("There is 1.")], 1),
+        ([asked_questions("There is 1."), asked_questions("There is  1.")], 2),
+        ([asked_questions("There is 1."), asked_questions("There is 1.")], 1),
     ] {
-        let (_folder, options) = file(&rows.concat());
+        let (_dir, options) = file(&rows.concat());
         let tasks = options.load(0).unwrap();
         assert_eq!((tasks.rest.len(), tasks.repeated), (kept, 2 - kept), "{rows:?}");
-        assert_eq!(options.load_by(0, Matching::Questions).unwrap().rest.len(), 1);
+        assert_eq!(options.load_with_rule(0, MatchingRule::Questions).unwrap().rest.len(), 1);
     }
 }
 
@@ -500,7 +500,7 @@ fn json_text_of_messages_loads_as_messages() {
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let table = format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
     for (name, contents) in [("rows.jsonl", lines), ("rows.csv", table)] {
-        let (_folder, options) = named(name, contents);
+        let (_dir, options) = write_file(name, contents);
         let tasks = options.load(0).unwrap();
         let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
         assert_eq!(task.messages, [Message::system("Be brief."), Message::user("1+1?")], "{name}");
@@ -514,18 +514,18 @@ fn json_text_of_messages_loads_as_messages() {
             assert!(tasks.notes.iter().any(|note| note.contains(column)), "{:?}", tasks.notes);
         }
     }
-    let (_folder, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
+    let (_dir, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
     let error = options.load(0).unwrap_err().to_string();
     assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
     // A question about JSON stays a question.
-    let (_folder, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
+    let (_dir, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
     assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
 }
 
 #[test]
 fn json_text_of_options_loads_as_options() {
     let rows = "question,choices,answer\nWhich?,\"[\"\"red\"\", \"\"green\"\"]\",A\n";
-    let (_folder, mut options) = named("rows.csv", rows);
+    let (_dir, mut options) = write_file("rows.csv", rows);
     options.question = "{question}\n{choices}".into();
     let tasks = options.load(0).unwrap();
     let task = &tasks.rest[0];
@@ -534,7 +534,7 @@ fn json_text_of_options_loads_as_options() {
         ("Which?\nA. red\nB. green", &json!(["red", "green"]))
     );
     assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
-    let (_folder, printed) = named("rows.csv", rows.replace("\"\"", "'"));
+    let (_dir, printed) = write_file("rows.csv", rows.replace("\"\"", "'"));
     let error = FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
     assert!(error.contains("\"choices\"") && error.contains("json.dumps"), "{error}");
 }
@@ -542,7 +542,7 @@ fn json_text_of_options_loads_as_options() {
 #[test]
 fn row_texts_keep_white_space() {
     let row = r#"{"a": "    return 1\n", "b": "", "n": 1E5, "answer": " 2\n"}"#;
-    let (_folder, mut options) = file(row);
+    let (_dir, mut options) = file(row);
     for (question, want) in [
         ("{a}", "    return 1\n"),
         (" {b}\n{a}\n{b} ", "    return 1\n"),
@@ -556,7 +556,7 @@ fn row_texts_keep_white_space() {
 
 #[test]
 fn empty_right_answers_are_omitted_with_note() {
-    let (_folder, options) = file(
+    let (_dir, options) = file(
         "{\"question\": \"a?\", \"answer\": [\"x\", \"\", null]}\n{\"question\": \"b?\", \"answer\": [[\"x\", \"\"]]}",
     );
     let tasks = options.load(0).unwrap();
@@ -564,7 +564,7 @@ fn empty_right_answers_are_omitted_with_note() {
     assert_eq!(answers, [&json!(["x"]), &json!([["x", ""]])]);
     assert!(tasks.notes[0].contains("1 rows have an empty text or null among their right answers"));
     for (answer, noted) in [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)] {
-        let (_folder, options) = file(&json!({"question": "a?", "answer": answer}).to_string());
+        let (_dir, options) = file(&json!({"question": "a?", "answer": answer}).to_string());
         let tasks = options.load(0).unwrap();
         assert_eq!((tasks.notes.len(), &tasks.rest[0].answer), (noted, &json!(answer)), "{answer}");
     }

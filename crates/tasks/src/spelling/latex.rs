@@ -81,7 +81,7 @@ const FRACTION: &str = "\\frac";
 const ROOT: &str = "\\sqrt";
 
 /// Replaces commands in a lower-case text by plain text.
-pub(super) fn plain(text: &str) -> String {
+pub(super) fn replace_commands(text: &str) -> String {
     let commands: Vec<char> = without_commands(text).chars().collect();
     let mut found = without_arguments(&commands).replace("{,}", ",");
     for degrees in ["^{∘}", "^∘", "{}^°", "^{°}", "^°"] {
@@ -152,7 +152,7 @@ fn without_arguments(chars: &[char]) -> String {
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
-        let made = match (behind(chars, at, FRACTION), behind(chars, at, ROOT)) {
+        let made = match (command_end(chars, at, FRACTION), command_end(chars, at, ROOT)) {
             (Some(arguments), _) => fraction(chars, arguments),
             (None, Some(arguments)) => root(chars, arguments),
             (None, None) => None,
@@ -168,7 +168,7 @@ fn without_arguments(chars: &[char]) -> String {
         if is_word(found.chars().last()) && is_word(written.chars().next()) {
             found.push(' ');
         }
-        found.push_str(&grouped(&written, !is_power));
+        found.push_str(&parenthesize(&written, !is_power));
         if is_word(chars.get(end).copied()) && is_word(written.chars().last()) {
             found.push(' ');
         }
@@ -178,25 +178,25 @@ fn without_arguments(chars: &[char]) -> String {
 }
 
 /// Returns the index of the arguments if `command` starts at index `at`, and `None` otherwise.
-fn behind(chars: &[char], at: usize, command: &str) -> Option<usize> {
+fn command_end(chars: &[char], at: usize, command: &str) -> Option<usize> {
     if chars[at] != '\\' {
         return None;
     }
     let end = at + command.chars().count();
-    let is_it = command.chars().eq(chars.get(at..end)?.iter().copied());
-    is_it.then_some(end)
+    let is_command = command.chars().eq(chars.get(at..end)?.iter().copied());
+    is_command.then_some(end)
 }
 
 fn fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     let (above, end) = argument(chars, arguments)?;
     let (below, end) = argument(chars, end)?;
     let is_simple = above.chars().all(char::is_alphanumeric);
-    Some((format!("{}/{}", grouped(&above, is_simple), grouped(&below, is_factor(&below))), end))
+    Some((format!("{}/{}", parenthesize(&above, is_simple), parenthesize(&below, is_factor(&below))), end))
 }
 
 fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     let (radicand, end) = argument(chars, arguments)?;
-    Some((format!("√{}", grouped(&radicand, is_factor(&radicand))), end))
+    Some((format!("√{}", parenthesize(&radicand, is_factor(&radicand))), end))
 }
 
 /// Returns whether a text is a single number or a single letter.
@@ -204,7 +204,7 @@ fn is_factor(text: &str) -> bool {
     text.chars().all(|c| c.is_ascii_digit()) || text.chars().count() == 1
 }
 
-fn grouped(text: &str, is_simple: bool) -> String {
+fn parenthesize(text: &str, is_simple: bool) -> String {
     if is_simple { text.to_owned() } else { format!("({text})") }
 }
 

@@ -98,7 +98,8 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     while let Some(at) = rest.find(['<', '[']) {
         let (before, tag) = rest.split_at(at);
         found.push_str(before);
-        let replaced = inside(tag).and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
+        let replaced =
+            tag_content(tag).and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
         match replaced {
             Some((mark, inside)) => {
                 found.push_str(mark);
@@ -115,7 +116,7 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
 }
 
 /// Returns the content of a tag, or `None` if the tag is not closed.
-fn inside(tag: &str) -> Option<&str> {
+fn tag_content(tag: &str) -> Option<&str> {
     let end = if tag.starts_with('<') { '>' } else { ']' };
     let at = tag.char_indices().take(MAX_TAG).find(|(_, c)| *c == end)?.0;
     Some(&tag[1..at])
@@ -135,7 +136,7 @@ fn name(inside: &str) -> Option<(String, bool)> {
 fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
     let (mut opened, mut closed) = (HashSet::new(), HashSet::new());
     for (at, _) in text.match_indices(['<', '[']) {
-        if let Some((name, closes)) = inside(&text[at..]).and_then(name) {
+        if let Some((name, closes)) = tag_content(&text[at..]).and_then(name) {
             if closes {
                 closed.insert(name)
             } else {
@@ -200,7 +201,8 @@ fn without_references(text: &str) -> String {
     while let Some(at) = rest.find('&') {
         let (before, reference) = rest.split_at(at);
         found.push_str(before);
-        let named = reference[1..].split_once(';').and_then(|(name, after)| Some((referred(name)?, after)));
+        let named =
+            reference[1..].split_once(';').and_then(|(name, after)| Some((referenced_char(name)?, after)));
         match named {
             Some((character, after)) => {
                 found.push(character);
@@ -216,7 +218,7 @@ fn without_references(text: &str) -> String {
 }
 
 /// Returns the character of a reference with this name or number.
-fn referred(name: &str) -> Option<char> {
+fn referenced_char(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
         return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
     };

@@ -23,17 +23,17 @@ use tokio::sync::Mutex;
 
 use super::ledger::Ledger;
 use super::lines::Lines;
-use super::web::Web;
+use super::web::HttpTransport;
 use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 
 /// Timeout for a server process to exit after its standard input was closed.
-const ENDING: Duration = Duration::from_secs(10);
+const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools again.
-const PATIENCE: Duration = Duration::from_secs(1);
+const SHORT_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of bytes that are kept from the end of a server's standard error.
-const KEPT: usize = 16_000;
+const KEPT_STDERR_BYTES: usize = 16_000;
 
 /// Maximum number of tools of a server.
 const MAX_TOOLS: usize = 1000;
@@ -73,10 +73,10 @@ impl Drop for Call<'_> {
 
 /// Error of a call without a valid response.
 #[derive(Debug)]
-pub(super) struct Failed {
+pub(super) struct CallFailure {
     pub error: ServiceError,
     /// Describes the exit of the server, as a suffix for the error. Empty if it has not exited.
-    pub over: String,
+    pub exit_text: String,
 }
 
 /// Error of a connection that could not be established.
@@ -88,7 +88,7 @@ struct OpenFailure {
 }
 
 impl OpenFailure {
-    fn of(error: &ClientInitializeError, ledger: &Ledger) -> Self {
+    fn from_error(error: &ClientInitializeError, ledger: &Ledger) -> Self {
         let newer =
             || ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
         let generation = ledger.was_discovered_late().then(newer);
@@ -103,7 +103,7 @@ impl From<String> for OpenFailure {
 }
 
 /// A connection that is being opened. If it is dropped early, the opening has timed out.
-struct Opening<'a> {
+struct PendingConnection<'a> {
     ledger: Arc<Ledger>,
     /// Tail of the server's standard error, if the server is a process.
     stderr: Option<Arc<TailReader>>,
@@ -112,12 +112,12 @@ struct Opening<'a> {
     late: Option<&'a std::sync::Mutex<String>>,
 }
 
-impl Drop for Opening<'_> {
+impl Drop for PendingConnection<'_> {
     fn drop(&mut self) {
         let Some(late) = self.late else { return };
-        let said = self.stderr.as_ref().map(|said| reasons::printed(&said.tail().text()));
+        let said = self.stderr.as_ref().map(|said| reasons::printed_suffix(&said.tail().text()));
         *late.lock().unwrap_or_else(std::sync::PoisonError::into_inner) =
-            self.ledger.instead() + &said.unwrap_or_default();
+            self.ledger.describe_activity() + &said.unwrap_or_default();
     }
 }
 
@@ -139,7 +139,7 @@ impl Connection {
     /// starts with the handshake, because some servers exit or stay silent after a request of the newer
     /// generation.
     ///
-    /// If the opening is cancelled, `late` receives the state of the server.
+    /// If the opening is cancelled, `timeout_detail` receives the state of the server.
     pub async fn open(
         server: &McpServer,
         wants_handshake: &AtomicBool,
@@ -175,7 +175,7 @@ impl Connection {
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let ledger = Arc::<Ledger>::default();
-        let mut opening = Opening { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
+        let mut pending = PendingConnection { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { launch, supervisor } => {
                 let mut child = supervisor.start(launch, Input::Piped)?;
@@ -183,7 +183,7 @@ impl Connection {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
-                opening.stderr = Some(Arc::clone(&process.stderr));
+                pending.stderr = Some(Arc::clone(&process.stderr));
                 let transport = Lines::new(stdout, stdin, MAX_RESPONSE_BYTES, Arc::clone(&ledger));
                 (Some(process), info.serve_with_lifecycle(transport, lifecycle).await)
             }
@@ -192,7 +192,7 @@ impl Connection {
                 config.custom_headers = headers.iter().cloned().collect();
                 config.max_sse_event_size = MAX_RESPONSE_BYTES;
                 config.max_json_response_size = MAX_RESPONSE_BYTES;
-                let web = Web::new(client.clone(), headers, Arc::clone(&ledger));
+                let web = HttpTransport::new(client.clone(), headers, Arc::clone(&ledger));
                 let transport = StreamableHttpClientTransport::with_client(web, config);
                 (None, info.serve_with_lifecycle(transport, lifecycle).await)
             }
@@ -200,8 +200,8 @@ impl Connection {
         let service = match (served, &process) {
             (Ok(service), _) => service,
             (Err(error), process) => {
-                opening.late = None;
-                let mut failure = OpenFailure::of(&error, &ledger);
+                pending.late = None;
+                let mut failure = OpenFailure::from_error(&error, &ledger);
                 let has_ended = ledger.has_ended() || reasons::is_closed(&error);
                 if is_either && has_ended {
                     // It may have exited or closed the connection because it expects a handshake.
@@ -210,8 +210,10 @@ impl Connection {
                 match &process {
                     // A process that is still running is ended together with the connection. Its exit
                     // status explains nothing.
-                    Some(process) if has_ended => failure.why.push_str(&process.end_told().await),
-                    Some(process) if ledger.rejection().is_none() => failure.why.push_str(&process.told()),
+                    Some(process) if has_ended => failure.why.push_str(&process.describe_exit().await),
+                    Some(process) if ledger.rejection().is_none() => {
+                        failure.why.push_str(&process.stderr_suffix())
+                    }
                     _ => {}
                 }
                 return Err(failure);
@@ -222,14 +224,14 @@ impl Connection {
         let tools = std::sync::Mutex::default();
         let connection = Connection { service, peer, process, ledger, tools, is_silent };
         let listed = connection.update_tools().await;
-        opening.late = None;
+        pending.late = None;
         if let Err(why) = listed {
-            let over = match &connection.process {
-                Some(process) if connection.ledger.has_ended() => process.end_told().await,
+            let exit_text = match &connection.process {
+                Some(process) if connection.ledger.has_ended() => process.describe_exit().await,
                 _ => String::new(),
             };
             connection.close().await;
-            return Err(format!("{why}{over}").into());
+            return Err(format!("{why}{exit_text}").into());
         }
         Ok(connection)
     }
@@ -239,14 +241,14 @@ impl Connection {
         Arc::clone(&self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Lists the tools again if the server has announced a change. Waits at most [`PATIENCE`], because
+    /// Lists the tools again if the server has announced a change. Waits at most [`SHORT_REQUEST_TIMEOUT`], because
     /// the result of a call waits for the list. If the list arrives too late, the next call requests it
     /// again.
     pub async fn follow_changes(&self) {
         if !self.ledger.take_list_changed() {
             return;
         }
-        match tokio::time::timeout(PATIENCE, self.update_tools()).await {
+        match tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.update_tools()).await {
             Ok(Ok(())) => {}
             Ok(Err(why)) => {
                 tracing::warn!(why, "an MCP server has announced other tools and does not list them");
@@ -307,39 +309,39 @@ impl Connection {
     pub async fn call(
         &self,
         request: CallToolRequestParams,
-        prolonged: Option<ProgressTimeout>,
-    ) -> Result<CallToolResult, Failed> {
-        let mut given_up = Call { connection: self, id: None };
+        progress_timeout: Option<ProgressTimeout>,
+    ) -> Result<CallToolResult, CallFailure> {
+        let mut cancel_guard = Call { connection: self, id: None };
         let mut options = PeerRequestOptions::no_options();
-        if let Some(ProgressTimeout { idle, longest }) = prolonged {
-            options = PeerRequestOptions::with_timeout(idle).with_max_total_timeout(longest);
+        if let Some(ProgressTimeout { report_timeout, total_timeout }) = progress_timeout {
+            options = PeerRequestOptions::with_timeout(report_timeout).with_max_total_timeout(total_timeout);
             options = options.reset_timeout_on_progress();
         }
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(request));
-        let answer = match self.peer.send_cancellable_request(request, options).await {
+        let response = match self.peer.send_cancellable_request(request, options).await {
             Ok(handle) => {
-                given_up.id = Some(handle.id.clone());
+                cancel_guard.id = Some(handle.id.clone());
                 handle.await_response().await
             }
             Err(error) => Err(error),
         };
-        std::mem::forget(given_up);
-        let is_late = matches!(answer, Err(ServiceError::Timeout { .. }));
+        std::mem::forget(cancel_guard);
+        let is_late = matches!(response, Err(ServiceError::Timeout { .. }));
         self.is_silent.store(is_late, Ordering::Relaxed);
-        let answer = match answer {
+        let response = match response {
             Ok(ServerResult::CallToolResult(result)) => Ok(result),
             Ok(_) => Err(ServiceError::UnexpectedResponse),
             Err(error) => Err(error),
         };
-        match answer {
+        match response {
             Ok(result) => Ok(result),
             Err(error) => {
                 let closed = matches!(error, ServiceError::TransportClosed | ServiceError::TransportSend(_));
-                let over = match &self.process {
-                    Some(process) if closed => process.end_told().await,
+                let exit_text = match &self.process {
+                    Some(process) if closed => process.describe_exit().await,
                     _ => String::new(),
                 };
-                Err(Failed { error, over })
+                Err(CallFailure { error, exit_text })
             }
         }
     }
@@ -347,10 +349,10 @@ impl Connection {
     /// Closes the connection if the server hangs: a call was dropped or timed out, and the server does
     /// not answer a further request. Returns whether it hangs.
     pub async fn end_if_hung(&self) -> bool {
-        if !self.is_silent.load(Ordering::Relaxed) || self.is_over() {
+        if !self.is_silent.load(Ordering::Relaxed) || self.has_ended() {
             return false;
         }
-        if matches!(tokio::time::timeout(PATIENCE, self.list()).await, Ok(Ok(_))) {
+        if matches!(tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.list()).await, Ok(Ok(_))) {
             self.is_silent.store(false, Ordering::Relaxed);
             return false;
         }
@@ -359,30 +361,30 @@ impl Connection {
     }
 
     /// Returns whether the connection is closed.
-    pub fn is_over(&self) -> bool {
+    pub fn has_ended(&self) -> bool {
         self.peer.is_transport_closed()
     }
 
     /// Describes what the server did instead of answering a call, as a suffix for an error.
-    pub fn instead(&self) -> String {
-        self.ledger.instead()
+    pub fn describe_activity(&self) -> String {
+        self.ledger.describe_activity()
     }
 
     /// Returns the last lines of the server's standard error as a suffix for an error. Empty if there
     /// are none.
-    pub fn why_over(&self) -> String {
-        self.process.as_ref().map(Process::told).unwrap_or_default()
+    pub fn stderr_suffix(&self) -> String {
+        self.process.as_ref().map(Process::stderr_suffix).unwrap_or_default()
     }
 
     /// Closes the connection, and with it the standard input of a server process. If the process does
-    /// not exit within [`ENDING`], its supervisor ends it in the background.
+    /// not exit within [`EXIT_TIMEOUT`], its supervisor ends it in the background.
     pub async fn close(&self) {
-        let _ = self.service.lock().await.close_with_timeout(PATIENCE).await;
+        let _ = self.service.lock().await.close_with_timeout(SHORT_REQUEST_TIMEOUT).await;
         if let Some(process) = &self.process {
             let child = Arc::clone(&process.child);
             tokio::spawn(async move {
                 let mut child = child.lock().await;
-                if tokio::time::timeout(ENDING, child.wait()).await.is_err() {
+                if tokio::time::timeout(EXIT_TIMEOUT, child.wait()).await.is_err() {
                     child.stop().await;
                 }
             });
@@ -392,30 +394,30 @@ impl Connection {
 
 impl Process {
     fn new(mut child: Child) -> Self {
-        let stderr = Arc::new(child.read_stderr(Tail::new(0, KEPT), None));
+        let stderr = Arc::new(child.read_stderr(Tail::new(0, KEPT_STDERR_BYTES), None));
         Process { child: Arc::new(Mutex::new(child)), stderr }
     }
 
     /// Describes the exit of a process that has closed its output, after waiting for the exit for up to
     /// 2 s.
-    async fn end_told(&self) -> String {
+    async fn describe_exit(&self) -> String {
         let ended =
             tokio::time::timeout(Duration::from_secs(2), async { self.child.lock().await.wait().await });
         let ended = ended.await.ok().and_then(Result::ok);
         if ended.is_some() {
             // The last lines may still be in transit.
-            self.stderr.finish(PATIENCE).await;
+            self.stderr.finish(SHORT_REQUEST_TIMEOUT).await;
         }
         let ended = ended.map(|code| match code {
             Some(code) if code > 128 => format!("; its process was ended by signal {}", code - 128),
             Some(code) => format!("; its process ended with code {code}"),
             None => "; its process was killed".into(),
         });
-        format!("{}{}", ended.unwrap_or_default(), self.told())
+        format!("{}{}", ended.unwrap_or_default(), self.stderr_suffix())
     }
 
     /// Returns the process's standard error as a suffix for a reason. Empty if it printed nothing.
-    fn told(&self) -> String {
-        reasons::printed(&self.stderr.tail().text())
+    fn stderr_suffix(&self) -> String {
+        reasons::printed_suffix(&self.stderr.tail().text())
     }
 }

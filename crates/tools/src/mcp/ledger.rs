@@ -21,13 +21,13 @@ use super::lenient;
 
 /// Error code of a response that could not be parsed or did not arrive. No server sends it, because the
 /// codes of JSON-RPC and MCP are small.
-pub(super) const UNREADABLE: ErrorCode = ErrorCode(i32::MIN + 47);
+pub(super) const UNREADABLE_RESPONSE: ErrorCode = ErrorCode(i32::MIN + 47);
 
 /// Key in `structuredContent` that holds the result of a call as the server sent it.
-pub(super) const RAW: &str = "raw";
+pub(super) const RAW_RESULT_KEY: &str = "raw";
 
 /// Maximum number of characters of a message in logs and errors.
-const SHOWN: usize = 200;
+const MAX_SHOWN_CHARS: usize = 200;
 
 /// Pending requests, and other observations about the server.
 #[derive(Debug, Default)]
@@ -53,7 +53,7 @@ struct State {
     list_changed: bool,
     has_ended: bool,
     /// Whether a request was cancelled. A message without an id may be its response.
-    has_given_up: bool,
+    has_cancelled: bool,
 }
 
 /// Methods whose results are converted differently.
@@ -72,7 +72,7 @@ impl Ledger {
     }
 
     /// Registers a message to the server.
-    pub fn sent(&self, message: &ClientJsonRpcMessage) {
+    pub fn register(&self, message: &ClientJsonRpcMessage) {
         match message {
             JsonRpcMessage::Request(request) => {
                 let RequestId::Number(id) = request.id else { return };
@@ -105,7 +105,7 @@ impl Ledger {
                     && let Some(RequestId::Number(id)) = cancelled.params.request_id
                 {
                     let mut state = self.state();
-                    state.has_given_up |= state.pending.remove(&id).is_some();
+                    state.has_cancelled |= state.pending.remove(&id).is_some();
                 }
             }
             _ => {}
@@ -141,7 +141,7 @@ impl Ledger {
 
     /// Describes what the server did instead of answering, as a suffix for an error. Empty if nothing
     /// is known.
-    pub fn instead(&self) -> String {
+    pub fn describe_activity(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
             (Some(wait), _) => format!("; {wait}"),
@@ -180,14 +180,15 @@ impl Ledger {
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
             Ok(Value::Array(messages)) => {
-                messages.into_iter().filter_map(|message| self.message(message, request)).collect()
+                messages.into_iter().filter_map(|message| self.process_message(message, request)).collect()
             }
-            Ok(message) => self.message(message, request).into_iter().collect(),
-            Err(why) => match lenient::several(bytes) {
-                Some(messages) => {
-                    messages.into_iter().filter_map(|message| self.message(message, request)).collect()
-                }
-                None => self.broken(bytes, &why, request).into_iter().collect(),
+            Ok(message) => self.process_message(message, request).into_iter().collect(),
+            Err(why) => match lenient::parse_concatenated(bytes) {
+                Some(messages) => messages
+                    .into_iter()
+                    .filter_map(|message| self.process_message(message, request))
+                    .collect(),
+                None => self.process_invalid(bytes, &why, request).into_iter().collect(),
             },
         }
     }
@@ -201,17 +202,17 @@ impl Ledger {
                 state.rejection = Some(why.clone());
             }
         }
-        ServerJsonRpcMessage::error(ErrorData::new(UNREADABLE, why, None), Some(id.clone()))
+        ServerJsonRpcMessage::error(ErrorData::new(UNREADABLE_RESPONSE, why, None), Some(id.clone()))
     }
 
     /// Returns error responses to all requests to which an oversized line may belong.
-    pub fn fail_oversized(&self, start: &[u8], most: usize) -> Vec<ServerJsonRpcMessage> {
+    pub fn fail_oversized(&self, start: &[u8], max_bytes: usize) -> Vec<ServerJsonRpcMessage> {
         let named = lenient::outer_id(start).and_then(|id| self.pending_id(&id));
         let ids = match named {
             Some(id) => vec![id],
             None => self.state().pending.keys().copied().collect(),
         };
-        let why = format!("its message is longer than {most} bytes");
+        let why = format!("its message is longer than {max_bytes} bytes");
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
@@ -224,7 +225,7 @@ impl Ledger {
     /// Returns an error response to the pending request, if a defective message may be its response.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
-        let id = self.only()?;
+        let id = self.only_pending()?;
         Some(self.fail(&RequestId::Number(id), why))
     }
 
@@ -235,13 +236,14 @@ impl Ledger {
 
     /// Returns the pending request with this id. Servers send ids as numbers or strings.
     fn pending_id(&self, id: &Value) -> Option<i64> {
-        let whole = |id: f64| (id.fract() == 0.0).then_some(id as i64);
-        let id = id.as_i64().or_else(|| whole(id.as_f64()?)).or_else(|| id.as_str()?.trim().parse().ok())?;
+        let to_integer = |id: f64| (id.fract() == 0.0).then_some(id as i64);
+        let id =
+            id.as_i64().or_else(|| to_integer(id.as_f64()?)).or_else(|| id.as_str()?.trim().parse().ok())?;
         self.state().pending.contains_key(&id).then_some(id)
     }
 
     /// Returns the pending request, if there is exactly one.
-    fn only(&self) -> Option<i64> {
+    fn only_pending(&self) -> Option<i64> {
         let state = self.state();
         let mut ids = state.pending.keys();
         ids.next().copied().filter(|_| ids.next().is_none())
@@ -249,14 +251,14 @@ impl Ledger {
 
     /// Returns the only request to which a message without an id can respond: exactly one is pending,
     /// and none was cancelled.
-    fn only_ever(&self) -> Option<i64> {
-        self.only().filter(|_| !self.state().has_given_up)
+    fn only_possible(&self) -> Option<i64> {
+        self.only_pending().filter(|_| !self.state().has_cancelled)
     }
 
     /// Processes one message that is valid JSON.
-    fn message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
+    fn process_message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
         let Value::Object(mut fields) = message else {
-            self.note_noise(&shown(&message.to_string()));
+            self.note_noise(&shorten(&message.to_string()));
             return None;
         };
         let is_error = fields.get("error").is_some_and(|error| !error.is_null());
@@ -267,7 +269,7 @@ impl Ledger {
         let id = fields.get("id").cloned().unwrap_or_default();
         let has_version = fields.contains_key("jsonrpc");
         if !is_response {
-            let text = shown(&Value::Object(fields).to_string());
+            let text = shorten(&Value::Object(fields).to_string());
             self.note_noise(&text);
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
             return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
@@ -277,7 +279,7 @@ impl Ledger {
         let is_nameless = id.is_null() || (is_error && !id.is_number());
         let meant = match request {
             Some(RequestId::Number(request)) if is_nameless => Some(*request),
-            _ => self.only_ever().filter(|_| is_nameless && has_version),
+            _ => self.only_possible().filter(|_| is_nameless && has_version),
         };
         let id = match self.pending_id(&id).or(meant) {
             Some(id) => id,
@@ -312,8 +314,8 @@ impl Ledger {
             return Some(ServerJsonRpcMessage::error(error, Some(id)));
         }
         let result = fields.remove("result").unwrap_or_default();
-        let read = match crate::nested::too_deep(&result) {
-            None => typed(method, result, &id),
+        let read = match crate::nested::depth_error(&result) {
+            None => to_typed(method, result, &id),
             Some(why) => Err(why),
         };
         Some(read.unwrap_or_else(|why| {
@@ -342,11 +344,16 @@ impl Ledger {
     }
 
     /// Processes one message that is invalid JSON, and fails the request to which it responds, if any.
-    fn broken(&self, bytes: &[u8], why: &str, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
+    fn process_invalid(
+        &self,
+        bytes: &[u8],
+        why: &str,
+        request: Option<&RequestId>,
+    ) -> Option<ServerJsonRpcMessage> {
         let text = String::from_utf8_lossy(bytes);
-        let text = lenient::trimmed(&text);
-        let excerpt = shown(text);
-        let only = || self.only();
+        let text = lenient::trim_whitespace(&text);
+        let excerpt = shorten(text);
+        let only = || self.only_pending();
         let is_message = text.contains("\"jsonrpc\"");
         let id = match request {
             Some(request) if text.starts_with(['{', '[']) => Some(request.clone()),
@@ -379,18 +386,18 @@ impl Ledger {
 }
 
 /// Converts the result of a request into the type that the SDK expects.
-fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
+fn to_typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcMessage, String> {
     let respond = |result| Ok(ServerJsonRpcMessage::response(result, id.clone()));
     match method {
         Method::CallTool => {
             let mut wrapped = CallToolResult::default();
-            wrapped.structured_content = Some(json!({ RAW: result }));
+            wrapped.structured_content = Some(json!({ RAW_RESULT_KEY: result }));
             respond(ServerResult::CallToolResult(wrapped))
         }
-        Method::ListTools => respond(ServerResult::ListToolsResult(listed(result)?)),
-        Method::Initialize => respond(ServerResult::InitializeResult(initialized(result)?)),
+        Method::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
+        Method::Initialize => respond(ServerResult::InitializeResult(to_initialize_result(result)?)),
         // Any other response means that the server does not support the newer protocol generation.
-        Method::Discover => match discovered(result) {
+        Method::Discover => match to_discover_result(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
             Err(why) => {
                 let error = ErrorData::new(ErrorCode::METHOD_NOT_FOUND, why, None);
@@ -405,7 +412,7 @@ fn typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonRpcM
 }
 
 /// Parses the discovery result of a server of the newer generation.
-fn discovered(result: Value) -> Result<DiscoverResult, String> {
+fn to_discover_result(result: Value) -> Result<DiscoverResult, String> {
     let read: DiscoverResult = serde_json::from_value(result).map_err(|error| error.to_string())?;
     match read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
         true => Ok(read),
@@ -415,30 +422,30 @@ fn discovered(result: Value) -> Result<DiscoverResult, String> {
 
 /// Parses the result of a handshake. Only the version is required; defaults replace other missing
 /// fields.
-fn initialized(result: Value) -> Result<InitializeResult, String> {
+fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     if let Ok(read) = serde_json::from_value(result.clone()) {
         return Ok(read);
     }
     let version = result["protocolVersion"].as_str().ok_or("it has no `protocolVersion`")?;
     let text = |name: &str| result["serverInfo"][name].as_str().unwrap_or("unknown").to_owned();
-    let least = json!({
+    let minimal = json!({
         "protocolVersion": version,
         "capabilities": { "tools": {} },
         "serverInfo": { "name": text("name"), "version": text("version") },
     });
-    serde_json::from_value(least).map_err(|error| error.to_string())
+    serde_json::from_value(minimal).map_err(|error| error.to_string())
 }
 
 /// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name is
 /// left out.
-fn listed(mut result: Value) -> Result<ListToolsResult, String> {
+fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
     let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take) else {
         return Err("it has no list `tools`".into());
     };
     let mut kept = Vec::with_capacity(tools.len());
     for tool in tools {
         let Some(name) = tool["name"].as_str().filter(|name| !name.is_empty()) else {
-            warn!(tool = %shown(&tool.to_string()), "left out a tool of an MCP server that has no name");
+            warn!(tool = %shorten(&tool.to_string()), "left out a tool of an MCP server that has no name");
             continue;
         };
         let description = ["description", "title"].into_iter().find_map(|key| tool[key].as_str());
@@ -467,9 +474,9 @@ fn error_data(error: Value) -> ErrorData {
     };
     let code = fields.get("code").and_then(|code| code.as_i64().or_else(|| code.as_str()?.parse().ok()));
     let code = code.and_then(|code| i32::try_from(code).ok());
-    let given = fields.remove("message");
-    let has_message = given.as_ref().is_some_and(|message| !message.is_null() && message != "");
-    let message = match given {
+    let raw_message = fields.remove("message");
+    let has_message = raw_message.as_ref().is_some_and(|message| !message.is_null() && message != "");
+    let message = match raw_message {
         Some(Value::String(message)) if !message.trim().is_empty() => message,
         Some(Value::Null | Value::String(_)) | None => {
             format!("an error without a message, code {}", fields.get("code").unwrap_or(&Value::Null))
@@ -492,9 +499,9 @@ pub(super) fn error_text(error: &ErrorData) -> String {
     }
 }
 
-/// Truncates a text to [`SHOWN`] characters.
-pub(super) fn shown(text: &str) -> String {
-    match text.trim().char_indices().nth(SHOWN) {
+/// Truncates a text to [`MAX_SHOWN_CHARS`] characters.
+pub(super) fn shorten(text: &str) -> String {
+    match text.trim().char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text.trim()[..end]),
         None => text.trim().to_owned(),
     }

@@ -6,17 +6,17 @@ use rmcp::model::{
 use super::*;
 
 /// Creates a ledger in which calls with these ids are pending.
-fn calling(ids: &[i64]) -> Ledger {
+fn ledger_with_calls(ids: &[i64]) -> Ledger {
     let ledger = Ledger::default();
     for id in ids {
         let call = CallToolRequest::new(CallToolRequestParams::new("x"));
-        sent(&ledger, ClientRequest::CallToolRequest(call), *id);
+        register(&ledger, ClientRequest::CallToolRequest(call), *id);
     }
     ledger
 }
 
-fn sent(ledger: &Ledger, request: ClientRequest, id: i64) {
-    ledger.sent(&ClientJsonRpcMessage::request(request, RequestId::Number(id)));
+fn register(ledger: &Ledger, request: ClientRequest, id: i64) {
+    ledger.register(&ClientJsonRpcMessage::request(request, RequestId::Number(id)));
 }
 
 /// Returns each response as its id with the result of the call, or with the error's message.
@@ -31,7 +31,7 @@ fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<
             let ServerResult::CallToolResult(result) = response.result else {
                 panic!("{:?}", response.result)
             };
-            Some((number(&response.id), Ok(result.structured_content.unwrap()[RAW].clone())))
+            Some((number(&response.id), Ok(result.structured_content.unwrap()[RAW_RESULT_KEY].clone())))
         }
         JsonRpcMessage::Error(error) => {
             Some((number(error.id.as_ref().unwrap()), Err(error_text(&error.error))))
@@ -53,14 +53,14 @@ fn responses_are_accepted_in_all_formats() {
         r#"{"jsonrpc":"2.0","id":7,"result":{"content":[],"structuredContent":{"x":null}}}{"method":"x"}"#,
         r#"{"jsonrpc":"1.0","id":7,"error":null,"result":{"content":[],"structuredContent":{"x":-Infinity}}}"#,
     ] {
-        let ledger = calling(&[6, 7]);
+        let ledger = ledger_with_calls(&[6, 7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [(7, Ok(result.clone()))], "{text}");
         assert!(!ledger.is_pending(&RequestId::Number(7)) && ledger.is_pending(&RequestId::Number(6)));
     }
-    let found = read(&calling(&[7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None);
+    let found = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None);
     assert_eq!(found, [(7, Ok(json!("no id")))]);
-    assert_eq!(read(&calling(&[6, 7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None), []);
-    let ledger = calling(&[1]);
+    assert_eq!(read(&ledger_with_calls(&[6, 7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None), []);
+    let ledger = ledger_with_calls(&[1]);
     let two = r#"{"jsonrpc":"2.0","id":1,"result":"one"}"#;
     assert_eq!(read(&ledger, two.as_bytes(), None), [(1, Ok(json!("one")))]);
     assert_eq!(read(&ledger, two.as_bytes(), None), [], "a second response is dropped");
@@ -80,13 +80,13 @@ fn unreadable_response_fails_request() {
         (deep.as_str(), "no JSON: recursion limit exceeded"),
         (nested.as_str(), "nested 110 deep"),
     ] {
-        let ledger = calling(&[7]);
+        let ledger = ledger_with_calls(&[7]);
         let found = read(&ledger, text.as_bytes(), None);
         let [(7, Err(found))] = &found[..] else { panic!("{text}: {found:?}") };
         assert!(found.contains(why), "{found}");
     }
     let spread = "{\n  \"jsonrpc\": \"2.0\",\n  \"id\": 7,\n  \"result\": {}\n}";
-    let ledger = calling(&[7]);
+    let ledger = ledger_with_calls(&[7]);
     let found: Vec<_> = spread.lines().flat_map(|line| read(&ledger, line.as_bytes(), None)).collect();
     let [(7, Err(why))] = &found[..] else { panic!("{found:?}") };
     assert!(why.contains("each message must be one line"), "{why}");
@@ -108,10 +108,14 @@ fn errors_are_accepted_in_all_formats() {
     ] {
         for id in ["7", "\"7\"", "null", "\"server-error\""] {
             let text = format!(r#"{{"jsonrpc":"2.0","id":{id},"error":{error}}}"#);
-            assert_eq!(read(&calling(&[7]), text.as_bytes(), None), [(7, Err(want.to_owned()))], "{text}");
+            assert_eq!(
+                read(&ledger_with_calls(&[7]), text.as_bytes(), None),
+                [(7, Err(want.to_owned()))],
+                "{text}"
+            );
         }
         let text = format!(r#"{{"error":{error}}}"#);
-        assert_eq!(read(&calling(&[6, 7]), text.as_bytes(), Some(7)), [(7, Err(want.to_owned()))]);
+        assert_eq!(read(&ledger_with_calls(&[6, 7]), text.as_bytes(), Some(7)), [(7, Err(want.to_owned()))]);
     }
 }
 
@@ -136,7 +140,7 @@ fn noise_does_not_answer_pending_request() {
         r#"{"jsonrpc":"2.0","method":"notifications/message","params":{"level":"info","data":"x"}}"#,
         r#"{"jsonrpc":"2.0","method":"notifications/nonsense","params":5}"#,
     ] {
-        let ledger = calling(&[7]);
+        let ledger = ledger_with_calls(&[7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         assert!(ledger.is_pending(&RequestId::Number(7)), "{text}");
     }
@@ -151,18 +155,18 @@ fn doubtful_response_fails_only_pending_request() {
         ("{'jsonrpc': '2.0', 'id': 7, 'result': {}}", "its answer is no JSON: key must be a string"),
         ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "its answer is no JSON"),
     ] {
-        let ledger = calling(&[7]);
+        let ledger = ledger_with_calls(&[7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         assert!(ledger.is_doubtful(), "{text}");
         let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
         assert_eq!(error.id, Some(RequestId::Number(7)));
         assert!(error.error.message.contains(why), "{}", error.error.message);
         assert!(!ledger.is_doubtful());
-        let ledger = calling(&[7]);
+        let ledger = ledger_with_calls(&[7]);
         read(&ledger, text.as_bytes(), None);
-        let answered = read(&ledger, br#"{"jsonrpc":"2.0","id":7,"result":"late"}"#, None);
-        assert_eq!((answered, ledger.is_doubtful()), (vec![(7, Ok(json!("late")))], false), "{text}");
-        let ledger = calling(&[6, 7]);
+        let responses = read(&ledger, br#"{"jsonrpc":"2.0","id":7,"result":"late"}"#, None);
+        assert_eq!((responses, ledger.is_doubtful()), (vec![(7, Ok(json!("late")))], false), "{text}");
+        let ledger = ledger_with_calls(&[6, 7]);
         read(&ledger, text.as_bytes(), None);
         assert!(ledger.fail_doubtful().is_none(), "of two requests neither is known to be meant: {text}");
     }
@@ -171,29 +175,30 @@ fn doubtful_response_fails_only_pending_request() {
         r#"got {"jsonrpc":"2.0","id":7,"method":"tools/call","params":{"q":"error"}}"#,
         "an error",
     ] {
-        let ledger = calling(&[7]);
+        let ledger = ledger_with_calls(&[7]);
         read(&ledger, text.as_bytes(), None);
         assert!(!ledger.is_doubtful(), "{text}");
     }
-    let empty = read(&calling(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
+    let empty = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
     let [(7, Err(why))] = &empty[..] else { panic!("{empty:?}") };
     assert!(why.contains("its answer has no result"), "{why}");
-    let echoed = read(&calling(&[7]), br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#, None);
+    let echoed =
+        read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#, None);
     assert_eq!(echoed, [(7, Ok(json!(1)))]);
 }
 
 #[test]
 fn oversized_line_fails_request() {
-    let ledger = calling(&[6, 7]);
+    let ledger = ledger_with_calls(&[6, 7]);
     assert_eq!(ledger.fail_oversized(br#"{"jsonrpc":"2.0","id":7,"result":"zzz"#, 9).len(), 1);
     assert!(ledger.is_pending(&RequestId::Number(6)) && !ledger.is_pending(&RequestId::Number(7)));
-    assert_eq!(calling(&[6, 7]).fail_oversized(b"zzzz", 9).len(), 2);
+    assert_eq!(ledger_with_calls(&[6, 7]).fail_oversized(b"zzzz", 9).len(), 2);
 }
 
 #[test]
 fn tools_without_schema_take_no_arguments() {
     let ledger = Ledger::default();
-    sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 3);
+    register(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 3);
     let tools = json!([
         { "name": "a", "inputSchema": null },
         { "name": "b", "description": 5, "title": "B", "annotations": "none", "outputSchema": [] },
@@ -216,7 +221,7 @@ fn tools_without_schema_take_no_arguments() {
     assert_eq!(seen, [("a", None, 0), ("b", Some("B"), 0), ("c", Some("C"), 1), ("d", None, 0)]);
     assert_eq!(list.next_cursor.as_deref(), Some("2"), "a cursor that is a number");
     for result in ["{}", "null", "[]", "\"a\"", "5", r#"{"tools":{"a":{}}}"#, r#"{"tools":null}"#] {
-        sent(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
+        register(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
         let text = format!(r#"{{"jsonrpc":"2.0","id":4,"result":{result}}}"#);
         let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
         assert!(error.error.message.contains("no list `tools`"), "{result}: {error:?}");
@@ -230,13 +235,13 @@ fn message_without_id_is_ignored_if_ambiguous() {
         r#"{"jsonrpc":"2.0","result":"of whom"}"#,
         r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"of whom"}}"#,
     ] {
-        let ledger = calling(&[6, 7]);
+        let ledger = ledger_with_calls(&[6, 7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         assert!(ledger.fail_doubtful().is_none(), "{text}");
         // The response to a cancelled request may arrive late.
-        let given_up = rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
-        let given_up = rmcp::model::CancelledNotification::new(given_up);
-        ledger.sent(&ClientJsonRpcMessage::notification(given_up.into()));
+        let cancellation = rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
+        let cancellation = rmcp::model::CancelledNotification::new(cancellation);
+        ledger.register(&ClientJsonRpcMessage::notification(cancellation.into()));
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         let Some(JsonRpcMessage::Error(error)) = ledger.fail_doubtful() else { panic!("{text}") };
         assert!(error.error.message.contains("its answer has no id"), "{error:?}");
@@ -251,7 +256,7 @@ fn unreadable_server_request_gets_unknown_method() {
         (r#"{"jsonrpc":"2.0","id":null,"method":"sampling/createMessage","params":[1]}"#, None),
         (r#"{"jsonrpc":"2.0","method":"notifications/progress","params":[1]}"#, None),
     ] {
-        let read = calling(&[7]).read(text.as_bytes(), None);
+        let read = ledger_with_calls(&[7]).read(text.as_bytes(), None);
         let ids = read.iter().filter_map(|message| match message {
             JsonRpcMessage::Request(request) => Some(request.id.clone()),
             _ => None,
@@ -265,7 +270,7 @@ fn discovery_of_unsupported_version_leads_to_handshake() {
     for versions in [r#"["2025-06-18"]"#, "[]", r#"["2099-01-01"]"#] {
         let ledger = Ledger::default();
         let discovery = DiscoverRequest::new(DiscoverRequestParams {});
-        sent(&ledger, ClientRequest::DiscoverRequest(discovery), 0);
+        register(&ledger, ClientRequest::DiscoverRequest(discovery), 0);
         let text = format!(
             r#"{{"jsonrpc":"2.0","id":0,"result":{{"supportedVersions":{versions},"capabilities":{{}},"serverInfo":{{"name":"s","version":"1"}},"resultType":"complete","ttlMs":0,"cacheScope":"private"}}}}"#
         );
@@ -279,12 +284,12 @@ fn instead_describes_noise_and_waits_since_call() {
     let ledger = Ledger::default();
     ledger.read(b"listening", None);
     let call = CallToolRequest::new(CallToolRequestParams::new("x"));
-    sent(&ledger, ClientRequest::CallToolRequest(call), 7);
-    assert_eq!(ledger.instead(), "");
+    register(&ledger, ClientRequest::CallToolRequest(call), 7);
+    assert_eq!(ledger.describe_activity(), "");
     ledger.read(b"ValueError: it broke\n", None);
-    assert_eq!(ledger.instead(), "; what it sent last is no answer: \"ValueError: it broke\"");
+    assert_eq!(ledger.describe_activity(), "; what it sent last is no answer: \"ValueError: it broke\"");
     ledger.note_wait("it answers HTTP 503".into());
-    assert_eq!(ledger.instead(), "; it answers HTTP 503");
+    assert_eq!(ledger.describe_activity(), "; it answers HTTP 503");
 }
 
 #[test]
@@ -305,13 +310,13 @@ fn rejected_handshake_keeps_reason() {
         (r#"{"id":2,"result":{"protocolVersion":"2025-06-18"}}"#, None),
     ] {
         let ledger = Ledger::default();
-        sent(&ledger, initialize(), 2);
+        register(&ledger, initialize(), 2);
         let read = ledger.read(answer.as_bytes(), None);
         match want {
             Some(want) => assert!(ledger.rejection().unwrap().contains(want), "{:?}", ledger.rejection()),
             None => assert!(matches!(read[..], [JsonRpcMessage::Response(_)]), "{read:?}"),
         }
-        sent(&ledger, initialize(), 3);
+        register(&ledger, initialize(), 3);
         assert_eq!(ledger.rejection(), None, "a new handshake forgets it");
     }
 }
@@ -325,8 +330,8 @@ fn late_discovery_does_not_answer_handshake() {
         (r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no such method"}}"#, false),
     ] {
         let ledger = Ledger::default();
-        sent(&ledger, discovery(), 0);
-        sent(&ledger, ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())), 1);
+        register(&ledger, discovery(), 0);
+        register(&ledger, ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())), 1);
         assert!(ledger.read(late.as_bytes(), None).is_empty());
         assert!(ledger.is_pending(&RequestId::Number(1)) && !ledger.is_doubtful());
         assert_eq!(ledger.was_discovered_late(), is_newer);

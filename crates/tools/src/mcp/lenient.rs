@@ -18,12 +18,12 @@ const NO_NUMBERS: [&str; 3] = ["NaN", "Infinity", "-Infinity"];
 /// Returns the parser's message, with the column, if the text is invalid even after these repairs.
 pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
     let text = String::from_utf8_lossy(bytes);
-    let text = trimmed(&text);
+    let text = trim_whitespace(&text);
     let strict = match serde_json::from_str(text) {
         Ok(value) => return Ok(value),
         Err(error) => error,
     };
-    match repaired(text) {
+    match repair(text) {
         Cow::Borrowed(_) => Err(strict),
         Cow::Owned(text) => serde_json::from_str(&text),
     }
@@ -32,19 +32,19 @@ pub(super) fn parse(bytes: &[u8]) -> Result<Value, String> {
 
 /// Trims whitespace, control characters and byte-order marks, which terminals and record separators
 /// add.
-pub(super) fn trimmed(text: &str) -> &str {
+pub(super) fn trim_whitespace(text: &str) -> &str {
     text.trim_matches(|c: char| c.is_whitespace() || c.is_control() || c == '\u{feff}')
 }
 
 /// Parses concatenated JSON objects without line breaks between them. Returns `None` if there is
 /// anything else.
-pub(super) fn several(bytes: &[u8]) -> Option<Vec<Value>> {
+pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
     let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
     values.collect::<Result<Vec<Value>, _>>().ok().filter(|values| values.iter().all(Value::is_object))
 }
 
 /// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
-fn repaired(text: &str) -> Cow<'_, str> {
+fn repair(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
     let (mut repaired, mut kept, mut at) = (String::new(), 0, 0);
     let mut replace = |range: std::ops::Range<usize>, by: &str| {

@@ -17,11 +17,11 @@ use super::ledger::Ledger;
 use super::lenient;
 
 /// Number of bytes of an oversized line that are searched for the request's id.
-const START: usize = 4096;
+const MAX_ID_SEARCH_BYTES: usize = 4096;
 
 /// Pause after which a line without line break counts as a complete message, and a doubtful message
 /// counts as the response.
-const PAUSE: Duration = Duration::from_secs(1);
+const LINE_END_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of lines after which the task yields.
 const LINES: usize = 256;
@@ -64,7 +64,7 @@ impl Lines {
             let available = &self.stdout.buffer()[..count];
             if self.line.len() + count > self.max_bytes {
                 self.is_oversized = true;
-                let start = &self.line[..self.line.len().min(START)];
+                let start = &self.line[..self.line.len().min(MAX_ID_SEARCH_BYTES)];
                 self.received.extend(self.ledger.fail_oversized(start, self.max_bytes));
                 self.line = Vec::new();
             } else {
@@ -89,7 +89,7 @@ impl Transport<RoleClient> for Lines {
         &mut self,
         message: ClientJsonRpcMessage,
     ) -> impl Future<Output = Result<(), Self::Error>> + Send + 'static {
-        self.ledger.sent(&message);
+        self.ledger.register(&message);
         let stdin = Arc::clone(&self.stdin);
         async move {
             let mut line = serde_json::to_vec(&message)?;
@@ -114,7 +114,7 @@ impl Transport<RoleClient> for Lines {
             let has_line = !self.line.is_empty() && !self.is_oversized;
             let available = match has_line || self.ledger.is_doubtful() {
                 false => self.stdout.fill_buf().await,
-                true => match timeout(PAUSE, self.stdout.fill_buf()).await {
+                true => match timeout(LINE_END_TIMEOUT, self.stdout.fill_buf()).await {
                     Ok(available) => available,
                     // A complete message needs no line break.
                     Err(_) if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) => {

@@ -30,7 +30,7 @@ fn mcp(keys: McpKeys) -> Mcp {
     Mcp::new("tests", keys, Some(5.0), &supervisor).unwrap()
 }
 
-async fn ask(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
+async fn call_tool(session: &dyn Session, tool: &str, arguments: Value) -> ToolOutput {
     session.call(tool, arguments.as_object().unwrap()).await
 }
 
@@ -40,22 +40,25 @@ async fn session_calls_tools_of_server() {
     let names: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
     assert_eq!(names.len(), 14, "all pages are read: {names:?}");
     let s = &*session;
-    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("1"));
-    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"));
-    let echoed = ask(s, "echo", json!({"length": 7})).await.read();
+    assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("1"));
+    assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("2"));
+    let echoed = call_tool(s, "echo", json!({"length": 7})).await.read();
     assert_eq!(echoed, "[{\"length\": 7}, null, null]");
-    assert_eq!(ask(s, "fails", json!({})).await, ToolOutput::error(CallError::Failed, "no such file"));
-    let image = ask(s, "image", json!({})).await.read();
+    assert_eq!(call_tool(s, "fails", json!({})).await, ToolOutput::error(CallError::Failed, "no such file"));
+    let image = call_tool(s, "image", json!({})).await.read();
     assert_eq!(image, "[a part of type \"image\", which cannot be shown]\na cat");
-    assert_eq!(ask(s, "structured", json!({})).await.read(), "{\"sum\":3}");
-    assert_eq!(ask(s, "floods", json!({})).await.read(), "done");
-    assert_eq!(ask(s, "garbage", json!({})).await.read(), "after garbage");
-    let long = ask(s, "long", json!({"length": 50_000_000})).await;
+    assert_eq!(call_tool(s, "structured", json!({})).await.read(), "{\"sum\":3}");
+    assert_eq!(call_tool(s, "floods", json!({})).await.read(), "done");
+    assert_eq!(call_tool(s, "garbage", json!({})).await.read(), "after garbage");
+    let long = call_tool(s, "long", json!({"length": 50_000_000})).await;
     assert_eq!(long.read().len(), 50_000_000);
-    assert_eq!(ask(s, "changes", json!({})).await.read(), "changed");
-    let gone = ask(s, "fails", json!({})).await;
-    assert_eq!((gone.error, gone.read().as_str()), (Some(CallError::BadArguments), "Unknown tool: fails"));
-    assert_eq!(ask(s, "count", json!({})).await.read(), "3", "all this was one server");
+    assert_eq!(call_tool(s, "changes", json!({})).await.read(), "changed");
+    let failed = call_tool(s, "fails", json!({})).await;
+    assert_eq!(
+        (failed.error, failed.read().as_str()),
+        (Some(CallError::BadArguments), "Unknown tool: fails")
+    );
+    assert_eq!(call_tool(s, "count", json!({})).await.read(), "3", "all this was one server");
     session.close().await.unwrap();
 }
 
@@ -63,16 +66,16 @@ async fn session_calls_tools_of_server() {
 async fn exited_server_is_restarted_and_reported() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let s = &*session;
-    ask(s, "count", json!({})).await;
-    let died = ask(s, "dies", json!({})).await;
-    assert_eq!(died.error, Some(CallError::Unavailable));
-    let said = died.read();
-    assert!(said.contains("code 3") && said.contains("out of luck"), "{said}");
-    let next = ask(s, "count", json!({})).await;
+    call_tool(s, "count", json!({})).await;
+    let exited = call_tool(s, "dies", json!({})).await;
+    assert_eq!(exited.error, Some(CallError::Unavailable));
+    let stderr_text = exited.read();
+    assert!(stderr_text.contains("code 3") && stderr_text.contains("out of luck"), "{stderr_text}");
+    let next = call_tool(s, "count", json!({})).await;
     assert_eq!((next.error, next.metrics.get("restarts")), (None, Some(&1.0)));
     assert!(next.read().starts_with("[the server of this tool was started anew"), "{}", next.read());
     assert!(next.read().ends_with("\n1"), "{}", next.read());
-    assert_eq!(ask(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
+    assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
     session.close().await.unwrap();
 }
 
@@ -86,9 +89,9 @@ async fn hanging_call_does_not_affect_next_call() {
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
         levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
-    let late = open.answer(&call("hangs"), true).await;
+    let late = open.execute_calls(&call("hangs"), true).await;
     assert_eq!(late[0].kind, ObservationKind::Timeout, "{late:?}");
-    let next = open.answer(&call("count"), true).await;
+    let next = open.execute_calls(&call("count"), true).await;
     assert_eq!(next[0].kind, ObservationKind::Ok, "{next:?}");
     assert!(next[0].text.contains("did not answer any more]"), "{next:?}");
     open.close().await.unwrap();
@@ -107,13 +110,13 @@ async fn unreadable_response_fails_call_immediately() {
         (r#"{"jsonrpc":"2.0","id":ID,"error":"boom"}"#, "boom"),
         (r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#, "Parse error"),
     ] {
-        let answer = ask(&*session, "odd", json!({ "line": line })).await;
-        assert!(answer.is_error() && answer.read().contains(why), "{line}: {answer:?}");
+        let output = call_tool(&*session, "odd", json!({ "line": line })).await;
+        assert!(output.is_error() && output.read().contains(why), "{line}: {output:?}");
     }
     let deep = format!(r#"{{"jsonrpc":"2.0","id":ID,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
-    let answer = ask(&*session, "odd", json!({ "line": deep })).await;
-    assert_eq!(answer.error, Some(CallError::Unavailable));
-    assert!(answer.read().contains("recursion limit exceeded"), "{answer:?}");
+    let output = call_tool(&*session, "odd", json!({ "line": deep })).await;
+    assert_eq!(output.error, Some(CallError::Unavailable));
+    assert!(output.read().contains("recursion limit exceeded"), "{output:?}");
     for (line, text) in [
         (
             r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[],"structuredContent":{"x":NaN}}}"#,
@@ -126,13 +129,17 @@ async fn unreadable_response_fails_call_immediately() {
         (r#"[{"jsonrpc":"2.0","id":ID,"result":"batch"}]"#, "batch"),
     ] {
         let line = line.replace("\\u{e9}", "\u{e9}");
-        let answer = ask(&*session, "odd", json!({ "line": line })).await;
-        assert_eq!((answer.error, answer.read()), (None, text.to_owned()), "{line}");
+        let output = call_tool(&*session, "odd", json!({ "line": line })).await;
+        assert_eq!((output.error, output.read()), (None, text.to_owned()), "{line}");
     }
     let line = r#"{"jsonrpc":"2.0","id":ID,"result":"no end"}"#;
-    let answer = ask(&*session, "odd", json!({ "line": line, "end": "" })).await;
-    assert_eq!(answer.read(), "no end", "a message without the end of its line");
-    assert_eq!(ask(&*session, "count", json!({})).await, ToolOutput::text("1"), "all this was one server");
+    let output = call_tool(&*session, "odd", json!({ "line": line, "end": "" })).await;
+    assert_eq!(output.read(), "no end", "a message without the end of its line");
+    assert_eq!(
+        call_tool(&*session, "count", json!({})).await,
+        ToolOutput::text("1"),
+        "all this was one server"
+    );
     session.close().await.unwrap();
 }
 
@@ -140,7 +147,7 @@ async fn unreadable_response_fails_call_immediately() {
 async fn message_split_by_pause_is_accepted() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
-    assert_eq!(ask(&*session, "odd", parts).await, ToolOutput::text("two parts"));
+    assert_eq!(call_tool(&*session, "odd", parts).await, ToolOutput::text("two parts"));
     session.close().await.unwrap();
 }
 
@@ -154,15 +161,15 @@ async fn announced_tool_can_be_called_in_same_attempt() {
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
         levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
-    let unknown = open.answer(&call("grown"), true).await;
+    let unknown = open.execute_calls(&call("grown"), true).await;
     assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
-    let grows = open.answer(&call("grows"), true).await;
+    let grows = open.execute_calls(&call("grows"), true).await;
     assert!(
         grows[0].text.starts_with("grown is there\n[The tools have changed. New: {\"name\":\"grown\""),
         "{grows:?}"
     );
     assert!(!grows[0].text.contains("dies"), "{grows:?}");
-    let grown = open.answer(&call("grown"), true).await;
+    let grown = open.execute_calls(&call("grown"), true).await;
     assert_eq!(grown[0].text, "it grew");
     open.close().await.unwrap();
 }
@@ -180,9 +187,9 @@ async fn call_returns_without_missing_tool_list() {
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
-        let reply = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
-        let answer = open.answer(&reply, true).await;
-        assert_eq!((answer[0].kind, answer[0].text.as_str()), (ObservationKind::Ok, text));
+        let parsed = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
+        let output = open.execute_calls(&parsed, true).await;
+        assert_eq!((output[0].kind, output[0].text.as_str()), (ObservationKind::Ok, text));
     }
     open.close().await.unwrap();
 }
@@ -197,8 +204,8 @@ async fn progress_extends_timeout_up_to_limit() {
         let arguments = json!({ "length": steps }).as_object().unwrap().clone();
         let call =
             levade_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
-        let reply = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
-        open.answer(&reply, true).await.remove(0)
+        let parsed = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
+        open.execute_calls(&parsed, true).await.remove(0)
     };
     let done = works("works", 13).await;
     assert_eq!((done.kind, done.text.as_str()), (ObservationKind::Ok, "done"), "longer than it may be idle");
@@ -222,8 +229,8 @@ async fn tools_are_renamed_for_agents() {
     let mut session = renamed.clone().open(&context("a")).await.unwrap();
     let specs: Vec<String> = session.specs().into_iter().map(|spec| spec.name).collect();
     assert_eq!(specs, ["echo", "say"]);
-    assert_eq!(ask(&*session, "echo", json!({})).await.read(), "1");
-    assert_eq!(ask(&*session, "say", json!({})).await.read(), "[{}, null, null]");
+    assert_eq!(call_tool(&*session, "echo", json!({})).await.read(), "1");
+    assert_eq!(call_tool(&*session, "say", json!({})).await.read(), "[{}, null, null]");
     session.close().await.unwrap();
     let clash = BTreeMap::from([("echo".to_owned(), "count".to_owned())]);
     let error = mcp(McpKeys { rename: clash, ..bad() }).open(&context("a")).await.err().unwrap().to_string();
@@ -241,19 +248,19 @@ async fn tools_are_renamed_for_agents() {
 async fn attempts_share_server_only_if_configured() {
     let own = mcp(bad());
     let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
-    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
-    assert_eq!(ask(&*b, "count", json!({})).await.read(), "1");
+    assert_eq!(call_tool(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(call_tool(&*b, "count", json!({})).await.read(), "1");
     a.close().await.unwrap();
     b.close().await.unwrap();
-    let shared = mcp(McpKeys { shared: true, ..bad() });
+    let shared_mcp = mcp(McpKeys { shared: true, ..bad() });
     let (mut a, mut b) =
-        (shared.open(&context("a")).await.unwrap(), shared.open(&context("a")).await.unwrap());
-    assert_eq!(ask(&*a, "count", json!({})).await.read(), "1");
-    assert_eq!(ask(&*b, "count", json!({})).await.read(), "2");
+        (shared_mcp.open(&context("a")).await.unwrap(), shared_mcp.open(&context("a")).await.unwrap());
+    assert_eq!(call_tool(&*a, "count", json!({})).await.read(), "1");
+    assert_eq!(call_tool(&*b, "count", json!({})).await.read(), "2");
     a.close().await.unwrap();
-    assert_eq!(ask(&*b, "count", json!({})).await.read(), "3", "the others go on");
-    assert_eq!(ask(&*b, "dies", json!({})).await.error, Some(CallError::Unavailable));
-    assert!(ask(&*b, "count", json!({})).await.read().ends_with("\n1"));
+    assert_eq!(call_tool(&*b, "count", json!({})).await.read(), "3", "the others go on");
+    assert_eq!(call_tool(&*b, "dies", json!({})).await.error, Some(CallError::Unavailable));
+    assert!(call_tool(&*b, "count", json!({})).await.read().ends_with("\n1"));
     b.close().await.unwrap();
 }
 
@@ -284,13 +291,13 @@ async fn open_explains_failed_start() {
     let error =
         open("import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)").await;
     assert!(error.contains("code 4") && error.contains("step 30\n") && !error.contains("step 29"), "{error}");
-    let refuses = "
+    let rejecting_script = "
 import json, sys
 for line in sys.stdin:
     error = {'code': -32602, 'message': 'Unsupported protocol version', 'data': {'supported': ['2024-11-05']}}
     print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), flush=True)
 ";
-    let error = open(refuses).await;
+    let error = open(rejecting_script).await;
     assert!(error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"), "{error}");
     assert!(!error.contains("signal") && !error.contains("::"), "{error}");
 }
@@ -336,7 +343,7 @@ async fn slow_server_is_started_once() {
         include_str!("server_for_tests.py")
     );
     let mut session = mcp(server(&slow)).open(&context("a")).await.unwrap();
-    assert_eq!(ask(&*session, "count", json!({})).await.read(), "1");
+    assert_eq!(call_tool(&*session, "count", json!({})).await.read(), "1");
     assert_eq!(std::fs::read_to_string(&mark).unwrap(), "x");
     session.close().await.unwrap();
 }

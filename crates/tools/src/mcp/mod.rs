@@ -15,7 +15,7 @@
 //! - **Isolation.** A server gets only the usual and the named environment variables. It provides tools
 //!   only: it cannot send requests to the model.
 
-mod answer;
+mod call_result;
 mod connection;
 mod ledger;
 mod lenient;
@@ -48,7 +48,7 @@ pub(super) const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Grace before the set's timeout: a call that reports progress ends this much earlier by its own
 /// timeout.
-const BEFORE_DEADLINE: Duration = Duration::from_secs(1);
+const DEADLINE_GRACE: Duration = Duration::from_secs(1);
 
 /// `[[tool]] kind = "mcp"`: a server of the Model Context Protocol.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
@@ -82,11 +82,11 @@ pub struct McpKeys {
 }
 
 /// Default timeout, in seconds. It includes the start of the server.
-const SECONDS: f64 = 60.0;
+const DEFAULT_TIMEOUT_SECONDS: f64 = 60.0;
 
 impl ToolOptions for McpKeys {
     fn timeout(&self, seconds: Option<f64>) -> Option<f64> {
-        Some(seconds.unwrap_or(SECONDS))
+        Some(seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS))
     }
 
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
@@ -99,7 +99,7 @@ impl ToolOptions for McpKeys {
         let why = match (self.command.is_empty(), self.url.is_empty()) {
             (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => return Ok(()),
             (false, true) => "key_env and headers_env are for a url; a command gets keys by environment",
-            (true, false) => return Ok(Services::any().check(&self.url)?),
+            (true, false) => return Ok(Services::for_any_host().check(&self.url)?),
             _ => "give either command (a program) or url (streamable HTTP)",
         };
         Err(why.to_owned().into())
@@ -128,9 +128,9 @@ enum McpServer {
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 struct ProgressTimeout {
     /// Timeout for the next progress report.
-    idle: Duration,
+    report_timeout: Duration,
     /// Timeout for the complete call.
-    longest: Duration,
+    total_timeout: Duration,
 }
 
 /// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or share
@@ -140,8 +140,8 @@ pub struct Mcp {
     name: String,
     server: McpServer,
     keys: McpKeys,
-    prolonged: Option<ProgressTimeout>,
-    shared: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
+    progress_timeout: Option<ProgressTimeout>,
+    shared_connection: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
     /// Output and state of the server at the last opening that timed out, as a suffix for the error.
     late: Arc<std::sync::Mutex<String>>,
@@ -168,22 +168,22 @@ impl Mcp {
                 McpServer::Program { launch, supervisor: supervisor.clone() }
             }
             url => {
-                let services = Services::any();
+                let services = Services::for_any_host();
                 let headers = services.headers(&keys.key_env, &keys.headers_env)?;
                 let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
                 McpServer::Address { url: url.to_owned(), headers, client: services.client()? }
             }
         };
-        let idle = Duration::from_secs_f64(seconds.unwrap_or(SECONDS));
-        let prolonged = keys.progress_seconds.map(|longest| {
-            let longest = Duration::from_secs_f64(longest).max(idle);
-            ProgressTimeout { idle, longest }
+        let report_timeout = Duration::from_secs_f64(seconds.unwrap_or(DEFAULT_TIMEOUT_SECONDS));
+        let progress_timeout = keys.progress_seconds.map(|total_timeout| {
+            let total_timeout = Duration::from_secs_f64(total_timeout).max(report_timeout);
+            ProgressTimeout { report_timeout, total_timeout }
         });
         Ok(Mcp {
             name: name.into(),
             server,
-            prolonged,
-            shared: keys.shared.then(Arc::default),
+            progress_timeout,
+            shared_connection: keys.shared.then(Arc::default),
             keys,
             wants_handshake: Arc::default(),
             late: Arc::default(),
@@ -192,18 +192,18 @@ impl Mcp {
 
     /// Returns a working connection, and whether it replaces `last` because that connection has ended.
     async fn connect(&self, last: Option<&Arc<Connection>>) -> Result<(Arc<Connection>, bool), String> {
-        let Some(shared) = &self.shared else {
-            return match last.filter(|last| !last.is_over()) {
+        let Some(shared_connection) = &self.shared_connection else {
+            return match last.filter(|last| !last.has_ended()) {
                 Some(last) => Ok((Arc::clone(last), false)),
                 None => Ok((self.open_connection().await?, true)),
             };
         };
-        let mut shared = shared.lock().await;
-        let connection = match shared.take().filter(|connection| !connection.is_over()) {
+        let mut shared_connection = shared_connection.lock().await;
+        let connection = match shared_connection.take().filter(|connection| !connection.has_ended()) {
             Some(connection) => connection,
             None => self.open_connection().await?,
         };
-        *shared = Some(Arc::clone(&connection));
+        *shared_connection = Some(Arc::clone(&connection));
         let is_new = last.is_some_and(|last| !Arc::ptr_eq(last, &connection));
         Ok((connection, is_new))
     }
@@ -217,7 +217,7 @@ impl Mcp {
     /// # Errors
     /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools would
     /// have the same name.
-    fn offered(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
+    fn offered_tools(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
         let exists = |name: &&String| tools.iter().any(|tool| tool.name == **name);
         let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
         if let Some(missing) = named.into_iter().find(|name| !exists(name)) {
@@ -225,7 +225,7 @@ impl Mcp {
             return Err(format!("it has no tool {missing:?}; it has {}", all.join(", ")));
         }
         let mut offered: Vec<ToolSpec> = Vec::new();
-        for spec in self.selected(tools) {
+        for spec in self.selected_tools(tools) {
             if offered.iter().any(|earlier| earlier.name == spec.name) {
                 return Err(format!(
                     "two of its tools would be named {:?}: give one another name with rename",
@@ -238,7 +238,7 @@ impl Mcp {
     }
 
     /// Returns the tools that `allow` and `deny` leave, with their names for agents.
-    fn selected<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
+    fn selected_tools<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
         let is_allowed = |name: &String| allow.is_empty() || allow.contains(name);
         let kept = tools.iter().filter(move |tool| is_allowed(&tool.name) && !deny.contains(&tool.name));
@@ -263,12 +263,12 @@ impl Toolbox for Mcp {
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let wrong = |why| ToolError::Open { tool: self.name.clone(), why };
         let (connection, _) = self.connect(None).await.map_err(wrong)?;
-        let specs = self.offered(&connection.tools()).map_err(wrong)?;
+        let specs = self.offered_tools(&connection.tools()).map_err(wrong)?;
         let (toolbox, specs) = (self.clone(), std::sync::Mutex::new(specs));
         Ok(Box::new(McpSession { toolbox, specs, connection: Mutex::new(Some(connection)) }))
     }
 
-    fn late(&self) -> String {
+    fn timeout_detail(&self) -> String {
         self.late.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 }
@@ -285,15 +285,15 @@ impl McpSession {
     /// Returns the connection to use, and a note for the model if the server was restarted.
     async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
         let mut current = self.connection.lock().await;
-        let over = match current.as_ref() {
+        let restart_reason = match current.as_ref() {
             Some(current) if current.end_if_hung().await => Some("; it did not answer any more".to_owned()),
-            Some(current) if current.is_over() => Some(current.why_over()),
+            Some(current) if current.has_ended() => Some(current.stderr_suffix()),
             _ => None,
         };
         let (connection, is_new) = self.toolbox.connect(current.as_ref()).await?;
         *current = Some(Arc::clone(&connection));
         let notice = is_new.then(|| {
-            let why = over.unwrap_or_default();
+            let why = restart_reason.unwrap_or_default();
             format!("[the server of this tool was started anew, and what it held is lost{why}]")
         });
         Ok((connection, notice))
@@ -307,12 +307,12 @@ impl Session for McpSession {
     }
 
     fn max_call_timeout(&self) -> Option<Duration> {
-        self.toolbox.prolonged.map(|prolonged| prolonged.longest + BEFORE_DEADLINE)
+        self.toolbox.progress_timeout.map(|progress_timeout| progress_timeout.total_timeout + DEADLINE_GRACE)
     }
 
     /// Returns true: responses are matched by their ids, and a server with state orders concurrent
     /// calls itself.
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
@@ -320,14 +320,14 @@ impl Session for McpSession {
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let (connection, notice) = match self.connection().await {
             Ok(found) => found,
-            Err(why) => return answer::unavailable(&self.toolbox.name, &why),
+            Err(why) => return call_result::unavailable_output(&self.toolbox.name, &why),
         };
         let name = self.toolbox.server_name(tool).to_owned();
         let request = CallToolRequestParams::new(name).with_arguments(arguments.clone());
-        let answer = connection.call(request, self.toolbox.prolonged).await;
-        let mut output = answer::output(&self.toolbox.name, tool, answer);
+        let response = connection.call(request, self.toolbox.progress_timeout).await;
+        let mut output = call_result::output(&self.toolbox.name, tool, response);
         connection.follow_changes().await;
-        let now = self.toolbox.selected(&connection.tools()).collect();
+        let now = self.toolbox.selected_tools(&connection.tools()).collect();
         *self.specs.lock().unwrap_or_else(PoisonError::into_inner) = now;
         if let Some(notice) = notice {
             output.parts.insert(0, levade_text::ContentPart::Text(format!("{notice}\n")));
@@ -338,13 +338,15 @@ impl Session for McpSession {
 
     /// Describes the state of a call that timed out. A call that restarts the server holds the lock on
     /// the connection; the state of the opening is then returned.
-    fn late(&self) -> String {
+    fn timeout_detail(&self) -> String {
         let connection = self.connection.try_lock().ok().and_then(|connection| connection.clone());
-        connection.map(|connection| connection.instead()).unwrap_or_else(|| self.toolbox.late())
+        connection
+            .map(|connection| connection.describe_activity())
+            .unwrap_or_else(|| self.toolbox.timeout_detail())
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
-        if self.toolbox.shared.is_none()
+        if self.toolbox.shared_connection.is_none()
             && let Some(connection) = self.connection.get_mut().take()
         {
             connection.close().await;

@@ -81,8 +81,8 @@ fn transport_reason(error: &DynamicTransportError) -> String {
 
 /// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty if
 /// there are none.
-pub(super) fn printed(stderr: &str) -> String {
-    match &levade_process::telling_lines(stderr)[..] {
+pub(super) fn printed_suffix(stderr: &str) -> String {
+    match &levade_process::explaining_lines(stderr)[..] {
         [] => String::new(),
         [one] => format!("; it printed: {}", one.trim()),
         lines => format!("; it printed:\n{}", lines.join("\n")),
@@ -93,31 +93,31 @@ pub(super) fn printed(stderr: &str) -> String {
 mod tests {
     use super::*;
 
-    fn numbered(from: usize, to: usize) -> String {
+    fn numbered_lines(from: usize, to: usize) -> String {
         (from..to).map(|line| format!("    at step {line} (/x/error.js:1)\n")).collect()
     }
 
     #[test]
     fn printed_shows_last_lines() {
-        assert_eq!(printed(" \n"), "");
-        assert_eq!(printed("a\n\n"), "; it printed: a");
-        assert_eq!(printed("a\nb\n"), "; it printed:\n  a\n  b");
-        let long = printed(&numbered(0, 50));
+        assert_eq!(printed_suffix(" \n"), "");
+        assert_eq!(printed_suffix("a\n\n"), "; it printed: a");
+        assert_eq!(printed_suffix("a\nb\n"), "; it printed:\n  a\n  b");
+        let long = printed_suffix(&numbered_lines(0, 50));
         assert!(long.contains("step 49") && long.contains("step 40") && !long.contains("step 39"), "{long}");
-        assert!(printed(&"x".repeat(5000)).chars().count() < 400);
+        assert!(printed_suffix(&"x".repeat(5000)).chars().count() < 400);
     }
 
     #[test]
     fn printed_shows_error_above_stack() {
         let text = format!(
             "starting\nError: Could not locate the bindings file. Tried:\n -> /a\n -> /b\n{}\nNode.js v20.20.2\n",
-            numbered(0, 40)
+            numbered_lines(0, 40)
         );
-        let shown = printed(&text);
+        let shown = printed_suffix(&text);
         assert!(shown.contains("Could not locate the bindings file") && shown.contains("-> /b"), "{shown}");
         assert!(shown.contains("Node.js v20") && !shown.contains("starting"), "{shown}");
         assert!(shown.lines().count() <= 13, "{shown}");
-        let shown = printed(&format!("Error: old\n{}Error: new\nbye\n", numbered(0, 40)));
+        let shown = printed_suffix(&format!("Error: old\n{}Error: new\nbye\n", numbered_lines(0, 40)));
         assert!(shown.contains("Error: new") && !shown.contains("Error: old"), "{shown}");
     }
 }

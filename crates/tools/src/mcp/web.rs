@@ -14,7 +14,7 @@ use hyper::header::{
     ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
 };
 use hyper::{Method, Request, Response, StatusCode};
-use levade_http::{Client, HttpError, Unpack, unpack};
+use levade_http::{Client, HttpError, UnpackError, unpack};
 use rmcp::model::{ClientJsonRpcMessage, JsonRpcMessage, RequestId, ServerJsonRpcMessage};
 use rmcp::transport::common::http_header::{
     EVENT_STREAM_MIME_TYPE, HEADER_LAST_EVENT_ID, HEADER_SESSION_ID, JSON_MIME_TYPE,
@@ -26,7 +26,7 @@ use sse_stream::{Error as SseError, Sse, SseStream};
 
 use super::ledger::Ledger;
 use super::lenient;
-use crate::web::retries::{FIRST_WAIT, MAX_RETRY_WAIT, retry_after};
+use crate::web::retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
 
 type Error = StreamableHttpError<HttpError>;
 type Headers = HashMap<HeaderName, HeaderValue>;
@@ -39,14 +39,14 @@ const MAX_SHOWN_CHARS: usize = 400;
 
 /// Timeout between chunks of a body of known length. A server that announces a length has the complete
 /// body already.
-const STALL: Duration = Duration::from_secs(5);
+const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of retries of a message that a busy server has not accepted.
-const RETRIES: u32 = 2;
+const MAX_RETRIES: u32 = 2;
 
 /// HTTP client of one connection.
 #[derive(Clone)]
-pub(super) struct Web {
+pub(super) struct HttpTransport {
     client: Client,
     /// Whether requests carry an API key.
     has_key: bool,
@@ -55,17 +55,17 @@ pub(super) struct Web {
     renewed: Arc<Mutex<Option<RequestId>>>,
     /// Requests whose events have ids, with the id of the last event. The SDK resumes their streams
     /// from it.
-    resumable: Resumable,
+    resumable: ResumableRequests,
 }
 
 /// Requests, each with the id of its last event.
-type Resumable = Arc<Mutex<Vec<(RequestId, String)>>>;
+type ResumableRequests = Arc<Mutex<Vec<(RequestId, String)>>>;
 
-impl Web {
+impl HttpTransport {
     /// Creates a client that sends `headers` with its requests and registers messages in `ledger`.
     pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
-        Web { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
+        HttpTransport { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
     }
 
     async fn send(
@@ -93,13 +93,14 @@ impl Web {
             request = request.header(name, value);
         }
         let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
-        let (mut wait, mut tries) = (FIRST_WAIT, 0);
+        let (mut wait, mut tries) = (INITIAL_RETRY_WAIT, 0);
         loop {
             let response = self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
             let is_busy =
                 matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
             let requested = retry_after(response.headers());
-            if !is_busy || method != Method::POST || tries == RETRIES || requested > Some(MAX_RETRY_WAIT) {
+            if !is_busy || method != Method::POST || tries == MAX_RETRIES || requested > Some(MAX_RETRY_WAIT)
+            {
                 return Ok(response);
             }
             self.ledger.note_wait(format!("it answers HTTP {}", response.status()));
@@ -111,7 +112,7 @@ impl Web {
 
     /// Processes the response to a request. Returns the server's answer, or an error response with the
     /// reason.
-    async fn ask(
+    async fn read_response(
         &self,
         id: RequestId,
         in_session: bool,
@@ -124,7 +125,7 @@ impl Web {
             |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
         if !head.status.is_success() {
             let (text, _) = read(body, MAX_ERROR_BYTES).await.unwrap_or_default();
-            let text = unpacked(&head.headers, text, MAX_ERROR_BYTES).unwrap_or_default();
+            let text = unpack_body(&head.headers, text, MAX_ERROR_BYTES).unwrap_or_default();
             let error = lenient::parse(&text).ok().filter(|error| error.get("error").is_some());
             let is_key = matches!(head.status, StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN);
             let is_own = error.as_ref().is_some_and(|error| error["id"].is_number());
@@ -133,20 +134,20 @@ impl Web {
                 StatusCode::BAD_REQUEST => !is_own,
                 _ => false,
             };
-            if is_expired && in_session && self.renews(&id) {
+            if is_expired && in_session && self.may_renew_session(&id) {
                 return Err(StreamableHttpError::SessionExpired);
             }
             if error.is_some_and(|error| error.get("jsonrpc").is_some()) && !is_key {
                 let read = self.ledger.read(&text, Some(&id));
-                if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+                if let Some(message) = read.into_iter().find(|message| is_response(message, &id)) {
                     return Ok(StreamableHttpPostResponse::Json(message, session));
                 }
             }
-            return fail(self.rejected(head.status, &head.headers, &text));
+            return fail(self.rejection_text(head.status, &head.headers, &text));
         }
-        let is_stream = is(&head.headers, EVENT_STREAM_MIME_TYPE);
+        let is_stream = has_content_type(&head.headers, EVENT_STREAM_MIME_TYPE);
         if is_stream && encoding(&head.headers).is_empty() {
-            let events = self.answers(events(chunks(body), limits.max_sse_event_size), Some(id));
+            let events = self.parse_events(events(chunks(body), limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let text = match read(body, limits.max_json_response_size).await {
@@ -157,17 +158,17 @@ impl Web {
             Err(StreamableHttpError::Client(error)) => return fail(error.to_string()),
             Err(error) => return Err(error),
         };
-        let text = match unpacked(&head.headers, text, limits.max_json_response_size) {
+        let text = match unpack_body(&head.headers, text, limits.max_json_response_size) {
             Ok(text) => text,
             Err(why) => return fail(why),
         };
         if is_stream {
             let all = stream::once(future::ready(Ok(Bytes::from(text))));
-            let events = self.answers(events(all, limits.max_sse_event_size), Some(id));
+            let events = self.parse_events(events(all, limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let read = self.ledger.read(&text, Some(&id));
-        if let Some(message) = read.into_iter().find(|message| answers(message, &id)) {
+        if let Some(message) = read.into_iter().find(|message| is_response(message, &id)) {
             return Ok(StreamableHttpPostResponse::Json(message, session));
         }
         if text.trim_ascii().is_empty() {
@@ -178,22 +179,22 @@ impl Web {
                 status => format!("its answer is empty (HTTP {status})"),
             });
         }
-        match (lenient::parse(&text), is(&head.headers, JSON_MIME_TYPE)) {
-            (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shown(&text))),
-            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shown(&text))),
+        match (lenient::parse(&text), has_content_type(&head.headers, JSON_MIME_TYPE)) {
+            (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shorten(&text))),
+            (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shorten(&text))),
             (Err(_), false) => {
                 let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
                 fail(format!(
                     "it answers with {kind}, which is no message of this protocol (is `url` the address of its MCP \
                      endpoint?): {}",
-                    shown(&text)
+                    shorten(&text)
                 ))
             }
         }
     }
 
     /// Returns the pending request whose last event has the id `last`.
-    fn resumed(&self, last: &str) -> Option<RequestId> {
+    fn resumed_request(&self, last: &str) -> Option<RequestId> {
         let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
         let found = resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
         found.map(|(id, _)| id.clone())
@@ -201,14 +202,14 @@ impl Web {
 
     /// Returns whether a 400 or 404 may mean that the session has expired. This is true once per
     /// request.
-    fn renews(&self, id: &RequestId) -> bool {
+    fn may_renew_session(&self, id: &RequestId) -> bool {
         let mut renewed = self.renewed.lock().unwrap_or_else(PoisonError::into_inner);
         renewed.replace(id.clone()).as_ref() != Some(id)
     }
 
     /// Describes an HTTP error status and how to fix the cause.
-    fn rejected(&self, status: StatusCode, headers: &HeaderMap, text: &[u8]) -> String {
-        let text = match shown(text) {
+    fn rejection_text(&self, status: StatusCode, headers: &HeaderMap, text: &[u8]) -> String {
+        let text = match shorten(text) {
             text if text.is_empty() => String::new(),
             text => format!(": {text}"),
         };
@@ -236,12 +237,12 @@ impl Web {
 
     /// Parses the messages in events. If the events end before the response to `request` and cannot be
     /// resumed, an error response to it follows.
-    fn answers(
+    fn parse_events(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,
         request: Option<RequestId>,
     ) -> BoxStream<'static, Result<Sse, SseError>> {
-        let reading = Reading {
+        let messages = MessageStream {
             events,
             request,
             ledger: Arc::clone(&self.ledger),
@@ -250,12 +251,12 @@ impl Web {
             can_resume: false,
             resumable: Arc::clone(&self.resumable),
         };
-        stream::unfold(reading, |mut reading| async { Some((reading.next().await?, reading)) }).boxed()
+        stream::unfold(messages, |mut messages| async { Some((messages.next().await?, messages)) }).boxed()
     }
 }
 
 /// Stream of events that parses the messages in them.
-struct Reading {
+struct MessageStream {
     events: BoxStream<'static, Result<Sse, SseError>>,
     /// Request that the events answer. `None` after they end.
     request: Option<RequestId>,
@@ -266,10 +267,10 @@ struct Reading {
     noise: Option<String>,
     /// Whether the server gives events ids, from which the SDK resumes the stream.
     can_resume: bool,
-    resumable: Resumable,
+    resumable: ResumableRequests,
 }
 
-impl Reading {
+impl MessageStream {
     async fn next(&mut self) -> Option<Result<Sse, SseError>> {
         if let Some(event) = self.read.pop_front() {
             return Some(Ok(event));
@@ -298,13 +299,13 @@ impl Reading {
         }
         let data = event.data.as_deref().unwrap_or_default();
         // A truncated event is sent again after resuming.
-        let is_cut = self.can_resume && lenient::parse(data.as_bytes()).is_err();
-        let messages = match is_cut {
+        let is_truncated = self.can_resume && lenient::parse(data.as_bytes()).is_err();
+        let messages = match is_truncated {
             true => Vec::new(),
             false => self.ledger.read(data.as_bytes(), self.request.as_ref()),
         };
-        if messages.is_empty() && !is_cut && !data.trim().is_empty() {
-            self.noise = Some(shown(data.as_bytes()));
+        if messages.is_empty() && !is_truncated && !data.trim().is_empty() {
+            self.noise = Some(shorten(data.as_bytes()));
         }
         // The SDK accepts messages only from events with this name or without a name.
         let named = Sse { event: None, ..event.clone() };
@@ -316,7 +317,7 @@ impl Reading {
 }
 
 /// Returns whether a message is the response to a request.
-fn answers(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
+fn is_response(message: &ServerJsonRpcMessage, id: &RequestId) -> bool {
     match message {
         JsonRpcMessage::Response(response) => response.id == *id,
         JsonRpcMessage::Error(error) => error.id.as_ref() == Some(id),
@@ -328,7 +329,7 @@ fn text_of(message: &ServerJsonRpcMessage) -> String {
     serde_json::to_string(message).unwrap_or_default()
 }
 
-impl StreamableHttpClient for Web {
+impl StreamableHttpClient for HttpTransport {
     type Error = HttpError;
 
     async fn post_message(
@@ -356,11 +357,11 @@ impl StreamableHttpClient for Web {
         let body = serde_json::to_vec(&message)?.into();
         let accept = "application/json, text/event-stream";
         let session = session_id.as_deref();
-        self.ledger.sent(&message);
+        self.ledger.register(&message);
         let sent = (Method::POST, &*uri, accept);
         let response = self.send(sent, session, auth_header, custom_headers, body).await?;
         if let JsonRpcMessage::Request(request) = message {
-            return self.ask(request.id, session.is_some(), response, limits).await;
+            return self.read_response(request.id, session.is_some(), response, limits).await;
         }
         // A message that needs no response counts as accepted with any success status.
         match response.status() {
@@ -369,7 +370,7 @@ impl StreamableHttpClient for Web {
             status => {
                 let headers = response.headers().clone();
                 let (text, _) = read(response.into_body(), MAX_ERROR_BYTES).await.unwrap_or_default();
-                let why = self.rejected(status, &headers, &text);
+                let why = self.rejection_text(status, &headers, &text);
                 Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
             }
         }
@@ -388,7 +389,7 @@ impl StreamableHttpClient for Web {
             status if status.is_success() => Ok(()),
             // The server keeps its sessions according to its own policy.
             StatusCode::METHOD_NOT_ALLOWED | StatusCode::NOT_FOUND => Ok(()),
-            status => Err(told(status, "it does not end the session")),
+            status => Err(status_error(status, "it does not end the session")),
         }
     }
 
@@ -400,7 +401,7 @@ impl StreamableHttpClient for Web {
         auth_header: Option<String>,
         mut custom_headers: Headers,
     ) -> Result<BoxStream<'static, Result<Sse, SseError>>, Error> {
-        let request = last_event_id.as_ref().and_then(|last| self.resumed(last));
+        let request = last_event_id.as_ref().and_then(|last| self.resumed_request(last));
         let last = last_event_id.and_then(|id| HeaderValue::from_str(&id).ok());
         if let (Some(last), Ok(name)) = (last, HeaderName::try_from(HEADER_LAST_EVENT_ID)) {
             custom_headers.insert(name, last);
@@ -418,24 +419,24 @@ impl StreamableHttpClient for Web {
             }
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
-            status if !status.is_success() => Err(told(status, "it has no stream of events")),
-            _ if !is(response.headers(), EVENT_STREAM_MIME_TYPE) => {
+            status if !status.is_success() => Err(status_error(status, "it has no stream of events")),
+            _ if !has_content_type(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
-            _ => Ok(self.answers(events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES), None)),
+            _ => Ok(self.parse_events(events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES), None)),
         }
     }
 }
 
-fn told(status: StatusCode, what: &str) -> Error {
-    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("{what} (HTTP {status})")))
+fn status_error(status: StatusCode, problem: &str) -> Error {
+    StreamableHttpError::UnexpectedServerResponse(Cow::Owned(format!("{problem} (HTTP {status})")))
 }
 
 fn content_type(headers: &HeaderMap) -> Option<String> {
     headers.get(CONTENT_TYPE).map(|kind| String::from_utf8_lossy(kind.as_bytes()).into_owned())
 }
 
-fn is(headers: &HeaderMap, wanted: &str) -> bool {
+fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
     let kind = content_type(headers).unwrap_or_default();
     kind.split(';').next().unwrap_or_default().trim().eq_ignore_ascii_case(wanted)
 }
@@ -451,20 +452,20 @@ fn encoding(headers: &HeaderMap) -> &str {
 ///
 /// # Errors
 /// Returns an error if the body cannot be decompressed, or if it then exceeds `most` bytes.
-fn unpacked(headers: &HeaderMap, text: Vec<u8>, most: usize) -> Result<Vec<u8>, String> {
+fn unpack_body(headers: &HeaderMap, text: Vec<u8>, max_bytes: usize) -> Result<Vec<u8>, String> {
     let (encoding, text) = (encoding(headers), Bytes::from(text));
-    match unpack(encoding, text.clone(), most) {
+    match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
-        Err(Unpack::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
-        Err(Unpack::Broken) => Err(format!("its answer is packed with {encoding:?}, and damaged")),
-        Err(Unpack::Unknown) => {
+        Err(UnpackError::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
+        Err(UnpackError::Broken) => Err(format!("its answer is packed with {encoding:?}, and damaged")),
+        Err(UnpackError::Unknown) => {
             Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
         }
-        Err(Unpack::TooLarge) => Err(format!("its answer is longer than {most} bytes")),
+        Err(UnpackError::TooLarge) => Err(format!("its answer is longer than {max_bytes} bytes")),
     }
 }
 
-fn shown(text: &[u8]) -> String {
+fn shorten(text: &[u8]) -> String {
     let text = String::from_utf8_lossy(text);
     match text.trim().char_indices().nth(MAX_SHOWN_CHARS) {
         Some((end, _)) => format!("{}…", &text.trim()[..end]),
@@ -476,22 +477,22 @@ fn shown(text: &[u8]) -> String {
 ///
 /// # Errors
 /// Returns an error if the connection breaks, or if data stops before the announced length.
-async fn read(mut body: Incoming, most: usize) -> Result<(Vec<u8>, bool), Error> {
+async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8>, bool), Error> {
     let broken =
         |why: String| StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why });
     let mut all = Vec::new();
     let announced = body.size_hint().exact();
     loop {
         let frame = match announced.filter(|_| !all.is_empty()) {
-            Some(length) => tokio::time::timeout(STALL, body.frame()).await.map_err(|_| {
-                broken(format!("nothing came for {STALL:?} after {} of {length} bytes", all.len()))
+            Some(length) => tokio::time::timeout(STALL_TIMEOUT, body.frame()).await.map_err(|_| {
+                broken(format!("nothing came for {STALL_TIMEOUT:?} after {} of {length} bytes", all.len()))
             })?,
             None => body.frame().await,
         };
         let Some(frame) = frame else { break };
         let frame = frame.map_err(|error| broken(levade_http::causes(&error)))?;
         let Ok(data) = frame.into_data() else { continue };
-        let remaining = most - all.len();
+        let remaining = max_bytes - all.len();
         all.extend_from_slice(&data[..data.len().min(remaining)]);
         if data.len() > remaining {
             return Ok((all, false));
@@ -510,16 +511,18 @@ fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send +
 /// Returns the events of a body. An event of more than `most` bytes is an error.
 fn events(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
-    most: usize,
+    max_bytes: usize,
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     // The last event may lack its terminator.
     let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
-    SseStream::from_bytes_stream(sound(bounded(bytes, most)).chain(end)).boxed()
+    SseStream::from_bytes_stream(replace_invalid_utf8(limit_event_size(bytes, max_bytes)).chain(end)).boxed()
 }
 
 /// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split across
 /// chunks.
-fn sound(bytes: impl Stream<Item = std::io::Result<Bytes>>) -> impl Stream<Item = std::io::Result<Bytes>> {
+fn replace_invalid_utf8(
+    bytes: impl Stream<Item = std::io::Result<Bytes>>,
+) -> impl Stream<Item = std::io::Result<Bytes>> {
     let mut rest = Vec::new();
     bytes.map(move |chunk| {
         rest.extend_from_slice(&chunk?);
@@ -540,9 +543,9 @@ fn is_unfinished(bytes: &[u8]) -> bool {
 
 /// Ends a stream of events with an error if an event is too long. Otherwise the parser would buffer an
 /// event of any length until it is complete.
-fn bounded(
+fn limit_event_size(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
-    most: usize,
+    max_bytes: usize,
 ) -> impl Stream<Item = std::io::Result<Bytes>> {
     let (mut length, mut is_line_empty, mut last) = (0, true, 0);
     bytes.map(move |chunk| {
@@ -556,8 +559,8 @@ fn bounded(
                 _ => is_line_empty = false,
             }
             last = byte;
-            if length > most {
-                return Err(std::io::Error::other(format!("an event is longer than {most} bytes")));
+            if length > max_bytes {
+                return Err(std::io::Error::other(format!("an event is longer than {max_bytes} bytes")));
             }
         }
         Ok(chunk)

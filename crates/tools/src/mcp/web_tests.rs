@@ -28,11 +28,11 @@ fn result(message: &Value, result: Value) -> Value {
     json!({ "jsonrpc": "2.0", "id": message["id"], "result": result })
 }
 
-fn called(message: &Value, text: &str) -> Value {
+fn call_response(message: &Value, text: &str) -> Value {
     result(message, json!({ "content": [{ "type": "text", "text": text }] }))
 }
 
-fn answered(message: &Value, count: usize, session: Option<&str>) -> String {
+fn response_text(message: &Value, count: usize, session: Option<&str>) -> String {
     if message["id"].is_null() {
         return http("202 Accepted", "", "");
     }
@@ -51,13 +51,15 @@ fn answered(message: &Value, count: usize, session: Option<&str>) -> String {
             let tools = json!({ "tools": [{ "name": "echo", "inputSchema": { "type": "object" } }] });
             json_http("200 OK", &result(message, tools))
         }
-        "tools/call" => json_http("200 OK", &called(message, &format!("in {}", session.unwrap_or("none")))),
+        "tools/call" => {
+            json_http("200 OK", &call_response(message, &format!("in {}", session.unwrap_or("none"))))
+        }
         _ => json_http("404 Not Found", &json!({ "error": "no such method" })),
     }
 }
 
 /// Compresses the body of a response whose headers require it.
-fn packed(response: String) -> Vec<u8> {
+fn compress_body(response: String) -> Vec<u8> {
     let (head, body) = response.split_once("\r\n\r\n").unwrap();
     if !head.contains(PACKED.trim()) {
         return response.into_bytes();
@@ -71,7 +73,7 @@ fn packed(response: String) -> Vec<u8> {
 }
 
 /// Starts a server with a fault and returns its address.
-async fn server(fault: FaultInjector) -> String {
+async fn server(injector: FaultInjector) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     tokio::spawn(async move {
@@ -105,14 +107,14 @@ async fn server(fault: FaultInjector) -> String {
                 let count =
                     counts.entry(message["method"].as_str().unwrap_or_default().to_owned()).or_default();
                 *count += 1;
-                let fault = fault(&message, *count - 1, session.as_deref());
-                fault.unwrap_or_else(|| answered(&message, *count, session.as_deref()))
+                let injector = injector(&message, *count - 1, session.as_deref());
+                injector.unwrap_or_else(|| response_text(&message, *count, session.as_deref()))
             } else {
-                let fault = fault(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
-                fault.unwrap_or_else(|| http("405 Method Not Allowed", "", ""))
+                let injector = injector(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
+                injector.unwrap_or_else(|| http("405 Method Not Allowed", "", ""))
             };
             let stalls = response.contains(STALLS);
-            let _ = stream.write_all(&packed(response)).await;
+            let _ = stream.write_all(&compress_body(response)).await;
             if stalls {
                 stalled.push(stream);
             }
@@ -125,17 +127,17 @@ fn mcp(url: String) -> Mcp {
     Mcp::new("web", McpKeys { url, ..McpKeys::default() }, None, &Supervisor::default()).unwrap()
 }
 
-async fn open(fault: FaultInjector) -> Result<Box<dyn Session>, String> {
-    mcp(server(fault).await).open(&context("a")).await.map_err(|error| error.to_string())
+async fn open(injector: FaultInjector) -> Result<Box<dyn Session>, String> {
+    mcp(server(injector).await).open(&context("a")).await.map_err(|error| error.to_string())
 }
 
 /// Calls a tool of a server with a fault. The call must end before its timeout.
-async fn call(fault: FaultInjector) -> ToolOutput {
-    let session = open(fault).await.unwrap();
+async fn call(injector: FaultInjector) -> ToolOutput {
+    let session = open(injector).await.unwrap();
     let since = Instant::now();
-    let answer = session.call("echo", &Map::new()).await;
-    assert!(since.elapsed().as_secs() < 20, "{answer:?}");
-    answer
+    let output = session.call("echo", &Map::new()).await;
+    assert!(since.elapsed().as_secs() < 20, "{output:?}");
+    output
 }
 
 /// Defines a fault that answers every tool call with the given response.
@@ -171,7 +173,7 @@ async fn invalid_http_response_fails_call_immediately() {
         ),
         (
             to_call!(m, {
-                let whole = json_http("200 OK", &called(m, "x"));
+                let whole = json_http("200 OK", &call_response(m, "x"));
                 whole.replace("content-length: ", "content-length: 5").replacen("}]}}", "", 1)
             }),
             "broke off",
@@ -226,20 +228,21 @@ async fn invalid_http_response_fails_call_immediately() {
             "is no JSON: EOF",
         ),
     ];
-    for (fault, why) in cases {
-        let answer = call(*fault).await;
-        assert!(answer.is_error() && answer.read().contains(why), "{why}: {answer:?}");
+    for (injector, why) in cases {
+        let output = call(*injector).await;
+        assert!(output.is_error() && output.read().contains(why), "{why}: {output:?}");
     }
 }
 
 #[tokio::test]
 async fn stalled_body_fails_call_before_timeout() {
     let stalls: FaultInjector = to_call!(m, {
-        let whole = json_http("200 OK", &called(m, "x"));
+        let whole = json_http("200 OK", &call_response(m, "x"));
         whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
     });
-    let answer = tokio::time::timeout(4 * STALL, call(stalls)).await.expect("an answer before the deadline");
-    assert!(answer.is_error() && answer.read().contains("nothing came for 5s after"), "{answer:?}");
+    let output =
+        tokio::time::timeout(4 * STALL_TIMEOUT, call(stalls)).await.expect("an answer before the deadline");
+    assert!(output.is_error() && output.read().contains("nothing came for 5s after"), "{output:?}");
 }
 
 #[tokio::test]
@@ -247,7 +250,7 @@ async fn interrupted_events_are_resumed() {
     let resumes: FaultInjector = |m, _, _| match m["method"].as_str()? {
         "tools/call" => Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"]))),
         "GET" if m["id"].is_i64() => {
-            Some(http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "resumed"))))
+            Some(http("200 OK", EVENTS, &format!("data: {}\n\n", call_response(m, "resumed"))))
         }
         _ => None,
     };
@@ -258,43 +261,49 @@ async fn interrupted_events_are_resumed() {
 async fn unusual_http_responses_are_accepted() {
     let cases: &[(FaultInjector, &str)] = &[
         (
-            to_call!(m, http("200 OK", "content-type: text/plain\r\n", &called(m, "plain").to_string())),
+            to_call!(
+                m,
+                http("200 OK", "content-type: text/plain\r\n", &call_response(m, "plain").to_string())
+            ),
             "plain",
         ),
-        (to_call!(m, http("200 OK", "", &called(m, "none").to_string())), "none"),
-        (to_call!(m, json_http("200 OK", &json!([called(m, "batch")]))), "batch"),
-        (to_call!(m, http("200 OK", PACKED, &called(m, "packed").to_string())), "packed"),
+        (to_call!(m, http("200 OK", "", &call_response(m, "none").to_string())), "none"),
+        (to_call!(m, json_http("200 OK", &json!([call_response(m, "batch")]))), "batch"),
+        (to_call!(m, http("200 OK", PACKED, &call_response(m, "packed").to_string())), "packed"),
         (
             to_call!(m, {
-                let events = format!("data: {}\n\n", called(m, "packed events"));
+                let events = format!("data: {}\n\n", call_response(m, "packed events"));
                 http("200 OK", &format!("{EVENTS}{PACKED}"), &events)
             }),
             "packed events",
         ),
         (
-            to_call!(m, http("200 OK", "content-encoding: x-gzip\r\n", &called(m, "unpacked").to_string())),
+            to_call!(
+                m,
+                http("200 OK", "content-encoding: x-gzip\r\n", &call_response(m, "unpacked").to_string())
+            ),
             "unpacked",
         ),
-        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", called(m, "event")))), "event"),
-        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", called(m, "no end")))), "no end"),
+        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", call_response(m, "event")))), "event"),
+        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", call_response(m, "no end")))), "no end"),
         (
             to_call!(
                 m,
-                http("200 OK", EVENTS, &format!("event: response\ndata: {}\n\n", called(m, "named")))
+                http("200 OK", EVENTS, &format!("event: response\ndata: {}\n\n", call_response(m, "named")))
             ),
             "named",
         ),
-        (to_call!(m, json_http("202 Accepted", &called(m, "taken"))), "taken"),
+        (to_call!(m, json_http("202 Accepted", &call_response(m, "taken"))), "taken"),
         (
             to_call!(m, {
-                let body = called(m, "half \u{1}").to_string().replace("\\u0001", "\\ud83d");
+                let body = call_response(m, "half \u{1}").to_string().replace("\\u0001", "\\ud83d");
                 http("200 OK", EVENTS, &format!("data: {body}\n\n"))
             }),
             "half \u{fffd}",
         ),
         (
             to_call!(m, {
-                let body = called(m, "text id").to_string();
+                let body = call_response(m, "text id").to_string();
                 let id = format!("\"id\":{}", m["id"]);
                 http(
                     "200 OK",
@@ -305,9 +314,9 @@ async fn unusual_http_responses_are_accepted() {
             "text id",
         ),
     ];
-    for (fault, text) in cases {
-        let answer = call(*fault).await;
-        assert_eq!((answer.error, answer.read()), (None, (*text).to_owned()));
+    for (injector, text) in cases {
+        let output = call(*injector).await;
+        assert_eq!((output.error, output.read()), (None, (*text).to_owned()));
     }
     let rejected = call(to_call!(
         m,
@@ -335,11 +344,11 @@ async fn expired_session_is_renewed_once() {
     assert_eq!(call(first).await.read(), "in s-2");
     let always: FaultInjector =
         to_call!(m, { http("400 Bad Request", "content-type: text/plain\r\n", "never") });
-    let answer = call(always).await;
-    assert!(answer.read().contains("HTTP 400 Bad Request: never"), "{answer:?}");
+    let output = call(always).await;
+    assert!(output.read().contains("HTTP 400 Bad Request: never"), "{output:?}");
     let always: FaultInjector = to_call!(m, { http("404 Not Found", "", "no such session") });
-    let answer = call(always).await;
-    assert!(answer.read().contains("HTTP 404 Not Found: no such session"), "{answer:?}");
+    let output = call(always).await;
+    assert!(output.read().contains("HTTP 404 Not Found: no such session"), "{output:?}");
 }
 
 #[tokio::test]
@@ -359,18 +368,18 @@ async fn open_timeout_names_status_of_busy_server() {
 
 #[tokio::test]
 async fn busy_server_is_retried_after_delay() {
-    let once: FaultInjector = |m, count, _| {
+    let fail_once: FaultInjector = |m, count, _| {
         (m["method"] == "initialize" && count == 0)
             .then(|| http("503 Service Unavailable", "retry-after: 0.1\r\n", "busy"))
     };
-    assert_eq!(call(once).await.error, None);
+    assert_eq!(call(fail_once).await.error, None);
     let calls: FaultInjector = to_call!(
         m,
         count,
         session,
         match count {
             0 => http("429 Too Many Requests", "retry-after: 0\r\n", "slow down"),
-            _ => json_http("200 OK", &called(m, "later")),
+            _ => json_http("200 OK", &call_response(m, "later")),
         }
     );
     assert_eq!(call(calls).await.read(), "later");
@@ -421,16 +430,16 @@ async fn open_explains_unusable_server() {
             &["does not say which tools it has", "HTTP 500 Internal Server Error: boom"],
         ),
     ];
-    for (fault, parts) in cases {
-        let error = open(*fault).await.err().expect("it does not open");
+    for (injector, parts) in cases {
+        let error = open(*injector).await.err().expect("it does not open");
         assert!(parts.iter().all(|part| error.contains(part)), "{parts:?}: {error}");
         assert!(!error.contains("rmcp") && !error.contains("::"), "no Rust types: {error}");
     }
 }
 
-async fn passes(chunks: &[&'static str], most: usize) -> usize {
+async fn passes(chunks: &[&'static str], max_bytes: usize) -> usize {
     let chunks: Vec<std::io::Result<Bytes>> = chunks.iter().map(|text| Ok(Bytes::from(*text))).collect();
-    let passed = bounded(futures_util::stream::iter(chunks), most);
+    let passed = limit_event_size(futures_util::stream::iter(chunks), max_bytes);
     passed.take_while(|chunk| future::ready(chunk.is_ok())).count().await
 }
 
@@ -448,7 +457,8 @@ async fn invalid_utf8_in_events_becomes_replacement_character() {
     let read = async |chunks: &[&'static [u8]]| {
         let chunks: Vec<std::io::Result<Bytes>> =
             chunks.iter().map(|chunk| Ok(Bytes::from_static(chunk))).collect();
-        let read: Vec<Bytes> = sound(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
+        let read: Vec<Bytes> =
+            replace_invalid_utf8(futures_util::stream::iter(chunks)).try_collect().await.unwrap();
         String::from_utf8(read.concat()).unwrap()
     };
     assert_eq!(read(&[b"data: caf\xe9 x\n\n"]).await, "data: caf\u{fffd} x\n\n");

@@ -12,8 +12,8 @@
 //!   an error.
 //! - **`release` is called** for every instance whose process is still running.
 
-mod offered;
 mod session;
+mod tool_schemas;
 
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, OnceLock};
@@ -26,8 +26,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
 
 use super::{OptionError, Session, ToolContext, ToolError, ToolOptions, Toolbox};
-use offered::Offered;
-use session::{Pinned, PythonSession, describe};
+use session::{PinnedInstances, PythonSession, describe};
+use tool_schemas::ToolSchemas;
 
 /// Python modules of a worker, each after the modules that it imports.
 const MODULES: [(&str, &str); 7] = [
@@ -131,7 +131,7 @@ pub struct PythonTools {
     name: String,
     pool: Arc<Pool>,
     /// The tools, which are known after a worker has started.
-    offered: Arc<OnceLock<Arc<Offered>>>,
+    offered: Arc<OnceLock<Arc<ToolSchemas>>>,
 }
 
 impl PythonTools {
@@ -146,21 +146,21 @@ impl PythonTools {
             count => count,
         };
         let shown = |path: Option<&Path>| path.map(|path| path.display().to_string());
-        let place = file.or(config).and_then(Path::parent);
+        let base_dir = file.or(config).and_then(Path::parent);
         let first = json!({
             "key": "id",
             "file": shown(file),
             "config": shown(config),
             "functions": keys.functions,
         });
-        let (name, offered) = (name.into(), Arc::<OnceLock<Arc<Offered>>>::default());
-        let known = Arc::clone(&offered);
+        let (name, schemas) = (name.into(), Arc::<OnceLock<Arc<ToolSchemas>>>::default());
+        let known = Arc::clone(&schemas);
         let pool = Pool::new(PoolOptions {
             name: name.clone(),
             supervisor,
             launch: Launch {
                 command: python_command(&keys.python),
-                dir: place.unwrap_or(Path::new("")).to_owned(),
+                dir: base_dir.unwrap_or(Path::new("")).to_owned(),
                 passes: keys.environment.clone(),
                 variables: Vec::new(),
             },
@@ -174,10 +174,10 @@ impl PythonTools {
             max_requests: keys.worker_calls,
             cancel_grace: CANCEL_GRACE,
         });
-        Ok(PythonTools { name, pool: Arc::new(pool), offered })
+        Ok(PythonTools { name, pool: Arc::new(pool), offered: schemas })
     }
 
-    fn cannot_open(&self, why: String) -> ToolError {
+    fn open_error(&self, why: String) -> ToolError {
         ToolError::Open { tool: self.name.clone(), why }
     }
 }
@@ -186,11 +186,11 @@ impl PythonTools {
 ///
 /// # Errors
 /// Returns an error if the report is malformed, or the tools differ from those of an earlier worker.
-fn check(known: &OnceLock<Arc<Offered>>, report: Value) -> Result<(), String> {
+fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
     let tools = serde_json::from_value(report["tools"].clone());
     let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
-    let offered = Arc::new(Offered::new(tools)?);
-    match known.get_or_init(|| Arc::clone(&offered)).tools == offered.tools {
+    let schemas = Arc::new(ToolSchemas::new(tools)?);
+    match known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
         true => Ok(()),
         false => Err("its tools are others than at the beginning: the file has changed".into()),
     }
@@ -203,25 +203,25 @@ impl Toolbox for PythonTools {
     }
 
     fn specs(&self) -> Option<Vec<ToolSpec>> {
-        self.offered.get().map(|offered| offered.specs())
+        self.offered.get().map(|schemas| schemas.specs())
     }
 
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.pool.slot().await.map(drop).map_err(|error| self.cannot_open(describe(error)))
+    async fn check_ready(&self) -> Result<(), ToolError> {
+        self.pool.slot().await.map(drop).map_err(|error| self.open_error(describe(error)))
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let slot = self.pool.slot().await.map_err(|error| self.cannot_open(describe(error)))?;
-        let offered = self.offered.get().cloned();
-        let offered = offered.ok_or_else(|| self.cannot_open("no worker is ready".into()))?;
+        let slot = self.pool.slot().await.map_err(|error| self.open_error(describe(error)))?;
+        let schemas = self.offered.get().cloned();
+        let schemas = schemas.ok_or_else(|| self.open_error("no worker is ready".into()))?;
         let mut pinned = None;
-        if offered.has_state() {
+        if schemas.has_state() {
             let task = &attempt.task;
-            let told = json!({ "id": task.id, "question": task.question, "row": *task.row });
-            let place = Pinned::open(slot.worker(), &attempt.attempt, told).await;
-            pinned = Some(place.map_err(|why| self.cannot_open(why))?);
+            let attempt_data = json!({ "id": task.id, "question": task.question, "row": *task.row });
+            let instances = PinnedInstances::open(slot.worker(), &attempt.attempt, attempt_data).await;
+            pinned = Some(instances.map_err(|why| self.open_error(why))?);
         }
         let (toolbox, pool) = (self.name.clone(), Arc::clone(&self.pool));
-        Ok(Box::new(PythonSession { toolbox, pool, offered, pinned }))
+        Ok(Box::new(PythonSession { toolbox, pool, schemas, pinned }))
     }
 }

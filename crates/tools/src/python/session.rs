@@ -9,14 +9,14 @@ use levade_process::{Affinity, Pool, Request, Worker, WorkerError, describe_exit
 use levade_text::{ContentPart, ToolSpec};
 use serde_json::{Map, Value, json};
 
-use super::offered::Offered;
+use super::tool_schemas::ToolSchemas;
 use crate::{CallError, Permit, Session, ToolError, ToolOutput};
 
 /// Counter that makes the session names in workers unique within this process.
 static SESSIONS: AtomicU64 = AtomicU64::new(0);
 
 /// The instances of an attempt, and the worker that holds them.
-pub(super) struct Pinned {
+pub(super) struct PinnedInstances {
     worker: Affinity,
     session: String,
     is_closed: bool,
@@ -24,7 +24,7 @@ pub(super) struct Pinned {
     pub opening: Option<String>,
 }
 
-impl Pinned {
+impl PinnedInstances {
     /// Creates the instances of an attempt in `worker`.
     ///
     /// # Errors
@@ -34,8 +34,9 @@ impl Pinned {
         let session = format!("{attempt}.{}", SESSIONS.fetch_add(1, Ordering::Relaxed));
         let worker = worker.affinity();
         // From here on the session is closed on every exit, including cancellation.
-        let mut pinned = Pinned { worker, session, is_closed: false, opening: None };
-        let opened = pinned.ask("open", "open", |order| order["task"] = task).await.and_then(refused);
+        let mut pinned = PinnedInstances { worker, session, is_closed: false, opening: None };
+        let opened =
+            pinned.send_request("open", "open", |order| order["task"] = task).await.and_then(check_response);
         match opened {
             Ok(response) => {
                 let opening = response["opening"].as_str().filter(|text| !text.trim().is_empty());
@@ -49,14 +50,19 @@ impl Pinned {
         }
     }
 
-    async fn ask(&self, label: &str, verb: &str, more: impl FnOnce(&mut Value)) -> Result<Value, String> {
+    async fn send_request(
+        &self,
+        label: &str,
+        verb: &str,
+        more: impl FnOnce(&mut Value),
+    ) -> Result<Value, String> {
         let mut order = json!({ "do": verb, "session": self.session });
         more(&mut order);
         self.worker.request(Request::new(label, order)).await.map_err(describe)
     }
 }
 
-impl Drop for Pinned {
+impl Drop for PinnedInstances {
     fn drop(&mut self) {
         if !self.is_closed {
             self.worker.notify(Request::new("close", json!({ "do": "close", "session": self.session })));
@@ -68,14 +74,14 @@ impl Drop for Pinned {
 pub(super) struct PythonSession {
     pub toolbox: String,
     pub pool: Arc<Pool>,
-    pub offered: Arc<Offered>,
-    pub pinned: Option<Pinned>,
+    pub schemas: Arc<ToolSchemas>,
+    pub pinned: Option<PinnedInstances>,
 }
 
 impl PythonSession {
     /// Returns why the instances of the attempt are lost, or `None` if they are available or the
     /// attempt has none.
-    fn lost(&self) -> Option<String> {
+    fn lost_state(&self) -> Option<String> {
         let why = describe(self.pinned.as_ref()?.worker.error()?);
         Some(format!("the state of this attempt is lost: {why}"))
     }
@@ -84,24 +90,24 @@ impl PythonSession {
 #[async_trait]
 impl Session for PythonSession {
     fn specs(&self) -> Vec<ToolSpec> {
-        self.offered.specs()
+        self.schemas.specs()
     }
 
     fn opening(&self) -> Option<String> {
         self.pinned.as_ref()?.opening.clone()
     }
 
-    fn parallel(&self, tool: &str) -> bool {
-        !self.offered.is_stateful(tool)
+    fn can_run_parallel(&self, tool: &str) -> bool {
+        !self.schemas.is_stateful(tool)
     }
 
     async fn admit(&self, tool: &str) -> Permit {
-        if self.offered.is_stateful(tool) && self.lost().is_some() {
+        if self.schemas.is_stateful(tool) && self.lost_state().is_some() {
             return Permit::default();
         }
         let mut permit = Permit::default();
-        if let Some(place) = self.pool.acquire_permit().await {
-            permit.hold(place);
+        if let Some(worker_permit) = self.pool.acquire_permit().await {
+            permit.add(worker_permit);
         }
         // If no worker is available, the call returns the error.
         let _ = self.pool.slot().await;
@@ -109,19 +115,19 @@ impl Session for PythonSession {
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let arguments = match self.offered.arguments(tool).map(|schema| schema.accepted(arguments)) {
-            Some(Ok(given)) => given,
+        let arguments = match self.schemas.arguments(tool).map(|schema| schema.validate(arguments)) {
+            Some(Ok(checked)) => checked,
             Some(Err(why)) => return ToolOutput::error(CallError::BadArguments, why),
             None => arguments.clone(),
         };
         let order = json!({ "do": "call", "tool": tool, "arguments": arguments });
         let response = match &self.pinned {
-            Some(pinned) if self.offered.is_stateful(tool) => {
+            Some(pinned) if self.schemas.is_stateful(tool) => {
                 let name = |order: &mut Value| {
                     order["tool"] = json!(tool);
                     order["arguments"] = json!(arguments);
                 };
-                pinned.ask(tool, "call", name).await.map_err(|why| self.lost().unwrap_or(why))
+                pinned.send_request(tool, "call", name).await.map_err(|why| self.lost_state().unwrap_or(why))
             }
             _ => match self.pool.slot().await {
                 Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
@@ -134,22 +140,22 @@ impl Session for PythonSession {
         }
     }
 
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
         let Some(pinned) = &self.pinned else { return Ok(Map::new()) };
-        let found = pinned.ask("evidence", "evidence", |_| {}).await.and_then(refused);
+        let found = pinned.send_request("evidence", "evidence", |_| {}).await.and_then(check_response);
         match found.map(|mut found| found["found"].take()) {
             Ok(Value::Object(found)) => Ok(found),
             Ok(_) => Ok(Map::new()),
             Err(why) => {
-                let why = self.lost().unwrap_or(why);
-                Err(ToolError::Evidence { tool: self.toolbox.clone(), why })
+                let why = self.lost_state().unwrap_or(why);
+                Err(ToolError::ScorerInput { tool: self.toolbox.clone(), why })
             }
         }
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
         let Some(mut pinned) = self.pinned.take() else { return Ok(()) };
-        let closed = pinned.ask("close", "close", |_| {}).await.and_then(refused);
+        let closed = pinned.send_request("close", "close", |_| {}).await.and_then(check_response);
         pinned.is_closed = true;
         let wrong = |why| ToolError::Close { tool: self.toolbox.clone(), why };
         closed.map(drop).map_err(wrong)
@@ -168,7 +174,7 @@ pub(super) fn describe(error: WorkerError) -> String {
 }
 
 /// Returns the response of a worker, or its error message as an error.
-fn refused(response: Value) -> Result<Value, String> {
+fn check_response(response: Value) -> Result<Value, String> {
     match response["error"].as_str() {
         Some(_) => Err(response["text"].as_str().unwrap_or_default().to_owned()),
         None => Ok(response),

@@ -11,7 +11,7 @@ use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{HttpCaller, Services, unanswered};
+use super::{HttpCaller, Services, request_failure};
 use crate::arguments::Arguments;
 use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
@@ -80,7 +80,7 @@ impl HttpKeys {
         if self.url.is_empty() {
             return Err("give url, the address that is asked".into());
         }
-        let services = Services::only(&self.url, &self.hosts, &self.private_hosts)?;
+        let services = Services::for_hosts(&self.url, &self.hosts, &self.private_hosts)?;
         let arguments = arguments(&self.url, &self.schema())?;
         let method = services.method(&self.method)?;
         Ok((services, method, arguments))
@@ -120,7 +120,7 @@ pub struct Endpoint {
 fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
     let arguments =
         Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
-    for name in places(url).filter_map(|(_, name)| name) {
+    for name in url_parts(url).filter_map(|(_, name)| name) {
         if !arguments.names().iter().any(|known| known == name) {
             let placeholders = match arguments.names() {
                 [] => "there are none".to_owned(),
@@ -156,34 +156,34 @@ impl Endpoint {
         let mut rest = arguments.clone();
         let mut url = String::new();
         let is_full_url =
-            matches!(places(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+            matches!(url_parts(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
         let default = |name: &str| self.spec.parameters["properties"][name].get("default");
-        for (text, name) in places(&self.keys.url) {
+        for (text, name) in url_parts(&self.keys.url) {
             url.push_str(text);
             let Some(name) = name else { continue };
             // A URL cannot contain null.
-            let given = arguments.get(name).filter(|value| !value.is_null());
-            let value = given.or_else(|| default(name).filter(|value| !value.is_null()));
+            let present = arguments.get(name).filter(|value| !value.is_null());
+            let value = present.or_else(|| default(name).filter(|value| !value.is_null()));
             let value = plain(value.ok_or_else(|| format!("{name:?} is missing"))?);
             rest.shift_remove(name);
-            url.push_str(&if is_full_url { value } else { encoded(&value) });
+            url.push_str(&if is_full_url { value } else { percent_encode(&value) });
         }
         Ok((url, rest))
     }
 }
 
 /// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if any.
-fn places(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
-    let mut left = Some(url);
+fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
+    let mut remaining_url = Some(url);
     std::iter::from_fn(move || {
-        let rest = left?;
-        let place = rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
-        let (piece, after) = match place {
+        let rest = remaining_url?;
+        let placeholder = rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
+        let (part, after) = match placeholder {
             Some((text, (name, after))) => ((text, Some(name)), Some(after)),
             None => ((rest, None), None),
         };
-        left = after;
-        Some(piece)
+        remaining_url = after;
+        Some(part)
     })
 }
 
@@ -206,7 +206,7 @@ fn items(value: &Value) -> impl Iterator<Item = &Value> {
 }
 
 /// Percent-encodes all bytes that are not unreserved characters (RFC 3986, section 2.3).
-fn encoded(text: &str) -> String {
+fn percent_encode(text: &str) -> String {
     let mut full_url = String::new();
     for byte in text.bytes() {
         match byte {
@@ -240,39 +240,39 @@ impl Session for Endpoint {
         vec![self.spec.clone()]
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let HttpKeys { pointer, .. } = &self.keys;
-        let (mut url, rest) = match self.arguments.accepted(arguments).and_then(|given| self.address(&given))
-        {
-            Ok(address) => address,
-            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
-        };
+        let (mut url, rest) =
+            match self.arguments.validate(arguments).and_then(|checked| self.address(&checked)) {
+                Ok(address) => address,
+                Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+            };
         let mut body = Bytes::new();
         if matches!(self.method, Method::GET | Method::HEAD | Method::DELETE) {
             for (name, value) in
                 rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
             {
                 url.push(if url.contains('?') { '&' } else { '?' });
-                url.push_str(&format!("{}={}", encoded(name), encoded(&plain(value))));
+                url.push_str(&format!("{}={}", percent_encode(name), percent_encode(&plain(value))));
             }
         } else {
             body = Value::Object(rest).to_string().into();
         }
-        let reply = match self.caller.send(self.method.clone(), url, body).await {
-            Ok(reply) => reply,
-            Err(error) => return unanswered(&error),
+        let response = match self.caller.send(self.method.clone(), url, body).await {
+            Ok(response) => response,
+            Err(error) => return request_failure(&error),
         };
-        let text = reply.text();
-        if !reply.status.is_success() {
-            let kind = match reply.status.as_u16() {
+        let text = response.text();
+        if !response.status.is_success() {
+            let kind = match response.status.as_u16() {
                 400 | 404 | 405 | 409 | 410 | 413 | 414 | 415 | 422 => CallError::Failed,
                 _ => CallError::Unavailable,
             };
-            return ToolOutput::error(kind, format!("HTTP {}: {text}", reply.status));
+            return ToolOutput::error(kind, format!("HTTP {}: {text}", response.status));
         }
         if pointer.is_empty() {
             return ToolOutput::text(text);
@@ -303,7 +303,7 @@ mod tests {
         Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() }).unwrap()
     }
 
-    async fn ask(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
+    async fn call_endpoint(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
         endpoint.call("t", arguments.as_object().unwrap()).await
     }
 
@@ -311,16 +311,16 @@ mod tests {
     async fn arguments_fill_url_query_and_body() {
         let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
         let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"));
-        let output = ask(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
+        let output = call_endpoint(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
         assert_eq!(output.error, None);
         let mut post = endpoint(Method::POST, format!("http://{address}/items/{{id}}"));
         post.keys.pointer = "/a/b/0".into();
-        assert_eq!(ask(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
+        assert_eq!(call_endpoint(&post, json!({"id": 3, "n": 2})).await, ToolOutput::text("found"));
         post.keys.pointer = "/a/c".into();
-        assert_eq!(ask(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
-        for given in [json!({"n": 2}), json!({"id": null, "n": 2})] {
+        assert_eq!(call_endpoint(&post, json!({"id": 3})).await.error, Some(CallError::Failed));
+        for values in [json!({"n": 2}), json!({"id": null, "n": 2})] {
             let missing = ToolOutput::error(CallError::BadArguments, "\"id\" is missing");
-            assert_eq!(ask(&post, given).await, missing);
+            assert_eq!(call_endpoint(&post, values).await, missing);
         }
         let heard = heard.lock().await;
         assert_eq!(heard[0].0, "GET /items/a%2F..%2Fb%20c?fixed=1&n=2&q=%C3%BC%26x%3D1");
@@ -332,9 +332,9 @@ mod tests {
         let (address, heard) = service(|_, _| (200, "\u{feff}{\"a\": 1}".into())).await;
         let mut get = endpoint(Method::GET, format!("http://{address}/pages/{{page}}"));
         get.keys.pointer = "/a".into();
-        let given = json!({"id": ["x", null, 2], "n": null, "q": null});
-        assert_eq!(ask(&get, given).await, ToolOutput::text("1"));
-        let wrong = ask(&get, json!({"n": "two"})).await;
+        let values = json!({"id": ["x", null, 2], "n": null, "q": null});
+        assert_eq!(call_endpoint(&get, values).await, ToolOutput::text("1"));
+        let wrong = call_endpoint(&get, json!({"n": "two"})).await;
         assert_eq!(wrong.error, Some(CallError::BadArguments));
         assert!(wrong.read().starts_with("n: \"two\" is not of type"), "{}", wrong.read());
         let heard = heard.lock().await;
@@ -345,8 +345,8 @@ mod tests {
     fn placeholder_is_encoded_unless_it_is_full_url() {
         let of = |url: &str| {
             let endpoint = endpoint(Method::GET, url.into());
-            let given = json!({"url": "http://h/a b", "id": "../x"});
-            endpoint.address(given.as_object().unwrap()).unwrap().0
+            let values = json!({"url": "http://h/a b", "id": "../x"});
+            endpoint.address(values.as_object().unwrap()).unwrap().0
         };
         assert_eq!(of("{url}"), "http://h/a b");
         assert_eq!(of("{url}{id}"), "http%3A%2F%2Fh%2Fa%20b..%2Fx");
@@ -378,7 +378,10 @@ mod tests {
         for url in
             [format!("http://{address}/"), "http://169.254.169.254/".into(), "file:///etc/passwd".into()]
         {
-            assert_eq!(ask(&fetch, json!({ "url": url })).await.error, Some(CallError::BadArguments));
+            assert_eq!(
+                call_endpoint(&fetch, json!({ "url": url })).await.error,
+                Some(CallError::BadArguments)
+            );
         }
         assert!(heard.lock().await.is_empty());
     }
@@ -393,13 +396,13 @@ mod tests {
         })
         .await;
         let post = endpoint(Method::POST, format!("http://{address}/"));
-        assert_eq!(ask(&post, json!({})).await, ToolOutput::text("there"));
-        let failed = ask(&post, json!({})).await;
+        assert_eq!(call_endpoint(&post, json!({})).await, ToolOutput::text("there"));
+        let failed = call_endpoint(&post, json!({})).await;
         assert_eq!(
             (failed.error, failed.read().as_str()),
             (Some(CallError::Unavailable), "HTTP 500 Internal Server Error: broken")
         );
-        assert_eq!(ask(&post, json!({})).await.error, Some(CallError::Unavailable));
+        assert_eq!(call_endpoint(&post, json!({})).await.error, Some(CallError::Unavailable));
         assert_eq!(heard.lock().await.len(), 5, "a POST that may have done something is not repeated");
     }
 }

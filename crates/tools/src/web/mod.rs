@@ -17,13 +17,13 @@ pub use node::{McpapiKeys, Node};
 pub(super) use services::Services;
 
 use super::{CallError, ToolOutput};
-use retries::{FIRST_WAIT, MAX_RETRY_WAIT, retry_after};
+use retries::{INITIAL_RETRY_WAIT, MAX_RETRY_WAIT, retry_after};
 
 /// Maximum size of a response body, in bytes.
 const MAX_RESPONSE_BYTES: usize = 64 << 20;
 
 /// Maximum number of redirects that are followed.
-const REDIRECTS: u32 = 5;
+const MAX_REDIRECTS: u32 = 5;
 
 /// HTTP client of a service with its headers and retry limit.
 #[derive(Debug, Clone)]
@@ -43,10 +43,10 @@ impl HttpCaller {
         let bounds = Bounds {
             deadline: Duration::from_secs(24 * 3600),
             bytes: MAX_RESPONSE_BYTES,
-            redirects: REDIRECTS,
+            redirects: MAX_REDIRECTS,
         };
         let changes_nothing = matches!(method, Method::GET | Method::HEAD);
-        let mut wait = FIRST_WAIT;
+        let mut wait = INITIAL_RETRY_WAIT;
         let mut tried = 0;
         loop {
             let mut headers = self.headers.clone();
@@ -57,22 +57,22 @@ impl HttpCaller {
             }
             let request =
                 ClientRequest { method: method.clone(), url: url.clone(), headers, body: body.clone() };
-            let answer = self.client.send(request, bounds).await;
-            let requested = match &answer {
-                Ok(reply) => match reply.status {
+            let response = self.client.send(request, bounds).await;
+            let requested = match &response {
+                Ok(result) => match result.status {
                     StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE => {
-                        Some(retry_after(&reply.headers))
+                        Some(retry_after(&result.headers))
                     }
                     status if status.is_server_error() && changes_nothing => Some(None),
                     _ => None,
                 },
                 Err(HttpError::Connect { .. }) => Some(None),
-                Err(error) if error.may_pass() && changes_nothing => Some(None),
+                Err(error) if error.is_transient() && changes_nothing => Some(None),
                 Err(_) => None,
             };
-            let again =
+            let next_wait =
                 requested.filter(|requested| tried < self.retries && *requested <= Some(MAX_RETRY_WAIT));
-            let Some(requested) = again else { return answer };
+            let Some(requested) = next_wait else { return response };
             tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);
             tried += 1;
@@ -81,7 +81,7 @@ impl HttpCaller {
 }
 
 /// Describes a failed request to the model.
-fn unanswered(error: &HttpError) -> ToolOutput {
+fn request_failure(error: &HttpError) -> ToolOutput {
     match error {
         // The model, or a page that it requested, has named the host.
         HttpError::Denied(_) | HttpError::Invalid(_) => {

@@ -15,7 +15,7 @@ use levade_text::{ContentPart, ToolSpec};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
-use super::{HttpCaller, Services, unanswered};
+use super::{HttpCaller, Services, request_failure};
 use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
 
 /// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
@@ -53,7 +53,7 @@ impl ToolOptions for McpapiKeys {
                 .to_owned()
                 .into());
         }
-        Ok(Services::any().check(&self.url)?)
+        Ok(Services::for_any_host().check(&self.url)?)
     }
 
     fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
@@ -72,7 +72,7 @@ pub struct Node {
 }
 
 #[derive(Deserialize)]
-struct Listed {
+struct ToolListing {
     tools: Vec<ListedTool>,
 }
 
@@ -95,7 +95,7 @@ impl Node {
     /// Returns an error if the URL is invalid or an environment variable with a key is not set.
     pub fn new(name: impl Into<String>, keys: &McpapiKeys) -> Result<Self, String> {
         keys.check(None).map_err(|error| error.to_string())?;
-        let services = Services::any();
+        let services = Services::for_any_host();
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
         let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
         let url = keys.url.trim_end_matches('/').to_owned();
@@ -103,12 +103,17 @@ impl Node {
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
-        let reply = self.caller.send(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
-        let reply = reply.map_err(|error| error.to_string())?;
-        if !reply.status.is_success() {
-            return Err(format!("{}/tools answers with HTTP {}: {}", self.url, reply.status, reply.text()));
+        let response = self.caller.send(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
+        let response = response.map_err(|error| error.to_string())?;
+        if !response.status.is_success() {
+            return Err(format!(
+                "{}/tools answers with HTTP {}: {}",
+                self.url,
+                response.status,
+                response.text()
+            ));
         }
-        let listed: Listed = serde_json::from_slice(&reply.body)
+        let listed: ToolListing = serde_json::from_slice(&response.body)
             .map_err(|error| format!("{}/tools is no list of tools ({error})", self.url))?;
         let specs = listed.tools.into_iter().map(|tool| ToolSpec {
             name: tool.function.name,
@@ -153,7 +158,7 @@ impl Session for NodeSession {
         self.specs.clone()
     }
 
-    fn parallel(&self, _tool: &str) -> bool {
+    fn can_run_parallel(&self, _tool: &str) -> bool {
         true
     }
 
@@ -161,29 +166,29 @@ impl Session for NodeSession {
         let url = format!("{}/tool/{tool}", self.node.url);
         let body = Value::Object(arguments.clone()).to_string().into();
         match self.node.caller.send(Method::POST, url, body).await {
-            Ok(reply) => match serde_json::from_slice(&reply.body) {
-                Ok(answer) => output(reply.status.as_u16(), answer),
+            Ok(response) => match serde_json::from_slice(&response.body) {
+                Ok(result_value) => output(response.status.as_u16(), result_value),
                 Err(_) => ToolOutput::error(
                     CallError::Unavailable,
-                    format!("HTTP {} with no JSON: {}", reply.status, reply.text()),
+                    format!("HTTP {} with no JSON: {}", response.status, response.text()),
                 ),
             },
-            Err(error) => unanswered(&error),
+            Err(error) => request_failure(&error),
         }
     }
 }
 
 /// Converts a response into a tool result.
-fn output(http: u16, answer: Value) -> ToolOutput {
+fn output(http: u16, response: Value) -> ToolOutput {
     // The node returns its errors with HTTP status 200, because it does not raise them.
-    let told = answer.get("status_code").and_then(Value::as_u64);
-    let status = told.unwrap_or(u64::from(http));
+    let reported_status = response.get("status_code").and_then(Value::as_u64);
+    let status = reported_status.unwrap_or(u64::from(http));
     if status >= 400 {
-        let why = answer.get("detail").map_or_else(|| answer.to_string(), text);
+        let why = response.get("detail").map_or_else(|| response.to_string(), text);
         let kind = if status < 500 { CallError::Failed } else { CallError::Unavailable };
         return ToolOutput::error(kind, why);
     }
-    let content = answer.get("content").unwrap_or(&answer);
+    let content = response.get("content").unwrap_or(&response);
     let parts: Vec<ContentPart> = match content {
         Value::Array(items) if items.iter().all(|item| item.get("type").is_some()) => {
             items.iter().map(part).collect()
@@ -248,7 +253,7 @@ mod tests {
 
     #[test]
     fn output_accepts_all_content_formats() {
-        let read = |answer: Value| output(200, answer).read();
+        let read = |response: Value| output(200, response).read();
         assert_eq!(read(json!({"content": "plain"})), "plain");
         assert_eq!(read(json!({"content": [1, 2]})), "[1,2]");
         let parts = json!({"content": [{"type": "text", "text": "a"}, {"type": "image_url", "image_url": {"url": "data:,"}}]});

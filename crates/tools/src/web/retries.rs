@@ -5,7 +5,7 @@ use std::time::Duration;
 use hyper::header::{HeaderMap, RETRY_AFTER};
 
 /// Wait before the first retry. Each further wait is 1.5 times as long.
-pub const FIRST_WAIT: Duration = Duration::from_secs(1);
+pub const INITIAL_RETRY_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum wait before a retry. A longer `Retry-After` counts as a failure.
 pub const MAX_RETRY_WAIT: Duration = Duration::from_secs(30);

@@ -16,8 +16,8 @@ fn error_text(error: HttpError) -> String {
 
 impl Services {
     /// Permits every host, because the author of the recipe chooses the address.
-    pub fn any() -> Self {
-        Services(Hosts::any())
+    pub fn for_any_host() -> Self {
+        Services(Hosts::allow_all())
     }
 
     /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
@@ -27,7 +27,7 @@ impl Services {
     /// # Errors
     /// Returns an error if a host is invalid, or if an argument determines the host of `url` and both
     /// lists are empty.
-    pub fn only(url: &str, hosts: &[String], private: &[String]) -> Result<Self, String> {
+    pub fn for_hosts(url: &str, hosts: &[String], private: &[String]) -> Result<Self, String> {
         let own =
             url.split_once("://").map(|(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or_default());
         let own = own.filter(|host| !host.contains('{'));
@@ -37,7 +37,7 @@ impl Services {
             ));
         }
         let private = own.into_iter().chain(private.iter().map(String::as_str));
-        let hosts = Hosts::only(hosts).and_then(|hosts| hosts.and_private(private));
+        let hosts = Hosts::allow_public(hosts).and_then(|hosts| hosts.allow_private(private));
         hosts.map(Services).map_err(error_text)
     }
 

@@ -7,15 +7,15 @@ use tokio::net::TcpListener;
 use tokio::sync::Mutex;
 
 /// Requests that the service received: method with path, and body.
-pub type Heard = Arc<Mutex<Vec<(String, String)>>>;
+pub type ReceivedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
 /// Starts a service. `answers` maps the index and path of a request to a status and a body. Returns the
 /// address of the service, and the requests it received. Status 0 closes the connection without a
 /// response.
-pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Heard) {
+pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, ReceivedRequests) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
-    let heard = Heard::default();
+    let heard = ReceivedRequests::default();
     let hears = heard.clone();
     tokio::spawn(async move {
         while let Ok((stream, _)) = listener.accept().await {
@@ -44,7 +44,7 @@ pub async fn service(answers: fn(usize, &str) -> (u16, String)) -> (String, Hear
                     hears.push((requested.clone(), String::from_utf8(body).unwrap()));
                     hears.len() - 1
                 };
-                let (status, text) = answers(at, requested.split(' ').nth(1).unwrap_or_default());
+                let (status, text) = respond(at, requested.split(' ').nth(1).unwrap_or_default());
                 if status == 0 {
                     return;
                 }

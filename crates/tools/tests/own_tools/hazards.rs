@@ -11,8 +11,8 @@ const HAZARDS: &str = include_str!("hazards.py");
 
 #[tokio::test]
 async fn exceptions_and_return_values_become_results() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
     for (mode, wanted) in [
         ("raise", "Error: ZeroDivisionError: division by zero (own.py, line 10, in divide: return 1 / x)"),
@@ -41,16 +41,16 @@ async fn exceptions_and_return_values_become_results() {
 
 #[tokio::test]
 async fn timed_out_loop_is_interrupted_and_process_survives() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, Duration::from_secs(4));
     let mut open = open(&set, "a").await;
     let first = text(&mut open, "process", json!({})).await;
-    let late = answer(&mut open, "does", json!({ "mode": "loop" })).await;
+    let late = call_tool(&mut open, "does", json!({ "mode": "loop" })).await;
     assert_eq!(
         (late.text.as_str(), late.kind),
         ("Error: does did not answer within 4s", ObservationKind::Timeout)
     );
-    let late = answer(&mut open, "waits", json!({})).await;
+    let late = call_tool(&mut open, "waits", json!({})).await;
     assert_eq!(late.kind, ObservationKind::Timeout);
     tokio::time::sleep(Duration::from_secs(3)).await;
     assert_eq!(text(&mut open, "process", json!({})).await, first);
@@ -59,31 +59,31 @@ async fn timed_out_loop_is_interrupted_and_process_survives() {
 
 #[tokio::test]
 async fn blocked_call_kills_process_and_pending_calls() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, Duration::from_secs(6));
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, Duration::from_secs(6));
     let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
     let first = text(&mut x, "process", json!({})).await;
-    let blocks = answer(&mut x, "does", json!({ "mode": "block" }));
+    let blocks = call_tool(&mut x, "does", json!({ "mode": "block" }));
     let heartbeat = async {
         tokio::time::sleep(Duration::from_secs(5)).await;
         // This call has not reached its own timeout when the process is killed because of the other
         // call.
-        answer(&mut y, "does", json!({ "mode": "block" })).await
+        call_tool(&mut y, "does", json!({ "mode": "block" })).await
     };
     let (blocked, heartbeat) = tokio::join!(blocks, heartbeat);
     assert_eq!(blocked.text, "Error: does did not answer within 6s");
     assert!(heartbeat.text.contains("went on for 2s after it had been given up"), "{}", heartbeat.text);
-    assert!(heartbeat.trouble.is_some());
-    let again = text(&mut x, "process", json!({})).await;
-    assert_ne!(again, first);
+    assert!(heartbeat.failure.is_some());
+    let second = text(&mut x, "process", json!({})).await;
+    assert_ne!(second, first);
     x.close().await.unwrap();
     y.close().await.unwrap();
 }
 
 #[tokio::test]
 async fn exited_process_is_reported_and_restarted() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
     let found = text(&mut open, "does", json!({ "mode": "end" })).await;
     assert_eq!(found, "Error: the Python process ended (exit code 5): last words");
@@ -95,11 +95,11 @@ async fn exited_process_is_reported_and_restarted() {
 
 #[tokio::test]
 async fn process_with_closed_pipe_is_replaced() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, Duration::from_secs(4));
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, Duration::from_secs(4));
     let mut open = open(&set, "a").await;
-    let late = answer(&mut open, "does", json!({ "mode": "close_all" })).await;
-    assert!(late.trouble.is_some(), "{late:?}");
+    let late = call_tool(&mut open, "does", json!({ "mode": "close_all" })).await;
+    assert!(late.failure.is_some(), "{late:?}");
     tokio::time::sleep(Duration::from_secs(4)).await;
     assert_eq!(text(&mut open, "does", json!({ "mode": "print" })).await, "printed");
     open.close().await.unwrap();
@@ -107,8 +107,8 @@ async fn process_with_closed_pipe_is_replaced() {
 
 #[tokio::test]
 async fn orphaned_children_end_with_process() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
     let mut children = Vec::new();
     for mode in ["fork", "detach"] {
@@ -134,19 +134,19 @@ fn is_running(process: &str) -> bool {
 
 #[tokio::test]
 async fn lost_instances_are_reported() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), HAZARDS_WITH_STATE, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), HAZARDS_WITH_STATE, LONG);
     let mut open = open(&set, "a").await;
     assert_eq!(text(&mut open, "counter", json!({})).await, "1");
     assert_eq!(text(&mut open, "counter", json!({})).await, "2");
     let ended = "the Python process ended (exit code 9): it printed nothing";
     assert_eq!(text(&mut open, "ends", json!({})).await, format!("Error: {ended}"));
-    let lost = answer(&mut open, "counter", json!({})).await;
+    let lost = call_tool(&mut open, "counter", json!({})).await;
     assert_eq!(lost.text, format!("Error: the state of this attempt is lost: {ended}"));
-    assert!(lost.trouble.is_some());
+    assert!(lost.failure.is_some());
     // Functions do not depend on the state of an attempt.
     assert_eq!(text(&mut open, "plain", json!({})).await, "plain");
-    let (_, errors) = open.evidence().await;
+    let (_, errors) = open.scorer_input().await;
     assert!(errors[0].to_string().contains("the state of this attempt is lost"), "{errors:?}");
     let mut next = super::open(&set, "b").await;
     assert_eq!(text(&mut next, "counter", json!({})).await, "1");

@@ -26,8 +26,8 @@ fn supervisor() -> Supervisor {
     Supervisor(vec![supervisor.display().to_string()])
 }
 
-fn write(folder: &Path, name: &str, text: &str) -> PathBuf {
-    let path = folder.join(name);
+fn write(dir: &Path, name: &str, text: &str) -> PathBuf {
+    let path = dir.join(name);
     std::fs::write(&path, text).unwrap();
     path
 }
@@ -42,8 +42,8 @@ fn set_of(keys: PythonKeys, deadline: Duration) -> ToolSet {
 }
 
 /// Returns the tools of a Python file with the content `text`.
-fn python(folder: &Path, text: &str, deadline: Duration) -> ToolSet {
-    set_of(keys(write(folder, "own.py", text)), deadline)
+fn python(dir: &Path, text: &str, deadline: Duration) -> ToolSet {
+    set_of(keys(write(dir, "own.py", text)), deadline)
 }
 
 fn attempt(name: &str, row: Value) -> ToolContext {
@@ -67,18 +67,18 @@ async fn open(set: &ToolSet, name: &str) -> OpenTools {
     set.open(&attempt(name, Value::Object(Map::new()))).await.unwrap()
 }
 
-async fn answers(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
-    let reply =
+async fn call_tools(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
+    let completion =
         ParsedCompletion { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
-    open.answer(&reply, true).await
+    open.execute_calls(&completion, true).await
 }
 
-async fn answer(open: &mut OpenTools, name: &str, arguments: Value) -> Observation {
-    answers(open, vec![call(name, arguments)]).await.remove(0)
+async fn call_tool(open: &mut OpenTools, name: &str, arguments: Value) -> Observation {
+    call_tools(open, vec![call(name, arguments)]).await.remove(0)
 }
 
 async fn text(open: &mut OpenTools, name: &str, arguments: Value) -> String {
-    answer(open, name, arguments).await.text
+    call_tool(open, name, arguments).await.text
 }
 
 /// Timeout that must not fire in a test.

@@ -11,8 +11,8 @@ const TYPES: &str = include_str!("types.py");
 
 #[tokio::test]
 async fn type_hints_and_docstrings_become_schemas() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), TYPES, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), TYPES, LONG);
     assert!(set.specs(&Task::default()).is_empty());
     let mut open = open(&set, "a").await;
     let spec = |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap();
@@ -79,8 +79,8 @@ async fn type_hints_and_docstrings_become_schemas() {
 
 #[tokio::test]
 async fn return_values_become_text() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), TYPES, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;
     for (tool, arguments, want) in [
         // Generators are collected item by item, synchronous and asynchronous. The first one is
@@ -97,7 +97,7 @@ async fn return_values_become_text() {
     ] {
         assert_eq!(text(&mut open, tool, arguments).await, want);
     }
-    let endless = answer(&mut open, "pieces", json!({ "count": 1_000_000_000 })).await;
+    let endless = call_tool(&mut open, "pieces", json!({ "count": 1_000_000_000 })).await;
     assert_eq!(endless.kind, ObservationKind::Ok);
     assert!(endless.text.ends_with("\"[… more are left out here …]\"]"), "{}", endless.text.len());
     open.close().await.unwrap();
@@ -105,8 +105,8 @@ async fn return_values_become_text() {
 
 #[tokio::test]
 async fn bound_arguments_of_partial_are_hidden() {
-    let folder = tempfile::tempdir().unwrap();
-    let file = write(folder.path(), "own.py", TYPES);
+    let dir = tempfile::tempdir().unwrap();
+    let file = write(dir.path(), "own.py", TYPES);
     let set = set_of(PythonKeys { functions: vec!["found_in".into()], ..keys(file) }, LONG);
     let mut open = open(&set, "a").await;
     let spec = &open.specs()[0];
@@ -133,13 +133,13 @@ class FieldInfo:
 
 #[tokio::test]
 async fn arguments_injected_by_frameworks_are_hidden() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "agents.py", FRAMEWORK);
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "agents.py", FRAMEWORK);
     let text = "from typing import Annotated\n\
         from agents import FieldInfo as Field, InjectedToolArg, RunContextWrapper\n\
         def f(ctx: RunContextWrapper, x: int, user: Annotated[str, InjectedToolArg] = 'me'): return [ctx, x, user]\n\
         def g(a: int = Field(description='A'), b: int = Field(2, 'B'), Context: int = 3): return [a, b, Context]\n";
-    let mut open = open(&python(folder.path(), text, LONG), "a").await;
+    let mut open = open(&python(dir.path(), text, LONG), "a").await;
     let parameters =
         |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap().parameters.clone();
     let (f, g) = (parameters("f"), parameters("g"));
@@ -159,8 +159,8 @@ async fn arguments_injected_by_frameworks_are_hidden() {
 
 #[tokio::test]
 async fn invalid_arguments_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), TYPES, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;
     for (tool, arguments, why) in [
         ("google", json!({}), "\"city\" is a required property; the arguments are city, days, unit, near"),
@@ -180,7 +180,7 @@ async fn invalid_arguments_are_named() {
         ),
         ("shapes", json!({ "when": "yesterday" }), "when: ValueError: Invalid isoformat string: 'yesterday'"),
     ] {
-        let observation = answer(&mut open, tool, arguments).await;
+        let observation = call_tool(&mut open, tool, arguments).await;
         assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
         assert!(observation.text.contains(why), "{}\n{why}", observation.text);
     }
@@ -189,7 +189,7 @@ async fn invalid_arguments_are_named() {
 
 #[tokio::test]
 async fn arguments_map_to_parameters_if_some_are_omitted() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "
 import asyncio
 from typing import Dict
@@ -199,7 +199,7 @@ def keys(x: Dict[int, str]) -> str: return repr(x)
 def cancels(): raise asyncio.CancelledError('no')
 async def cancels_itself(): raise asyncio.CancelledError('no')
 ";
-    let mut open = open(&python(folder.path(), text, LONG), "a").await;
+    let mut open = open(&python(dir.path(), text, LONG), "a").await;
     for (tool, arguments, want) in [
         ("places", json!({ "b": 5 }), "(1, 5, 3, {})"),
         ("places", json!({ "c": 5, "a": 4 }), "(4, 2, 5, {})"),
@@ -216,7 +216,7 @@ async def cancels_itself(): raise asyncio.CancelledError('no')
         ("places", json!({ "d": "x" }), "d: \"x\" is not of type \"number\""),
         ("keys", json!({ "x": { "1": "a", "1.0": "b" } }), "two of the keys '1', '1.0' are the same"),
     ] {
-        let observation = answer(&mut open, tool, arguments).await;
+        let observation = call_tool(&mut open, tool, arguments).await;
         assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
         assert!(observation.text.contains(why), "{}", observation.text);
     }
@@ -225,9 +225,9 @@ async def cancels_itself(): raise asyncio.CancelledError('no')
 
 #[tokio::test]
 async fn unknown_function_error_lists_known_functions() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "def f(): pass\nclass Shop:\n    def buy(self): 'Buys.'\n";
-    let file = write(folder.path(), "own.py", text);
+    let file = write(dir.path(), "own.py", text);
     let set = set_of(PythonKeys { functions: vec!["nope".into()], ..keys(file) }, LONG);
     let why = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(why.contains("`functions` names 'nope'") && why.contains("there is Shop, f"), "{why}");
@@ -235,7 +235,7 @@ async fn unknown_function_error_lists_known_functions() {
 
 #[tokio::test]
 async fn arguments_are_converted_to_annotated_types() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "
 import datetime, decimal, enum
 from typing import Dict, Optional
@@ -251,7 +251,7 @@ def fresh(x: list = []) -> list:
     x.append(1)
     return x
 ";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let of = |number: &str| serde_json::from_str(&format!("{{\"x\": {number}}}")).unwrap();
     for (tool, arguments, want) in [
@@ -279,7 +279,7 @@ def fresh(x: list = []) -> list:
         ("keys", json!({ "x": {}, "y": { "k": 2 } }), "y: the key 'k' is none of its type"),
         ("real", huge, "x: OverflowError"),
     ] {
-        let observation = answer(&mut open, tool, arguments).await;
+        let observation = call_tool(&mut open, tool, arguments).await;
         assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
         assert!(observation.text.contains(why), "{}", observation.text);
     }
@@ -288,7 +288,7 @@ def fresh(x: list = []) -> list:
 
 #[tokio::test]
 async fn non_json_defaults_are_kept_but_hidden() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let source = "
 import dataclasses, enum
 from typing import Annotated, Optional
@@ -323,7 +323,7 @@ def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound
             l: Annotated[list[int], Bound(min_length=1)] = [0], f: Annotated[float, Bound(lt=float('inf'))] = 1.5) -> str:
     return repr((n, s, l, f))
 ";
-    let set = python(folder.path(), source, LONG);
+    let set = python(dir.path(), source, LONG);
     let mut open = open(&set, "a").await;
     let properties = |name: &str| {
         let spec = open.specs().iter().find(|spec| spec.name == name).unwrap();
@@ -359,22 +359,22 @@ def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound
         json!({ "n": 1, "s": "b" }),
         json!({ "n": 1, "l": [] }),
     ] {
-        assert_eq!(answer(&mut open, "bounded", wrong).await.kind, ObservationKind::BadArguments);
+        assert_eq!(call_tool(&mut open, "bounded", wrong).await.kind, ObservationKind::BadArguments);
     }
     open.close().await.unwrap();
 }
 
 #[tokio::test]
 async fn sync_and_async_calls_run_concurrently() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "import time, asyncio\n\
                 def slow(): time.sleep(0.5); return 'slow'\n\
                 async def waits(): await asyncio.sleep(0.5); return 'waits'\n";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let start = Instant::now();
     let calls = (0..12).map(|i| call(if i % 2 == 0 { "slow" } else { "waits" }, json!({}))).collect();
-    let found = answers(&mut open, calls).await;
+    let found = call_tools(&mut open, calls).await;
     for (i, observation) in found.iter().enumerate() {
         assert_eq!(observation.text, if i % 2 == 0 { "slow" } else { "waits" });
     }
@@ -384,7 +384,7 @@ async fn sync_and_async_calls_run_concurrently() {
 
 #[tokio::test]
 async fn tools_are_listed_marked_or_public_functions() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "from json import dumps\n\
                 def one(): return 1\n\
                 def two(): return 2\n\
@@ -395,12 +395,12 @@ async fn tools_are_listed_marked_or_public_functions() {
         open.close().await.unwrap();
         names
     };
-    assert_eq!(names(python(folder.path(), text, LONG)).await, ["one", "two"]);
+    assert_eq!(names(python(dir.path(), text, LONG)).await, ["one", "two"]);
     let marked =
         format!("{text}@tool\ndef three(): return 3\n@function_tool(strict=True)\ndef four(): return 4\n");
-    assert_eq!(names(python(folder.path(), &marked, LONG)).await, ["three", "four"]);
+    assert_eq!(names(python(dir.path(), &marked, LONG)).await, ["three", "four"]);
     let of = |functions: &[&str]| {
-        let file = write(folder.path(), "own.py", text);
+        let file = write(dir.path(), "own.py", text);
         let functions = functions.iter().map(|name| (*name).to_owned()).collect();
         set_of(PythonKeys { functions, ..keys(file) }, LONG)
     };
@@ -414,7 +414,7 @@ async fn tools_are_listed_marked_or_public_functions() {
 
 #[tokio::test]
 async fn failed_load_reports_python_error() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     for (text, why) in [
         ("x = 1\ndef f(:\n    pass\n", "own.py\", line 2"),
         ("x = 1\ndef f(:\n    pass\n", "SyntaxError: invalid syntax"),
@@ -431,7 +431,7 @@ async fn failed_load_reports_python_error() {
         ),
         ("import os\nos._exit(7)\n", "the Python process ended (exit code 7): it printed nothing"),
     ] {
-        let set = python(folder.path(), text, LONG);
+        let set = python(dir.path(), text, LONG);
         let error = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
         assert!(error.starts_with("tool \"own\" could not be opened: "), "{error}");
         assert!(error.contains(why), "{error}\n{why}");
@@ -439,7 +439,7 @@ async fn failed_load_reports_python_error() {
     let missing = set_of(PythonKeys { python: "no-such-python".into(), ..keys("own.py".into()) }, LONG);
     let error = missing.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("cannot start no-such-python"), "{error}");
-    let file = write(folder.path(), "own.py", "import time\ntime.sleep(60)\n");
+    let file = write(dir.path(), "own.py", "import time\ntime.sleep(60)\n");
     let slow = set_of(PythonKeys { start_seconds: 0.5, ..keys(file) }, LONG);
     let error = slow.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("it was still loading after 500ms"), "{error}");
@@ -447,17 +447,17 @@ async fn failed_load_reports_python_error() {
 
 #[tokio::test]
 async fn worker_gets_named_variables_and_sibling_modules() {
-    let folder = tempfile::tempdir().unwrap();
-    write(folder.path(), "beside.py", "VALUE = 7\n");
+    let dir = tempfile::tempdir().unwrap();
+    write(dir.path(), "beside.py", "VALUE = 7\n");
     let text = "import os, sys, beside\n\
                 def seen(): return [sorted(os.environ), beside.VALUE, os.getcwd(), sys.stdin.read()]\n";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let found: Vec<Value> = serde_json::from_str(&super::text(&mut open, "seen", json!({})).await).unwrap();
     // An interpreter that is a script may set further variables.
     let has = |name: &str| found[0].as_array().unwrap().iter().any(|found| found == name);
     assert!(has("PATH") && !has("CARGO_MANIFEST_DIR") && !has("CARGO_PKG_NAME"), "{}", found[0]);
-    let here = folder.path().canonicalize().unwrap();
+    let here = dir.path().canonicalize().unwrap();
     assert_eq!(found[1..], [json!(7), json!(here.display().to_string()), json!("")]);
     open.close().await.unwrap();
 }

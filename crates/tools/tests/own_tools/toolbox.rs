@@ -17,8 +17,8 @@ fn names(open: &OpenTools) -> Vec<&str> {
 
 #[tokio::test]
 async fn class_methods_share_state_within_one_attempt() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), BANK, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), BANK, LONG);
     let mut ann = open_for(&set, "a", json!({ "owner": "Ann", "balance": 5, "question": "?" })).await;
     let mut bob = open_for(&set, "b", json!({ "owner": "Bob" })).await;
     assert_eq!(names(&ann), ["entries", "deposit", "later", "pair", "add", "kind"]);
@@ -40,23 +40,23 @@ async fn class_methods_share_state_within_one_attempt() {
     assert_eq!(text(&mut ann, "later", json!({})).await, "later");
     assert_eq!(text(&mut ann, "add", json!({ "a": 1, "b": 2 })).await, "3");
     assert_eq!(text(&mut ann, "kind", json!({})).await, "Bank");
-    let pair = answer(&mut ann, "pair", json!({})).await;
+    let pair = call_tool(&mut ann, "pair", json!({})).await;
     assert_eq!((pair.text.as_str(), pair.reward), ("[\"text\", 2.0]", None));
 
-    let failed = answer(&mut ann, "deposit", json!({ "amount": -1 })).await;
+    let failed = call_tool(&mut ann, "deposit", json!({ "amount": -1 })).await;
     assert_eq!(failed.kind, ObservationKind::Failed);
     assert!(failed.text.contains("ValueError: -1.0 is not positive (own.py, line "), "{}", failed.text);
-    let wrong = answer(&mut ann, "deposit", json!({ "amount": "much" })).await;
+    let wrong = call_tool(&mut ann, "deposit", json!({ "amount": "much" })).await;
     assert_eq!(wrong.kind, ObservationKind::BadArguments);
     for none in ["undocumented", "_hidden", "size", "reset", "close", "calc_reward"] {
-        assert_eq!(answer(&mut ann, none, json!({})).await.kind, ObservationKind::UnknownTool);
+        assert_eq!(call_tool(&mut ann, none, json!({})).await.kind, ObservationKind::UnknownTool);
     }
 
-    let (found, errors) = ann.evidence().await;
+    let (found, errors) = ann.scorer_input().await;
     assert_eq!((Value::Object(found), errors.len()), (json!({ "own": { "Bank": { "reward": 10.0 } } }), 0));
     ann.close().await.unwrap();
     drop(bob);
-    let closed = folder.path().join("closed");
+    let closed = dir.path().join("closed");
     for _ in 0..200 {
         if std::fs::read_to_string(&closed).is_ok_and(|text| text.lines().count() == 4) {
             break;
@@ -69,8 +69,8 @@ async fn class_methods_share_state_within_one_attempt() {
 
 #[tokio::test]
 async fn constructor_gets_row_fields() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), BANK, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), BANK, LONG);
     let error = set.open(&attempt("a", json!({ "name": "Ann" }))).await.unwrap_err().to_string();
     assert!(error.contains("Bank needs 'owner', and the row of the task has no such field"), "{error}");
     let kwargs = json!({ "tools_kwargs": { "Bank": { "create_kwargs": { "owner": "Eve", "balance": 1 } } } });
@@ -79,7 +79,7 @@ async fn constructor_gets_row_fields() {
     assert!(paid.starts_with(r#"{"balance": 2.0"#), "{paid}");
     eve.close().await.unwrap();
     let all = "class Row:\n    def __init__(self, row): self.row = row\n    def fields(self) -> list:\n        return sorted(self.row)\n";
-    let set = python(folder.path(), all, LONG);
+    let set = python(dir.path(), all, LONG);
     let mut open = open_for(&set, "c", json!({ "b": 1, "a": 2 })).await;
     assert_eq!(text(&mut open, "fields", json!({})).await, "[\"a\", \"b\"]");
     assert_eq!(open.opening(), None);
@@ -90,9 +90,9 @@ async fn constructor_gets_row_fields() {
 async fn class_is_selected_by_name_decorator_or_uniqueness() {
     let a = "class A:\n    def a(self) -> str:\n        return 'a'\n";
     let b = "class B:\n    def b(self) -> str:\n        return 'b'\n    def c(self) -> str:\n        return 'c'\n";
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let tools = async |text: &str, functions: &[&str]| {
-        let mut options = keys(write(folder.path(), "own.py", text));
+        let mut options = keys(write(dir.path(), "own.py", text));
         options.functions = functions.iter().map(|name| (*name).to_owned()).collect();
         let set = set_of(options, LONG);
         let opened = set.open(&attempt("a", json!({}))).await;
@@ -132,9 +132,9 @@ async fn class_is_selected_by_name_decorator_or_uniqueness() {
 
 #[tokio::test]
 async fn constructor_defaults_are_not_shared_between_attempts() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "class A:\n    def __init__(self, items: list = [1]): self.items = items\n    def add(self) -> int:\n        self.items.append(1)\n        return len(self.items)\n";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     for name in ["a", "b"] {
         let mut open = open_for(&set, name, json!({})).await;
         assert_eq!(super::text(&mut open, "add", json!({})).await, "2");
@@ -144,7 +144,7 @@ async fn constructor_defaults_are_not_shared_between_attempts() {
 
 #[tokio::test]
 async fn class_state_is_not_shared_between_attempts() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "
 class A:
     shelves = ([], [])
@@ -161,7 +161,7 @@ class A:
             held.append(1)
         return [len(self.shelves[0]), len(self.books), len(bag)]
 ";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     for name in ["a", "b"] {
         let mut open = open_for(&set, name, json!({})).await;
         assert_eq!(super::text(&mut open, "add", json!({})).await, "[1, 1, 1]");
@@ -190,8 +190,8 @@ class A(metaclass=Meta):
     def a(self) -> str: return 'a'
 ";
     for text in [by_new, by_metaclass] {
-        let folder = tempfile::tempdir().unwrap();
-        let set = python(folder.path(), text, LONG);
+        let dir = tempfile::tempdir().unwrap();
+        let set = python(dir.path(), text, LONG);
         let first = open_for(&set, "a", json!({})).await;
         let error = set.open(&attempt("b", json!({}))).await.unwrap_err().to_string();
         assert!(error.contains("A gives the same object again"), "{error}");
@@ -201,10 +201,10 @@ class A(metaclass=Meta):
 
 #[tokio::test]
 async fn failed_reset_fails_open_and_closes_object() {
-    let folder = tempfile::tempdir().unwrap();
+    let dir = tempfile::tempdir().unwrap();
     let text = "class A:\n    def a(self) -> str: return 'a'\n    def reset(self): raise RuntimeError('no seed')\n    def close(self): open('closed', 'w').close()\n";
-    let set = python(folder.path(), text, LONG);
+    let set = python(dir.path(), text, LONG);
     let error = set.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("RuntimeError: no seed"), "{error}");
-    assert!(folder.path().join("closed").exists());
+    assert!(dir.path().join("closed").exists());
 }

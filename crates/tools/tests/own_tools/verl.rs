@@ -7,17 +7,17 @@ use super::*;
 const GSM8K: &str = include_str!("gsm8k.py");
 const CONFIG: &str = include_str!("tools.yaml");
 
-fn verl(folder: &Path, config: PathBuf) -> ToolSet {
-    write(folder, "gsm8k.py", GSM8K);
+fn verl(dir: &Path, config: PathBuf) -> ToolSet {
+    write(dir, "gsm8k.py", GSM8K);
     let keys = PythonKeys { file: None, config: Some(config), ..keys(PathBuf::new()) };
     set_of(keys, LONG)
 }
 
 /// Writes the same configuration as JSON, which needs no YAML parser.
-fn as_json(folder: &Path) -> PathBuf {
+fn as_json(dir: &Path) -> PathBuf {
     let config = json!({ "tools": [{
         "class_name": "gsm8k.Gsm8kTool",
-        "config": { "type": "native", "log": folder.join("log").display().to_string() },
+        "config": { "type": "native", "log": dir.join("log").display().to_string() },
         "tool_schema": { "type": "function", "function": {
             "name": "calc_gsm8k_reward",
             "description": "Scores an answer.",
@@ -31,13 +31,13 @@ fn as_json(folder: &Path) -> PathBuf {
             },
         } },
     }] });
-    write(folder, "tools.json", &config.to_string())
+    write(dir, "tools.json", &config.to_string())
 }
 
 #[tokio::test]
 async fn attempt_instance_gets_kwargs_from_row() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = verl(folder.path(), as_json(folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let set = verl(dir.path(), as_json(dir.path()));
     let row = |truth: &str| {
         let kwargs = json!({ "calc_gsm8k_reward": {
             "create_kwargs": { "ground_truth": truth }, "execute_kwargs": { "mark": "!" },
@@ -51,30 +51,30 @@ async fn attempt_instance_gets_kwargs_from_row() {
     assert_eq!(parameters["properties"]["steps"], json!({ "type": "array", "items": { "type": "string" } }));
     assert_eq!(parameters["properties"]["answer"]["type"], "string");
     assert_eq!(parameters["required"], json!(["answer"]));
-    let right = answer(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
-    assert_eq!((right.text.as_str(), right.reward), ("'7' gives 1.0!", Some(0.0)));
-    assert_eq!(right.metrics["tries"], 1.0);
-    let again = answer(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
-    assert_eq!((again.reward, again.metrics["tries"]), (Some(-0.05), 2.0));
-    let wrong = answer(&mut y, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    let reward_output = call_tool(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    assert_eq!((reward_output.text.as_str(), reward_output.reward), ("'7' gives 1.0!", Some(0.0)));
+    assert_eq!(reward_output.metrics["tries"], 1.0);
+    let second = call_tool(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
+    assert_eq!((second.reward, second.metrics["tries"]), (Some(-0.05), 2.0));
+    let wrong = call_tool(&mut y, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
     assert_eq!((wrong.text.as_str(), wrong.metrics["tries"]), ("'7' gives 0.0!", 1.0));
-    let bad = answer(&mut y, "calc_gsm8k_reward", json!({ "steps": [1] })).await;
+    let bad = call_tool(&mut y, "calc_gsm8k_reward", json!({ "steps": [1] })).await;
     assert!(
         bad.text.contains("\"answer\" is a required property") || bad.text.contains("steps.0"),
         "{}",
         bad.text
     );
-    let (found, errors) = x.evidence().await;
+    let (found, errors) = x.scorer_input().await;
     assert_eq!(
         (Value::Object(found), errors),
         (json!({ "own": { "calc_gsm8k_reward": { "reward": 1.0 } } }), vec![])
     );
-    let (found, _) = y.evidence().await;
+    let (found, _) = y.scorer_input().await;
     assert_eq!(found["own"]["calc_gsm8k_reward"]["reward"], 0.0);
     x.close().await.unwrap();
     // This attempt is cancelled.
     drop(y);
-    let log = folder.path().join("log");
+    let log = dir.path().join("log");
     let start = std::time::Instant::now();
     while std::fs::read_to_string(&log).unwrap_or_default().lines().count() < 2 {
         assert!(start.elapsed() < Duration::from_secs(20));
@@ -105,14 +105,14 @@ class Own(_Base):
 
 #[tokio::test]
 async fn create_gets_row_kwargs_as_in_verl() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), NESTED, LONG);
-    let given = json!({ "create_kwargs": { "truth": 7 } });
-    let kwargs = json!({ "named": given, "any": given, "own": given });
-    let told = json!({ "extra_info": { "tools_kwargs": kwargs } });
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), NESTED, LONG);
+    let create_kwargs = json!({ "create_kwargs": { "truth": 7 } });
+    let kwargs = json!({ "named": create_kwargs, "any": create_kwargs, "own": create_kwargs });
+    let task_row = json!({ "extra_info": { "tools_kwargs": kwargs } });
     let with = [("named", "{'truth': 7}"), ("any", "(7, 7)"), ("own", "7")];
     let without = [("named", "{}"), ("any", "(None, None)"), ("own", "5")];
-    for (row, wanted) in [(told, with), (json!({}), without)] {
+    for (row, wanted) in [(task_row, with), (json!({}), without)] {
         let mut open = set.open(&attempt("x", row)).await.unwrap();
         for (tool, want) in wanted {
             assert_eq!(text(&mut open, tool, json!({})).await, want);
@@ -147,17 +147,17 @@ class Without(_Base):
 
 #[tokio::test]
 async fn execute_gets_agent_data_as_in_verl() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = python(folder.path(), KEPT, LONG);
+    let dir = tempfile::tempdir().unwrap();
+    let set = python(dir.path(), KEPT, LONG);
     let row = json!({ "prompt": [{ "role": "user", "content": "Hi" }] });
     let (mut x, mut y) =
         (set.open(&attempt("x", row)).await.unwrap(), set.open(&attempt("y", json!({}))).await.unwrap());
     for want in ["1", "2"] {
         assert_eq!(text(&mut x, "any", json!({})).await, want);
     }
-    let told = text(&mut x, "named", json!({})).await;
-    assert!(told.starts_with("['AgentData', {'calls': 2}, 'x"), "{told}");
-    assert!(told.ends_with("[{'role': 'user', 'content': 'Hi'}], {}]"), "{told}");
+    let shown_text = text(&mut x, "named", json!({})).await;
+    assert!(shown_text.starts_with("['AgentData', {'calls': 2}, 'x"), "{shown_text}");
+    assert!(shown_text.ends_with("[{'role': 'user', 'content': 'Hi'}], {}]"), "{shown_text}");
     assert_eq!(text(&mut x, "without", json!({})).await, "none");
     assert_eq!(text(&mut y, "any", json!({})).await, "1", "attempts know nothing of each other");
     for open in [x, y] {
@@ -167,8 +167,8 @@ async fn execute_gets_agent_data_as_in_verl() {
 
 #[tokio::test]
 async fn failed_create_fails_open_and_releases_instances() {
-    let folder = tempfile::tempdir().unwrap();
-    let set = verl(folder.path(), as_json(folder.path()));
+    let dir = tempfile::tempdir().unwrap();
+    let set = verl(dir.path(), as_json(dir.path()));
     let kwargs = json!({ "calc_gsm8k_reward": { "create_kwargs": { "ground_truth": "raise" } } });
     let row = json!({ "extra_info": { "tools_kwargs": kwargs } });
     let error = set.open(&attempt("x", row)).await.unwrap_err().to_string();
@@ -176,16 +176,16 @@ async fn failed_create_fails_open_and_releases_instances() {
     // The extra information of a row may be a JSON string, as in Parquet files.
     let row = json!({ "extra_info": "{\"tools_kwargs\": {\"calc_gsm8k_reward\": {\"create_kwargs\": {\"ground_truth\": \"5\"}}}}" });
     let mut open = set.open(&attempt("y", row)).await.unwrap();
-    let right = answer(&mut open, "calc_gsm8k_reward", json!({ "answer": "5" })).await;
-    assert_eq!(right.text, "'5' gives 1.0");
+    let reward_output = call_tool(&mut open, "calc_gsm8k_reward", json!({ "answer": "5" })).await;
+    assert_eq!(reward_output.text, "'5' gives 1.0");
     open.close().await.unwrap();
 }
 
 #[tokio::test]
 async fn config_is_parsed_or_error_names_missing_parts() {
-    let folder = tempfile::tempdir().unwrap();
-    let config = write(folder.path(), "tools.yaml", CONFIG);
-    match verl(folder.path(), config).open(&attempt("a", json!({}))).await {
+    let dir = tempfile::tempdir().unwrap();
+    let config = write(dir.path(), "tools.yaml", CONFIG);
+    match verl(dir.path(), config).open(&attempt("a", json!({}))).await {
         Ok(open) => {
             assert_eq!(open.specs()[0].name, "calc_gsm8k_reward");
             assert_eq!(open.specs()[0].parameters["properties"]["steps"]["items"]["type"], "string");
@@ -204,8 +204,8 @@ async fn config_is_parsed_or_error_names_missing_parts() {
             "is an MCP server: give it a [[tool]] of its own",
         ),
     ] {
-        let config = write(folder.path(), "bad.json", text);
-        let error = verl(folder.path(), config).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+        let config = write(dir.path(), "bad.json", text);
+        let error = verl(dir.path(), config).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
         assert!(error.contains(why), "{error}\n{why}");
     }
 }

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use levade_policy::{DeviceStats, PolicyError, Sampler};
 use levade_store::{Attempt, HighEntropy};
-use levade_tools::Used;
+use levade_tools::Usage;
 use levade_tree::{Finish, Kind, MaskReason, Outcome};
 
 use crate::batch::{Census, Targets};
@@ -110,9 +110,13 @@ pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds:
 
 /// Adds the mean duration of each toolbox's calls between two snapshots, in seconds, over the calls
 /// that ended. Also adds their mean wait for a permit, if it is at least 1 ms.
-pub(super) fn tools(before: &BTreeMap<String, Used>, after: &BTreeMap<String, Used>, metrics: &mut Metrics) {
+pub(super) fn tools(
+    before: &BTreeMap<String, Usage>,
+    after: &BTreeMap<String, Usage>,
+    metrics: &mut Metrics,
+) {
     for (name, used) in after {
-        let used = used.since(before.get(name).copied().unwrap_or_default());
+        let used = used.minus(before.get(name).copied().unwrap_or_default());
         if used.calls > 0 {
             let mean = |time: Duration| time.as_secs_f64() / used.calls as f64;
             metrics.add(format!("timing_s/tools/{name}"), mean(used.time));

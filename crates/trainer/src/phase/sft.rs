@@ -113,7 +113,7 @@ impl Sft {
         let RunContext { recipe, tasks, rollouts, store, .. } = run;
         if let Some(source) = &keys.source {
             let teacher = match (&source.policy, &source.field) {
-                (None, Some(field)) => &Teacher::Written(field.clone()),
+                (None, Some(field)) => &Teacher::RowField(field.clone()),
                 (policy, _) => {
                     let no_part = || TrainerError::MissingPart(source.to_string());
                     policy.as_ref().and_then(|name| run.teachers.get(name)).ok_or_else(no_part)?

@@ -4,7 +4,7 @@
 //! Such attempts are made, scored and recorded like all other attempts, so a resumed run does not
 //! repeat them.
 
-use levade_agent::{Teacher, written};
+use levade_agent::{Teacher, row_completions};
 use levade_policy::SamplingParams;
 use levade_recipe::{SftKeys, SourceKeys};
 use levade_store::{Attempt, Status};
@@ -88,7 +88,8 @@ pub(super) fn check(
     let Some(field) = &source.field else { return Ok(()) };
     let mut found = 0;
     for task in demonstration_tasks(phase as u32, source, seed, tasks).take(source.max_tasks(wanted)) {
-        written(&task, field).map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
+        row_completions(&task, field)
+            .map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
         found += 1;
     }
     if found < wanted {

@@ -34,7 +34,7 @@ impl AgentLoop for Third {
         let mut trajectory = Trajectory::new();
         trajectory.push(Segment::context(None, vec![1, 2], 0)).unwrap();
         match tries {
-            1 => Attempt::broken("tool", "it is away"),
+            1 => Attempt::failed("tool", "it is away"),
             2 => Attempt { trajectory, outcome: Outcome { finish: Finish::Deadline, ..Outcome::initial() } },
             _ => {
                 let completion = Segment {

@@ -33,7 +33,7 @@ fn teacher(num_requests: &Arc<AtomicUsize>) -> Teacher {
 /// The same teacher, with a function that runs at each completion.
 fn taught(num_requests: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'static) -> Teacher {
     let num_requests = Arc::clone(num_requests);
-    Teacher::by_rule(move |messages| {
+    Teacher::from_rule(move |messages| {
         num_requests.fetch_add(1, Ordering::Relaxed);
         then();
         let last = messages.last().unwrap();
@@ -136,7 +136,7 @@ async fn resumed_run_does_not_repeat_teacher_calls() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
-    let ignorant = Teacher::by_rule(|_| Ok(Message::assistant("I do not know.")));
+    let ignorant = Teacher::from_rule(|_| Ok(Message::assistant("I do not know.")));
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
     let error =
         run(&dir, &policy, StartMode::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();

@@ -8,7 +8,7 @@ use levade_policy::{Simulator, SimulatorConfig};
 use levade_recipe::{Override, Recipe};
 use levade_reward::ScorerInput;
 use levade_text::testing::{VOCABULARY, tiny_chat};
-use levade_tools::{Calculator, Delayed, ToolSet, Toolbox};
+use levade_tools::{Calculator, DelayedToolbox, ToolSet, Toolbox};
 use levade_trainer::{AgentSpec, CustomScorers, Event, Observer, Policy, PolicyLearner, RunParts};
 use levade_tree::{Component, DEFAULT};
 use serde_json::{Map, Value};
@@ -110,7 +110,7 @@ pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
 /// Returns a trainer's parts with a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> RunParts {
     let tools: Vec<Arc<dyn Toolbox>> =
-        vec![Arc::new(Delayed::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
+        vec![Arc::new(DelayedToolbox::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
     let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
     let agent = AgentSpec::new(DEFAULT, Arc::new(tiny_chat().unwrap()), tools);
     RunParts {

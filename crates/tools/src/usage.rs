@@ -6,7 +6,7 @@ use std::time::Duration;
 
 /// Usage of a toolbox: its finished calls in this process, over all sessions.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default)]
-pub struct Used {
+pub struct Usage {
     /// Number of calls.
     pub calls: u64,
     /// Total duration of the calls. Concurrent calls each count in full.
@@ -15,10 +15,10 @@ pub struct Used {
     pub waited: Duration,
 }
 
-impl Used {
+impl Usage {
     /// Returns the sum of two usages.
-    pub fn and(self, other: Used) -> Used {
-        Used {
+    pub fn plus(self, other: Usage) -> Usage {
+        Usage {
             calls: self.calls + other.calls,
             time: self.time + other.time,
             waited: self.waited + other.waited,
@@ -26,8 +26,8 @@ impl Used {
     }
 
     /// Returns the usage since an earlier reading `before`.
-    pub fn since(self, before: Used) -> Used {
-        Used {
+    pub fn minus(self, before: Usage) -> Usage {
+        Usage {
             calls: self.calls.saturating_sub(before.calls),
             time: self.time.saturating_sub(before.time),
             waited: self.waited.saturating_sub(before.waited),
@@ -37,17 +37,17 @@ impl Used {
 
 /// Usage counter that all sessions of a toolbox share.
 #[derive(Debug, Default)]
-pub(super) struct Meter(Mutex<Used>);
+pub(super) struct Meter(Mutex<Usage>);
 
 impl Meter {
     /// Adds one call with its duration and the time it waited before.
     pub fn add(&self, time: Duration, waited: Duration) {
         let mut used = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        *used = used.and(Used { calls: 1, time, waited });
+        *used = used.plus(Usage { calls: 1, time, waited });
     }
 
     /// Returns the usage so far.
-    pub fn read(&self) -> Used {
+    pub fn read(&self) -> Usage {
         *self.0.lock().unwrap_or_else(PoisonError::into_inner)
     }
 }

@@ -7,11 +7,11 @@ use levade_text::{Chat, ContentPart};
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
-use super::wrapped::{MiddlewareToolbox, ToolMiddleware};
+use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
 /// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
-const BYTES_A_TOKEN: usize = 8;
+const BYTES_PER_TOKEN: usize = 8;
 
 /// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full text.
 const EDGE: usize = 16;
@@ -32,7 +32,7 @@ pub enum Side {
 /// Limits on a tool result. A line replaces the omitted text and states its length; this line does not
 /// count toward the limits.
 #[derive(Clone, Default)]
-pub struct Cut {
+pub struct ResultTruncation {
     /// Maximum number of characters. `None` means no limit.
     pub characters: Option<usize>,
     /// Maximum number of tokens, with the tokenizer of the model. `None` means no limit.
@@ -41,10 +41,10 @@ pub struct Cut {
     pub side: Side,
 }
 
-impl Cut {
+impl ResultTruncation {
     /// Returns the truncated text, or `None` if the text is within the limits. The running time depends
     /// on the kept text, not on the omitted text.
-    pub fn of(&self, text: &str) -> Option<String> {
+    pub fn truncate(&self, text: &str) -> Option<String> {
         let halves = |max: usize| match self.side {
             Side::Left => (0, max),
             Side::Right => (max, 0),
@@ -57,10 +57,10 @@ impl Cut {
             (head, tail) = (head.min(first_characters(text, first)), tail.min(last_characters(text, last)));
         }
         if let Some((max, chat)) = &self.tokens
-            && ends_after(text, *max, chat).is_some()
+            && prefix_length(text, *max, chat).is_some()
         {
             let (first, last) = halves(*max);
-            head = head.min(ends_after(text, first, chat).unwrap_or(text.len()));
+            head = head.min(prefix_length(text, first, chat).unwrap_or(text.len()));
             tail = tail.min(start_before(text, last, chat));
         }
         if head + tail >= text.len() {
@@ -83,7 +83,7 @@ impl Cut {
                 text.push_str(more);
             }
         }
-        if let Some(shortened) = self.of(&text) {
+        if let Some(shortened) = self.truncate(&text) {
             output.parts.retain(|part| !matches!(part, ContentPart::Text(_)));
             output.parts.insert(0, ContentPart::Text(shortened));
         }
@@ -104,9 +104,9 @@ fn last_characters(text: &str, count: usize) -> usize {
 
 /// Returns the length, in bytes, of the first `count` tokens of a text, or `None` if the text has at
 /// most `count` tokens.
-fn ends_after(text: &str, count: usize, chat: &Chat) -> Option<usize> {
+fn prefix_length(text: &str, count: usize, chat: &Chat) -> Option<usize> {
     let tokenizer = chat.tokenizer();
-    let mut read = BYTES_A_TOKEN * (count + EDGE);
+    let mut read = BYTES_PER_TOKEN * (count + EDGE);
     loop {
         let end = text.floor_char_boundary(read);
         let ids = tokenizer.encode(&text[..end]);
@@ -122,7 +122,7 @@ fn ends_after(text: &str, count: usize, chat: &Chat) -> Option<usize> {
 /// Returns the length, in bytes, of the last `count` tokens of a text.
 fn start_before(text: &str, count: usize, chat: &Chat) -> usize {
     let tokenizer = chat.tokenizer();
-    let mut read = BYTES_A_TOKEN * (count + EDGE);
+    let mut read = BYTES_PER_TOKEN * (count + EDGE);
     loop {
         let start = text.ceil_char_boundary(text.len().saturating_sub(read));
         let ids = tokenizer.encode(&text[start..]);
@@ -148,17 +148,17 @@ fn common_end(a: &str, b: &str) -> usize {
 }
 
 /// A toolbox whose long tool results are truncated.
-pub type Shortened = MiddlewareToolbox<Cut>;
+pub type TruncatingToolbox = MiddlewareToolbox<ResultTruncation>;
 
-impl Shortened {
+impl TruncatingToolbox {
     /// Wraps `toolbox` so that its tool results are truncated to the limits in `cut`.
-    pub fn new(toolbox: Arc<dyn Toolbox>, truncation: Cut) -> Self {
-        MiddlewareToolbox::around(toolbox, truncation)
+    pub fn new(toolbox: Arc<dyn Toolbox>, truncation: ResultTruncation) -> Self {
+        MiddlewareToolbox::with_middleware(toolbox, truncation)
     }
 }
 
 #[async_trait]
-impl ToolMiddleware for Cut {
+impl ToolMiddleware for ResultTruncation {
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         self.apply(session.call(tool, arguments).await)
     }

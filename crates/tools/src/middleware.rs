@@ -29,14 +29,14 @@ pub trait ToolMiddleware: Send + Sync {
     }
 
     /// Post-processes the tool result of a call.
-    async fn after(
+    async fn post_process(
         &self,
         session: &dyn Session,
         tool: &str,
         arguments: &Map<String, Value>,
         output: ToolOutput,
     ) -> ToolOutput {
-        session.after(tool, arguments, output).await
+        session.post_process(tool, arguments, output).await
     }
 }
 
@@ -53,7 +53,7 @@ pub struct WrappedSession<A> {
 }
 
 impl<A> MiddlewareToolbox<A> {
-    pub(super) fn around(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
+    pub(super) fn with_middleware(toolbox: Arc<dyn Toolbox>, around: A) -> Self {
         MiddlewareToolbox { toolbox, middleware: Arc::new(around) }
     }
 }
@@ -72,8 +72,8 @@ impl<A: ToolMiddleware + 'static> Toolbox for MiddlewareToolbox<A> {
         self.toolbox.helpers()
     }
 
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.toolbox.ready().await
+    async fn check_ready(&self) -> Result<(), ToolError> {
+        self.toolbox.check_ready().await
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
@@ -81,8 +81,8 @@ impl<A: ToolMiddleware + 'static> Toolbox for MiddlewareToolbox<A> {
         Ok(Box::new(WrappedSession { session, middleware: Arc::clone(&self.middleware) }))
     }
 
-    fn late(&self) -> String {
-        self.toolbox.late()
+    fn timeout_detail(&self) -> String {
+        self.toolbox.timeout_detail()
     }
 }
 
@@ -92,12 +92,12 @@ impl<A: ToolMiddleware + 'static> Session for WrappedSession<A> {
         self.session.specs()
     }
 
-    fn parallel(&self, tool: &str) -> bool {
-        self.middleware.allows_parallel() && self.session.parallel(tool)
+    fn can_run_parallel(&self, tool: &str) -> bool {
+        self.middleware.allows_parallel() && self.session.can_run_parallel(tool)
     }
 
-    fn acts(&self, tool: &str) -> bool {
-        self.session.acts(tool)
+    fn has_effect(&self, tool: &str) -> bool {
+        self.session.has_effect(tool)
     }
 
     fn opening(&self) -> Option<String> {
@@ -118,16 +118,21 @@ impl<A: ToolMiddleware + 'static> Session for WrappedSession<A> {
         self.middleware.call(&*self.session, tool, arguments).await
     }
 
-    fn late(&self) -> String {
-        self.session.late()
+    fn timeout_detail(&self) -> String {
+        self.session.timeout_detail()
     }
 
-    async fn after(&self, tool: &str, arguments: &Map<String, Value>, output: ToolOutput) -> ToolOutput {
-        self.middleware.after(&*self.session, tool, arguments, output).await
+    async fn post_process(
+        &self,
+        tool: &str,
+        arguments: &Map<String, Value>,
+        output: ToolOutput,
+    ) -> ToolOutput {
+        self.middleware.post_process(&*self.session, tool, arguments, output).await
     }
 
-    async fn evidence(&mut self) -> Result<Map<String, Value>, ToolError> {
-        self.session.evidence().await
+    async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
+        self.session.scorer_input().await
     }
 
     async fn close(&mut self) -> Result<(), ToolError> {
@@ -141,25 +146,25 @@ mod tests {
     use crate::testing::context;
 
     /// A toolbox with a timeout for its calls and messages about pending work.
-    struct Slow;
+    struct SlowToolbox;
 
     #[async_trait]
-    impl Toolbox for Slow {
+    impl Toolbox for SlowToolbox {
         fn name(&self) -> &str {
             "slow"
         }
 
         async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-            Ok(Box::new(Slow))
+            Ok(Box::new(SlowToolbox))
         }
 
-        fn late(&self) -> String {
+        fn timeout_detail(&self) -> String {
             "; it is being installed".into()
         }
     }
 
     #[async_trait]
-    impl Session for Slow {
+    impl Session for SlowToolbox {
         fn specs(&self) -> Vec<ToolSpec> {
             Vec::new()
         }
@@ -172,7 +177,7 @@ mod tests {
             ToolOutput::text("done")
         }
 
-        fn late(&self) -> String {
+        fn timeout_detail(&self) -> String {
             "; it is at step 3".into()
         }
     }
@@ -183,10 +188,10 @@ mod tests {
 
     #[tokio::test]
     async fn wrapper_preserves_call_timeout_and_late_reasons() {
-        let toolbox = MiddlewareToolbox::around(Arc::new(Slow), PassThrough);
-        assert_eq!((toolbox.name(), toolbox.late().as_str()), ("slow", "; it is being installed"));
+        let toolbox = MiddlewareToolbox::with_middleware(Arc::new(SlowToolbox), PassThrough);
+        assert_eq!((toolbox.name(), toolbox.timeout_detail().as_str()), ("slow", "; it is being installed"));
         let session = toolbox.open(&context("a")).await.unwrap();
         assert_eq!(session.max_call_timeout(), Some(Duration::from_secs(90)));
-        assert_eq!(session.late(), "; it is at step 3");
+        assert_eq!(session.timeout_detail(), "; it is at step 3");
     }
 }

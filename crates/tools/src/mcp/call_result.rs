@@ -9,8 +9,8 @@ use rmcp::ServiceError;
 use rmcp::model::{CallToolResult, ErrorCode};
 use serde_json::{Map, Value, json};
 
-use super::connection::Failed;
-use super::ledger::{RAW, UNREADABLE, error_text, shown};
+use super::connection::CallFailure;
+use super::ledger::{RAW_RESULT_KEY, UNREADABLE_RESPONSE, error_text, shorten};
 use super::{lenient, reasons};
 use crate::{CallError, ToolOutput};
 
@@ -18,38 +18,44 @@ use crate::{CallError, ToolOutput};
 const ENVELOPE: [&str; 3] = ["_meta", "isError", "resultType"];
 
 /// Converts the response to a call into a tool result.
-pub(super) fn output(server: &str, tool: &str, answer: Result<CallToolResult, Failed>) -> ToolOutput {
-    match answer {
-        Ok(result) => read(server, raw(result)),
-        Err(Failed { error: ServiceError::McpError(error), .. }) if error.code == UNREADABLE => {
-            unavailable(server, &error.message)
+pub(super) fn output(
+    server: &str,
+    tool: &str,
+    call_response: Result<CallToolResult, CallFailure>,
+) -> ToolOutput {
+    match call_response {
+        Ok(result) => read(server, raw_result(result)),
+        Err(CallFailure { error: ServiceError::McpError(error), .. })
+            if error.code == UNREADABLE_RESPONSE =>
+        {
+            unavailable_output(server, &error.message)
         }
-        Err(Failed { error: ServiceError::McpError(error), .. }) => {
+        Err(CallFailure { error: ServiceError::McpError(error), .. }) => {
             let kind = match error.code {
                 ErrorCode::INVALID_PARAMS => CallError::BadArguments,
                 _ => CallError::Failed,
             };
             ToolOutput::error(kind, error_text(&error))
         }
-        Err(Failed { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
+        Err(CallFailure { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
             CallError::Late,
             format!("{tool} did not answer within {timeout:?} after its start or its last progress"),
         ),
-        Err(Failed { error, over }) => {
-            unavailable(server, &format!("{}{over}", reasons::call_reason(&error)))
+        Err(CallFailure { error, exit_text: over }) => {
+            unavailable_output(server, &format!("{}{over}", reasons::call_reason(&error)))
         }
     }
 }
 
 /// Creates the tool result of a call that the server did not answer.
-pub(super) fn unavailable(server: &str, why: &str) -> ToolOutput {
+pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
     ToolOutput::error(CallError::Unavailable, format!("the server {server:?} does not answer: {why}"))
 }
 
 /// Returns the result as the server sent it.
-fn raw(result: CallToolResult) -> Value {
+fn raw_result(result: CallToolResult) -> Value {
     match result.structured_content {
-        Some(Value::Object(mut fields)) => fields.remove(RAW).unwrap_or_default(),
+        Some(Value::Object(mut fields)) => fields.remove(RAW_RESULT_KEY).unwrap_or_default(),
         _ => Value::Null,
     }
 }
@@ -65,7 +71,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
             "its answer is of the type {kind:?}, which no call here can have: it asks the user for something, or \
              goes on in the background"
         );
-        return unavailable(server, &why);
+        return unavailable_output(server, &why);
     }
     let is_block = fields.contains_key("type") && !fields.contains_key("content");
     let structured = ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
@@ -82,7 +88,7 @@ fn read(server: &str, result: Value) -> ToolOutput {
         Value::Array(blocks) => blocks.into_iter().map(part).collect(),
         block => vec![part(block)],
     };
-    if let Some(structured) = structured.filter(|structured| !is_told(structured, &parts)) {
+    if let Some(structured) = structured.filter(|structured| !contains_structured(structured, &parts)) {
         parts.push(ContentPart::Text(structured.to_string()));
     }
     // Each block becomes a separate paragraph.
@@ -116,7 +122,7 @@ fn is_true(flag: &Value) -> bool {
 /// Returns whether the texts already contain `structuredContent`: its JSON equals one text, or all
 /// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the bare
 /// value as text, and a list as one block per item.
-fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
+fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()
         .filter_map(|part| match part {
@@ -132,12 +138,12 @@ fn is_told(structured: &Value, parts: &[ContentPart]) -> bool {
         let items = items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
         items.is_some_and(|items| items.iter().zip(&texts).all(|(item, text)| is(item, text)))
     };
-    let told =
+    let is_in_text =
         |value: &Value| texts.iter().any(|text| is(value, text)) || is(value, &texts.concat()) || all(value);
     let wrapped = structured.as_object().filter(|fields| fields.len() == 1);
     let wrapped = wrapped.and_then(|fields| fields.get("result"));
     let is_empty = structured.is_null() || structured.as_object().is_some_and(Map::is_empty);
-    told(structured) || wrapped.is_some_and(told) || (is_empty && !texts.is_empty())
+    is_in_text(structured) || wrapped.is_some_and(is_in_text) || (is_empty && !texts.is_empty())
 }
 
 /// Returns whether two values are equal JSON, ignoring the order of keys and the format of numbers.
@@ -187,7 +193,7 @@ fn part(block: Value) -> ContentPart {
         // A block of an unknown type is shown as its text, if it has one.
         Some(kind) => match fields.get("text") {
             Some(Value::String(text)) => ContentPart::Text(text.clone()),
-            _ => other(json!({ "type": shown(kind) })),
+            _ => other(json!({ "type": shorten(kind) })),
         },
         // This is not a content block but the value that the tool means to return.
         None => match fields.get("text") {
@@ -326,7 +332,7 @@ mod tests {
         assert_eq!(shows(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
         assert_eq!(shows(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
         assert_eq!(shows(json!({ "_meta": { "a": 1 } })), "");
-        let asks = read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
-        assert_eq!(asks.error, Some(CallError::Unavailable));
+        let input_required = read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
+        assert_eq!(input_required.error, Some(CallError::Unavailable));
     }
 }

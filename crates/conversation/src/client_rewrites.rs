@@ -16,12 +16,12 @@ use serde_json::{Map, Value};
 /// missing, and gaps in strings can be longer or shorter.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
     let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
-        recorded.name == sent.name && has_members(&recorded.arguments, &sent.arguments)
+        recorded.name == sent.name && includes_members(&recorded.arguments, &sent.arguments)
     };
     recorded.len() == sent.len() && recorded.iter().zip(sent).all(same)
 }
 
-fn has_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool {
+fn includes_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool {
     recorded.iter().all(|(name, value)| match sent.get(name) {
         Some(sent) => same_value(value, sent),
         None => value.is_null(),
@@ -32,7 +32,7 @@ fn has_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) -> bool
 /// be written as a string, as some clients with access to the schema do.
 fn same_value(recorded: &Value, sent: &Value) -> bool {
     match (recorded, sent) {
-        (Value::Object(recorded), Value::Object(sent)) => has_members(recorded, sent),
+        (Value::Object(recorded), Value::Object(sent)) => includes_members(recorded, sent),
         (Value::Array(recorded), Value::Array(sent)) => {
             recorded.len() == sent.len() && recorded.iter().zip(sent).all(|(a, b)| same_value(a, b))
         }
@@ -88,7 +88,7 @@ fn canonical_line(line: &str) -> String {
 /// `sent` does not start with the completion. `full` is the complete text of the completion, and `told`
 /// has the texts that the client can have received: these lack a stop string that ended the completion,
 /// and what followed it in the same token.
-pub(crate) fn appended<'a>(
+pub(crate) fn appended_length<'a>(
     full: &'a str,
     received: impl IntoIterator<Item = &'a str>,
     sent: &str,
@@ -100,15 +100,16 @@ pub(crate) fn appended<'a>(
         let rest = sent.strip_prefix(known)?;
         // Sampled text that the client did not receive, has restored or has trimmed.
         let (text, put_back) = (tail.trim_start(), rest.trim_start());
-        let shared = shared(text, put_back);
-        let rest = if shared > 0 { &put_back[shared..] } else { &rest[self::shared(tail, rest)..] };
+        let common = common_prefix_length(text, put_back);
+        let rest =
+            if common > 0 { &put_back[common..] } else { &rest[self::common_prefix_length(tail, rest)..] };
         Some(if rest.trim().is_empty() { 0 } else { rest.len() })
     });
     rests.min()
 }
 
 /// Returns the length in bytes of the common prefix.
-fn shared(a: &str, b: &str) -> usize {
+fn common_prefix_length(a: &str, b: &str) -> usize {
     let differs = a.char_indices().zip(b.chars()).find(|((_, a), b)| a != b);
     differs.map_or(a.len().min(b.len()), |((at, _), _)| at)
 }
@@ -212,8 +213,8 @@ mod tests {
             ("1, 2, 3, 4", &["1, 2, 3, "], "1, 2, 3,4", ""),
             ("x = 1", &[], " x = 1 \n", ""),
         ] {
-            let found =
-                appended(full, received.iter().copied(), sent).map(|length| &sent[sent.len() - length..]);
+            let found = appended_length(full, received.iter().copied(), sent)
+                .map(|length| &sent[sent.len() - length..]);
             assert_eq!(found, Some(rest), "{full:?} {sent:?}");
         }
         for (full, sent) in [
@@ -223,7 +224,7 @@ mod tests {
             (" \n", "anything"),
             ("x = 1, y = 2", "x = 1"),
         ] {
-            assert_eq!(appended(full, [], sent), None, "{full:?} {sent:?}");
+            assert_eq!(appended_length(full, [], sent), None, "{full:?} {sent:?}");
         }
     }
 }

@@ -4,7 +4,7 @@ use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 
 /// Adds the events of a helper's conversation, which starts `first` turns after the start of the
 /// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in `calls`.
-pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
+pub(crate) fn merge_outcome(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
     let Outcome { calls: own, calls_by_turn, earned_by_turn, tool_metrics, drift, cuts, troubles, .. } =
         helped;
     *calls = calls.sum_with(&own);
@@ -12,16 +12,18 @@ pub(crate) fn join(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, he
     outcome.earned_by_turn.extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
     for (name, value) in tool_metrics {
         let sum = outcome.tool_metrics.entry(name).or_default();
-        *sum = finite(*sum + value);
+        *sum = clamp_finite(*sum + value);
     }
     outcome.drift.extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
-    outcome.cuts.extend(cuts.into_iter().map(|cut| ContextTruncation { turn: first + cut.turn, ..cut }));
+    outcome
+        .cuts
+        .extend(cuts.into_iter().map(|event| ContextTruncation { turn: first + event.turn, ..event }));
     for failure in troubles {
         outcome.add_warning(failure.source, failure.why);
     }
 }
 
 /// Clamps a sum to finite values, which the store requires. A sum of large numbers may be infinite.
-pub(crate) fn finite(sum: f64) -> f64 {
+pub(crate) fn clamp_finite(sum: f64) -> f64 {
     sum.clamp(f64::MIN, f64::MAX)
 }

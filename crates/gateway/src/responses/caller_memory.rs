@@ -13,17 +13,17 @@ use crate::session::Session;
 /// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses under
 /// the caller's key.
 #[derive(Clone)]
-pub(super) struct Recall {
+pub(super) struct CallerMemory {
     gateway: Gateway,
     session: Option<Arc<Session>>,
     owner: Owner,
 }
 
-impl Recall {
+impl CallerMemory {
     /// Creates a view of the memory for the caller with the key `key`.
     pub(super) fn new(gateway: &Gateway, session: Option<Arc<Session>>, key: Option<&str>) -> Self {
         let owner = Sha256::digest(key.unwrap_or_default().as_bytes()).into();
-        Recall { gateway: gateway.clone(), session, owner }
+        CallerMemory { gateway: gateway.clone(), session, owner }
     }
 
     fn with<T>(&self, work: impl FnOnce(&mut Memory) -> T) -> T {

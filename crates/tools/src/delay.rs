@@ -9,21 +9,21 @@ use std::time::Duration;
 use async_trait::async_trait;
 use serde_json::{Map, Value};
 
-use super::wrapped::{MiddlewareToolbox, ToolMiddleware};
+use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
 /// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow tools,
 /// and to check that tool results do not depend on timing.
-pub type Delayed = MiddlewareToolbox<Delay>;
+pub type DelayedToolbox = MiddlewareToolbox<Delay>;
 
 /// Range of the random delays.
 pub struct Delay(RangeInclusive<Duration>);
 
-impl Delayed {
+impl DelayedToolbox {
     /// Wraps `toolbox` so that each call starts after a random delay within `delay`. The delays differ
     /// between calls and processes.
     pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
-        MiddlewareToolbox::around(toolbox, Delay(delay))
+        MiddlewareToolbox::with_middleware(toolbox, Delay(delay))
     }
 }
 
@@ -32,8 +32,8 @@ impl ToolMiddleware for Delay {
     async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         // The standard library seeds each `RandomState` differently, which is enough randomness here.
         let fraction = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        let (min, most) = (*self.0.start(), *self.0.end());
-        tokio::time::sleep(min + most.saturating_sub(min).mul_f64(fraction)).await;
+        let (min, upper) = (*self.0.start(), *self.0.end());
+        tokio::time::sleep(min + upper.saturating_sub(min).mul_f64(fraction)).await;
         session.call(tool, arguments).await
     }
 }
@@ -48,18 +48,18 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delay_is_random_and_preserves_results() {
-        let (min, most) = (Duration::from_secs(1), Duration::from_secs(3));
-        let toolbox = Delayed::new(Arc::new(Calculator::default()), min..=most);
+        let (min, upper) = (Duration::from_secs(1), Duration::from_secs(3));
+        let toolbox = DelayedToolbox::new(Arc::new(Calculator::default()), min..=upper);
         assert_eq!(toolbox.specs(), Some(vec![Calculator::spec()]));
         let mut session = toolbox.open(&context("a")).await.unwrap();
-        assert!(session.parallel(Calculator::NAME));
+        assert!(session.can_run_parallel(Calculator::NAME));
         let arguments = levade_tasks::calculation("6 * 7").arguments;
         let mut waits = HashSet::new();
         for _ in 0..5 {
             let start = tokio::time::Instant::now();
             assert_eq!(session.call(Calculator::NAME, &arguments).await, ToolOutput::text("42"));
             let waited = start.elapsed();
-            assert!(min <= waited && waited <= most + Duration::from_millis(1), "{waited:?}");
+            assert!(min <= waited && waited <= upper + Duration::from_millis(1), "{waited:?}");
             waits.insert(waited);
         }
         assert!(waits.len() > 1, "{waits:?}");

@@ -6,7 +6,7 @@ use levade_tasks::{Demonstration, Task};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::options::{Common, MOST, ReasoningGymOptions};
+use super::options::{CommonOptions, MAX_TASKS, ReasoningGymOptions};
 use super::{ANSWER, Environment, EnvironmentError, EnvironmentOptions};
 
 /// Maximum number of tasks per request.
@@ -14,11 +14,11 @@ const PAGE: usize = 100;
 
 /// Minimum derived seed of held-out tasks. It exceeds all seeds of training that are derived from a
 /// run's seed.
-const HELD_OUT: u64 = 2_000_000_000;
+const HELD_OUT_SEED_BASE: u64 = 2_000_000_000;
 
 /// Tasks of an environment.
 #[derive(Debug, Clone, PartialEq, Default)]
-pub struct Listed {
+pub struct TaskList {
     /// Training tasks.
     pub train: Vec<Task>,
     /// Held-out tasks, in an order that depends only on the split seed.
@@ -41,7 +41,7 @@ struct TaskMessage {
 }
 
 /// Range of tasks that one seed yields.
-struct Stretch<'o> {
+struct SeedRange<'o> {
     /// Name of the data set. `None` if the environment has only one.
     dataset: Option<&'o str>,
     seed: u64,
@@ -56,29 +56,29 @@ impl Environment {
     /// # Errors
     /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks to
     /// hold out so many.
-    pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<Listed, EnvironmentError> {
-        let Common { train, held_out, seeds, .. } = self.options.common();
-        let mut listed = Listed::default();
+    pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<TaskList, EnvironmentError> {
+        let CommonOptions { train, held_out, seeds, .. } = self.options.common();
+        let mut listed = TaskList::default();
         let mut requested = HashSet::new();
         if self.options.is_seeded() {
-            let of_run = seed % 1000 * MOST as u64;
-            let of_split = HELD_OUT + split_seed % 1000 * MOST as u64;
+            let of_run = seed % 1000 * MAX_TASKS as u64;
+            let of_split = HELD_OUT_SEED_BASE + split_seed % 1000 * MAX_TASKS as u64;
             let [seed, held_out_seed] = [(seeds[0], of_run), (seeds[1], of_split)]
                 .map(|(configured, derived)| configured.map_or(derived, u64::from));
-            for (count, seed, held) in [(held_out, held_out_seed, true), (train, seed, false)] {
-                for stretch in self.stretches(count, seed) {
-                    let tasks = self.stretch(&stretch, &mut listed.package).await?;
+            for (count, seed, is_held_out) in [(held_out, held_out_seed, true), (train, seed, false)] {
+                for range in self.seed_ranges(count, seed) {
+                    let tasks = self.list_range(&range, &mut listed.package).await?;
                     let before = tasks.len();
                     let new: Vec<Task> =
                         tasks.into_iter().filter(|task| requested.insert(task.key())).collect();
                     listed.repeated += before - new.len();
-                    let list = if held { &mut listed.held_out } else { &mut listed.train };
+                    let list = if is_held_out { &mut listed.held_out } else { &mut listed.train };
                     list.extend(new);
                 }
             }
         } else {
-            let stretch = Stretch { dataset: None, seed: 0, count: train.saturating_add(held_out) };
-            let mut tasks = self.stretch(&stretch, &mut listed.package).await?;
+            let range = SeedRange { dataset: None, seed: 0, count: train.saturating_add(held_out) };
+            let mut tasks = self.list_range(&range, &mut listed.package).await?;
             let before = tasks.len();
             tasks.retain(|task| requested.insert(task.key()));
             listed.repeated = before - tasks.len();
@@ -101,7 +101,7 @@ impl Environment {
     }
 
     /// Returns the ranges of tasks that together have `count` tasks: one range for each data set.
-    fn stretches(&self, count: usize, seed: u64) -> Vec<Stretch<'_>> {
+    fn seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
                 let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.share).collect();
@@ -109,27 +109,27 @@ impl Environment {
                 datasets
                     .iter()
                     .zip(counts)
-                    .map(|(dataset, count)| Stretch { dataset: Some(dataset.name.as_str()), seed, count })
+                    .map(|(dataset, count)| SeedRange { dataset: Some(dataset.name.as_str()), seed, count })
                     .collect()
             }
-            _ => vec![Stretch { dataset: None, seed, count }],
+            _ => vec![SeedRange { dataset: None, seed, count }],
         }
     }
 
     /// Returns the tasks of a range, page by page. There are fewer tasks if the environment has no
     /// more.
-    async fn stretch(
+    async fn list_range(
         &self,
-        stretch: &Stretch<'_>,
+        range: &SeedRange<'_>,
         package: &mut String,
     ) -> Result<Vec<Task>, EnvironmentError> {
         let mut tasks = Vec::new();
-        while tasks.len() < stretch.count {
-            let (from, to) = (tasks.len(), stretch.count.min(tasks.len() + PAGE));
+        while tasks.len() < range.count {
+            let (from, to) = (tasks.len(), range.count.min(tasks.len() + PAGE));
             let order = json!({
-                "dataset": stretch.dataset,
-                "seed": stretch.seed,
-                "size": stretch.count,
+                "dataset": range.dataset,
+                "seed": range.seed,
+                "size": range.count,
                 "from": from,
                 "to": to,
             });

@@ -7,7 +7,7 @@ use async_trait::async_trait;
 use tokio::sync::Semaphore;
 use tokio::time::{Instant, sleep_until};
 
-use super::wrapped::{MiddlewareToolbox, ToolMiddleware};
+use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Permit, Toolbox};
 
 /// Limits on the calls of a toolbox, over all its sessions. Calls wait for a permit before their
@@ -15,34 +15,34 @@ use super::{Permit, Toolbox};
 #[derive(Debug, Clone, Copy, PartialEq, Default)]
 pub struct CallLimits {
     /// Maximum number of concurrent calls. `None` means no limit.
-    pub at_once: Option<usize>,
+    pub max_concurrent: Option<usize>,
     /// Maximum number of calls that start per second, evenly spaced. It must be finite and positive.
     /// `None` means no limit.
     pub per_second: Option<f64>,
     /// Whether calls of one turn run one after another, even if the toolbox allows concurrency.
-    pub in_turn: bool,
+    pub is_sequential: bool,
 }
 
 /// A toolbox whose calls obey [`CallLimits`].
-pub type Limited = MiddlewareToolbox<Gate>;
+pub type LimitedToolbox = MiddlewareToolbox<Gate>;
 
 /// Semaphore and rate limiter that calls wait for.
 pub struct Gate {
     permits: Option<Arc<Semaphore>>,
     /// Interval between two call starts, and the earliest time of the next start.
     pace: Option<(Duration, Mutex<Instant>)>,
-    in_turn: bool,
+    is_sequential: bool,
 }
 
 impl Gate {
     /// Waits for a semaphore permit, and then for the time at which the call can start.
-    async fn pass(&self) -> Permit {
+    async fn acquire_permit(&self) -> Permit {
         let mut permit = Permit::default();
         if let Some(permits) = &self.permits
             // The semaphore is never closed, so a permit is always granted in the end.
-            && let Ok(place) = Arc::clone(permits).acquire_owned().await
+            && let Ok(acquired) = Arc::clone(permits).acquire_owned().await
         {
-            permit.hold(place);
+            permit.add(acquired);
         }
         if let Some((interval, next)) = &self.pace {
             let start_at = {
@@ -57,24 +57,28 @@ impl Gate {
     }
 }
 
-impl Limited {
+impl LimitedToolbox {
     /// Wraps `toolbox` so that all its sessions together obey `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
-        let permits = limits.at_once.map(|most| Arc::new(Semaphore::new(most.min(Semaphore::MAX_PERMITS))));
+        let permits =
+            limits.max_concurrent.map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))));
         let pace =
-            limits.per_second.map(|most| (Duration::from_secs_f64(1.0 / most), Mutex::new(Instant::now())));
-        MiddlewareToolbox::around(toolbox, Gate { permits, pace, in_turn: limits.in_turn })
+            limits.per_second.map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
+        MiddlewareToolbox::with_middleware(
+            toolbox,
+            Gate { permits, pace, is_sequential: limits.is_sequential },
+        )
     }
 }
 
 #[async_trait]
 impl ToolMiddleware for Gate {
     fn allows_parallel(&self) -> bool {
-        !self.in_turn
+        !self.is_sequential
     }
 
     async fn admit(&self, permit: Permit) -> Permit {
-        permit.and(self.pass().await)
+        permit.merge(self.acquire_permit().await)
     }
 }
 
@@ -82,28 +86,28 @@ impl ToolMiddleware for Gate {
 mod tests {
     use super::*;
     use crate::ToolSet;
-    use crate::testing::{Log, Logged, call, context, reply};
+    use crate::testing::{Log, LoggedToolbox, call, context, parsed_calls};
 
-    fn limited(limits: CallLimits) -> (ToolSet, Log) {
+    fn limited_set(limits: CallLimits) -> (ToolSet, Log) {
         let log = Log::default();
-        let toolbox = Logged { parallel: true, ..Logged::new("a", &log) };
-        let limited = Limited::new(Arc::new(toolbox), limits);
+        let toolbox = LoggedToolbox { parallel: true, ..LoggedToolbox::new("a", &log) };
+        let limited = LimitedToolbox::new(Arc::new(toolbox), limits);
         (ToolSet::new(vec![Arc::new(limited)], Duration::from_secs(2)).unwrap(), log)
     }
 
-    fn slow(count: usize) -> levade_text::ParsedCompletion {
+    fn slow_calls(count: usize) -> levade_text::ParsedCompletion {
         let calls: Vec<_> = (0..count).map(|_| call("a", serde_json::json!({ "millis": 1000 }))).collect();
-        reply(&calls)
+        parsed_calls(&calls)
     }
 
     #[tokio::test(start_paused = true)]
     async fn concurrency_limit_spans_sessions_and_excludes_wait() {
-        let (set, log) = limited(CallLimits { at_once: Some(2), ..CallLimits::default() });
+        let (set, log) = limited_set(CallLimits { max_concurrent: Some(2), ..CallLimits::default() });
         let mut sessions = [set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap()];
         let start = Instant::now();
         let [x, y] = &mut sessions;
-        let four = slow(4);
-        let (first, second) = tokio::join!(x.answer(&four, true), y.answer(&four, true));
+        let four = slow_calls(4);
+        let (first, second) = tokio::join!(x.execute_calls(&four, true), y.execute_calls(&four, true));
         // Eight calls of 1 s each, two at once. The last one waits longer than its timeout of 2 s.
         assert_eq!(start.elapsed().as_secs(), 4);
         for observation in first.iter().chain(&second) {
@@ -114,28 +118,28 @@ mod tests {
             running += i32::from(line.starts_with("call")) - i32::from(line.starts_with("answer"));
             assert!(running <= 2, "{line}");
         }
-        let (_, used) = set.used().next().unwrap();
+        let (_, used) = set.usage().next().unwrap();
         assert_eq!((used.calls, used.time.as_secs()), (8, 8));
         assert_eq!(used.waited.as_secs(), 2 * (1 + 2 + 3));
     }
 
     #[tokio::test(start_paused = true)]
     async fn rate_limited_calls_start_evenly_spaced() {
-        let (set, _) = limited(CallLimits { per_second: Some(4.0), ..CallLimits::default() });
+        let (set, _) = limited_set(CallLimits { per_second: Some(4.0), ..CallLimits::default() });
         let mut session = set.open(&context("x")).await.unwrap();
         let start = Instant::now();
-        session.answer(&slow(9), true).await;
+        session.execute_calls(&slow_calls(9), true).await;
         assert_eq!(start.elapsed().as_millis(), 8 * 250 + 1000);
     }
 
     #[tokio::test(start_paused = true)]
     async fn timed_out_call_releases_permit() {
-        let (set, _) = limited(CallLimits { at_once: Some(1), ..CallLimits::default() });
+        let (set, _) = limited_set(CallLimits { max_concurrent: Some(1), ..CallLimits::default() });
         let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
-        let hangs = reply(&[call("a", serde_json::json!({ "hang": true }))]);
-        let (cancelled, finished) = tokio::join!(x.answer(&hangs, true), async {
+        let hangs = parsed_calls(&[call("a", serde_json::json!({ "hang": true }))]);
+        let (cancelled, finished) = tokio::join!(x.execute_calls(&hangs, true), async {
             tokio::task::yield_now().await;
-            y.answer(&slow(1), true).await
+            y.execute_calls(&slow_calls(1), true).await
         });
         assert_eq!(cancelled[0].text, "Error: a did not answer within 2s");
         assert_eq!(finished[0].text, "done 0");
@@ -143,9 +147,9 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn permit_wait_is_limited_by_attempt_deadline() {
-        let (set, _) = limited(CallLimits { per_second: Some(0.01), ..CallLimits::default() });
+        let (set, _) = limited_set(CallLimits { per_second: Some(0.01), ..CallLimits::default() });
         let mut session = set.open(&context("x")).await.unwrap();
-        let observations = session.answer(&slow(2), true).await;
+        let observations = session.execute_calls(&slow_calls(2), true).await;
         assert_eq!(observations[0].text, "done 0");
         assert_eq!(observations[1].text, "Error: a was not called: its turn did not come within 60s");
     }

@@ -20,12 +20,12 @@ pub(super) struct ToolDescription {
 
 /// All tools of a toolbox, with their schemas.
 #[derive(Debug)]
-pub(super) struct Offered {
+pub(super) struct ToolSchemas {
     pub tools: Vec<ToolDescription>,
     arguments: BTreeMap<String, Arguments>,
 }
 
-impl Offered {
+impl ToolSchemas {
     /// Creates the list from the descriptions of a worker.
     ///
     /// # Errors
@@ -37,7 +37,7 @@ impl Offered {
             let wrong = |why| format!("the schema of {}'s parameters is wrong: {why}", tool.name);
             arguments.insert(tool.name.clone(), read.map_err(wrong)?);
         }
-        Ok(Offered { tools, arguments })
+        Ok(ToolSchemas { tools, arguments })
     }
 
     /// Returns the descriptions for the model.

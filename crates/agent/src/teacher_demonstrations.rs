@@ -19,29 +19,29 @@ use crate::agent_loop::Attempt;
 use crate::demonstrate::DemonstrationError;
 
 /// Completion of a teacher, with its prompt.
-pub(crate) struct Exchange {
+pub(crate) struct TeacherCompletion {
     pub messages: Vec<Message>,
     pub tools: Vec<ToolSpec>,
-    pub reply: Message,
+    pub message: Message,
 }
 
-impl Exchange {
+impl TeacherCompletion {
     /// Returns the complete responses among the external calls of an agent.
-    pub(crate) fn of(calls: &[ExternalCall], agent: &str) -> Vec<Exchange> {
+    pub(crate) fn from_calls(calls: &[ExternalCall], agent: &str) -> Vec<TeacherCompletion> {
         let full_history = |call: &ExternalCall| {
             call.agent == agent && call.fault.is_none() && call.finish == FinishReason::StopId
         };
         let exchange = |at: usize| {
             let mut messages = ExternalCall::history(calls, at);
-            let reply = messages.pop()?;
-            Some(Exchange { messages, tools: ExternalCall::tools(calls, at).to_vec(), reply })
+            let message = messages.pop()?;
+            Some(TeacherCompletion { messages, tools: ExternalCall::tools(calls, at).to_vec(), message })
         };
         (0..calls.len()).filter(|&at| full_history(&calls[at])).filter_map(exchange).collect()
     }
 }
 
 /// Trained policy that imitates a teacher: its chat format, and the names of agent and policy.
-pub(crate) struct Pupil<'a> {
+pub(crate) struct ImitatingPolicy<'a> {
     pub format: &'a Arc<Format>,
     pub agent: &'a str,
     pub policy: &'a str,
@@ -52,18 +52,18 @@ pub(crate) struct Pupil<'a> {
 ///
 /// # Errors
 /// Returns an error if a conversation cannot be rendered in the format of its pupil.
-pub(crate) fn taught<'a>(
-    lessons: impl IntoIterator<Item = (Pupil<'a>, Vec<Exchange>)>,
+pub(crate) fn demonstrate_completions<'a>(
+    lessons: impl IntoIterator<Item = (ImitatingPolicy<'a>, Vec<TeacherCompletion>)>,
 ) -> Result<(Trajectory, usize), DemonstrationError> {
     let (mut conversation, mut count) = (Conversation::new(), 0);
-    for (Pupil { format, agent, policy }, exchanges) in lessons {
-        for Exchange { messages, tools, reply } in exchanges {
+    for (ImitatingPolicy { format, agent, policy }, exchanges) in lessons {
+        for TeacherCompletion { messages, tools, message } in exchanges {
             let request = Request { agent, policy, format, messages: &messages, tools: &tools };
             let prepared = conversation.prepare(&request)?;
             let opened = format.chat().opened_reasoning(&messages, &tools)?;
-            let said = format.chat().assistant(&reply, opened)?;
-            count += said.len();
-            conversation.demonstrate(prepared, said)?;
+            let tokens = format.chat().assistant(&message, opened)?;
+            count += tokens.len();
+            conversation.demonstrate(prepared, tokens)?;
         }
     }
     Ok((conversation.into_trajectory(), count))
@@ -71,15 +71,15 @@ pub(crate) fn taught<'a>(
 
 /// Creates the attempt from an outcome and the demonstrations that `written` renders. Rendering takes
 /// time, so it runs outside of the async workers.
-pub(crate) async fn finished(
+pub(crate) async fn create_attempt(
     mut outcome: Outcome,
-    written: impl FnOnce() -> Result<(Trajectory, usize), DemonstrationError> + Send + 'static,
+    rendered: impl FnOnce() -> Result<(Trajectory, usize), DemonstrationError> + Send + 'static,
 ) -> Attempt {
-    let written = match tokio::task::spawn_blocking(written).await {
-        Ok(written) => written.map_err(|error| error.to_string()),
+    let rendered = match tokio::task::spawn_blocking(rendered).await {
+        Ok(rendered) => rendered.map_err(|error| error.to_string()),
         Err(error) => Err(format!("rendering came to no end: {error}")),
     };
-    match written {
+    match rendered {
         Ok((trajectory, tokens)) => {
             outcome.sampled_tokens = tokens;
             Attempt { trajectory, outcome }

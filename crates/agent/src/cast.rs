@@ -43,7 +43,7 @@ impl<'a> PartyBuilder<'a> {
     /// # Errors
     /// Returns a message if the task's row lacks the completions of a teacher that it must have.
     pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
-        let teacher = context.teacher.as_ref().map(|teacher| teacher.of(&context.task)).transpose()?;
+        let teacher = context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
         Ok(PartyBuilder { context, caller, teacher })
     }
 
@@ -53,7 +53,7 @@ impl<'a> PartyBuilder<'a> {
     /// Returns a message if the roster lacks the agent's summarizer, or if the summarizer has no
     /// player.
     pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
-        let summarizer = match player.context_policy.summarises() {
+        let summarizer = match player.context_policy.is_summarizing() {
             true => Some(Arc::new(self.summarizer(agent, player)?)),
             false => None,
         };
@@ -76,7 +76,7 @@ impl<'a> PartyBuilder<'a> {
                 // An evaluation has separate limits for the attempt's own agent.
                 let is_own = agent.name == self.context.agent;
                 let limits = if is_own { &self.context.limits } else { &agent.limits };
-                let max_tokens = limits.tokens;
+                let max_tokens = limits.max_tokens;
                 SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
             }
             false => SamplingRule::Default(SamplingParams {
@@ -93,7 +93,7 @@ impl<'a> PartyBuilder<'a> {
             model: player.policy.clone(),
             backend,
             format: player.format.clone(),
-            limits: PartyLimits { context, timeout: self.context.limits.reply },
+            limits: PartyLimits { context, timeout: self.context.limits.completion_timeout },
             sampling,
             budget: player.context_policy.budget,
             summarizer: None,
@@ -169,7 +169,7 @@ impl AttemptContext {
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
     pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
-        let picked = agent.pick.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
+        let picked = agent.picker.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
         let is_measured = self.is_evaluation && agent.name == self.agent;
         let trained: Vec<&Player> = agent.players.iter().filter(|player| player.is_trained).collect();
         let player = match agent.players.get(picked) {
@@ -193,7 +193,7 @@ impl AttemptContext {
 
     /// Returns the attempt's data for the tools of an agent. `deadline` is the time left for the
     /// attempt.
-    pub(crate) fn for_tools(&self, agent: &Agent, deadline: Duration) -> ToolContext {
+    pub(crate) fn tool_context(&self, agent: &Agent, deadline: Duration) -> ToolContext {
         ToolContext {
             attempt: self.name.clone(),
             task: self.task.clone(),

@@ -1,16 +1,16 @@
 //! Trial runs of a program, which check whether the program loads and calls the model.
 
 use levade_call::Recording;
-use levade_process::{Output, telling_lines};
+use levade_process::{RunOutput, explaining_lines};
 
-use super::{PATIENCE, Program};
+use super::{CALL_END_TIMEOUT, Program};
 use crate::AttemptContext;
 
 /// Result of a trial run of a program.
 #[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Rehearsal {
+pub struct DryRunResult {
     /// Number of calls of the model that were answered.
-    pub answered: usize,
+    pub answered_calls: usize,
     /// Reasons for rejected calls.
     pub rejected: Vec<String>,
     /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program was
@@ -27,25 +27,27 @@ impl Program {
     ///
     /// # Errors
     /// Returns a message if the roster lacks an agent.
-    pub async fn rehearse(
+    pub async fn dry_run(
         &self,
         context: AttemptContext,
         enough: impl Future<Output = ()>,
-    ) -> Result<Rehearsal, String> {
+    ) -> Result<DryRunResult, String> {
         let opened = self.open(&context)?;
         let ended = self.execute(&context, &opened, enough).await;
         let session = opened.session;
-        let Recording { calls, rejected, .. } = session.close(PATIENCE).await.0;
+        let Recording { calls, rejected, .. } = session.close(CALL_END_TIMEOUT).await.0;
         self.gateway.forget(&session);
         let completed = calls.iter().filter(|call| call.error.is_none()).count();
         let rejected = rejected.into_keys().map(|kind| kind.to_string()).collect();
-        let Output { code, stdout, stderr } = match ended {
+        let RunOutput { code, stdout, stderr } = match ended {
             Ok(ended) => ended,
             // The program could not be started, or its worker ended.
-            Err(why) => return Ok(Rehearsal { answered: completed, rejected, code: Some(1), printed: why }),
+            Err(why) => {
+                return Ok(DryRunResult { answered_calls: completed, rejected, code: Some(1), printed: why });
+            }
         };
-        let mut streams = [stderr, stdout].into_iter().map(|stream| telling_lines(&stream.text()));
+        let mut streams = [stderr, stdout].into_iter().map(|stream| explaining_lines(&stream.text()));
         let printed = streams.find(|lines| !lines.is_empty()).unwrap_or_default().join("\n");
-        Ok(Rehearsal { answered: completed, rejected, code, printed })
+        Ok(DryRunResult { answered_calls: completed, rejected, code, printed })
     }
 }

@@ -16,7 +16,7 @@ use serde_json::Value;
 use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
-use levade_call::Batch;
+use levade_call::BatchMembership;
 use levade_call::{ApiError, ErrorKind};
 use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 
@@ -37,13 +37,13 @@ pub(crate) struct CollectedCompletion {
 /// Writer of an API's responses.
 pub(crate) trait Dialect: Send + 'static {
     /// Returns the body of an error response.
-    fn fault(&self, fault: &ApiError) -> Value;
+    fn error_body(&self, error: &ApiError) -> Value;
 
     /// Returns the body of a complete response.
-    fn whole(&mut self, head: &Head, replies: Vec<CollectedCompletion>) -> Value;
+    fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value;
 
     /// Returns the frames that start a stream. Can be empty.
-    fn begin(&mut self, head: &Head) -> String;
+    fn start_frames(&mut self, head: &Head) -> String;
 
     /// Returns the frames for an event. Empty if the API does not report the event.
     fn event(&mut self, head: &Head, event: &Event) -> String;
@@ -86,13 +86,13 @@ pub(super) fn to_api_error(rejection: Rejection) -> ApiError {
 
 /// Returns an error response with the given body. It has a `retry-after` header if the gateway is
 /// busy.
-pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
-    let mut response = json(status(fault.kind), body);
-    if let ErrorKind::Busy(after) = fault.kind {
+pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
+    let mut response = json(status(error.kind), body);
+    if let ErrorKind::Busy(after) = error.kind {
         let seconds = HeaderValue::from(after.as_secs().max(1));
         response.headers_mut().insert(header::RETRY_AFTER, seconds);
     }
-    if fault.kind.is_final() {
+    if error.kind.is_final() {
         // Clients of OpenAI's and Anthropic's APIs decide by this header, whatever the status is.
         let no = HeaderValue::from_static("false");
         response.headers_mut().insert(HeaderName::from_static("x-should-retry"), no);
@@ -102,7 +102,7 @@ pub(crate) fn failed(fault: &ApiError, body: &Value) -> Response {
 
 /// Writes the response to a call in a dialect, as a stream or as one document. While nothing else is
 /// sent, the client receives keep-alive data at the interval `ping`.
-pub(crate) async fn answer<D: Dialect>(
+pub(crate) async fn write_response<D: Dialect>(
     started: Result<Reader, ApiError>,
     mut dialect: D,
     streams: bool,
@@ -110,27 +110,27 @@ pub(crate) async fn answer<D: Dialect>(
 ) -> Response {
     let reader = match started {
         Ok(reader) => reader,
-        Err(fault) => return failed(&fault, &dialect.fault(&fault)),
+        Err(error) => return error_response(&error, &dialect.error_body(&error)),
     };
     if streams {
-        let first = dialect.begin(reader.head());
-        return streamed(StreamWriter { reader, dialect, first: Some(first), ended: false, ping });
+        let first = dialect.start_frames(reader.head());
+        return stream_response(StreamWriter { reader, dialect, first: Some(first), ended: false, ping });
     }
     let mut gathering = CompletionCollector::new(reader);
     match tokio::time::timeout(ping, gathering.all()).await {
         Ok(Ok(())) => {
-            let replies = gathering.replies();
-            let bytes = dialect.whole(gathering.reader.head(), replies).to_string();
-            plain(StatusCode::OK, bytes, gathering.reader)
+            let completions = gathering.take_completions();
+            let bytes = dialect.complete_body(gathering.reader.head(), completions).to_string();
+            full_response(StatusCode::OK, bytes, gathering.reader)
         }
-        Ok(Err(fault)) => failed(&fault, &dialect.fault(&fault)),
-        Err(_) => slow(gathering, dialect, ping),
+        Ok(Err(error)) => error_response(&error, &dialect.error_body(&error)),
+        Err(_) => keep_alive_response(gathering, dialect, ping),
     }
 }
 
 /// A completion that has been read in part.
 #[derive(Default)]
-struct Partial {
+struct PartialCompletion {
     prompt: Vec<Token>,
     tokens: Vec<Token>,
     message: MessageTokens,
@@ -140,13 +140,13 @@ struct Partial {
 /// Reader that collects the completions of a call.
 struct CompletionCollector {
     reader: Reader,
-    replies: Vec<Partial>,
+    completions: Vec<PartialCompletion>,
 }
 
 impl CompletionCollector {
     fn new(reader: Reader) -> Self {
-        let replies = (0..reader.head().n).map(|_| Default::default()).collect();
-        CompletionCollector { reader, replies }
+        let completions = (0..reader.head().n).map(|_| Default::default()).collect();
+        CompletionCollector { reader, completions: completions }
     }
 
     /// Reads all events. Cancel safe: a later call continues with the next event.
@@ -154,25 +154,25 @@ impl CompletionCollector {
         while let Some(event) = self.reader.next().await {
             match &*event {
                 Event::Prompt { choice, tokens } => {
-                    self.replies[*choice].prompt.extend(tokens.iter().cloned());
+                    self.completions[*choice].prompt.extend(tokens.iter().cloned());
                 }
-                Event::Delta { choice, pieces, tokens } => {
-                    let reply = &mut self.replies[*choice];
-                    reply.tokens.extend(tokens.iter().cloned());
-                    reply.message.add(pieces, tokens);
+                Event::Delta { choice, deltas, tokens } => {
+                    let completion = &mut self.completions[*choice];
+                    completion.tokens.extend(tokens.iter().cloned());
+                    completion.message.add(deltas, tokens);
                 }
-                Event::Ended { choice, end } => self.replies[*choice].end = Some((**end).clone()),
-                Event::Failed(fault) => return Err(fault.clone()),
+                Event::Ended { choice, end } => self.completions[*choice].end = Some((**end).clone()),
+                Event::Failed(error) => return Err(error.clone()),
                 Event::Done => {}
             }
         }
         Ok(())
     }
 
-    fn replies(&mut self) -> Vec<CollectedCompletion> {
-        let replies = std::mem::take(&mut self.replies).into_iter();
-        replies
-            .filter_map(|Partial { prompt, tokens, mut message, end }| {
+    fn take_completions(&mut self) -> Vec<CollectedCompletion> {
+        let completions = std::mem::take(&mut self.completions).into_iter();
+        completions
+            .filter_map(|PartialCompletion { prompt, tokens, mut message, end }| {
                 Some(CollectedCompletion { prompt, tokens, message: message.take(), end: end? })
             })
             .collect()
@@ -186,8 +186,8 @@ impl CompletionCollector {
 async fn gather(reader: Reader) -> Result<(Head, Vec<CollectedCompletion>), ApiError> {
     let mut gathering = CompletionCollector::new(reader);
     gathering.all().await?;
-    gathering.reader.satisfied();
-    Ok((gathering.reader.head().clone(), gathering.replies()))
+    gathering.reader.mark_received();
+    Ok((gathering.reader.head().clone(), gathering.take_completions()))
 }
 
 /// Executes several calls of one request body concurrently, and waits for all of them. If one call is
@@ -200,19 +200,19 @@ pub(crate) async fn gather_all(
     caller: &Caller,
     calls: Vec<Call>,
 ) -> Result<Vec<(Head, Vec<CollectedCompletion>)>, ApiError> {
-    let readers = begin_all(gateway, caller, calls).await?;
+    let readers = start_all(gateway, caller, calls).await?;
     join_all(readers.into_iter().map(gather)).await.into_iter().collect()
 }
 
 /// Starts several calls of one request body. If one call is rejected, none is recorded.
-async fn begin_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, ApiError> {
-    let (outcome, batch) = Batch::new();
-    let begin = async |(place, call)| {
+async fn start_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, ApiError> {
+    let (outcome, batch) = BatchMembership::new();
+    let start_call = async |(index, call)| {
         // Equal prompts of one body are separate calls, so each gets its own hash.
-        let body = caller.body.map(|body| body.wrapping_add(place as u128 + 1));
+        let body = caller.body.map(|body| body.wrapping_add(index as u128 + 1));
         gateway.call_in(&Caller { body, ..caller.clone() }, call, Some(batch.clone())).await
     };
-    let started = join_all(calls.into_iter().enumerate().map(begin)).await;
+    let started = join_all(calls.into_iter().enumerate().map(start_call)).await;
     let readers = started.into_iter().collect::<Result<Vec<Reader>, ApiError>>();
     outcome.send(readers.is_ok());
     readers
@@ -228,7 +228,7 @@ pub(crate) async fn merge_all(
     caller: &Caller,
     calls: Vec<Call>,
 ) -> Result<EventMerger, ApiError> {
-    let readers = begin_all(gateway, caller, calls).await?;
+    let readers = start_all(gateway, caller, calls).await?;
     let heads: Vec<Head> = readers.iter().map(|reader| reader.head().clone()).collect();
     let first = heads[0].clone();
     let head = Head { prompt: Vec::new(), origin: None, n: heads.iter().map(|head| head.n).sum(), ..first };
@@ -259,7 +259,7 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
             let event = reader.next().await?;
             if event.is_last() {
                 // The merged transcript tracks whether its own reader received the end.
-                reader.satisfied();
+                reader.mark_received();
             }
             Some(((first, event), reader))
         }))
@@ -271,14 +271,14 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
                 Event::Prompt { choice, tokens } => {
                     transcript.push(Event::Prompt { choice: first + choice, tokens: tokens.clone() });
                 }
-                Event::Delta { choice, pieces, tokens } => {
-                    let (pieces, tokens) = (pieces.clone(), tokens.clone());
-                    transcript.push(Event::Delta { choice: first + choice, pieces, tokens });
+                Event::Delta { choice, deltas, tokens } => {
+                    let (deltas, tokens) = (deltas.clone(), tokens.clone());
+                    transcript.push(Event::Delta { choice: first + choice, deltas, tokens });
                 }
                 Event::Ended { choice, end } => {
                     transcript.push(Event::Ended { choice: first + choice, end: end.clone() });
                 }
-                Event::Failed(fault) => return transcript.push(Event::Failed(fault.clone())),
+                Event::Failed(error) => return transcript.push(Event::Failed(error.clone())),
                 Event::Done => {}
             }
         }
@@ -286,19 +286,19 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
     };
     tokio::select! {
         () = follow => {}
-        () = transcript.abandoned() => {}
+        () = transcript.wait_until_abandoned() => {}
     }
 }
 
 /// Returns a response with a complete body. The call counts as read when the body is taken, since the
 /// HTTP server does not poll a body again after it has written `content-length` bytes.
-fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
+fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
     let bytes = Bytes::from(text);
     let length = HeaderValue::from(bytes.len());
     let state = (Some(bytes), reader);
     let body = stream::unfold(state, |(bytes, mut reader)| async move {
         let bytes = bytes?;
-        reader.satisfied();
+        reader.mark_received();
         Some((Ok::<_, std::convert::Infallible>(bytes), (None, reader)))
     });
     let mut response = Response::new(Body::from_stream(body));
@@ -311,20 +311,20 @@ fn plain(status: StatusCode, text: String, reader: Reader) -> Response {
 
 /// Returns a response whose body starts with spaces, which JSON permits, until the call has ended.
 /// The status has been sent by then, so an error appears only in the body.
-fn slow<D: Dialect>(gathering: CompletionCollector, dialect: D, ping: Duration) -> Response {
+fn keep_alive_response<D: Dialect>(gathering: CompletionCollector, dialect: D, ping: Duration) -> Response {
     let state = Some((gathering, dialect, false));
     let body = stream::unfold(state, move |state| async move {
         let (mut gathering, mut dialect, ended) = state?;
         if ended {
-            gathering.reader.satisfied();
+            gathering.reader.mark_received();
             return None;
         }
         let (text, ended) = match tokio::time::timeout(ping, gathering.all()).await {
             Err(_) => (" ".to_owned(), false),
-            Ok(Err(fault)) => (dialect.fault(&fault).to_string(), true),
+            Ok(Err(error)) => (dialect.error_body(&error).to_string(), true),
             Ok(Ok(())) => {
-                let replies = gathering.replies();
-                (dialect.whole(gathering.reader.head(), replies).to_string(), true)
+                let completions = gathering.take_completions();
+                (dialect.complete_body(gathering.reader.head(), completions).to_string(), true)
             }
         };
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), Some((gathering, dialect, ended))))
@@ -343,7 +343,7 @@ struct StreamWriter<D> {
     ping: Duration,
 }
 
-fn streamed<D: Dialect>(streaming: StreamWriter<D>) -> Response {
+fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
     let body = stream::unfold(streaming, |mut streaming| async move {
         let text = streaming.next().await?;
         Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), streaming))
@@ -365,7 +365,7 @@ impl<D: Dialect> StreamWriter<D> {
         }
         loop {
             if self.ended {
-                self.reader.satisfied();
+                self.reader.mark_received();
                 return None;
             }
             let Ok(event) = tokio::time::timeout(self.ping, self.reader.next()).await else {
@@ -376,7 +376,7 @@ impl<D: Dialect> StreamWriter<D> {
             while let Some(found) = event {
                 text += &self.dialect.event(self.reader.head(), &found);
                 self.ended |= found.is_last();
-                event = self.reader.ready();
+                event = self.reader.try_next();
             }
             self.ended |= text.is_empty() && self.reader.is_at_end();
             if !text.is_empty() {
@@ -397,7 +397,7 @@ fn status(kind: ErrorKind) -> StatusCode {
         ErrorKind::NotFound => StatusCode::NOT_FOUND,
         ErrorKind::Method => StatusCode::METHOD_NOT_ALLOWED,
         ErrorKind::MediaType => StatusCode::UNSUPPORTED_MEDIA_TYPE,
-        ErrorKind::Gone => StatusCode::GONE,
+        ErrorKind::AttemptEnded => StatusCode::GONE,
         ErrorKind::Busy(_) => StatusCode::TOO_MANY_REQUESTS,
         ErrorKind::Unavailable => StatusCode::SERVICE_UNAVAILABLE,
         ErrorKind::Deadline => StatusCode::GATEWAY_TIMEOUT,

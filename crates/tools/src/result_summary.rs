@@ -8,9 +8,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value};
 
 use super::helper::{HelperCaller, HelperSlot};
+use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
-use super::wrapped::{ToolMiddleware, WrappedSession};
-use super::{Cut, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
+use super::{ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
 /// `condense`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -69,63 +69,64 @@ impl Toolbox for SummarizedToolbox {
         helpers
     }
 
-    async fn ready(&self) -> Result<(), ToolError> {
-        self.toolbox.ready().await
+    async fn check_ready(&self) -> Result<(), ToolError> {
+        self.toolbox.check_ready().await
     }
 
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let session = self.toolbox.open(attempt).await?;
         let caller = HelperCaller::new(self.slot.clone(), self.toolbox.name(), attempt);
-        let middleware = Arc::new(Open { caller, keys: self.keys.clone() });
+        let middleware = Arc::new(SummaryMiddleware { caller, keys: self.keys.clone() });
         Ok(Box::new(WrappedSession { session, middleware }))
     }
 
-    fn late(&self) -> String {
-        self.toolbox.late()
+    fn timeout_detail(&self) -> String {
+        self.toolbox.timeout_detail()
     }
 }
 
 /// Summarizes the tool results of one attempt.
-struct Open {
+struct SummaryMiddleware {
     caller: HelperCaller,
     keys: CondenseKeys,
 }
 
 /// Name of the metric that counts summarized tool results.
-const CONDENSED: &str = "condensed";
+const SUMMARIZED_METRIC: &str = "condensed";
 /// Name of the metric that counts long tool results that were truncated because the summary failed.
-const CUT: &str = "cut";
+const TRUNCATED_METRIC: &str = "cut";
 
-impl Open {
+impl SummaryMiddleware {
     /// Returns the agent's summary, or the truncated text if the agent did not finish, with the name of
     /// the metric to count.
-    fn shorter(&self, text: &str, branch: &Branch) -> (String, &'static str) {
+    fn shorten_result(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
         if outcome.error.is_none() && outcome.finish.is_complete() && !outcome.final_text.trim().is_empty() {
-            return (outcome.final_text.clone(), CONDENSED);
+            return (outcome.final_text.clone(), SUMMARIZED_METRIC);
         }
-        let truncation = Cut { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
-        (truncation.of(text).unwrap_or_else(|| text.to_owned()), CUT)
+        let truncation =
+            ResultTruncation { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
+        (truncation.truncate(text).unwrap_or_else(|| text.to_owned()), TRUNCATED_METRIC)
     }
 }
 
 #[async_trait]
-impl ToolMiddleware for Open {
-    async fn after(
+impl ToolMiddleware for SummaryMiddleware {
+    async fn post_process(
         &self,
         session: &dyn Session,
         tool: &str,
         arguments: &Map<String, Value>,
         output: ToolOutput,
     ) -> ToolOutput {
-        let mut output = session.after(tool, arguments, output).await;
+        let mut output = session.post_process(tool, arguments, output).await;
         let text = output.read();
         if output.is_error() || text.chars().count() <= self.keys.above {
             return output;
         }
         let call = Value::Object(arguments.clone());
         let question = format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
-        let branch = match self.caller.ask(question, None).await {
+        let branch = match self.caller.request_help(question, None).await {
             Ok(branch) => branch,
             // This happens only if there are no agents at all, as in a check of tools.
             Err(why) => {
@@ -133,7 +134,7 @@ impl ToolMiddleware for Open {
                 return output;
             }
         };
-        let (shorter, metric) = self.shorter(&text, &branch);
+        let (shorter, metric) = self.shorten_result(&text, &branch);
         output.parts = vec![ContentPart::Text(shorter)];
         *output.metrics.entry(metric.to_owned()).or_default() += 1.0;
         output.branches.push(branch);
