@@ -109,8 +109,8 @@ fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     });
     outcome.turns = turns.count() as u32;
     outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
-    outcome.cuts.extend(recorded.calls.iter().filter_map(to_context_cut));
-    outcome.cuts.sort_by_key(|event| event.turn);
+    outcome.context_truncations.extend(recorded.calls.iter().filter_map(to_context_cut));
+    outcome.context_truncations.sort_by_key(|event| event.turn);
     if let Some(error) = &recorded.comparison_error {
         outcome.add_warning("chat template", error.as_str());
     }
@@ -124,7 +124,7 @@ pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {
             let (turn, why) = (call.turn.unwrap_or_default(), reason.description().to_owned());
-            Some(ContextTruncation { turn, agent: call.agent.clone(), why })
+            Some(ContextTruncation { turn, agent: call.agent.clone(), message: why })
         }
         _ => None,
     }
@@ -159,7 +159,7 @@ async fn open_and_loop(
     });
     outcome.calls = tools.counts().sum_with(&helped);
     let (scorer_input, missing) = tools.scorer_input().await;
-    outcome.evidence = scorer_input;
+    outcome.scorer_inputs = scorer_input;
     for error in missing {
         outcome.add_warning("tools", error.to_string());
     }

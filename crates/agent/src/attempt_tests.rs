@@ -223,7 +223,7 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
     assert_eq!((outcome.calls.total(), outcome.error.as_deref()), (1, None));
     let shape: Vec<_> = trajectory.segments().iter().map(|s| (s.kind, s.turn)).collect();
-    assert_eq!(shape, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
+    assert_eq!(shape, [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]);
     assert_eq!(trajectory.leaves().len(), 1);
     let full_tokens = trajectory.sequence_tokens(trajectory.leaves()[0]);
     let text = bench.text(&full_tokens);
@@ -315,12 +315,12 @@ async fn first_prompt_is_truncated_by_opening_limit() {
     ] {
         let attempt = kept(truncation).await;
         assert_eq!(attempt.trajectory.segments()[0].tokens, want);
-        assert!(attempt.outcome.prompt_cut && attempt.outcome.finish == Finish::Answered);
+        assert!(attempt.outcome.prompt_truncated && attempt.outcome.finish == Finish::Answered);
     }
-    let rejected = kept(Truncation::Refuse).await.outcome;
+    let rejected = kept(Truncation::Reject).await.outcome;
     let error = rejected.error.unwrap();
     assert!(error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"), "{error}");
-    assert!(!bench(&[text_reply("5")]).run().await.outcome.prompt_cut);
+    assert!(!bench(&[text_reply("5")]).run().await.outcome.prompt_truncated);
 }
 
 #[tokio::test]
@@ -433,14 +433,14 @@ async fn demonstration_has_tokens_of_equivalent_attempt() {
         |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
     let kinds: Vec<_> = demonstration.segments().iter().map(|s| s.kind).collect();
-    assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
+    assert_eq!(kinds, [Kind::Context, Kind::Demonstrated, Kind::Context, Kind::Demonstrated]);
 
     // Messages that open the task are context, including those of the assistant.
     let shown =
         [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
     let demonstration = demonstrate(bench.format().chat(), &specs, &shown, 3).unwrap();
     let [context, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
-    assert_eq!((context.kind, imitated.kind), (Kind::Given, Kind::Demonstrated));
+    assert_eq!((context.kind, imitated.kind), (Kind::Context, Kind::Demonstrated));
     assert!(bench.text(&context.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
 
     let rejected =
@@ -527,7 +527,7 @@ async fn template_drift_is_counted_or_forks_conversation() {
         trajectory.sequence(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
     assert_eq!(
         kinds,
-        [(Kind::Given, 0), (Kind::Given, 1), (Kind::Sampled, 1), (Kind::Given, 2), (Kind::Sampled, 2)]
+        [(Kind::Context, 0), (Kind::Context, 1), (Kind::Sampled, 1), (Kind::Context, 2), (Kind::Sampled, 2)]
     );
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let streams = streams(&bench);
@@ -579,7 +579,7 @@ async fn real_policy_attempts_are_exact_and_independent() {
             segment.tokens.iter().zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
         {
             if let Some(&logprob) = logprob {
-                let term = Term { weight: 1.0, advantage: 1.0, behaviour: Some(logprob), ..Term::default() };
+                let term = Term { weight: 1.0, advantage: 1.0, behavior: Some(logprob), ..Term::default() };
                 let index = path.tokens.len() as u32;
                 path.targets.push(SequenceTarget { index, temperature: segment.temperature, term });
             }

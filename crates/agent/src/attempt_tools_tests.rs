@@ -15,18 +15,18 @@ async fn tools_report_rewards_metrics_final_answers_and_evidence() {
     // No turn would read the results of the last turn, so its calls of this tool are not made: they
     // have no other effect.
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
-    assert_eq!(attempt.outcome.earned_by_turn, [(0, 0.375)]);
+    assert_eq!(attempt.outcome.rewards_by_turn, [(0, 0.375)]);
 
     let attempt = bench(&[text_reply(&rewarded_calls), text_reply(&ends)]).run().await;
     let Attempt { trajectory, outcome } = attempt;
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Ended, "5"));
     assert_eq!((outcome.turns, outcome.calls.ok, trajectory.segments().len()), (2, 6, 4));
-    assert_eq!(outcome.earned_by_turn, [(0, 0.375), (1, 1.0)]);
+    assert_eq!(outcome.rewards_by_turn, [(0, 0.375), (1, 1.0)]);
     let measured = [("calls", 6.0), ("errors", 0.0), ("moves", 6.0)];
     let measured = measured.map(|(name, sum)| (format!("counted/{name}"), sum));
     assert_eq!(outcome.tool_metrics, measured.into());
     let known = json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
-    assert_eq!(Value::Object(outcome.evidence), known);
+    assert_eq!(Value::Object(outcome.scorer_inputs), known);
 }
 
 /// Sampler that sends a scripted completion first, and then those of a simulated policy.

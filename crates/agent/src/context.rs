@@ -8,7 +8,7 @@ use levade_conversation::{Budget, Overflow};
 pub struct ContextPolicy {
     /// Maximum number of prompt tokens, and what happens to longer prompts.
     pub budget: Budget,
-    /// Options of summaries, which [`Overflow::Summarise`] requires.
+    /// Options of summaries, which [`Overflow::Summarize`] requires.
     pub summary: SummaryOptions,
 }
 
@@ -35,7 +35,7 @@ impl ContextPolicy {
 
     /// Returns whether the policy requests summaries.
     pub fn is_summarizing(&self) -> bool {
-        self.budget.overflow == Overflow::Summarise
+        self.budget.overflow == Overflow::Summarize
     }
 
     /// Returns the name of the agent that writes the summaries for `agent`.

@@ -41,9 +41,13 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     let (Attempt { trajectory, outcome }, requested) =
         run_scripted(&completions, policy(Overflow::DropOldest, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "It is 5."));
-    assert!(!outcome.cuts.is_empty() && outcome.turns == 7, "{:?}", outcome.cuts);
-    assert_eq!(outcome.cuts[0].why, "the oldest turns were dropped to fit the context");
-    let event = outcome.cuts[0].turn as usize;
+    assert!(
+        !outcome.context_truncations.is_empty() && outcome.turns == 7,
+        "{:?}",
+        outcome.context_truncations
+    );
+    assert_eq!(outcome.context_truncations[0].message, "the oldest turns were dropped to fit the context");
+    let event = outcome.context_truncations[0].turn as usize;
     assert!(requested[event].prompt.len() < requested[event - 1].prompt.len());
     assert!(requested.iter().all(|request| request.prompt.len() <= budget_tokens));
     // Every completion follows the prompt from which it was sampled.
@@ -52,7 +56,7 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     for (segment, request) in sampled.iter().zip(&requested) {
         assert!(trajectory.sequence_tokens(segment.id).starts_with(&request.prompt));
     }
-    assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.cuts.len()));
+    assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.context_truncations.len()));
     assert_eq!(outcome.calls_by_turn.len(), 6);
     for (turn, _) in &outcome.calls_by_turn {
         assert!(sampled.iter().any(|segment| segment.turn == *turn));
@@ -64,7 +68,7 @@ async fn summary_is_requested_and_recorded_separately() {
     let budget_tokens = opening_tokens().await + 400;
     let completions = [CALL, CALL, CALL, CALL, "Two and three were added.", "It is 5."];
     let (Attempt { trajectory, outcome }, requested) =
-        run_scripted(&completions, policy(Overflow::Summarise, budget_tokens), 9).await;
+        run_scripted(&completions, policy(Overflow::Summarize, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
     assert_eq!(outcome.final_text, "It is 5.");
     let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
@@ -80,8 +84,11 @@ async fn summary_is_requested_and_recorded_separately() {
     let own: usize =
         completions.iter().map(|completion| completion.len() + 1).sum::<usize>() - (completions[4].len() + 1);
     assert_eq!(outcome.sampled_tokens, own);
-    assert_eq!(outcome.cuts.len(), 1);
-    assert_eq!(outcome.cuts[0].turn, trajectory.segments().iter().map(|s| s.turn).max().unwrap());
+    assert_eq!(outcome.context_truncations.len(), 1);
+    assert_eq!(
+        outcome.context_truncations[0].turn,
+        trajectory.segments().iter().map(|s| s.turn).max().unwrap()
+    );
 }
 
 #[tokio::test]
@@ -91,7 +98,7 @@ async fn budget_ends_attempt_without_context_policy() {
     let (Attempt { outcome, .. }, requested) =
         run_scripted(&completions, policy(Overflow::Fail, budget_tokens), 9).await;
     assert_eq!((outcome.finish, outcome.error), (levade_tree::Finish::Context, None));
-    assert!(requested.len() < completions.len() && outcome.cuts.is_empty());
+    assert!(requested.len() < completions.len() && outcome.context_truncations.is_empty());
     let (Attempt { outcome, .. }, requested) =
         run_scripted(&["5"], policy(Overflow::DropOldest, 20), 9).await;
     let error = outcome.error.unwrap();

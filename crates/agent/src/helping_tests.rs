@@ -91,7 +91,7 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     streams.sort_unstable();
     streams.dedup();
     assert_eq!(streams.len(), 6);
-    let known = &outcome.evidence["clerk"]["asked"];
+    let known = &outcome.scorer_inputs["clerk"]["asked"];
     assert_eq!(
         (&known[0]["request"], &known[0]["answer"], &known[1]["answer"]),
         (&json!("2+3?"), &json!("It is 5."), &json!("No idea."))

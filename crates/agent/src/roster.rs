@@ -116,7 +116,7 @@ impl Player {
             format: Some(format),
             context,
             is_trained: true,
-            opening: OpeningLimit { max_tokens: usize::MAX, truncation: Truncation::Refuse },
+            opening: OpeningLimit { max_tokens: usize::MAX, truncation: Truncation::Reject },
             context_policy: ContextPolicy::UNLIMITED,
         }
     }

@@ -75,7 +75,7 @@ async fn teacher_completions_become_demonstrations_in_pupil_format() {
     assert_eq!((last.content.as_str(), last.tool_call_id.as_deref()), ("5", Some("x1")));
     assert_eq!(requested[0].tools[0].name, "calculator");
     let kinds: Vec<Kind> = trajectory.segments().iter().map(|segment| segment.kind).collect();
-    assert_eq!(kinds, [Kind::Given, Kind::Demonstrated, Kind::Given, Kind::Demonstrated]);
+    assert_eq!(kinds, [Kind::Context, Kind::Demonstrated, Kind::Context, Kind::Demonstrated]);
     assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));
     let chat = format().chat().clone();
     let text = chat.tokenizer().decode_with_special(&trajectory.sequence_tokens(trajectory.leaves()[0]));
@@ -101,14 +101,14 @@ async fn gateway_calls_become_tree() {
         agent: "solver".into(),
         policy: "student".into(),
         after,
-        shared: shared_messages,
+        shared_messages: shared_messages,
         messages: messages.iter().map(|text| Message::user(*text)).collect(),
         tools: None,
-        reply: Message::assistant(completion),
+        message: Message::assistant(completion),
         finish: FinishReason::StopId,
         prompt_tokens: 0,
         tokens: 0,
-        fault: None,
+        error: None,
     };
     let mut calls = vec![
         external_call(None, 0, &["1+1?"], "2"),

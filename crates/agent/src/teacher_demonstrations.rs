@@ -29,7 +29,7 @@ impl TeacherCompletion {
     /// Returns the complete responses among the external calls of an agent.
     pub(crate) fn from_calls(calls: &[ExternalCall], agent: &str) -> Vec<TeacherCompletion> {
         let full_history = |call: &ExternalCall| {
-            call.agent == agent && call.fault.is_none() && call.finish == FinishReason::StopId
+            call.agent == agent && call.error.is_none() && call.finish == FinishReason::StopId
         };
         let exchange = |at: usize| {
             let mut messages = ExternalCall::history(calls, at);

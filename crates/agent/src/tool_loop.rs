@@ -107,7 +107,7 @@ impl ToolLoop<'_> {
                 }
             }
             if parsed.calls.is_empty() {
-                (self.outcome.final_text, self.outcome.thought) = (parsed.content, reasoning);
+                (self.outcome.final_text, self.outcome.reasoning) = (parsed.content, reasoning);
                 return Ok(Finish::Answered);
             }
             let is_last = index + 1 >= self.limits.max_turns;
@@ -144,7 +144,7 @@ impl ToolLoop<'_> {
         };
         let reader = self.cast.call(self.agent, request).await?;
         let head = reader.head();
-        self.outcome.prompt_cut |= head.is_truncated;
+        self.outcome.prompt_truncated |= head.is_truncated;
         let Some(observer) = &mut self.observer else { return reader.completion().await };
         observer.start(head.opens_reasoning);
         let tokens = |event: &Event| {
@@ -241,7 +241,7 @@ pub(crate) fn apply_results(
     }
     if observations.iter().any(|observation| observation.reward.is_some()) {
         let reward = observations.iter().filter_map(|observation| observation.reward).sum();
-        outcome.earned_by_turn.push((turn, clamp_finite(reward)));
+        outcome.rewards_by_turn.push((turn, clamp_finite(reward)));
     }
     if let Some(Observation { toolbox, text, .. }) =
         observations.iter().find(|observation| observation.breaks)

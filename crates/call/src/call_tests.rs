@@ -75,8 +75,8 @@ async fn opening_limit_truncates_only_longer_prompts() {
             start_first_call(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left)).await.unwrap();
         assert_eq!((&reader.head().prompt[..], reader.head().is_truncated), (want, is_truncated));
     }
-    assert!(start_first_call(CONTEXT, Budget::NONE, limit(n, Truncation::Refuse)).await.is_ok());
-    let error = start_first_call(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Refuse)).await.unwrap_err();
+    assert!(start_first_call(CONTEXT, Budget::NONE, limit(n, Truncation::Reject)).await.is_ok());
+    let error = start_first_call(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Reject)).await.unwrap_err();
     let limit = format!("{n} tokens, more than the {} of agent.max_prompt_tokens", n - 1);
     assert!(error.kind == ErrorKind::TooLong && error.message.contains(&limit), "{error}");
 }
@@ -149,7 +149,7 @@ async fn recorder_reports_calls_and_remaining_limits() {
     }
     let turns: Vec<u32> = (0..9).filter(|turn| recorder.has_turn(*turn)).collect();
     assert_eq!(turns.len(), 3, "{turns:?}");
-    assert_eq!(recorder.origins()[0], Some(Origin::Began));
+    assert_eq!(recorder.origins()[0], Some(Origin::Started));
     // Turns of a helper's conversation come after these.
     let helper = Cast::new([Arc::new(party("helper", CONTEXT, Budget::NONE))], self::recorder());
     helper.call("helper", question("Help?")).await.unwrap().completion().await.unwrap();

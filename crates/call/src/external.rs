@@ -20,14 +20,16 @@ pub struct ExternalCall {
     pub after: Option<usize>,
     /// Number of messages of that history, completions included, that this call starts with.
     #[serde(default)]
-    pub shared: usize,
+    #[serde(rename = "shared")]
+    pub shared_messages: usize,
     /// Messages after the shared ones.
     pub messages: Vec<Message>,
     /// Tools of the request. `None` if they equal those of the previous call.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub tools: Option<Vec<ToolSpec>>,
     /// Assistant message, possibly incomplete.
-    pub reply: Message,
+    #[serde(rename = "reply")]
+    pub message: Message,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
     /// Number of prompt tokens that the API reports.
@@ -36,7 +38,8 @@ pub struct ExternalCall {
     pub tokens: usize,
     /// Error that ended the call. `None` if the call did not fail.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub fault: Option<String>,
+    #[serde(rename = "fault")]
+    pub error: Option<String>,
 }
 
 impl ExternalCall {
@@ -47,9 +50,9 @@ impl ExternalCall {
         // A call only continues an earlier one.
         let after = call.after.filter(|after| *after < at);
         let mut messages = after.map(|after| Self::history(calls, after)).unwrap_or_default();
-        messages.truncate(call.shared);
+        messages.truncate(call.shared_messages);
         messages.extend(call.messages.iter().cloned());
-        messages.push(call.reply.clone());
+        messages.push(call.message.clone());
         messages
     }
 
@@ -66,7 +69,7 @@ pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
 
 impl Histories {
     /// Returns the index of the call that `messages` continue, and the number of shared messages. Then
-    /// adds `messages` and `reply` as the history of the call at index `at`.
+    /// adds `messages` and `message` as the history of the call at index `at`.
     pub(crate) fn note(
         &mut self,
         at: usize,
@@ -102,14 +105,14 @@ mod tests {
             agent: "judge".into(),
             policy: "api".into(),
             after,
-            shared: shared_count,
+            shared_messages: shared_count,
             messages: messages.iter().map(|text| Message::user(*text)).collect(),
             tools: tools.map(|name| vec![tool(name)]),
-            reply: Message::assistant(*assistant_message),
+            message: Message::assistant(*assistant_message),
             finish: FinishReason::StopId,
             prompt_tokens: 0,
             tokens: 0,
-            fault: None,
+            error: None,
         }
     }
 

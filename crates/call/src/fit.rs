@@ -57,7 +57,7 @@ pub(crate) async fn fit(
         let prepared = match fitting.judge(prepared) {
             FitResult::Fits(prepared) => prepared,
             FitResult::Rerender => continue,
-            FitResult::Summarise(text) => {
+            FitResult::Summarize(text) => {
                 let summary = match &party.summarizer {
                     Some(summarizer) => summarize(Arc::clone(summarizer), text).await?,
                     // Without a summarizer, the turns are dropped.

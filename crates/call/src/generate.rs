@@ -152,7 +152,7 @@ pub(crate) async fn start(
         let request = SampleRequest {
             id: format!("{}/{id}/{index}", recorder.options.name),
             policy: party.policy.clone(),
-            least_version: min_version,
+            min_version,
             seed: recorder.options.seed,
             stream,
             prompt: ids.to_vec(),

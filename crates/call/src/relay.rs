@@ -26,7 +26,7 @@ struct Relay {
     messages: Vec<Message>,
     tools: Vec<ToolSpec>,
     /// The completion so far.
-    reply: Message,
+    message: Message,
     /// Timeout for the complete response.
     timeout: Duration,
     started: Instant,
@@ -96,7 +96,7 @@ pub(crate) async fn start(
         transcript,
         messages,
         tools,
-        reply: Message::assistant(""),
+        message: Message::assistant(""),
         timeout,
         started,
         is_counted,
@@ -178,11 +178,11 @@ impl Relay {
             let delta = match next.ok_or_else(|| interrupted_error(&self.party))?? {
                 ChatDelta::Done(completion) => return Ok(*completion),
                 ChatDelta::Reasoning(text) => {
-                    self.reply.reasoning_content.get_or_insert_default().push_str(&text);
+                    self.message.reasoning_content.get_or_insert_default().push_str(&text);
                     CompletionDelta::Reasoning(text)
                 }
                 ChatDelta::Text(text) => {
-                    self.reply.content = format!("{}{text}", self.reply.content.as_str()).into();
+                    self.message.content = format!("{}{text}", self.message.content.as_str()).into();
                     CompletionDelta::Speech(text)
                 }
             };
@@ -197,7 +197,7 @@ impl Relay {
     /// Returns the part of the completion that has arrived, as aborted.
     fn partial_completion(&self) -> ChatCompletion {
         ChatCompletion {
-            message: self.reply.clone(),
+            message: self.message.clone(),
             finish: FinishReason::Aborted,
             prompt_tokens: 0,
             tokens: 0,
@@ -232,14 +232,14 @@ impl Relay {
             agent,
             policy,
             after,
-            shared: shared_count,
+            shared_messages: shared_count,
             messages: self.messages.split_off(shared_count),
             tools,
-            reply: completion.message.clone(),
+            message: completion.message.clone(),
             finish: completion.finish,
             prompt_tokens: completion.prompt_tokens,
             tokens: completion.tokens,
-            fault: error,
+            error,
         });
     }
 }

@@ -100,7 +100,7 @@ impl SamplingOptions {
             top_logprobs: self.logprobs.unwrap_or(0),
             prompt_logprobs: self.prompt_logprobs,
             grammar: None,
-            drawn_before: 0,
+            sampled_before: 0,
             stop_ids: Vec::new(),
             stop_strings: self.stop.clone(),
         }
@@ -146,7 +146,8 @@ pub struct OpeningLimit {
 pub enum Truncation {
     /// The call fails.
     #[default]
-    Refuse,
+    #[serde(rename = "refuse")]
+    Reject,
     /// Removes the start, instructions first.
     Left,
     /// Removes the end, including the header of the completion.
@@ -161,7 +162,7 @@ impl Truncation {
         let excess = prompt.len().saturating_sub(max_tokens);
         let start = match self {
             _ if excess == 0 => 0,
-            Truncation::Refuse => return None,
+            Truncation::Reject => return None,
             Truncation::Left => 0,
             Truncation::Right => max_tokens,
             Truncation::Middle => max_tokens / 2,
@@ -223,7 +224,7 @@ mod tests {
             (Truncation::Right, 4, Some(&[0, 1, 2, 3])),
             (Truncation::Middle, 4, Some(&[0, 1, 5, 6])),
             (Truncation::Middle, 5, Some(&[0, 1, 4, 5, 6])),
-            (Truncation::Refuse, 6, None),
+            (Truncation::Reject, 6, None),
             (Truncation::Left, 0, Some(&[])),
         ] {
             let found = truncation.truncate((0..7).collect(), max_tokens);
@@ -233,7 +234,7 @@ mod tests {
 
     #[test]
     fn prompt_within_limit_is_kept_by_every_truncation() {
-        for truncation in [Truncation::Refuse, Truncation::Left, Truncation::Right, Truncation::Middle] {
+        for truncation in [Truncation::Reject, Truncation::Left, Truncation::Right, Truncation::Middle] {
             for max_tokens in [3, 9] {
                 assert_eq!(
                     truncation.truncate(vec![7, 8, 9], max_tokens),

@@ -247,7 +247,7 @@ fn format_attempt(
     let parts = attempt
         .step_rewards
         .iter()
-        .map(|StepReward { by, reward }| format!("{reward} by {}", credit_target(by)));
+        .map(|StepReward { credit_target: by, reward }| format!("{reward} by {}", credit_target(by)));
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
@@ -275,10 +275,10 @@ fn format_attempt(
             "{name:10} before turn {turn} the template prints {printed:?} where the record has {recorded:?}"
         );
     }
-    for ContextTruncation { turn, agent, why } in &attempt.outcome.cuts {
+    for ContextTruncation { turn, agent, message: why } in &attempt.outcome.context_truncations {
         let _ = writeln!(text, "{:10} turn {turn} of {agent}: {why}", "cut");
     }
-    if let Some(program) = attempt.outcome.evidence.get("program") {
+    if let Some(program) = attempt.outcome.scorer_inputs.get("program") {
         text += &calls(&program["calls"]);
         text += &systems(&program["forks"]);
         text += &external(&program["external"]);
@@ -341,16 +341,16 @@ fn external(recorded: &serde_json::Value) -> String {
     let mut text = String::new();
     for (at, call) in calls.iter().enumerate() {
         let after = match call.after {
-            Some(after) => format!(", after {} messages of call {after}", call.shared),
+            Some(after) => format!(", after {} messages of call {after}", call.shared_messages),
             None => String::new(),
         };
         let _ = writeln!(text, "\nexternal {at} {} of {}{after}", call.agent, call.policy);
-        for message in call.messages.iter().chain([&call.reply]) {
+        for message in call.messages.iter().chain([&call.message]) {
             let calls: Vec<String> = message.tool_calls.iter().map(|call| call.name.clone()).collect();
             let calls = if calls.is_empty() { String::new() } else { format!(" → {}", calls.join(", ")) };
             let _ = writeln!(text, "  {}: {}{calls}", message.role.as_str(), message.content.as_str());
         }
-        if let Some(error) = &call.fault {
+        if let Some(error) = &call.error {
             let _ = writeln!(text, "  {error}");
         }
     }
@@ -363,10 +363,10 @@ const SEPARATE_FIELDS: [&str; 4] = ["demonstration", "drift", "cuts", "component
 /// Formats the components of a score, each with its weight if it has one. Returns an empty string if
 /// the only component is the score itself.
 fn components(components: &[Component]) -> String {
-    if matches!(components, [] | [Component { weight: Some(1.0), on: None, .. }]) {
+    if matches!(components, [] | [Component { weight: Some(1.0), credit_target: None, .. }]) {
         return String::new();
     }
-    let one = |Component { name, value, weight, on, .. }: &Component| {
+    let one = |Component { name, value, weight, credit_target: on, .. }: &Component| {
         let weight = weight.map_or(String::new(), |weight| format!(" × {weight}"));
         let on = on.as_ref().map_or(String::new(), |on| format!(" for {}", credit_target(on)));
         format!("{name} {value}{weight}{on}")
@@ -402,7 +402,7 @@ fn fields(value: &serde_json::Value) -> String {
 /// is added if the segment is masked.
 fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
-        Kind::Given => "given",
+        Kind::Context => "given",
         Kind::Sampled => "sampled",
         Kind::Demonstrated => "demonstrated",
     };
@@ -426,7 +426,7 @@ fn heading(segment: &Segment, trains: bool) -> String {
 
 /// Formats the tokens of a segment as text, marked by their origin.
 fn tokens(segment: &Segment, tokenizer: &Tokenizer, style: Style) -> String {
-    if segment.kind == Kind::Given {
+    if segment.kind == Kind::Context {
         let text = tokenizer.decode_with_special(&segment.tokens);
         // Each line is styled separately, because some terminals reset the color at the end of a
         // line.
@@ -468,7 +468,7 @@ mod tests {
         let correctness = Component { weight: Some(0.75), ..Component::new("right", 1.0) };
         let step = Component {
             weight: Some(0.5),
-            on: Some(CreditTarget::Turn(0)),
+            credit_target: Some(CreditTarget::Turn(0)),
             ..Component::new("judge.step", -0.5)
         };
         let all = [correctness.clone(), step, Component::new("judge.length", 9.0)];
@@ -498,13 +498,17 @@ mod tests {
             number: 1,
             task: serde_json::json!({"id": "t", "template": null}),
             outcome: Outcome {
-                cuts: vec![ContextTruncation { turn: 1, agent: "default".into(), why: "it was long".into() }],
+                context_truncations: vec![ContextTruncation {
+                    turn: 1,
+                    agent: "default".into(),
+                    message: "it was long".into(),
+                }],
                 drift: vec![Drift { turn: 1, recorded: "<think>".into(), printed: "4".into(), forked: true }],
                 ..Outcome::demonstrated("4")
             },
             score: Some(1.0),
             reward: Some(0.5),
-            step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.5 }],
+            step_rewards: vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.5 }],
             status: Status::Completed,
             trajectory,
         };

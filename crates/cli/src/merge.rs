@@ -24,7 +24,7 @@ pub struct Args {
     source: String,
 
     /// Directory of the merged model, which must not exist yet
-    folder: PathBuf,
+    dir: PathBuf,
 
     /// Base of the adapter, instead of the one that its file names
     #[arg(long, value_name = "SOURCE")]
@@ -33,7 +33,7 @@ pub struct Args {
 
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(merge(&args))?;
-    screen::print_line(&args.folder.display().to_string());
+    screen::print_line(&args.dir.display().to_string());
     Ok(ExitCode::SUCCESS)
 }
 
@@ -44,8 +44,8 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     if found.adapter.is_none() {
         return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
     }
-    if args.folder.exists() {
-        return Err(unusable(format!("{} exists already; name another folder", args.folder.display())));
+    if args.dir.exists() {
+        return Err(unusable(format!("{} exists already; name another folder", args.dir.display())));
     }
     let chat = model::chat(&found.files, ChatOptions::default())?;
     let companions = model::companions(&found.files, &chat)?;
@@ -60,7 +60,7 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     let policy = model::start_sampling(&found, &options, None, &host).await?;
     // The model is written to a temporary directory next to the target and renamed, so that the
     // target never contains a partial model.
-    let parent = std::path::absolute(&args.folder)?;
+    let parent = std::path::absolute(&args.dir)?;
     let parent = parent.parent().ok_or_else(|| unusable("the folder has no parent"))?;
     std::fs::create_dir_all(parent)?;
     let temporary = tempfile::Builder::new().prefix(".merging-").tempdir_in(parent)?;
@@ -69,6 +69,6 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     if let Some(run) = run {
         write_merged_from(temporary.path(), run.root())?;
     }
-    std::fs::rename(temporary.keep(), &args.folder)?;
+    std::fs::rename(temporary.keep(), &args.dir)?;
     Ok(())
 }

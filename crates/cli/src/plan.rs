@@ -244,7 +244,7 @@ fn print_learner(
         gib(total)
     ));
     print_parts(&plan);
-    let is_colocated = recipe.cluster.placement == Placement::Shared;
+    let is_colocated = recipe.cluster.placement == Placement::Colocated;
     let moved = memory::offloaded_bytes(&plan);
     let sleeping_server = if is_colocated && keys.gpus > 0 { SLEEPING_SERVER_MEMORY } else { 0 };
     if is_colocated {
@@ -382,7 +382,8 @@ fn simulate_fleets(
     });
     let (index, keys) =
         keys.ok_or_else(|| unusable("--fleet needs a phase that makes attempts (kind = \"rl\")"))?;
-    let disaggregated = recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Apart;
+    let disaggregated =
+        recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Disaggregated;
     let min_devices = if disaggregated { 2 } else { 1 };
     if let Some(devices) = args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices)) {
         return Err(unusable(format!("--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices")));

@@ -46,7 +46,7 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     // Replaying needs no samplers, because the store contains the sampled tokens.
     let mut trained = recipe.clone();
     trained.cluster.samplers = None;
-    trained.cluster.placement = levade_recipe::Placement::Apart;
+    trained.cluster.placement = levade_recipe::Placement::Disaggregated;
     let host = host::host()?;
     let StartedPolicies { policies, fingerprint, .. } =
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;

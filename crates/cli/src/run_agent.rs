@@ -121,7 +121,7 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
     let outcome = &made.outcome;
     let segments = made.trajectory.segments();
     let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
-    if let Some(program) = outcome.evidence.get("program") {
+    if let Some(program) = outcome.scorer_inputs.get("program") {
         screen::print(&inspect::calls(&program["calls"]));
     }
     screen::print_line(&format!(
@@ -131,8 +131,8 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
         outcome.drift.len(),
         outcome.finish,
     ));
-    for failure in &outcome.troubles {
-        screen::print_line(&format!("trouble    {}: {}", failure.source, failure.why));
+    for failure in &outcome.warnings {
+        screen::print_line(&format!("trouble    {}: {}", failure.source, failure.message));
     }
     screen::print_line(&format!("answer     {}", outcome.final_text));
     Ok(if outcome.error.is_none() { ExitCode::SUCCESS } else { ExitCode::FAILURE })

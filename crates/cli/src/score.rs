@@ -40,7 +40,7 @@ pub struct Args {
     /// Field that contains the completion [default: the first of reply, response, completion, output,
     /// prediction, text]
     #[arg(long, value_name = "FIELD")]
-    reply: Option<String>,
+    completion: Option<String>,
 
     /// Write one line of JSON per completion: its task, and its score or the reason why it has none
     #[arg(long, value_name = "FILE")]
@@ -253,7 +253,7 @@ fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
 /// skipped, unless the user names one of them.
 fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
     let is_task_field = |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
-    let fields: Vec<&str> = match &args.reply {
+    let fields: Vec<&str> = match &args.completion {
         Some(field) => vec![field],
         None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),
     };

@@ -73,7 +73,7 @@ struct IndexArgs {
 #[derive(clap::Args)]
 struct QueryArgs {
     /// Directory of the index
-    folder: PathBuf,
+    dir: PathBuf,
 
     /// Text of the query
     query: String,
@@ -96,7 +96,7 @@ struct QueryArgs {
 #[derive(clap::Args)]
 struct ServeArgs {
     /// Directory of the index
-    folder: PathBuf,
+    dir: PathBuf,
 
     #[command(flatten)]
     how: SearchOptions,
@@ -232,7 +232,7 @@ fn absolute_source(source: &str) -> String {
 }
 
 fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
-    let searcher = open(&args.folder, &args.how)?;
+    let searcher = open(&args.dir, &args.how)?;
     let found = crate::runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
     let style = Style::stdout();
     for (at, hit) in found.into_iter().flatten().enumerate() {
@@ -255,12 +255,12 @@ async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitC
     let address = SocketAddr::new(args.host, args.port);
     let bound = TcpListener::bind(address).await;
     let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
-    let searcher = open(&args.folder, &args.how)?;
+    let searcher = open(&args.dir, &args.how)?;
     let signals = Requests::listen()?;
     eprintln!(
         "{} {} ({} passages, {}) at http://{}/retrieve",
         Style::stderr().dim("serving"),
-        args.folder.display(),
+        args.dir.display(),
         searcher.index().manifest().passages,
         searcher.mode(),
         listener.local_addr()?

@@ -22,8 +22,8 @@ pub fn line(result: &EvalResult) -> String {
         let Interval { estimate, low, high } = score;
         line.push_str(&format!(" · mean score {estimate:.3} (95 %: {low:.3}–{high:.3})"));
     }
-    if result.overall.broken > 0 {
-        line.push_str(&format!(" · {} broken, counted as wrong", result.overall.broken));
+    if result.overall.failed > 0 {
+        line.push_str(&format!(" · {} broken, counted as wrong", result.overall.failed));
     }
     for slice in result.slices.iter().filter(|slice| slice.apart) {
         line.push_str(&part(slice, &format!(" · {} ", slice.name)));
@@ -46,7 +46,7 @@ pub fn line(result: &EvalResult) -> String {
 }
 
 /// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
-fn format_uncalled(UncalledTools { attempt, reply: completion, why }: &UncalledTools) -> String {
+fn format_uncalled(UncalledTools { attempt, completion, reason: why }: &UncalledTools) -> String {
     const MAX_CHARS: usize = 400;
     let end = completion.char_indices().nth(MAX_CHARS).map_or(completion.len(), |(end, _)| end);
     let more = if end < completion.len() { " …" } else { "" };
@@ -117,7 +117,7 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
     let score = slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
     let broken =
-        if slice.broken > 0 { format!("  {} broken, counted as wrong", slice.broken) } else { String::new() };
+        if slice.failed > 0 { format!("  {} broken, counted as wrong", slice.failed) } else { String::new() };
     format!(
         "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>14.1}{score}{broken}\n"
     )
@@ -198,8 +198,8 @@ mod tests {
         let completion = format!("one\ntwo{}", "x".repeat(500));
         result.uncalled = Some(UncalledTools {
             attempt: "eval/0/0/0/0".into(),
-            reply: completion,
-            why: "it has no <tool_call> in it".into(),
+            completion,
+            reason: "it has no <tool_call> in it".into(),
         });
         for text in [table(&[&result], Style::default()), line(&result)] {
             let at = text
@@ -217,7 +217,7 @@ mod tests {
     #[test]
     fn line_counts_broken_attempts() {
         let mut result = eval(0, 0, "before training", 2);
-        result.overall.broken = 3;
+        result.overall.failed = 3;
         assert!(
             line(&result).starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
         );

@@ -146,7 +146,7 @@ pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) ->
 /// Waits for an order that differs from the last one, or for a reason to leave.
 async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Next> {
     let timeout = match last {
-        Some(order) => Duration::from_secs_f64(order.patience),
+        Some(order) => Duration::from_secs_f64(order.start_timeout_seconds),
         None => part.wait,
     };
     let mut watch = Stopwatch::start();
@@ -195,7 +195,7 @@ mod tests {
 
     fn order(start: &str) -> Order {
         let (command, variables, environment) = (vec!["true".into()], Vec::new(), Vec::new());
-        Order { start: start.into(), command, variables, environment, nodes: 2, patience: 1.0 }
+        Order { start: start.into(), command, variables, environment, nodes: 2, start_timeout_seconds: 1.0 }
     }
 
     #[test]

@@ -37,8 +37,10 @@ struct Asked {
 #[derive(Deserialize)]
 #[serde(rename_all = "lowercase")]
 enum CaseStep {
-    Say(Message),
-    Reply(Message),
+    #[serde(rename = "say")]
+    Message(Message),
+    #[serde(rename = "reply")]
+    Completion(Message),
 }
 
 fn main() -> Result<(), Box<dyn Error>> {
@@ -78,7 +80,7 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
     let (mut turns, mut completions) = (Vec::new(), 0);
     for step in &case.steps {
         let step_message = match step {
-            CaseStep::Say(message) => {
+            CaseStep::Message(message) => {
                 let mut message = message.clone();
                 if let Some(id) = &mut message.tool_call_id {
                     // The result of the latest call without one.
@@ -97,7 +99,7 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
                 sent.push(message);
                 continue;
             }
-            CaseStep::Reply(message) => message,
+            CaseStep::Completion(message) => message,
         };
         let request = Request { agent: "", policy: "", format: &format, messages: &sent, tools: &case.tools };
         let prepared = conversation.prepare(&request)?;
@@ -106,7 +108,7 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
         });
         let fork = match prepared.origin {
             Origin::Forked(fork) => Some(format!("{:?}", fork.reason)),
-            Origin::Began | Origin::Continued => None,
+            Origin::Started | Origin::Continued => None,
         };
         let opened = chat.opened_reasoning(&sent, &case.tools)?;
         let sampled_tokens = chat.assistant(step_message, opened)?;

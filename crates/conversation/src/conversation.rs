@@ -380,7 +380,7 @@ impl Conversation {
         let requested: Vec<(&Message, CanonicalForm)> =
             messages.iter().map(|message| (message, CanonicalForm::from_message(message))).collect();
         let hit = root.map(|root| self.index.search(root, &requested));
-        let origin = party.map_or(Origin::Began, |party| self.index.origin(party, root, hit, &requested));
+        let origin = party.map_or(Origin::Started, |party| self.index.origin(party, root, hit, &requested));
         let after = hit.and_then(|hit| {
             let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
             self.continuation_point(hit.completion?, &sent[sent.len() - hit.rest.0..])
@@ -486,7 +486,7 @@ impl Conversation {
         prepared.drift.clone_from(&drift);
         self.index.node_mut(node).prompt.get_or_insert(PromptRecord { end, turn, is_truncated, drift });
         match prepared.origin {
-            Origin::Began => self.counts.began += 1,
+            Origin::Started => self.counts.started += 1,
             Origin::Continued => self.counts.continued += 1,
             Origin::Forked(fork) => *self.counts.forked.entry(fork.reason).or_default() += 1,
         }

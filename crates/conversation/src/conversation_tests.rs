@@ -92,8 +92,8 @@ fn completion_is_parsed_and_continued() {
     ));
     let shape = |s: &Segment| (s.kind, s.turn);
     let segments: Vec<_> = talk.conversation.trajectory().segments().iter().map(shape).collect();
-    assert_eq!(segments, [(Kind::Given, 0), (Kind::Sampled, 0), (Kind::Given, 1), (Kind::Sampled, 1)]);
-    assert_eq!(*talk.conversation.counts(), Counts { began: 1, continued: 1, ..Counts::default() });
+    assert_eq!(segments, [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]);
+    assert_eq!(*talk.conversation.counts(), Counts { started: 1, continued: 1, ..Counts::default() });
 }
 
 #[test]
@@ -253,8 +253,8 @@ fn counts_classify_prompts_by_origin() {
     messages[5].content = "No answers.".into();
     talk.prepare_and_record(&messages, "Another past.");
     let counts = talk.conversation.counts().clone();
-    let forked = [(Reason::AskedAgain, 1), (Reason::ReplyEdited, 1)].into();
-    assert_eq!(counts, Counts { began: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
+    let forked = [(Reason::Repeated, 1), (Reason::CompletionEdited, 1)].into();
+    assert_eq!(counts, Counts { started: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
     let full = talk.conversation.trajectory().clone();
     assert_eq!(full.segments().len(), 9);
     assert!(talk.conversation.into_trajectory() == full);
@@ -269,7 +269,7 @@ fn agents_and_policies_do_not_share_history() {
     for (agent, policy) in [("critic", "small"), ("solver", "large")] {
         (talk.agent, talk.policy) = (agent, policy);
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.messages), (Origin::Began, 0));
+        assert_eq!((prepared.origin, prepared.repeated.messages), (Origin::Started, 0));
         talk.record(prepared, "11");
     }
     let of = |s: &Segment| (s.agent.clone(), s.policy.clone());
@@ -283,7 +283,7 @@ fn agents_and_policies_do_not_share_history() {
     // An agent with an earlier, different conversation shares no history either.
     (talk.agent, talk.policy) = ("judge", "small");
     talk.prepare_and_record(&[Message::user("Fair?")], "Yes.");
-    assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&messages[..2]).origin, Origin::Started);
 }
 
 #[test]
@@ -344,7 +344,7 @@ fn call_ids_distinguish_equal_completions() {
     let (_, thinks) = talk.prepare_and_record(&requested, &format!("<think>two sums</think>{CALLS}"));
     let edited = Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
     let prepared = talk.prepare(&[requested, vec![edited], results(&thinks)].concat());
-    assert_eq!(prepared.origin, fork_origin(2, Reason::ThoughtEdited));
+    assert_eq!(prepared.origin, fork_origin(2, Reason::ReasoningEdited));
 }
 
 #[test]
@@ -369,7 +369,7 @@ fn truncated_completions_can_continue_or_retry() {
         assert!(text.contains("{\"na<|im_end|>\n<|im_start|>user\nGo on."), "{text}");
     }
     let second = talk.prepare_and_record(&requested, "3.5 and 7").0;
-    assert_eq!(second.origin, fork_origin(2, Reason::AskedAgain));
+    assert_eq!(second.origin, fork_origin(2, Reason::Repeated));
 
     // A completion that is rejected leaves nothing in the store.
     let before = talk.conversation.trajectory().clone();
@@ -396,7 +396,7 @@ fn prompt_can_be_recorded_before_completion() {
     let completion = talk.record(prepared, "ok");
     let segments = talk.conversation.trajectory().segments();
     assert_eq!((segments.len(), segments[1].turn, completion.turn), (2, 0, 0));
-    assert_eq!(talk.conversation.counts().began, 1);
+    assert_eq!(talk.conversation.counts().started, 1);
 }
 
 #[test]

@@ -15,7 +15,7 @@ fn all_call_formats_continue_as_rendered_by_template() {
     for protocol in protocols() {
         let chat = Arc::new(family_chat(protocol, ChatOptions::default()).unwrap());
         for (history, call_ids) in [
-            (History::Append, CallIds::PerReply),
+            (History::Append, CallIds::PerCompletion),
             (History::Append, CallIds::Unique),
             (History::Template, CallIds::Unique),
         ] {

@@ -13,8 +13,8 @@ fn edited_history_forks_with_reason() {
         (talk, messages)
     };
     let edits: Vec<(Reason, usize, usize, Change)> = vec![
-        (Reason::AskedAgain, 7, 6, Box::new(|m| m.truncate(7))),
-        (Reason::AskedAgain, 2, 0, Box::new(|m| m.truncate(2))),
+        (Reason::Repeated, 7, 6, Box::new(|m| m.truncate(7))),
+        (Reason::Repeated, 2, 0, Box::new(|m| m.truncate(2))),
         (
             Reason::Branched,
             6,
@@ -39,8 +39,8 @@ fn edited_history_forks_with_reason() {
         (Reason::Shortened, 4, 3, Box::new(|m| m.truncate(4))),
         (Reason::Shortened, 2, 0, Box::new(|m| drop(m.drain(2..5)))),
         (Reason::Shortened, 5, 3, Box::new(|m| drop(m.remove(5)))),
-        (Reason::ReplyEdited, 5, 3, Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into())),
-        (Reason::ReplyEdited, 2, 0, Box::new(|m| m[2].content = "Let us see.".into())),
+        (Reason::CompletionEdited, 5, 3, Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into())),
+        (Reason::CompletionEdited, 2, 0, Box::new(|m| m[2].content = "Let us see.".into())),
         (
             Reason::CallsEdited,
             2,
@@ -61,7 +61,7 @@ fn edited_history_forks_with_reason() {
             }),
         ),
         (
-            Reason::ThoughtEdited,
+            Reason::ReasoningEdited,
             2,
             0,
             Box::new(|m| {
@@ -70,7 +70,7 @@ fn edited_history_forks_with_reason() {
             }),
         ),
         (
-            Reason::ThoughtEdited,
+            Reason::ReasoningEdited,
             2,
             0,
             Box::new(|m| {
@@ -88,7 +88,7 @@ fn edited_history_forks_with_reason() {
             }),
         ),
         (
-            Reason::ReplyEdited,
+            Reason::CompletionEdited,
             2,
             0,
             Box::new(|m| {
@@ -200,7 +200,7 @@ fn other_tools_and_conversations_are_distinguished() {
     // A title is requested in parallel with the conversation.
     let title = [Message::system("Write a title."), Message::user("1.5+2, 3+4?")];
     let tools = std::mem::take(&mut talk.tools);
-    assert_eq!(talk.prepare(&title).origin, Origin::Began);
+    assert_eq!(talk.prepare(&title).origin, Origin::Started);
     assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Tools));
     assert_eq!(talk.prepare(&messages).repeated, RepeatedHistory::default());
     talk.tools = [tools.clone(), vec![tool("sub")]].concat();
@@ -210,21 +210,21 @@ fn other_tools_and_conversations_are_distinguished() {
     talk.prepare_and_record(&[Message::user("7+8?")], "15");
     assert_eq!(talk.prepare(&messages).origin, fork_origin(0, Reason::Tools));
     talk.prepare_and_record(&messages[..2], "3.5 and 7");
-    assert_eq!(talk.prepare(&messages[..2]).origin, fork_origin(2, Reason::AskedAgain));
+    assert_eq!(talk.prepare(&messages[..2]).origin, fork_origin(2, Reason::Repeated));
     talk.tools = tools;
     // A second conversation with the same instructions.
     let second = [messages[0].clone(), Message::user("7+8?")];
-    assert_eq!(talk.prepare(&second).origin, Origin::Began);
-    assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&second).origin, Origin::Started);
+    assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Started);
     // Different instructions start a conversation if no recorded question follows them.
-    assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Began);
+    assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Started);
     assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, fork_origin(0, Reason::System));
     // A conversation that ended with a prompt continues. After a completion is recorded, it counts as
     // missing.
     let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
     talk.conversation.add_context(&mut talk.prepare(&second)).unwrap();
-    assert_eq!(talk.prepare(&second).origin, fork_origin(2, Reason::AskedAgain));
-    assert_eq!(talk.prepare(&more).origin, Origin::Began);
+    assert_eq!(talk.prepare(&second).origin, fork_origin(2, Reason::Repeated));
+    assert_eq!(talk.prepare(&more).origin, Origin::Started);
     talk.prepare_and_record(&second, "15");
     assert_eq!(talk.prepare(&more).origin, fork_origin(2, Reason::Shortened));
     let (_, final_completion) = talk.prepare_and_record(&messages, "11");

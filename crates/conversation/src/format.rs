@@ -35,7 +35,8 @@ pub enum History {
 pub enum CallIds {
     /// Numbered within each completion: `call_0`, `call_1`.
     #[default]
-    PerReply,
+    #[serde(rename = "per_reply")]
+    PerCompletion,
     /// Numbered within each turn, and unique in the conversation: `call_3_0`. If a client sends the ids
     /// back, its requests are matched by them.
     Unique,
@@ -64,7 +65,8 @@ pub struct Options {
     /// Scheme for the ids of tool calls.
     pub call_ids: CallIds,
     /// Tolerance for changes that a client makes to a completion.
-    pub replies: CompletionMatching,
+    #[serde(rename(serialize = "replies"), alias = "replies")]
+    pub completion_matching: CompletionMatching,
 }
 
 /// Format of a model's conversations: chat template and options.

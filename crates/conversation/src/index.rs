@@ -401,7 +401,7 @@ impl Index {
             completion: None,
             node: *node,
         };
-        let lenient = format.options().replies == CompletionMatching::Lenient;
+        let lenient = format.options().completion_matching == CompletionMatching::Lenient;
         let mut best = start;
         // Histories by the number of messages that they repeat.
         let mut fronts = vec![Vec::new(); requested.len() + 1];

@@ -386,7 +386,7 @@ proptest! {
             raw.push(Message::user(question));
             let (prepared, reply) = talk.prepare_and_record(&messages, answer);
             prop_assert_eq!(&prepared.prompt, &talk.format.chat().prompt(&raw, &[]).unwrap());
-            prop_assert!(matches!(prepared.origin, Origin::Began | Origin::Continued));
+            prop_assert!(matches!(prepared.origin, Origin::Started | Origin::Continued));
             messages.push(if written { reply.raw_message() } else { reply.message() });
             raw.push(reply.raw_message());
         }

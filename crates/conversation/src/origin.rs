@@ -12,7 +12,8 @@ use crate::index::{CompletionRecord, Hit, Index, NodeId, Party, Root};
 #[serde(rename_all = "snake_case")]
 pub enum Origin {
     /// The prompt repeats no completion: a conversation starts.
-    Began,
+    #[serde(rename = "began")]
+    Started,
     /// The prompt repeats all of its recorded history, and continues it.
     Continued,
     /// The prompt differs from the recorded history.
@@ -33,7 +34,8 @@ pub struct Fork {
 #[serde(rename_all = "snake_case")]
 pub enum Reason {
     /// The same prompt was sent before.
-    AskedAgain,
+    #[serde(rename = "asked_again")]
+    Repeated,
     /// Another message follows the same history.
     Branched,
     /// The instructions at the start differ.
@@ -45,14 +47,17 @@ pub enum Reason {
     /// Messages of the past, or its end, are missing.
     Shortened,
     /// An assistant message differs from the recorded completion.
-    ReplyEdited,
+    #[serde(rename = "reply_edited")]
+    CompletionEdited,
     /// The tool calls of a completion have changed.
     CallsEdited,
     /// The arguments of a completion's call are no longer a JSON object, for example because they were
     /// truncated.
-    CallsCut,
+    #[serde(rename = "calls_cut")]
+    CallsTruncated,
     /// The reasoning of a completion has changed.
-    ThoughtEdited,
+    #[serde(rename = "thought_edited")]
+    ReasoningEdited,
     /// The text next to the tool calls of a completion is missing.
     TextLost,
     /// The tool calls of a completion became text.
@@ -70,23 +75,24 @@ pub enum Reason {
     /// The context policy shortened messages in the middle.
     ContextTruncated,
     /// The context policy replaced the oldest turns by a summary.
-    ContextSummarised,
+    #[serde(rename = "context_summarised")]
+    ContextSummarized,
 }
 
 impl Reason {
     /// Returns the reason as text.
     pub fn description(self) -> &'static str {
         match self {
-            Reason::AskedAgain => "the same prompt was asked again",
+            Reason::Repeated => "the same prompt was asked again",
             Reason::Branched => "another message follows the same history",
             Reason::System => "another system prompt",
             Reason::Tools => "other tools",
             Reason::Edited => "a message of the past was edited",
             Reason::Shortened => "messages of the past were left out",
-            Reason::ReplyEdited => "a reply was edited",
+            Reason::CompletionEdited => "a reply was edited",
             Reason::CallsEdited => "the calls of a reply were edited",
-            Reason::CallsCut => "the arguments of a call are no JSON object any more",
-            Reason::ThoughtEdited => "the thought of a reply was edited",
+            Reason::CallsTruncated => "the arguments of a call are no JSON object any more",
+            Reason::ReasoningEdited => "the thought of a reply was edited",
             Reason::TextLost => "the text beside the calls of a reply was left out",
             Reason::CallsAsText => "calls were turned into text",
             Reason::Merged => "several replies were merged into one message",
@@ -95,7 +101,7 @@ impl Reason {
             Reason::Reprinted => "the chat template prints the past otherwise",
             Reason::ContextDropped => "the oldest turns were dropped to fit the context",
             Reason::ContextTruncated => "messages in the middle were shortened to fit the context",
-            Reason::ContextSummarised => "the oldest turns were summarised to fit the context",
+            Reason::ContextSummarized => "the oldest turns were summarised to fit the context",
         }
     }
 }
@@ -103,7 +109,7 @@ impl Reason {
 impl Reason {
     /// Returns whether a context policy caused the fork.
     pub fn is_truncation(self) -> bool {
-        matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarised)
+        matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarized)
     }
 }
 
@@ -121,12 +127,12 @@ impl Index {
         if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, requested) {
             return fork(0, Reason::Tools);
         }
-        let (Some(root), Some(hit)) = (root, hit) else { return Origin::Began };
+        let (Some(root), Some(hit)) = (root, hit) else { return Origin::Started };
         let node = self.node(hit.node);
         let at = hit.messages;
         let Some((message, form)) = requested.get(at) else {
             return if node.prompt.is_some() {
-                fork(at, Reason::AskedAgain)
+                fork(at, Reason::Repeated)
             } else if self.completion_record(hit.node).is_some() || self.is_extended(hit.node) {
                 Origin::Continued
             } else {
@@ -134,7 +140,7 @@ impl Index {
             };
         };
         if node.children.is_empty() {
-            return if hit.completion.is_some() { Origin::Continued } else { Origin::Began };
+            return if hit.completion.is_some() { Origin::Continued } else { Origin::Started };
         }
         let has_assistant = requested[at..].iter().any(|(_, form)| form.role == Role::Assistant);
         if form.role == Role::Assistant {
@@ -145,7 +151,7 @@ impl Index {
             let is_truncated = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
             return fork(
                 at,
-                if is_truncated && reason == Reason::CallsEdited { Reason::CallsCut } else { reason },
+                if is_truncated && reason == Reason::CallsEdited { Reason::CallsTruncated } else { reason },
             );
         }
         if at == 0 && self.other_system(hit.node, form, requested.get(1)) {
@@ -163,7 +169,7 @@ impl Index {
             return fork(at, Reason::Shortened);
         }
         // Independent conversations often start with the same instructions.
-        if hit.completion.is_none() { Origin::Began } else { fork(at, Reason::Branched) }
+        if hit.completion.is_none() { Origin::Started } else { fork(at, Reason::Branched) }
     }
 
     /// Returns whether this party has had the same conversation with other tools: one of its completions,
@@ -228,7 +234,7 @@ impl Index {
             } else if completion.shown.has_content && !form.has_content {
                 Reason::TextLost
             } else {
-                Reason::ReplyEdited
+                Reason::CompletionEdited
             };
         }
         let completion = || here.iter().filter_map(|&child| self.completion_record(child));
@@ -239,15 +245,15 @@ impl Index {
         } else if here.is_empty() {
             Reason::Unrecorded
         } else if self.differs_in_reasoning(above, form) {
-            Reason::ThoughtEdited
+            Reason::ReasoningEdited
         } else if form.calls.is_none() && completion().all(|completion| completion.shown.calls.is_some()) {
             Reason::CallsAsText
         } else if form.calls.is_none() {
-            Reason::ReplyEdited
+            Reason::CompletionEdited
         } else if !form.has_content && completion().any(|completion| completion.shown.calls == form.calls) {
             Reason::TextLost
         } else if completion().any(|completion| completion.shown.calls == form.calls) {
-            Reason::ReplyEdited
+            Reason::CompletionEdited
         } else {
             Reason::CallsEdited
         }

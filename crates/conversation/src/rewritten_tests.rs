@@ -15,7 +15,8 @@ const CALL: &str =
     "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"12 * 3\"}}\n</tool_call>";
 
 fn talk(completions: CompletionMatching) -> Talk {
-    let options = Options { call_ids: CallIds::Unique, replies: completions, ..Options::default() };
+    let options =
+        Options { call_ids: CallIds::Unique, completion_matching: completions, ..Options::default() };
     let mut talk = Talk::new(tiny_chat().unwrap(), options);
     talk.tools = vec![tool("add")];
     talk
@@ -85,8 +86,8 @@ fn rewritten_completion_is_continued_and_counted() {
 #[test]
 fn edited_completion_with_call_ids_forks() {
     let edits: [(Change, Reason); 7] = [
-        (|m| m.content = "Let us see.".into(), Reason::ReplyEdited),
-        (|m| m.content = "Let me".into(), Reason::ReplyEdited),
+        (|m| m.content = "Let us see.".into(), Reason::CompletionEdited),
+        (|m| m.content = "Let me".into(), Reason::CompletionEdited),
         (|m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12 * 4"))), Reason::CallsEdited),
         (|m| drop(m.tool_calls[0].arguments.remove("a")), Reason::CallsEdited),
         (|m| m.tool_calls[0].name = "sub".into(), Reason::CallsEdited),
@@ -188,7 +189,7 @@ fn appended_text_becomes_context_after_sampled_tokens() {
 
 #[test]
 fn extended_completion_with_other_reasoning_forks() {
-    for (reasoning, origin) in [("Hm", Origin::Continued), ("No.", fork_origin(1, Reason::ThoughtEdited))] {
+    for (reasoning, origin) in [("Hm", Origin::Continued), ("No.", fork_origin(1, Reason::ReasoningEdited))] {
         let mut talk = talk(CompletionMatching::Lenient);
         let question = Message::user("1?");
         talk.prepare_and_record(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
@@ -234,7 +235,7 @@ fn appended_text_forks_in_strict_mode() {
     let mut talk = talk(CompletionMatching::Strict);
     talk.prepare_and_record(&[Message::user("1?")], "x = 1");
     let messages = [Message::user("1?"), Message::assistant("x = 1</code>"), Message::user("2?")];
-    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
 }
 
 #[test]
@@ -244,7 +245,10 @@ fn different_text_does_not_extend_completion() {
         talk.prepare_and_record(&[Message::user("1?")], completion);
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
         let prepared = talk.prepare(&messages);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (fork_origin(1, Reason::ReplyEdited), 0));
+        assert_eq!(
+            (prepared.origin, prepared.repeated.to_reply),
+            (fork_origin(1, Reason::CompletionEdited), 0)
+        );
     }
 }
 
@@ -255,7 +259,7 @@ fn completion_matches_as_client_received() {
     let (_, completion) = talk.prepare_and_record(std::slice::from_ref(&question), "1, 2, 3, 4,");
     for received in ["1, 2, 3, ", "1, 2, 3, 4"] {
         let messages = [question.clone(), Message::assistant(received), Message::user("Go on.")];
-        assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
+        assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
         talk.conversation.note_received(completion.segment, &messages[1]);
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
@@ -265,7 +269,7 @@ fn completion_matches_as_client_received() {
     }
     // The white space before a stop string is missing.
     let messages = [question.clone(), Message::assistant("1, 2, 3,4"), Message::user("Go on.")];
-    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
     // The first of two calls only.
     let two = [CALL, CALL].concat();
     let (_, completion) = talk.prepare_and_record(&[Message::user("12*3?")], &two);
@@ -299,7 +303,7 @@ fn reasoning_in_separate_message_continues() {
     talk.prepare_and_record(&[Message::user("1?")], "See.");
     let messages =
         [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
-    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::ReplyEdited));
+    assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
 }
 
 #[test]

@@ -121,7 +121,7 @@ proptest! {
         let mut begins = std::collections::HashSet::new();
         let ends: Vec<SegmentId> = given.ends.values().copied().collect();
         for segment in trajectory.segments() {
-            if segment.kind == Kind::Given && !ends.contains(&segment.id) {
+            if segment.kind == Kind::Context && !ends.contains(&segment.id) {
                 prop_assert!(begins.insert((segment.parent, segment.after, segment.tokens[0])));
             }
         }

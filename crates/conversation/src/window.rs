@@ -32,7 +32,8 @@ pub enum Overflow {
     /// Drops the oldest turns.
     DropOldest,
     /// Drops the oldest turns, and adds a summary of them after the task.
-    Summarise,
+    #[serde(rename = "summarise")]
+    Summarize,
 }
 
 /// Maximum length of a prompt in tokens, and the policy for longer prompts.
@@ -61,7 +62,7 @@ impl Overflow {
     pub(crate) fn reason(self) -> Reason {
         match self {
             Overflow::TruncateMiddle => Reason::ContextTruncated,
-            Overflow::Summarise => Reason::ContextSummarised,
+            Overflow::Summarize => Reason::ContextSummarized,
             Overflow::DropOldest | Overflow::Fail => Reason::ContextDropped,
         }
     }
@@ -342,7 +343,7 @@ mod tests {
         let messages = messages_from("uatata");
         let tool =
             ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
-        let budget = Budget { max_tokens: 500, overflow: Overflow::Summarise, keep: 1 };
+        let budget = Budget { max_tokens: 500, overflow: Overflow::Summarize, keep: 1 };
         let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
         let all = 6 * (1 + MESSAGE_OVERHEAD) + json_length(&tool.to_openai()) + 12;
         // A prompt of 1,000 tokens must shrink to 250.

@@ -37,7 +37,8 @@ enum Request {
         given: usize,
     },
     Forest {
-        paths: Vec<Vec<u32>>,
+        #[serde(rename = "paths")]
+        sequences: Vec<Vec<u32>>,
         first: u32,
     },
     Generate {
@@ -68,7 +69,7 @@ async fn main() -> Result<()> {
                 let engine = engine.as_ref().context("no model is loaded")?;
                 group(engine, &prompt, rollouts, turns, [new, tool_tokens], version).await?
             }
-            Request::Forest { paths: sequences, first } => {
+            Request::Forest { sequences: sequences, first } => {
                 forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
             }
             Request::Generate { prompts, new_tokens } => {
@@ -129,7 +130,7 @@ async fn group(
                     };
                     let completion = engine.sample(request).await?.collect(DEADLINE).await?;
                     targets.extend(completion.logprobs.iter().enumerate().map(|(i, logprob)| {
-                        let term = Term { advantage, behaviour: Some(*logprob), ..Term::default() };
+                        let term = Term { advantage, behavior: Some(*logprob), ..Term::default() };
                         SequenceTarget { index: (sequence.len() + i) as u32, temperature: 1.0, term }
                     }));
                     sequence.extend(completion.tokens);
@@ -187,7 +188,7 @@ async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&sequences)?);
-    let (tokens, sequence_tokens) = (batch.tokens.len(), batch.path_tokens);
+    let (tokens, sequence_tokens) = (batch.tokens.len(), batch.sequence_tokens);
     let loss = Loss::new(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();

@@ -182,7 +182,7 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
             (format!("logits.{i}"), vec![tokens.len(), width], values.as_slice())
         });
     write_safetensors(&out.join(TENSORS), tensors)?;
-    Ok(json!({ "packed_tokens": batch.tokens.len(), "path_tokens": batch.path_tokens }))
+    Ok(json!({ "packed_tokens": batch.tokens.len(), "path_tokens": batch.sequence_tokens }))
 }
 
 /// Returns the rows, in the batch, of the tokens of a merged sequence.

@@ -113,7 +113,7 @@ fn batch(tasks: &[Task], sampled: &[Sample], advantages: &[f64]) -> Result<TreeB
         let term = Term {
             weight: weights[index] as f32,
             advantage: advantages[index] as f32,
-            behaviour: Some(one.logprob),
+            behavior: Some(one.logprob),
             ..Term::default()
         };
         let target = SequenceTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term };

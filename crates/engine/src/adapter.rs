@@ -304,7 +304,8 @@ impl Adapter {
     /// # Errors
     /// Returns an error if a file cannot be written.
     pub fn save(&self, dir: &Path) -> Result<[&'static str; 2], ModelError> {
-        let LoraOptions { rank, alpha, targets, rank_stabilised, ranks, alphas } = &self.options;
+        let LoraOptions { rank, alpha, targets, rank_stabilized: rank_stabilised, ranks, alphas } =
+            &self.options;
         let config = json!({
             "peft_type": "LORA",
             "task_type": "CAUSAL_LM",
@@ -340,7 +341,7 @@ impl Adapter {
         let mut options = LoraOptions {
             rank: config.rank,
             alpha: config.alpha,
-            rank_stabilised: config.rank_stabilized,
+            rank_stabilized: config.rank_stabilized,
             targets: modules.iter().map(|module| module.name.clone()).collect(),
             ..LoraOptions::default()
         };
@@ -376,7 +377,7 @@ impl Adapter {
                 let adapted = adapted(options);
                 let kinds: BTreeSet<&str> =
                     adapted.iter().filter_map(|(name, _)| name.rsplit('.').next()).collect();
-                let stabilized = if options.rank_stabilised { ", use_rslora" } else { "" };
+                let stabilized = if options.rank_stabilized { ", use_rslora" } else { "" };
                 format!(
                     "r = {}, lora_alpha = {}{stabilized}, {} target_modules of the kinds {kinds:?}",
                     options.rank,

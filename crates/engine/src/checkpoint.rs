@@ -39,7 +39,7 @@ pub fn save(
         None => {
             write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
             weights.layout.tensors.write(&dir.join(WEIGHTS), &weights.master)?;
-            (Some(&learning.optimizer), &weights.layout.tensors, Content::Whole, vec![CONFIG, WEIGHTS])
+            (Some(&learning.optimizer), &weights.layout.tensors, Content::Full, vec![CONFIG, WEIGHTS])
         }
         Some(index) => {
             let adapter = &model.adapters[index];

@@ -314,7 +314,7 @@ impl Sampler for Engine {
         let version = weights.version;
         let result = self.learn(|response| LearnerCommand::UpdateWeights(dir, version, response)).await;
         result.map_err(|error| match error {
-            PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::NotAdopted(why),
+            PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::WeightsNotLoaded(why),
             other => other,
         })
     }

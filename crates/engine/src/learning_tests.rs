@@ -30,7 +30,7 @@ fn test_sequences(vocabulary: usize) -> Vec<SequenceInput> {
                     let term = Term {
                         weight: random(0) * 0.2,
                         advantage: random(1) * 4.0 - 2.0,
-                        behaviour: Some(-5.0 - random(2)),
+                        behavior: Some(-5.0 - random(2)),
                         reference: Some(-5.0 - random(3)),
                         ..Term::default()
                     };
@@ -106,7 +106,7 @@ fn loss_and_gradient_match_f64_for_every_family() {
         let model = model(&config, 2);
         let sequences = test_sequences(config.vocabulary);
         let batch = TreeBatch::merge(&sequences).unwrap();
-        assert!((batch.tokens.len() as u64) < batch.path_tokens);
+        assert!((batch.tokens.len() as u64) < batch.sequence_tokens);
         let num_shared = |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
         assert!(num_shared(3) > 2 && num_shared(2) > 2 && num_shared(1) > 2);
         assert!(batch.targets.windows(2).any(|pair| pair[0].token == pair[1].token), "at two temperatures");
@@ -267,7 +267,7 @@ fn adapter_gradients_match_f64() {
             rank: 3,
             alpha: 5.0,
             targets,
-            rank_stabilised: true,
+            rank_stabilized: true,
             ranks: [("q_proj".into(), 2), ("layers.1.mlp.down_proj".into(), 5)].into(),
             alphas: [("o_proj".into(), 3.0)].into(),
         };
@@ -518,8 +518,8 @@ fn every_loss() -> Vec<Loss> {
         PolicyLoss::Cispo { low: 1.0, high: 0.28 },
         PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 },
         PolicyLoss::Direct { beta: 0.1 },
-        PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 },
-        PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower: 1.0, upper: 5.0 },
+        PolicyLoss::KlCov { coefficient: 1.0, fraction: 0.1 },
+        PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.1, lower: 1.0, upper: 5.0 },
     ];
     policies.map(Loss::new).into_iter().chain(losses()).collect()
 }
@@ -534,7 +534,7 @@ fn terms_sum_to_loss_bitwise() {
         let term = &mut target.term;
         term.weight = if index % 7 == 0 { 0.0 } else { term.weight };
         term.correction = (index % 3 == 0).then_some(0.75);
-        (term.age, term.marked) = (index as u32 % 2, index % 5 == 0);
+        (term.age, term.selected) = (index as u32 % 2, index % 5 == 0);
     }
     let batch = TreeBatch::merge(&sequences).unwrap();
     for loss in every_loss() {

@@ -161,7 +161,7 @@ impl Scheduler {
         DeviceStats {
             prefix_hits: self.prefix_hits,
             prefilled: self.prefilled,
-            drawn: self.sampled,
+            sampled: self.sampled,
             busy_seconds: self.busy.as_secs_f64(),
             running_seconds: self.running_seconds,
             cache_in_use_seconds: self.cache_in_use_seconds,

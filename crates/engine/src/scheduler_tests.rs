@@ -330,7 +330,7 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
             let num_sampled = completion.tokens.len();
             let params = SamplingParams {
                 max_tokens: 30 - num_sampled,
-                drawn_before: num_sampled,
+                sampled_before: num_sampled,
                 ..adjusting(stream)
             };
             let prompt_tokens = [prompt(stream), completion.tokens.clone()].concat();

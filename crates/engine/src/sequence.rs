@@ -66,8 +66,8 @@ impl Sequence {
         token_bytes: Option<&dyn TokenBytes>,
         events: Events,
     ) -> Self {
-        let SampleRequest { least_version: min_version, seed, stream, prompt, params, .. } = request;
-        let sampled = prompt[prompt.len() - params.drawn_before..].to_vec();
+        let SampleRequest { min_version, seed, stream, prompt, params, .. } = request;
+        let sampled = prompt[prompt.len() - params.sampled_before..].to_vec();
         let mut sequence = Sequence {
             policy,
             max_len: prompt.len().saturating_add(params.max_tokens).min(context),
@@ -95,7 +95,7 @@ impl Sequence {
     /// Returns the number of tokens in the completion, including those of an earlier request that it
     /// continues.
     pub fn completion_len(&self) -> usize {
-        self.tokens.len() - self.prompt + self.params.drawn_before
+        self.tokens.len() - self.prompt + self.params.sampled_before
     }
 
     /// Returns the number of blocks at maximum length.

@@ -50,10 +50,10 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
                 advantage: point.advantage as f32,
                 returns: point.returns as f32,
                 value: point.value.map(|value| value as f32),
-                behaviour: point.old.map(|logp| logp as f32),
+                behavior: point.old.map(|logp| logp as f32),
                 reference: point.reference.map(|logp| logp as f32),
-                path_log_ratio: point.sequence_log_ratio.map(|ratio| ratio as f32),
-                marked: point.marked,
+                sequence_log_ratio: point.sequence_log_ratio.map(|ratio| ratio as f32),
+                selected: point.marked,
                 age: point.age as u32,
                 ..Term::default()
             },

@@ -22,7 +22,7 @@ fn gateway_with_policy(texts: &[&str], overflow: Overflow, budget_tokens: usize)
             max_tokens: 40,
             instruction: "Sum up.".into(),
         };
-        (budget, (overflow == Overflow::Summarise).then(|| Arc::new(summarizer())))
+        (budget, (overflow == Overflow::Summarize).then(|| Arc::new(summarizer())))
     })
 }
 
@@ -58,7 +58,7 @@ async fn long_conversation_forks_and_continues() {
 #[tokio::test]
 async fn summary_calls_do_not_count_toward_limits() {
     let texts = ["One.", "Two.", "Three.", "They counted.", "Four."];
-    let served = gateway_with_policy(&texts, Overflow::Summarise, 350);
+    let served = gateway_with_policy(&texts, Overflow::Summarize, 350);
     let mut messages = Vec::new();
     for turn in 0..4 {
         assert_eq!(
@@ -72,7 +72,7 @@ async fn summary_calls_do_not_count_toward_limits() {
     let calls: Vec<(&str, bool)> =
         recorded.calls.iter().map(|call| (call.agent.as_str(), call.summary)).collect();
     assert_eq!(calls[3..], [("default.summary", true), ("default", false)]);
-    assert_eq!(recorded.counts.forked.get(&Reason::ContextSummarised), Some(&1));
+    assert_eq!(recorded.counts.forked.get(&Reason::ContextSummarized), Some(&1));
     let text = |ids: &[u32]| served.format.chat().tokenizer().decode_with_special(ids);
     let trajectory = recorded.trajectory;
     let paths: Vec<String> =

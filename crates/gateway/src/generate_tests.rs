@@ -103,7 +103,7 @@ async fn returned_history_continues_with_recorded_ids() {
     body["messages"].as_array_mut().unwrap().extend([text, result]);
     let second = served.post(CHAT, &body).await.json();
     assert_eq!(second["choices"][0]["message"]["content"], "It is 3.5.");
-    assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+    assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.trajectory.leaves().len(), 1);
     let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
@@ -138,7 +138,7 @@ async fn modified_completion_text_continues_conversation() {
         };
         body["messages"].as_array_mut().unwrap().extend([sent_text, next]);
         served.post(CHAT, &body).await.json();
-        assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text:?} {change:?}");
+        assert_eq!(served.origins(), [Origin::Started, Origin::Continued], "{text:?} {change:?}");
         let recorded = served.session.close(Duration::from_secs(5)).await.0;
         let sampled = recorded.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled);
         assert_eq!(sampled.count(), 2);
@@ -269,7 +269,7 @@ async fn call_after_broken_connection_is_sampled_once() {
     assert_eq!(repeated, other);
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
     assert_eq!(recorded.calls.len(), 2);
-    let repeated_origin = Origin::Forked(Fork { at: 1, reason: Reason::AskedAgain });
+    let repeated_origin = Origin::Forked(Fork { at: 1, reason: Reason::Repeated });
     assert_eq!(recorded.calls[1].origin, Some(repeated_origin));
 }
 

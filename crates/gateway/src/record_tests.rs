@@ -54,7 +54,7 @@ async fn empty_completion_is_recorded() {
     let next = [json!({ "role": "assistant", "content": "" }), json!({ "role": "user", "content": "So?" })];
     body["messages"].as_array_mut().unwrap().extend(next);
     served.post(CHAT, &body).await;
-    assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+    assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
 }
 
 #[tokio::test]
@@ -69,7 +69,7 @@ async fn restored_stop_string_continues_conversation() {
         let sent = json!({ "role": "assistant", "content": format!("{text}{put_back}") });
         body["messages"].as_array_mut().unwrap().extend([sent, json!({ "role": "user", "content": "So?" })]);
         served.post(CHAT, &body).await;
-        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
         let recorded = served.session.close(Duration::from_secs(5)).await.0;
         assert_eq!(recorded.calls[0].content, "So. ");
         assert_eq!((recorded.counts.extended, recorded.counts.trimmed), (0, 0), "{put_back:?}");
@@ -92,7 +92,7 @@ async fn completion_with_calls_matches_with_or_without_stop_string() {
                 .unwrap()
                 .extend([sent, json!({ "role": "user", "content": "So?" })]);
             served.post(CHAT, &body).await;
-            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{text} {put_back}");
+            assert_eq!(served.origins(), [Origin::Started, Origin::Continued], "{text} {put_back}");
         }
     }
 }

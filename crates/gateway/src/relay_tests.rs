@@ -167,7 +167,7 @@ async fn external_histories_are_recorded_once_as_messages() {
     let recorded = session.close(Duration::from_secs(5)).await.0;
     let external = &recorded.external;
     let ranges: Vec<(Option<usize>, usize, usize)> =
-        external.iter().map(|call| (call.after, call.shared, call.messages.len())).collect();
+        external.iter().map(|call| (call.after, call.shared_messages, call.messages.len())).collect();
     assert_eq!(ranges, [(None, 0, 1), (Some(0), 2, 1), (None, 0, 1)]);
     let history = ExternalCall::history(external, 1);
     let texts: Vec<&str> = history.iter().map(|message| message.content.as_str()).collect();
@@ -218,8 +218,8 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
     let response = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
     assert_eq!(response.status, StatusCode::SERVICE_UNAVAILABLE, "{}", response.text);
     let external = session.close(Duration::from_secs(5)).await.0.external;
-    assert_eq!(external[0].reply.content.as_str(), "So ");
-    assert!(external[0].fault.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
+    assert_eq!(external[0].message.content.as_str(), "So ");
+    assert!(external[0].error.as_ref().unwrap().contains("stopped in the middle"), "{external:?}");
 }
 
 #[tokio::test]
@@ -235,7 +235,7 @@ async fn silent_call_ends_with_attempt_and_keeps_text() {
     });
     let (response, recorded) = tokio::join!(requested, closed);
     assert!(response.text.contains("So "), "{}", response.text);
-    assert_eq!(recorded.external[0].reply.content.as_str(), "So ");
+    assert_eq!(recorded.external[0].message.content.as_str(), "So ");
     assert_eq!(recorded.external[0].finish, FinishReason::Aborted);
 }
 

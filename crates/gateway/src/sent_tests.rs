@@ -251,7 +251,7 @@ async fn text_keeps_surrounding_white_space() {
             let next = json!({ "role": "user", "content": "So?" });
             body["messages"].as_array_mut().unwrap().extend([completion, next]);
             served.post(CHAT, &body).await;
-            assert_eq!(served.origins(), [Origin::Began, Origin::Continued], "{sent:?}");
+            assert_eq!(served.origins(), [Origin::Started, Origin::Continued], "{sent:?}");
         }
     }
     // Before reasoning and calls, and after them, white space separates parts and belongs to no part.

@@ -214,7 +214,7 @@ async fn tokens_are_recorded_for_calling_agent() {
         segments.map(|segment| (segment.agent.as_str(), segment.policy.as_str())).collect::<Vec<_>>()
     };
     let want = [("critic", "own"), ("solver", "own"), ("critic", "own"), ("solver", "own")];
-    assert_eq!((of(Kind::Sampled), of(Kind::Given)), (want.to_vec(), want.to_vec()));
+    assert_eq!((of(Kind::Sampled), of(Kind::Context)), (want.to_vec(), want.to_vec()));
     let called: Vec<&str> = recorded.calls.iter().map(|call| call.agent.as_str()).collect();
     assert_eq!(called, ["critic", "solver", "critic", "solver"]);
 }
@@ -272,6 +272,6 @@ async fn later_calls_require_no_older_weights() {
     for text in ["a", "b", "c"] {
         bench.send_request(CHAT, &question(text, json!({}))).await;
     }
-    let min_versions: Vec<u64> = bench.requests().iter().map(|request| request.least_version).collect();
+    let min_versions: Vec<u64> = bench.requests().iter().map(|request| request.min_version).collect();
     assert_eq!(min_versions, [0, 1, 2]);
 }

@@ -18,7 +18,7 @@ impl SamplingParams {
             || self.presence_penalty != 0.0
             || self.frequency_penalty != 0.0
             || self.logit_bias.values().any(|bias| *bias != 0.0)
-            || (self.min_tokens > self.drawn_before && !self.stop_ids.is_empty())
+            || (self.min_tokens > self.sampled_before && !self.stop_ids.is_empty())
     }
 
     /// Adjusts raw logits, one for each token of the vocabulary. `path` is the prompt with the
@@ -110,7 +110,7 @@ mod tests {
             plain.clone(),
             SamplingParams { logit_bias: [(3, 0.0)].into(), ..plain.clone() },
             SamplingParams { min_tokens: 3, ..plain.clone() },
-            SamplingParams { min_tokens: 3, drawn_before: 3, stop_ids: vec![1], ..plain.clone() },
+            SamplingParams { min_tokens: 3, sampled_before: 3, stop_ids: vec![1], ..plain.clone() },
             SamplingParams { top_logprobs: 5, ..plain.clone() },
         ] {
             assert!(!params.is_filtered(), "{params:?}");

@@ -34,7 +34,7 @@ pub async fn constrain(
             grammar.kind()
         )));
     };
-    let sampled = request.prompt[request.prompt.len() - request.params.drawn_before..].to_vec();
+    let sampled = request.prompt[request.prompt.len() - request.params.sampled_before..].to_vec();
     let compiled = async {
         // A compilation whose request was dropped keeps its permit until it is done.
         let permit = PERMITS.clone().acquire_owned().await;

@@ -192,7 +192,7 @@ impl Device {
         DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
-            drawn: self.sampled.load(Ordering::Relaxed),
+            sampled: self.sampled.load(Ordering::Relaxed),
             busy_seconds: seconds(&self.busy),
             running_seconds: seconds(&self.occupied),
             cache_in_use_seconds: 0.0,

@@ -34,20 +34,23 @@ pub enum PolicyError {
     },
     /// The learner cannot divide an update into micro-batches as the recorded plan prescribes.
     #[error("the recorded cut of the update cannot be followed: {0}")]
-    Cut(String),
+    #[serde(rename = "cut")]
+    PlanMismatch(String),
     /// The sampler cannot load published weights.
     #[error("cannot adopt the published weights: {0}")]
-    NotAdopted(String),
+    #[serde(rename = "not_adopted")]
+    WeightsNotLoaded(String),
     /// The sampler's weights are older than the request requires, and the sampler does not wait for
     /// newer ones.
     #[error(
-        "the request asks for version {least} of {policy} or later, but the sampler has version {version}"
+        "the request asks for version {min_version} of {policy} or later, but the sampler has version {version}"
     )]
     Behind {
         /// Name of the policy.
         policy: String,
         /// Minimum version that the request requires.
-        least: u64,
+        #[serde(rename = "least")]
+        min_version: u64,
         /// Version of the sampler's weights.
         version: u64,
     },
@@ -89,8 +92,8 @@ impl PolicyError {
             PolicyError::Invalid(_) => "invalid",
             PolicyError::PromptTooLong { .. } => "prompt_too_long",
             PolicyError::NotFinite { .. } => "not_finite",
-            PolicyError::Cut(_) => "cut",
-            PolicyError::NotAdopted(_) => "not_adopted",
+            PolicyError::PlanMismatch(_) => "cut",
+            PolicyError::WeightsNotLoaded(_) => "not_adopted",
             PolicyError::Behind { .. } => "behind",
             PolicyError::Busy { .. } => "busy",
             PolicyError::Deadline(..) => "deadline",
@@ -113,8 +116,8 @@ impl PolicyError {
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
             | PolicyError::NotFinite { .. }
-            | PolicyError::Cut(_)
-            | PolicyError::NotAdopted(_)
+            | PolicyError::PlanMismatch(_)
+            | PolicyError::WeightsNotLoaded(_)
             | PolicyError::Storage(_)
             | PolicyError::NoValueHead
             | PolicyError::NoPredictions
@@ -133,9 +136,9 @@ mod tests {
             (PolicyError::Invalid("x".into()), false),
             (PolicyError::PromptTooLong { prompt: 9, context: 8 }, false),
             (PolicyError::NotFinite { position: 3 }, false),
-            (PolicyError::Cut("path 1 is in no micro-batch".into()), false),
-            (PolicyError::NotAdopted("a: no".into()), false),
-            (PolicyError::Behind { policy: "p".into(), least: 4, version: 3 }, true),
+            (PolicyError::PlanMismatch("path 1 is in no micro-batch".into()), false),
+            (PolicyError::WeightsNotLoaded("a: no".into()), false),
+            (PolicyError::Behind { policy: "p".into(), min_version: 4, version: 3 }, true),
             (PolicyError::Busy { what: "8 requests run".into(), retry_after: 2 }, true),
             (PolicyError::Deadline(Duration::from_millis(1500), "a reply".into()), true),
             (PolicyError::Stopped("the engine".into()), true),

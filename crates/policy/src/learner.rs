@@ -52,7 +52,8 @@ pub struct ForwardBackward {
     /// Sum of −log ratio over the same terms: an estimate of the KL divergence from that policy.
     pub drift: f64,
     /// Number of terms with a nonzero weight and a behavior log-probability.
-    pub behaviour_terms: u64,
+    #[serde(rename = "behaviour_terms")]
+    pub behavior_terms: u64,
     /// Number of terms sampled by the very weights that are trained whose log-probability differs in
     /// any bit from their behavior log-probability.
     pub mismatched: u64,
@@ -64,7 +65,7 @@ impl ForwardBackward {
     /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in nats
     /// of the distribution that predicts it.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &TermLoss) {
-        if let Some(behavior) = term.behaviour.filter(|_| term.age == 0) {
+        if let Some(behavior) = term.behavior.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behavior.to_bits() != logp.to_bits());
             self.max_mismatch = self.max_mismatch.max((behavior - logp).abs());
         }
@@ -78,8 +79,8 @@ impl ForwardBackward {
         self.clipped += u64::from(evaluated.clipped && !evaluated.dual);
         self.dual_clipped += u64::from(evaluated.dual);
         self.kl += evaluated.kl;
-        if term.behaviour.is_some() {
-            self.behaviour_terms += 1;
+        if term.behavior.is_some() {
+            self.behavior_terms += 1;
             self.ratio += evaluated.ratio;
             self.drift -= evaluated.log_ratio;
         }
@@ -108,7 +109,7 @@ impl ForwardBackward {
         self.kl += other.kl;
         self.ratio += other.ratio;
         self.drift += other.drift;
-        self.behaviour_terms += other.behaviour_terms;
+        self.behavior_terms += other.behavior_terms;
         self.mismatched += other.mismatched;
         self.max_mismatch = self.max_mismatch.max(other.max_mismatch);
     }
@@ -159,7 +160,8 @@ pub struct OptimReport {
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct TrainRequest {
     /// The sequences, whose terms hold all data that the loss needs.
-    pub paths: Vec<SequenceInput>,
+    #[serde(rename = "paths")]
+    pub sequences: Vec<SequenceInput>,
     /// Loss function.
     pub loss: Loss,
     /// Parameters of the optimizer step.
@@ -213,7 +215,7 @@ pub trait Learner: Send + Sync {
         plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let TrainRequest { paths: mut sequences, loss, params } = update;
+        let TrainRequest { sequences: mut sequences, loss, params } = update;
         plan.check(sequences.len(), 1)?;
         let mut sums = Vec::with_capacity(plan.micro_batches.len());
         for batch in &plan.micro_batches {

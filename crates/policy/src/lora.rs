@@ -17,7 +17,8 @@ pub struct LoraOptions {
     /// such as `layers.0.self_attn.q_proj`.
     pub targets: Vec<String>,
     /// Whether the scale is alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
-    pub rank_stabilised: bool,
+    #[serde(alias = "rank_stabilised")]
+    pub rank_stabilized: bool,
     /// Different ranks for some targets, by the same kind of name. The longest matching name applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ranks: BTreeMap<String, usize>,
@@ -33,7 +34,7 @@ impl Default for LoraOptions {
             rank: 16,
             alpha: 32.0,
             targets: targets.map(str::to_owned).to_vec(),
-            rank_stabilised: false,
+            rank_stabilized: false,
             ranks: BTreeMap::new(),
             alphas: BTreeMap::new(),
         }
@@ -64,7 +65,7 @@ impl LoraOptions {
 
     /// Returns the factor of B A x.
     pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
-        match self.rank_stabilised {
+        match self.rank_stabilized {
             true => (f64::from(alpha) / (rank as f64).sqrt()) as f32,
             false => alpha / rank as f32,
         }
@@ -90,6 +91,6 @@ mod tests {
         assert_eq!(options.rank_and_alpha("model.layers.11.mlp.up_proj"), None);
         assert_eq!(options.rank_and_alpha("model.layers.0.self_attn.eq_proj"), None);
         assert_eq!(options.scale(4, 6.0), 1.5);
-        assert_eq!(LoraOptions { rank_stabilised: true, ..options }.scale(4, 6.0), 3.0);
+        assert_eq!(LoraOptions { rank_stabilized: true, ..options }.scale(4, 6.0), 3.0);
     }
 }

@@ -36,6 +36,7 @@ pub struct MicroBatch {
     pub rank: u32,
     /// Indices of sequences of the update, in the order in which they are merged. Empty if the rank
     /// runs the micro-batch only to stay in step with other ranks.
+    #[serde(rename = "paths")]
     pub paths: Vec<u32>,
 }
 
@@ -91,7 +92,7 @@ impl MicroBatchPlan {
     /// Returns [`PolicyError::MicroBatchPlan`] with the first difference if the number of ranks differs, a rank or
     /// sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
-        let reject = |why: String| Err(PolicyError::Cut(why));
+        let reject = |why: String| Err(PolicyError::PlanMismatch(why));
         if self.world_size != world_size {
             return reject(format!("it was made for {} ranks, and there are {world_size}", self.world_size));
         }

@@ -11,10 +11,10 @@
 //! - **Log-probabilities of a prompt** ([`SamplingParams::prompt_logprobs`]) are those that a learner
 //!   computes. Such a prompt is computed completely, under one version of the weights.
 //! - **Published weights only.** A sampler does not sample from weights that changed and were not published,
-//!   nor from weights older than [`SampleRequest::least_version`]. Requests wait, or are rejected with the
+//!   nor from weights older than [`SampleRequest::min_version`]. Requests wait, or are rejected with the
 //!   version as the reason. The agent loop requests weights at least as new as those of the previous turn.
 //! - **Continuation.** A request that continues an aborted completion states how many tokens at the end of
-//!   its prompt belong to that completion ([`SamplingParams::drawn_before`]). It then samples the tokens that
+//!   its prompt belong to that completion ([`SamplingParams::sampled_before`]). It then samples the tokens that
 //!   would have followed.
 //! - **Load and pauses.** [`Load`] reports the work in progress and waiting; [`Sampler::paused`] reports how
 //!   long the sampler stood still, which deadlines of completions exclude. Counters of the device are
@@ -75,7 +75,8 @@ pub struct SamplingParams {
     pub prompt_logprobs: Option<usize>,
     /// Number of tokens at the end of the prompt that an aborted request sampled for this completion.
     /// Penalties and `min_tokens` count them; `max_tokens` does not.
-    pub drawn_before: usize,
+    #[serde(rename = "drawn_before")]
+    pub sampled_before: usize,
     /// Token ids that end the completion. The completion includes the stop token.
     pub stop_ids: Vec<u32>,
     /// Texts that end the completion, which includes the tokens that complete one. Requires a sampler
@@ -102,7 +103,7 @@ impl Default for SamplingParams {
             min_tokens: 0,
             top_logprobs: 0,
             prompt_logprobs: None,
-            drawn_before: 0,
+            sampled_before: 0,
             stop_ids: Vec::new(),
             stop_strings: Vec::new(),
             grammar: None,
@@ -170,7 +171,7 @@ impl SamplingParams {
             let problem = "a grammar needs stop_ids: one of them ends the reply when its form is complete";
             return Err(PolicyError::Invalid(problem.into()));
         }
-        let max = self.drawn_before.saturating_add(self.max_tokens);
+        let max = self.sampled_before.saturating_add(self.max_tokens);
         check(self.min_tokens <= max, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
     }
 }
@@ -184,7 +185,8 @@ pub struct SampleRequest {
     pub policy: String,
     /// Minimum version of the weights that sample the completion. A sampler with older weights waits
     /// for this version, or rejects the request with [`PolicyError::Behind`].
-    pub least_version: u64,
+    #[serde(rename = "least_version")]
+    pub min_version: u64,
     /// Seed of the run.
     pub seed: u64,
     /// Stream of random numbers within the run, unique to the call. The stream and the position of a
@@ -215,7 +217,7 @@ impl SampleRequest {
                 "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
             )));
         }
-        let (sampled, prompt) = (self.params.drawn_before, self.prompt.len());
+        let (sampled, prompt) = (self.params.sampled_before, self.prompt.len());
         if sampled > prompt {
             return Err(PolicyError::Invalid(format!(
                 "drawn_before = {sampled}, but the prompt has only {prompt} tokens; it ends with what was sampled before"
@@ -425,7 +427,8 @@ pub struct DeviceStats {
     /// Number of prompt tokens that were computed.
     pub prefilled: u64,
     /// Number of sampled tokens.
-    pub drawn: u64,
+    #[serde(rename = "drawn")]
+    pub sampled: u64,
     /// Time spent on prefill and decoding, in seconds.
     pub busy_seconds: f64,
     /// Integral over the busy time of the number of requests being decoded. Divided by `busy_seconds`,
@@ -546,7 +549,7 @@ mod tests {
             ),
             (SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() }, "min_tokens = 5, but"),
             (
-                SamplingParams { drawn_before: 3, ..plain.clone() },
+                SamplingParams { sampled_before: 3, ..plain.clone() },
                 "drawn_before = 3, but the prompt has only 2",
             ),
         ] {
@@ -555,7 +558,7 @@ mod tests {
         }
         let endless = SamplingParams { grammar: Some(Grammar::JsonObject), ..plain.clone() };
         assert!(request(endless).validate(9).unwrap_err().to_string().contains("a grammar needs stop_ids"));
-        let good = SamplingParams { min_tokens: 6, max_tokens: 4, drawn_before: 2, ..plain.clone() };
+        let good = SamplingParams { min_tokens: 6, max_tokens: 4, sampled_before: 2, ..plain.clone() };
         request(good).validate(9).unwrap();
         let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..plain.clone() };
         request(scored).validate(9).unwrap();

@@ -470,7 +470,7 @@ impl Learner for Simulator {
             write(&dir.join(OPTIMIZER), &moments, Some(state.steps))?;
             names.push(OPTIMIZER.to_owned());
         }
-        Manifest::from_files(dir, Content::Whole, &names)
+        Manifest::from_files(dir, Content::Full, &names)
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {

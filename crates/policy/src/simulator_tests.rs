@@ -39,7 +39,7 @@ fn sequence_input(
     let target = |i: usize| SequenceTarget {
         index: (prompt.len() + i) as u32,
         temperature,
-        term: Term { weight: 0.25, advantage, behaviour: Some(completion.logprobs[i]), ..Term::default() },
+        term: Term { weight: 0.25, advantage, behavior: Some(completion.logprobs[i]), ..Term::default() },
     };
     SequenceInput {
         tokens: prompt.iter().chain(&completion.tokens).copied().collect(),
@@ -81,11 +81,11 @@ async fn sampled_logprobs_match_learner_bitwise() {
         let batch = Arc::new(TreeBatch::merge(&sequences).unwrap());
         let sums = simulator.forward_backward(batch.clone(), CLIP).await.unwrap();
         assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0));
-        assert_eq!(sums.behaviour_terms, sums.terms);
+        assert_eq!(sums.behavior_terms, sums.terms);
         assert_eq!(sums.ratio, sums.terms as f64);
         let again = simulator.logprobs(batch.clone()).await.unwrap();
         for (target, logprob) in batch.targets.iter().zip(again) {
-            assert_eq!(batch.terms_of(target)[0].behaviour.map(f32::to_bits), Some(logprob.to_bits()));
+            assert_eq!(batch.terms_of(target)[0].behavior.map(f32::to_bits), Some(logprob.to_bits()));
         }
     }
 }
@@ -164,10 +164,10 @@ async fn constrained_completions_match_grammar() {
         assert!([&[0], stairs].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{stairs:?}");
         sampled.insert(stairs.to_vec());
         request.prompt.push(stairs[0]);
-        request.params.drawn_before = 1;
+        request.params.sampled_before = 1;
         let rest = complete(&simulator, request.clone()).await;
         assert_eq!(rest.tokens, completion.tokens[1..]);
-        request.params.drawn_before = 2;
+        request.params.sampled_before = 2;
         assert!(simulator.sample(request).await.is_err(), "the prompt's own token is no part of the form");
         assert!(!completion.into_segment(None, &params, 0).is_target());
     }
@@ -374,7 +374,7 @@ async fn simulated_time_matches_device_timing() {
     assert!(start.elapsed().abs_diff(expected) <= millis(2), "{:?}", start.elapsed());
     let stats = async || simulator.device_stats().await.unwrap().unwrap();
     let found = stats().await;
-    assert_eq!((found.prefilled, found.prefix_hits, found.drawn), (6, 6, 48));
+    assert_eq!((found.prefilled, found.prefix_hits, found.sampled), (6, 6, 48));
 
     let batch = Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
     let stream = simulator.sample(endless(9)).await.unwrap();
@@ -486,13 +486,13 @@ async fn adjusted_sampling_matches_naive_reference() {
         let split = 1 + stream as usize % (completion.tokens.len() - 1);
         let mut rest = request.clone();
         rest.prompt.extend(&completion.tokens[..split]);
-        (rest.params.max_tokens, rest.params.drawn_before) = (12 - split, split);
+        (rest.params.max_tokens, rest.params.sampled_before) = (12 - split, split);
         let continued = complete(&simulator, rest.clone()).await;
         assert_eq!(
             (&continued.tokens[..], &continued.top[..]),
             (&completion.tokens[split..], &completion.top[split..])
         );
-        rest.params.drawn_before = 0;
+        rest.params.sampled_before = 0;
         differ += usize::from(complete(&simulator, rest).await.tokens != completion.tokens[split..]);
     }
     assert!(differ > 10, "what was drawn before counts: {differ}");
@@ -513,11 +513,11 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
     let update = UpdateSequences { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
     let cut = full.plan(&update).await.unwrap();
     assert_eq!(cut, MicroBatchPlan::from_sizes([1; 5]));
-    let request = TrainRequest { paths: sequences.clone(), loss: CLIP, params: ADAM };
+    let request = TrainRequest { sequences: sequences.clone(), loss: CLIP, params: ADAM };
     let before = full.weights();
     for tampered in [MicroBatchPlan::from_sizes([1; 4]), MicroBatchPlan { world_size: 4, ..cut.clone() }] {
         let rejected = full.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
-        assert!(matches!(rejected, Err(PolicyError::Cut(_))), "{rejected:?}");
+        assert!(matches!(rejected, Err(PolicyError::PlanMismatch(_))), "{rejected:?}");
     }
     assert_eq!(full.weights(), before);
     let mut done = 0;
@@ -537,7 +537,7 @@ async fn timely_train_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
     let of_len = |len| SequenceInput { tokens: vec![1; len].into(), targets: Vec::new() };
-    let request = TrainRequest { paths: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
+    let request = TrainRequest { sequences: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
     let plan = MicroBatchPlan::from_sizes([1; 4]);
     let with_deadline = |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));
     let late = with_deadline(25).train(request.clone(), &plan, &mut || ()).await.unwrap_err();
@@ -549,7 +549,7 @@ async fn timely_train_names_late_micro_batch() {
 #[tokio::test(start_paused = true)]
 async fn sample_waits_for_required_weight_version() {
     let simulator = Arc::new(Simulator::new(small()));
-    let pending = SampleRequest { least_version: 2, ..request(1, 1.0) };
+    let pending = SampleRequest { min_version: 2, ..request(1, 1.0) };
     let stream = simulator.sample(pending).await.unwrap();
     let other = complete(&simulator, request(2, 1.0)).await;
     assert_eq!(other.versions[0].version, 0, "others do not wait");
@@ -563,7 +563,7 @@ async fn sample_waits_for_required_weight_version() {
     let start = tokio::time::Instant::now();
     let completion = stream.collect(Duration::from_secs(10)).await.unwrap();
     assert_eq!((start.elapsed().as_secs(), completion.versions[0].version), (2, 2));
-    let never = SampleRequest { least_version: 3, ..request(1, 1.0) };
+    let never = SampleRequest { min_version: 3, ..request(1, 1.0) };
     let late = simulator.sample(never).await.unwrap().collect(Duration::from_secs(10)).await.unwrap_err();
     assert_eq!(late.to_string(), "waited 10s for a reply from the sampler");
 }

@@ -29,7 +29,7 @@ pub async fn update_sampler_weights(
         let (weights, missing) = (weights.clone(), missing.clone());
         calls.spawn(async move {
             let result = sampler.update_weights(&weights).await;
-            result.map_err(|error| PolicyError::NotAdopted(format!("{name}: {error}")))?;
+            result.map_err(|error| PolicyError::WeightsNotLoaded(format!("{name}: {error}")))?;
             missing.lock().unwrap_or_else(PoisonError::into_inner).retain(|other| *other != name);
             Ok(())
         });

@@ -13,7 +13,8 @@ use crate::PolicyError;
 #[serde(deny_unknown_fields)]
 pub struct Manifest {
     /// Directory that contains the files.
-    pub place: WeightsLocation,
+    #[serde(rename = "place")]
+    pub location: WeightsLocation,
     /// Kind of weights that the files hold.
     pub content: Content,
     /// The files, sorted by name.
@@ -31,7 +32,8 @@ pub enum WeightsLocation {
         /// Name under which samplers reach the machine.
         machine: String,
         /// Path of the directory on that machine.
-        folder: String,
+        #[serde(rename = "folder")]
+        dir: String,
     },
 }
 
@@ -40,7 +42,8 @@ pub enum WeightsLocation {
 #[serde(rename_all = "snake_case")]
 pub enum Content {
     /// All weights of a model.
-    Whole,
+    #[serde(rename = "whole")]
+    Full,
     /// An adapter in PEFT's layout.
     Adapter {
         /// Name of the base model.
@@ -72,7 +75,7 @@ impl SavedFile {
 }
 
 impl Manifest {
-    /// Creates the manifest of files that have just been written into the local directory `folder`.
+    /// Creates the manifest of files that have just been written into the local directory `dir`.
     ///
     /// # Errors
     /// Returns [`PolicyError::Storage`] with the name and the reason if a file cannot be read.
@@ -84,7 +87,7 @@ impl Manifest {
         };
         let mut files = names.iter().map(read).collect::<Result<Vec<_>, _>>()?;
         files.sort_by(|a, b| a.name.cmp(&b.name));
-        Ok(Manifest { place: WeightsLocation::Local(dir.to_owned()), content, files })
+        Ok(Manifest { location: WeightsLocation::Local(dir.to_owned()), content, files })
     }
 
     /// Checks size and checksum of every file and returns the directory. Callers must verify before
@@ -94,10 +97,10 @@ impl Manifest {
     /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine, no
     /// files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
-        let reject = |why: String| Err(PolicyError::NotAdopted(why));
-        let dir = match &self.place {
+        let reject = |why: String| Err(PolicyError::WeightsNotLoaded(why));
+        let dir = match &self.location {
             WeightsLocation::Local(dir) => dir,
-            WeightsLocation::Remote { machine, folder: dir } => {
+            WeightsLocation::Remote { machine, dir } => {
                 return reject(format!(
                     "they are in {dir} on {machine}; let the learner write to a folder that this machine \
                      reads, too"
@@ -188,11 +191,11 @@ impl WeightsRef {
     pub fn check_shared(&self, version: u64) -> Result<(), PolicyError> {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),
-            WeightsAt::Memory => Err(PolicyError::NotAdopted(format!(
+            WeightsAt::Memory => Err(PolicyError::WeightsNotLoaded(format!(
                 "version {} was published, and the sampler samples with version {version}; is it one of this learner's?",
                 self.version
             ))),
-            WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => Err(PolicyError::NotAdopted(
+            WeightsAt::Manifest(_) | WeightsAt::Collective { .. } => Err(PolicyError::WeightsNotLoaded(
                 "the sampler has the memory of its own learner, and takes no weights from elsewhere".into(),
             )),
         }
@@ -218,7 +221,7 @@ mod tests {
         let text =
             serde_json::to_string(&WeightsRef { version: 2, at: WeightsAt::Manifest(manifest) }).unwrap();
         assert_eq!(serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(), text);
-        let missing = Manifest::from_files(dir.path(), Content::Whole, &["c".into()]).unwrap_err();
+        let missing = Manifest::from_files(dir.path(), Content::Full, &["c".into()]).unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
     }
 
@@ -227,7 +230,7 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let write = |text: &str| std::fs::write(dir.path().join("a"), text).unwrap();
         write("abc");
-        let manifest = Manifest::from_files(dir.path(), Content::Whole, &["a".into()]).unwrap();
+        let manifest = Manifest::from_files(dir.path(), Content::Full, &["a".into()]).unwrap();
         assert_eq!(manifest.verify(), Ok(dir.path()));
         let why = |manifest: &Manifest| manifest.verify().unwrap_err().to_string();
         write("abd");
@@ -239,7 +242,7 @@ mod tests {
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
         assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));
         assert!(why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files"));
-        let location = WeightsLocation::Remote { machine: "east".into(), folder: "/w".into() };
-        assert!(why(&Manifest { place: location, ..manifest }).contains("in /w on east"));
+        let location = WeightsLocation::Remote { machine: "east".into(), dir: "/w".into() };
+        assert!(why(&Manifest { location: location, ..manifest }).contains("in /w on east"));
     }
 }

@@ -24,12 +24,14 @@ const NOT_STARTED: u8 = 127;
 #[derive(Deserialize)]
 struct Order {
     command: Vec<String>,
-    folder: PathBuf,
+    #[serde(rename = "folder")]
+    dir: PathBuf,
     /// Complete input of the program. If `None`, the bytes after the order are the input.
     input: Option<String>,
     /// Whether each byte after the order asks the program to end (SIGTERM) instead of being input.
     #[serde(default)]
-    asks: bool,
+    #[serde(rename = "asks")]
+    signals_end: bool,
 }
 
 /// Runs the program that the first line of the standard input names. Returns the program's exit code,
@@ -52,19 +54,19 @@ pub fn supervise() -> ExitCode {
     let _ = rustix::process::set_child_subreaper(Some(rustix::process::getpid()));
     let mut command = Command::new(program);
     command.args(arguments).stdin(Stdio::piped());
-    if !order.folder.as_os_str().is_empty() {
-        command.current_dir(&order.folder);
+    if !order.dir.as_os_str().is_empty() {
+        command.current_dir(&order.dir);
     }
     std::os::unix::process::CommandExt::process_group(&mut command, 0);
     let mut child = match command.spawn() {
         Ok(child) => child,
-        Err(_) if !order.folder.as_os_str().is_empty() && !order.folder.is_dir() => {
-            let dir = order.folder.display();
+        Err(_) if !order.dir.as_os_str().is_empty() && !order.dir.is_dir() => {
+            let dir = order.dir.display();
             return fail(&format!("cannot start {program}: there is no folder {dir}"));
         }
         Err(error) => return fail(&format!("cannot start {program}: {error}")),
     };
-    let (mut stdin, signals_end) = (child.stdin.take(), order.asks);
+    let (mut stdin, signals_end) = (child.stdin.take(), order.signals_end);
     if let Some(input) = order.input {
         let mut stdin = stdin.take();
         // A separate thread writes, because the program may never read its input.

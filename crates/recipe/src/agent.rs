@@ -110,7 +110,8 @@ pub struct AgentKeys {
     pub history: History,
     /// How exactly a program must repeat an assistant message for the message's tokens to be
     /// continued.
-    pub replies: CompletionMatching,
+    #[serde(alias = "replies")]
+    pub completion_matching: CompletionMatching,
     /// Additional variables of the chat template, such as `enable_thinking = false`.
     pub variables: serde_json::Map<String, serde_json::Value>,
     /// Maximum number of completions in an attempt, at least 1.
@@ -123,9 +124,11 @@ pub struct AgentKeys {
     /// disables the delay.
     pub tool_delay: f64,
     /// Lower bound of the random delay of each tool result, in seconds, in 0..=`tool_delay`.
-    pub tool_delay_least: f64,
+    #[serde(alias = "tool_delay_least")]
+    pub min_tool_delay: f64,
     /// Timeout for a completion, in seconds.
-    pub reply_seconds: f64,
+    #[serde(alias = "reply_seconds")]
+    pub completion_seconds: f64,
     /// Maximum total time for the completions and tool calls of an attempt, in seconds. An attempt
     /// that takes longer ends there and counts as unfinished.
     pub attempt_seconds: f64,
@@ -164,17 +167,17 @@ impl Default for AgentKeys {
             bare_calls: false,
             late_system: LateSystem::default(),
             history: History::default(),
-            replies: CompletionMatching::default(),
+            completion_matching: CompletionMatching::default(),
             variables: serde_json::Map::new(),
             max_turns: 4,
             max_tokens: 256,
             tool_seconds: 10.0,
             tool_delay: 0.0,
-            tool_delay_least: 0.0,
-            reply_seconds: 600.0,
+            min_tool_delay: 0.0,
+            completion_seconds: 600.0,
             attempt_seconds: 3600.0,
             max_prompt_tokens: 0,
-            truncation: Truncation::Refuse,
+            truncation: Truncation::Reject,
             max_context_tokens: 0,
             context: ContextKeys::default(),
             retries: 0,
@@ -185,7 +188,11 @@ impl Default for AgentKeys {
 impl AgentKeys {
     /// Returns the format in which conversations with `chat` are recorded.
     pub fn format(&self, chat: Arc<Chat>) -> Arc<Format> {
-        let options = Options { history: self.history, replies: self.replies, ..Options::default() };
+        let options = Options {
+            history: self.history,
+            completion_matching: self.completion_matching,
+            ..Options::default()
+        };
         Arc::new(Format::new(chat, options))
     }
 
@@ -214,7 +221,7 @@ impl AgentKeys {
     /// tokens.
     pub fn prompt_limit(&self, context: usize) -> usize {
         match (self.max_prompt_tokens, self.truncation) {
-            (0, Truncation::Refuse) => usize::MAX,
+            (0, Truncation::Reject) => usize::MAX,
             (0, _) => context.saturating_sub(self.max_tokens).max(1),
             (limit, _) => limit,
         }
@@ -225,7 +232,7 @@ impl AgentKeys {
         Limits {
             max_turns: self.max_turns,
             max_tokens: self.max_tokens,
-            completion_timeout: Duration::from_secs_f64(self.reply_seconds),
+            completion_timeout: Duration::from_secs_f64(self.completion_seconds),
             attempt_timeout: Duration::from_secs_f64(self.attempt_seconds),
         }
     }

@@ -102,7 +102,7 @@ impl Checker<'_> {
                 format!("at least the {min_tasks} demonstrations, or 0"),
             )?;
         }
-        self.parameter(phase, keys.normaliser.check())
+        self.parameter(phase, keys.normalizer.check())
     }
 
     /// Converts a parameter error of `levade_rl` into an error of the recipe.
@@ -118,7 +118,7 @@ impl Checker<'_> {
     /// Checks that a loss works with tokens whose advantages are set to 0 if the fraction is below
     /// 1.
     fn high_entropy(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
-        let fraction = keys.high_entropy_share;
+        let fraction = keys.high_entropy_fraction;
         let loss = match keys.loss().policy {
             PolicyLoss::GeometricMean { .. } => "gmpo",
             PolicyLoss::Direct { .. } => "direct",
@@ -167,7 +167,7 @@ impl Checker<'_> {
         let checks = [
             keys.loss().check_parameters(),
             keys.value_loss().check_parameters(),
-            keys.normaliser.map_or(Ok(()), |normalizer| normalizer.check()),
+            keys.normalizer.map_or(Ok(()), |normalizer| normalizer.check()),
             estimator.check(),
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];
@@ -237,12 +237,12 @@ impl Checker<'_> {
         }
         let corrects = keys.correction.is_some() || !keys.rejection.is_empty();
         self.check(
-            !corrects || keys.proximal != ProximalPolicy::Behaviour,
+            !corrects || keys.proximal != ProximalPolicy::Behavior,
             key("proximal"),
             "\"behaviour\"",
             "\"recompute\" or \"interpolate\" where there is a correction or a rejection: they compare the two",
         )?;
-        let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalise);
+        let of_tokens = keys.correction.is_none_or(|c| c.level == Level::Token && !c.normalize);
         self.check(
             keys.proximal != ProximalPolicy::Interpolate || (of_tokens && keys.rejection.is_empty()),
             key("proximal"),
@@ -269,7 +269,7 @@ impl Checker<'_> {
             "another: this advantage has no critic to say what an attempt that was cut would still have \
              earned, `ppo` does",
         )?;
-        if let OverlongAttempts::Penalise { buffer, .. } = keys.overlong {
+        if let OverlongAttempts::Penalize { buffer, .. } = keys.overlong {
             // The agents that act are known only together with the tasks; see `check_tasks`.
             let max_buffer =
                 recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
@@ -285,7 +285,7 @@ impl Checker<'_> {
             "at most `reward_to`: else nothing is trained",
         )?;
         let omits_groups =
-            matches!(keys.uniform_groups, Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill));
+            matches!(keys.zero_variance_groups, Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill));
         self.check(
             !omits_groups || keys.zero_variance_has_no_gradient(),
             key("uniform_groups"),

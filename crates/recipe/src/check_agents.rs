@@ -186,7 +186,7 @@ impl Checker<'_> {
     /// Checks the weights of a mixture of policies.
     fn mixture(&self, key: &dyn Fn(&str) -> String, agent: &AgentKeys) -> Result<(), RecipeError> {
         let fractions = agent.policy.weights();
-        for (at, PolicyWeight { name, share }) in fractions.iter().enumerate() {
+        for (at, PolicyWeight { name, weight: share }) in fractions.iter().enumerate() {
             let ok = *share > 0.0 && share.is_finite();
             self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
             let is_repeated = fractions[..at].iter().any(|other| other.name == *name);
@@ -203,7 +203,7 @@ impl Checker<'_> {
         key: &dyn Fn(&str) -> String,
         agent: &AgentKeys,
     ) -> Result<(), RecipeError> {
-        let ContextKeys::Summarise(keys) = &agent.context else { return Ok(()) };
+        let ContextKeys::Summarize(keys) = &agent.context else { return Ok(()) };
         if keys.agent.is_empty() {
             return Ok(());
         }
@@ -263,9 +263,9 @@ impl Checker<'_> {
         }
         self.context(recipe, &key, agent)?;
         self.check(
-            0.0 <= agent.tool_delay_least && agent.tool_delay_least <= agent.tool_delay,
+            0.0 <= agent.min_tool_delay && agent.min_tool_delay <= agent.tool_delay,
             key("tool_delay_least"),
-            agent.tool_delay_least,
+            agent.min_tool_delay,
             format!("in 0..={table}.tool_delay"),
         )
     }

@@ -82,7 +82,7 @@ impl Checker<'_> {
     /// ones.
     pub(super) fn placement(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let cluster = &recipe.cluster;
-        if cluster.placement == Placement::Apart {
+        if cluster.placement == Placement::Disaggregated {
             return Ok(());
         }
         let (key, value) = ("cluster.placement", "\"shared\"");

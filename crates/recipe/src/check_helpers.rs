@@ -14,7 +14,7 @@ fn called_agents(keys: &ToolKeys) -> Vec<(&'static str, &str)> {
     if let ToolKind::Agent(keys) = &keys.options {
         agents.push(("agent", keys.agent.as_str()));
     }
-    if let Some(keys) = &keys.condense {
+    if let Some(keys) = &keys.summarize {
         agents.push(("condense.agent", keys.agent.as_str()));
     }
     agents
@@ -94,9 +94,9 @@ mod tests {
         .unwrap();
         let [agent_tool, calculator] = &recipe.tool[..] else { panic!("{:?}", recipe.tool) };
         assert!(matches!(&agent_tool.options, ToolKind::Agent(keys) if keys.agent == "clerk"));
-        let condense = calculator.condense.as_ref().unwrap();
+        let condense = calculator.summarize.as_ref().unwrap();
         assert_eq!(
-            (condense.agent.as_str(), condense.above, calculator.outage),
+            (condense.agent.as_str(), condense.above, calculator.on_failure),
             ("clerk", 5, ToolFailureEffect::Retry)
         );
         let text = recipe.to_toml().unwrap();

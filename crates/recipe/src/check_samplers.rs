@@ -26,7 +26,7 @@ impl Checker<'_> {
         }
         self.args_of_servers(samplers)?;
         // A server that takes all GPUs it finds would take those of the learner.
-        let learner_takes_gpus = recipe.cluster.placement == Placement::Apart
+        let learner_takes_gpus = recipe.cluster.placement == Placement::Disaggregated
             && matches!(&recipe.cluster.learner, Some(LearnerKeys::Torch(keys)) if keys.start && keys.gpus > 0);
         self.check(
             !(keys.start && learner_takes_gpus) || keys.gpus > 0,

@@ -21,7 +21,7 @@ impl Checker<'_> {
     /// Checks the number of attempts of a step and of those that may run ahead of it. The error
     /// names the largest factor.
     pub(super) fn step_attempts(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
-        let RlKeys { groups, group_size, spare, staleness, .. } = *keys;
+        let RlKeys { groups, group_size, oversample: spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
         let attempts_per_group = group_size.checked_add(spare).and_then(|attempts| attempts.checked_add(1));
         let attempts_per_step = attempts_per_group.and_then(|attempts| attempts.checked_mul(groups));

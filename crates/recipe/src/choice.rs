@@ -14,7 +14,8 @@ pub struct PolicyWeight {
     /// Name of the policy.
     pub name: String,
     /// Relative weight, more than 0. Weights of a mixture need not add up to 1.
-    pub share: f64,
+    #[serde(alias = "share")]
+    pub weight: f64,
 }
 
 /// Policies of an agent: none if the recipe names none, one by its name, or a mixture.
@@ -45,7 +46,7 @@ impl fmt::Display for PolicyChoice {
 
 impl From<String> for PolicyWeight {
     fn from(name: String) -> Self {
-        PolicyWeight { name, share: 1.0 }
+        PolicyWeight { name, weight: 1.0 }
     }
 }
 
@@ -53,7 +54,7 @@ impl Serialize for PolicyChoice {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match &self.0[..] {
             [] => serializer.serialize_str(""),
-            [PolicyWeight { name, share: 1.0 }] => serializer.serialize_str(name),
+            [PolicyWeight { name, weight: 1.0 }] => serializer.serialize_str(name),
             fractions => fractions.serialize(serializer),
         }
     }

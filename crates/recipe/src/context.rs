@@ -16,7 +16,8 @@ pub enum ContextKeys {
     /// The oldest turns are dropped.
     DropOldest(KeepKeys),
     /// The oldest turns are replaced by a summary.
-    Summarise(SummarizeKeys),
+    #[serde(alias = "summarise")]
+    Summarize(SummarizeKeys),
 }
 
 /// Keys of policies that drop or truncate.
@@ -74,7 +75,7 @@ impl ContextKeys {
         match self {
             ContextKeys::Fail => 1,
             ContextKeys::TruncateMiddle(keys) | ContextKeys::DropOldest(keys) => keys.keep,
-            ContextKeys::Summarise(keys) => keys.keep,
+            ContextKeys::Summarize(keys) => keys.keep,
         }
     }
 
@@ -86,7 +87,7 @@ impl ContextKeys {
             ContextKeys::Fail => (Overflow::Fail, None),
             ContextKeys::TruncateMiddle(_) => (Overflow::TruncateMiddle, None),
             ContextKeys::DropOldest(_) => (Overflow::DropOldest, None),
-            ContextKeys::Summarise(keys) => (Overflow::Summarise, Some(keys)),
+            ContextKeys::Summarize(keys) => (Overflow::Summarize, Some(keys)),
         };
         let max_prompt_tokens = match (max_prompt_tokens, overflow) {
             // The model itself rejects a prompt that is too long.
@@ -110,7 +111,7 @@ impl ContextKeys {
 
     /// Returns whether the agent writes its own summaries and these are trained.
     pub(super) fn trains_summaries(&self) -> bool {
-        matches!(self, ContextKeys::Summarise(keys) if keys.train)
+        matches!(self, ContextKeys::Summarize(keys) if keys.train)
     }
 }
 

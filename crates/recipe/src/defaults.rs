@@ -51,7 +51,7 @@ impl Recipe {
         let Some(correction) = self.default_correction() else { return };
         for phase in &mut self.phase {
             if let Phase::Rl(keys) = phase
-                && keys.proximal == ProximalPolicy::Behaviour
+                && keys.proximal == ProximalPolicy::Behavior
                 && keys.correction.is_none()
                 && keys.rejection.is_empty()
             {

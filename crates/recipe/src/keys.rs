@@ -399,8 +399,8 @@ impl Phase {
     /// Returns the optimizer of the phase.
     pub fn optimizer(&self) -> &OptimizerKeys {
         match self {
-            Phase::Sft(keys) => &keys.optimiser,
-            Phase::Rl(keys) => &keys.optimiser,
+            Phase::Sft(keys) => &keys.optimizer,
+            Phase::Rl(keys) => &keys.optimizer,
         }
     }
 
@@ -455,10 +455,12 @@ pub struct SftKeys {
     pub learning_rate: f32,
     /// How the loss of a step is averaged; by default the mean over tokens.
     #[serde(default)]
-    pub normaliser: Normalizer,
+    #[serde(alias = "normaliser")]
+    pub normalizer: Normalizer,
     /// The optimiser.
     #[serde(default)]
-    pub optimiser: OptimizerKeys,
+    #[serde(alias = "optimiser")]
+    pub optimizer: OptimizerKeys,
 }
 
 /// `[phase.source]`: origin of the demonstrations: an external policy that acts in place of the
@@ -475,7 +477,8 @@ pub struct SourceKeys {
     pub field: Option<String>,
     /// Minimum score of an attempt whose completions are imitated.
     #[serde(default = "full_score")]
-    pub least_score: f64,
+    #[serde(alias = "least_score")]
+    pub min_score: f64,
     /// Maximum number of tasks to try; 0 for four per demonstration.
     #[serde(default)]
     pub tasks: usize,

@@ -27,7 +27,8 @@ pub struct RewardKeys {
     pub unscored: UnscoredEffect,
     /// Timeout for a scorer, in seconds: for one that does not respond, and for one that is
     /// unavailable while training needs its scores. After it, the run stops and can be resumed.
-    pub outage_seconds: f64,
+    #[serde(alias = "outage_seconds")]
+    pub timeout_seconds: f64,
     /// Reward added for each call that could not be parsed, usually a small negative number.
     pub malformed_call: f64,
     /// Reward added for each call that was parsed but failed (unknown tool, wrong arguments,
@@ -46,7 +47,7 @@ impl Default for RewardKeys {
             scorer: ScorerKind::default(),
             scorers: Vec::new(),
             unscored: UnscoredEffect::default(),
-            outage_seconds: 3600.0,
+            timeout_seconds: 3600.0,
             malformed_call: 0.0,
             failed_call: 0.0,
             unfinished: 0.0,
@@ -149,13 +150,13 @@ pub enum UnscoredEffect {
     Drop,
     /// The attempt stays in the store and is scored when the scorer is available again. Meanwhile
     /// the run continues as far as it can without the score.
-    Park,
+    Defer,
     /// The attempt gets this score.
     Value(f64),
 }
 
 impl UnscoredEffect {
-    const NAMES: &[&str] = &["retry", "drop", "park"];
+    const NAMES: &[&str] = &["retry", "drop", "defer"];
 }
 
 impl Serialize for UnscoredEffect {
@@ -163,7 +164,7 @@ impl Serialize for UnscoredEffect {
         match self {
             UnscoredEffect::Retry => serializer.serialize_str("retry"),
             UnscoredEffect::Drop => serializer.serialize_str("drop"),
-            UnscoredEffect::Park => serializer.serialize_str("park"),
+            UnscoredEffect::Defer => serializer.serialize_str("defer"),
             UnscoredEffect::Value(value) => serializer.serialize_f64(*value),
         }
     }
@@ -176,14 +177,14 @@ impl<'de> Deserialize<'de> for UnscoredEffect {
             type Value = UnscoredEffect;
 
             fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-                f.write_str("\"retry\", \"drop\", \"park\" or a number")
+                f.write_str("\"retry\", \"drop\", \"defer\" or a number")
             }
 
             fn visit_str<E: de::Error>(self, name: &str) -> Result<UnscoredEffect, E> {
                 match name {
                     "retry" => Ok(UnscoredEffect::Retry),
                     "drop" => Ok(UnscoredEffect::Drop),
-                    "park" => Ok(UnscoredEffect::Park),
+                    "defer" | "park" => Ok(UnscoredEffect::Defer),
                     other => Err(E::unknown_variant(other, UnscoredEffect::NAMES)),
                 }
             }

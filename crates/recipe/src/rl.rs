@@ -53,7 +53,8 @@ pub struct RlKeys {
     pub loss: Option<PolicyLoss>,
     /// How the loss of a step is averaged; by default as in the algorithm.
     #[serde(default)]
-    pub normaliser: Option<Normalizer>,
+    #[serde(alias = "normaliser")]
+    pub normalizer: Option<Normalizer>,
     /// For losses with a clip: the lower bound of the ratio is 1 − `clip_low`.
     #[serde(default)]
     pub clip_low: Option<f64>,
@@ -84,7 +85,8 @@ pub struct RlKeys {
     pub rejection: Vec<Rejection>,
     /// Treatment of groups whose rewards are all equal; by default that of the algorithm.
     #[serde(default)]
-    pub uniform_groups: Option<ZeroVarianceGroups>,
+    #[serde(alias = "uniform_groups")]
+    pub zero_variance_groups: Option<ZeroVarianceGroups>,
     /// Treatment of attempts that were truncated at a limit.
     #[serde(default)]
     pub overlong: OverlongAttempts,
@@ -96,7 +98,8 @@ pub struct RlKeys {
     pub group_by: GroupBy,
     /// Number of attempts at each task that are started in addition to `group_size`.
     #[serde(default)]
-    pub spare: usize,
+    #[serde(alias = "spare")]
+    pub oversample: usize,
     /// Selection of a group's attempts if more were started than it needs.
     #[serde(default)]
     pub oversample_keep: OversampleKeep,
@@ -119,13 +122,15 @@ pub struct RlKeys {
     /// step. In 0..=1 but not 0; 1 keeps all. The loss is still averaged over all tokens, and a KL penalty
     /// still counts all tokens (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
     #[serde(default = "unit_f64")]
-    pub high_entropy_share: f64,
+    #[serde(alias = "high_entropy_share")]
+    pub high_entropy_fraction: f64,
     /// Critic, for advantage estimators that need values.
     #[serde(default)]
     pub critic: CriticKeys,
     /// The optimiser.
     #[serde(default)]
-    pub optimiser: OptimizerKeys,
+    #[serde(alias = "optimiser")]
+    pub optimizer: OptimizerKeys,
 }
 
 fn unit() -> f32 {
@@ -233,7 +238,7 @@ impl Algorithm {
             | Algorithm::Cispo
             | Algorithm::Sapo => group(Compare::Mean, true),
             Algorithm::DrGrpo => group(Compare::Mean, false),
-            Algorithm::Rloo | Algorithm::Minirl => group(Compare::Others, false),
+            Algorithm::Rloo | Algorithm::Minirl => group(Compare::LeaveOneOut, false),
             Algorithm::Opo => group(Compare::LengthWeightedMean, false),
             Algorithm::Remax => Estimator::ReMax,
             Algorithm::Gpg => group(Compare::MeanOfInformative, false),
@@ -243,7 +248,7 @@ impl Algorithm {
             }
             Algorithm::ReinforcePlusPlusBaseline => {
                 let (singleton, counting) = (Singleton::Zero, Counting::Exact);
-                Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre: false }
+                Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: false }
             }
             Algorithm::Ppo => Estimator::Gae { gamma: 1.0, lambda: 0.95, whiten: Some(Counting::Exact) },
         }
@@ -345,7 +350,8 @@ pub enum GroupOrder {
 pub enum ProximalPolicy {
     /// The policy that sampled the token.
     #[default]
-    Behaviour,
+    #[serde(alias = "behaviour")]
+    Behavior,
     /// The weights at the start of the step (decoupled PPO). It needs an additional forward pass if other
     /// weights sampled some of the tokens.
     Recompute,
@@ -446,7 +452,8 @@ pub enum OverlongAttempts {
     Bootstrap,
     /// The reward of an attempt decreases as the attempt approaches the token limit (soft overlong
     /// punishment, DAPO).
-    Penalise {
+    #[serde(alias = "penalise")]
+    Penalize {
         /// Number of tokens below the limit at which the penalty starts, at least 1.
         buffer: u64,
         /// Penalty at the limit, in reward; 1 by default.
@@ -471,12 +478,13 @@ pub struct CriticKeys {
     /// Number of steps at the start of the phase in which only the critic is trained.
     pub warmup: u32,
     /// Optimizer of the critic.
-    pub optimiser: OptimizerKeys,
+    #[serde(alias = "optimiser")]
+    pub optimizer: OptimizerKeys,
 }
 
 impl Default for CriticKeys {
     fn default() -> Self {
-        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimiser: OptimizerKeys::default() }
+        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimizer: OptimizerKeys::default() }
     }
 }
 
@@ -501,7 +509,7 @@ impl RlKeys {
     /// Returns the importance weights from the policy that sampled the tokens to the proximal policy, or
     /// `None` if the two are the same.
     pub fn correction(&self) -> Option<Correction> {
-        (self.proximal != ProximalPolicy::Behaviour).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
+        (self.proximal != ProximalPolicy::Behavior).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
     /// Returns the loss of the critic.
@@ -512,12 +520,12 @@ impl RlKeys {
     /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of
     /// an attempt.
     pub fn normalizer(&self, max_tokens: usize) -> Normalizer {
-        self.normaliser.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
+        self.normalizer.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
     }
 
     /// Returns the treatment of zero-variance groups.
     pub fn zero_variance_groups(&self) -> ZeroVarianceGroups {
-        self.uniform_groups.unwrap_or(match self.algorithm {
+        self.zero_variance_groups.unwrap_or(match self.algorithm {
             Algorithm::Dapo => ZeroVarianceGroups::Refill,
             _ => ZeroVarianceGroups::Keep,
         })
@@ -531,13 +539,13 @@ impl RlKeys {
     /// Returns whether training needs the entropies or the squared probabilities of the policy's
     /// predictions.
     pub fn needs_predictions(&self) -> bool {
-        self.high_entropy_share < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
+        self.high_entropy_fraction < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
     }
 
     /// Returns the number of attempts at each task of a step: those of its group, the oversampled ones, and
     /// the greedy baseline.
     pub fn attempts_of_task(&self) -> usize {
-        self.group_size + self.spare + usize::from(self.needs_baseline())
+        self.group_size + self.oversample + usize::from(self.needs_baseline())
     }
 
     /// Returns whether a greedy attempt at each task is needed.
@@ -561,7 +569,7 @@ impl RlKeys {
             // The end of the longest attempt has no baseline.
             Estimator::OptimalToken { bare_tail, .. } => bare_tail,
             // The mean over tokens of other groups shifts the advantages of this group.
-            Estimator::ReinforcePlusPlusBaseline { recentre, .. } => recentre,
+            Estimator::ReinforcePlusPlusBaseline { recenter: recentre, .. } => recentre,
             _ => false,
         };
         self.compares_attempts() && self.group_by != GroupBy::Step && !in_reward && !can_vary

@@ -6,7 +6,7 @@ use super::*;
 fn recipe_round_trips_through_toml() {
     let recipe = load(SMALL, &["phase.1.clip_high=0.28"]).unwrap();
     let Phase::Rl(grpo) = &recipe.phase[1] else { panic!() };
-    assert_eq!((grpo.clip_low, grpo.clip_high, grpo.optimiser.warmup), (None, Some(0.28), 2));
+    assert_eq!((grpo.clip_low, grpo.clip_high, grpo.optimizer.warmup), (None, Some(0.28), 2));
     assert_eq!(recipe.run.folder, std::env::current_dir().unwrap().join("runs/small"));
     let text = recipe.to_toml().unwrap();
     assert!(text.contains("clip_high = 0.28\n"), "{text}");
@@ -87,7 +87,7 @@ fn several_scorers_round_trip() {
     );
     assert_eq!(
         (format_scorer.weight, format_scorer.weights["length"], format_scorer.unscored),
-        (0.25, -0.5, Some(UnscoredEffect::Park))
+        (0.25, -0.5, Some(UnscoredEffect::Defer))
     );
     assert_eq!(
         (format_scorer.scorer.name(), recipe.reward.unscored),

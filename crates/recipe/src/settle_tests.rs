@@ -49,7 +49,7 @@ fn external_samplers_round_trip_and_set_correction() {
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
     assert_eq!(rl(&plain).correction, None);
     let none = load(SMALL, &[started, "cluster.samplers.correction=none"]).unwrap();
-    assert_eq!((rl(&none).correction, rl(&none).proximal), (None, ProximalPolicy::Behaviour));
+    assert_eq!((rl(&none).correction, rl(&none).proximal), (None, ProximalPolicy::Behavior));
     let mask = load(SMALL, &[started, "cluster.samplers.correction=icepop"]).unwrap();
     assert!(matches!(rl(&mask).correction.unwrap().bound, Bound::Mask { .. }));
     assert_eq!(rl(&load(SMALL, &[]).unwrap()).correction, None);

@@ -491,7 +491,7 @@ fn conversation_format_uses_agent_history_and_replies() {
     let options = |overrides: &[&str]| {
         let agent = load(SMALL, overrides).unwrap().agent;
         let format = agent.format(chat.clone());
-        (format.options().history, format.options().replies)
+        (format.options().history, format.options().completion_matching)
     };
     assert_eq!(options(&[]), Default::default());
     let changed = ["agent.history=template", "agent.replies=strict"];

@@ -41,16 +41,18 @@ pub struct ToolKeys {
     pub at_once: Option<usize>,
     /// Agent that summarizes long tool results; by default they are shown unchanged.
     #[serde(default)]
-    pub condense: Option<CondenseKeys>,
+    #[serde(alias = "condense")]
+    pub summarize: Option<CondenseKeys>,
     /// Effect of a failure of the toolbox on the attempt.
     #[serde(default)]
-    pub outage: ToolFailureEffect,
+    #[serde(alias = "outage")]
+    pub on_failure: ToolFailureEffect,
     /// Options of the toolbox's kind.
     #[serde(rename = "$options")]
     pub options: ToolKind,
 }
 
-/// `outage`: effect on an attempt if a toolbox fails because its server has exited or does not
+/// `on_failure`: effect on an attempt if a toolbox fails because its server has exited or does not
 /// respond.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
@@ -78,8 +80,8 @@ impl From<ToolKind> for ToolKeys {
             truncate: Side::default(),
             calls_per_second: None,
             at_once: None,
-            condense: None,
-            outage: ToolFailureEffect::default(),
+            summarize: None,
+            on_failure: ToolFailureEffect::default(),
             options,
         }
     }

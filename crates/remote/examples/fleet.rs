@@ -42,7 +42,8 @@ struct Fleet {
     text: String,
     tokens: Vec<u32>,
     silent_seconds: f64,
-    adopt_seconds: f64,
+    #[serde(rename = "adopt_seconds")]
+    update_timeout_seconds: f64,
     #[serde(default)]
     learner: Option<Group>,
 }
@@ -58,7 +59,8 @@ struct Group {
 #[derive(Clone, Copy, PartialEq, Eq, Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Way {
-    Folder,
+    #[serde(rename = "folder")]
+    Dir,
     Group,
 }
 
@@ -74,10 +76,10 @@ impl LearnerHandle {
         let options = LearnerOptions {
             url: group.url.clone(),
             token: group.token.clone(),
-            call: seconds(fleet.adopt_seconds),
+            call: seconds(fleet.update_timeout_seconds),
             silence: seconds(fleet.silent_seconds),
             reconnect: Duration::from_secs(10),
-            start: seconds(fleet.adopt_seconds),
+            start: seconds(fleet.update_timeout_seconds),
         };
         let expected = LearnerRequirements {
             model_type: "llama".into(),
@@ -138,7 +140,7 @@ async fn main() -> anyhow::Result<()> {
     });
     let first = lines.recv().await.context("the first line says which servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
-    let (silence, update_timeout) = (fleet.silent_seconds, fleet.adopt_seconds);
+    let (silence, update_timeout) = (fleet.silent_seconds, fleet.update_timeout_seconds);
     let learning = match &fleet.learner {
         Some(group) => Some(Arc::new(LearnerHandle::start(&fleet, group).await?)),
         None => None,
@@ -252,7 +254,7 @@ async fn update_from_dir(router: &Router, command: &Value) -> anyhow::Result<()>
     }
     let content = match names.iter().any(|name| name == "adapter_config.json") {
         true => Content::Adapter { base: "base".into() },
-        false => Content::Whole,
+        false => Content::Full,
     };
     let manifest = Manifest::from_files(dir, content, &names)?;
     let version = command["version"].as_u64().context("a version")?;

@@ -127,7 +127,7 @@ impl RemoteLearner {
 
     /// Checks that files written by the learner can be read on this machine.
     fn check_here(&self, manifest: &Manifest) -> Result<(), PolicyError> {
-        let WeightsLocation::Local(dir) = &manifest.place else { return Ok(()) };
+        let WeightsLocation::Local(dir) = &manifest.location else { return Ok(()) };
         for file in &manifest.files {
             let path = dir.join(&file.name);
             let found = std::fs::metadata(&path).map(|found| found.len());
@@ -234,23 +234,23 @@ impl Learner for RemoteLearner {
         micro_batch_plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let TrainRequest { paths, loss, params } = update;
+        let TrainRequest { sequences, loss, params } = update;
         let ranks = self.description().layout.world_size;
         if micro_batch_plan.world_size != ranks {
-            return Err(PolicyError::Cut(format!(
+            return Err(PolicyError::PlanMismatch(format!(
                 "it was made for {} data-parallel ranks, and the learner at {} has {ranks}; start it with as many \
                  as the run began with (`cluster.learner.processes` and `nodes`)",
                 micro_batch_plan.world_size,
                 self.group.url()
             )));
         }
-        micro_batch_plan.check(paths.len(), ranks)?;
+        micro_batch_plan.check(sequences.len(), ranks)?;
         let mut body = Body::new(json!({
             "loss": json_of(&loss)?,
             "params": json_of_params(&params)?,
             "cut": json_of(micro_batch_plan)?,
         }));
-        put_paths(&mut body, &paths);
+        put_paths(&mut body, &sequences);
         let batches = micro_batch_plan.micro_batches.len();
         let what = |known: usize| match known {
             known if known < batches => format!("micro-batch {} of {batches} to be learnt from", known + 1),

@@ -69,7 +69,7 @@ impl PublishingLearner {
         let manifest = self.with_probe(&partial, saved).await?;
         std::fs::rename(&partial, &target).map_err(|error| failed("rename", &partial, error))?;
         self.prune(&target);
-        Ok(Manifest { place: WeightsLocation::Local(target), ..manifest })
+        Ok(Manifest { location: WeightsLocation::Local(target), ..manifest })
     }
 
     /// Adds the log-probabilities of the probe to a directory and its manifest. The learner has
@@ -193,8 +193,8 @@ impl Learner for PublishingLearner {
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
-            WeightsAt::Manifest(Manifest { place: WeightsLocation::Local(dir), content, files }) => {
-                let manifest = Manifest { place: WeightsLocation::Local(dir.clone()), content, files };
+            WeightsAt::Manifest(Manifest { location: WeightsLocation::Local(dir), content, files }) => {
+                let manifest = Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
                 self.with_probe(&dir, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),

@@ -281,7 +281,7 @@ impl Wake for Colocation {
             return Ok(());
         }
         let Some(weights) = state.loaded_weights.clone() else {
-            return Err(PolicyError::NotAdopted("no weights were published yet".into()));
+            return Err(PolicyError::WeightsNotLoaded("no weights were published yet".into()));
         };
         let colocation = self.itself()?;
         run_detached(async move { colocation.to_samplers(state, weights).await }).await

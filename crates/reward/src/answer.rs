@@ -22,22 +22,24 @@ pub struct AnswerScorer {
     /// Criterion for a correct answer.
     pub compare: Comparison,
     /// Location of the answer in the completion.
-    pub place: AnswerLocation,
+    #[serde(alias = "place")]
+    pub location: AnswerLocation,
     /// Score of an answer that is present but wrong, in 0..=1. The default is 0.
     pub wrong: f64,
     /// Maximum number of `<answer>` tags, and of `</answer>` tags. If a text has more of either, a
     /// correct answer keeps a quarter of its score, because a model that emits tags at random is
     /// sometimes correct by chance. Applies only to [`AnswerLocation::Tag`]. The default is 10.
-    pub most_tags: usize,
+    #[serde(alias = "most_tags")]
+    pub max_tags: usize,
 }
 
 impl Default for AnswerScorer {
     fn default() -> Self {
         AnswerScorer {
             compare: Comparison::default(),
-            place: AnswerLocation::default(),
+            location: AnswerLocation::default(),
             wrong: 0.0,
-            most_tags: 10,
+            max_tags: 10,
         }
     }
 }
@@ -115,7 +117,7 @@ impl AnswerScorer {
 
     /// Grades a text as an answer to a task.
     fn grade_of(&self, text: &str, task: &Value) -> Result<Score, ScoreError> {
-        let schema = match self.place {
+        let schema = match self.location {
             AnswerLocation::Schema => Some(schema_of(task)?),
             _ => None,
         };
@@ -138,7 +140,7 @@ impl AnswerScorer {
         let found = match schema {
             Some("boxed") => last_box(text).map(str::trim),
             Some(tag) => text_in_tag(text, tag),
-            None => self.place.find(text),
+            None => self.location.find(text),
         };
         let Some(found) = found else { return Ok(Score { value: 0.0, extracted: None }) };
         let grade = |found: &str| {
@@ -155,7 +157,7 @@ impl AnswerScorer {
         let plain = (schema == Some("boxed")).then(|| without_text_commands(found));
         let best = plain.map_or(0.0, |plain| grade(&plain)).max(grade(found));
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
-        let scale = if self.place == AnswerLocation::Tag && tags > self.most_tags { 0.25 } else { 1.0 };
+        let scale = if self.location == AnswerLocation::Tag && tags > self.max_tags { 0.25 } else { 1.0 };
         let value = if best > 0.0 { best * scale } else { self.wrong };
         Ok(Score { value, extracted: Some(found.to_owned()) })
     }

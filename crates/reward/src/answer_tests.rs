@@ -10,7 +10,7 @@ use crate::testing::{Dice, thousands};
 #[test]
 fn booleans_accept_yes_no_true_false() {
     for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
-        let scorer = AnswerScorer { compare, place: AnswerLocation::Text, ..AnswerScorer::default() };
+        let scorer = AnswerScorer { compare, location: AnswerLocation::Text, ..AnswerScorer::default() };
         let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
         for answer in ["yes", "Yes.", "True", "TRUE!", " true "] {
             assert_eq!((grade(answer, json!(true)), grade(answer, json!(false))), (1.0, 0.0), "{answer}");
@@ -61,7 +61,7 @@ fn exact_and_contains_scores_match_verl() {
         // In verl's contains mode, the number of tags has no effect.
         let compare = Comparison::Contains;
         assert_eq!(
-            of(AnswerScorer { compare, most_tags: usize::MAX, ..AnswerScorer::default() }),
+            of(AnswerScorer { compare, max_tags: usize::MAX, ..AnswerScorer::default() }),
             contains,
             "{text}"
         );
@@ -70,7 +70,7 @@ fn exact_and_contains_scores_match_verl() {
 
 #[test]
 fn exact_match_requires_equal_numbers() {
-    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { location: AnswerLocation::Text, ..AnswerScorer::default() };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
     for (expected, text) in [
         ("1,844", "1844"),
@@ -111,7 +111,7 @@ fn exact_match_requires_equal_numbers() {
 
 #[test]
 fn exact_match_requires_equal_symbols() {
-    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { location: AnswerLocation::Text, ..AnswerScorer::default() };
     let value =
         |expected: &str, text: &str| scorer.grade(text, &expected.into()).map_or(0.0, |score| score.value);
     for (expected, text) in [
@@ -209,7 +209,7 @@ fn exact_match_requires_equal_symbols() {
 fn contains_matches_only_separate_words() {
     let scorer = AnswerScorer {
         compare: Comparison::Contains,
-        place: AnswerLocation::Text,
+        location: AnswerLocation::Text,
         ..AnswerScorer::default()
     };
     let value = |expected: &str, text: &str| scorer.grade(text, &expected.into()).unwrap().value;
@@ -248,7 +248,7 @@ fn mentioned_tags_are_not_answers() {
 /// Generates pairs that are equal, or differ in one respect that changes the value.
 #[test]
 fn exact_match_distinguishes_generated_answers() {
-    let scorer = AnswerScorer { place: AnswerLocation::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { location: AnswerLocation::Text, ..AnswerScorer::default() };
     let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
     let frames =
         ["{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?"];
@@ -274,7 +274,7 @@ fn exact_match_distinguishes_generated_answers() {
 
 #[test]
 fn answer_schema_selects_answer_location() {
-    let scorer = AnswerScorer { place: AnswerLocation::Schema, ..AnswerScorer::default() };
+    let scorer = AnswerScorer { location: AnswerLocation::Schema, ..AnswerScorer::default() };
     for (schema, text, value) in [
         (json!("boxed"), "so \\boxed{Beijing} <answer>x</answer>", 1.0),
         (json!("boxed"), "so \\boxed{Beijing", 0.0),
@@ -300,7 +300,7 @@ fn f1_counts_shared_words() {
     assert_eq!(f1("york york", "york"), 2.0 / 3.0);
     assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
     let scorer =
-        AnswerScorer { compare: Comparison::F1, place: AnswerLocation::Text, ..AnswerScorer::default() };
+        AnswerScorer { compare: Comparison::F1, location: AnswerLocation::Text, ..AnswerScorer::default() };
     assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
 }
 

@@ -22,9 +22,11 @@ pub struct FormatScorer {
     /// of the text, and `.` also matches a line break.
     pub pattern: Option<String>,
     /// Minimum number of characters. 0 (the default) disables the limit.
-    pub least_chars: usize,
+    #[serde(alias = "least_chars")]
+    pub min_chars: usize,
     /// Maximum number of characters. 0 (the default) disables the limit.
-    pub most_chars: usize,
+    #[serde(alias = "most_chars")]
+    pub max_chars: usize,
     /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If false
     /// (the default), the score is 1 only if all conditions hold.
     pub partial: bool,
@@ -33,12 +35,12 @@ pub struct FormatScorer {
 impl Default for FormatScorer {
     fn default() -> Self {
         FormatScorer {
-            text: SolutionText::Whole,
+            text: SolutionText::Full,
             tags: Vec::new(),
             only: false,
             pattern: None,
-            least_chars: 0,
-            most_chars: 0,
+            min_chars: 0,
+            max_chars: 0,
             partial: false,
         }
     }
@@ -55,8 +57,8 @@ impl FormatScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         self.expression()?;
-        if self.tags.is_empty() && self.pattern.is_none() && self.least_chars == 0 && self.most_chars == 0 {
-            return invalid("no form is asked for: give tags, a pattern, least_chars or most_chars".into());
+        if self.tags.is_empty() && self.pattern.is_none() && self.min_chars == 0 && self.max_chars == 0 {
+            return invalid("no condition is set: give tags, a pattern, min_chars or max_chars".into());
         }
         if self.only && self.tags.is_empty() {
             return invalid("only = true says that there is nothing outside of tags: give tags".into());
@@ -101,11 +103,11 @@ impl FormatScorer {
             conditions.push(expression.is_match(text));
         }
         let chars = text.chars().count();
-        if self.least_chars > 0 {
-            conditions.push(chars >= self.least_chars);
+        if self.min_chars > 0 {
+            conditions.push(chars >= self.min_chars);
         }
-        if self.most_chars > 0 {
-            conditions.push(chars <= self.most_chars);
+        if self.max_chars > 0 {
+            conditions.push(chars <= self.max_chars);
         }
         let num_met = conditions.iter().filter(|is_met| **is_met).count();
         Ok(match self.partial {
@@ -150,18 +152,18 @@ mod tests {
     #[test]
     fn grade_checks_pattern_and_length() {
         let scorer =
-            FormatScorer { pattern: Some("^So .*\\d$".into()), most_chars: 9, ..FormatScorer::default() };
+            FormatScorer { pattern: Some("^So .*\\d$".into()), max_chars: 9, ..FormatScorer::default() };
         for (text, value) in [("So\u{20}it\n5", 1.0), ("so it 5", 0.0), ("So it is 5 5", 0.0)] {
             assert_eq!(scorer.grade(text).unwrap(), value, "{text}");
         }
-        assert_eq!(FormatScorer { least_chars: 2, ..FormatScorer::default() }.grade("é").unwrap(), 0.0);
+        assert_eq!(FormatScorer { min_chars: 2, ..FormatScorer::default() }.grade("é").unwrap(), 0.0);
     }
 
     #[tokio::test]
     async fn reasoning_is_part_of_checked_text() {
         let mut input = scorer_input("<answer>b</answer>", json!({}));
         assert_eq!(tags().score(&input).await.unwrap()[0].value, 0.0);
-        input.outcome.thought = "a".into();
+        input.outcome.reasoning = "a".into();
         assert_eq!(tags().score(&input).await.unwrap()[0].value, 1.0);
     }
 

@@ -107,7 +107,8 @@ pub enum ScorerKind {
     /// Checks the selected option of a multiple-choice task.
     Choice(ChoiceScorer),
     /// Checks the format of a completion.
-    Form(FormatScorer),
+    #[serde(alias = "form")]
+    Format(FormatScorer),
     /// Validates JSON against a schema.
     JsonSchema(SchemaScorer),
     /// Compares the rows that a query returns.
@@ -214,7 +215,7 @@ impl ScorerKind {
             ScorerKind::Maths(_) => "maths",
             ScorerKind::Answer(_) => "answer",
             ScorerKind::Choice(_) => "choice",
-            ScorerKind::Form(_) => "form",
+            ScorerKind::Format(_) => "form",
             ScorerKind::JsonSchema(_) => "json_schema",
             ScorerKind::Sql(_) => "sql",
             ScorerKind::Code(_) => "code",
@@ -237,7 +238,7 @@ impl ScorerKind {
             ScorerKind::Maths(scorer) => scorer.check(),
             ScorerKind::Answer(scorer) => scorer.check(),
             ScorerKind::Choice(scorer) => scorer.check(),
-            ScorerKind::Form(scorer) => scorer.check(),
+            ScorerKind::Format(scorer) => scorer.check(),
             ScorerKind::JsonSchema(scorer) => scorer.check(),
             ScorerKind::Sql(scorer) => scorer.check(),
             ScorerKind::Code(keys) => keys.check(),
@@ -262,7 +263,7 @@ impl ScorerKind {
             ScorerKind::Maths(scorer) => Arc::new(*scorer),
             ScorerKind::Answer(scorer) => Arc::new(*scorer),
             ScorerKind::Choice(scorer) => Arc::new(*scorer),
-            ScorerKind::Form(scorer) => Arc::new(scorer.clone()),
+            ScorerKind::Format(scorer) => Arc::new(scorer.clone()),
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), Supervisor::default())),

@@ -119,9 +119,10 @@ fn posted(input: &ScorerInput, rewards: &Value, why: &str) -> Result<Vec<Compone
             (None, Some(agent)) => Some(CreditTarget::Agent(agent)),
             (None, None) => None,
         };
-        match components.iter_mut().find(|component| component.name == name && component.on == on) {
+        match components.iter_mut().find(|component| component.name == name && component.credit_target == on)
+        {
             Some(component) => component.value += value,
-            None => components.push(Component { on, ..Component::new(name, value) }),
+            None => components.push(Component { credit_target: on, ..Component::new(name, value) }),
         }
     }
     if components.iter().all(|component| component.name != Component::SCORE) {

@@ -41,12 +41,12 @@ impl ScorerInput {
 
     /// Returns the reasoning of the final assistant message.
     pub fn reasoning(&self) -> &str {
-        &self.outcome.thought
+        &self.outcome.reasoning
     }
 
     /// Returns data that toolboxes provided before they were closed, by toolbox name.
     pub fn toolbox_data(&self) -> &Map<String, Value> {
-        &self.outcome.evidence
+        &self.outcome.scorer_inputs
     }
 
     /// Returns whether the attempt ended by itself rather than at a limit.

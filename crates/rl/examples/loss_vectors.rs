@@ -63,8 +63,8 @@ fn losses() -> Vec<Loss> {
         PolicyLoss::Direct { beta: 0.5 },
         divergence(Divergence::TotalVariation),
         divergence(Divergence::Kl),
-        PolicyLoss::KlCov { coefficient: 0.5, share: 0.2 },
-        PolicyLoss::ClipCov { low: 0.2, high: 0.28, share: 0.2, lower: 0.1, upper: 5.0 },
+        PolicyLoss::KlCov { coefficient: 0.5, fraction: 0.2 },
+        PolicyLoss::ClipCov { low: 0.2, high: 0.28, fraction: 0.2, lower: 0.1, upper: 5.0 },
         PolicyLoss::Value { clip: None },
         PolicyLoss::Value { clip: Some(0.2) },
     ]
@@ -95,16 +95,16 @@ fn term(random: &mut Random) -> (f32, Term) {
     let near = |random: &mut Random| logp + random.uniform_in(-spread, spread);
     let (behaviour, proximal, reference) = (near(random), near(random), near(random));
     let term = Term {
-        path: random.below(5),
+        sequence: random.below(5),
         weight: if random.next() < 0.1 { 0.0 } else { random.uniform_in(0.001, 0.02) },
         advantage: if random.next() < 0.1 { 0.0 } else { random.uniform_in(-2.0, 2.0) },
         returns: random.uniform_in(-2.0, 2.0),
         value: Some(logp + random.uniform_in(-0.5, 0.5)),
-        behaviour: random.sometimes(behaviour),
+        behavior: random.sometimes(behaviour),
         proximal: random.sometimes(proximal),
         reference: random.sometimes(reference),
-        path_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.uniform_in(-0.6, 0.6)) },
-        marked: random.next() < 0.5,
+        sequence_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.uniform_in(-0.6, 0.6)) },
+        selected: random.next() < 0.5,
         correction: if random.next() < 0.2 { Some(0.0) } else { Some(1.5).filter(|_| random.next() < 0.5) },
         age: random.below(4),
         version: 0,
@@ -117,7 +117,7 @@ fn evaluated_terms(random: &mut Random) -> Vec<Value> {
     // A token with probability 1, and a token exactly on its old policy.
     points[0].1.proximal = Some(0.0);
     points[1].1.proximal = Some(points[1].0);
-    points[1].1.behaviour = Some(points[1].0);
+    points[1].1.behavior = Some(points[1].0);
     let of = |loss: &Loss| -> Value {
         let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
         let rows: Vec<Value> = found

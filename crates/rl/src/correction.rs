@@ -20,7 +20,8 @@ pub enum Level {
     #[default]
     Token,
     /// The product over the sequence.
-    Path,
+    #[serde(rename(serialize = "path"), alias = "path")]
+    Sequence,
     /// The geometric mean over the sequence.
     GeometricMean,
 }
@@ -31,7 +32,7 @@ impl Level {
         let sum: f64 = sequence.iter().sum();
         match self {
             Level::Token => sequence.to_vec(),
-            Level::Path => vec![sum; sequence.len()],
+            Level::Sequence => vec![sum; sequence.len()],
             Level::GeometricMean => vec![sum / sequence.len().max(1) as f64; sequence.len()],
         }
     }
@@ -48,7 +49,8 @@ pub struct Correction {
     pub bound: Bound,
     /// Whether the weights are divided by their mean over the update.
     #[serde(default)]
-    pub normalise: bool,
+    #[serde(rename(serialize = "normalise"), alias = "normalise")]
+    pub normalize: bool,
 }
 
 /// Treatment of ratios that are too large or too small.
@@ -91,7 +93,7 @@ impl Correction {
     /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in AReaL and
     /// MiniRL (Zheng et al. 2025).
     pub const DECOUPLED: Correction =
-        Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalise: false };
+        Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalize: false };
 
     /// Checks the bounds.
     ///
@@ -110,11 +112,11 @@ impl Correction {
             self.level.log_ratios(sequence).into_iter().map(|x| self.bound.weight(x)).collect()
         };
         let mut weights: Vec<Vec<f64>> = sequences.iter().map(sequence_weights).collect();
-        if self.normalise {
+        if self.normalize {
             let mean = match self.level {
                 Level::Token => counting.mean(weights.iter().flatten().copied()),
                 // Every sequence counts once.
-                Level::Path | Level::GeometricMean => {
+                Level::Sequence | Level::GeometricMean => {
                     let means = weights.iter().filter(|sequence| !sequence.is_empty());
                     let means = means.map(|sequence| counting.mean(sequence.iter().copied()));
                     Counting::Exact.mean(means)
@@ -182,11 +184,14 @@ pub enum StatisticSpan {
     #[default]
     Token,
     /// The sum over the sequence.
-    PathSum,
+    #[serde(rename(serialize = "path_sum"), alias = "path_sum")]
+    SequenceSum,
     /// The mean over the sequence; for [`Statistic::Ratio`] the geometric mean.
-    PathMean,
+    #[serde(rename(serialize = "path_mean"), alias = "path_mean")]
+    SequenceMean,
     /// The maximum over the sequence.
-    PathMax,
+    #[serde(rename(serialize = "path_max"), alias = "path_max")]
+    SequenceMax,
 }
 
 impl Rejection {
@@ -227,9 +232,9 @@ impl Rejection {
         let kept = |value: f64| (low..=high).contains(&value);
         let sequence_value = match self.over {
             StatisticSpan::Token => return values.into_iter().map(kept).collect(),
-            StatisticSpan::PathSum => values.iter().sum(),
-            StatisticSpan::PathMean => counting.mean(values.iter().copied()),
-            StatisticSpan::PathMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            StatisticSpan::SequenceSum => values.iter().sum(),
+            StatisticSpan::SequenceMean => counting.mean(values.iter().copied()),
+            StatisticSpan::SequenceMax => values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
         };
         vec![kept(sequence_value); sequence.len()]
     }
@@ -374,11 +379,11 @@ mod tests {
     #[test]
     fn beyond_uses_level_of_correction() {
         let bound = Bound::Clamp { low: 0.0, high: 2.0 };
-        let at = |level| Correction { level, bound, normalise: false };
+        let at = |level| Correction { level, bound, normalize: false };
         let sequences = [vec![1.0, -1.0, 0.0], vec![0.5, 0.5]];
         assert_eq!(at(Level::Token).out_of_bounds_fraction(&sequences), Some(0.2));
         // Only those of the second sequence: e > 2.
-        assert_eq!(at(Level::Path).out_of_bounds_fraction(&sequences), Some(0.4));
+        assert_eq!(at(Level::Sequence).out_of_bounds_fraction(&sequences), Some(0.4));
         assert_eq!(at(Level::GeometricMean).out_of_bounds_fraction(&sequences), Some(0.0));
         assert_eq!(at(Level::Token).out_of_bounds_fraction(&[vec![]]), None);
     }
@@ -387,7 +392,7 @@ mod tests {
     #[test]
     fn normalization_keeps_all_zero_weights() {
         let correction = Correction { bound: Bound::Mask { low: 0.5, high: 2.0 }, ..Correction::DECOUPLED };
-        let correction = Correction { normalise: true, ..correction };
+        let correction = Correction { normalize: true, ..correction };
         assert_eq!(correction.weights(&[vec![3.0, -3.0]], Counting::Exact), [[0.0, 0.0]]);
         // Of 1, 2 and 0, with a mean of 1.
         let found = correction.weights(&[vec![0.0, 2f64.ln()], vec![3.0]], Counting::Exact);

@@ -121,7 +121,8 @@ pub enum PolicyLoss {
         /// Coefficient of the penalty.
         coefficient: f64,
         /// Fraction of an update's tokens to mark, at least one token.
-        share: f64,
+        #[serde(rename(serialize = "share"), alias = "share")]
+        fraction: f64,
     },
     /// PPO's clip; marked tokens have no loss (Cui et al. 2025). Needs
     /// [`prepare::choose_covarying`](crate::prepare::choose_covarying).
@@ -131,7 +132,8 @@ pub enum PolicyLoss {
         /// Upper bound, as for [`PolicyLoss::Clip`].
         high: f64,
         /// Fraction of an update's tokens to mark, at least one token.
-        share: f64,
+        #[serde(rename(serialize = "share"), alias = "share")]
+        fraction: f64,
         /// Lower bound of the covariance of tokens that can be marked, exclusive.
         lower: f64,
         /// Upper bound of the covariance of tokens that can be marked, exclusive.
@@ -246,14 +248,14 @@ impl Point {
     pub fn new(logp: f32, term: &Term) -> Self {
         Point {
             logp: logp.into(),
-            old: term.proximal.or(term.behaviour).map(f64::from),
-            behaviour: term.behaviour.map(f64::from),
+            old: term.proximal.or(term.behavior).map(f64::from),
+            behaviour: term.behavior.map(f64::from),
             reference: term.reference.map(f64::from),
             advantage: term.advantage.into(),
             returns: term.returns.into(),
             value: term.value.map(f64::from),
-            sequence_log_ratio: term.path_log_ratio.map(f64::from),
-            marked: term.marked,
+            sequence_log_ratio: term.sequence_log_ratio.map(f64::from),
+            marked: term.selected,
             masked: term.weight == 0.0,
             age: term.age.into(),
             correction: term.correction.map(f64::from),
@@ -327,8 +329,8 @@ impl Loss {
         let needs_sequence_ratio =
             matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
         for (index, term) in batch.terms.iter().enumerate() {
-            let sequence = term.path;
-            if (self.uses_ratios() || weighs) && term.behaviour.is_none() && term.proximal.is_none() {
+            let sequence = term.sequence;
+            if (self.uses_ratios() || weighs) && term.behavior.is_none() && term.proximal.is_none() {
                 return Err(RlError::NoBehavior { term: index, sequence });
             }
             if self.kl.is_some() && term.reference.is_none() {
@@ -337,7 +339,7 @@ impl Loss {
             if needs_value && term.value.is_none() {
                 return Err(RlError::NoValue { term: index, sequence });
             }
-            if needs_sequence_ratio && term.path_log_ratio.is_none() {
+            if needs_sequence_ratio && term.sequence_log_ratio.is_none() {
                 return Err(RlError::NoSequenceRatio { term: index, sequence });
             }
             let values = [
@@ -345,10 +347,10 @@ impl Loss {
                 ("value", term.value),
                 ("weight", Some(term.weight)),
                 ("advantage", Some(term.advantage)),
-                ("behaviour log-probability", term.behaviour),
+                ("behaviour log-probability", term.behavior),
                 ("proximal log-probability", term.proximal),
                 ("reference log-probability", term.reference),
-                ("log-ratio of its path", term.path_log_ratio),
+                ("log-ratio of its path", term.sequence_log_ratio),
             ];
             for (what, value) in values {
                 if let Some(value) = value.filter(|v| !v.is_finite()) {
@@ -415,11 +417,11 @@ impl Loss {
                 check_non_negative("divergence above", above)?;
                 check_positive("cap of the weight", cap)?;
             }
-            PolicyLoss::KlCov { coefficient, share: marked } => {
+            PolicyLoss::KlCov { coefficient, fraction: marked } => {
                 check_non_negative("coefficient", coefficient)?;
                 check_fraction("share of tokens", marked)?;
             }
-            PolicyLoss::ClipCov { low, high, share: marked, lower, upper } => {
+            PolicyLoss::ClipCov { low, high, fraction: marked, lower, upper } => {
                 check_fraction("clip low", low)?;
                 check_non_negative("clip high", high)?;
                 check_fraction("share of tokens", marked)?;

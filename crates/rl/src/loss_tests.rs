@@ -8,7 +8,7 @@ const CLIP: Loss =
 
 #[test]
 fn on_policy_clip_equals_policy_gradient() {
-    let term = Term { advantage: -0.75, behaviour: Some(-2.3), ..Term::default() };
+    let term = Term { advantage: -0.75, behavior: Some(-2.3), ..Term::default() };
     let got = CLIP.evaluate(-2.3, &term);
     assert_eq!((got.ratio, got.loss, got.derivative, got.clipped), (1.0, 0.75, 0.75, false));
 }
@@ -23,7 +23,7 @@ fn cross_entropy_needs_no_log_probabilities() {
 
 #[test]
 fn ratio_uses_proximal_policy() {
-    let term = Term { advantage: 1.0, behaviour: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
+    let term = Term { advantage: 1.0, behavior: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
     assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
 }
 
@@ -35,7 +35,7 @@ fn correction_weights_only_policy_loss() {
     let at = |correction, importance_weighted| {
         let term = Term {
             advantage: 2.0,
-            behaviour: Some(-3.0),
+            behavior: Some(-3.0),
             proximal: Some(-2.0),
             reference: Some(-1.0),
             correction,
@@ -56,25 +56,29 @@ fn correction_weights_only_policy_loss() {
 }
 
 fn batch(last: Term) -> TreeBatch {
-    let fine =
-        Term { behaviour: Some(-1.0), reference: Some(-1.0), path_log_ratio: Some(0.0), ..Term::default() };
+    let fine = Term {
+        behavior: Some(-1.0),
+        reference: Some(-1.0),
+        sequence_log_ratio: Some(0.0),
+        ..Term::default()
+    };
     TreeBatch { terms: vec![fine, last], ..TreeBatch::default() }
 }
 
 #[test]
 fn check_reports_first_invalid_term() {
     let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
-    let full = Term { path: 7, behaviour: Some(-1.0), reference: Some(-1.0), ..Term::default() };
+    let full = Term { sequence: 7, behavior: Some(-1.0), reference: Some(-1.0), ..Term::default() };
     let loss = Loss { kl, ..CLIP };
     assert_eq!(loss.check(&batch(full)), Ok(()));
-    let bare = Term { behaviour: None, ..full };
+    let bare = Term { behavior: None, ..full };
     assert_eq!(loss.check(&batch(bare)), Err(RlError::NoBehavior { term: 1, sequence: 7 }));
     let bare = Term { reference: None, ..full };
     assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, sequence: 7 }));
     assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
     // A loss without ratios needs the old policy if its penalty is importance-weighted.
     let weighted = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
-    let bare = Term { behaviour: None, ..full };
+    let bare = Term { behavior: None, ..full };
     let reinforce = Loss { kl, ..Loss::new(PolicyLoss::Reinforce) };
     assert_eq!(reinforce.check(&batch(bare)), Ok(()));
     let reinforce = Loss { kl: Some(weighted), ..reinforce };
@@ -85,7 +89,7 @@ fn check_reports_first_invalid_term() {
     assert!(matches!(wild, Err(RlError::NotFinite { term: 1, sequence: 7, what: "weight", .. })), "{wild:?}");
     let trust = TrustRegion { cap: 0.0, ..TrustRegion::default() };
     let covarying =
-        |lower, upper| Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.1, lower, upper });
+        |lower, upper| Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.1, lower, upper });
     assert_eq!(covarying(1.0, 5.0).check(&batch(full)), Ok(()));
     for rejected in [
         covarying(5.0, 1.0),
@@ -123,7 +127,7 @@ fn trust_region_drops_tokens_outside() {
 
 #[test]
 fn clip_cov_drops_marked_tokens() {
-    let loss = Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, share: 0.5, lower: 1.0, upper: 5.0 });
+    let loss = Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.5, lower: 1.0, upper: 5.0 });
     let at = |marked| {
         let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
         (got.loss, got.derivative, got.clipped, got.dropped)
@@ -137,7 +141,7 @@ fn clip_cov_drops_marked_tokens() {
 #[test]
 fn losses_report_gradient_without_advantage() {
     let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
-    let covarying = PolicyLoss::KlCov { coefficient: 1.0, share: 0.1 };
+    let covarying = PolicyLoss::KlCov { coefficient: 1.0, fraction: 0.1 };
     for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
         assert!(Loss::new(policy).moves_without_advantage(), "{policy:?}");
     }
@@ -153,7 +157,7 @@ fn losses_report_gradient_without_advantage() {
 
 #[test]
 fn extreme_ratios_stay_finite() {
-    let term = Term { advantage: -1.0, behaviour: Some(-500.0), ..Term::default() };
+    let term = Term { advantage: -1.0, behavior: Some(-500.0), ..Term::default() };
     let got = Loss::clip(0.2, 0.2).evaluate(-0.5, &term);
     assert_eq!((got.ratio, got.derivative, got.clipped), (20f64.exp(), 0.0, true));
 }
@@ -196,7 +200,7 @@ proptest! {
             PolicyLoss::Clip { low, high, dual, trust, keep: None },
             PolicyLoss::SoftGate { positive: 1.0 + low, negative: 1.0 + high },
             PolicyLoss::Direct { beta: low },
-            PolicyLoss::KlCov { coefficient: high, share: 0.5 },
+            PolicyLoss::KlCov { coefficient: high, fraction: 0.5 },
             PolicyLoss::Value { clip: Some(low) },
         ];
         let kinks = [(1.0 - low).ln(), (1.0 + high).ln(), dual.map_or(9.0, f64::ln), 0.0];
@@ -242,7 +246,7 @@ proptest! {
     /// `evaluate` computes in f64 the same as `at` for its f32 inputs.
     #[test]
     fn evaluate_matches_f64_evaluation(logp in -9.0f32..0.0, old in -9.0f32..0.0, advantage in -2.0f32..2.0) {
-        let got = CLIP.evaluate(logp, &Term { advantage, behaviour: Some(old), ..Term::default() });
+        let got = CLIP.evaluate(logp, &Term { advantage, behavior: Some(old), ..Term::default() });
         let at = Point { logp: logp.into(), advantage: advantage.into(), old: Some(old.into()), ..Point::default() };
         prop_assert_eq!(got, CLIP.at(&at));
     }

@@ -47,7 +47,7 @@ impl InterpolatedProximal {
     /// Returns the log-probability of a term's token under the proximal policy, and the weight of the
     /// term, at the current log-probability `logp`. Returns `None` if no policy sampled the token.
     pub(crate) fn proximal_and_weight(&self, logp: f32, term: &Term) -> Option<(f64, f64)> {
-        let behaviour = f64::from(term.behaviour?);
+        let behaviour = f64::from(term.behavior?);
         let proximal = self.by.proximal(behaviour, logp.into(), Some(term.age.into()));
         Some((proximal, self.bound.weight(proximal - behaviour)))
     }
@@ -72,7 +72,7 @@ mod tests {
     /// and the remaining 0.2 is the current policy's.
     #[test]
     fn interpolation_splits_ratio_and_weight() {
-        let term = Term { advantage: 2.0, behaviour: Some(-2.0), age: 3, ..Term::default() };
+        let term = Term { advantage: 2.0, behavior: Some(-2.0), age: 3, ..Term::default() };
         let got = loss(CLIP, WIDE).evaluate(-1.4, &term);
         assert!((got.ratio - 0.2f64.exp()).abs() < 1e-6, "{got:?}");
         assert!((got.loss + 2.0 * 0.6f64.exp()).abs() < 1e-5, "{got:?}");
@@ -96,7 +96,7 @@ mod tests {
         let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
         let loss = Loss { kl: Some(kl), ..loss(PolicyLoss::ImportanceSampling, WIDE) };
         let term =
-            Term { advantage: 2.0, behaviour: Some(-2.0), reference: Some(-0.2), age: 2, ..Term::default() };
+            Term { advantage: 2.0, behavior: Some(-2.0), reference: Some(-0.2), age: 2, ..Term::default() };
         let got = loss.evaluate(-1.2, &term);
         assert!((got.loss - (-2.0 * 0.8f64.exp() + 0.25)).abs() < 1e-5, "{got:?}");
         assert!((got.derivative - (-2.0 * 0.8f64.exp() - 0.5)).abs() < 1e-5, "{got:?}");
@@ -114,7 +114,7 @@ mod tests {
                 // is one ratio, independent of the interpolation.
                 let interpolated = InterpolatedProximal { by, bound: Bound::Clamp { low: 0.0, high: 1.2 } };
                 let loss = Loss { interpolated: Some(interpolated), ..Loss::new(policy) };
-                let term = Term { advantage: -0.7, behaviour: Some(-2.0), age: 4, ..Term::default() };
+                let term = Term { advantage: -0.7, behavior: Some(-2.0), age: 4, ..Term::default() };
                 let here = -1.5f32;
                 let at = loss.point(here, &term);
                 let derivative_of = |value: &dyn Fn(f64) -> f64| (value(1e-3) - value(-1e-3)) / 2e-3;

@@ -90,7 +90,7 @@ pub async fn start(
         ));
     }
     let uniform =
-        |lora: &&LoraOptions| lora.ranks.is_empty() && lora.alphas.is_empty() && !lora.rank_stabilised;
+        |lora: &&LoraOptions| lora.ranks.is_empty() && lora.alphas.is_empty() && !lora.rank_stabilized;
     if wants.lora.is_some_and(|lora| !uniform(&lora)) {
         return Err(unusable(
             "`cluster.learner` of kind \"torch\" trains adapters of one rank and scale; leave out `model.lora.ranks`, \

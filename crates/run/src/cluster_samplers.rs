@@ -66,7 +66,7 @@ pub struct Requirements<'a> {
 /// not colocated.
 pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
-    let is_colocated = recipe.cluster.placement == Placement::Shared;
+    let is_colocated = recipe.cluster.placement == Placement::Colocated;
     is_colocated.then(|| Colocation::new(Arc::new(group.clone()), samplers.start_timeout()))
 }
 
@@ -240,9 +240,9 @@ fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) 
         tokenizer: TokenizerProbe { text: wants.chat.tokenizer().decode(&tokens), tokens },
         tolerance: keys.tolerance,
         sleeps: wants.colocation.is_some(),
-        response_timeout: seconds(keys.answer_seconds),
+        response_timeout: seconds(keys.response_seconds),
         silence: seconds(keys.silent_seconds),
-        update_timeout: seconds(keys.adopt_seconds),
+        update_timeout: seconds(keys.update_seconds),
         ..ServerOptions::new(kind, "", wants.files.config.vocabulary, wants.context)
     }
 }
@@ -333,9 +333,9 @@ fn router(
         tries: 3 + named_servers.len(),
         accept: seconds(keys.silent_seconds),
         silence: seconds(keys.silent_seconds),
-        response_timeout: seconds(keys.answer_seconds),
+        response_timeout: seconds(keys.response_seconds),
         // The sum of the timeouts for pausing, reading and probing.
-        update_timeout: seconds(keys.adopt_seconds + 4.0 * keys.answer_seconds + keys.silent_seconds)
+        update_timeout: seconds(keys.update_seconds + 4.0 * keys.response_seconds + keys.silent_seconds)
             .max(if keys.start { keys.start_timeout() } else { Duration::ZERO }),
         probe,
         probe_within: seconds(keys.silent_seconds),

@@ -126,7 +126,7 @@ pub fn is_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
             error,
-            ExternalError::Invalid(_) | ExternalError::Refused { .. } | ExternalError::Protocol { .. }
+            ExternalError::Invalid(_) | ExternalError::Rejected { .. } | ExternalError::Protocol { .. }
         )
     };
     error.failures().iter().all(is_rejection)
@@ -244,7 +244,7 @@ fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
 fn api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
     let is_callers =
-        |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Refused { .. });
+        |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Rejected { .. });
     let pause = |error: &ExternalError| match error {
         ExternalError::Busy { retry_after, .. } => Some(*retry_after),
         _ => None,

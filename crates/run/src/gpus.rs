@@ -44,7 +44,7 @@ impl GpuAllocation {
             learner,
             server: started.map_or(0, |keys| keys.gpus),
             servers: started.map_or(0, |keys| u32::try_from(keys.count).unwrap_or(u32::MAX)),
-            is_colocated: recipe.cluster.placement == Placement::Shared,
+            is_colocated: recipe.cluster.placement == Placement::Colocated,
         }
     }
 

@@ -222,7 +222,7 @@ fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
         return Ok(None);
     }
     let mixture = Mixture::new(
-        policy_weights.iter().map(|policy_weight| (policy_weight.name.clone(), policy_weight.share)),
+        policy_weights.iter().map(|policy_weight| (policy_weight.name.clone(), policy_weight.weight)),
     )?;
     let names: Vec<String> = policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
     let role = name.to_owned();

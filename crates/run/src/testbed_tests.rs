@@ -10,7 +10,7 @@ use super::*;
 
 fn keys() -> CodeKeys {
     CodeKeys {
-        value: TestScoring::Share,
+        value: TestScoring::Fraction,
         protection: Isolation::BestEffort,
         seconds: 3.0,
         memory_mb: 128,

@@ -120,7 +120,8 @@ enum JailMessage {
     Keeper(#[allow(dead_code, reason = "a mark")] bool),
     Missing(std::collections::BTreeMap<String, String>),
     Failed(String),
-    Refused(String),
+    #[serde(rename = "refused")]
+    Rejected(String),
     Ended(Report),
 }
 
@@ -221,7 +222,7 @@ impl Jail {
                 Ok(None)
             }
             JailMessage::Failed(why) => Err(broken(&why)),
-            JailMessage::Refused(why) => Err(SandboxError::Request(why)),
+            JailMessage::Rejected(why) => Err(SandboxError::Request(why)),
             JailMessage::Ended(report) => Ok(Some(Event::Ended(report))),
         }
     }

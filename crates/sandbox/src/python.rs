@@ -68,7 +68,8 @@ pub(crate) struct Python {
 struct ProbeResult {
     executable: String,
     why: Option<String>,
-    folders: Vec<String>,
+    #[serde(rename = "folders")]
+    dirs: Vec<String>,
     version: String,
 }
 
@@ -99,7 +100,7 @@ impl Python {
         }
         let mut read: Vec<String> = SYSTEM.iter().map(|dir| (*dir).to_owned()).collect();
         let home = std::env::var("HOME").unwrap_or_default();
-        for dir in result.folders.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
+        for dir in result.dirs.into_iter().filter(|dir| !dir.is_empty() && dir != "/usr") {
             if BROAD_DIRS.contains(&dir.as_str()) || dir == home {
                 return Err(wrong(format!("it needs all of {dir}, which code must not see")));
             }

@@ -265,7 +265,7 @@ impl Inner {
             main,
             fetch: run.fetch.clone(),
             fetch_bytes: run.limits.fetch_mb << 20,
-            folder: dir,
+            dir,
             limits: json!({
                 "memory": memory_mb << 20,
                 "processes": processes,

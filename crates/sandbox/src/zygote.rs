@@ -106,7 +106,8 @@ pub(crate) struct Order {
     pub fetch: Vec<String>,
     pub fetch_bytes: u64,
     /// Work directory if there are no namespaces.
-    pub folder: Option<String>,
+    #[serde(rename = "folder")]
+    pub dir: Option<String>,
     /// Resource limits, in bytes and seconds.
     pub limits: Value,
 }

@@ -28,7 +28,8 @@ pub enum Code {
     /// The disk is full.
     Full,
     /// The stored bytes are corrupt.
-    Damaged,
+    #[serde(rename = "damaged")]
+    Corrupt,
     /// The file belongs to another program or another run.
     Foreign,
     /// The file has a schema version that this build cannot read.
@@ -189,7 +190,7 @@ pub enum StoreError {
     },
     /// The stored bytes are corrupt: they differ from anything that could have been written.
     #[error("{key} in {location} is damaged: {what}")]
-    Damaged {
+    Corrupt {
         /// Location of the store.
         location: String,
         /// Key of the call.
@@ -223,7 +224,7 @@ impl StoreError {
                 Code::NotFound
             }
             StoreError::Conflict { .. } | StoreError::Ended { .. } => Code::Conflict,
-            StoreError::Damaged { .. } => Code::Damaged,
+            StoreError::Corrupt { .. } => Code::Corrupt,
             StoreError::Unstorable { .. } => Code::Invalid,
         }
     }
@@ -256,7 +257,7 @@ pub(crate) enum Failure {
     Unknown,
     Conflict(String, &'static str),
     Ended(Status),
-    Damaged(String),
+    Corrupt(String),
     Unstorable(String),
 }
 
@@ -269,7 +270,7 @@ impl Failure {
             Failure::Unknown => StoreError::Unknown { location, key },
             Failure::Conflict(key, field) => StoreError::Conflict { location, key, field },
             Failure::Ended(status) => StoreError::Ended { location, key, status },
-            Failure::Damaged(what) => StoreError::Damaged { location, key, what },
+            Failure::Corrupt(what) => StoreError::Corrupt { location, key, what },
             Failure::Unstorable(what) => StoreError::Unstorable { location, key, what },
         }
     }

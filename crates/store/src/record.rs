@@ -170,7 +170,8 @@ pub struct Tries {
 #[serde(deny_unknown_fields)]
 pub struct StepReward {
     /// Segment, turn or agent that the reward is credited to.
-    pub by: CreditTarget,
+    #[serde(rename = "by")]
+    pub credit_target: CreditTarget,
     /// Amount of the reward. Must be finite; negative for a penalty.
     pub reward: f64,
 }

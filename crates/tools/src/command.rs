@@ -36,7 +36,8 @@ pub struct CommandKeys {
     pub parameters: Map<String, Value>,
     /// Working directory of the program. Empty means the recipe's directory.
     #[serde(default)]
-    pub folder: PathBuf,
+    #[serde(rename = "folder")]
+    pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
     /// [usual ones](levade_policy::environment::PASSED).
     #[serde(default)]
@@ -183,7 +184,7 @@ impl CommandTool {
     /// # Errors
     /// Returns an error if the program cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
-        let CommandKeys { folder: tool_dir, environment, .. } = &self.keys;
+        let CommandKeys { dir: tool_dir, environment, .. } = &self.keys;
         let launch = Launch { dir: tool_dir.clone(), passes: environment.clone(), ..Launch::new(command) };
         let output = ProgramRun::start(
             &self.supervisor,
@@ -297,7 +298,7 @@ mod tests {
             command: command.iter().map(|element| (*element).to_owned()).collect(),
             description: String::new(),
             parameters: parameters.as_object().unwrap().clone(),
-            folder: PathBuf::new(),
+            dir: PathBuf::new(),
             environment: Vec::new(),
         };
         CommandTool::new("x", keys, Supervisor::default())

@@ -138,7 +138,7 @@ impl Session for SubAgentSession {
         let Branch { agent, outcome, .. } = &branch;
         let exchange = json!({
             "request": request, "answer": outcome.final_text, "finish": outcome.finish, "turns": outcome.turns,
-            "evidence": outcome.evidence,
+            "evidence": outcome.scorer_inputs,
         });
         self.exchanges.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);
         let output = match (&outcome.error, outcome.finish.is_complete()) {

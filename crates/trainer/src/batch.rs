@@ -197,7 +197,7 @@ impl<'a> AttemptSequences<'a> {
                         advantage: advantages.next().unwrap_or(0.0),
                         returns: returns.next().unwrap_or(0.0),
                         value: values.next(),
-                        behaviour: segment.logprobs.get(i).copied(),
+                        behavior: segment.logprobs.get(i).copied(),
                         age: sampled_version
                             .map_or(0, |sampled_version| version.saturating_sub(sampled_version) as u32),
                         version: sampled_version.unwrap_or(0),
@@ -280,7 +280,7 @@ mod tests {
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
         let term = first.targets[2].term;
-        assert_eq!((term.behaviour, term.version, term.age), (Some(-6.0), 7, 2));
+        assert_eq!((term.behavior, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
         let second = AttemptSequences::from_trajectory(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
@@ -325,7 +325,7 @@ mod tests {
         let root = t.push(Segment::context(None, vec![1], 0)).unwrap();
         t.push(Segment::demonstrated(Some(root), vec![2, 3], 0)).unwrap();
         let input = AttemptSequences::from_trajectory(&t).input(&planned(1), Targets::DEFAULT, 9);
-        assert!(input.targets.iter().all(|t| t.term.behaviour.is_none() && t.temperature == 1.0));
+        assert!(input.targets.iter().all(|t| t.term.behavior.is_none() && t.temperature == 1.0));
         assert_eq!(input.targets.len(), 2);
     }
 

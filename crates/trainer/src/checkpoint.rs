@@ -250,7 +250,7 @@ impl Checkpoints {
                 let Some(model) = model else { continue };
                 let location = if name.is_empty() { location.clone() } else { location.join(name) };
                 fs::create_dir_all(&location).map_err(|source| file_error("create", &location, source))?;
-                let Manifest { place: WeightsLocation::Local(location), files, .. } =
+                let Manifest { location: WeightsLocation::Local(location), files, .. } =
                     model.save(&location, with_training_state).await?
                 else {
                     continue;

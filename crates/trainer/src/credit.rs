@@ -103,7 +103,7 @@ impl CreditedReward {
         step_rewards: &[StepReward],
     ) -> Self {
         let mut credited = CreditedReward { outcome: reward, answer_score, parts: Vec::new() };
-        for StepReward { by, reward } in step_rewards {
+        for StepReward { credit_target: by, reward } in step_rewards {
             let positions = credited_positions(trajectory, sequences, by);
             if !positions.is_empty() {
                 credited.outcome -= reward;
@@ -262,8 +262,10 @@ mod tests {
     fn rewards(by: GroupBy, step_rewards: &[(CreditTarget, f64)]) -> Vec<(f64, Vec<Vec<f64>>)> {
         let trajectory = game();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
-        let step_rewards: Vec<StepReward> =
-            step_rewards.iter().map(|(by, reward)| StepReward { by: by.clone(), reward: *reward }).collect();
+        let step_rewards: Vec<StepReward> = step_rewards
+            .iter()
+            .map(|(by, reward)| StepReward { credit_target: by.clone(), reward: *reward })
+            .collect();
         let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
         let (nothing, signals) =
             (vec![Vec::new(); sequences.len()], vec![Signals::default(); sequences.len()]);
@@ -349,7 +351,7 @@ mod tests {
     fn token_penalties_count_in_outcome_remainder() {
         let trajectory = game();
         let sequences = trained_sequences(&trajectory, Targets::DEFAULT);
-        let step_rewards = [StepReward { by: CreditTarget::Turn(1), reward: 1.0 }];
+        let step_rewards = [StepReward { credit_target: CreditTarget::Turn(1), reward: 1.0 }];
         let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
         let charges = [vec![-0.5; 6], vec![-0.25; 2]];
         let [sample] = &credited.samples(&sequences, GroupBy::Task, &[])[..] else { panic!() };

@@ -37,9 +37,11 @@ pub struct UncalledTools {
     /// Name of the attempt, as in `levade inspect`.
     pub attempt: String,
     /// The full completion.
-    pub reply: String,
+    #[serde(rename = "reply")]
+    pub completion: String,
     /// Why no call was parsed from the completion, or how the call failed.
-    pub why: String,
+    #[serde(rename = "why")]
+    pub reason: String,
 }
 
 /// Results of the tasks of a slice.
@@ -70,7 +72,8 @@ pub struct SliceResult {
     pub sampled_tokens: f64,
     /// Number of attempts that failed outside the model. They count as incorrect.
     #[serde(default, skip_serializing_if = "is_0")]
-    pub broken: u64,
+    #[serde(rename = "broken")]
+    pub failed: u64,
     /// Metrics over k attempts per task. Empty if there is one attempt per task.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub at: Vec<AtK>,
@@ -195,7 +198,7 @@ impl SliceResult {
             answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
-            broken: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
+            failed: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
         })
     }
 
@@ -267,7 +270,7 @@ impl EvalResult {
             metrics.add(format!("{name}/answered"), slice.answered);
             metrics.add(format!("{name}/used_tool"), slice.used_tool);
             metrics.add(format!("{name}/response_length/mean"), slice.sampled_tokens);
-            metrics.add(format!("{name}/broken"), slice.broken as f64);
+            metrics.add(format!("{name}/broken"), slice.failed as f64);
         }
         metrics
     }

@@ -82,5 +82,5 @@ fn find_uncalled(
     if tokens.last().is_none_or(|last| !chat.stop_ids().contains(last)) {
         why.push_str("; it was cut at a limit");
     }
-    Ok(Some(UncalledTools { attempt: attempt.slot.name(), reply: completion, why }))
+    Ok(Some(UncalledTools { attempt: attempt.slot.name(), completion, reason: why }))
 }

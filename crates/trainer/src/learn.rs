@@ -150,7 +150,7 @@ impl<'a> UpdateSettings<'a> {
             };
         };
         let needed = keys.needs_critic();
-        let critic = optim_params(&keys.critic.optimiser, keys.critic.learning_rate, step, steps);
+        let critic = optim_params(&keys.critic.optimizer, keys.critic.learning_rate, step, steps);
         UpdateSettings {
             phase,
             targets,
@@ -241,7 +241,7 @@ pub(crate) async fn run_plan(
             }
             let trains_only_critic = settings.policy.is_none();
             let tokens = sequence_tokens(&sequences);
-            let request = TrainRequest { paths: sequences, loss: keys.value_loss(), params };
+            let request = TrainRequest { sequences, loss: keys.value_loss(), params };
             let mut count = || {
                 if trains_only_critic {
                     after(&mut done)
@@ -271,7 +271,7 @@ pub(crate) async fn run_plan(
             }
             let sequences = input_order(&update.micro_batch_plan, inputs);
             let tokens = sequence_tokens(&sequences);
-            let request = TrainRequest { paths: sequences, loss, params };
+            let request = TrainRequest { sequences, loss, params };
             let TrainReport { sums, step } =
                 models.policy.train(request, &update.micro_batch_plan, &mut || after(&mut done)).await?;
             for sums in &sums {
@@ -372,8 +372,8 @@ impl UpdateOutcome {
                 if matches!(loss.policy, PolicyLoss::Clip { dual: Some(_), .. }) {
                     metrics.add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
                 }
-                metrics.add("actor/ratio", mean(all.ratio, all.behaviour_terms));
-                metrics.add("actor/ppo_kl", mean(all.drift, all.behaviour_terms));
+                metrics.add("actor/ratio", mean(all.ratio, all.behavior_terms));
+                metrics.add("actor/ppo_kl", mean(all.drift, all.behavior_terms));
                 if loss.kl.is_some() {
                     metrics.add("actor/kl_loss", mean(all.kl, all.terms));
                 }

@@ -38,7 +38,8 @@ pub(crate) struct Origin {
     schema: u32,
     /// Start of the run as a Unix timestamp in seconds. Chat templates see it as the current time,
     /// including after a resume.
-    begun: u64,
+    #[serde(rename = "begun")]
+    started_at: u64,
     /// Version of Levade that started the run.
     version: String,
     /// Files of tasks and of the model, and task lists of environments.
@@ -76,7 +77,8 @@ pub fn matching(dir: &Path) -> Result<MatchingRule, TrainerError> {
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 struct Input {
     /// Owner: `model`, or the source of tasks.
-    of: String,
+    #[serde(rename = "of")]
+    source: String,
     /// Name without its directory, because model caches move.
     name: String,
     bytes: u64,
@@ -133,7 +135,7 @@ pub fn started_at(dir: &Path) -> Result<Option<u64>, TrainerError> {
         return Ok(None);
     }
     if let Some(origin) = Origin::read(dir)? {
-        return Ok(Some(origin.begun));
+        return Ok(Some(origin.started_at));
     }
     let written = fs::metadata(&recipe).and_then(|file| file.modified());
     Ok(Some(seconds(written.map_err(|source| file_error("read", &recipe, source))?)))
@@ -225,15 +227,19 @@ impl Origin {
             let summed = File::open(&path).and_then(checksum);
             let (bytes, crc32c) = summed.map_err(|source| file_error("read", &path, source))?;
             let name = path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-            Ok(Input { of, name, bytes, crc32c })
+            Ok(Input { source: of, name, bytes, crc32c })
         };
         let mut files = all.into_iter().map(read).collect::<Result<Vec<Input>, TrainerError>>()?;
-        let input =
-            |ListedTasks { source: of, package, bytes, crc32c }| Input { of, name: package, bytes, crc32c };
+        let input = |ListedTasks { source: of, package, bytes, crc32c }| Input {
+            source: of,
+            name: package,
+            bytes,
+            crc32c,
+        };
         files.extend(listings.into_iter().map(input));
         let version = env!("CARGO_PKG_VERSION").to_owned();
         let (tools, lengths) = (Some(tools), Vec::new());
-        Ok(Origin { schema: SCHEMA, begun: started_at, version, files, tools, lengths, matching })
+        Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching })
     }
 
     /// Reads the recorded inputs of the run in `folder`. Returns `None` if an older build started
@@ -262,7 +268,9 @@ impl Origin {
             Err(TrainerError::Changed { of: of.to_owned(), name, run_dir: dir.to_owned() })
         };
         let missing = first_missing(&current.files, &self.files);
-        if let Some(Input { of, name, .. }) = missing.or_else(|| first_missing(&self.files, &current.files)) {
+        if let Some(Input { source: of, name, .. }) =
+            missing.or_else(|| first_missing(&self.files, &current.files))
+        {
             return changed(of, name.clone());
         }
         match (&self.tools, &current.tools) {
@@ -353,7 +361,7 @@ fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'
 /// Returns whether the learning rate depends on the number of steps of the phase.
 fn has_decay(phase: &Phase) -> bool {
     let critic = match phase {
-        Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimiser.schedule,
+        Phase::Rl(keys) if keys.needs_critic() => keys.critic.optimizer.schedule,
         _ => Schedule::Constant,
     };
     phase.optimizer().schedule != Schedule::Constant || critic != Schedule::Constant
@@ -379,7 +387,7 @@ mod tests {
     fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
         let version = String::new();
         let (files, lengths, matching) = (Vec::new(), Vec::new(), MatchingRule::default());
-        Origin { schema: SCHEMA, begun: 0, version, files, tools, lengths, matching }
+        Origin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching }
     }
 
     /// A run that an older build started trains on the tasks that it started with.

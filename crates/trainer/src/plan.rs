@@ -247,8 +247,13 @@ impl<'a> GroupedSamples<'a> {
             rollout.sequences.iter().map(|draft| draft.sequence.clone()).collect();
         // The final part of the score: the components of turns, agents or segments are credited
         // earlier, as part of `attempt.earned`.
-        let early: f64 =
-            attempt.outcome.components.iter().filter(|c| c.on.is_some()).map(Component::weighted_value).sum();
+        let early: f64 = attempt
+            .outcome
+            .components
+            .iter()
+            .filter(|c| c.credit_target.is_some())
+            .map(Component::weighted_value)
+            .sum();
         let answer_score = attempt.score.unwrap_or(0.0) - early;
         let credited =
             CreditedReward::new(&attempt.trajectory, &sequences, reward, answer_score, &attempt.step_rewards);
@@ -312,7 +317,7 @@ impl<'a> GroupedSamples<'a> {
 /// policy. Such a group trains other policies, and does not count for this one.
 fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool {
     let segments = || attempts.iter().flat_map(|attempt| attempt.trajectory.segments());
-    let is_generated = |kind| kind != Kind::Given;
+    let is_generated = |kind| kind != Kind::Context;
     segments().any(|s| is_generated(s.kind) && s.policy != targets.policy)
         && !segments().any(|s| targets.contains_targets(s))
 }
@@ -400,12 +405,12 @@ pub(crate) fn draft_rl(plan_input: &PlanInput<'_>, groups: &[&[Attempt]]) -> Res
     // A critic learns from every rollout, whatever its advantage.
     let train_all = keys.loss().moves_without_advantage() || keys.needs_critic();
     let normalizer = keys.normalizer(plan_input.constant_length);
-    let mut high_entropy = (keys.high_entropy_share < 1.0).then(HighEntropy::default);
+    let mut high_entropy = (keys.high_entropy_fraction < 1.0).then(HighEntropy::default);
     let mut epoch_updates = Vec::with_capacity(keys.mini_batches);
     for i in 0..keys.mini_batches {
         let update_groups = &mut groups[group_start(i)..group_start(i + 1)];
         if let Some(found) = &mut high_entropy {
-            keep_high_entropy(update_groups, keys.high_entropy_share, found);
+            keep_high_entropy(update_groups, keys.high_entropy_fraction, found);
         }
         epoch_updates.push(update(update_groups, targets, normalizer, &keys.only, train_all));
     }

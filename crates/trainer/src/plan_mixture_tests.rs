@@ -39,7 +39,7 @@ fn attempts_of_another_policy_are_not_samples() {
     let mut group = mixed();
     group[2].reward = Some(1.0);
     group[1].reward = Some(0.0);
-    let drop = RlKeys { uniform_groups: Some(ZeroVarianceGroups::Drop), ..keys() };
+    let drop = RlKeys { zero_variance_groups: Some(ZeroVarianceGroups::Drop), ..keys() };
     assert_eq!(plan_of(&[group], &drop, 1000).unwrap().updates, [Update::default()]);
     // Stores of older builds do not contain the selected policy, so the mean is over all attempts:
     // 3/4.
@@ -58,7 +58,7 @@ fn attempts_of_another_policy_are_not_samples() {
 #[test]
 fn context_of_policy_does_not_make_sample() {
     let read = |segment: &mut Segment| {
-        if segment.kind == Kind::Given {
+        if segment.kind == Kind::Context {
             segment.policy = "default".into();
         }
     };
@@ -104,7 +104,7 @@ fn baseline_is_greedy_attempt_of_same_policy() {
         };
         rival_score(&setting, baseline)
     };
-    let buffer = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
+    let buffer = OverlongAttempts::Penalize { buffer: 2, factor: 1.0 };
     let long = attempt(0, 0, &[1], &[3, 4, 5], Some(1.0));
     assert_eq!(rival(&long, &RlKeys { overlong: buffer, ..keys.clone() }), Some(0.5));
     assert_eq!(rival(&cast(long.clone(), "opponent"), &keys), None);
@@ -183,7 +183,7 @@ fn entropy_fraction_excludes_masked_attempts() {
         };
         Signals { entropies, ..Signals::default() }
     };
-    let keys = RlKeys { overlong: OverlongAttempts::Mask, high_entropy_share: 0.5, ..keys() };
+    let keys = RlKeys { overlong: OverlongAttempts::Mask, high_entropy_fraction: 0.5, ..keys() };
     let plan = plan_with(&[group], &keys, 1000, &entropies).unwrap();
     let want = HighEntropy { tokens: 4, kept: 2, thresholds: vec![f64::from(0.3f32)] };
     assert_eq!(plan.high_entropy, Some(want));
@@ -197,7 +197,7 @@ fn entropy_fraction_excludes_masked_attempts() {
 fn constant_normalizer_is_largest_agent_limit() {
     for algorithm in ["dr_grpo", "rloo", "minirl"] {
         let algorithm = serde_json::from_value(json!(algorithm)).unwrap();
-        let keys = RlKeys { algorithm, normaliser: None, ..keys() };
+        let keys = RlKeys { algorithm, normalizer: None, ..keys() };
         let weights = |groups: &[Vec<Attempt>]| -> Vec<f32> {
             let plan = plan_of(groups, &keys, 1000).unwrap();
             rows(&plan.updates[0])[0].iter().map(|row| row.3).collect()
@@ -214,7 +214,7 @@ fn constant_normalizer_is_largest_agent_limit() {
 /// The length penalty starts below the limit of the acting agent.
 #[test]
 fn length_penalty_uses_limit_of_acting_agent() {
-    let overlong = OverlongAttempts::Penalise { buffer: 2, factor: 1.0 };
+    let overlong = OverlongAttempts::Penalize { buffer: 2, factor: 1.0 };
     let long = |sample, completion: &[u32]| attempt(0, sample, &[1], completion, Some(1.0));
     let group = vec![long(0, &[3, 4, 5]), long(1, &[3])];
     let keys = RlKeys { overlong, ..keys() };

@@ -122,7 +122,7 @@ fn plan_matches_values_computed_by_hand() {
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
 
     let drop = Some(ZeroVarianceGroups::Drop);
-    let dropped = plan_of(&groups(), &RlKeys { uniform_groups: drop, ..keys() }, 1000).unwrap();
+    let dropped = plan_of(&groups(), &RlKeys { zero_variance_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
     let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K3, KlTarget::Loss, None);
@@ -132,7 +132,7 @@ fn plan_matches_values_computed_by_hand() {
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
     let normalizer = Some(Normalizer::RolloutSum);
-    let twice = RlKeys { mini_batches: 2, epochs: 2, normaliser: normalizer, ..keys() };
+    let twice = RlKeys { mini_batches: 2, epochs: 2, normalizer, ..keys() };
     let plan = plan_of(&groups(), &twice, 1000).unwrap();
     assert_eq!(plan.updates.len(), 4);
     assert_eq!(plan.updates[0], plan.updates[2]);
@@ -144,7 +144,7 @@ fn plan_matches_values_computed_by_hand() {
 fn uniform_group_yields_update_without_batches() {
     let uniform = vec![groups()[1].clone()];
     for uniform_groups in [ZeroVarianceGroups::Keep, ZeroVarianceGroups::Drop] {
-        let keys = RlKeys { uniform_groups: Some(uniform_groups), ..keys() };
+        let keys = RlKeys { zero_variance_groups: Some(uniform_groups), ..keys() };
         let plan = plan_of(&uniform, &keys, 10).unwrap();
         assert_eq!(plan.updates, [Update::default()]);
     }
@@ -235,7 +235,7 @@ fn truncated_attempts_follow_overlong_rule() {
     let dropped = plan_of(&[three], &RlKeys { overlong: OverlongAttempts::Drop, ..keys() }, 1000).unwrap();
     assert_eq!(all(&dropped), [(0, 1, -0.5, 0.25), (0, 2, 0.5, 0.25)]);
     // Two tokens of at most four, with a buffer of three: a third of the factor.
-    let penalised = all(&with(OverlongAttempts::Penalise { buffer: 3, factor: 0.6 }));
+    let penalised = all(&with(OverlongAttempts::Penalize { buffer: 3, factor: 0.6 }));
     assert!((penalised[0].2 - 0.4).abs() < 1e-6, "{penalised:?}");
 }
 
@@ -279,7 +279,7 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
 /// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that differ.
 #[test]
 fn is_idle_detects_groups_without_gradient() {
-    let early = |reward| vec![StepReward { by: CreditTarget::Turn(0), reward }];
+    let early = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
         let of = |i: usize| Attempt { step_rewards: early(parts[i]), ..turn_tokens(i as u32, 2, rewards[i]) };
         vec![of(0), of(1)]
@@ -332,7 +332,8 @@ fn together(sample: u32, acts: u32, reward: f64, earned: Vec<StepReward>) -> Att
 
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
-    let earned = |agent: &str, reward| StepReward { by: CreditTarget::Agent(agent.into()), reward };
+    let earned =
+        |agent: &str, reward| StepReward { credit_target: CreditTarget::Agent(agent.into()), reward };
     // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a" is equal.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
@@ -464,7 +465,7 @@ fn kl_penalty_on_rewards_changes_advantages() {
     };
     let plan = plan_with(
         &groups,
-        &RlKeys { kl, uniform_groups: Some(ZeroVarianceGroups::Drop), ..keys() },
+        &RlKeys { kl, zero_variance_groups: Some(ZeroVarianceGroups::Drop), ..keys() },
         1000,
         &far,
     )
@@ -475,14 +476,14 @@ fn kl_penalty_on_rewards_changes_advantages() {
 /// Weights of the answer's score, of the remaining outcome, and of the turns' rewards.
 fn parts(weights: [f64; 3]) -> RlKeys {
     let (baseline, counting) = (GroupBaseline::default(), levade_rl::Counting::Exact);
-    let advantage = Estimator::Gdpo { weights: weights.into(), baseline, counting, recentre: false };
+    let advantage = Estimator::Gdpo { weights: weights.into(), baseline, counting, recenter: false };
     RlKeys { advantage: Some(advantage), ..keys() }
 }
 
 #[test]
 fn gdpo_normalizes_reward_components_separately() {
     // The first answer is correct, with a malformed call. The second is incorrect, without such a call.
-    let earned = vec![StepReward { by: CreditTarget::Turn(0), reward: -0.5 }];
+    let earned = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), step_rewards: earned, ..turn_tokens(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turn_tokens(1, 1, 0.0) };
     let plan = plan_of(&[vec![right, wrong]], &parts([1.0, 0.0, 2.0]), 1000).unwrap();
@@ -496,9 +497,10 @@ fn answer_score_excludes_components_of_turns() {
     let of = |sample, score| Attempt { score: Some(score), ..turn_tokens(sample, 1, score) };
     let mut half = of(0, 1.0);
     let by = CreditTarget::Turn(0);
-    let component = Component { weight: Some(0.5), on: Some(by.clone()), ..Component::new("step", 1.0) };
+    let component =
+        Component { weight: Some(0.5), credit_target: Some(by.clone()), ..Component::new("step", 1.0) };
     half.outcome.components = vec![component];
-    half.step_rewards = vec![StepReward { by, reward: 0.5 }];
+    half.step_rewards = vec![StepReward { credit_target: by, reward: 0.5 }];
     let plan = plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
     // Answers earned 1 − 0.5, 1 and 0. The first equals the mean, so its advantage is 0.
     let [right, wrong] = &rows(&plan.updates[0])[0][..] else { panic!("{plan:?}") };
@@ -539,7 +541,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
         Signals { entropies, ..Signals::default() }
     };
     // Three of nine tokens, including tokens of a group without advantages.
-    let keys = RlKeys { high_entropy_share: 1.0 / 3.0, ..keys() };
+    let keys = RlKeys { high_entropy_fraction: 1.0 / 3.0, ..keys() };
     let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
     assert_eq!(
         plan.high_entropy,
@@ -551,7 +553,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
     // The loss is still a mean over all tokens.
     assert_eq!(sequence.weight, PerToken::uniform(1.0 / 9.0));
     // Every update has its own threshold.
-    let keys = RlKeys { mini_batches: 2, high_entropy_share: 0.5, ..keys };
+    let keys = RlKeys { mini_batches: 2, high_entropy_fraction: 0.5, ..keys };
     let plan = plan_with(&groups(), &keys, 1000, &entropies).unwrap();
     let found = plan.high_entropy.unwrap();
     assert_eq!(found.thresholds, [f64::from(0.3f32), f64::from(0.6f32)]);
@@ -562,7 +564,7 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
 /// unless it is dropped.
 #[test]
 fn empty_attempts_are_compared_with_each_agent() {
-    let earned = vec![StepReward { by: CreditTarget::Agent("b".into()), reward: 1.0 }];
+    let earned = vec![StepReward { credit_target: CreditTarget::Agent("b".into()), reward: 1.0 }];
     let group = [vec![
         together(0, 2, 2.0, earned),
         together(1, 1, 0.0, vec![]),
@@ -610,7 +612,7 @@ fn whitening_uses_only_trained_tokens() {
     // One of two agents is trained. In `marked` the other agent's tokens have a different return.
     let agents = TrainFilterKeys { agents: vec!["a".into()], ..TrainFilterKeys::default() };
     let both = [vec![together(0, 2, 1.0, vec![]), together(1, 2, 0.0, vec![])]];
-    let early = StepReward { by: CreditTarget::Agent("a".into()), reward: 5.0 };
+    let early = StepReward { credit_target: CreditTarget::Agent("a".into()), reward: 5.0 };
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();

@@ -64,7 +64,7 @@ impl<'a> Preparer<'a> {
     /// the weights in training sampled every token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
         let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
-        self.exact && terms().all(|term| term.age == 0 && term.behaviour.is_some())
+        self.exact && terms().all(|term| term.age == 0 && term.behavior.is_some())
     }
 
     /// Computes the log-probabilities under the weights at the start of the step, before the first
@@ -167,10 +167,10 @@ impl<'a> Preparer<'a> {
             PolicyLoss::GeometricMean { low, high } => {
                 points.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, low, high));
             }
-            PolicyLoss::KlCov { share, .. } => {
+            PolicyLoss::KlCov { fraction: share, .. } => {
                 update_points(&mut points, |all| prepare::mark_covarying(all, share))
             }
-            PolicyLoss::ClipCov { share, lower, upper, .. } => {
+            PolicyLoss::ClipCov { fraction: share, lower, upper, .. } => {
                 let (seed, stream) = self.random;
                 let random = |i: usize| uniform(seed, stream, (update as u64) << 32 | i as u64);
                 update_points(&mut points, |all| {
@@ -184,8 +184,8 @@ impl<'a> Preparer<'a> {
         }
         for (input, points) in inputs.into_iter().zip(points) {
             for (target, point) in input.targets.iter_mut().zip(points) {
-                target.term.path_log_ratio = point.sequence_log_ratio.map(|x| x as f32);
-                target.term.marked = point.marked;
+                target.term.sequence_log_ratio = point.sequence_log_ratio.map(|x| x as f32);
+                target.term.selected = point.marked;
                 target.term.advantage = point.advantage as f32;
             }
         }
@@ -200,7 +200,7 @@ impl<'a> Preparer<'a> {
         else {
             return;
         };
-        let log_ratio = |term: &Term| match (term.proximal, term.behaviour) {
+        let log_ratio = |term: &Term| match (term.proximal, term.behavior) {
             (Some(proximal), Some(behaviour)) => f64::from(proximal) - f64::from(behaviour),
             _ => 0.0,
         };
@@ -229,7 +229,7 @@ fn trained(targets: &mut [SequenceTarget]) -> impl Iterator<Item = &mut Term> {
 }
 
 fn behaviours(input: &SequenceInput) -> Vec<f32> {
-    input.targets.iter().map(|target| target.term.behaviour.unwrap_or(0.0)).collect()
+    input.targets.iter().map(|target| target.term.behavior.unwrap_or(0.0)).collect()
 }
 
 fn points_of(loss: &Loss, input: &SequenceInput, logps: &[f32]) -> Vec<Point> {

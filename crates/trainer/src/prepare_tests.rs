@@ -57,7 +57,7 @@ impl Learner for FixedLearner {
     }
 
     async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
-        Manifest::from_files(dir, Content::Whole, &[])
+        Manifest::from_files(dir, Content::Full, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {
@@ -83,7 +83,7 @@ fn make_input(sample: u32, tokens: &[(u32, f32, u32)]) -> (SequenceKey, Sequence
     let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| SequenceTarget {
         index: i as u32 + 1,
         temperature: 1.0,
-        term: Term { weight: 0.5, advantage: 1.0, behaviour: Some(*behaviour), age: *age, ..Term::default() },
+        term: Term { weight: 0.5, advantage: 1.0, behavior: Some(*behaviour), age: *age, ..Term::default() },
     };
     let input = SequenceInput {
         tokens: std::iter::once(99).chain(tokens.iter().map(|(id, ..)| *id)).collect(),
@@ -225,7 +225,7 @@ async fn recorded_logprobs_are_used_only_if_exact() {
     close(weight(&found[0]), 0.5 * 0.5f64.exp());
     // One token of another version, or without a behavior policy, suffices for a recomputation.
     let mut foreign = fresh();
-    foreign[0].1.targets[1].term.behaviour = None;
+    foreign[0].1.targets[1].term.behavior = None;
     let mut mixed = fresh();
     mixed[0].1.targets[1].term.age = 1;
     for batch in [foreign, mixed] {
@@ -274,7 +274,7 @@ async fn interpolated_proximal_uses_age_without_forward_pass() {
     let (found, num_queries) = prepare(&gspo, true, vec![make_input(0, &aged)]).await;
     assert_eq!(num_queries, 1);
     let mean = (0.3 + 0.15 + 0.075) / 3.0;
-    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), mean));
+    found.iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), mean));
 }
 
 #[tokio::test]
@@ -284,20 +284,20 @@ async fn sequence_ratios_and_marks_use_current_policy() {
     let (found, num_queries) = prepare(&gspo, true, batch()).await;
     // −1 + 1.5 and −2 + 1.
     assert_eq!(num_queries, 1);
-    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
+    found.iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.25));
     // On policy the ratio is 1, unless an earlier update has changed the weights.
     let fresh = || vec![make_input(0, &[(10, -1.5, 0), (20, -1.0, 0)])];
     let (found, num_queries) = prepare(&gspo, true, fresh()).await;
-    assert_eq!((num_queries, found[0].path_log_ratio), (0, Some(0.0)));
+    assert_eq!((num_queries, found[0].sequence_log_ratio), (0, Some(0.0)));
     let learner = FixedLearner::default();
     let mut batches = vec![fresh()];
     Preparer::new(&gspo, &learner, (1, 2), true).update(&mut batches, false, 1).await.unwrap();
-    terms(&batches).iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
+    terms(&batches).iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.25));
 
     // The geometric mean of ratios. For a positive advantage they are clipped from above, at e^0.4.
     let (found, _) = prepare(&keys("algorithm = 'gmpo'"), true, batch()).await;
-    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
-    assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [false, true]);
+    found.iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
+    assert_eq!(found.iter().map(|term| term.selected).collect::<Vec<_>>(), [false, true]);
 
     // The most likely of the tokens with the larger advantage is selected.
     let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.25 } }");
@@ -306,7 +306,7 @@ async fn sequence_ratios_and_marks_use_current_policy() {
     batch.push(make_input(1, &[(30, -1.0, 1), (12, -1.0, 1)]));
     let (found, _) = prepare(&covarying, true, batch).await;
     // Mean log-probability −1.8, mean advantage 0.5: covariances of 0.4, 0.3, −0.6 and 0.3.
-    assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(found.iter().map(|term| term.selected).collect::<Vec<_>>(), [true, false, false, false]);
 }
 
 /// Clip-Cov samples the tokens to leave out from those whose covariance is in bounds, separately
@@ -325,7 +325,7 @@ async fn clip_cov_resamples_tokens_for_each_update() {
         let mut batches = vec![vec![sequence.clone()]];
         preparer.update(&mut batches, false, update).await.unwrap();
         let marked: Vec<u64> =
-            (0u64..).zip(terms(&batches)).filter(|(_, term)| term.marked).map(|(index, _)| index).collect();
+            (0u64..).zip(terms(&batches)).filter(|(_, term)| term.selected).map(|(index, _)| index).collect();
         // Two of eight tokens are selected: those with the smallest random numbers of this update.
         let number = |index: &u64| uniform(1, 2, update as u64 * (1 << 32) + index);
         let mut want: Vec<u64> = (0..8).collect();
@@ -350,15 +350,15 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
         vec![sequence]
     };
     let (found, _) = prepare(&keys("algorithm = 'gspo'"), true, batch()).await;
-    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.25));
+    found.iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.25));
     let (found, _) = prepare(&keys("algorithm = 'gmpo'"), true, batch()).await;
-    found.iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
+    found.iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), (0.4 - 1.0) / 2.0));
     found.iter().for_each(|term| close(term.advantage.into(), 1.0));
     // Of two trained tokens with the same advantage, the first is selected. The third has a higher
     // log-probability and advantage, but is not trained.
     let covarying = keys("loss = { kl_cov = { coefficient = 1.0, share = 0.5 } }");
     let (found, _) = prepare(&covarying, true, batch()).await;
-    assert_eq!(found.iter().map(|term| term.marked).collect::<Vec<_>>(), [true, false, false]);
+    assert_eq!(found.iter().map(|term| term.selected).collect::<Vec<_>>(), [true, false, false]);
 
     // The log-ratios to the behavior policy are 0.3, −0.4 and 2.6. The last token is rejected.
     let text = "algorithm = 'gspo'\nproximal = 'recompute'\n\
@@ -370,7 +370,7 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
     preparer.proximal.insert(batches[0][0].0, vec![-1.2, -1.4, -0.9]);
     preparer.update(&mut batches, false, 1).await.unwrap();
     // The log-ratios of the current to the proximal policy are 0.2, −0.6 and 0.4.
-    terms(&batches).iter().for_each(|term| close(term.path_log_ratio.unwrap().into(), -0.2));
+    terms(&batches).iter().for_each(|term| close(term.sequence_log_ratio.unwrap().into(), -0.2));
 }
 
 #[tokio::test]

@@ -102,7 +102,7 @@ fn by_sequence(batch: &TreeBatch, numbers: &[f32], num_sequences: usize) -> Vec<
     // Targets are sorted by packed index, which on any sequence is the order of its tokens.
     for (target, number) in batch.targets.iter().zip(numbers) {
         for term in batch.terms_of(target) {
-            found[term.path as usize].push(*number);
+            found[term.sequence as usize].push(*number);
         }
     }
     found

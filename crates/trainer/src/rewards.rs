@@ -27,7 +27,7 @@ pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) 
         OverlongAttempts::Keep | OverlongAttempts::Bootstrap => Some((reward, true)),
         OverlongAttempts::Mask => Some((reward, !is_truncated(attempt))),
         OverlongAttempts::Drop => (!is_truncated(attempt)).then_some((reward, true)),
-        OverlongAttempts::Penalise { buffer, factor } => {
+        OverlongAttempts::Penalize { buffer, factor } => {
             let tokens = attempt.trajectory.sampled_tokens() as u64;
             let limit = limits.limit_for(&attempt.task) as u64;
             Some((reward + shaping::overlong(tokens, limit, buffer, factor), true))
@@ -43,7 +43,7 @@ pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
 
 /// Returns whether a policy acted in a trajectory, trained or greedy.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
-    trajectory.segments().iter().any(|segment| segment.kind != Kind::Given && targets.can_contain(segment))
+    trajectory.segments().iter().any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
 }
 
 /// Returns the attempts of a group that count, with their rewards and whether they are trained.

@@ -345,7 +345,7 @@ impl AttemptWarnings {
     pub fn add(&mut self, attempts: &[Attempt]) -> Vec<String> {
         let mut new = Vec::new();
         for attempt in attempts {
-            for AttemptWarning { source, why } in &attempt.outcome.troubles {
+            for AttemptWarning { source, message: why } in &attempt.outcome.warnings {
                 let (count, _) = self.0.entry(source.clone()).or_insert_with(|| {
                     new.push(format!("{source}: {why} (in {})", attempt.slot));
                     (0, why.clone())

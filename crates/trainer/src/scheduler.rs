@@ -195,7 +195,7 @@ impl GroupScheduler {
     /// scheduler does not change until all reads have succeeded.
     async fn open(&mut self, position: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
-        let num_started = self.keys.group_size + self.keys.spare;
+        let num_started = self.keys.group_size + self.keys.oversample;
         let (mut attempts, mut waiting) = (Vec::with_capacity(num_started), Vec::new());
         for member in (0..num_started as u32).map(GroupMember::Sample) {
             let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
@@ -504,8 +504,8 @@ impl GroupScheduler {
         let (mut groups, mut baselines) = (Vec::with_capacity(positions.len()), Vec::new());
         for position in positions {
             self.open.remove(position);
-            let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.spare);
-            for member in (0..(self.keys.group_size + self.keys.spare) as u32).map(GroupMember::Sample) {
+            let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.oversample);
+            for member in (0..(self.keys.group_size + self.keys.oversample) as u32).map(GroupMember::Sample) {
                 let recorded = rollouts.store.last_try(&self.slot(*position, member)).await?;
                 // An attempt without a score was cancelled, because its group was complete without
                 // it.

@@ -186,7 +186,7 @@ impl NamedScorer {
         let fate = match self.unscored {
             UnscoredEffect::Drop => FailureAction::Dropped,
             // Deferring helps only if the error is temporary.
-            UnscoredEffect::Park if again => FailureAction::Deferred,
+            UnscoredEffect::Defer if again => FailureAction::Deferred,
             _ => FailureAction::Broken { retry: again },
         };
         let (scorer, source) = (self.name.clone(), self.source.clone());
@@ -253,7 +253,7 @@ impl Scorers {
 
     /// Returns the outage timeout of scorers.
     pub(crate) fn outage_timeout(&self) -> Duration {
-        Duration::from_secs_f64(self.0.keys.outage_seconds)
+        Duration::from_secs_f64(self.0.keys.timeout_seconds)
     }
 
     /// Returns the scorers of a task: the scorers that it names, otherwise those whose `when`
@@ -281,7 +281,7 @@ impl Scorers {
     /// recorded before it has a score.
     pub(crate) fn can_defer(&self, task: &Value) -> bool {
         self.scorers_for(task)
-            .any(|named| named.unscored == UnscoredEffect::Park || named.scorer.scores_groups())
+            .any(|named| named.unscored == UnscoredEffect::Defer || named.scorer.scores_groups())
     }
 
     /// Checks that a task can be scored. `sources` are the sources of all tasks, for messages.
@@ -505,8 +505,8 @@ impl Scorers {
 
 /// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
 fn component_reward(component: &Component) -> Option<StepReward> {
-    let (by, reward) = (component.on.clone()?, component.weighted_value());
-    (reward != 0.0).then_some(StepReward { by, reward })
+    let (by, reward) = (component.credit_target.clone()?, component.weighted_value());
+    (reward != 0.0).then_some(StepReward { credit_target: by, reward })
 }
 
 /// Returns the rewards of turns: for the validity of their tool calls, and those that tools
@@ -518,11 +518,12 @@ fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
         (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
     };
     let mut rewards_by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(call_reward).collect();
-    for (turn, reward) in &outcome.earned_by_turn {
+    for (turn, reward) in &outcome.rewards_by_turn {
         *rewards_by_turn.entry(*turn).or_default() += reward;
     }
-    let turn_reward =
-        |(turn, reward)| (reward != 0.0).then_some(StepReward { by: CreditTarget::Turn(turn), reward });
+    let turn_reward = |(turn, reward)| {
+        (reward != 0.0).then_some(StepReward { credit_target: CreditTarget::Turn(turn), reward })
+    };
     rewards_by_turn.into_iter().filter_map(turn_reward).collect()
 }
 

@@ -70,7 +70,7 @@ fn when(source: &str, data_source: &str) -> WhenKeys {
 }
 
 fn scorers(several: Vec<ScorerKeys>, custom: Vec<(&str, Arc<dyn Scorer>)>) -> Scorers {
-    let keys = RewardKeys { scorers: several, outage_seconds: 0.2, ..RewardKeys::default() };
+    let keys = RewardKeys { scorers: several, timeout_seconds: 0.2, ..RewardKeys::default() };
     Scorers::new(&keys, custom.into_iter().map(|(name, scorer)| (name.to_owned(), scorer)).collect())
 }
 
@@ -113,7 +113,7 @@ fn scorers_apply_to_matching_and_named_tasks() {
 async fn score_is_weighted_sum_of_components() {
     let parts = vec![
         Component { extracted: Some("72".into()), ..Component::score(0.5) },
-        Component { on: Some(CreditTarget::Turn(0)), ..Component::new("step", -1.0) },
+        Component { credit_target: Some(CreditTarget::Turn(0)), ..Component::new("step", -1.0) },
         Component::new("length", 9.0),
     ];
     let judged = ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
@@ -139,7 +139,7 @@ async fn score_is_weighted_sum_of_components() {
     assert_eq!(components, want);
     // In addition to the weighted scores, a component is credited to its turn.
     assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
-    assert_eq!(done.step_rewards, [StepReward { by: CreditTarget::Turn(0), reward: -0.25 }]);
+    assert_eq!(done.step_rewards, [StepReward { credit_target: CreditTarget::Turn(0), reward: -0.25 }]);
     assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
     assert_eq!(done.status, Status::Completed);
 }
@@ -159,7 +159,7 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
         // Either a substitute value is used, or the attempt fails, or it is deferred if a later
         // call may succeed.
         for unscored in
-            [UnscoredEffect::Retry, UnscoredEffect::Drop, UnscoredEffect::Park, UnscoredEffect::Value(0.5)]
+            [UnscoredEffect::Retry, UnscoredEffect::Drop, UnscoredEffect::Defer, UnscoredEffect::Value(0.5)]
         {
             let keys = ScorerKeys { unscored: Some(unscored), ..scorer("judge") };
             let all = scorers(vec![keys], vec![("judge", scorer_of.clone())]);
@@ -169,7 +169,7 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
             match unscored {
                 UnscoredEffect::Value(value) => {
                     result.unwrap();
-                    assert!(made.outcome.troubles[0].why.contains(want), "{:?}", made.outcome.troubles);
+                    assert!(made.outcome.warnings[0].message.contains(want), "{:?}", made.outcome.warnings);
                     assert_eq!(all.finish(made).score, Some(value));
                 }
                 _ => {
@@ -177,7 +177,7 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
                     assert!(not_scored.why.contains(want), "{not_scored:?}");
                     let fate = match unscored {
                         UnscoredEffect::Drop => FailureAction::Dropped,
-                        UnscoredEffect::Park if again => FailureAction::Deferred,
+                        UnscoredEffect::Defer if again => FailureAction::Deferred,
                         _ => FailureAction::Broken { retry: again },
                     };
                     assert_eq!(not_scored.action, fate, "{want}");
@@ -236,10 +236,10 @@ fn tool_rewards_add_to_call_penalties_of_turn() {
     made.outcome.components = vec![Component { weight: Some(1.0), ..Component::score(1.0) }];
     let calls = |malformed| CallCounts { malformed, ..CallCounts::default() };
     made.outcome.calls_by_turn = vec![(0, calls(2)), (1, calls(1))];
-    made.outcome.earned_by_turn = vec![(1, 2.0), (2, 0.5)];
+    made.outcome.rewards_by_turn = vec![(1, 2.0), (2, 0.5)];
     let done = all.finish(made);
     let earned: Vec<(CreditTarget, f64)> =
-        done.step_rewards.into_iter().map(|earned| (earned.by, earned.reward)).collect();
+        done.step_rewards.into_iter().map(|earned| (earned.credit_target, earned.reward)).collect();
     assert_eq!(
         earned,
         [(CreditTarget::Turn(0), -1.0), (CreditTarget::Turn(1), 1.5), (CreditTarget::Turn(2), 0.5)]

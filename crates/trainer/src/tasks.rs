@@ -508,7 +508,7 @@ pub async fn check_tasks(
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
-        let can_truncate = opening.truncation != Truncation::Refuse;
+        let can_truncate = opening.truncation != Truncation::Reject;
         let tokens = format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();
         if tokens > opening.max_tokens && !can_truncate {
             return Err(TrainerError::PromptOverLimit {
@@ -554,7 +554,7 @@ pub async fn check_tasks(
 fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
     recipe.phase.iter().enumerate().filter_map(|(index, phase)| match phase {
         Phase::Rl(keys) => match keys.overlong {
-            OverlongAttempts::Penalise { buffer, .. } => Some((index, buffer)),
+            OverlongAttempts::Penalize { buffer, .. } => Some((index, buffer)),
             _ => None,
         },
         Phase::Sft(_) => None,

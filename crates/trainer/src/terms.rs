@@ -156,7 +156,7 @@ impl BatchTerms {
         {
             for (term_index, at) in (0..).zip(&row.terms) {
                 let term: &Term = &self.batch.terms[at.term as usize];
-                let (of, leaf) = self.sequences[term.path as usize];
+                let (of, leaf) = self.sequences[term.sequence as usize];
                 if of != attempt {
                     continue;
                 }
@@ -179,15 +179,15 @@ impl BatchTerms {
                         token: self.batch.tokens[self.batch.targets[target].token as usize],
                         age: term.age,
                         logp: at.logp.into(),
-                        behavior: term.behaviour.map(f64::from),
+                        behavior: term.behavior.map(f64::from),
                         proximal: match self.loss.interpolated {
                             Some(_) => point.old,
                             None => term.proximal.map(f64::from),
                         },
                         reference: term.reference.map(f64::from),
                         ratio: evaluated.ratio,
-                        sequence_log_ratio: term.path_log_ratio.map(f64::from),
-                        marked: term.marked,
+                        sequence_log_ratio: term.sequence_log_ratio.map(f64::from),
+                        marked: term.selected,
                         clipped: evaluated.clipped && !evaluated.dual,
                         dual_clipped: evaluated.dual,
                         dropped: evaluated.dropped,
@@ -258,7 +258,7 @@ impl<'a> RecordingLearner<'a> {
 fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
-        let (sequence, at) = (&sequences[term.path as usize], &mut next[term.path as usize]);
+        let (sequence, at) = (&sequences[term.sequence as usize], &mut next[term.sequence as usize]);
         *at += 1;
         sequence.targets[*at - 1].index
     };
@@ -279,14 +279,14 @@ impl Learner for RecordingLearner<'_> {
         cut: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let TrainRequest { mut paths, loss, params } = update;
-        cut.check(paths.len(), 1)?;
+        let TrainRequest { mut sequences, loss, params } = update;
+        cut.check(sequences.len(), 1)?;
         let (mut sums, mut all) = (Vec::new(), Vec::new());
         for micro_batch in &cut.micro_batches {
             if micro_batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());
             } else {
-                let take = |path: &u32| std::mem::take(&mut paths[*path as usize]);
+                let take = |path: &u32| std::mem::take(&mut sequences[*path as usize]);
                 let sequences: Vec<SequenceInput> = micro_batch.paths.iter().map(take).collect();
                 let merged =
                     TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;

@@ -34,7 +34,7 @@ impl Toolboxes {
     /// # Errors
     /// Returns an error if a tool does not exist, or if an agent names it twice.
     pub fn tools_for(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
-        let [min_delay, max_delay] = [agent.tool_delay_least, agent.tool_delay].map(Duration::from_secs_f64);
+        let [min_delay, max_delay] = [agent.min_tool_delay, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
             let unknown = || TrainerError::UnknownTool {
                 name: name.clone(),
@@ -48,7 +48,7 @@ impl Toolboxes {
                 let cut = ResultTruncation { characters: keys.max_characters, tokens, side: keys.truncate };
                 toolbox = Arc::new(TruncatingToolbox::new(toolbox, cut));
             }
-            if let Some(summarize) = &keys.condense {
+            if let Some(summarize) = &keys.summarize {
                 toolbox = Arc::new(SummarizedToolbox::new(toolbox, summarize.clone()));
             }
             if !max_delay.is_zero() {
@@ -60,7 +60,7 @@ impl Toolboxes {
             ))
         };
         let retries = |name: &str| {
-            ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.outage == ToolFailureEffect::Retry)
+            ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.on_failure == ToolFailureEffect::Retry)
         };
         let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
         Ok(ToolSet::with_timeouts(boxes)?.with_strict_tools(retries))

@@ -11,7 +11,8 @@ use crate::{Tokens, TreeError};
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Term {
     /// Index of the sequence that trains the token, in the input of [`TreeBatch::merge`].
-    pub path: u32,
+    #[serde(rename = "path")]
+    pub sequence: u32,
     /// Weight of this term in the sum.
     pub weight: f32,
     /// Advantage of the token. Cross-entropy does not use it.
@@ -23,7 +24,8 @@ pub struct Term {
     #[serde(default)]
     pub value: Option<f32>,
     /// Log-probability under the policy that sampled the token. `None` for demonstrations.
-    pub behaviour: Option<f32>,
+    #[serde(rename = "behaviour")]
+    pub behavior: Option<f32>,
     /// Log-probability under the proximal policy. `None` unless a loss distinguishes it from the behavior
     /// policy.
     pub proximal: Option<f32>,
@@ -32,11 +34,13 @@ pub struct Term {
     /// Log-ratio of the complete sequence between the policy being trained and the old one. `None` unless
     /// a loss uses it.
     #[serde(default)]
-    pub path_log_ratio: Option<f32>,
+    #[serde(rename = "path_log_ratio")]
+    pub sequence_log_ratio: Option<f32>,
     /// Whether the token was selected among those of its update, for losses that treat some tokens
     /// differently.
     #[serde(default)]
-    pub marked: bool,
+    #[serde(rename = "marked")]
+    pub selected: bool,
     /// Importance weight of the policy part of the loss: a constant that does not multiply penalties and
     /// bonuses. `None` without a correction.
     #[serde(default)]
@@ -108,9 +112,11 @@ pub struct TreeBatch {
     /// Terms of all targets, contiguous for each target and in the order of the sequences.
     pub terms: Vec<Term>,
     /// Number of merged sequences.
-    pub paths: u32,
+    #[serde(rename = "paths")]
+    pub sequences: u32,
     /// Number of tokens of all sequences before merging.
-    pub path_tokens: u64,
+    #[serde(rename = "path_tokens")]
+    pub sequence_tokens: u64,
 }
 
 /// A node during the construction of the trie.
@@ -142,8 +148,8 @@ impl TreeBatch {
         }
 
         let mut batch = TreeBatch {
-            paths: sequences.len() as u32,
-            path_tokens: sequences.iter().map(|p| p.tokens.len() as u64).sum(),
+            sequences: sequences.len() as u32,
+            sequence_tokens: sequences.iter().map(|p| p.tokens.len() as u64).sum(),
             ..TreeBatch::default()
         };
         // Depth-first order: the node's ancestors are still on the stack.
@@ -166,7 +172,7 @@ impl TreeBatch {
             for target in &input.targets {
                 let token = packed[target.index as usize];
                 let predictor = packed[target.index as usize - 1];
-                let term = Term { path: sequence as u32, ..target.term };
+                let term = Term { sequence: sequence as u32, ..target.term };
                 sorted_targets.push((
                     token,
                     target.temperature.to_bits(),
@@ -176,7 +182,7 @@ impl TreeBatch {
             }
         }
         sorted_targets
-            .sort_by_key(|&(token, temperature, _, ref target)| (token, temperature, target.term.path));
+            .sort_by_key(|&(token, temperature, _, ref target)| (token, temperature, target.term.sequence));
         for (token, temperature, predictor, target) in sorted_targets {
             match batch.targets.last_mut() {
                 Some(last) if last.token == token && last.temperature.to_bits() == temperature => {
@@ -384,8 +390,8 @@ mod tests {
         );
         let targets: Vec<_> = batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
         assert_eq!(targets, [(2, 1, 2), (3, 2, 1), (4, 3, 1), (5, 2, 1), (6, 5, 1), (7, 6, 1), (9, 8, 1)]);
-        assert_eq!(batch.terms_of(&batch.targets[0]).iter().map(|t| t.path).collect::<Vec<_>>(), [0, 1]);
-        assert_eq!((batch.paths, batch.path_tokens), (3, 15));
+        assert_eq!(batch.terms_of(&batch.targets[0]).iter().map(|t| t.sequence).collect::<Vec<_>>(), [0, 1]);
+        assert_eq!((batch.sequences, batch.sequence_tokens), (3, 15));
         assert_eq!(batch.ancestry(3), [0, 1, 3]);
     }
 
@@ -408,14 +414,14 @@ mod tests {
             let mut sequence = make_input(&[1, 2, 3], &[2]);
             sequence.targets[0].temperature = temperature;
             sequence.targets[0].term =
-                Term { path: 99, weight, advantage: -weight, age: 4, ..Term::default() };
+                Term { sequence: 99, weight, advantage: -weight, age: 4, ..Term::default() };
             sequence
         };
         let sequences = [trained(1.0, 0.5), trained(0.7, 0.25), trained(1.0, 0.125)];
         let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!((batch.nodes.len(), &batch.tokens[..]), (1, &[1, 2, 3][..]));
         let terms_of_target = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
-            batch.terms_of(target).iter().map(|t| (t.path, t.weight, t.advantage, t.age)).collect()
+            batch.terms_of(target).iter().map(|t| (t.sequence, t.weight, t.advantage, t.age)).collect()
         };
         let [cool, warm] = &batch.targets[..] else { panic!("{:?}", batch.targets) };
         assert_eq!((cool.temperature, warm.temperature), (0.7, 1.0));
@@ -437,7 +443,10 @@ mod tests {
         assert_eq!(shape, [(None, 0, 1, 0), (Some(0), 1, 1, 1), (Some(1), 2, 2, 2)]);
         let targets: Vec<_> = batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
         assert_eq!(targets, [(1, 0, 2), (3, 2, 1)]);
-        assert_eq!((batch.path_tokens, batch.ancestry(2), batch.ancestry(0)), (7, vec![0, 1, 2], vec![0]));
+        assert_eq!(
+            (batch.sequence_tokens, batch.ancestry(2), batch.ancestry(0)),
+            (7, vec![0, 1, 2], vec![0])
+        );
     }
 
     proptest! {
@@ -464,7 +473,7 @@ mod tests {
                 let mine: Vec<_> = batch
                     .targets
                     .iter()
-                    .filter(|t| batch.terms_of(t).iter().any(|term| term.path == p as u32))
+                    .filter(|t| batch.terms_of(t).iter().any(|term| term.sequence == p as u32))
                     .collect();
                 prop_assert_eq!(mine.len(), tokens.len() - 1);
                 for (index, target) in mine.iter().enumerate() {

@@ -33,7 +33,8 @@ pub struct Component {
     pub weight: Option<f64>,
     /// The part of the attempt that the component is about. `None` for the complete attempt.
     #[serde(default, skip_serializing_if = "Option::is_none")]
-    pub on: Option<CreditTarget>,
+    #[serde(rename = "on")]
+    pub credit_target: Option<CreditTarget>,
     /// The part of the final text that was parsed as the answer, if the scorer reports it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
@@ -45,7 +46,7 @@ impl Component {
 
     /// Creates a component of the complete attempt, without weight.
     pub fn new(name: impl Into<String>, value: f64) -> Self {
-        Component { name: name.into(), value, weight: None, on: None, extracted: None }
+        Component { name: name.into(), value, weight: None, credit_target: None, extracted: None }
     }
 
     /// Creates a scorer's score of the complete attempt.

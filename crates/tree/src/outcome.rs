@@ -43,7 +43,8 @@ pub struct Outcome {
     pub final_text: String,
     /// Reasoning of the final completion, which is not part of `final_text`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
-    pub thought: String,
+    #[serde(rename = "thought")]
+    pub reasoning: String,
     /// Components from the scorers, in the scorers' order. Those with a weight add up to the score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
@@ -63,23 +64,27 @@ pub struct Outcome {
     pub calls_by_turn: Vec<(u32, CallCounts)>,
     /// Sums of rewards from tools by turn, for the turns that have such rewards.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub earned_by_turn: Vec<(u32, f64)>,
+    #[serde(rename = "earned_by_turn")]
+    pub rewards_by_turn: Vec<(u32, f64)>,
     /// Sums of the metrics of each toolbox, as `TOOLBOX/NAME`: the number of calls (`calls`), the number
     /// of failed calls (`errors`), and metrics that tools report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
     /// Data for scorers that toolboxes returned before they were closed, by the toolbox's name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
-    pub evidence: Map<String, Value>,
+    #[serde(rename = "evidence")]
+    pub scorer_inputs: Map<String, Value>,
     /// Positions at which the template renders recorded history differently, by the turn that follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
     /// Whether the prompt was too long and was truncated.
     #[serde(default, skip_serializing_if = "is_false")]
-    pub prompt_cut: bool,
+    #[serde(rename = "prompt_cut")]
+    pub prompt_truncated: bool,
     /// Prompts that the context policy shortened.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub cuts: Vec<ContextTruncation>,
+    #[serde(rename = "cuts")]
+    pub context_truncations: Vec<ContextTruncation>,
     /// Policy that was selected for each agent that several policies can play, by the agent's name. Empty
     /// in records of older versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
@@ -89,7 +94,8 @@ pub struct Outcome {
     pub error: Option<String>,
     /// Failures around the model; only the first few are kept.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    pub troubles: Vec<AttemptWarning>,
+    #[serde(rename = "troubles")]
+    pub warnings: Vec<AttemptWarning>,
 }
 
 impl Outcome {
@@ -97,7 +103,7 @@ impl Outcome {
     pub fn initial() -> Self {
         Outcome {
             final_text: String::new(),
-            thought: String::new(),
+            reasoning: String::new(),
             components: Vec::new(),
             extracted: None,
             finish: Finish::Failed,
@@ -105,15 +111,15 @@ impl Outcome {
             sampled_tokens: 0,
             calls: CallCounts::default(),
             calls_by_turn: Vec::new(),
-            earned_by_turn: Vec::new(),
+            rewards_by_turn: Vec::new(),
             tool_metrics: BTreeMap::new(),
-            evidence: Map::new(),
+            scorer_inputs: Map::new(),
             drift: Vec::new(),
-            prompt_cut: false,
-            cuts: Vec::new(),
+            prompt_truncated: false,
+            context_truncations: Vec::new(),
             cast: BTreeMap::new(),
             error: None,
-            troubles: Vec::new(),
+            warnings: Vec::new(),
         }
     }
 
@@ -124,8 +130,8 @@ impl Outcome {
 
     /// Adds a failure, unless the maximum number of failures is recorded already.
     pub fn add_warning(&mut self, source: impl Into<String>, why: impl Into<String>) {
-        if self.troubles.len() < MAX_WARNINGS {
-            self.troubles.push(AttemptWarning { source: source.into(), why: why.into() });
+        if self.warnings.len() < MAX_WARNINGS {
+            self.warnings.push(AttemptWarning { source: source.into(), message: why.into() });
         }
     }
 }
@@ -152,7 +158,8 @@ pub struct ContextTruncation {
     /// Name of the agent whose prompt was shortened.
     pub agent: String,
     /// Description of how the prompt was shortened.
-    pub why: String,
+    #[serde(rename = "why")]
+    pub message: String,
 }
 
 fn is_false(value: &bool) -> bool {
@@ -168,7 +175,8 @@ pub struct AttemptWarning {
     /// Source of the failure: the name of a tool, the scorer, or the attempt itself.
     pub source: String,
     /// Message of the failure.
-    pub why: String,
+    #[serde(rename = "why")]
+    pub message: String,
 }
 
 /// Counts of an attempt's tool calls by result.

@@ -30,7 +30,8 @@ pub struct SegmentId(pub u32);
 #[serde(rename_all = "snake_case")]
 pub enum Kind {
     /// Context of the model: prompt, tool result, template boundary. Never a target.
-    Given,
+    #[serde(rename = "given")]
+    Context,
     /// Sampled from the model, with a log-probability and a weight version for every token.
     Sampled,
     /// Written by another author, to be imitated: a target of cross-entropy, never of a policy loss.
@@ -116,7 +117,7 @@ pub struct Segment {
 impl Segment {
     /// Creates a context segment for [`Trajectory::push`], which sets its `id`.
     pub fn context(parent: Option<SegmentId>, tokens: Vec<u32>, turn: u32) -> Self {
-        Self::with_kind(parent, Kind::Given, tokens, turn)
+        Self::with_kind(parent, Kind::Context, tokens, turn)
     }
 
     /// Creates a demonstrated segment for [`Trajectory::push`], which sets its `id`.
@@ -156,7 +157,7 @@ impl Segment {
     /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities are
     /// those of the distribution they were sampled from, or demonstrated tokens.
     pub fn is_target(&self) -> bool {
-        self.kind != Kind::Given && !self.tokens.is_empty() && self.mask_reason().is_none()
+        self.kind != Kind::Context && !self.tokens.is_empty() && self.mask_reason().is_none()
     }
 
     /// Sets the id of the segment to `id`, after checking it against its parent, which has `of_parent`
@@ -422,7 +423,7 @@ mod tests {
             assert_eq!(trajectory.push(sampled(len)), expected_error);
         }
         // Segments that were not sampled must have no log-probabilities, even one per token.
-        let context = Segment { kind: Kind::Given, ..sampled(2) };
+        let context = Segment { kind: Kind::Context, ..sampled(2) };
         let expected_error = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
         assert_eq!(trajectory.push(context), Err(expected_error));
         assert_eq!(trajectory.segments(), []);

@@ -100,7 +100,7 @@ impl Environment {
         let worker = options.common().worker;
         let launch = Launch {
             command: python_command(&worker.python),
-            dir: worker.folder.clone(),
+            dir: worker.dir.clone(),
             passes: worker.environment.clone(),
             // Iteration over a set then has the same order in every process.
             variables: vec![("PYTHONHASHSEED".into(), "0".into())],

@@ -12,7 +12,8 @@ pub struct WorkerOptions {
     /// Python interpreter, as a name or path: that of the virtual environment with the packages.
     pub python: String,
     /// Working directory, from which modules are imported. Default: the directory of the recipe.
-    pub folder: PathBuf,
+    #[serde(rename = "folder")]
+    pub dir: PathBuf,
     /// Names of environment variables that a process receives in addition to the [usual
     /// ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
@@ -29,7 +30,7 @@ impl Default for WorkerOptions {
     fn default() -> Self {
         WorkerOptions {
             python: "python3".into(),
-            folder: PathBuf::new(),
+            dir: PathBuf::new(),
             environment: Vec::new(),
             processes: 1,
             attempts: 32,
@@ -83,7 +84,8 @@ pub struct DatasetOptions {
     pub name: String,
     /// Weight of the data set's tasks, relative to the weights of the other data sets.
     #[serde(default = "one")]
-    pub share: f64,
+    #[serde(alias = "share")]
+    pub weight: f64,
     /// Options of the data set.
     #[serde(default)]
     pub config: Map<String, Value>,
@@ -338,7 +340,7 @@ impl EnvironmentOptions {
         ];
         let of_kind = match self {
             EnvironmentOptions::ReasoningGym(o) => {
-                let shares = o.datasets.iter().all(|d| d.share > 0.0 && d.share.is_finite());
+                let shares = o.datasets.iter().all(|d| d.weight > 0.0 && d.weight.is_finite());
                 let mut names: Vec<&str> = o.datasets.iter().map(|d| d.name.as_str()).collect();
                 names.sort_unstable();
                 let twice = names.windows(2).any(|pair| pair[0] == pair[1]);

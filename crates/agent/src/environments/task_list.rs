@@ -35,6 +35,7 @@ struct TaskMessage {
     name: String,
     question: String,
     #[serde(default)]
+    #[serde(rename = "answer")]
     answer: Value,
     kind: String,
     row: Map<String, Value>,
@@ -104,7 +105,7 @@ impl Environment {
     fn seed_ranges(&self, count: usize, seed: u64) -> Vec<SeedRange<'_>> {
         match &self.options {
             EnvironmentOptions::ReasoningGym(ReasoningGymOptions { datasets, .. }) => {
-                let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.share).collect();
+                let fractions: Vec<f64> = datasets.iter().map(|dataset| dataset.weight).collect();
                 let counts = split_by_fraction(count, &fractions);
                 datasets
                     .iter()

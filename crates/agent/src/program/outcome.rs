@@ -27,7 +27,7 @@ pub(super) fn attempt(
     let mut outcome = Outcome::initial();
     let calls: Vec<&CallRecord> = recorded.calls.iter().filter(|call| !call.summary).collect();
     outcome.turns = calls.iter().filter(|call| call.turn.is_some()).count() as u32;
-    outcome.cuts = recorded.calls.iter().filter_map(to_context_cut).collect();
+    outcome.context_truncations = recorded.calls.iter().filter_map(to_context_cut).collect();
     let own = calls.iter().filter(|call| !call.external);
     outcome.sampled_tokens = own.map(|call| call.tokens).sum();
     outcome.drift.clone_from(&recorded.drift);
@@ -94,7 +94,7 @@ pub(super) fn attempt(
             None => scorer_input["external"] = external,
         }
     }
-    outcome.evidence.insert(SCORER_INPUT_KEY.into(), scorer_input);
+    outcome.scorer_inputs.insert(SCORER_INPUT_KEY.into(), scorer_input);
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
@@ -125,11 +125,11 @@ fn call_summary(call: &CallRecord) -> Value {
     let origin = match call.origin {
         None if call.external => "in messages".to_owned(),
         None => "in ids".to_owned(),
-        Some(Origin::Began) if call.probe => {
+        Some(Origin::Started) if call.probe => {
             "began: a probe without tools, not trained (to train such calls, give them an agent with match)"
                 .to_owned()
         }
-        Some(Origin::Began) => "began".to_owned(),
+        Some(Origin::Started) => "began".to_owned(),
         Some(Origin::Continued) => "continued".to_owned(),
         Some(Origin::Forked(Fork { at, reason })) => {
             format!("forked at message {at}: {}", reason.description())
@@ -225,7 +225,7 @@ mod tests {
             external: false,
             summary,
             probe: false,
-            origin: Some(Origin::Began),
+            origin: Some(Origin::Started),
             prompt: 5,
             tokens: 7,
             finish: FinishReason::StopId,

@@ -74,13 +74,13 @@ fn supervisor() -> Supervisor {
 }
 
 fn worker(dir: &Path, seconds: f64) -> WorkerOptions {
-    WorkerOptions { folder: dir.to_owned(), seconds, ..WorkerOptions::default() }
+    WorkerOptions { dir: dir.to_owned(), seconds, ..WorkerOptions::default() }
 }
 
 fn options(dir: &Path, datasets: &[(&str, f64)]) -> ReasoningGymOptions {
     let dataset = |&(name, fraction): &(&str, f64)| DatasetOptions {
         name: name.into(),
-        share: fraction,
+        weight: fraction,
         config: Map::new(),
     };
     ReasoningGymOptions {

@@ -56,9 +56,9 @@ async fn check_toolbox(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(St
     if let ToolKind::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
     {
-        let dir_exists = keys.folder.as_os_str().is_empty() || keys.folder.is_dir();
-        anyhow::ensure!(dir_exists, "there is no folder {}, in which it runs", keys.folder.display());
-        programs::find(program, &keys.folder)?;
+        let dir_exists = keys.dir.as_os_str().is_empty() || keys.dir.is_dir();
+        anyhow::ensure!(dir_exists, "there is no folder {}, in which it runs", keys.dir.display());
+        programs::find(program, &keys.dir)?;
     }
     let single_tool_keys = AgentKeys { tools: vec![tool.name().to_owned()], ..keys.clone() };
     let set = toolboxes.tools_for(&single_tool_keys, chat)?;

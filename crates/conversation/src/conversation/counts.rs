@@ -10,7 +10,8 @@ use crate::Reason;
 #[derive(Debug, Clone, Default, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Counts {
     /// Prompts that started a conversation.
-    pub began: u32,
+    #[serde(rename = "began")]
+    pub started: u32,
     /// Prompts that continued recorded history.
     pub continued: u32,
     /// Prompts that forked from recorded history, by reason.

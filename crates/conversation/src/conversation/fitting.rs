@@ -33,7 +33,7 @@ pub enum FitResult {
     /// The messages were shortened; render them again.
     Rerender,
     /// The messages in this transcript were omitted; call [`ContextFitter::set_summary`] with a summary of it.
-    Summarise(String),
+    Summarize(String),
     /// The prompt does not fit, and no message can be shortened or omitted.
     TooLong(Box<PreparedPrompt>),
 }
@@ -97,8 +97,8 @@ impl<'a> ContextFitter<'a> {
             return FitResult::TooLong(Box::new(prepared));
         };
         self.fresh = true;
-        if self.budget.overflow == Overflow::Summarise && !omitted.is_empty() {
-            return FitResult::Summarise(transcript(
+        if self.budget.overflow == Overflow::Summarize && !omitted.is_empty() {
+            return FitResult::Summarize(transcript(
                 self.cut.summary.as_deref(),
                 &self.messages[omitted],
                 half,

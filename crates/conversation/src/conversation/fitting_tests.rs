@@ -42,7 +42,7 @@ impl BoundedTalk {
             match fitting.judge(prepared) {
                 FitResult::Fits(prepared) => return Some((kept, *prepared)),
                 FitResult::Rerender => {}
-                FitResult::Summarise(text) => {
+                FitResult::Summarize(text) => {
                     fitting.set_summary("It was said.");
                     self.requested.push(text);
                 }
@@ -53,7 +53,7 @@ impl BoundedTalk {
     }
 }
 
-const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarise];
+const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarize];
 
 /// Instructions, a task, and rounds of (number of calls, length of their results, whether a question
 /// follows).
@@ -103,7 +103,7 @@ proptest! {
         let Some((kept, prepared)) = found else {
             // In that case the messages that must stay are too long by themselves.
             let least = [&messages[..2], &messages[newest..]].concat();
-            let summary = if POLICIES[policy] == Overflow::Summarise { 80 } else { 0 };
+            let summary = if POLICIES[policy] == Overflow::Summarize { 80 } else { 0 };
             prop_assert!(bounded.talk.prepare(&least).prompt.len() + summary > most);
             return Ok(());
         };
@@ -143,7 +143,7 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             let (kept, prepared) = bounded.fit(&messages).unwrap();
             prints.push(bounded.printed - before);
             match prepared.origin {
-                Origin::Began => assert_eq!(turn, 0),
+                Origin::Started => assert_eq!(turn, 0),
                 Origin::Continued => assert!(prepared.repeated.to_reply > 0),
                 Origin::Forked(Fork { reason, .. }) => {
                     assert_eq!(reason, overflow.reason());
@@ -164,13 +164,13 @@ fn shortened_conversation_continues_its_recorded_prompt() {
         // No turn renders more than the window contains, independent of the number of turns.
         let (early, late) = (&prints[..30], &prints[30..]);
         assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
-        assert_eq!(overflow == Overflow::Summarise, !bounded.requested.is_empty());
+        assert_eq!(overflow == Overflow::Summarize, !bounded.requested.is_empty());
     }
 }
 
 #[test]
 fn summary_covers_all_omitted_turns() {
-    let mut bounded = BoundedTalk::new(Overflow::Summarise, 700, 1);
+    let mut bounded = BoundedTalk::new(Overflow::Summarize, 700, 1);
     let mut messages = history(&[(1, 40, false), (1, 40, false), (1, 40, false), (1, 40, false)]);
     let (kept, prepared) = bounded.fit(&messages).unwrap();
     assert!(kept[1].content.ends_with("left out:\nIt was said."), "{}", kept[1].content.as_str());

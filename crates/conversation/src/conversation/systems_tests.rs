@@ -19,7 +19,7 @@ fn developer_message(content: &str) -> Message {
 fn assert_continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     let mut messages = first.to_vec();
     let (prepared, mut completion) = talk.prepare_and_record(&messages, "r");
-    assert_eq!(prepared.origin, Origin::Began);
+    assert_eq!(prepared.origin, Origin::Started);
     for round in rounds {
         messages.push(completion.message());
         messages.extend(round.iter().cloned());
@@ -104,7 +104,7 @@ fn unreadable_call_arguments_fork_as_calls_cut() {
         cut.tool_calls[0].arguments = json!(sent).into();
         let messages = [requested.clone(), cut, Message::tool("no JSON"), Message::user("go on")];
         let prepared = talk.prepare(&messages);
-        assert_eq!(prepared.origin, fork_origin(1, Reason::CallsCut), "{sent}");
+        assert_eq!(prepared.origin, fork_origin(1, Reason::CallsTruncated), "{sent}");
         let shown = format!("\"name\": \"add\", \"arguments\": {sent}}}");
         assert!(talk.text(&prepared.prompt).contains(&shown), "{}", talk.text(&prepared.prompt));
     }

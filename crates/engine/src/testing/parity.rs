@@ -383,7 +383,7 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
                 temperature,
                 term: Term {
                     weight: 0.01,
-                    behaviour: Some(logprob),
+                    behavior: Some(logprob),
                     age: (last - version) as u32,
                     version,
                     ..Term::default()

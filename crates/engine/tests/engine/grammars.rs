@@ -179,7 +179,7 @@ async fn aborted_completion_keeps_its_grammar() {
         sample_stream.gather(&mut completion).await.unwrap();
         let mut rest = request;
         rest.prompt.extend(&completion.tokens);
-        rest.params.drawn_before = completion.tokens.len();
+        rest.params.sampled_before = completion.tokens.len();
         rest.params.max_tokens -= completion.tokens.len();
         if completion.finish == FinishReason::Aborted {
             let rest = sample(&engine, rest.clone()).await;

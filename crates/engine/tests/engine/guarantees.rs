@@ -108,7 +108,7 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
                 .map(|(index, logprob)| SequenceTarget {
                     index: *index as u32,
                     temperature: *temperature,
-                    term: Term { weight: 0.01, behaviour: Some(*logprob), ..Term::default() },
+                    term: Term { weight: 0.01, behavior: Some(*logprob), ..Term::default() },
                 })
                 .collect(),
         })
@@ -158,7 +158,7 @@ async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &st
     let merged = engine.logprobs(batch.clone()).await.unwrap();
     for (target, logprob) in batch.targets.iter().zip(&merged) {
         for term in batch.terms_of(target) {
-            assert_eq!(term.behaviour.map(f32::to_bits), Some(logprob.to_bits()), "{case}");
+            assert_eq!(term.behavior.map(f32::to_bits), Some(logprob.to_bits()), "{case}");
         }
     }
     for rollout in rollouts.chunks(1) {
@@ -168,7 +168,7 @@ async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &st
     }
     let sums = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
     assert_eq!((sums.mismatched, sums.max_mismatch), (0, 0.0), "{case}");
-    assert!(sums.behaviour_terms > 300 && (sums.ratio - sums.behaviour_terms as f64).abs() < 1e-9);
+    assert!(sums.behavior_terms > 300 && (sums.ratio - sums.behavior_terms as f64).abs() < 1e-9);
 }
 
 #[tokio::test]
@@ -184,7 +184,7 @@ async fn shared_prompt_is_computed_once() {
         stream.collect(DEADLINE).await.unwrap();
     }
     let stats = stats(&engine).await;
-    assert_eq!((stats.prefix_hits, stats.prefilled, stats.drawn), (7 * 89, 90 + 7, 24));
+    assert_eq!((stats.prefix_hits, stats.prefilled, stats.sampled), (7 * 89, 90 + 7, 24));
     let load = engine.workload().await.unwrap();
     assert_eq!((load.running, load.waiting), (0, 0));
 }

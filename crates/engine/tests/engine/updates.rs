@@ -46,7 +46,7 @@ fn test_sequences() -> Vec<SequenceInput> {
 }
 
 fn request() -> TrainRequest {
-    TrainRequest { paths: test_sequences(), loss: LOSS, params: ADAM }
+    TrainRequest { sequences: test_sequences(), loss: LOSS, params: ADAM }
 }
 
 /// Returns the bits of log-probabilities, which identify the weights.
@@ -105,7 +105,7 @@ async fn train_rejects_mismatched_plan() {
     ];
     for (plan, difference) in tampered {
         let rejected = engine.train(request(), &plan, &mut || panic!("nothing is learnt from")).await;
-        let Err(PolicyError::Cut(why)) = rejected else { panic!("{rejected:?}") };
+        let Err(PolicyError::PlanMismatch(why)) = rejected else { panic!("{rejected:?}") };
         assert!(why.contains(difference), "{why}");
     }
     engine.publish(1).await.unwrap();
@@ -119,7 +119,7 @@ async fn request_waits_for_minimum_version() {
     let engine = start();
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
     let request = |min_version| SampleRequest {
-        least_version: min_version,
+        min_version: min_version,
         prompt: vec![3, 4, 5],
         params: params.clone(),
         ..SampleRequest::default()
@@ -141,12 +141,12 @@ async fn manifest_lists_saved_files() {
     let adapter = engine.lora(LoraOptions::default(), 1, "a-model").await.unwrap();
     adapter.train(request(), &MicroBatchPlan::from_sizes([5]), &mut || ()).await.unwrap();
     for (learner, content, num_files) in
-        [(&engine, Content::Whole, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
+        [(&engine, Content::Full, 2), (&adapter, Content::Adapter { base: "a-model".into() }, 5)]
     {
         let dir = tempfile::tempdir().unwrap();
         let manifest = learner.save(dir.path(), true).await.unwrap();
         assert_eq!((&manifest.content, manifest.files.len()), (&content, num_files));
-        assert_eq!(manifest.place, WeightsLocation::Local(dir.path().to_owned()));
+        assert_eq!(manifest.location, WeightsLocation::Local(dir.path().to_owned()));
         assert_eq!(std::fs::read_dir(dir.path()).unwrap().count(), num_files);
         for file in &manifest.files {
             assert_eq!(&SavedFile::read(dir.path(), &file.name).unwrap(), file);
@@ -155,7 +155,7 @@ async fn manifest_lists_saved_files() {
     let published = adapter.publish(1).await.unwrap();
     adapter.update_weights(&published).await.unwrap();
     let error = engine.update_weights(&published).await.unwrap_err();
-    assert!(matches!(error, PolicyError::NotAdopted(_)), "{error}");
+    assert!(matches!(error, PolicyError::WeightsNotLoaded(_)), "{error}");
 }
 
 /// Weights that another learner published as files are sampled from once they are loaded. Files that
@@ -180,7 +180,10 @@ async fn adopt_loads_published_files() {
     };
     let mend = damage("model.safetensors", &|bytes| *bytes.last_mut().unwrap() ^= 1);
     let error = sampler.update_weights(&weights).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("has the checksum")), "{error}");
+    assert!(
+        matches!(&error, PolicyError::WeightsNotLoaded(why) if why.contains("has the checksum")),
+        "{error}"
+    );
     mend();
     // Files of another model, with a manifest that matches them.
     let config = "config.json";
@@ -195,14 +198,14 @@ async fn adopt_loads_published_files() {
     *other.files.iter_mut().find(|file| file.name == config).unwrap() = changed;
     let error =
         sampler.update_weights(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::NotAdopted(why) if why.contains("norm_epsilon")), "{error}");
+    assert!(matches!(&error, PolicyError::WeightsNotLoaded(why) if why.contains("norm_epsilon")), "{error}");
     mend();
     assert_eq!((sample_logprobs(&sampler).await, sampler.version().await.unwrap()), (before, 0));
 
     sampler.update_weights(&weights).await.unwrap();
     assert_eq!(sample_logprobs(&sampler).await, sample_logprobs(&learner).await);
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
-    let pinned = SampleRequest { least_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
+    let pinned = SampleRequest { min_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
     let completion = sampler.sample(pinned).await.unwrap().collect(DEADLINE).await.unwrap();
     assert_eq!(completion.versions.iter().map(|run| run.version).collect::<Vec<_>>(), [7]);
 }

@@ -126,7 +126,7 @@ async fn talk(streams: bool) -> Vec<Value> {
     messages.push(json!({"role": "assistant", "content": ANSWER_TEXT}));
     messages.push(json!({"role": "user", "content": "again please"}));
     let third = request_message(&served, &json!(messages), streams).await;
-    assert_eq!(served.origins(), [Origin::Began, Origin::Continued, Origin::Continued]);
+    assert_eq!(served.origins(), [Origin::Started, Origin::Continued, Origin::Continued]);
     let paths = served.paths().await;
     assert_eq!(paths.len(), 1, "{paths:?}");
     assert!(paths[0].contains(THINKS_AND_CALLS), "{}", paths[0]);
@@ -165,7 +165,7 @@ async fn random_completions_are_equal_in_document_and_stream() {
         let assistant_message = json!({"role": "assistant", "content": full_response["content"]});
         let next = json!([messages[0], assistant_message, {"role": "user", "content": "So?"}]);
         request_message(&one, &next, false).await;
-        assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(one.origins(), [Origin::Started, Origin::Continued]);
     }
 }
 
@@ -194,7 +194,7 @@ async fn unusual_completions_round_trip_in_document_and_stream() {
             request_message(&served, &json!(messages), streams).await;
             assert_eq!(
                 served.origins(),
-                [Origin::Began, Origin::Continued],
+                [Origin::Started, Origin::Continued],
                 "{assistant_message:?} {streams}"
             );
         }

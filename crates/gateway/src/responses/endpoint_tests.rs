@@ -10,7 +10,7 @@ const THINKS_AND_CALLS: &str = "<think>\nHm — ✓\n</think>\n\nLet me call.\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"b\": 2, \"a\": 1.50}}\n</tool_call>\n\
     <tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 3, \"b\": 4.0}}\n</tool_call>";
 const ANSWER_TEXT: &str = "The answer is **12.50**.";
-const CONTINUED: [Origin; 3] = [Origin::Began, Origin::Continued, Origin::Continued];
+const CONTINUED: [Origin; 3] = [Origin::Started, Origin::Continued, Origin::Continued];
 
 fn request(input: &Value) -> Value {
     json!({
@@ -240,7 +240,7 @@ async fn random_completions_are_equal_in_document_and_stream() {
         );
         let next = json!([input[0], full_response["output"][0], {"role": "user", "content": "So?"}]);
         request_message(&one, request(&next), false).await;
-        assert_eq!(one.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(one.origins(), [Origin::Started, Origin::Continued]);
     }
 }
 
@@ -274,7 +274,7 @@ async fn unusual_completions_round_trip_for_every_client() {
                 request_message(&served, next, streams).await;
                 assert_eq!(
                     served.origins(),
-                    [Origin::Began, Origin::Continued],
+                    [Origin::Started, Origin::Continued],
                     "{assistant_message:?} {streams}"
                 );
             }
@@ -305,7 +305,7 @@ async fn empty_completion_is_continuable_message() {
         let sent_texts = |text: &str| json!({"role": "user", "content": text});
         let next = json!([sent_texts("Hi"), first["output"][0], sent_texts("So?")]);
         request_message(&served, request(&next), streams).await;
-        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
     }
 }
 
@@ -351,7 +351,7 @@ async fn calls_have_format_of_their_tool() {
             input.push(json!({"type": kind, "call_id": call["call_id"], "output": "ok"}));
         }
         request_message(&served, with_field(request(&json!(input)), "tools", tools.clone()), streams).await;
-        assert_eq!(served.origins(), [Origin::Began, Origin::Continued]);
+        assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
         assert_eq!(served.gateway.unknown_fields()["responses.tools[type=web_search]"], 2);
         let path = &served.paths().await[0];
         assert!(path.contains("agents__apply_patch") && path.contains("start: LINE"), "{path}");

@@ -53,7 +53,7 @@ impl CompletionTask {
         let adjusted = params.is_filtered().then(|| {
             let raw = &weights[at..at + self.config.vocabulary];
             let mut logits = raw.to_vec();
-            params.adjust(&mut logits, sequence, sequence.len() - prompt.len() + params.drawn_before);
+            params.adjust(&mut logits, sequence, sequence.len() - prompt.len() + params.sampled_before);
             if let Some(allowed) = &allowed {
                 allowed.restrict(&mut logits, raw);
             }
@@ -96,7 +96,7 @@ impl CompletionTask {
         // tokens.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
-        await_version(&self.published, &self.published_signal, self.request.least_version).await;
+        await_version(&self.published, &self.published_signal, self.request.min_version).await;
         let _running = device.acquire_permit().await;
         // A prompt whose log-probabilities are requested needs every row, so it does not use the prefix
         // cache.

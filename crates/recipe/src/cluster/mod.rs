@@ -26,10 +26,12 @@ pub struct ClusterKeys {
 pub enum Placement {
     /// Learner and samplers have separate devices (disaggregated).
     #[default]
-    Apart,
+    #[serde(alias = "apart")]
+    Disaggregated,
     /// Learner and samplers alternate on the same devices (colocated): servers sleep while the
     /// learner trains, and the learner is offloaded to host memory while servers sample.
-    Shared,
+    #[serde(alias = "shared")]
+    Colocated,
 }
 
 impl ClusterKeys {

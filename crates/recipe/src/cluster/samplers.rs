@@ -55,11 +55,13 @@ pub struct ServersKeys {
     /// Timeout for the first response of a server that the run starts, in seconds.
     pub start_seconds: f64,
     /// Timeout for a server to load new weights, in seconds.
-    pub adopt_seconds: f64,
+    #[serde(alias = "adopt_seconds")]
+    pub update_seconds: f64,
     /// Maximum time in which a server with requests samples no token for any of them, in seconds.
     pub silent_seconds: f64,
     /// Timeout for a server's response to a status request, in seconds.
-    pub answer_seconds: f64,
+    #[serde(alias = "answer_seconds")]
+    pub response_seconds: f64,
 }
 
 /// Transfer of new weights to servers.
@@ -102,7 +104,7 @@ pub enum CorrectionDefault {
 impl CorrectionDefault {
     /// Returns the correction that this default stands for.
     pub fn correction(self) -> Option<Correction> {
-        let to_correction = |bound| Some(Correction { level: Level::Token, bound, normalise: false });
+        let to_correction = |bound| Some(Correction { level: Level::Token, bound, normalize: false });
         match self {
             CorrectionDefault::Tis => to_correction(Bound::Clamp { low: 0.0, high: 2.0 }),
             CorrectionDefault::Icepop => to_correction(Bound::Mask { low: 0.5, high: 5.0 }),
@@ -128,9 +130,9 @@ impl Default for ServersKeys {
             correction: CorrectionDefault::default(),
             tolerance: 1.0,
             start_seconds: 900.0,
-            adopt_seconds: 600.0,
+            update_seconds: 600.0,
             silent_seconds: 300.0,
-            answer_seconds: 60.0,
+            response_seconds: 60.0,
         }
     }
 }

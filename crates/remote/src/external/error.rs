@@ -24,7 +24,8 @@ pub enum ExternalError {
     },
     /// The server does not accept the key or its account.
     #[error("{endpoint} does not accept the key (status {status}): {message}; {way_out}")]
-    Unauthorised {
+    #[serde(rename = "unauthorised")]
+    Unauthorized {
         /// Address of the server.
         endpoint: String,
         /// HTTP status of the response.
@@ -36,7 +37,8 @@ pub enum ExternalError {
     },
     /// The server rejected the request, and will reject it again.
     #[error("{endpoint} refused the request with status {status}: {message}")]
-    Refused {
+    #[serde(rename = "refused")]
+    Rejected {
         /// Address of the server.
         endpoint: String,
         /// HTTP status of the response.
@@ -128,8 +130,8 @@ impl ExternalError {
         match self {
             ExternalError::Invalid(_) => "invalid",
             ExternalError::NoKey { .. } => "no_key",
-            ExternalError::Unauthorised { .. } => "unauthorised",
-            ExternalError::Refused { .. } => "refused",
+            ExternalError::Unauthorized { .. } => "unauthorised",
+            ExternalError::Rejected { .. } => "refused",
             ExternalError::Busy { .. } => "busy",
             ExternalError::Failed { .. } => "failed",
             ExternalError::Connect { .. } => "connect",
@@ -154,7 +156,7 @@ impl ExternalError {
     /// endpoint.
     pub(crate) fn is_of_request(&self) -> bool {
         match self {
-            ExternalError::Refused { status, .. } => matches!(status, 400 | 413 | 414 | 422),
+            ExternalError::Rejected { status, .. } => matches!(status, 400 | 413 | 414 | 422),
             ExternalError::Invalid(_) => true,
             _ => false,
         }
@@ -171,8 +173,8 @@ impl ExternalError {
             ExternalError::All { failures } => failures.iter().any(ExternalError::may_pass),
             ExternalError::Invalid(_)
             | ExternalError::NoKey { .. }
-            | ExternalError::Unauthorised { .. }
-            | ExternalError::Refused { .. }
+            | ExternalError::Unauthorized { .. }
+            | ExternalError::Rejected { .. }
             | ExternalError::Protocol { .. }
             | ExternalError::TooLarge { .. } => false,
         }
@@ -203,7 +205,7 @@ mod tests {
                 false,
             ),
             (
-                ExternalError::Unauthorised {
+                ExternalError::Unauthorized {
                     endpoint: endpoint(),
                     status: 401,
                     message: message(),
@@ -211,7 +213,7 @@ mod tests {
                 },
                 false,
             ),
-            (ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() }, false),
+            (ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() }, false),
             (
                 ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
                 true,
@@ -232,7 +234,7 @@ mod tests {
             (
                 ExternalError::All {
                     failures: vec![
-                        ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() },
+                        ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
                         ExternalError::Protocol { endpoint: endpoint(), why: why() },
                     ],
                 },
@@ -241,7 +243,7 @@ mod tests {
             (
                 ExternalError::All {
                     failures: vec![
-                        ExternalError::Refused { endpoint: endpoint(), status: 400, message: message() },
+                        ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
                         ExternalError::Failed { endpoint: endpoint(), status: 500, message: message() },
                     ],
                 },

@@ -213,7 +213,7 @@ async fn response_error(server: &Server, response: Response<Incoming>, waits: &m
     match code {
         401 | 403 => {
             let way_out = server.key_hint();
-            ExternalError::Unauthorised { endpoint, status: code, message, way_out }
+            ExternalError::Unauthorized { endpoint, status: code, message, way_out }
         }
         429 | 503 => {
             let wait = server.note_rejection(retry_after(&headers));
@@ -224,9 +224,9 @@ async fn response_error(server: &Server, response: Response<Incoming>, waits: &m
             let to = headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
             message =
                 format!("it redirects to {to:?}, which is not followed; give that address if you trust it");
-            ExternalError::Refused { endpoint, status: code, message }
+            ExternalError::Rejected { endpoint, status: code, message }
         }
         500.. => ExternalError::Failed { endpoint, status: code, message },
-        _ => ExternalError::Refused { endpoint, status: code, message },
+        _ => ExternalError::Rejected { endpoint, status: code, message },
     }
 }

@@ -32,7 +32,7 @@ pub(super) fn put_batch(body: &mut Body, batch: &TreeBatch) {
     body.numbers("temperature", targets().map(|target| target.temperature));
     body.integers("first_term", targets().map(|target| target.first_term));
     body.integers("terms", targets().map(|target| target.terms));
-    body.integers("path", batch.terms.iter().map(|term| term.path));
+    body.integers("path", batch.terms.iter().map(|term| term.sequence));
     put_terms(body, &batch.terms);
 }
 
@@ -62,15 +62,15 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
         body.numbers(name, terms.iter().map(|term| of(term).unwrap_or(f32::NAN)));
     };
     optional("value", |term| term.value);
-    optional("behaviour", |term| term.behaviour);
+    optional("behaviour", |term| term.behavior);
     optional("proximal", |term| term.proximal);
     optional("reference", |term| term.reference);
-    optional("path_log_ratio", |term| term.path_log_ratio);
+    optional("path_log_ratio", |term| term.sequence_log_ratio);
     optional("correction", |term| term.correction);
     body.numbers("weight", terms.iter().map(|term| term.weight));
     body.numbers("advantage", terms.iter().map(|term| term.advantage));
     body.numbers("returns", terms.iter().map(|term| term.returns));
-    body.flags("marked", terms.iter().map(|term| term.marked));
+    body.flags("marked", terms.iter().map(|term| term.selected));
     body.integers("age", terms.iter().map(|term| term.age));
     body.integers("version", terms.iter().map(|term| i64::try_from(term.version).unwrap_or(i64::MAX)));
 }
@@ -95,16 +95,16 @@ pub(super) mod decode {
         let version = body.take_integers("version")?;
         let term = |i: usize| {
             Ok(Term {
-                path: paths[i],
+                sequence: paths[i],
                 weight: weight.clone()?[i],
                 advantage: advantage.clone()?[i],
                 returns: returns.clone()?[i],
                 value: optional(&value, i)?,
-                behaviour: optional(&behaviour, i)?,
+                behavior: optional(&behaviour, i)?,
                 proximal: optional(&proximal, i)?,
                 reference: optional(&reference, i)?,
-                path_log_ratio: optional(&path_log_ratio, i)?,
-                marked: marked[i],
+                sequence_log_ratio: optional(&path_log_ratio, i)?,
+                selected: marked[i],
                 correction: optional(&correction, i)?,
                 age: age[i],
                 version: version[i],
@@ -199,9 +199,9 @@ mod tests {
             term: Term {
                 weight: 0.25,
                 advantage: -1.5,
-                behaviour: (index % 2 == 0).then_some(-0.5),
+                behavior: (index % 2 == 0).then_some(-0.5),
                 reference: Some(-0.75),
-                marked: index == 2,
+                selected: index == 2,
                 age: index,
                 version: 7,
                 ..Term::default()

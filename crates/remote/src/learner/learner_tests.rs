@@ -72,7 +72,7 @@ fn paths() -> Vec<SequenceInput> {
             term: Term {
                 weight: 0.125,
                 advantage: number as f32 - 1.5,
-                behaviour: Some(-4.0),
+                behavior: Some(-4.0),
                 returns: 0.5,
                 ..Term::default()
             },
@@ -83,7 +83,7 @@ fn paths() -> Vec<SequenceInput> {
 }
 
 fn request() -> TrainRequest {
-    TrainRequest { paths: paths(), loss: LOSS, params: ADAM }
+    TrainRequest { sequences: paths(), loss: LOSS, params: ADAM }
 }
 
 fn update_sequences() -> UpdateSequences {
@@ -279,9 +279,12 @@ async fn rejections_keep_their_error_kind() {
     let micro_batch_plan =
         MicroBatchPlan { world_size: 2, ..remote.plan(&update_sequences()).await.unwrap() };
     let error = remote.train(request(), &micro_batch_plan, &mut || {}).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::Cut(why) if why.contains("cluster.learner.processes")), "{error}");
+    assert!(
+        matches!(&error, PolicyError::PlanMismatch(why) if why.contains("cluster.learner.processes")),
+        "{error}"
+    );
     let error = remote.train(request(), &MicroBatchPlan::from_sizes([3]), &mut || {}).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::Cut(why) if why.contains("path 3 is in no")), "{error}");
+    assert!(matches!(&error, PolicyError::PlanMismatch(why) if why.contains("path 3 is in no")), "{error}");
     let error = remote.with_name("teacher").values(batch.clone()).await.unwrap_err();
     assert!(error.to_string().contains("there is no learner teacher"), "{error}");
     let error = remote.load(Path::new("/nowhere/at/all"), false).await.unwrap_err();

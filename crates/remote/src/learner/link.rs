@@ -168,7 +168,7 @@ impl Link {
         let url = &self.options.url;
         Err(CallFailure::Permanent(match (response.status, code.as_str()) {
             (StatusCode::SERVICE_UNAVAILABLE, "busy") => return Err(CallFailure::Retry(message)),
-            (StatusCode::CONFLICT, _) => PolicyError::Cut(message),
+            (StatusCode::CONFLICT, _) => PolicyError::PlanMismatch(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
             (StatusCode::UNAUTHORIZED, _) => {

@@ -245,8 +245,9 @@ impl GroupState {
                     done += 1;
                     *self.progress.lock().unwrap() = json!({ "call": id, "micro_batches_done": done });
                 };
-                let trained =
-                    target.train(TrainRequest { paths, loss, params }, &micro_batch_plan, &mut note).await?;
+                let trained = target
+                    .train(TrainRequest { sequences: paths, loss, params }, &micro_batch_plan, &mut note)
+                    .await?;
                 // So that concurrent progress queries see it.
                 tokio::time::sleep(Duration::from_secs(3)).await;
                 response.json = json!({ "sums": trained.sums, "step": trained.step });
@@ -285,7 +286,7 @@ impl GroupState {
                 std::fs::create_dir_all(&dir).unwrap();
                 let written = target.save(&dir, false).await?;
                 let names: Vec<String> = written.files.into_iter().map(|file| file.name).collect();
-                let manifest = Manifest::from_files(&dir, Content::Whole, &names)?;
+                let manifest = Manifest::from_files(&dir, Content::Full, &names)?;
                 *self.version.lock().unwrap() = Some(version);
                 response.json =
                     json!({ "weights": WeightsRef { version, at: WeightsAt::Manifest(manifest) } });
@@ -316,7 +317,7 @@ fn params(body: &mut Body) -> Result<OptimParams, PolicyError> {
 
 fn to_error_response(error: &PolicyError) -> (u16, Bytes) {
     match error {
-        PolicyError::Cut(why) => error_response(409, "cut", why),
+        PolicyError::PlanMismatch(why) => error_response(409, "cut", why),
         PolicyError::NoValueHead => error_response(422, "no_value_head", error),
         PolicyError::NoPredictions => error_response(422, "no_predictions", error),
         PolicyError::NoTerms => error_response(422, "no_terms", error),

@@ -79,7 +79,7 @@ impl Call {
     async fn try_replicas(&mut self, pool: &Pool) -> Result<FinishReason, PolicyError> {
         let mut tried = Vec::new();
         loop {
-            let min_version = self.request.least_version;
+            let min_version = self.request.min_version;
             let chosen = tokio::select! {
                 biased;
                 () = ended(&mut self.aborted) => return Ok(FinishReason::Aborted),
@@ -152,7 +152,7 @@ impl Call {
                     continue;
                 }
                 () = replica.sleep_unpaused(options.response_timeout, options), if is_ending => return Ok(FinishReason::Aborted),
-                () = replica.wait_until_silent(self.request.least_version, options) => {
+                () = replica.wait_until_silent(self.request.min_version, options) => {
                     return Err(PolicyError::Deadline(options.silence, format!("a token from {}", replica.name)));
                 }
             };
@@ -169,10 +169,10 @@ impl Call {
                 }
                 Some(Ok(SampleEvent::Tokens { version, tokens, logprobs, top })) => {
                     replica.progresses();
-                    let min_version = self.request.least_version;
+                    let min_version = self.request.min_version;
                     if version < min_version {
                         let policy = options.policy.clone();
-                        return Err(PolicyError::Behind { policy, least: min_version, version });
+                        return Err(PolicyError::Behind { policy, min_version, version });
                     }
                     pool.note_sampled_version(replica, version);
                     self.takes(SampleEvent::Tokens { tokens, logprobs, top, version });
@@ -228,11 +228,11 @@ impl Call {
             return;
         }
         request.prompt.extend(tokens);
-        request.params.drawn_before += count;
+        request.params.sampled_before += count;
         // The prompt's log-probabilities arrived before the first token.
         request.params.prompt_logprobs = None;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
-        request.least_version = request.least_version.max(*version);
+        request.min_version = request.min_version.max(*version);
         self.sampled += count;
         // `run` notices when the caller drops its stream.
         self.events.send(Ok(event)).ok();

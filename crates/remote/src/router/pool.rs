@@ -66,13 +66,13 @@ impl Blame {
             PolicyError::Deadline(..)
             | PolicyError::Stopped(_)
             | PolicyError::Storage(_)
-            | PolicyError::NotAdopted(_)
+            | PolicyError::WeightsNotLoaded(_)
             // Damaged weights are the fault of one replica. Diverged weights fail on the next
             // replica too.
             | PolicyError::NotFinite { .. } => Blame::Member,
             PolicyError::Invalid(_)
             | PolicyError::PromptTooLong { .. }
-            | PolicyError::Cut(_)
+            | PolicyError::PlanMismatch(_)
             | PolicyError::NoValueHead
             | PolicyError::NoPredictions
             | PolicyError::NoTerms => Blame::Request,
@@ -319,7 +319,7 @@ impl Pool {
                 known.newest = before;
             }
             let reasons = missed.iter().map(|(replica, error)| format!("{}: {error}", replica.name));
-            return Err(PolicyError::NotAdopted(reasons.collect::<Vec<_>>().join("; ")));
+            return Err(PolicyError::WeightsNotLoaded(reasons.collect::<Vec<_>>().join("; ")));
         }
         let mut known = lock(&self.weights);
         // Not the maximum: a run that resumes from an earlier checkpoint publishes lower versions
@@ -401,7 +401,7 @@ impl Pool {
         };
         let behind = |min_version, version| {
             let policy = self.options.policy.clone();
-            PolicyError::Behind { policy, least: min_version, version }
+            PolicyError::Behind { policy, min_version, version }
         };
         // Read before the query, because the replica may load weights at this moment.
         let (loaded, weight_updates) = (lock(&self.weights).loaded_version, replica.weight_updates());

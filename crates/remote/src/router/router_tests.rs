@@ -38,7 +38,7 @@ async fn failover_returns_same_completion_without_repeated_tokens() {
             for received in second {
                 assert_eq!(received.prompt[3..], plain.tokens[..sampled]);
                 assert_eq!(
-                    (received.params.drawn_before, received.params.max_tokens),
+                    (received.params.sampled_before, received.params.max_tokens),
                     (sampled, 8 - sampled)
                 );
             }
@@ -224,13 +224,14 @@ async fn recovered_replica_loads_newest_weights_before_serving() {
     sleep(SECOND).await;
     assert_eq!(health(&router)[0], Health::Quarantined);
     replicas[0].version.store(1, Ordering::Relaxed);
-    *replicas[0].rejects_weights.lock().unwrap() = Some(PolicyError::NotAdopted("no such folder".into()));
+    *replicas[0].rejects_weights.lock().unwrap() =
+        Some(PolicyError::WeightsNotLoaded("no such folder".into()));
     replicas[0].fails(FailureMode::Never);
     let received = replicas[0].requests().len();
     sleep(20 * SECOND).await;
     assert_eq!((router.replicas()[0].version, health(&router)[0]), (1, Health::Quarantined));
     assert!(router.replicas()[0].reason.as_ref().unwrap().contains("no such folder"));
-    let new = SampleRequest { least_version: 3, ..request(2, 4) };
+    let new = SampleRequest { min_version: 3, ..request(2, 4) };
     for _ in 0..4 {
         assert_eq!(complete(&router, new.clone()).await.unwrap().versions[0].version, 3);
     }
@@ -246,7 +247,7 @@ async fn unnoticed_restart_is_detected_by_old_version() {
     let (router, replicas) = router(2, round_robin_options());
     router.update_weights(&weights(3)).await.unwrap();
     replicas[0].version.store(1, Ordering::Relaxed);
-    let new = SampleRequest { least_version: 3, ..request(2, 4) };
+    let new = SampleRequest { min_version: 3, ..request(2, 4) };
     for _ in 0..4 {
         assert_eq!(complete(&router, new.clone()).await.unwrap().versions[0].version, 3);
     }
@@ -282,7 +283,7 @@ async fn probe_during_weight_update_causes_no_second_update() {
 #[tokio::test(start_paused = true)]
 async fn adopt_quarantines_replicas_that_miss_weights() {
     let (router, replicas) = router(3, round_robin_options());
-    *replicas[1].rejects_weights.lock().unwrap() = Some(PolicyError::NotAdopted("disk full".into()));
+    *replicas[1].rejects_weights.lock().unwrap() = Some(PolicyError::WeightsNotLoaded("disk full".into()));
     router.update_weights(&weights(1)).await.unwrap();
     assert_eq!(health(&router), [Health::Serving, Health::Quarantined, Health::Serving]);
     assert!(router.replicas()[1].reason.as_ref().unwrap().contains("disk full"));
@@ -292,7 +293,7 @@ async fn adopt_quarantines_replicas_that_miss_weights() {
     assert_eq!(health(&router), [Health::Serving; 3]);
     // Weights that no replica loads change nothing.
     for replica in &replicas {
-        *replica.rejects_weights.lock().unwrap() = Some(PolicyError::NotAdopted("other model".into()));
+        *replica.rejects_weights.lock().unwrap() = Some(PolicyError::WeightsNotLoaded("other model".into()));
     }
     let error = router.update_weights(&weights(2)).await.unwrap_err().to_string();
     for name in ["a", "b", "c"] {
@@ -330,7 +331,7 @@ async fn replica_waiting_for_weights_is_not_suspected() {
     let router =
         Router::new(vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)], round_robin_options())
             .unwrap();
-    let stream = router.sample(SampleRequest { least_version: 1, ..request(1, 4) }).await.unwrap();
+    let stream = router.sample(SampleRequest { min_version: 1, ..request(1, 4) }).await.unwrap();
     sleep(500 * SECOND).await;
     let weights = simulator.publish(1).await.unwrap();
     router.update_weights(&weights).await.unwrap();
@@ -360,8 +361,8 @@ async fn failover_requires_weights_at_least_as_new() {
     assert_eq!(completion.tokens, undisturbed(request(3, 8)).await.tokens, "all have the same weights");
     // Without such weights, the error names the newest ones that exist.
     replicas[2].version.store(1, Ordering::Relaxed);
-    let error = complete(&router, SampleRequest { least_version: 9, ..request(3, 8) }).await.unwrap_err();
-    assert!(matches!(error, PolicyError::Behind { least: 9, .. }), "{error}");
+    let error = complete(&router, SampleRequest { min_version: 9, ..request(3, 8) }).await.unwrap_err();
+    assert!(matches!(error, PolicyError::Behind { min_version: 9, .. }), "{error}");
     assert_eq!(health(&router)[1..], [Health::Serving; 2], "to be behind is no failure");
 }
 
@@ -509,11 +510,11 @@ async fn device_counters_survive_replica_restarts() {
     let (router, replicas) = router(3, RouterOptions { failures: 1, ..round_robin_options() });
     assert_eq!(router.device_stats().await.unwrap(), None);
     let stats =
-        |sampled, cache_filled| DeviceStats { drawn: sampled, cache_filled, ..DeviceStats::default() };
+        |sampled, cache_filled| DeviceStats { sampled: sampled, cache_filled, ..DeviceStats::default() };
     let set_stats = |replica: usize, stats| *replicas[replica].stats.lock().unwrap() = Some(stats);
     let total = async || {
         let stats = router.device_stats().await.unwrap().unwrap();
-        (stats.drawn, stats.cache_filled)
+        (stats.sampled, stats.cache_filled)
     };
     set_stats(0, stats(100, 0.5));
     set_stats(1, stats(10, 0.25));

@@ -97,16 +97,16 @@ impl Sampler for ScriptedSampler {
         match &fails {
             FailureMode::Rejects(error) => return Err(error.clone()),
             FailureMode::Hangs => std::future::pending().await,
-            _ if version < request.least_version => {
+            _ if version < request.min_version => {
                 return Err(PolicyError::Behind {
                     policy: "p".into(),
-                    least: request.least_version,
+                    min_version: request.min_version,
                     version,
                 });
             }
             _ => {}
         }
-        request.least_version = 0;
+        request.min_version = 0;
         // A simulator has no text, so its stop strings are token IDs in decimal.
         let strings = std::mem::take(&mut request.params.stop_strings);
         request.params.stop_ids.extend(strings.iter().map(|id| id.parse::<u32>().unwrap()));

@@ -33,7 +33,7 @@ fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
     DeviceStats {
         prefix_hits: a.prefix_hits + b.prefix_hits,
         prefilled: a.prefilled + b.prefilled,
-        drawn: a.drawn + b.drawn,
+        sampled: a.sampled + b.sampled,
         busy_seconds: a.busy_seconds + b.busy_seconds,
         running_seconds: a.running_seconds + b.running_seconds,
         cache_in_use_seconds: a.cache_in_use_seconds + b.cache_in_use_seconds,
@@ -45,7 +45,7 @@ impl ReplicaStats {
     fn counts(&mut self, stats: DeviceStats) {
         // Counters only rise within one process; a lower value means a restart.
         if let Some(past) =
-            self.now.take().filter(|past| stats.drawn < past.drawn || stats.prefilled < past.prefilled)
+            self.now.take().filter(|past| stats.sampled < past.sampled || stats.prefilled < past.prefilled)
         {
             self.before = sum(&self.before, &past);
         }

@@ -136,7 +136,7 @@ impl Call {
     /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
     /// weights are older than the request requires.
     async fn open(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
-        let (server, min_version) = (Arc::clone(&self.server), self.request.least_version);
+        let (server, min_version) = (Arc::clone(&self.server), self.request.min_version);
         let limit = server.options.update_timeout * 2;
         let gate = loop {
             let gate_change = async {
@@ -164,11 +164,8 @@ impl Call {
                 return Err(server.http.stopped_error("it sleeps on while others have woken"));
             }
         };
-        let behind = |version| PolicyError::Behind {
-            policy: self.request.policy.clone(),
-            least: min_version,
-            version,
-        };
+        let behind =
+            |version| PolicyError::Behind { policy: self.request.policy.clone(), min_version, version };
         match gate.weights {
             Some(weights) if weights.version < min_version => Err(behind(weights.version)),
             Some(weights) => Ok((gate.changes, weights)),
@@ -191,7 +188,7 @@ impl Call {
     /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
     fn seed(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
-        (levade_policy::uniform(*seed, *stream, params.drawn_before as u64) * (u64::MAX as f64)) as u64
+        (levade_policy::uniform(*seed, *stream, params.sampled_before as u64) * (u64::MAX as f64)) as u64
     }
 
     /// Sends one request, and returns its tokens to the caller.
@@ -259,7 +256,7 @@ impl Call {
                     .pending
                     .extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
                 let params = &self.request.params;
-                let counted = |at: usize| params.drawn_before + at + 1 > params.min_tokens;
+                let counted = |at: usize| params.sampled_before + at + 1 > params.min_tokens;
                 let stop = (before..progress.pending.len())
                     .find(|at| stops.completes(progress.pending[*at].0) && counted(*at));
                 if let Some(at) = stop {
@@ -436,9 +433,9 @@ impl Call {
         progress.emitted += count;
         let request = &mut self.request;
         request.prompt.extend(&tokens);
-        request.params.drawn_before += count;
+        request.params.sampled_before += count;
         request.params.max_tokens = request.params.max_tokens.saturating_sub(count);
-        request.least_version = request.least_version.max(version);
+        request.min_version = request.min_version.max(version);
         self.emit(SampleEvent::Tokens { tokens, logprobs, top, version });
     }
 }

@@ -263,7 +263,7 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
     if params.grammar.is_some() {
         return Some("a grammar is not passed on to servers; ask without one".into());
     }
-    if counts && params.drawn_before > 0 {
+    if counts && params.sampled_before > 0 {
         return Some(format!(
             "presence_penalty and frequency_penalty count the reply, and {program} cannot be told of the part that was \
              drawn before (drawn_before); ask without them, or set in_flight = \"keep\""

@@ -178,7 +178,7 @@ async fn abort_ends_completion_and_hang_times_out() {
 
 #[tokio::test]
 async fn unsupported_parameters_are_rejected_by_name() {
-    let penalised = SamplingParams { presence_penalty: 1.0, drawn_before: 1, ..SamplingParams::default() };
+    let penalised = SamplingParams { presence_penalty: 1.0, sampled_before: 1, ..SamplingParams::default() };
     let formed =
         SamplingParams { grammar: Some(Grammar::JsonObject), stop_ids: vec![1], ..SamplingParams::default() };
     let scored = SamplingParams { prompt_logprobs: Some(0), temperature: 0.5, ..SamplingParams::default() };
@@ -523,7 +523,7 @@ async fn never_mixed(pushes: bool) {
         }
         for stream in 0..4 {
             let (router, issued) = (router.clone(), request(version * 10 + stream, 20));
-            let issued = SampleRequest { least_version: version - 1, ..issued };
+            let issued = SampleRequest { min_version: version - 1, ..issued };
             completions.spawn(async move { (version, complete(&*router, issued).await) });
         }
         sleep(Duration::from_millis(40)).await;

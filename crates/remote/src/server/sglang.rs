@@ -109,7 +109,7 @@ impl Dialect for Sglang {
         let params = &request.params;
         let mut sampling = json!({
             "max_new_tokens": params.max_tokens,
-            "min_new_tokens": params.min_tokens.saturating_sub(params.drawn_before),
+            "min_new_tokens": params.min_tokens.saturating_sub(params.sampled_before),
             "temperature": params.temperature,
             "top_p": params.top_p,
             "top_k": if params.top_k == 0 { -1 } else { params.top_k as i64 },

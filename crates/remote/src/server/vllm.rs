@@ -49,7 +49,7 @@ fn token_of(entry: &Value) -> Option<u32> {
 fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
     let mut all = json!({
         "max_tokens": params.max_tokens,
-        "min_tokens": params.min_tokens.saturating_sub(params.drawn_before),
+        "min_tokens": params.min_tokens.saturating_sub(params.sampled_before),
         "temperature": params.temperature,
         "top_p": params.top_p,
         "top_k": if params.top_k == 0 { -1 } else { params.top_k as i64 },

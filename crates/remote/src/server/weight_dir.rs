@@ -35,7 +35,7 @@ impl WeightDir {
     /// # Errors
     /// Returns [`PolicyError::NotAdopted`] with the file and the problem if a check fails.
     pub fn check(manifest: &Manifest, vocabulary: usize, adapters: bool) -> Result<Self, PolicyError> {
-        let reject = |why: String| PolicyError::NotAdopted(why);
+        let reject = |why: String| PolicyError::WeightsNotLoaded(why);
         let path = manifest.verify()?;
         let path = std::path::absolute(path).map_err(|e| reject(format!("{}: {e}", path.display())))?;
         let sums = manifest.files.iter().map(|file| file.crc32c);
@@ -94,7 +94,7 @@ type Stamp = (u64, u64, i64, i64);
 
 fn stamps(manifest: &Manifest) -> Option<Vec<Stamp>> {
     use std::os::unix::fs::MetadataExt;
-    let WeightsLocation::Local(dir) = &manifest.place else { return None };
+    let WeightsLocation::Local(dir) = &manifest.location else { return None };
     let stamp_of = |file: &levade_policy::SavedFile| {
         let found = std::fs::metadata(dir.join(&file.name)).ok()?;
         Some((found.ino(), found.len(), found.ctime(), found.ctime_nsec()))
@@ -135,7 +135,7 @@ impl DirChecks {
 /// Checks shapes and configuration of a complete model. Model families that Levade does not
 /// implement are left to the server.
 fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
-    let reject = |why: String| PolicyError::NotAdopted(why);
+    let reject = |why: String| PolicyError::WeightsNotLoaded(why);
     match ModelFiles::open(path) {
         Ok(files) if files.config.vocabulary != vocabulary => Err(reject(format!(
             "{} has a vocabulary of {} tokens, but the policy's model has {vocabulary}",
@@ -148,7 +148,7 @@ fn check_model(path: &Path, vocabulary: usize) -> Result<(), PolicyError> {
 }
 
 fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
-    let damaged = |why: String| PolicyError::NotAdopted(format!("{}: {why}", file.display()));
+    let damaged = |why: String| PolicyError::WeightsNotLoaded(format!("{}: {why}", file.display()));
     if !file.exists() {
         return Ok(None);
     }

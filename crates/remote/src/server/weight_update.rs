@@ -184,13 +184,13 @@ impl Inner {
         let manifest = match &weights.at {
             WeightsAt::Manifest(manifest) => manifest.clone(),
             WeightsAt::Memory => {
-                return Err(PolicyError::NotAdopted(format!(
+                return Err(PolicyError::WeightsNotLoaded(format!(
                     "{} takes weights from folders, and these were published in the learner's memory",
                     self.http.name
                 )));
             }
             WeightsAt::Collective { group } => {
-                return Err(PolicyError::NotAdopted(format!(
+                return Err(PolicyError::WeightsNotLoaded(format!(
                     "{} takes weights from folders, and has not joined the group {group:?}",
                     self.http.name
                 )));
@@ -286,7 +286,7 @@ impl Inner {
         }
         let mark = self.dialect.label(&self.http, facts, answer).await?;
         if facts.labels && mark != label {
-            return Err(PolicyError::NotAdopted(format!(
+            return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} calls its weights {mark:?} after it was given {label:?}; does somebody else give it weights?",
                 self.http.name
             )));
@@ -322,7 +322,7 @@ impl Inner {
         *lock(&self.difference) = Some(ProbeDifference { version: loaded.version, mean, max });
         let max_difference = self.options.tolerance;
         if max > max_difference || mean > max_difference / 4.0 || !mean.is_finite() {
-            return Err(PolicyError::NotAdopted(format!(
+            return Err(PolicyError::WeightsNotLoaded(format!(
                 "{} finds other log-probabilities than the learner for weights {}: {mean:.3} nats apart in the mean, {max:.3} \
                  at most, more than the tolerance {max_difference} allows; it has another model, was started with a lower precision \
                  (--dtype), or computes otherwise",

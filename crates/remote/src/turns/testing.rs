@@ -132,7 +132,7 @@ impl Learner for Trainee {
 
     async fn save(&self, dir: &Path, _: bool) -> Result<Manifest, PolicyError> {
         self.verb("save")?;
-        Manifest::from_files(dir, levade_policy::Content::Whole, &[])
+        Manifest::from_files(dir, levade_policy::Content::Full, &[])
     }
 
     async fn load(&self, _: &Path, _: bool) -> Result<(), PolicyError> {

@@ -37,7 +37,8 @@ pub struct CodeKeys {
     /// Score of a program that passes some of the tests.
     pub value: TestScoring,
     /// Maximum number of tests that run, in the order of the task. 0 (the default) runs all.
-    pub most_tests: usize,
+    #[serde(alias = "most_tests")]
+    pub max_tests: usize,
     /// Timeout for one test, in seconds. Above 0 and at most 86400. Default: 10.
     pub seconds: f64,
     /// Maximum memory of the processes of one test, in MiB. Default: 1024.
@@ -69,7 +70,7 @@ impl Default for CodeKeys {
             tests: "tests".into(),
             language: PYTHON.into(),
             value: TestScoring::default(),
-            most_tests: 0,
+            max_tests: 0,
             seconds: 10.0,
             memory_mb: 1024,
             tolerance: 1e-6,
@@ -94,7 +95,8 @@ pub enum TestScoring {
     #[default]
     All,
     /// The fraction of tests that pass.
-    Share,
+    #[serde(alias = "share")]
+    Fraction,
 }
 
 /// Isolation of the sandbox that runs programs.
@@ -224,8 +226,8 @@ impl CodeScorer {
 
     fn cases(&self, task: &Value) -> Result<Vec<Case>, ScoreError> {
         let mut cases = case::parse_cases(task, &self.keys.tests).map_err(ScoreError::Unusable)?;
-        if self.keys.most_tests > 0 {
-            cases.truncate(self.keys.most_tests);
+        if self.keys.max_tests > 0 {
+            cases.truncate(self.keys.max_tests);
         }
         let prints = |case: &Case| matches!(case, Case::Prints { .. });
         if self.keys.language != PYTHON && !cases.iter().all(prints) {
@@ -383,7 +385,7 @@ impl Scorer for CodeScorer {
         }
         let fraction = passed as f64 / cases.len() as f64;
         let value = match self.keys.value {
-            TestScoring::Share => fraction,
+            TestScoring::Fraction => fraction,
             TestScoring::All => f64::from(u8::from(passed == cases.len())),
         };
         let score = Component { extracted: code.map(Cow::into_owned), ..Component::score(value) };

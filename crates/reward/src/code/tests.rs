@@ -64,7 +64,7 @@ const ADD: &str = "Here:\n```python\na, b = map(int, input().split())\nprint(a +
 
 #[tokio::test]
 async fn program_output_is_compared_for_each_input() {
-    let (runner, scorer_by_fraction) = scorer(TestScoring::Share);
+    let (runner, scorer_by_fraction) = scorer(TestScoring::Fraction);
     let tests = json!({ "answer": "", "row": { "tests": { "inputs": ["1 2", "3 4\n", "0 0"], "outputs": ["3", "7\n", "1"] } } });
     assert_eq!(values(&scorer_by_fraction, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
     assert_eq!(*runner.runs.lock().unwrap(), 3);
@@ -84,7 +84,7 @@ async fn program_output_is_compared_for_each_input() {
 
 #[tokio::test]
 async fn program_passes_if_test_code_holds() {
-    let (_, scorer) = scorer(TestScoring::Share);
+    let (_, scorer) = scorer(TestScoring::Fraction);
     let add = "```python\ndef add(a, b):\n    return a + b\nif __name__ == '__main__':\n    raise SystemExit(1)\n```";
     let asserts = json!({ "row": { "tests": ["assert add(1, 2) == 3", "assert add(1, 1) == 3"] } });
     assert_eq!(values(&scorer, add, asserts.clone()).await, [0.5, 0.5, 0.0]);
@@ -265,7 +265,7 @@ async fn decimal_and_fraction_results_compare_as_numbers() {
 
 #[tokio::test]
 async fn program_cannot_find_expected_value_or_token() {
-    let (_, scorer) = scorer(TestScoring::Share);
+    let (_, scorer) = scorer(TestScoring::Fraction);
     let task =
         json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
     // Searches all objects of its process for the token and the value, and prints what resembles them.
@@ -289,7 +289,7 @@ async fn program_cannot_find_expected_value_or_token() {
 
 #[tokio::test]
 async fn function_results_are_compared_with_expected_values() {
-    let (_, scorer) = scorer(TestScoring::Share);
+    let (_, scorer) = scorer(TestScoring::Fraction);
     let tests = json!({ "tests": {
         "fn_name": "pair", "inputs": [[1, 2], "3\n4", [0.1, 0.2]], "outputs": [[1, 2], "[3, 4]", [0.1, 0.30000000001]],
     } });
@@ -332,7 +332,7 @@ async fn json_string_is_parsed_only_for_text_input() {
 
 #[tokio::test]
 async fn function_calls_match_data_set_harnesses() {
-    let (_, scorer) = scorer(TestScoring::Share);
+    let (_, scorer) = scorer(TestScoring::Fraction);
     let program = |code: &str| format!("```python\n{code}\n```");
     // APPS and TACO wrap the return value in a list.
     let wrapped =
@@ -406,7 +406,7 @@ async fn test_code_does_not_provide_missing_names() {
 
 #[tokio::test]
 async fn program_is_module_and_row_setup_code_runs() {
-    let (_, scorer) = scorer(TestScoring::Share);
+    let (_, scorer) = scorer(TestScoring::Fraction);
     let program = "```python\nfrom __future__ import annotations\nfrom dataclasses import dataclass\nimport typing\n\
         @dataclass\nclass Point:\n    x: int\n    y: typing.ClassVar[int] = 5\n\
         def area(p):\n    return p.x * Point.y + len(typing.get_type_hints(Point))\n```";

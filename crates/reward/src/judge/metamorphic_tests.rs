@@ -235,7 +235,7 @@ const NO_SCORES: [&str; 24] = [
 
 #[test]
 fn generated_numeric_verdicts_parse_without_false_ones() {
-    let ten = Verdict::Number { least: 0.0, most: 10.0 };
+    let ten = Verdict::Number { min: 0.0, max: 10.0 };
     let (mut right, mut wrong) = (Vec::new(), Vec::new());
     let values =
         [("7", 0.7), ("8/10", 0.8), ("4/5", 0.8), ("7,5", 0.75), ("0", 0.0), ("2.5", 0.25), ("60%", 0.6)];

@@ -100,13 +100,15 @@ pub enum Group {
     /// The judge ranks the answers, best first: `3 > 1 > 2`. Scores fall linearly from 1 (best) to 0
     /// (worst).
     Ranking,
-    /// The judge returns a list with one number per answer. The range from `least` to `most` is mapped
+    /// The judge returns a list with one number per answer. The range from `min` to `max` is mapped
     /// linearly to 0..=1.
     Scores {
         /// Number that is mapped to 0.
-        least: f64,
+        #[serde(alias = "least")]
+        min: f64,
         /// Number that is mapped to 1.
-        most: f64,
+        #[serde(alias = "most")]
+        max: f64,
     },
 }
 
@@ -194,7 +196,7 @@ impl JudgeKeys {
         if !(0.0..=10.0).contains(&self.temperature) {
             return invalid(format!("temperature = {}, but it must be in 0..=10", self.temperature));
         }
-        if let Some(Group::Scores { least: min, most: max }) = self.group
+        if let Some(Group::Scores { min, max }) = self.group
             && !(min.is_finite() && max.is_finite() && min < max)
         {
             return invalid(format!("group: least = {min} and most = {max} are no range"));
@@ -359,12 +361,12 @@ impl Scorer for JudgeScorer {
             .collect();
         let mut values = task_values(&first.task);
         values["count"] = group.len().into();
-        if let Group::Scores { least: min, most: max } = method {
+        if let Group::Scores { min: min, max: max } = method {
             (values["least"], values["most"]) = (min.into(), max.into());
         }
         let read = |completion: &str| match method {
             Group::Ranking => group::ranking(completion, group.len()),
-            Group::Scores { least: min, most: max } => group::scores(completion, group.len(), min, max),
+            Group::Scores { min: min, max: max } => group::scores(completion, group.len(), min, max),
         };
         let verdict = self.verdict(self.fill(values, Some(&texts))?, read).await?;
         let mut given = vec![0.0; group.len()];

@@ -111,7 +111,7 @@ async fn group_is_judged_in_one_shuffled_prompt() {
     let marker = prompts[0].split_whitespace().nth(2).unwrap();
     assert_eq!(prompts[0].matches(marker).count(), 1 + 2 * (2 + 4), "{}", prompts[0]);
 
-    let scores = Some(Group::Scores { least: 0.0, most: 10.0 });
+    let scores = Some(Group::Scores { min: 0.0, max: 10.0 });
     let (_, scorer) = judge(JudgeKeys { group: scores, ..keys() }, |_, _| Ok("[5, 5, 5, 5]".into()));
     assert_eq!(scorer.score_group(&group).await.unwrap()[3][0].value, 0.5);
 }
@@ -135,7 +135,7 @@ async fn answer_cannot_close_fence() {
     let count = recorder.1.lock().unwrap().len();
     for reasoning in ["a", "b"] {
         let mut input = scorer_input("7");
-        input.outcome.thought = reasoning.into();
+        input.outcome.reasoning = reasoning.into();
         scorer.score(&input).await.unwrap();
     }
     assert_eq!(recorder.1.lock().unwrap().len(), count + 1);
@@ -174,7 +174,7 @@ fn invalid_templates_and_keys_are_rejected() {
             "template: {{ anwser }} is none of question",
         ),
         (JudgeKeys { tries: 0, ..keys() }, "tries = 0"),
-        (JudgeKeys { group: Some(Group::Scores { least: 1.0, most: 1.0 }), ..keys() }, "are no range"),
+        (JudgeKeys { group: Some(Group::Scores { min: 1.0, max: 1.0 }), ..keys() }, "are no range"),
     ] {
         let error = keys.check().unwrap_err().to_string();
         assert!(error.contains(want), "{error}");

@@ -28,26 +28,30 @@ pub enum Verdict {
         /// position.
         wrong: String,
     },
-    /// The number that the completion marks as its score. The range from `least` to `most` is mapped to
-    /// 0..=1. A number on another scale is converted only if `least` is 0: with `most = 10`, "4/5" yields
+    /// The number that the completion marks as its score. The range from `min` to `max` is mapped to
+    /// 0..=1. A number on another scale is converted only if `min` is 0: with `most = 10`, "4/5" yields
     /// 8.
     Number {
         /// Number that is mapped to 0.
-        least: f64,
+        #[serde(alias = "least")]
+        min: f64,
         /// Number that is mapped to 1.
-        most: f64,
+        #[serde(alias = "most")]
+        max: f64,
     },
     /// A field of the first JSON object in the completion that contains the field. The value is a number
-    /// from `least` to `most`, which can also be a string, or true (1) or false (0).
+    /// from `min` to `max`, which can also be a string, or true (1) or false (0).
     Json {
         /// Name of the field.
         field: String,
         /// Number that is mapped to 0. The default is 0.
         #[serde(default)]
-        least: f64,
+        #[serde(alias = "least")]
+        min: f64,
         /// Number that is mapped to 1. The default is 1.
         #[serde(default = "one")]
-        most: f64,
+        #[serde(alias = "most")]
+        max: f64,
     },
 }
 
@@ -59,12 +63,12 @@ impl Verdict {
     /// Checks the settings.
     ///
     /// # Errors
-    /// Returns a message if a regular expression is invalid, or if `least` and `most` are not a range.
+    /// Returns a message if a regular expression is invalid, or if `min` and `max` are not a range.
     pub(super) fn check(&self) -> Result<(), String> {
         match self {
             Verdict::Correct => Ok(()),
             Verdict::Pattern { right, wrong } => expressions(right, wrong).map(drop),
-            Verdict::Number { least: min, most: max } | Verdict::Json { least: min, most: max, .. } => {
+            Verdict::Number { min, max } | Verdict::Json { min, max, .. } => {
                 let is_range = min.is_finite() && max.is_finite() && min < max;
                 if is_range {
                     Ok(())
@@ -85,8 +89,8 @@ impl Verdict {
                 let (right, wrong) = expressions(right, wrong).ok()?;
                 last_match(completion, &right, &wrong)
             }
-            Verdict::Number { least: min, most: max } => number(completion, *min, *max),
-            Verdict::Json { field, least: min, most: max } => match field_of(completion, field)? {
+            Verdict::Number { min, max } => number(completion, *min, *max),
+            Verdict::Json { field, min, max } => match field_of(completion, field)? {
                 Value::Bool(yes) => Some(f64::from(u8::from(yes))),
                 Value::String(text) => match text.trim().to_ascii_lowercase().as_str() {
                     "true" | "yes" => Some(1.0),
@@ -240,9 +244,9 @@ mod tests {
     #[test]
     fn verdict_rules_parse_only_unambiguous_completions() {
         let pattern = Verdict::Pattern { right: r"\[正确\]".into(), wrong: r"\[错误\]".into() };
-        let number = Verdict::Number { least: 1.0, most: 5.0 };
-        let ten = Verdict::Number { least: 0.0, most: 10.0 };
-        let json = Verdict::Json { field: "score".into(), least: 0.0, most: 10.0 };
+        let number = Verdict::Number { min: 1.0, max: 5.0 };
+        let ten = Verdict::Number { min: 0.0, max: 10.0 };
+        let json = Verdict::Json { field: "score".into(), min: 0.0, max: 10.0 };
         for (verdict, completion, want) in [
             (&Verdict::Correct, "Correct", Some(1.0)),
             (&Verdict::Correct, "<think>Incorrect\n\nNo.</think>\nCorrect", Some(1.0)),
@@ -304,7 +308,7 @@ mod tests {
         ] {
             assert_eq!(verdict.read(completion), want, "{completion}");
         }
-        let wrong = Verdict::Number { least: 1.0, most: 1.0 };
+        let wrong = Verdict::Number { min: 1.0, max: 1.0 };
         assert!(wrong.check().unwrap_err().contains("are no range"));
         let wrong = Verdict::Pattern { right: "(".into(), wrong: String::new() };
         assert!(wrong.check().unwrap_err().contains("verdict.right"));

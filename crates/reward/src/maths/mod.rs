@@ -56,7 +56,8 @@ pub(crate) use statement::statement;
 #[serde(deny_unknown_fields, default)]
 pub struct MathsScorer {
     /// Location of the answer in the text.
-    pub place: MathsLocation,
+    #[serde(alias = "place")]
+    pub location: MathsLocation,
     /// Treatment of units and other words next to a value.
     pub units: Units,
     /// Treatment of percent signs.
@@ -92,7 +93,7 @@ pub enum Percent {
 impl Default for MathsScorer {
     fn default() -> Self {
         MathsScorer {
-            place: MathsLocation::default(),
+            location: MathsLocation::default(),
             units: Units::default(),
             percent: Percent::default(),
             decimals: 6,
@@ -133,7 +134,7 @@ impl MathsScorer {
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let golds = expected_texts(expected)?;
-        let Some(found) = self.place.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
+        let Some(found) = self.location.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
         let is_correct = golds.iter().any(|gold| {
             if is_score_or_range(gold) { written_alike(gold, &found) } else { self.is_same(gold, &found) }
         });

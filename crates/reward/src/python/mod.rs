@@ -71,7 +71,8 @@ pub enum SolutionText {
     #[default]
     Answer,
     /// The final assistant message, with its reasoning between `<think>` and `</think>`.
-    Whole,
+    #[serde(alias = "whole")]
+    Full,
 }
 
 /// Type in which a TRL function receives prompts and completions.
@@ -102,7 +103,7 @@ impl SolutionText {
     pub(crate) fn text_of(self, input: &ScorerInput) -> String {
         match self {
             SolutionText::Answer => input.text().to_owned(),
-            SolutionText::Whole => input.full_text(),
+            SolutionText::Full => input.full_text(),
         }
     }
 }

@@ -7,7 +7,7 @@ fn scorer_input(text: &str, answer: Value) -> ScorerInput {
     let row = json!({ "data_source": "openai/gsm8k", "extra_info": { "index": 7 } });
     let mut input =
         testing::scorer_input(text, json!({ "answer": answer, "source": "rows.jsonl", "row": row }));
-    input.outcome.thought = "Hm.".into();
+    input.outcome.reasoning = "Hm.".into();
     input
 }
 
@@ -52,7 +52,7 @@ async fn verl_compute_score_returns_components() {
                 return fractions.Fraction(1, 2) if solution_str.startswith('<think>\\nHm.\\n</think>') else -1\n";
     let scorer = script(text, |keys| {
         keys.function = "worth".into();
-        keys.solution = SolutionText::Whole;
+        keys.solution = SolutionText::Full;
     });
     assert_eq!(scorer.score("72").await.unwrap(), [Component::score(0.5)]);
     let text = format!(

@@ -51,7 +51,8 @@ pub enum Compare {
     #[default]
     Mean,
     /// The mean of the other rollouts: RLOO (Ahmadian et al. 2024), unbiased.
-    Others,
+    #[serde(rename(serialize = "others"), alias = "others")]
+    LeaveOneOut,
     /// The mean weighted by length, which has minimum variance if all tokens' gradients have the same
     /// norm: OPO (Hao et al. 2025).
     LengthWeightedMean,
@@ -156,7 +157,7 @@ impl GroupBaseline {
             Compare::Mean | Compare::MeanOfInformative | Compare::MeanOfNonzero => {
                 scores.iter().map(|s| s - mean).collect()
             }
-            Compare::Others => scores.iter().map(|s| (s - mean) * n / (n - 1.0)).collect(),
+            Compare::LeaveOneOut => scores.iter().map(|s| (s - mean) * n / (n - 1.0)).collect(),
             Compare::LengthWeightedMean => {
                 let length = |rollout: &Rollout| {
                     rollout.sequences.iter().map(super::Sequence::len).sum::<usize>() as f64

@@ -127,7 +127,8 @@ pub enum Estimator {
         /// Whether the mean over tokens is subtracted, too, as for
         /// [`Estimator::ReinforcePlusPlusBaseline`].
         #[serde(default)]
-        recentre: bool,
+        #[serde(rename(serialize = "recentre"), alias = "recentre")]
+        recenter: bool,
     },
     /// Return from each token on, whitened over the step's tokens (REINFORCE++, Hu 2025).
     ReinforcePlusPlus {
@@ -156,7 +157,8 @@ pub enum Estimator {
         /// zero-variance groups by an amount that depends on the length of other groups. For comparisons
         /// only.
         #[serde(default)]
-        recentre: bool,
+        #[serde(rename(serialize = "recentre"), alias = "recentre")]
+        recenter: bool,
     },
     /// Generalized advantage estimation with a critic (Schulman et al. 2016).
     Gae {
@@ -236,7 +238,7 @@ impl Estimator {
         check(rollouts)?;
         match self {
             Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
-            Estimator::Gdpo { weights, baseline, counting, recentre } => {
+            Estimator::Gdpo { weights, baseline, counting, recenter: recentre } => {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
                     let part_rollout = |rollout: &Rollout| {
@@ -258,7 +260,7 @@ impl Estimator {
                     map_sequences(rollouts, |sequence| credit::token_returns(sequence, *gamma, *one_turn));
                 Ok(whiten_advantages(rollouts, raw, *counting, true))
             }
-            Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre } => {
+            Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre } => {
                 let baseline = GroupBaseline { singleton: *singleton, ..GroupBaseline::default() };
                 let raw = broadcast(rollouts, &outcomes(&baseline, rollouts)?);
                 Ok(whiten_advantages(rollouts, raw, *counting, *recentre))

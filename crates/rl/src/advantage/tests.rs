@@ -52,7 +52,7 @@ fn near(found: &[Vec<f64>], want: &[&[f64]]) {
 
 fn baseline(recentre: bool) -> Estimator {
     let (singleton, counting) = (Singleton::Zero, Counting::Exact);
-    Estimator::ReinforcePlusPlusBaseline { singleton, counting, recentre }
+    Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre }
 }
 
 /// Differences of 0.5 at one token and −0.5 at three, and 0 at the four tokens of a zero-variance group:
@@ -70,7 +70,7 @@ fn zero_variance_groups_count_in_deviation() {
     let parts = |recentre| {
         let rollouts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
         let (baseline, counting) = (GroupBaseline::default(), Counting::Exact);
-        found(&Estimator::Gdpo { weights: vec![1.0], baseline, counting, recentre }, &rollouts)
+        found(&Estimator::Gdpo { weights: vec![1.0], baseline, counting, recenter: recentre }, &rollouts)
     };
     assert_eq!(
         (parts(false), parts(true)),
@@ -183,7 +183,7 @@ fn check_rejects_invalid_parameters() {
         weights: weights.to_vec(),
         baseline: GroupBaseline::scaled(),
         counting: Counting::Exact,
-        recentre: false,
+        recenter: false,
     };
     let turns = |gamma| Estimator::Turns { gamma, scale_by_std: false };
     for fine in [gae(1.0, 0.0), gdpo(&[1.0, -0.5]), turns(0.5), Estimator::ReMax] {

@@ -131,7 +131,7 @@ fn losses_match_areal() {
         correction.weights(sequences, Counting::Exact).concat()
     };
     let one = std::slice::from_ref(&log_ratios);
-    let token = |bound| weights(one, Correction { level: Level::Token, bound, normalise: false });
+    let token = |bound| weights(one, Correction { level: Level::Token, bound, normalize: false });
     let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
     expect(clip, &points(&prox), &masked, "rs_mask5");
     expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
@@ -144,7 +144,7 @@ fn losses_match_areal() {
     sequences.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
-    let of_paths = weights(&halves, Correction { level: Level::GeometricMean, bound, normalise: false });
+    let of_paths = weights(&halves, Correction { level: Level::GeometricMean, bound, normalize: false });
     expect(
         Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),
         &sequences.concat(),
@@ -153,7 +153,7 @@ fn losses_match_areal() {
     );
     let rejection = Rejection {
         statistic: Statistic::Ratio,
-        over: StatisticSpan::PathMean,
+        over: StatisticSpan::SequenceMean,
         low: None,
         high: 1.5,
         inverted: false,

@@ -12,7 +12,7 @@ fn vectors() -> Vectors {
 #[test]
 fn advantages_match_agentrl() {
     let baseline = GroupBaseline {
-        compare: Compare::Others,
+        compare: Compare::LeaveOneOut,
         scale: 2.0,
         success: Some(0.5),
         ..GroupBaseline::default()
@@ -78,7 +78,7 @@ fn formulas_match_slime() {
     expect(losses(clip(None)), "ppo");
     expect(losses(clip(Some(1.2))), "dual1_2");
     let weighted = |bound| {
-        let correction = Correction { level: Level::Token, bound, normalise: false };
+        let correction = Correction { level: Level::Token, bound, normalize: false };
         let weights = correction.weights(&log_ratios, Counting::Exact).concat();
         losses(clip(None)).iter().zip(weights).map(|(loss, weight)| loss * weight).collect()
     };

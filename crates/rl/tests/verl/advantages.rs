@@ -73,8 +73,8 @@ fn group_baselines_match_verl() {
     f.expect(&Estimator::Group(scaled), "anchor/grpo/advantages", None);
     f.expect_scalars(scaled, "anchor/grpo/per_seq_scalar");
     f.expect_scalars(SCORE, "anchor/grpo/per_seq_scalar_no_std_drgrpo");
-    f.expect_scalars(GroupBaseline { compare: Compare::Others, ..SCORE }, "anchor/rloo_per_seq");
-    let baseline = GroupBaseline { compare: Compare::Others, singleton: Singleton::Zero, ..SCORE };
+    f.expect_scalars(GroupBaseline { compare: Compare::LeaveOneOut, ..SCORE }, "anchor/rloo_per_seq");
+    let baseline = GroupBaseline { compare: Compare::LeaveOneOut, singleton: Singleton::Zero, ..SCORE };
     f.expect_scalars(baseline, "anchor/rloo_vectorized_per_seq");
     f.expect_scalars(GroupBaseline { compare: Compare::LengthWeightedMean, ..SCORE }, "anchor/opo_per_seq");
     // TRAP: verl's GPG counts scores other than 0, whereas the paper counts rollouts with a gradient.
@@ -123,7 +123,7 @@ fn reinforce_plus_plus_matches_verl() {
     }
     f.compare(&got, "anchor/reinforce_pp_gamma0.9/advantages", |sequence| &sequence.advantages);
     let baseline =
-        Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting, recentre: true };
+        Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting, recenter: true };
     f.expect(&baseline, "anchor/reinforce_pp_baseline_advantages", None);
 }
 
@@ -150,7 +150,7 @@ fn other_estimators_match_verl() {
     }
     let baseline = GroupBaseline { scale_by_std: true, ..SCORE };
     let weights = f.v.list("head/gdpo/weights");
-    let gdpo = Estimator::Gdpo { weights, baseline, counting: Counting::Verl, recentre: true };
+    let gdpo = Estimator::Gdpo { weights, baseline, counting: Counting::Verl, recenter: true };
     // Computed in f32 if groups are normalized.
     let want = f.masked_rows("head/gdpo/advantages");
     for (got, want) in gdpo.advantages(&rollouts).unwrap().iter().zip(want) {

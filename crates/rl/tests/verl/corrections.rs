@@ -13,19 +13,19 @@ fn importance_weights_match_verl() {
     for (level, bound, normalise, keys) in [
         (Level::Token, clamp(2.0), false, "anchor/tis/token_C2.0"),
         (Level::Token, clamp(1.2), false, "anchor/tis/token_C1.2"),
-        (Level::Path, clamp(2.0), false, "anchor/tis/sequence_C2.0"),
+        (Level::Sequence, clamp(2.0), false, "anchor/tis/sequence_C2.0"),
         (Level::Token, clamp(1.2), true, "anchor/tis/token_C1.2_batch_norm"),
-        (Level::Path, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
+        (Level::Sequence, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
         (Level::Token, Bound::Mask { low: 0.9, high: 1.2 }, false, "head/icepop_token_0.9_1.2"),
-        (Level::Path, Bound::Mask { low: 0.95, high: 2.0 }, false, "head/icepop_sequence_0.95_2.0"),
+        (Level::Sequence, Bound::Mask { low: 0.95, high: 2.0 }, false, "head/icepop_sequence_0.95_2.0"),
     ] {
-        let got = Correction { level, bound, normalise }.weights(&f.log_ratios(), Counting::Verl);
+        let got = Correction { level, bound, normalize: normalise }.weights(&f.log_ratios(), Counting::Verl);
         for (got, want) in got.iter().zip(f.masked_rows(&format!("{keys}/weights"))) {
             got.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, keys));
         }
     }
     let weighted = |bound| {
-        let correction = Correction { level: Level::Token, bound, normalise: false };
+        let correction = Correction { level: Level::Token, bound, normalize: false };
         let clip =
             Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
         let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
@@ -52,12 +52,15 @@ fn rejection_matches_verl() {
         ("token_k1@0.8_1.25", vec![of(K1, Token, 0.8, 1.25)]),
         ("token_k2@0.02", vec![of(K2, Token, 0.0, 0.02)]),
         ("token_k3@0.02", vec![of(K3, Token, 0.0, 0.02)]),
-        ("seq_sum_k1@0.5_2.0", vec![of(K1, PathSum, 0.5, 2.0)]),
-        ("seq_sum_k1@0.9_3.0", vec![of(K1, PathSum, 0.9, 3.0)]),
-        ("seq_mean_k1@0.95_1.05", vec![of(K1, PathMean, 0.95, 1.05)]),
-        ("seq_mean_k3@0.02", vec![of(K3, PathMean, 0.0, 0.02)]),
-        ("seq_max_k2@0.02", vec![of(K2, PathMax, 0.0, 0.02)]),
-        ("token_k1,seq_mean_k3@0.8_1.25,0.02", vec![of(K1, Token, 0.8, 1.25), of(K3, PathMean, 0.0, 0.02)]),
+        ("seq_sum_k1@0.5_2.0", vec![of(K1, SequenceSum, 0.5, 2.0)]),
+        ("seq_sum_k1@0.9_3.0", vec![of(K1, SequenceSum, 0.9, 3.0)]),
+        ("seq_mean_k1@0.95_1.05", vec![of(K1, SequenceMean, 0.95, 1.05)]),
+        ("seq_mean_k3@0.02", vec![of(K3, SequenceMean, 0.0, 0.02)]),
+        ("seq_max_k2@0.02", vec![of(K2, SequenceMax, 0.0, 0.02)]),
+        (
+            "token_k1,seq_mean_k3@0.8_1.25,0.02",
+            vec![of(K1, Token, 0.8, 1.25), of(K3, SequenceMean, 0.0, 0.02)],
+        ),
     ];
     for (name, rejections) in cases {
         let want = f.masked_rows(&format!("anchor/rejection_sampling/{name}/mask")).concat();

@@ -146,7 +146,7 @@ fn policy_losses_match_verl() {
     let mut rest = all.into_iter();
     let marked: Vec<Vec<Point>> = points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
-    expect(PolicyLoss::KlCov { coefficient, share }, &marked, Normalizer::TokenMean, "head/kl_cov");
+    expect(PolicyLoss::KlCov { coefficient, fraction: share }, &marked, Normalizer::TokenMean, "head/kl_cov");
 }
 
 #[test]

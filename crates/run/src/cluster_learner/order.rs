@@ -33,7 +33,8 @@ pub struct Order {
     /// Number of nodes.
     pub nodes: u32,
     /// Timeout for the next start, in seconds.
-    pub patience: f64,
+    #[serde(rename = "patience")]
+    pub start_timeout_seconds: f64,
 }
 
 impl Order {
@@ -146,7 +147,7 @@ mod tests {
             variables: vec![("OMP_NUM_THREADS".into(), "1".into())],
             environment: Vec::new(),
             nodes: 3,
-            patience: 60.0,
+            start_timeout_seconds: 60.0,
         };
         order.write(&dir).unwrap();
         assert_eq!(Order::read(&dir).unwrap(), Some(order.clone()));

@@ -74,7 +74,7 @@ pub async fn start(
         // Pass these by name, because each node has its own GPUs.
         environment: gpus::with_visible(&keys.environment),
         nodes: keys.nodes,
-        patience: keys.start_seconds,
+        start_timeout_seconds: keys.start_seconds,
     };
     let log = log_of(root, 0);
     let token = random()?;

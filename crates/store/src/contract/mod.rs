@@ -99,8 +99,8 @@ pub async fn record_attempt_is_idempotent_and_rejects_changes(store: TestStore) 
     assert_eq!(store.record_attempt(&first).await.unwrap(), WriteOutcome::Written);
     assert_eq!(store.record_attempt(&first).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let mut longer = first.clone();
-    longer.trajectory.push(segment(Kind::Given, &[1])).unwrap();
-    let of_segment = StepReward { by: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
+    longer.trajectory.push(segment(Kind::Context, &[1])).unwrap();
+    let of_segment = StepReward { credit_target: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
     let other_attempts = [
         ("task", Attempt { task: json!("another"), ..first.clone() }),
         ("outcome", Attempt { outcome: Outcome::initial(), ..first.clone() }),
@@ -195,7 +195,7 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let text = assert_rejected(store.start(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
     store.append(&whole.id, segments).await.unwrap();
-    let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Given, &[9]) };
+    let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
     let text = assert_rejected(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
@@ -232,7 +232,7 @@ pub async fn ended_attempt_rejects_further_writes(store: TestStore) {
     let text = assert_rejected(store.end(&whole.id, &running), Code::Invalid).await;
     assert!(text.contains("no attempt ends as running"), "{text}");
     append_incrementally(&store, &whole).await.unwrap();
-    let more = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
+    let more = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
     let text = assert_rejected(store.append(&whole.id, &[more]), Code::Conflict).await;
     assert!(text.contains("is completed and takes nothing more"), "{text}");
     let other_attempts = [
@@ -264,7 +264,7 @@ pub async fn writes_reject_mismatched_attempt_ids(store: TestStore) {
 
 pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let made = attempt(store.run(), 0, 0);
-    let part = |reward| vec![StepReward { by: CreditTarget::Turn(0), reward }];
+    let part = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
     let bad = [
         ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
         ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
@@ -294,9 +294,12 @@ pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
         let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
         let mut made = attempt(&run, 0, sample);
         (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
-        made.step_rewards = vec![StepReward { by: CreditTarget::Turn(0), reward: draw(2) }];
-        let part =
-            Component { weight: Some(draw(3)), on: Some(CreditTarget::Turn(1)), ..Component::score(draw(4)) };
+        made.step_rewards = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: draw(2) }];
+        let part = Component {
+            weight: Some(draw(3)),
+            credit_target: Some(CreditTarget::Turn(1)),
+            ..Component::score(draw(4))
+        };
         made.outcome.components = vec![part, Component::new("length", draw(5))];
         append_incrementally(&store, &made).await.unwrap();
         // No number is NaN or −0 here, so equal numbers have equal bits.
@@ -324,7 +327,7 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
         assert_eq!((summary.status, summary.score, summary.tokens), (Status::Unscored, None, 5));
         // An unscored attempt is not abandoned when its process exits, and accepts no more tokens.
         assert_eq!(store.abandon_running().await.unwrap(), 0);
-        let next = Segment { id: SegmentId(2), ..segment(Kind::Given, &[9]) };
+        let next = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
         assert_rejected(store.append(&waits.id, &[next]), Code::Conflict).await;
         assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
         assert_rejected(

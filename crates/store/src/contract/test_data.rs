@@ -36,7 +36,7 @@ pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
 /// Creates a completed attempt with two segments, as try `number`.
 pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
-    let root = trajectory.push(segment(Kind::Given, &[1, 2, u32::MAX])).expect("a root");
+    let root = trajectory.push(segment(Kind::Context, &[1, 2, u32::MAX])).expect("a root");
     let completion = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
     trajectory.push(completion).expect("a reply");
     let slot = train_slot(group, sample);
@@ -48,7 +48,7 @@ pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Att
         outcome: Outcome { turns: 1, ..Outcome::demonstrated("4") },
         score: Some(1.0),
         reward: Some(0.95),
-        step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.05 }],
+        step_rewards: vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
@@ -74,7 +74,7 @@ pub(super) fn forest(seed: u64) -> Trajectory {
         let parent = (num_segments > 0 && below(5) > 0).then(|| SegmentId(below(num_segments) as u32));
         let len = parent.map_or(0, |parent| trajectory.segments()[parent.0 as usize].tokens.len());
         let after = (len > 0 && below(2) == 0).then(|| 1 + below(len) as u32);
-        let kind = [Kind::Given, Kind::Sampled, Kind::Demonstrated][below(3)];
+        let kind = [Kind::Context, Kind::Sampled, Kind::Demonstrated][below(3)];
         let tokens: Vec<u32> =
             (0..below(9)).map(|_| (below(1 << 16) << 16 | below(1 << 16)) as u32).collect();
         let sampled = if kind == Kind::Sampled { tokens.len() } else { 0 };

@@ -146,7 +146,7 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     )?;
     let mut rows = statement.query([name.bytes()])?;
     let Some(row) = rows.next()? else { return Ok(None) };
-    let damaged = |what: &str, why: String| Failure::Damaged(format!("its {what} {why}"));
+    let damaged = |what: &str, why: String| Failure::Corrupt(format!("its {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
     let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
@@ -163,7 +163,7 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
         score: row.get(3)?,
         reward: row.get(4)?,
         step_rewards: serde_json::from_str(&step_rewards).map_err(|e| {
-            Failure::Damaged(format!("the parts of its reward are not what they should be: {e}"))
+            Failure::Corrupt(format!("the parts of its reward are not what they should be: {e}"))
         })?,
         status: status(row, 5)?,
         ..Attempt::from_start(&start)
@@ -204,7 +204,7 @@ pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_jso
     while let Some(row) = rows.next()? {
         let text: String = row.get(0)?;
         let task = serde_json::from_str(&text);
-        tasks.push(task.map_err(|e| Failure::Damaged(format!("a task is not JSON: {e}")))?);
+        tasks.push(task.map_err(|e| Failure::Corrupt(format!("a task is not JSON: {e}")))?);
     }
     Ok(tasks)
 }
@@ -259,5 +259,5 @@ pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<Failed
 
 fn status(row: &Row<'_>, column: usize) -> Result<Status, Failure> {
     let name: String = row.get(column)?;
-    Status::parse(&name).ok_or_else(|| Failure::Damaged(format!("a status is `{name}`")))
+    Status::parse(&name).ok_or_else(|| Failure::Corrupt(format!("a status is `{name}`")))
 }

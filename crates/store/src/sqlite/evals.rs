@@ -31,7 +31,7 @@ pub(super) fn all(from: &Connection) -> Result<Vec<(EvalKey, serde_json::Value)>
         let key = EvalKey { phase: row.get(0)?, step: row.get(1)? };
         let text: String = row.get(2)?;
         let result = serde_json::from_str(&text)
-            .map_err(|e| Failure::Damaged(format!("the result of {key} is not JSON: {e}")))?;
+            .map_err(|e| Failure::Corrupt(format!("the result of {key} is not JSON: {e}")))?;
         results.push((key, result));
     }
     Ok(results)

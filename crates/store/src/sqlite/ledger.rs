@@ -15,7 +15,8 @@ use crate::{PerToken, PlannedSequence, StepPlan, WriteOutcome};
 #[serde(deny_unknown_fields)]
 struct StepHeader {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
-    places: Vec<u64>,
+    #[serde(rename = "places")]
+    group_positions: Vec<u64>,
     policies: Vec<PolicyHeader>,
 }
 
@@ -34,7 +35,8 @@ struct PolicyHeader {
 #[derive(Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 struct UpdateHeader {
-    cut: MicroBatchPlan,
+    #[serde(rename = "cut")]
+    micro_batch_plan: MicroBatchPlan,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     critic: Option<MicroBatchPlan>,
 }
@@ -60,7 +62,7 @@ pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failur
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, group_positions, policies } = plan;
     let update_plan = |Update { micro_batch_plan, critic_plan: critic, .. }: &Update| UpdateHeader {
-        cut: micro_batch_plan.clone(),
+        micro_batch_plan: micro_batch_plan.clone(),
         critic: critic.clone(),
     };
     let policy_header = |plan: &PolicyPlan| PolicyHeader {
@@ -71,7 +73,7 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         updates: plan.updates.iter().map(update_plan).collect(),
     };
     let head = StepHeader {
-        places: group_positions.clone(),
+        group_positions: group_positions.clone(),
         policies: policies.iter().map(policy_header).collect(),
     };
     let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
@@ -115,9 +117,9 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
         .optional()?;
     let Some(text) = text else { return Ok(None) };
     let head: StepHeader =
-        serde_json::from_str(&text).map_err(|error| Failure::Damaged(error.to_string()))?;
-    let StepHeader { places: group_positions, policies } = head;
-    let empty = |UpdateHeader { cut: micro_batch_plan, critic }| Update {
+        serde_json::from_str(&text).map_err(|error| Failure::Corrupt(error.to_string()))?;
+    let StepHeader { group_positions, policies } = head;
+    let empty = |UpdateHeader { micro_batch_plan, critic }| Update {
         sequences: Vec::new(),
         micro_batch_plan,
         critic_plan: critic,
@@ -138,14 +140,14 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
     while let Some(row) = rows.next()? {
         let numbers = |bytes: Vec<u8>| {
             PerToken::from_bytes(&bytes)
-                .ok_or_else(|| Failure::Damaged("a list of numbers is cut off".into()))
+                .ok_or_else(|| Failure::Corrupt("a list of numbers is cut off".into()))
         };
         let optional = |bytes: Option<Vec<u8>>| bytes.map(numbers).transpose();
         let [policy, update]: [u32; 2] = [row.get(0)?, row.get(1)?];
         let update_plan = policies
             .get_mut(policy as usize)
             .and_then(|plan| plan.updates.get_mut(update as usize))
-            .ok_or_else(|| Failure::Damaged(format!("it has no update {update} of policy {policy}")))?;
+            .ok_or_else(|| Failure::Corrupt(format!("it has no update {update} of policy {policy}")))?;
         update_plan.sequences.push(PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),
             leaf: SegmentId(row.get(3)?),

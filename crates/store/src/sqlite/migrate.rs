@@ -64,7 +64,7 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
                 transaction
                     .query_row("SELECT count(*) FROM pragma_foreign_key_check", [], |row| row.get(0))?;
             if broken > 0 {
-                return Err(Failure::Damaged(format!("{broken} rows refer to others that are not there")));
+                return Err(Failure::Corrupt(format!("{broken} rows refer to others that are not there")));
             }
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         }
@@ -138,14 +138,14 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let purpose: String = row.get(1)?;
         let slot = AttemptSlot {
             purpose: Purpose::parse(&purpose)
-                .ok_or_else(|| Failure::Damaged(format!("an attempt has the purpose `{purpose}`")))?,
+                .ok_or_else(|| Failure::Corrupt(format!("an attempt has the purpose `{purpose}`")))?,
             phase: row.get(2)?,
             step: row.get(3)?,
             group: row.get(4)?,
             sample: row.get(5)?,
         };
         let outcome: String = row.get(6)?;
-        let damaged = |why| Failure::Damaged(format!("the outcome of {slot} cannot be read: {why}"));
+        let damaged = |why| Failure::Corrupt(format!("the outcome of {slot} cannot be read: {why}"));
         let outcome: Value = serde_json::from_str(&outcome).map_err(damaged)?;
         // The outcome of a demonstration contained only the final answer.
         let outcome = match (slot.purpose, outcome.get("final_text").and_then(Value::as_str)) {
@@ -165,7 +165,8 @@ struct Plan3 {
     phase: u32,
     step: u32,
     #[serde(default)]
-    places: Vec<u64>,
+    #[serde(rename = "places")]
+    group_positions: Vec<u64>,
     #[serde(default)]
     kl: Option<AppliedKlPenalty>,
     #[serde(default)]
@@ -198,7 +199,7 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
         let Some(row) = rows.next()? else { break };
         let text: String = row.get(0)?;
         let plan: Plan3 = serde_json::from_str(&text)
-            .map_err(|error| Failure::Damaged(format!("a plan cannot be read: {error}")))?;
+            .map_err(|error| Failure::Corrupt(format!("a plan cannot be read: {error}")))?;
         let sequence = |sequence: SequenceV3| PlannedSequence {
             attempt: AttemptId::new(run, &sequence.attempt, 0),
             leaf: sequence.leaf,
@@ -217,7 +218,7 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
                 sequences.iter().any(|sequence| sequence.returns.is_some()).then(|| micro_batch_plan.clone());
             Update { sequences, micro_batch_plan, critic_plan: critic }
         };
-        let Plan3 { phase, step, places: group_positions, kl, high_entropy, updates } = plan;
+        let Plan3 { phase, step, group_positions, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(update).collect();
         let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
         ledger::write(transaction, &StepPlan { phase, step, group_positions, policies: vec![policy] })?;

@@ -178,7 +178,7 @@ proptest! {
                 prop_assert_eq!(found.number, 0);
                 prop_assert_eq!(&found.task["text"], &old.text);
                 prop_assert_eq!(found.reward.map(f64::to_bits), old.reward.map(f64::to_bits));
-                prop_assert_eq!(&found.step_rewards, &[StepReward { by: CreditTarget::Turn(0), reward: 0.5 }]);
+                prop_assert_eq!(&found.step_rewards, &[StepReward { credit_target: CreditTarget::Turn(0), reward: 0.5 }]);
                 if old.purpose == Purpose::Demonstration {
                     prop_assert_eq!(&found.outcome, &Outcome::demonstrated(old.text.as_str()));
                 } else {

@@ -346,7 +346,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
         }
         Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => Code::Forbidden,
         Some(ErrorCode::NotADatabase) => Code::Foreign,
-        Some(ErrorCode::DatabaseCorrupt) => Code::Damaged,
+        Some(ErrorCode::DatabaseCorrupt) => Code::Corrupt,
         // A value does not have the type of its column.
         None if matches!(
             error,
@@ -355,7 +355,7 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
                 | Error::IntegralValueOutOfRange(..)
         ) =>
         {
-            Code::Damaged
+            Code::Corrupt
         }
         _ => Code::Internal,
     }

@@ -38,7 +38,7 @@ pub(super) fn insert<'a>(
         let tokens: Vec<u8> = segment.tokens.iter().flat_map(|token| token.to_le_bytes()).collect();
         // All attempts at a task start with the same prompt.
         let (prompt, tokens) = match (segment.kind, segment.parent) {
-            (Kind::Given, None) => (Some(prompt(to, &tokens)?), None),
+            (Kind::Context, None) => (Some(prompt(to, &tokens)?), None),
             _ => (None, Some(tokens)),
         };
         statement.execute(params![
@@ -110,7 +110,7 @@ pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, 
     while let Some(row) = rows.next()? {
         let segment = parse_segment(row)?;
         let id = segment.id.0;
-        let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+        let damaged = |what: &str| Failure::Corrupt(format!("segment {id}: {what}"));
         let id_in_trajectory = trajectory.push(segment).map_err(|e| damaged(&e.to_string()))?;
         if id_in_trajectory.0 != id {
             return Err(damaged(&format!("segment {} is missing", id_in_trajectory.0)));
@@ -122,7 +122,7 @@ pub(super) fn trajectory(from: &Connection, attempt: i64) -> Result<Trajectory, 
 fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     let id: u32 = row.get(0)?;
     let kind: String = row.get(2)?;
-    let damaged = |what: &str| Failure::Damaged(format!("segment {id}: {what}"));
+    let damaged = |what: &str| Failure::Corrupt(format!("segment {id}: {what}"));
     let bytes = |column: usize| -> Result<&[u8], Failure> {
         row.get_ref(column)?.as_blob().map_err(|_| damaged("a list of numbers is none"))
     };
@@ -159,12 +159,12 @@ fn parse_u64(bytes: &[u8]) -> u64 {
 
 fn kind_name(kind: Kind) -> &'static str {
     match kind {
-        Kind::Given => "given",
+        Kind::Context => "given",
         Kind::Sampled => "sampled",
         Kind::Demonstrated => "demonstrated",
     }
 }
 
 fn parse_kind(name: &str) -> Option<Kind> {
-    [Kind::Given, Kind::Sampled, Kind::Demonstrated].into_iter().find(|&kind| kind_name(kind) == name)
+    [Kind::Context, Kind::Sampled, Kind::Demonstrated].into_iter().find(|&kind| kind_name(kind) == name)
 }

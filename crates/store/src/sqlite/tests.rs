@@ -48,7 +48,7 @@ fn attempt(group: u32, sample: u32) -> Attempt {
         outcome: Outcome::demonstrated("4"),
         score: Some(1.0),
         reward: Some(0.95),
-        step_rewards: vec![StepReward { by: CreditTarget::Turn(0), reward: -0.05 }],
+        step_rewards: vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.05 }],
         status: Status::Completed,
         trajectory,
     }
@@ -181,7 +181,7 @@ fn damaged_rows_are_named_in_errors() {
     let damaged = |sql: &str, part: &str| {
         raw.execute(sql, []).unwrap();
         let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err();
-        assert_eq!(error.code(), Code::Damaged, "{error}");
+        assert_eq!(error.code(), Code::Corrupt, "{error}");
         assert!(error.to_string().contains("sample 0") && error.to_string().contains(part), "{error}");
     };
     damaged("UPDATE segments SET tokens = x'010203' WHERE id = 1", "segment 1: a list of numbers is cut off");

@@ -69,7 +69,8 @@ fn answer_field() -> String {
 pub enum AnswerPart {
     /// The complete field.
     #[default]
-    Whole,
+    #[serde(alias = "whole")]
+    Full,
     /// The text after the last `####`, up to the end of its line. The remaining text is the
     /// solution (GSM8K).
     Hashes,
@@ -168,7 +169,7 @@ impl FileOptions {
         let spelled = spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
-            AnswerPart::Whole => full_answer(field, spelled, blanks).ok_or_else(|| {
+            AnswerPart::Full => full_answer(field, spelled, blanks).ok_or_else(|| {
                 row.type_error(
                     &layout.answer,
                     field,

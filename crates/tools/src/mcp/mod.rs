@@ -58,7 +58,8 @@ pub struct McpKeys {
     /// Exactly one of `command` and `url` must be set.
     pub command: Vec<String>,
     /// Working directory of the program. Empty means the recipe's directory.
-    pub folder: PathBuf,
+    #[serde(rename = "folder")]
+    pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
     /// [usual ones](levade_policy::environment::PASSED).
     pub environment: Vec<String>,
@@ -163,7 +164,7 @@ impl Mcp {
         keys.check(seconds).map_err(|error| error.to_string())?;
         let server = match keys.url.as_str() {
             "" => {
-                let (dir, passes) = (keys.folder.clone(), keys.environment.clone());
+                let (dir, passes) = (keys.dir.clone(), keys.environment.clone());
                 let launch = Launch { dir, passes, ..Launch::new(&keys.command) };
                 McpServer::Program { launch, supervisor: supervisor.clone() }
             }

@@ -12,7 +12,7 @@ fn command(command: &[&str], dir: &Path, deadline: Duration) -> ToolSet {
         json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] });
     let keys = CommandKeys {
         command: command.iter().map(|element| (*element).to_owned()).collect(),
-        folder: dir.to_owned(),
+        dir: dir.to_owned(),
         environment: vec!["CARGO_MANIFEST_DIR".into()],
         description: "Runs.".into(),
         parameters: parameters.as_object().unwrap().clone(),

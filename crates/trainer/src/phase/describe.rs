@@ -100,7 +100,7 @@ pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds:
     let busy = after.busy_seconds - before.busy_seconds;
     metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
-        let sampled_tokens = after.drawn.saturating_sub(before.drawn) as f64;
+        let sampled_tokens = after.sampled.saturating_sub(before.sampled) as f64;
         metrics.add("sampler/drawn_tokens_per_busy_s", sampled_tokens / busy);
         metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
         metrics
@@ -163,7 +163,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add_spread("response_length", sampled);
     let prompts = attempts.iter().filter_map(|attempt| attempt.trajectory.segments().first());
     let prompts =
-        prompts.filter(|segment| segment.kind == Kind::Given).map(|segment| segment.tokens.len() as f64);
+        prompts.filter(|segment| segment.kind == Kind::Context).map(|segment| segment.tokens.len() as f64);
     metrics.add_spread("prompt_length", prompts);
 
     let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
@@ -174,7 +174,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         "response_length/clip_ratio",
         fraction(&|o| matches!(o.finish, Finish::MaxTokens | Finish::Context)),
     );
-    metrics.add("prompt_length/clip_ratio", fraction(&|o| o.prompt_cut));
+    metrics.add("prompt_length/clip_ratio", fraction(&|o| o.prompt_truncated));
     metrics.add("response/late_ratio", fraction(&|o| o.finish == Finish::Deadline));
     metrics.add("response/aborted_ratio", fraction(&|o| o.finish == Finish::Failed));
     metrics.add("response/answered_ratio", fraction(&|o| o.finish.is_complete()));
@@ -193,8 +193,8 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
         metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
     }
-    metrics.add("context/cut", total(&|o| o.cuts.len() as u32));
-    metrics.add("context/cut_ratio", fraction(&|o| !o.cuts.is_empty()));
+    metrics.add("context/cut", total(&|o| o.context_truncations.len() as u32));
+    metrics.add("context/cut_ratio", fraction(&|o| !o.context_truncations.is_empty()));
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

@@ -158,7 +158,7 @@ impl Sft {
                 let mut plans = Vec::new();
                 for (name, policy_learner) in policies.trained_among(&trained) {
                     let (targets, version) = (run.targets(name), progress.version(name));
-                    let draft = plan::draft_sft(targets, version, &picked, self.keys.normaliser);
+                    let draft = plan::draft_sft(targets, version, &picked, self.keys.normalizer);
                     plans.push(draft.into_plan(policy_learner.models(&self.phase), budget).await?);
                 }
                 StepPlan { phase: self.index, step, group_positions: Vec::new(), policies: plans }

@@ -49,10 +49,10 @@ pub(super) async fn demonstrations(
         tried += batch.len();
         let made = rollouts.run(&batch, &SamplingParams::default(), observer, stop).await?;
         let Some(made) = made else { return Ok(None) };
-        found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.least_score)));
+        found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.min_score)));
     }
     if found.len() < wanted {
-        let (teacher, min_score) = (source.to_string(), source.least_score);
+        let (teacher, min_score) = (source.to_string(), source.min_score);
         let found = found.len();
         return Err(TrainerError::TooFewLessons { phase, teacher, min_score, found, tried, wanted });
     }

@@ -158,7 +158,7 @@ fn input(attempt: Attempt, advantages: &[f64; 2]) -> SequenceInput {
         term: Term {
             weight: 1.0 / GROUP as f32,
             advantage: advantages[t] as f32,
-            behaviour: Some(-1.0),
+            behavior: Some(-1.0),
             ..Term::default()
         },
     };
@@ -222,7 +222,7 @@ async fn estimators_match_exact_expectation() {
         ("GRPO", group(Compare::Mean, true), None),
         // The mean includes the attempt's own score: (n − 1) / n of the gradient.
         ("Dr.GRPO", group(Compare::Mean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
-        ("RLOO", group(Compare::Others, false), Some(1.0)),
+        ("RLOO", group(Compare::LeaveOneOut, false), Some(1.0)),
         ("OPO", group(Compare::LengthWeightedMean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         // With a single group, either no group or every group is informative.
         ("GPG", group(Compare::MeanOfInformative, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
@@ -235,14 +235,14 @@ async fn estimators_match_exact_expectation() {
                 weights: vec![1.0, 0.5],
                 baseline: GroupBaseline::default(),
                 counting,
-                recentre: false,
+                recenter: false,
             },
             None,
         ),
         ("REINFORCE++", Estimator::ReinforcePlusPlus { gamma: 1.0, counting, one_turn: false }, None),
         (
             "REINFORCE++-baseline",
-            Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting, recentre: false },
+            Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting, recenter: false },
             None,
         ),
         ("GAE", Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }, Some(1.0)),

@@ -56,7 +56,7 @@ async fn run_trains_evaluates_and_checkpoints() {
     let completion = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(completion.attempt, "eval/0/0/0/0");
     assert!(
-        completion.why.starts_with("it has no <tool_call> in it") && !completion.reply.is_empty(),
+        completion.reason.starts_with("it has no <tool_call> in it") && !completion.completion.is_empty(),
         "{completion:?}"
     );
     assert!(summary.evals.iter().all(|eval| eval.uncalled.is_some() == (eval.overall.used_tool == 0.0)));
@@ -270,7 +270,7 @@ async fn resume_without_checkpoints_samples_nothing() {
     let mute = simulator(Duration::ZERO, 1.0);
     run(&dir, &mute, StartMode::Resume, &[]).await.unwrap();
     assert_eq!(mute.weights(), policy.weights());
-    assert_eq!(mute.device_stats().await.unwrap().unwrap().drawn, 0);
+    assert_eq!(mute.device_stats().await.unwrap().unwrap().sampled, 0);
     assert_eq!(metrics(&dir), lines);
 }
 

@@ -118,7 +118,7 @@ struct LengthScorer;
 impl Scorer for LengthScorer {
     async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let tokens = evidence.trajectory.sampled_tokens() as f64;
-        let first = Component { on: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
+        let first = Component { credit_target: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
         Ok(vec![Component::score(1.0), Component::new("tokens", tokens), first])
     }
 }
@@ -152,7 +152,7 @@ async fn scorers_are_weighted_and_selected_by_task() {
         assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
         // The reward of the first turn is credited to its last token.
         let first = attempt.step_rewards.last().unwrap();
-        assert_eq!((&first.by, first.reward), (&CreditTarget::Turn(0), 0.25));
+        assert_eq!((&first.credit_target, first.reward), (&CreditTarget::Turn(0), 0.25));
     }
     let lines = metrics(&dir);
     for name in ["right", "form", "form.tokens", "form.first"] {
@@ -280,7 +280,7 @@ async fn unscored_attempts_are_dropped_or_get_value() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
-    let num_sampled = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().drawn;
+    let num_sampled = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().sampled;
     let (dir, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
     judged(&dir, &[], &undisturbed, &Judge::unavailable_for(0), StartMode::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&dir);

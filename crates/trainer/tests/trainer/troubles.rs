@@ -346,7 +346,7 @@ async fn tool_rewards_and_metrics_are_recorded() {
         for (turn, calls) in &outcome.calls_by_turn {
             let failed = calls.errors() - calls.malformed;
             let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
-            let turn_reward = |earned: &&StepReward| earned.by == CreditTarget::Turn(*turn);
+            let turn_reward = |earned: &&StepReward| earned.credit_target == CreditTarget::Turn(*turn);
             let earned = attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |earned| earned.reward);
             let pays = 0.25 * f64::from(calls.ok);
             assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");

@@ -51,6 +51,6 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
     let probe = ProbeFile { logprobs: logprobs.collect(), tokens };
     std::fs::write(dir.join(PROBE), serde_json::to_string(&probe).unwrap()).unwrap();
     let names = ["config.json", "model.safetensors", PROBE].map(str::to_owned);
-    let manifest = Manifest::from_files(&dir, Content::Whole, &names).unwrap();
+    let manifest = Manifest::from_files(&dir, Content::Full, &names).unwrap();
     WeightsRef { version, at: WeightsAt::Manifest(manifest) }
 }
