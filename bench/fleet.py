@@ -167,7 +167,7 @@ def run(a: argparse.Namespace, name: str, setting: dict, into: Path) -> Real:
         f"phase.{last}.group_size": setting["group_size"],
         f"phase.{last}.staleness": setting.get("staleness", 0),
         "agent.tool_delay": setting.get("tool", 0.0),
-        "agent.tool_delay_least": setting.get("tool", 0.0),
+        "agent.min_tool_delay": setting.get("tool", 0.0),
         "run.checkpoint_every": 0,
     }
     sets = [part for key, value in keys.items() for part in ("--set", f"{key}={value}")]

@@ -69,7 +69,7 @@ groups = {GROUPS}
 group_size = {GROUP_SIZE}
 temperature = {TEMPERATURE}
 learning_rate = {arguments.learning_rate}
-[phase.optimiser]
+[phase.optimizer]
 beta2 = {BETA2}
 """
 

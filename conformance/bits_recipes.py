@@ -207,7 +207,7 @@ RECIPES = {
     ),
     "sub-agent": recipe(
         f'{TOOLS.replace("calculator", "clerk")}policy = "asker"\n[agent.clerk]\n{TOOLS}'
-        'policy = [{name = "asker", share = 0.5}, {name = "clerk", share = 0.5}]\n'
+        'policy = [{name = "asker", weight = 0.5}, {name = "clerk", weight = 0.5}]\n'
         '[agent.browser]\ntools = []\nmax_tokens = 150\npolicy = "clerk"\n',
         model='model = {source = "./school/checkpoints/step-000032"}\n',
         tasks=ROWS,
@@ -251,7 +251,7 @@ RECIPES = {
     ),
     "external-opponent": recipe(
         program("opponent", 'policy = "default"\n') + '[agent.rival]\nmatch = {system = "oppose"}\n'
-        'policy = [{name = "default", share = 0.5}, {name = "opponent", share = 0.5}]\n',
+        'policy = [{name = "default", weight = 0.5}, {name = "opponent", weight = 0.5}]\n',
         FEW,
         more=f"{trained('default')}[policy.opponent]\n{EXTERNAL}",
     ),

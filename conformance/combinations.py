@@ -6,7 +6,7 @@ and that it reports how far sampler and learner differ. With `--kill`, `levade`,
 (kill -9) in the middle of each run, which goes on: by itself, or with --resume where `levade` was killed. Prints the processor
 seconds of Levade, of the servers and of the learner.
 
-With `--shared`, vLLM and PyTorch have their devices by turns (`placement = "shared"`): on processors vLLM sleeps by the plugin of
+With `--shared`, vLLM and PyTorch have their devices by turns (`placement = "colocated"`): on processors vLLM sleeps by the plugin of
 sleep.py, and this script runs in the Python of that.
 
 Needs no packages otherwise; vLLM, SGLang and `levade_torch` are in environments of their own:

@@ -5,7 +5,7 @@ gradient of every tensor agrees to 1e-4, as ||a − b|| / ||b||; for cross-entro
 dual clip, terms inside and beyond the bounds) with each KL estimator. Paths are ragged and share prefixes,
 shared tokens are targets of several paths with different terms, one path is trained at another temperature.
 
-Not checked here: the optimiser (optimiser.py), losses that Levade refuses.
+Not checked here: the optimiser (optimizer.py), losses that Levade refuses.
 """
 
 from pathlib import Path

@@ -1,4 +1,4 @@
-"""A real vLLM in its sleep: what Levade relies on where servers and learner share devices (`placement = "shared"`).
+"""A real vLLM in its sleep: what Levade relies on where servers and learner share devices (`placement = "colocated"`).
 
 vLLM refuses `--enable-sleep-mode` on processors. This check gives it one, by a plugin that it loads by itself: a worker that sleeps
 forgets its weights and its cache (they become NaN), and ends when it is to compute without them, as one does on a GPU. Routes,

@@ -44,8 +44,8 @@ LOSSES = {
     "direct": '{kind = "direct", beta = 0.5}',
     "divergence-tv": '{kind = "divergence", measure = "total_variation", below = 0.02, above = 0.02, cap = 1.1}',
     "divergence-kl": '{kind = "divergence", measure = "kl", below = 0.01, above = 0.01, cap = 1.1}',
-    "kl_cov": '{kind = "kl_cov", coefficient = 0.5, share = 0.1}',
-    "clip_cov": f'{{kind = "clip_cov", {CLIP}, share = 0.2, lower = 0.0, upper = 50.0}}',
+    "kl_cov": '{kind = "kl_cov", coefficient = 0.5, fraction = 0.1}',
+    "clip_cov": f'{{kind = "clip_cov", {CLIP}, fraction = 0.2, lower = 0.0, upper = 50.0}}',
 }
 ESTIMATORS = ["k1", "k2", "k3", "absolute", "k1_with_k2_gradient", "k3_with_k2_gradient"]
 
@@ -105,7 +105,7 @@ RECIPES = (
         ),
         "stale, guessed": recipe(rl=f'{STALE}proximal = "interpolate"\n'),
         "stale, trust": recipe(rl=f"{STALE}loss = {LOSSES['clip-trust']}\n"),
-        "high entropy": recipe(rl=f"{AGAIN}high_entropy_share = 0.3\nmax_trained_turns = 1\n"),
+        "high entropy": recipe(rl=f"{AGAIN}high_entropy_fraction = 0.3\nmax_trained_turns = 1\n"),
         "micro-batches": recipe(rl=f"{AGAIN}groups = 4\n").replace(
             "micro_batch_tokens = 600", "micro_batch_tokens = 1"
         ),

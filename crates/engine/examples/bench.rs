@@ -69,7 +69,7 @@ async fn main() -> Result<()> {
                 let engine = engine.as_ref().context("no model is loaded")?;
                 group(engine, &prompt, rollouts, turns, [new, tool_tokens], version).await?
             }
-            Request::Forest { sequences: sequences, first } => {
+            Request::Forest { sequences, first } => {
                 forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
             }
             Request::Generate { prompts, new_tokens } => {

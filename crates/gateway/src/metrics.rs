@@ -22,7 +22,7 @@ pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String
         ("levade_calls_aborted_total", "Calls whose client went away for good.", load(&metrics.aborted)),
         ("levade_calls_rejoined_total", "Calls that a client asked for again.", rejoined),
         ("levade_prompt_tokens_total", "Tokens of prompts.", load(&metrics.prompt_tokens)),
-        ("levade_drawn_tokens_total", "Tokens that were sampled.", load(&metrics.sampled_tokens)),
+        ("levade_generation_tokens_total", "Tokens that were sampled.", load(&metrics.sampled_tokens)),
         ("levade_forks_total", "Prompts that left what was recorded.", load(&metrics.forked)),
         (
             "levade_context_cuts_total",

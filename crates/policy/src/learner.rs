@@ -215,7 +215,7 @@ pub trait Learner: Send + Sync {
         plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let TrainRequest { sequences: mut sequences, loss, params } = update;
+        let TrainRequest { mut sequences, loss, params } = update;
         plan.check(sequences.len(), 1)?;
         let mut sums = Vec::with_capacity(plan.micro_batches.len());
         for batch in &plan.micro_batches {

@@ -81,7 +81,7 @@ fn counts_above_limits_are_rejected() {
             "`phase.1.group_size` is 9223372036854775807, but must be so small that groups × (group_size + spare",
         ),
         (&["phase.1.groups=4000000"], "`phase.1.groups` is 4000000, but must be so small"),
-        (&["phase.1.spare=4000000"], "`phase.1.spare` is 4000000, but must be so small"),
+        (&["phase.1.oversample=4000000"], "`phase.1.oversample` is 4000000, but must be so small"),
         (&["phase.1.staleness=4294967295"], "`phase.1.staleness` is 4294967295, but must be so small"),
         (&["eval.tasks=16777217"], "`eval.tasks` is 16777217, but must be at most 16777216"),
         (&["eval.unseen_wordings=16777217"], "`eval.unseen_wordings` is 16777217, but must be at most"),
@@ -143,12 +143,12 @@ fn late_failures_are_rejected_at_load() {
         ),
         (&["metrics.mlflow=ftp://x"], "`metrics.mlflow` is \"ftp://x\""),
         (
-            &["phase.1.overlong={kind='penalise', buffer=257}"],
+            &["phase.1.overlong={kind='penalize', buffer=257}"],
             "`phase.1.overlong.buffer` is 257, but must be at least 1, and at most agent.max_tokens, 256",
         ),
     ]);
     load(SMALL, &["metrics.mlflow=http://127.0.0.1:5000"]).unwrap();
-    load(SMALL, &["phase.1.overlong={kind='penalise', buffer=256}"]).unwrap();
+    load(SMALL, &["phase.1.overlong={kind='penalize', buffer=256}"]).unwrap();
 }
 
 /// A scorer for tasks of an unknown source would silently score nothing.
@@ -185,10 +185,10 @@ fn penalty_coefficients_must_be_finite_and_in_range() {
         assert_rejected(&[(&[&change], &want)]);
     }
     for (value, shown) in [("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
-        let change = format!("phase.1.overlong={{kind='penalise', buffer=2, factor={value}}}");
+        let change = format!("phase.1.overlong={{kind='penalize', buffer=2, factor={value}}}");
         let want = format!("`phase.1.overlong.factor` is {shown}, but must be finite and at least 0");
         assert_rejected(&[(&[&change], &want)]);
     }
     load(SMALL, &["phase.1.kl.coefficient=1e-9"]).unwrap();
-    load(SMALL, &["phase.1.overlong={kind='penalise', buffer=2, factor=0}"]).unwrap();
+    load(SMALL, &["phase.1.overlong={kind='penalize', buffer=2, factor=0}"]).unwrap();
 }

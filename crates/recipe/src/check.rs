@@ -288,7 +288,7 @@ impl Checker<'_> {
             matches!(keys.zero_variance_groups, Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill));
         self.check(
             !omits_groups || keys.zero_variance_has_no_gradient(),
-            key("uniform_groups"),
+            key("zero_variance_groups"),
             "set",
             "left out: with this advantage attempts of equal reward learn as well",
         )

@@ -1,4 +1,4 @@
-//! Checks agents that toolboxes call: `[[tool]] kind = "agent"` and `condense`.
+//! Checks agents that toolboxes call: `[[tool]] kind = "agent"` and `summarize`.
 
 use levade_tools::ToolKind;
 

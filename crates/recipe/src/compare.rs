@@ -22,9 +22,9 @@ const FREE_KEYS: [&str; 17] = [
     "metrics.tensorboard",
     "metrics.mlflow",
     "metrics.wandb",
-    "agent.reply_seconds",
+    "agent.completion_seconds",
     "agent.attempt_seconds",
-    "reward.outage_seconds",
+    "reward.timeout_seconds",
     "reward.unscored",
     // The interval of evaluations does not affect training.
     "eval.every",

@@ -75,7 +75,7 @@ pub struct RunKeys {
     pub name: String,
     /// Seed of every random choice. Two runs with the same recipe and seed end with the same
     /// weights, unless the order in which attempts finish decides what is trained on (`staleness`,
-    /// `spare`).
+    /// `oversample`).
     #[serde(default = "one")]
     pub seed: u64,
     /// Output directory; by default `runs/<name>` in the working directory.

@@ -1,8 +1,8 @@
-//! `[phase.optimiser]`: the optimizer of a phase. SFT, RL and the critic share its keys.
+//! `[phase.optimizer]`: the optimizer of a phase. SFT, RL and the critic share its keys.
 
 use serde::{Deserialize, Serialize};
 
-/// `[phase.optimiser]`: AdamW and its learning-rate schedule. The optimizer state is reset in each
+/// `[phase.optimizer]`: AdamW and its learning-rate schedule. The optimizer state is reset in each
 /// phase.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]

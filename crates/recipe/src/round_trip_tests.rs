@@ -30,7 +30,7 @@ fn resolved_recipe_omits_skipped_phases() {
 #[test]
 fn context_policy_is_set_per_agent() {
     let overrides = [
-        "agent.context={kind='summarise', keep=3, agent='short'}",
+        "agent.context={kind='summarize', keep=3, agent='short'}",
         "agent.short={context='drop_oldest', max_context_tokens=900}",
     ];
     let recipe = load(SMALL, &overrides).unwrap();
@@ -44,7 +44,7 @@ fn context_policy_is_set_per_agent() {
     // Summaries are not training targets unless the recipe trains them.
     let untrained = recipe.untrained_agents();
     assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
-    let trains = load(SMALL, &["agent.context={kind='summarise', train=true}"]).unwrap();
+    let trains = load(SMALL, &["agent.context={kind='summarize', train=true}"]).unwrap();
     assert_eq!(trains.untrained_agents(), Vec::<String>::new());
     let program = ["agent.kind='program'", "agent.command=['true']", "agent.tools=[]"];
     assert_eq!(load(SMALL, &program).unwrap().untrained_agents(), ["default.summary", "default.probe"]);
@@ -56,8 +56,8 @@ fn policy_mixtures_and_teachers_round_trip() {
         "policy.default={kind='trained'}",
         "policy.other={kind='frozen'}",
         "policy.teacher={kind='external', base_urls=['http://a/v1', 'http://b/v1'], model='m'}",
-        "agent.policy=[{name='default', share=0.8}, {name='other', share=0.2}]",
-        "phase.0.source={policy='teacher', least_score=0.5}",
+        "agent.policy=[{name='default', weight=0.8}, {name='other', weight=0.2}]",
+        "phase.0.source={policy='teacher', min_score=0.5}",
     ];
     let recipe = load(SMALL, &overrides).unwrap();
     let text = recipe.to_toml().unwrap();
@@ -72,7 +72,7 @@ fn policy_mixtures_and_teachers_round_trip() {
 fn several_scorers_round_trip() {
     let several = "reward={unscored=0.5, scorers=[\
          {name='right', kind='numeric', extract='boxed', when={source='arithmetic', data_source=['b', 'c']}}, \
-         {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='park'}]}";
+         {name='form', kind='command', command=['true'], weight=0.25, weights={length=-0.5}, unscored='defer'}]}";
     let recipe = load(SMALL, &[several]).unwrap();
     let [answer_scorer, format_scorer] = &recipe.reward.scorers[..] else { panic!() };
     assert_eq!(
@@ -97,7 +97,7 @@ fn several_scorers_round_trip() {
     assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
     // A run can be resumed with another treatment of a scorer that is permanently unavailable.
-    let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.outage_seconds=9"]).unwrap();
+    let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.timeout_seconds=9"]).unwrap();
     assert_eq!(dropped.difference(&recipe).unwrap(), None);
     let heavier = load(&text, &["reward.scorers.1.weight=0.5"]).unwrap();
     assert_eq!(heavier.difference(&recipe).unwrap().unwrap().key, "reward.scorers.1.weight");

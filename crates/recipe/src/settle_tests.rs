@@ -128,7 +128,7 @@ fn servers_with_gpu_learner_require_gpu_count() {
         "{error}"
     );
     load(SMALL, &[learner, &samplers(1)]).unwrap();
-    load(SMALL, &[learner, &samplers(0), "cluster.placement=shared"]).unwrap();
+    load(SMALL, &[learner, &samplers(0), "cluster.placement=colocated"]).unwrap();
     load(SMALL, &[learner, "cluster.samplers={kind='vllm', urls=['http://h']}"]).unwrap();
 }
 
@@ -146,17 +146,17 @@ fn adapters_reject_tensor_and_expert_parallelism() {
 
 #[test]
 fn shared_placement_requires_servers_and_torch_learner() {
-    let colocated = "cluster.placement=shared";
+    let colocated = "cluster.placement=colocated";
     let learner = "cluster.learner={kind='torch', start=true}";
     let samplers = "cluster.samplers={kind='vllm', start=true}";
     let recipe = load(SMALL, &[learner, samplers, colocated]).unwrap();
     let text = recipe.to_toml().unwrap();
-    assert!(text.contains("placement = \"shared\""), "{text}");
+    assert!(text.contains("placement = \"colocated\""), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
     // The run is the same under either placement.
     let disaggregated = load(SMALL, &[learner, samplers]).unwrap();
     assert_eq!(recipe.difference(&disaggregated).unwrap(), None);
-    assert_eq!(load(SMALL, &["cluster.placement=apart"]).unwrap(), load(SMALL, &[]).unwrap());
+    assert_eq!(load(SMALL, &["cluster.placement=disaggregated"]).unwrap(), load(SMALL, &[]).unwrap());
     for (changes, want) in [
         (&[][..], "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`"),
         (

@@ -44,7 +44,7 @@ group_size = 4
 learning_rate = 3e-5
 normaliser = { kind = "rollout_sum_over", length = 256 }
 kl = { estimator = "k3", coefficient = 0.001 }
-[phase.optimiser]
+[phase.optimizer]
 schedule = "cosine"
 warmup = 2
 "#;
@@ -145,16 +145,16 @@ fn invalid_recipes_are_rejected_by_key() {
             "`agent.context.keep` is 0, but must be at least 1",
         ),
         (
-            &["agent.context={kind='summarise', agent='other'}"],
+            &["agent.context={kind='summarize', agent='other'}"],
             "`agent.context.agent` is \"other\", but must be left out, or an agent that can write summaries: one of \
              `default`",
         ),
         (
-            &["agent.policy=[{name='default', share=1}, {name='other', share=1}]"],
+            &["agent.policy=[{name='default', weight=1}, {name='other', weight=1}]"],
             "`agent.policy` is \"default\", \"other\", but must be one of `default`",
         ),
         (
-            &["agent.policy=[{name='default', share=0}]"],
+            &["agent.policy=[{name='default', weight=0}]"],
             "`agent.policy.0.share` is 0, but must be more than 0",
         ),
         (
@@ -166,7 +166,7 @@ fn invalid_recipes_are_rejected_by_key() {
             "`phase.0.source.policy` is \"default\", but must be a policy of kind \"external\"",
         ),
         (
-            &["phase.0.source={least_score=1.0}"],
+            &["phase.0.source={min_score=1.0}"],
             "`phase.0.source.field` is \"\", but must be the field of tasks that holds the replies",
         ),
         (
@@ -176,9 +176,9 @@ fn invalid_recipes_are_rejected_by_key() {
             ],
             "`policy.x.base_urls.0` is \"x.com\", but must be an address with http:// or https://",
         ),
-        (&["phase.0.optimiser.schedule=cosin"], "`phase.0.optimiser.schedule` is \"cosin\""),
+        (&["phase.0.optimizer.schedule=cosin"], "`phase.0.optimizer.schedule` is \"cosin\""),
         (&["phase.1.critic.warmup=3"], "`phase.1.critic` is set, but must be left out"),
-        (&["phase.0.optimiser.beta1=1"], "`phase.0.optimiser.beta1` is 1"),
+        (&["phase.0.optimizer.beta1=1"], "`phase.0.optimizer.beta1` is 1"),
         (&["tasks.0.operands=9"], "`tasks.0.operands` is 9, but must be in 2..=6"),
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
         (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
@@ -256,7 +256,7 @@ fn invalid_recipes_are_rejected_by_key() {
             &["reward.unscored=true"],
             "`reward.unscored` is true, but must be \"retry\", \"drop\", \"park\" or a number",
         ),
-        (&["reward.outage_seconds=0"], "`reward.outage_seconds` is 0"),
+        (&["reward.timeout_seconds=0"], "`reward.timeout_seconds` is 0"),
         (
             &["reward.scorers=[{name='a', kind='numeric'}]"],
             "`reward.scorer` is the only scorer where it is given",
@@ -295,8 +295,8 @@ fn invalid_recipes_are_rejected_by_key() {
             "`phase.1.only.agents` is wolf, but must be a list of agents, one of `default`",
         ),
         (
-            &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.uniform_groups=drop"],
-            "`phase.1.uniform_groups` is set, but must be left out",
+            &["phase.1.advantage={kind='turns', gamma=0.9}", "phase.1.zero_variance_groups=drop"],
+            "`phase.1.zero_variance_groups` is set, but must be left out",
         ),
         (&["phase.1.k=2"], "`phase.1.k` is 2, but must be left out: only `algorithm"),
         (&["phase.1.algorithm=pass_k", "phase.1.k=1"], "`phase.1.k` is 1, but must be at least 2"),
@@ -313,10 +313,13 @@ fn invalid_recipes_are_rejected_by_key() {
             &["phase.1.advantage={kind='optimal_token', alignment='position'}"],
             "`phase.1.advantage.alignment` is \"position\", but must be \"action_token\"",
         ),
-        (&["phase.1.high_entropy_share=0"], "`phase.1.high_entropy_share` is 0, but must be in 0..=1, not 0"),
         (
-            &["phase.1.high_entropy_share=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
-            "`phase.1.high_entropy_share` is 0.2, but must be 1 with the loss of `direct`",
+            &["phase.1.high_entropy_fraction=0"],
+            "`phase.1.high_entropy_fraction` is 0, but must be in 0..=1, not 0",
+        ),
+        (
+            &["phase.1.high_entropy_fraction=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
+            "`phase.1.high_entropy_fraction` is 0.2, but must be 1 with the loss of `direct`",
         ),
         (&["phase.1.kl.estimator=k1"], "`phase.1.kl.estimator` is \"k1\", but must be another in the loss"),
         (
@@ -330,7 +333,7 @@ fn invalid_recipes_are_rejected_by_key() {
         (
             &[
                 "phase.1.proximal=interpolate",
-                "phase.1.correction={level='path', bound={kind='clamp', high=2.0}}",
+                "phase.1.correction={level='sequence', bound={kind='clamp', high=2.0}}",
             ],
             "`phase.1.proximal` is \"interpolate\", but must be \"recompute\"",
         ),
@@ -404,7 +407,7 @@ fn algorithm_defaults_match_papers() {
         let change = format!("phase.1.algorithm={algorithm}");
         assert_eq!(keys(&[&change]).zero_variance_groups(), want, "{algorithm}");
         assert_eq!(
-            keys(&[&change, "phase.1.uniform_groups=drop"]).zero_variance_groups(),
+            keys(&[&change, "phase.1.zero_variance_groups=drop"]).zero_variance_groups(),
             ZeroVarianceGroups::Drop
         );
         assert_eq!(keys(&[&change]).overlong, OverlongAttempts::Keep, "{algorithm}");
@@ -432,7 +435,7 @@ fn renamed_keys_accept_old_names() {
             "[run]\nname = 'x'\n[model]\nsource = 'm'\n[[tasks]]\nkind = 'arithmetic'\n[agent]\n{prompt} = 7\n\
              [[phase]]\nkind = 'rl'\nsteps = 1\ngroups = 1\ngroup_size = 2\n{turns} = 3\nlearning_rate = 1e-5\n\
              kl = {{ estimator = 'k1', coefficient = 0.1, {kl} = 'reward' }}\n\
-             optimiser = {{ schedule = 'linear', {ratio} = 0.25 }}"
+             optimizer = {{ schedule = 'linear', {ratio} = 0.25 }}"
         )
     };
     let old = load(&text("charge", "most_turns", "prompt_tokens", "final_share"), &[]).unwrap();
@@ -449,7 +452,7 @@ fn concurrency_covers_step_and_attempts_ahead() {
     let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
     assert_eq!(concurrency(&step), 160);
     assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2"]].concat()), 480);
-    assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.spare=1"]].concat()), 600);
+    assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.oversample=1"]].concat()), 600);
     assert_eq!(
         concurrency(&[&step[..], &["phase.1.algorithm=remax"]].concat()),
         200,
@@ -494,7 +497,7 @@ fn conversation_format_uses_agent_history_and_replies() {
         (format.options().history, format.options().completion_matching)
     };
     assert_eq!(options(&[]), Default::default());
-    let changed = ["agent.history=template", "agent.replies=strict"];
+    let changed = ["agent.history=template", "agent.completion_matching=strict"];
     assert_eq!(
         options(&changed),
         (levade_conversation::History::Template, levade_conversation::CompletionMatching::Strict)

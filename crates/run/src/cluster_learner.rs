@@ -94,7 +94,7 @@ pub async fn start(
     if wants.lora.is_some_and(|lora| !uniform(&lora)) {
         return Err(unusable(
             "`cluster.learner` of kind \"torch\" trains adapters of one rank and scale; leave out `model.lora.ranks`, \
-             `alphas` and `rank_stabilised`",
+             `alphas` and `rank_stabilized`",
         ));
     }
     let expected = LearnerRequirements {

@@ -12,7 +12,7 @@ use super::middleware::{ToolMiddleware, WrappedSession};
 use super::output::Branch;
 use super::{ResultTruncation, Session, Side, ToolContext, ToolError, ToolOutput, Toolbox};
 
-/// `condense`: another agent summarizes long tool results before the model reads them.
+/// `summarize`: another agent summarizes long tool results before the model reads them.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CondenseKeys {

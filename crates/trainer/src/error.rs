@@ -126,7 +126,7 @@ pub enum TrainerError {
     /// A teacher reached the minimum score in too few attempts.
     #[error(
         "{teacher} reached a score of {min_score} in {found} of {tried} attempts, but `phase.{phase}.demonstrations` is \
-         {wanted}; ask for fewer, lower `phase.{phase}.source.least_score`, or raise `phase.{phase}.source.tasks`"
+         {wanted}; ask for fewer, lower `phase.{phase}.source.min_score`, or raise `phase.{phase}.source.tasks`"
     )]
     TooFewLessons {
         /// Index of the phase.
@@ -272,7 +272,7 @@ pub enum TrainerError {
     },
     /// A scorer was unavailable for longer than the outage timeout.
     #[error(
-        "the scorer {scorer} was away for the {seconds} s of `reward.outage_seconds`, and nothing can be done without it: {why}. \
+        "the scorer {scorer} was away for the {seconds} s of `reward.timeout_seconds`, and nothing can be done without it: {why}. \
          Attempts that wait for it ({waiting}) are in the record; --resume scores them and samples none of them again"
     )]
     Outage {

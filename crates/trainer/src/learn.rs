@@ -470,7 +470,7 @@ mod tests {
             groups = 1
             group_size = 1
             learning_rate = 0.25
-            optimiser = { max_grad_norm = 0.5, weight_decay = 0.125 }
+            optimizer = { max_grad_norm = 0.5, weight_decay = 0.125 }
             critic = { learning_rate = 0.75, clip = 0.2, warmup = 2, optimiser = { max_grad_norm = 3.0 } }
         ";
         std::fs::write(&file, text).unwrap();

@@ -149,8 +149,8 @@ async fn correction_weights_are_proximal_to_behavior_ratios() {
 /// A correction over sequences uses only the trained tokens, and so does the mismatch.
 #[tokio::test]
 async fn corrections_and_rejections_use_only_trained_tokens() {
-    let text = "proximal = 'recompute'\ncorrection = { level = 'path', bound = { clamp = { high = 9.0 } } }\n\
-                rejection = [{ statistic = 'ratio', over = 'path_sum', high = 9.0 }]";
+    let text = "proximal = 'recompute'\ncorrection = { level = 'sequence', bound = { clamp = { high = 9.0 } } }\n\
+                rejection = [{ statistic = 'ratio', over = 'sequence_sum', high = 9.0 }]";
     let (keys, learner) = (keys(text), FixedLearner::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     // Log-ratios of 0.5 and 1 for trained tokens. The third, 3, would exceed both bounds if it
@@ -375,7 +375,7 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
 
 #[tokio::test]
 async fn rejected_tokens_get_zero_weight_and_are_counted() {
-    let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'path_mean', high = 1.5 }, \
+    let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'sequence_mean', high = 1.5 }, \
                 { statistic = 'ratio', low = 0.5, high = 9.0 }]";
     let (keys, learner) = (keys(text), FixedLearner::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);

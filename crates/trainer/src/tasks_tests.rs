@@ -267,7 +267,7 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
             &format!(
                 "[agent]\nmax_tokens = {first}\n[agent.writer]\nmax_tokens = {writer}\n[[phase]]\nkind = 'rl'\n\
                  steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1e-5\n\
-                 overlong = {{ kind = 'penalise', buffer = 128 }}\n"
+                 overlong = {{ kind = 'penalize', buffer = 128 }}\n"
             ),
         )
     };

@@ -192,7 +192,7 @@ groups = 8
 group_size = 8
 temperature = 1.0
 learning_rate = 2e-6
-[phase.optimiser]
+[phase.optimizer]
 schedule = "cosine"
 warmup = 2
 min_lr_ratio = 0.1"#,

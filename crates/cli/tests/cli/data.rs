@@ -18,7 +18,7 @@ fn with_sources(sources: &str) -> Workspace {
         "run = {{ name = 'tiny', folder = 'run' }}\nmodel = {{ source = './model' }}\nagent = {{ max_tokens \
          = 4 }}\n\
          eval = {{ tasks = 20 }}\n{sources}\n[[phase]]\nkind = 'rl'\nsteps = 2\ngroups = 16\ngroup_size = 2\n\
-         learning_rate = 1e-3\nuniform_groups = 'keep'\n"
+         learning_rate = 1e-3\nzero_variance_groups = 'keep'\n"
     );
     workspace.write("recipe.toml", recipe);
     workspace

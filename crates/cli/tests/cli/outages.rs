@@ -205,8 +205,8 @@ fn unreachable_judge_defers_scores_without_loss() {
     let judge = Judge::start();
     let keys = format!(
         r#"scorer = {{ kind = "judge", endpoints = [{{ url = "{}", model = "m" }}], cache = 0,
-           verdict = {{ kind = "number", least = 1, most = 5 }} }}
-unscored = "park""#,
+           verdict = {{ kind = "number", min = 1, max = 5 }} }}
+unscored = "defer""#,
         judge.url
     )
     .replace(",\n           ", ", ");

@@ -58,7 +58,7 @@ pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
 /// order.
 ///
 /// The list is the last one on a line of its own. If there is none, it is the only list in the
-/// completion; equal lists count as one. The range from `least` to `most` is mapped to 0..=1. Returns
+/// completion; equal lists count as one. The range from `min` to `max` is mapped to 0..=1. Returns
 /// `None` if no list is found, if its length is not `n`, or if a number is out of range.
 pub(super) fn scores(completion: &str, n: usize, min: f64, max: f64) -> Option<Vec<f64>> {
     let numbers =

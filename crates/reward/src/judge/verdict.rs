@@ -29,7 +29,7 @@ pub enum Verdict {
         wrong: String,
     },
     /// The number that the completion marks as its score. The range from `min` to `max` is mapped to
-    /// 0..=1. A number on another scale is converted only if `min` is 0: with `most = 10`, "4/5" yields
+    /// 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5" yields
     /// 8.
     Number {
         /// Number that is mapped to 0.
@@ -73,7 +73,7 @@ impl Verdict {
                 if is_range {
                     Ok(())
                 } else {
-                    Err(format!("verdict: least = {min} and most = {max} are no range"))
+                    Err(format!("verdict: min = {min} and max = {max} are no range"))
                 }
             }
         }

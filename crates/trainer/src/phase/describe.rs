@@ -101,7 +101,7 @@ pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds:
     metrics.add("perf/idle_share", (1.0 - (busy + learning) / seconds).max(0.0));
     if busy > 0.0 {
         let sampled_tokens = after.sampled.saturating_sub(before.sampled) as f64;
-        metrics.add("sampler/drawn_tokens_per_busy_s", sampled_tokens / busy);
+        metrics.add("sampler/generation_tokens_per_busy_s", sampled_tokens / busy);
         metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
         metrics
             .add("sampler/cache_in_use", (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy);
@@ -157,7 +157,7 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let stats = levade_rl::GroupStats::new(&rewards);
     metrics.add("critic/rewards/std", stats.deviation);
     metrics.add("critic/rewards/best", stats.best);
-    metrics.add("training/uniform_groups", stats.degenerate);
+    metrics.add("training/zero_variance_groups", stats.degenerate);
 
     let sampled = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens() as f64);
     metrics.add_spread("response_length", sampled);
@@ -193,8 +193,8 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
         let sum: f64 = outcomes.iter().filter_map(|o| o.tool_metrics.get(name)).sum();
         metrics.add(format!("tools/{name}"), sum / outcomes.len() as f64);
     }
-    metrics.add("context/cut", total(&|o| o.context_truncations.len() as u32));
-    metrics.add("context/cut_ratio", fraction(&|o| !o.context_truncations.is_empty()));
+    metrics.add("context/truncated", total(&|o| o.context_truncations.len() as u32));
+    metrics.add("context/truncated_ratio", fraction(&|o| !o.context_truncations.is_empty()));
     let turns = |forked: bool| {
         move |o: &Outcome| o.drift.iter().filter(|drift| drift.forked == forked).count() as u32
     };

@@ -66,18 +66,18 @@ async fn algorithms_run_on_policy_and_replay() {
     let cases = [
         ("grpo", "mini_batches=2, epochs=2"),
         ("dr_grpo", "entropy=0.01"),
-        ("dapo", "uniform_groups='refill'"),
+        ("dapo", "zero_variance_groups='refill'"),
         ("rloo", "overlong='mask'"),
         ("reinforce_plus_plus", "max_trained_turns=1"),
-        ("reinforce_plus_plus_baseline", "overlong={kind='penalise', buffer=8}"),
-        ("opo", "normaliser='group_rollout_mean'"),
+        ("reinforce_plus_plus_baseline", "overlong={kind='penalize', buffer=8}"),
+        ("opo", "normalizer='group_rollout_mean'"),
         ("remax", "epochs=2"),
         ("gpg", "kl={estimator='k3', coefficient=0.01}"),
-        ("pass_k", "k=2, loss={kind='clip_cov', low=0.2, high=0.2, share=0.1, lower=0.0, upper=5.0}"),
+        ("pass_k", "k=2, loss={kind='clip_cov', low=0.2, high=0.2, fraction=0.1, lower=0.0, upper=5.0}"),
         ("gspo", "epochs=2"),
         ("gmpo", "epochs=2"),
         ("cispo", "advantage={kind='turns', gamma=0.9}"),
-        ("sapo", "loss={kind='kl_cov', coefficient=1.0, share=0.1}, epochs=2"),
+        ("sapo", "loss={kind='kl_cov', coefficient=1.0, fraction=0.1}, epochs=2"),
         ("minirl", "epochs=2, proximal='recompute', correction={bound={kind='clamp', high=2.0}}"),
         (
             "ppo",
@@ -126,7 +126,7 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         let dir = root.path().join(format!("{staleness}-{prefer}-{uniform}"));
         let change = format!(
             "phase.1={{kind='rl', steps=12, groups=3, group_size=2, learning_rate=0.05, staleness={staleness}, \
-             prefer='{prefer}', uniform_groups='{uniform}', proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
+             prefer='{prefer}', zero_variance_groups='{uniform}', proximal='{proximal}', correction={{bound={{kind='clamp', high=2.0}}}}}}"
         );
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);

@@ -199,7 +199,7 @@ fn run_recovers_after_kill_before_scoring() {
     assert_recovers_from_kill_at("scoring:40");
     // An attempt that may have to wait for its score is recorded before it has one, and is not
     // sampled again.
-    let park = ["reward.unscored=park"];
+    let park = ["reward.unscored=defer"];
     for crash_point in ["attempt_unscored:3", "attempt_unscored:40", "scoring:40"] {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("run");

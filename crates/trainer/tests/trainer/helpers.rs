@@ -17,7 +17,7 @@ use crate::common::{parts, recipe, simulator, trained};
 
 /// An agent of the same policy summarizes results of the calculator of two characters or more.
 const CONDENSE: [&str; 2] = [
-    "tool=[{kind='calculator', condense={agent='browser', above=1}}]",
+    "tool=[{kind='calculator', summarize={agent='browser', above=1}}]",
     "agent.browser={tools=[], max_tokens=12}",
 ];
 

@@ -16,7 +16,7 @@ use levade_trainer::{
 use crate::common::{Notes, metrics, parts, simulator};
 
 /// A learning rate that does not depend on the number of steps.
-const CONSTANT: &str = "phase.1.optimiser.schedule=constant";
+const CONSTANT: &str = "phase.1.optimizer.schedule=constant";
 
 /// An observer that requests a stop after a number of steps.
 struct StopAfter {

@@ -15,7 +15,7 @@ use crate::common::{parts, recipe, simulator, trained};
 const MIXED: [&str; 6] = [
     "policy.default={kind='trained'}",
     "policy.opponent={kind='frozen'}",
-    "agent.policy=[{name='default', share=3}, {name='opponent', share=1}]",
+    "agent.policy=[{name='default', weight=3}, {name='opponent', weight=1}]",
     "phase.0.demonstrations=4",
     "phase.0.epochs=1",
     "phase.1.steps=2",

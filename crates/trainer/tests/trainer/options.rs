@@ -168,8 +168,8 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
 async fn remax_baseline_is_greedy_attempt_reward() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let [no_eval, change] = phase("algorithm='remax', spare=1, mini_batches=2");
-    let plain = change.replace("spare=1, ", "");
+    let [no_eval, change] = phase("algorithm='remax', oversample=1, mini_batches=2");
+    let plain = change.replace("oversample=1, ", "");
     same_however_often_it_stops(&dir, &[&no_eval, &plain]).await;
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
@@ -269,7 +269,7 @@ async fn low_entropy_tokens_lose_advantages() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let penalty = "kl={estimator='k3', coefficient=0.01, importance_weighted=true}";
-    let [no_eval, change] = phase(&format!("high_entropy_share=0.2, epochs=2, {penalty}"));
+    let [no_eval, change] = phase(&format!("high_entropy_fraction=0.2, epochs=2, {penalty}"));
     let overrides = [no_eval.as_str(), &change];
     same_however_often_it_stops(&dir, &overrides).await;
 

@@ -534,8 +534,9 @@ async fn full_disk_preserves_earlier_checkpoints() {
     assert_eq!(names, ["best", "step-000002", "step-000003"]);
     // The step after a checkpoint reports the time of device handoffs.
     let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
-    let turns =
-        |line: &str| serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/turns"].as_f64();
+    let turns = |line: &str| {
+        serde_json::from_str::<serde_json::Value>(line).unwrap()["timing_s/device_handoff"].as_f64()
+    };
     let turns: Vec<f64> = text.lines().filter_map(turns).collect();
     assert_eq!(turns[..3], [0.0, 0.0, 60.0]);
 

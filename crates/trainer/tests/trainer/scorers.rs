@@ -288,7 +288,7 @@ async fn attempts_wait_for_unavailable_scorer() {
     // The scorer becomes available again soon.
     let (dir, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
     let notes =
-        judged(&dir, &["reward.unscored=park"], &policy, &Judge::unavailable_for(5), StartMode::Fresh)
+        judged(&dir, &["reward.unscored=defer"], &policy, &Judge::unavailable_for(5), StartMode::Fresh)
             .await
             .unwrap();
     let reported = notes
@@ -299,7 +299,7 @@ async fn attempts_wait_for_unavailable_scorer() {
 
     // The scorer is unavailable for longer than the outage timeout.
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
-    let park = ["reward.unscored=park", "reward.outage_seconds=0.5"];
+    let park = ["reward.unscored=defer", "reward.timeout_seconds=0.5"];
     let error =
         judged(&dir, &park, &policy, &Judge::unavailable_for(9999), StartMode::Fresh).await.unwrap_err();
     let text = error.to_string();
@@ -330,7 +330,7 @@ async fn run_continues_without_score_up_to_staleness() {
              staleness={staleness}}}]"
         );
         let judge = Arc::new(Judge { shuns: true, ..Judge::default() });
-        let park = [phase.as_str(), "reward.unscored=park", "reward.outage_seconds=0.5"];
+        let park = [phase.as_str(), "reward.unscored=defer", "reward.timeout_seconds=0.5"];
         let policy = simulator(Duration::ZERO, 0.0);
         let error = judged(&dir, &park, &policy, &judge, StartMode::Fresh).await.unwrap_err();
         assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
@@ -391,7 +391,7 @@ async fn group_scorer_compares_attempts_of_group() {
         }
     }
     // An unavailable group scorer defers complete groups, which are compared after the run resumes.
-    let park = [&more[..2], &["reward.unscored=park", "reward.outage_seconds=1.5"]].concat();
+    let park = [&more[..2], &["reward.unscored=defer", "reward.timeout_seconds=1.5"]].concat();
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
     let error = run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();

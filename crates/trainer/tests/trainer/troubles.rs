@@ -180,7 +180,8 @@ async fn oversampling_does_not_wait_for_stragglers() {
     let policy = simulator(Duration::ZERO, 0.0);
     let tools = ToolSet::new(vec![Arc::new(Slow)], Duration::from_secs(600)).unwrap();
     let with = |tools: &ToolSet| crate::common::parts_with(&policy, tools.clone());
-    let overrides = ["phase.1.spare=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let overrides =
+        ["phase.1.oversample=1", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     let start = std::time::Instant::now();
     finish(&dir, &overrides, with(&tools), StartMode::Fresh).await;
     assert!(start.elapsed() < Duration::from_secs(300), "a straggler was waited for");
@@ -211,7 +212,7 @@ async fn slow_update_does_not_time_out_completions() {
         "phase.1.staleness=2",
         "phase.1.steps=3",
         "agent.max_tokens=30",
-        "agent.reply_seconds=2.0",
+        "agent.completion_seconds=2.0",
         "engine.concurrency=16",
         "eval.tasks=0",
         "eval.unseen_wordings=0",
@@ -258,7 +259,8 @@ async fn oversampled_attempts_replace_failed_ones() {
     });
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
-    let overrides = ["phase.1.spare=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let overrides =
+        ["phase.1.oversample=2", "engine.concurrency=16", "eval.tasks=0", "eval.unseen_wordings=0"];
     finish(&dir, &overrides, parts, StartMode::Fresh).await;
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
