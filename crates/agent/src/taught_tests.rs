@@ -101,7 +101,7 @@ async fn gateway_calls_become_tree() {
         agent: "solver".into(),
         policy: "student".into(),
         after,
-        shared_messages: shared_messages,
+        shared_messages,
         messages: messages.iter().map(|text| Message::user(*text)).collect(),
         tools: None,
         message: Message::assistant(completion),

@@ -84,7 +84,7 @@ async fn opening_limit_truncates_only_longer_prompts() {
 #[tokio::test]
 async fn opening_limit_truncates_prompt_over_context_or_budget() {
     let n = full_prompt().await.len();
-    let budget = |max_tokens| Budget { max_tokens: max_tokens, ..Budget::NONE };
+    let budget = |max_tokens| Budget { max_tokens, ..Budget::NONE };
     let truncate_right = limit(10, Truncation::Right);
     for (context, max_tokens) in [(n - 1, usize::MAX), (CONTEXT, n - 1), (CONTEXT, 10)] {
         let reader = start_first_call(context, budget(max_tokens), truncate_right).await.unwrap();
@@ -103,7 +103,7 @@ async fn opening_limit_truncates_prompt_over_context_or_budget() {
 async fn oversized_prompt_is_rejected_without_opening_limit() {
     let n = full_prompt().await.len();
     for overflow in [Overflow::Fail, Overflow::DropOldest] {
-        let budget = |max_tokens| Budget { max_tokens: max_tokens, overflow, keep: 1 };
+        let budget = |max_tokens| Budget { max_tokens, overflow, keep: 1 };
         assert!(start_first_call(CONTEXT, budget(n), None).await.is_ok());
         for (context, max_tokens) in [(CONTEXT, n - 1), (n, usize::MAX)] {
             let error = start_first_call(context, budget(max_tokens), None).await.unwrap_err();

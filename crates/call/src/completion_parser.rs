@@ -98,7 +98,7 @@ impl CompletionParser {
         let blank = (!is_text).then(String::new);
         let output =
             ClientOutput { is_text, stops, prefix: prefix.to_owned(), blank, ..ClientOutput::default() };
-        CompletionParser { source, output: output }
+        CompletionParser { source, output }
     }
 
     /// Limits the number of tool calls that the client receives to `most`.

@@ -1,4 +1,4 @@
-//! Machines of a run other than the one that trains: [`join`] runs a machine's processes of the learner, and
+//! Machines of a run other than the one that trains: [`join()`] runs a machine's processes of the learner, and
 //! [`Environment`] installs the Python packages that they need.
 //!
 //! # Guarantees

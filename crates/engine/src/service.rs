@@ -173,7 +173,7 @@ impl Service {
             scheduler,
             learning,
             inbox,
-            command_in_progress: command_in_progress,
+            command_in_progress,
             pending: VecDeque::new(),
             learning_time: Duration::ZERO,
             published: vec![PublishedWeights::default()],

@@ -31,7 +31,7 @@ pub struct TimeoutPolicy<P: ?Sized> {
 impl<P: ?Sized> TimeoutPolicy<P> {
     /// Creates a policy that allows each call of `policy` at most `timeout`.
     pub fn new(policy: Arc<P>, timeout: Duration) -> Self {
-        TimeoutPolicy { policy, timeout: timeout }
+        TimeoutPolicy { policy, timeout }
     }
 
     async fn wait<T>(

@@ -243,6 +243,6 @@ mod tests {
         assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));
         assert!(why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files"));
         let location = WeightsLocation::Remote { machine: "east".into(), dir: "/w".into() };
-        assert!(why(&Manifest { location: location, ..manifest }).contains("in /w on east"));
+        assert!(why(&Manifest { location, ..manifest }).contains("in /w on east"));
     }
 }

@@ -23,7 +23,7 @@ impl Surrogate {
     pub const DROPPED: Surrogate = Surrogate { loss: 0.0, derivative: 0.0, clipped: true, dual: false };
 
     fn new(loss: f64, derivative: f64, clipped: bool) -> Self {
-        Surrogate { loss, derivative: derivative, clipped, dual: false }
+        Surrogate { loss, derivative, clipped, dual: false }
     }
 
     fn free(loss: f64, derivative: f64) -> Self {

@@ -161,7 +161,7 @@ impl Jail {
             tokio::select! {
                 biased;
                 frame = self.line.next() => {
-                    if let Some(event) = self.to_event(frame)? {
+                    if let Some(event) = self.read_event(frame)? {
                         return Ok(event);
                     }
                 }
@@ -199,7 +199,7 @@ impl Jail {
         }
     }
 
-    fn to_event(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
+    fn read_event(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
         let broken = |why: &str| SandboxError::Broken(why.to_owned());
         let frame = frame.map_err(|error| broken(&error.to_string()))?;
         let Some(frame) = frame else {

@@ -107,7 +107,7 @@ impl MemoryWatch {
         let buffer = fs::read_to_string("/proc/sys/net/core/wmem_default").ok();
         let buffer = buffer.and_then(|text| text.trim().parse().ok()).unwrap_or(BUFFER);
         MemoryWatch {
-            supervisor: supervisor,
+            supervisor,
             limit,
             has_network,
             // A sender may exceed its buffer by one message of at most half a buffer.

@@ -15,7 +15,7 @@ pub struct CapturedOutput {
 impl CapturedOutput {
     /// Creates an empty capture that keeps up to `max_bytes` bytes.
     pub(crate) fn new(max_bytes: usize) -> Self {
-        CapturedOutput { max_bytes: max_bytes, ..CapturedOutput::default() }
+        CapturedOutput { max_bytes, ..CapturedOutput::default() }
     }
 
     /// Appends received bytes.

@@ -97,7 +97,7 @@ impl Attempt {
         let AttemptStart { id, slot, number, task } = start.clone();
         Attempt {
             id,
-            slot: slot,
+            slot,
             number,
             task,
             outcome: Outcome::initial(),

@@ -25,7 +25,7 @@ impl ScriptedSampler {
     pub fn new(chat: &Chat, completed: Arc<Notify>) -> Self {
         let mut tokens = chat.tokenizer().encode(COMPLETION);
         tokens.extend(chat.stop_ids().first());
-        ScriptedSampler { tokens, completed: completed }
+        ScriptedSampler { tokens, completed }
     }
 }
 

@@ -171,7 +171,7 @@ impl Judge {
                 listener = Some(open);
             }
         });
-        Judge { responses: responses, url: format!("http://{address}/v1") }
+        Judge { responses, url: format!("http://{address}/v1") }
     }
 }
 

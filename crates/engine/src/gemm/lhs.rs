@@ -91,7 +91,7 @@ impl Lhs {
 
     /// Returns the rest of the lhs from word `word` on. With AMX, `word` must start a step of an
     /// instruction.
-    pub fn from_word(self, word: usize) -> Self {
+    pub fn skip_words(self, word: usize) -> Self {
         match self {
             Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(word * stride), stride },
             Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(word), stride },
@@ -99,7 +99,7 @@ impl Lhs {
     }
 
     /// Returns the rest of the lhs from row `row` on.
-    pub fn from_row(self, row: usize) -> Self {
+    pub fn skip_rows(self, row: usize) -> Self {
         match self {
             Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(row), stride },
             Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(row * stride), stride },

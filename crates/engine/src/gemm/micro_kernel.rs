@@ -68,7 +68,7 @@ impl MicroKernelArgs {
             None => (self.panel(panel + 1, word), LINE),
             // A quarter of the lines is enough: a tile has fewer words than a panel.
             Some((rows, depth)) => {
-                (self.lhs.from_word(word).part_of_next(rows, depth, words, panel, self.count()), LINE / 4)
+                (self.lhs.skip_words(word).part_of_next(rows, depth, words, panel, self.count()), LINE / 4)
             }
         };
         let far = match self.prefetch_part {

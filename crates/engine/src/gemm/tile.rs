@@ -35,7 +35,7 @@ impl MicroKernelArgs {
                 let depth = block.min(self.words - at);
                 let ahead = self.ahead(panel, at, depth);
                 let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
-                let (lhs, c) = (self.lhs.from_word(at), c.wrapping_add(panel * NR));
+                let (lhs, c) = (self.lhs.skip_words(at), c.wrapping_add(panel * NR));
                 // SAFETY: forwarded from the caller.
                 unsafe {
                     let chain = Chain::new(add || at > 0);
@@ -105,7 +105,7 @@ pub unsafe fn tile(
             for first in (0..rows).step_by(6) {
                 // SAFETY: stays within the tile.
                 let c = unsafe { c.add(first * c_stride) };
-                by_rows!($kernel, (rows - first).min(6), a.from_row(first), c, [1 2 3 4 5 6]);
+                by_rows!($kernel, (rows - first).min(6), a.skip_rows(first), c, [1 2 3 4 5 6]);
             }
         };
     }

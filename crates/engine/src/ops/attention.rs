@@ -266,7 +266,7 @@ fn attend(
         };
         before += part.words(kernel);
         for (from, to) in part.stretches() {
-            let a = a.from_word(kernel.words(from - start));
+            let a = a.skip_words(kernel.words(from - start));
             // A stretch in one part is added directly to the sums. A stretch in two parts is still one
             // chain.
             let (starts_stretch, ends) =

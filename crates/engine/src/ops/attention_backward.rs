@@ -398,7 +398,7 @@ impl Task {
                         tile(
                             kernel,
                             part.len(),
-                            a.from_word(skipped),
+                            a.skip_words(skipped),
                             b,
                             to,
                             stride,

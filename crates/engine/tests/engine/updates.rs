@@ -119,7 +119,7 @@ async fn request_waits_for_minimum_version() {
     let engine = start();
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
     let request = |min_version| SampleRequest {
-        min_version: min_version,
+        min_version,
         prompt: vec![3, 4, 5],
         params: params.clone(),
         ..SampleRequest::default()

@@ -146,7 +146,7 @@ struct CompletionCollector {
 impl CompletionCollector {
     fn new(reader: Reader) -> Self {
         let completions = (0..reader.head().n).map(|_| Default::default()).collect();
-        CompletionCollector { reader, completions: completions }
+        CompletionCollector { reader, completions }
     }
 
     /// Reads all events. Cancel safe: a later call continues with the next event.

@@ -69,7 +69,7 @@ impl Default for Memory {
 impl Memory {
     fn with_bounds(max_entries: usize, max_bytes: usize) -> Self {
         let (kept, uses) = (HashMap::new(), BTreeMap::new());
-        Memory { kept, uses, clock: 0, bytes: 0, max_entries: max_entries, max_bytes: max_bytes }
+        Memory { kept, uses, clock: 0, bytes: 0, max_entries, max_bytes }
     }
 
     /// Stores a response. Replaces a response with the same id.

@@ -59,7 +59,7 @@ impl Writer {
         let (message, fresh, logprobs) = Default::default();
         Writer {
             received: sent,
-            memory: memory,
+            memory,
             sequence: 0,
             output: Vec::new(),
             open: None,

@@ -57,7 +57,7 @@ impl ChatStream {
             server,
             waits,
             _permit: permit,
-            response: response,
+            response,
             first,
             decoder: Decoder::default(),
             assembly: Assembly::default(),

@@ -509,8 +509,7 @@ async fn router_pauses_resumes_and_drains() {
 async fn device_counters_survive_replica_restarts() {
     let (router, replicas) = router(3, RouterOptions { failures: 1, ..round_robin_options() });
     assert_eq!(router.device_stats().await.unwrap(), None);
-    let stats =
-        |sampled, cache_filled| DeviceStats { sampled: sampled, cache_filled, ..DeviceStats::default() };
+    let stats = |sampled, cache_filled| DeviceStats { sampled, cache_filled, ..DeviceStats::default() };
     let set_stats = |replica: usize, stats| *replicas[replica].stats.lock().unwrap() = Some(stats);
     let total = async || {
         let stats = router.device_stats().await.unwrap().unwrap();

@@ -66,7 +66,7 @@ impl Call {
         let room = server.options.context - request.prompt.len().min(server.options.context);
         let is_truncated = request.params.max_tokens > room;
         request.params.max_tokens = request.params.max_tokens.min(room);
-        Call { server, request, events, aborted, gate, is_truncated: is_truncated }
+        Call { server, request, events, aborted, gate, is_truncated }
     }
 
     /// Runs the call until it ends or the caller drops its stream.

@@ -17,7 +17,7 @@ impl<'a> Stops<'a> {
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
         let strings: Vec<&[u8]> = strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
         let max_len = strings.iter().map(|string| string.len()).max().unwrap_or(0);
-        Stops { strings, bytes, tail: Vec::new(), max_len: max_len }
+        Stops { strings, bytes, tail: Vec::new(), max_len }
     }
 
     /// Returns whether `token` completes a stop string.

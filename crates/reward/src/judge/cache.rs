@@ -24,7 +24,7 @@ const BYTES: usize = 64 << 20;
 impl<T: Clone> Cache<T> {
     pub fn new(max_entries: usize) -> Self {
         let entries = CacheEntries { by_prompt: HashMap::new(), order: VecDeque::new(), bytes: 0 };
-        Cache { max_entries: max_entries, entries: Mutex::new(entries) }
+        Cache { max_entries, entries: Mutex::new(entries) }
     }
 
     pub fn get(&self, prompt: &str) -> Option<T> {

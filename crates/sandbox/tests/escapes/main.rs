@@ -116,7 +116,7 @@ impl Host {
             std::fs::set_permissions(shown.join(name), std::fs::Permissions::clone(&open)).unwrap();
         }
         let tcp = std::net::TcpListener::bind(("127.0.0.1", 0)).unwrap();
-        Host { dir: dir, shown: shared_dir, tcp, _local: local, _datagrams: datagrams, name }
+        Host { dir, shown: shared_dir, tcp, _local: local, _datagrams: datagrams, name }
     }
 
     fn shared_path(&self) -> PathBuf {

@@ -45,7 +45,7 @@ impl PrefixIndex {
     /// Creates an empty index of at most `max_blocks` entries.
     pub fn new(max_blocks: usize) -> Self {
         PrefixIndex {
-            max_blocks: max_blocks,
+            max_blocks,
             blocks: HashMap::new(),
             order: VecDeque::new(),
             block_counts: HashMap::new(),
