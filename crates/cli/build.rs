@@ -9,9 +9,11 @@ use std::process::Command;
 fn main() {
     println!("cargo::rerun-if-changed=build.rs");
     println!("cargo::rerun-if-env-changed=LEVADE_COMMIT");
-    // Each commit, checkout and merge adds a line to the log of HEAD. If the file were missing, Cargo
-    // would run this script on every build.
-    if let Some(log) = git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists()) {
+    // Each commit, checkout and merge adds a line to the log of HEAD. If the file were missing,
+    // Cargo would run this script on every build.
+    if let Some(log) =
+        git(&["rev-parse", "--git-path", "logs/HEAD"]).filter(|log| Path::new(log).exists())
+    {
         println!("cargo::rerun-if-changed={log}");
     }
     let commit = var("LEVADE_COMMIT").ok().or_else(|| git(&["rev-parse", "--short=8", "HEAD"]));
@@ -27,7 +29,10 @@ fn main() {
 
 /// Returns what `git` prints, or `None` if it fails or is not installed.
 fn git(arguments: &[&str]) -> Option<String> {
-    let output =
-        Command::new("git").args(arguments).output().ok().filter(|output| output.status.success())?;
+    let output = Command::new("git")
+        .args(arguments)
+        .output()
+        .ok()
+        .filter(|output| output.status.success())?;
     Some(String::from_utf8(output.stdout).ok()?.trim().to_owned()).filter(|text| !text.is_empty())
 }

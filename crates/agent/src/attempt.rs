@@ -1,16 +1,16 @@
 //! Attempts of the tool loop: a model and its tools act in turn on one task.
 //!
 //! # Guarantees
-//! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout interrupts
-//!   is in it with the tokens sampled so far.
+//! - Every token that the model saw or sampled is in the trajectory. A completion that a timeout
+//!   interrupts is in it with the tokens sampled so far.
 //! - Every wait has a timeout. Time in which the sampler's device trains does not count.
 //! - Tool sessions are closed in any case, even if the attempt fails.
 //! - An attempt never fails other attempts: its errors are in its [`Outcome`].
-//! - No text of a model breaks an attempt. If the chat template renders recorded history differently,
-//!   the drift is counted, and the conversation forks if the format requires it.
+//! - No text of a model breaks an attempt. If the chat template renders recorded history
+//!   differently, the drift is counted, and the conversation forks if the format requires it.
 //!
-//! A teacher can answer in place of the trained policy (`taught`). Rewards and the selection of tasks
-//! are out of scope.
+//! A teacher can answer in place of the trained policy (`taught`). Rewards and the selection of
+//! tasks are out of scope.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -95,7 +95,10 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     let (agent, policy) = (agent.name.clone(), player.policy.clone());
     create_attempt(outcome, move || {
         let pupil = ImitatingPolicy { format: &format, agent: &agent, policy: &policy };
-        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&recorded.external, &agent))])
+        demonstrate_completions([(
+            pupil,
+            TeacherCompletion::from_calls(&recorded.external, &agent),
+        )])
     })
     .await
 }
@@ -118,8 +121,8 @@ fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     outcome.drift.extend(helper_drift);
 }
 
-/// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for other
-/// calls.
+/// Returns the outcome's entry for a call whose prompt a context policy truncated, or `None` for
+/// other calls.
 pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {

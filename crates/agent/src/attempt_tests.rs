@@ -86,7 +86,9 @@ impl Sampler for ScriptedSampler {
                     .unwrap();
                 self.stalled.lock().unwrap().push(sender);
             }
-            ScriptedReply::TooLong => return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 }),
+            ScriptedReply::TooLong => {
+                return Err(PolicyError::PromptTooLong { prompt: 9, context: 8 });
+            }
         }
         Ok(stream)
     }
@@ -173,8 +175,10 @@ pub(super) struct Bench {
 }
 
 pub(super) fn bench(completions: &[ScriptedReply]) -> Bench {
-    let sampler =
-        Arc::new(ScriptedSampler { completions: completions.to_vec(), ..ScriptedSampler::default() });
+    let sampler = Arc::new(ScriptedSampler {
+        completions: completions.to_vec(),
+        ..ScriptedSampler::default()
+    });
     let open = Arc::new(AtomicUsize::new(0));
     let tools: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Calculator::default()), Arc::new(CountingToolbox(open.clone()))];
@@ -212,8 +216,7 @@ fn messages() -> Vec<Message> {
     vec![Message::system("Use tools."), Message::user("2+3?")]
 }
 
-pub(super) const CALL: &str =
-    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+pub(super) const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
 
 #[tokio::test]
 async fn tool_call_gets_result_and_tokens_are_recorded() {
@@ -223,17 +226,24 @@ async fn tool_call_gets_result_and_tokens_are_recorded() {
     assert_eq!((outcome.finish, outcome.turns, outcome.calls.ok), (Finish::Answered, 2, 1));
     assert_eq!((outcome.calls.total(), outcome.error.as_deref()), (1, None));
     let shape: Vec<_> = trajectory.segments().iter().map(|s| (s.kind, s.turn)).collect();
-    assert_eq!(shape, [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]);
+    assert_eq!(
+        shape,
+        [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]
+    );
     assert_eq!(trajectory.leaves().len(), 1);
     let full_tokens = trajectory.sequence_tokens(trajectory.leaves()[0]);
     let text = bench.text(&full_tokens);
-    assert!(text.contains(&format!("2+3?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n")), "{text}");
+    assert!(
+        text.contains(&format!("2+3?<|im_end|>\n<|im_start|>assistant\n{CALL}<|im_end|>\n")),
+        "{text}"
+    );
     assert!(text.ends_with("\n<|im_start|>assistant\nIt is 5.<|im_end|>"), "{text}");
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let sampled = &trajectory.segments()[1];
     assert_eq!((sampled.temperature, sampled.filtered), (0.9, false));
     assert_eq!(sampled.versions[0].version, 4);
-    // The recorded tokens are those that the sampler received, and sampled tokens reduce the budget.
+    // The recorded tokens are those that the sampler received, and sampled tokens reduce the
+    // budget.
     let requests = bench.sampler.requests.lock().unwrap();
     assert_eq!(full_tokens[..requests[1].prompt.len()], requests[1].prompt);
     let mut streams = CallStreams::new(11);
@@ -263,7 +273,8 @@ async fn invalid_calls_become_observations() {
     assert_eq!(outcome.calls_by_turn, [(0, calls)]);
     assert_eq!((outcome.finish, outcome.final_text.as_str()), (Finish::Answered, "Sorry."));
     let context = bench.text(&trajectory.segments()[2].tokens);
-    let position = |text: &str| context.find(text).unwrap_or_else(|| panic!("{text} not in {context}"));
+    let position =
+        |text: &str| context.find(text).unwrap_or_else(|| panic!("{text} not in {context}"));
     assert!(position("cannot be read") < position("no tool \"abacus\""));
     assert!(position("no tool \"abacus\"") < position("\"expression\" is missing"));
     assert!(position("\"expression\" is missing") < position("division by zero"));
@@ -271,13 +282,17 @@ async fn invalid_calls_become_observations() {
 
 #[tokio::test]
 async fn limits_end_attempt() {
-    let bench =
-        bench(&[text_reply(CALL), text_reply(CALL), text_reply(&format!("Now: {CALL}<tool_call>{{"))]);
+    let bench = bench(&[
+        text_reply(CALL),
+        text_reply(CALL),
+        text_reply(&format!("Now: {CALL}<tool_call>{{")),
+    ]);
     let outcome = bench.run().await.outcome;
     assert_eq!((outcome.finish, outcome.turns), (Finish::MaxTurns, 3));
     // Calls whose results no turn would read are not made, but malformed calls still count.
     assert_eq!((outcome.calls.ok, outcome.calls.malformed), (2, 1));
-    let by_turn: Vec<_> = outcome.calls_by_turn.iter().map(|(turn, calls)| (*turn, calls.total())).collect();
+    let by_turn: Vec<_> =
+        outcome.calls_by_turn.iter().map(|(turn, calls)| (*turn, calls.total())).collect();
     assert_eq!(by_turn, [(0, 1), (1, 1), (2, 1)]);
     assert_eq!(outcome.final_text, "");
 
@@ -319,7 +334,10 @@ async fn first_prompt_is_truncated_by_opening_limit() {
     }
     let rejected = kept(Truncation::Reject).await.outcome;
     let error = rejected.error.unwrap();
-    assert!(error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"), "{error}");
+    assert!(
+        error.contains(&format!("{n} tokens")) && error.contains("agent.truncation"),
+        "{error}"
+    );
     assert!(!bench(&[text_reply("5")]).run().await.outcome.prompt_truncated);
 }
 
@@ -336,7 +354,10 @@ async fn sampler_failure_is_reported_in_outcome() {
 
     let attempt = bench(&[ScriptedReply::Hangs]).run().await;
     let error = attempt.outcome.error.unwrap();
-    assert!(error.contains("200ms") && error.contains("the sampler to accept a request"), "{error}");
+    assert!(
+        error.contains("200ms") && error.contains("the sampler to accept a request"),
+        "{error}"
+    );
 
     let attempt = bench(&[ScriptedReply::TooLong]).run().await;
     assert_eq!(attempt.outcome.finish, Finish::Failed);
@@ -394,9 +415,13 @@ impl Sampler for TrainingSampler {
 async fn timeout_excludes_time_of_device_training() {
     let waits = async |millis| {
         let sampler = TrainingSampler(Instant::now());
-        with_sampler_timeout(&sampler, Duration::from_millis(100), sleep(Duration::from_millis(millis)))
-            .await
-            .is_some()
+        with_sampler_timeout(
+            &sampler,
+            Duration::from_millis(100),
+            sleep(Duration::from_millis(millis)),
+        )
+        .await
+        .is_some()
     };
     assert!(waits(90).await && waits(1090).await);
     assert!(!waits(1110).await);
@@ -408,7 +433,8 @@ async fn arbitrary_sampled_tokens_are_recorded() {
     let mut tokens: Vec<u32> = CALL.bytes().map(u32::from).collect();
     tokens.extend(&odd);
     tokens.push(IM_END);
-    let bench = bench(&[ScriptedReply::Tokens(tokens.clone(), FinishReason::StopId), text_reply("5")]);
+    let bench =
+        bench(&[ScriptedReply::Tokens(tokens.clone(), FinishReason::StopId), text_reply("5")]);
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!(trajectory.segments()[1].tokens, tokens);
     assert_eq!(outcome.finish, Finish::Answered);
@@ -428,23 +454,33 @@ async fn demonstration_has_tokens_of_equivalent_attempt() {
     result.tool_call_id = Some("call_0".into());
     conversation.extend([result, Message::assistant("It is 5.")]);
     let specs = bench.agent.tools.specs(&Task::default());
-    let demonstration = demonstrate(bench.format().chat(), &specs, &conversation, messages().len()).unwrap();
-    let parts =
-        |t: &Trajectory| t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>();
+    let demonstration =
+        demonstrate(bench.format().chat(), &specs, &conversation, messages().len()).unwrap();
+    let parts = |t: &Trajectory| {
+        t.segments().iter().map(|s| (s.turn, bench.text(&s.tokens))).collect::<Vec<_>>()
+    };
     assert_eq!(parts(&demonstration), parts(&attempt.trajectory));
     let kinds: Vec<_> = demonstration.segments().iter().map(|s| s.kind).collect();
     assert_eq!(kinds, [Kind::Context, Kind::Demonstrated, Kind::Context, Kind::Demonstrated]);
 
     // Messages that open the task are context, including those of the assistant.
-    let shown =
-        [Message::user("1+1?"), Message::assistant("2"), Message::user("2+3?"), Message::assistant("5")];
+    let shown = [
+        Message::user("1+1?"),
+        Message::assistant("2"),
+        Message::user("2+3?"),
+        Message::assistant("5"),
+    ];
     let demonstration = demonstrate(bench.format().chat(), &specs, &shown, 3).unwrap();
     let [context, imitated] = demonstration.segments() else { panic!("{demonstration:?}") };
     assert_eq!((context.kind, imitated.kind), (Kind::Context, Kind::Demonstrated));
-    assert!(bench.text(&context.tokens).contains("2+3?") && bench.text(&imitated.tokens).starts_with('5'));
+    assert!(
+        bench.text(&context.tokens).contains("2+3?")
+            && bench.text(&imitated.tokens).starts_with('5')
+    );
 
-    let rejected =
-        |conversation: &[Message]| demonstrate(bench.format().chat(), &specs, conversation, 0).unwrap_err();
+    let rejected = |conversation: &[Message]| {
+        demonstrate(bench.format().chat(), &specs, conversation, 0).unwrap_err()
+    };
     assert_eq!(rejected(&messages()), DemonstrationError::MissingCompletion);
     assert_eq!(rejected(&[Message::assistant("Hi")]), DemonstrationError::MissingCompletion);
     conversation.push(Message::user("Thanks"));
@@ -467,10 +503,11 @@ fn bench_with_template(
 async fn calls_and_answers_in_reasoning_are_ignored() {
     let outcome = bench(&[text_reply(&format!("<think>{CALL}</think>5"))]).run().await.outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("5", 0));
-    let outcome = bench(&[text_reply(&format!("<think>{CALL}</think>{CALL}")), text_reply("<think>5")])
-        .run()
-        .await
-        .outcome;
+    let outcome =
+        bench(&[text_reply(&format!("<think>{CALL}</think>{CALL}")), text_reply("<think>5")])
+            .run()
+            .await
+            .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok, outcome.turns), ("", 1, 2));
     // The prompt starts the reasoning, but not after a tool result.
     let options = ChatOptions::default;
@@ -485,8 +522,10 @@ async fn calls_and_answers_in_reasoning_are_ignored() {
     .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.total()), ("", 0));
     let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply("5")];
-    let outcome =
-        bench_with_template(ALWAYS_THINKS, options(), Options::default(), &completions).run().await.outcome;
+    let outcome = bench_with_template(ALWAYS_THINKS, options(), Options::default(), &completions)
+        .run()
+        .await
+        .outcome;
     assert_eq!((outcome.final_text.as_str(), outcome.calls.ok), ("5", 1));
 }
 
@@ -494,8 +533,12 @@ async fn calls_and_answers_in_reasoning_are_ignored() {
 async fn template_drift_is_counted_or_forks_conversation() {
     let completions = [text_reply(&format!("hm</think>{CALL}")), text_reply(CALL), text_reply("5")];
     let options = |history| Options { history, ..Options::default() };
-    let bench =
-        bench_with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Append), &completions);
+    let bench = bench_with_template(
+        ALWAYS_THINKS,
+        ChatOptions::default(),
+        options(History::Append),
+        &completions,
+    );
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     let turns: Vec<_> = outcome.drift.iter().map(|drift| (drift.turn, drift.forked)).collect();
@@ -503,11 +546,16 @@ async fn template_drift_is_counted_or_forks_conversation() {
     assert!(outcome.drift[0].recorded.starts_with("<think>\nhm</think>"), "{:?}", outcome.drift);
     assert!(outcome.drift[0].printed.starts_with("<tool_call>"), "{:?}", outcome.drift);
     assert_eq!(trajectory.leaves().len(), 1);
-    let streams =
-        |bench: &Bench| bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>();
+    let streams = |bench: &Bench| {
+        bench.sampler.requests.lock().unwrap().iter().map(|r| r.stream).collect::<Vec<_>>()
+    };
 
-    let bench =
-        bench_with_template(ALWAYS_THINKS, ChatOptions::default(), options(History::Template), &completions);
+    let bench = bench_with_template(
+        ALWAYS_THINKS,
+        ChatOptions::default(),
+        options(History::Template),
+        &completions,
+    );
     let Attempt { trajectory, outcome } = bench.run().await;
     assert_eq!((outcome.finish, outcome.calls.ok), (Finish::Answered, 2));
     // The template renders the second completion unchanged, so the conversation continues without
@@ -523,15 +571,27 @@ async fn template_drift_is_counted_or_forks_conversation() {
         second.contains(&format!("assistant\n{CALL}<|im_end|>")) && second.ends_with("5<|im_end|>"),
         "{second}"
     );
-    let kinds: Vec<_> =
-        trajectory.sequence(leaves[1]).iter().map(|part| (part.segment.kind, part.segment.turn)).collect();
+    let kinds: Vec<_> = trajectory
+        .sequence(leaves[1])
+        .iter()
+        .map(|part| (part.segment.kind, part.segment.turn))
+        .collect();
     assert_eq!(
         kinds,
-        [(Kind::Context, 0), (Kind::Context, 1), (Kind::Sampled, 1), (Kind::Context, 2), (Kind::Sampled, 2)]
+        [
+            (Kind::Context, 0),
+            (Kind::Context, 1),
+            (Kind::Sampled, 1),
+            (Kind::Context, 2),
+            (Kind::Sampled, 2)
+        ]
     );
     assert_eq!(outcome.sampled_tokens, trajectory.sampled_tokens());
     let streams = streams(&bench);
-    assert!(streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2], "{streams:?}");
+    assert!(
+        streams[0] != streams[1] && streams[1] != streams[2] && streams[0] != streams[2],
+        "{streams:?}"
+    );
     // The recorded tokens are those that the sampler received.
     let prompt = bench.sampler.requests.lock().unwrap()[2].prompt.clone();
     assert!(trajectory.sequence_tokens(leaves[1]).starts_with(&prompt));
@@ -544,24 +604,29 @@ async fn bare_calls_are_counted_separately() {
     let outcome = bench(&completions).run().await.outcome;
     assert_eq!((outcome.calls.total(), outcome.turns), (0, 1));
     let options = ChatOptions { bare_calls: true, ..ChatOptions::default() };
-    let outcome =
-        bench_with_template("chatml", options, Options::default(), &completions).run().await.outcome;
+    let outcome = bench_with_template("chatml", options, Options::default(), &completions)
+        .run()
+        .await
+        .outcome;
     assert_eq!((outcome.calls.ok, outcome.calls.bare, outcome.calls.total()), (1, 1, 1));
     assert_eq!((outcome.calls_by_turn[0].1.bare, outcome.final_text.as_str()), (1, "5"));
 }
 
-/// Over several turns, the log-probabilities of a real policy equal those of a training forward pass
-/// bit for bit, and an attempt does not depend on concurrent attempts.
+/// Over several turns, the log-probabilities of a real policy equal those of a training forward
+/// pass bit for bit, and an attempt does not depend on concurrent attempts.
 #[tokio::test]
 async fn real_policy_attempts_are_exact_and_independent() {
-    let simulator =
-        Arc::new(Simulator::new(SimulatorConfig { vocabulary: VOCABULARY, ..SimulatorConfig::default() }));
+    let simulator = Arc::new(Simulator::new(SimulatorConfig {
+        vocabulary: VOCABULARY,
+        ..SimulatorConfig::default()
+    }));
     let mut bench = bench(&[]);
     bench.player().backend = Backend::Tokens(simulator.clone());
     bench.agent.limits.max_tokens = 300;
     let standalone = bench.run().await;
     let context = bench.context();
-    let concurrent = (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));
+    let concurrent =
+        (0..8).map(|stream| BuiltInLoop.run(AttemptContext { stream, ..context.clone() }));
     let mut together = tokio::task::JoinSet::new();
     for stream in 0..8 {
         let context = AttemptContext { stream, ..context.clone() };
@@ -575,11 +640,18 @@ async fn real_policy_attempts_are_exact_and_independent() {
 
     let mut path = SequenceInput::default();
     for segment in standalone.trajectory.segments() {
-        for (token, logprob) in
-            segment.tokens.iter().zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
+        for (token, logprob) in segment
+            .tokens
+            .iter()
+            .zip(segment.logprobs.iter().map(Some).chain(std::iter::repeat(None)))
         {
             if let Some(&logprob) = logprob {
-                let term = Term { weight: 1.0, advantage: 1.0, behavior: Some(logprob), ..Term::default() };
+                let term = Term {
+                    weight: 1.0,
+                    advantage: 1.0,
+                    behavior: Some(logprob),
+                    ..Term::default()
+                };
                 let index = path.tokens.len() as u32;
                 path.targets.push(SequenceTarget { index, temperature: segment.temperature, term });
             }

@@ -2,16 +2,20 @@ use super::*;
 use levade_tools::DelayedToolbox;
 
 fn calls(tool: &str, arguments: &[Value]) -> String {
-    let call =
-        |arguments| format!("<tool_call>{}</tool_call>", json!({ "name": tool, "arguments": arguments }));
+    let call = |arguments| {
+        format!("<tool_call>{}</tool_call>", json!({ "name": tool, "arguments": arguments }))
+    };
     arguments.iter().map(call).collect()
 }
 
 #[tokio::test]
 async fn tools_report_rewards_metrics_final_answers_and_evidence() {
-    let rewarded_calls = calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
-    let ends = calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
-    let attempt = bench(&[text_reply(&rewarded_calls), text_reply(CALL), text_reply(&ends)]).run().await;
+    let rewarded_calls =
+        calls("counted", &[json!({"reward": 0.5}), json!({"reward": -0.125}), json!({})]);
+    let ends =
+        calls("counted", &[json!({"reward": 1}), json!({"answer": "5"}), json!({"answer": "6"})]);
+    let attempt =
+        bench(&[text_reply(&rewarded_calls), text_reply(CALL), text_reply(&ends)]).run().await;
     // No turn would read the results of the last turn, so its calls of this tool are not made: they
     // have no other effect.
     assert_eq!((attempt.outcome.finish, attempt.outcome.turns), (Finish::MaxTurns, 3));
@@ -25,7 +29,8 @@ async fn tools_report_rewards_metrics_final_answers_and_evidence() {
     let measured = [("calls", 6.0), ("errors", 0.0), ("moves", 6.0)];
     let measured = measured.map(|(name, sum)| (format!("counted/{name}"), sum));
     assert_eq!(outcome.tool_metrics, measured.into());
-    let known = json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
+    let known =
+        json!({ "counted": { "attempt": "a", "question": "2+3?", "seed": 7, "stream": 11 } });
     assert_eq!(Value::Object(outcome.scorer_inputs), known);
 }
 
@@ -54,29 +59,35 @@ impl Sampler for ScriptedThenSimulated {
 
 #[tokio::test]
 async fn concurrent_calls_match_sequential_calls() {
-    let sums: Vec<Value> = ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
+    let sums: Vec<Value> =
+        ["2+3", "1/0", "7*6", "2^10"].map(|sum| json!({ "expression": sum })).to_vec();
     let mut attempts = Vec::new();
     for (parallel, max_parallel) in [(false, 0), (true, 0), (true, 20), (true, 20), (false, 5)] {
         let mut bench = bench(&[]);
-        let completions =
-            vec![text_reply(&calls("calculator", &sums)), text_reply(&calls("calculator", &sums[..2]))];
+        let completions = vec![
+            text_reply(&calls("calculator", &sums)),
+            text_reply(&calls("calculator", &sums[..2])),
+        ];
         let scripted = ScriptedSampler { completions, ..ScriptedSampler::default() };
-        let config = SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
+        let config =
+            SimulatorConfig { vocabulary: VOCABULARY, context: 4096, ..SimulatorConfig::default() };
         let simulator = Simulator::new(config);
         // No turn is sampled with older weights than the previous turn.
         simulator.publish(4).await.unwrap();
-        bench.player().backend = Backend::Tokens(Arc::new(ScriptedThenSimulated(scripted, simulator)));
+        bench.player().backend =
+            Backend::Tokens(Arc::new(ScriptedThenSimulated(scripted, simulator)));
         bench.agent.limits.max_tokens = 600;
         bench.agent.limits.completion_timeout = Duration::from_secs(10);
         let calculator = Arc::new(Calculator { parallel, ..Calculator::default() });
-        let delayed = DelayedToolbox::new(calculator, Duration::ZERO..=Duration::from_millis(max_parallel));
+        let delayed =
+            DelayedToolbox::new(calculator, Duration::ZERO..=Duration::from_millis(max_parallel));
         bench.agent.tools = ToolSet::new(vec![Arc::new(delayed)], Duration::from_secs(5)).unwrap();
         attempts.push(bench.run().await);
     }
     assert_eq!(attempts[0].outcome.calls_by_turn.len(), 2);
     assert_eq!((attempts[0].outcome.calls.ok, attempts[0].outcome.calls.bad_arguments), (4, 2));
-    let counted =
-        ["calls", "errors"].map(|name| attempts[0].outcome.tool_metrics[&format!("calculator/{name}")]);
+    let counted = ["calls", "errors"]
+        .map(|name| attempts[0].outcome.tool_metrics[&format!("calculator/{name}")]);
     assert_eq!(counted, [6.0, 2.0]);
     assert!(attempts[0].trajectory.segments()[4..].iter().any(|s| s.kind == Kind::Sampled));
     assert!(attempts.iter().all(|attempt| *attempt == attempts[0]));

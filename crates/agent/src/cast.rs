@@ -1,8 +1,8 @@
 //! Resolves the agents of an attempt to the players and parties that answer their calls.
 //!
 //! Agent loops do not determine which party answers. They request the [`Party`] of an agent from
-//! [`PartyBuilder`], which derives it from the roster, from the mixture of policies that plays the agent,
-//! and from the teacher, if any.
+//! [`PartyBuilder`], which derives it from the roster, from the mixture of policies that plays the
+//! agent, and from the teacher, if any.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -43,7 +43,8 @@ impl<'a> PartyBuilder<'a> {
     /// # Errors
     /// Returns a message if the task's row lacks the completions of a teacher that it must have.
     pub fn new(context: &'a AttemptContext, caller: Caller) -> Result<Self, String> {
-        let teacher = context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
+        let teacher =
+            context.teacher.as_ref().map(|teacher| teacher.responder(&context.task)).transpose()?;
         Ok(PartyBuilder { context, caller, teacher })
     }
 
@@ -100,8 +101,8 @@ impl<'a> PartyBuilder<'a> {
         }
     }
 
-    /// Returns the summarizer of an agent: the agent that its context policy names, or its own player
-    /// under another name.
+    /// Returns the summarizer of an agent: the agent that its context policy names, or its own
+    /// player under another name.
     ///
     /// # Errors
     /// Returns a message if there is no agent of that name.
@@ -157,21 +158,24 @@ impl AttemptContext {
     /// # Errors
     /// Returns a message if the roster lacks the agent.
     pub fn own_agent(&self) -> Result<&Agent, String> {
-        let known = || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
-        let missing = || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
+        let known =
+            || self.roster.agents().iter().map(|agent| agent.name.as_str()).collect::<Vec<_>>();
+        let missing =
+            || format!("there is no agent {:?}; there are: {}", self.agent, known().join(", "));
         self.roster.find(&self.agent).ok_or_else(missing)
     }
 
-    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained policies:
-    /// if the mixture of the attempt's own agent has any, one of them plays that agent. Other agents
-    /// are played as in training.
+    /// Returns the policy that plays an agent in this attempt. An evaluation measures trained
+    /// policies: if the mixture of the attempt's own agent has any, one of them plays that agent.
+    /// Other agents are played as in training.
     ///
     /// # Errors
     /// Returns a message if the mixture has no policy at the selected index.
     pub fn player<'a>(&self, agent: &'a Agent) -> Result<&'a Player, String> {
         let picked = agent.picker.as_ref().map_or(0, |pick| pick(self.seed, self.stream));
         let is_measured = self.is_evaluation && agent.name == self.agent;
-        let trained: Vec<&Player> = agent.players.iter().filter(|player| player.is_trained).collect();
+        let trained: Vec<&Player> =
+            agent.players.iter().filter(|player| player.is_trained).collect();
         let player = match agent.players.get(picked) {
             Some(player) if is_measured && !player.is_trained && !trained.is_empty() => {
                 Some(trained[picked % trained.len()])

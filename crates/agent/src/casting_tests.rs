@@ -57,7 +57,10 @@ fn untrained_sampling_is_fixed_only_in_tool_loop() {
 fn missing_agent_and_player_are_named_in_errors() {
     let agent = mixture("own", &[true], 3);
     let context = AttemptContext { agent: "solver".into(), ..testing::context(vec![agent]) };
-    assert_eq!(context.own_agent().map(|_| ()).unwrap_err(), "there is no agent \"solver\"; there are: own");
+    assert_eq!(
+        context.own_agent().map(|_| ()).unwrap_err(),
+        "there is no agent \"solver\"; there are: own"
+    );
     let why = context.player(&context.roster.agents()[0]).map(|_| ()).unwrap_err();
     assert_eq!(why, "there is no policy 3 in the mixture of the agent \"own\"");
 }

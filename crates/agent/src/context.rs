@@ -30,7 +30,12 @@ impl ContextPolicy {
     /// No policy: the model rejects prompts that exceed its context.
     pub const UNLIMITED: ContextPolicy = ContextPolicy {
         budget: Budget::NONE,
-        summary: SummaryOptions { agent: String::new(), train: false, tokens: 0, instruction: String::new() },
+        summary: SummaryOptions {
+            agent: String::new(),
+            train: false,
+            tokens: 0,
+            instruction: String::new(),
+        },
     };
 
     /// Returns whether the policy requests summaries.

@@ -6,11 +6,14 @@ use levade_tree::{Segment, Trajectory, TreeError};
 /// Error of a demonstration.
 #[derive(Debug, Clone, PartialEq, thiserror::Error)]
 pub enum DemonstrationError {
-    /// The conversation has no assistant turn after its opening messages, of which it needs at least one.
+    /// The conversation has no assistant turn after its opening messages, of which it needs at
+    /// least one.
     #[error("a demonstration needs an assistant's turn, with another turn before it")]
     MissingCompletion,
     /// The conversation ends with a turn of another role than the assistant.
-    #[error("a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}")]
+    #[error(
+        "a demonstration must end with an assistant's turn, but this one ends with a turn of the {0}"
+    )]
     Trailing(&'static str),
     /// The conversation cannot be rendered in the model's format.
     #[error("{0}")]
@@ -23,13 +26,13 @@ pub enum DemonstrationError {
     Tree(#[from] TreeError),
 }
 
-/// Returns the tokens of a conversation as the agent loop would have recorded it, with the assistant's
-/// turns demonstrated instead of sampled. The first `opening` messages open the task: an assistant turn
-/// among them is context and not imitated.
+/// Returns the tokens of a conversation as the agent loop would have recorded it, with the
+/// assistant's turns demonstrated instead of sampled. The first `opening` messages open the task:
+/// an assistant turn among them is context and not imitated.
 ///
 /// # Errors
-/// Returns an error if there is no turn to imitate, if the conversation does not end with an assistant
-/// turn, or if it cannot be rendered in the model's format.
+/// Returns an error if there is no turn to imitate, if the conversation does not end with an
+/// assistant turn, or if it cannot be rendered in the model's format.
 pub fn demonstrate(
     chat: &Chat,
     tools: &[ToolSpec],
@@ -42,13 +45,17 @@ pub fn demonstrate(
         return Err(DemonstrationError::Trailing(last.role.as_str()));
     }
     let mut trajectory = Trajectory::new();
-    let mut leaf =
-        Some(trajectory.push(Segment::context(None, chat.prompt(&messages[..first], tools)?, 0))?);
+    let mut leaf = Some(trajectory.push(Segment::context(
+        None,
+        chat.prompt(&messages[..first], tools)?,
+        0,
+    ))?);
     let (mut at, mut turn) = (first, 0);
     loop {
         let opened = chat.opened_reasoning(&messages[..at], tools)?;
         let completion_tokens = chat.assistant(&messages[at], opened)?;
-        leaf = Some(trajectory.push(Segment::demonstrated(leaf, completion_tokens.clone(), turn))?);
+        leaf =
+            Some(trajectory.push(Segment::demonstrated(leaf, completion_tokens.clone(), turn))?);
         let Some(next) =
             messages[at + 1..].iter().position(|m| m.role == Role::Assistant).map(|n| at + 1 + n)
         else {

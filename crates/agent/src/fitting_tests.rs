@@ -6,8 +6,11 @@ use super::{CALL, bench, text_reply};
 use crate::{Attempt, ContextPolicy, SummaryOptions};
 
 fn policy(overflow: Overflow, budget_tokens: usize) -> ContextPolicy {
-    let summary =
-        SummaryOptions { tokens: 50, instruction: "Sum up.".into(), ..ContextPolicy::UNLIMITED.summary };
+    let summary = SummaryOptions {
+        tokens: 50,
+        instruction: "Sum up.".into(),
+        ..ContextPolicy::UNLIMITED.summary
+    };
     ContextPolicy { budget: Budget { max_tokens: budget_tokens, overflow, keep: 1 }, summary }
 }
 
@@ -25,8 +28,8 @@ async fn run_scripted(
     (attempt, requested)
 }
 
-/// Returns the number of tokens of the first prompt. With two more turns it exceeds 1000 tokens, most
-/// of which describe the tools.
+/// Returns the number of tokens of the first prompt. With two more turns it exceeds 1000 tokens,
+/// most of which describe the tools.
 async fn opening_tokens() -> usize {
     let (_, requested) = run_scripted(&["5"], ContextPolicy::UNLIMITED, 9).await;
     requested[0].prompt.len()
@@ -46,7 +49,10 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
         "{:?}",
         outcome.context_truncations
     );
-    assert_eq!(outcome.context_truncations[0].message, "the oldest turns were dropped to fit the context");
+    assert_eq!(
+        outcome.context_truncations[0].message,
+        "the oldest turns were dropped to fit the context"
+    );
     let event = outcome.context_truncations[0].turn as usize;
     assert!(requested[event].prompt.len() < requested[event - 1].prompt.len());
     assert!(requested.iter().all(|request| request.prompt.len() <= budget_tokens));
@@ -56,7 +62,10 @@ async fn old_turns_are_dropped_and_actual_prompts_recorded() {
     for (segment, request) in sampled.iter().zip(&requested) {
         assert!(trajectory.sequence_tokens(segment.id).starts_with(&request.prompt));
     }
-    assert_eq!((sampled.len(), trajectory.leaves().len()), (7, 1 + outcome.context_truncations.len()));
+    assert_eq!(
+        (sampled.len(), trajectory.leaves().len()),
+        (7, 1 + outcome.context_truncations.len())
+    );
     assert_eq!(outcome.calls_by_turn.len(), 6);
     for (turn, _) in &outcome.calls_by_turn {
         assert!(sampled.iter().any(|segment| segment.turn == *turn));
@@ -71,7 +80,8 @@ async fn summary_is_requested_and_recorded_separately() {
         run_scripted(&completions, policy(Overflow::Summarize, budget_tokens), 9).await;
     assert_eq!((outcome.error.as_deref(), outcome.turns), (None, 5));
     assert_eq!(outcome.final_text, "It is 5.");
-    let by = |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
+    let by =
+        |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
     assert_eq!(by("solver.summary"), 2, "a prompt and a reply");
     let chat = bench(&[]).format().chat().clone();
     let (summary, last) = (&requested[4], &requested[5]);
@@ -79,10 +89,14 @@ async fn summary_is_requested_and_recorded_separately() {
     assert!(text(summary).contains("Sum up.\n\nassistant: <tool_call>"), "{}", text(summary));
     assert_eq!(summary.params.max_tokens, 50);
     assert!(text(last).contains("2+3?\n\nSummary of the part"), "{}", text(last));
-    assert!(text(last).contains("left out:\nTwo and three were added.<|im_end|>"), "{}", text(last));
+    assert!(
+        text(last).contains("left out:\nTwo and three were added.<|im_end|>"),
+        "{}",
+        text(last)
+    );
     // Tokens of summaries do not count as the attempt's own.
-    let own: usize =
-        completions.iter().map(|completion| completion.len() + 1).sum::<usize>() - (completions[4].len() + 1);
+    let own: usize = completions.iter().map(|completion| completion.len() + 1).sum::<usize>()
+        - (completions[4].len() + 1);
     assert_eq!(outcome.sampled_tokens, own);
     assert_eq!(outcome.context_truncations.len(), 1);
     assert_eq!(

@@ -46,7 +46,10 @@ impl Helper for HelperAgent {
             params,
             has_own_sampling: true,
             agent: self.agent.clone(),
-            limits: Limits { attempt_timeout: agent.limits.attempt_timeout.min(deadline), ..agent.limits },
+            limits: Limits {
+                attempt_timeout: agent.limits.attempt_timeout.min(deadline),
+                ..agent.limits
+            },
             roster: Arc::clone(&roster),
             teacher: None,
         });

@@ -3,8 +3,8 @@ use crate::HelperAgent;
 use crate::roster::Roster;
 use levade_tools::{CondenseKeys, HelperSlot, SubAgent, SummarizedToolbox};
 
-/// Returns a helper that samples these completions and has a calculator, with the slot and the roster
-/// that contain the helper.
+/// Returns a helper that samples these completions and has a calculator, with the slot and the
+/// roster that contain the helper.
 fn helper(name: &str, completions: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<Roster>) {
     let mut bench = bench(completions);
     bench.agent.name = name.into();
@@ -24,16 +24,27 @@ fn helper(name: &str, completions: &[ScriptedReply]) -> (Bench, HelperSlot, Arc<
     (bench, slot, roster)
 }
 
-fn helper_bench(completions: &[ScriptedReply], slot: &HelperSlot, timeout: Option<Duration>) -> Bench {
+fn helper_bench(
+    completions: &[ScriptedReply],
+    slot: &HelperSlot,
+    timeout: Option<Duration>,
+) -> Bench {
     let mut bench = bench(completions);
-    let clerk =
-        SubAgent { name: "clerk".into(), description: "Does sums.".into(), slot: slot.clone(), timeout };
+    let clerk = SubAgent {
+        name: "clerk".into(),
+        description: "Does sums.".into(),
+        slot: slot.clone(),
+        timeout,
+    };
     bench.agent.tools = ToolSet::new(vec![Arc::new(clerk)], Duration::from_secs(5)).unwrap();
     bench
 }
 
 fn call(request: Value) -> String {
-    format!("<tool_call>{}</tool_call>", json!({ "name": "clerk", "arguments": { "request": request } }))
+    format!(
+        "<tool_call>{}</tool_call>",
+        json!({ "name": "clerk", "arguments": { "request": request } })
+    )
 }
 
 fn segments_of<'a>(attempt: &'a Attempt, name: &str) -> Vec<&'a Segment> {
@@ -49,8 +60,11 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     let (clerk, slot, _roster) =
         helper("clerk", &[text_reply(CALL), text_reply("It is 5."), text_reply("No idea.")]);
     let both = format!("{}{}", call(json!("2+3?")), call(json!(7)));
-    let solver =
-        helper_bench(&[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")], &slot, None);
+    let solver = helper_bench(
+        &[text_reply(&both), text_reply(&call(json!("Why?"))), text_reply("5")],
+        &slot,
+        None,
+    );
     let attempt = solver.run().await;
     let outcome = &attempt.outcome;
     assert_eq!((outcome.error.as_deref(), outcome.final_text.as_str()), (None, "5"));
@@ -65,10 +79,19 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     let helped = segments_of(&attempt, "clerk");
     assert!(helped.iter().all(|segment| segment.policy == "clerk's"));
     assert_eq!(helped.iter().filter(|segment| segment.kind == Kind::Sampled).count(), 3);
-    assert_eq!(helped.iter().filter(|segment| segment.parent.is_none()).count(), 2, "two conversations");
+    assert_eq!(
+        helped.iter().filter(|segment| segment.parent.is_none()).count(),
+        2,
+        "two conversations"
+    );
     // Each turn belongs to one agent, and none is missing.
-    let mut turns: Vec<u32> =
-        attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
+    let mut turns: Vec<u32> = attempt
+        .trajectory
+        .segments()
+        .iter()
+        .filter(|s| s.kind == Kind::Sampled)
+        .map(|s| s.turn)
+        .collect();
     turns.sort_unstable();
     assert_eq!(turns, [0, 1, 2, 3, 4, 5]);
     // The calls of both agents are counted, each by its turn.
@@ -76,11 +99,16 @@ async fn helper_conversation_becomes_branch_of_attempt() {
     for (turn, _) in &outcome.calls_by_turn {
         assert!(turns.contains(turn));
     }
-    let clerks: Vec<u32> = helped.iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
-    assert!(outcome.calls_by_turn.iter().any(|(turn, counts)| clerks.contains(turn) && counts.ok == 1));
+    let clerks: Vec<u32> =
+        helped.iter().filter(|s| s.kind == Kind::Sampled).map(|s| s.turn).collect();
+    assert!(
+        outcome.calls_by_turn.iter().any(|(turn, counts)| clerks.contains(turn) && counts.ok == 1)
+    );
     let text = |request: &SampleRequest| solver.text(&request.prompt);
     let read = sampled_requests(&solver);
-    assert!(text(&read[1]).contains("It is 5.") && text(&read[1]).contains("must be given, as a text"));
+    assert!(
+        text(&read[1]).contains("It is 5.") && text(&read[1]).contains("must be given, as a text")
+    );
     assert!(text(&read[2]).contains("No idea."));
     let theirs = sampled_requests(&clerk);
     assert!(text(&theirs[0]).contains("You help.") && text(&theirs[0]).contains("2+3?"));
@@ -111,8 +139,10 @@ async fn helper_conversation_becomes_branch_of_attempt() {
 
 #[tokio::test]
 async fn truncated_helper_fails_call_and_broken_helper_attempt() {
-    let (_clerk, slot, _roster) = helper("clerk", &[text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
-    let solver = helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None);
+    let (_clerk, slot, _roster) =
+        helper("clerk", &[text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
+    let solver =
+        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None);
     let attempt = solver.run().await;
     assert_eq!((attempt.outcome.finish, attempt.outcome.calls.failed), (Finish::Answered, 1));
     assert!(
@@ -123,15 +153,21 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
 
     let (_clerk, slot, _roster) = helper("clerk", &[text_reply(CALL), ScriptedReply::Breaks]);
     let broken =
-        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None).run().await;
+        helper_bench(&[text_reply(&call(json!("2+3?"))), text_reply("Well.")], &slot, None)
+            .run()
+            .await;
     let error = broken.outcome.error.clone().unwrap();
     assert!(error.starts_with("the agent clerk broke: "), "{error}");
     assert_eq!(
-        segments_of(&broken, "clerk").iter().filter(|segment| segment.kind == Kind::Sampled).count(),
+        segments_of(&broken, "clerk")
+            .iter()
+            .filter(|segment| segment.kind == Kind::Sampled)
+            .count(),
         1
     );
 
-    // Without running agents, as when tools are inspected on their own, the call fails with a message.
+    // Without running agents, as when tools are inspected on their own, the call fails with a
+    // message.
     let standalone = helper_bench(
         &[text_reply(&call(json!("2+3?"))), text_reply("Well.")],
         &HelperSlot::new("clerk"),
@@ -150,11 +186,14 @@ async fn truncated_helper_fails_call_and_broken_helper_attempt() {
 async fn only_long_tool_results_are_summarized() {
     let numbers: Vec<String> = (10..60).map(|number| number.to_string()).collect();
     let long = CALL.replace("2+3", &numbers.join("+"));
-    let (browser, slot, _roster) =
-        helper("browser", &[text_reply("Five."), text_reply(CALL), text_reply(CALL), text_reply(CALL)]);
+    let (browser, slot, _roster) = helper(
+        "browser",
+        &[text_reply("Five."), text_reply(CALL), text_reply(CALL), text_reply(CALL)],
+    );
     let keys = CondenseKeys { agent: "browser".into(), above: 2, instruction: "Condense.".into() };
     let condensed = SummarizedToolbox { toolbox: Arc::new(Calculator::default()), slot, keys };
-    let mut solver = bench(&[text_reply(CALL), text_reply(&long), text_reply(&long), text_reply("Done.")]);
+    let mut solver =
+        bench(&[text_reply(CALL), text_reply(&long), text_reply(&long), text_reply("Done.")]);
     solver.agent.tools = ToolSet::new(vec![Arc::new(condensed)], Duration::from_secs(5)).unwrap();
     solver.agent.limits.max_turns = 9;
     solver.agent.limits.max_tokens = 4000;
@@ -170,7 +209,13 @@ async fn only_long_tool_results_are_summarized() {
     assert_eq!(outcome.tool_metrics["calculator/cut"], 1.0);
     let theirs = sampled_requests(&browser);
     let question = solver.text(&theirs[0].prompt);
-    assert!(question.contains("Condense.\n\nThe call: calculator {\"expression\":\"10+11"), "{question}");
+    assert!(
+        question.contains("Condense.\n\nThe call: calculator {\"expression\":\"10+11"),
+        "{question}"
+    );
     assert!(question.contains("The answer:\n1725"), "{question}");
-    assert_eq!(segments_of(&attempt, "browser").iter().filter(|segment| segment.parent.is_none()).count(), 2);
+    assert_eq!(
+        segments_of(&attempt, "browser").iter().filter(|segment| segment.parent.is_none()).count(),
+        2
+    );
 }

@@ -1,11 +1,11 @@
 //! Agent loops: make attempts at tasks and record every token.
 //!
-//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop between a
-//! model and its tools (`levade-tools`); a [`Program`] runs a command that calls an endpoint;
-//! [`environments`] run third-party environments. The [`Roster`] of a run has its agents, the policies
-//! that play them, their limits and their tools. It determines which policy answers an agent's calls.
-//! [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a worked solution in the
-//! form of an attempt.
+//! An [`AgentLoop`] makes one attempt from an [`AttemptContext`]. [`BuiltInLoop`] is the tool loop
+//! between a model and its tools (`levade-tools`); a [`Program`] runs a command that calls an
+//! endpoint; [`environments`] run third-party environments. The [`Roster`] of a run has its agents,
+//! the policies that play them, their limits and their tools. It determines which policy answers an
+//! agent's calls. [`HelperAgent`] lets toolboxes call an agent, and [`demonstrate()`] records a
+//! worked solution in the form of an attempt.
 //!
 //! # Example
 //! ```
@@ -43,12 +43,13 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Every token** that a model saw or sampled is in the trajectory, even if a timeout interrupts the
-//!   attempt.
+//! - **Every token** that a model saw or sampled is in the trajectory, even if a timeout interrupts
+//!   the attempt.
 //! - **An attempt never fails other attempts**: its errors are in its outcome.
 //! - **Every wait has a timeout**, which excludes the time in which the sampler's device trains.
 //!
-//! Out of scope: calls of models (`levade-call`), scores (`levade-reward`) and training (`levade-trainer`).
+//! Out of scope: calls of models (`levade-call`), scores (`levade-reward`) and training
+//! (`levade-trainer`).
 
 mod agent_loop;
 mod attempt;

@@ -3,8 +3,14 @@
 use levade_tree::{CallCounts, ContextTruncation, Drift, Outcome};
 
 /// Adds the events of a helper's conversation, which starts `first` turns after the start of the
-/// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in `calls`.
-pub(crate) fn merge_outcome(outcome: &mut Outcome, calls: &mut CallCounts, first: u32, helped: Outcome) {
+/// attempt's recorded conversation, to an outcome. Calls of the helper's tools are counted in
+/// `calls`.
+pub(crate) fn merge_outcome(
+    outcome: &mut Outcome,
+    calls: &mut CallCounts,
+    first: u32,
+    helped: Outcome,
+) {
     let Outcome {
         calls: own,
         calls_by_turn,
@@ -16,16 +22,22 @@ pub(crate) fn merge_outcome(outcome: &mut Outcome, calls: &mut CallCounts, first
         ..
     } = helped;
     *calls = calls.sum_with(&own);
-    outcome.calls_by_turn.extend(calls_by_turn.into_iter().map(|(turn, counts)| (first + turn, counts)));
-    outcome.rewards_by_turn.extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
+    outcome
+        .calls_by_turn
+        .extend(calls_by_turn.into_iter().map(|(turn, counts)| (first + turn, counts)));
+    outcome
+        .rewards_by_turn
+        .extend(earned_by_turn.into_iter().map(|(turn, reward)| (first + turn, reward)));
     for (name, value) in tool_metrics {
         let sum = outcome.tool_metrics.entry(name).or_default();
         *sum = clamp_finite(*sum + value);
     }
-    outcome.drift.extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
     outcome
-        .context_truncations
-        .extend(cuts.into_iter().map(|event| ContextTruncation { turn: first + event.turn, ..event }));
+        .drift
+        .extend(drift.into_iter().map(|drift| Drift { turn: first + drift.turn, ..drift }));
+    outcome.context_truncations.extend(
+        cuts.into_iter().map(|event| ContextTruncation { turn: first + event.turn, ..event }),
+    );
     for failure in troubles {
         outcome.add_warning(failure.source, failure.message);
     }

@@ -60,8 +60,8 @@ pub struct Agent {
     pub players: Vec<Player>,
     /// Selects the player of an attempt. `None` if there is only one player.
     pub picker: Option<PolicyPicker>,
-    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in every
-    /// attempt.
+    /// Limits of attempts of this agent. Its completions have at most `limits.tokens` tokens in
+    /// every attempt.
     pub limits: Limits,
     /// Sampling parameters of its completions in training.
     pub samples: SamplingMap,
@@ -109,7 +109,12 @@ impl Agent {
 
 impl Player {
     /// Creates the player of a trained policy whose prompts are limited only by `context`.
-    pub fn new(policy: &str, sampler: Arc<dyn Sampler>, format: Arc<Format>, context: usize) -> Self {
+    pub fn new(
+        policy: &str,
+        sampler: Arc<dyn Sampler>,
+        format: Arc<Format>,
+        context: usize,
+    ) -> Self {
         Player {
             policy: policy.to_owned(),
             backend: Backend::Tokens(sampler),

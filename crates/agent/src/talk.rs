@@ -31,8 +31,10 @@ impl Talk {
     /// Returns a message if the agent has no policy, or if a tool cannot be opened.
     pub async fn open(context: AttemptContext) -> Result<Self, String> {
         let agent = context.own_agent()?;
-        let limits =
-            LoopLimits { max_turns: context.limits.max_turns, opening: context.player(agent)?.opening };
+        let limits = LoopLimits {
+            max_turns: context.limits.max_turns,
+            opening: context.player(agent)?.opening,
+        };
         // A user can take any time.
         let tools = agent.tools.open(&context.tool_context(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
@@ -50,13 +52,17 @@ impl Talk {
         Ok(())
     }
 
-    /// Appends a message of the user, and runs the tool loop until the model has an answer or a limit
-    /// is reached. If the returned future is dropped, the completion is aborted;
+    /// Appends a message of the user, and runs the tool loop until the model has an answer or a
+    /// limit is reached. If the returned future is dropped, the completion is aborted;
     /// [`interrupt`](Self::interrupt) then adds its text to the conversation.
     ///
     /// # Errors
     /// Returns a message if the model or a tool fails.
-    pub async fn send(&mut self, text: String, observer: &mut dyn LoopObserver) -> Result<Finish, String> {
+    pub async fn send(
+        &mut self,
+        text: String,
+        observer: &mut dyn LoopObserver,
+    ) -> Result<Finish, String> {
         let is_first = self.history.iter().all(|message| message.role.instructs());
         self.history.push(Message::user(text));
         if is_first {
@@ -95,6 +101,7 @@ impl Talk {
 /// Creates the cast of a new conversation.
 fn cast(context: &AttemptContext) -> Result<Cast, String> {
     let agent = context.own_agent()?;
-    let party = PartyBuilder::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
+    let party =
+        PartyBuilder::new(context, Caller::ToolLoop)?.party(agent, context.player(agent)?)?;
     Ok(Cast::new([Arc::new(party)], context.recorder(usize::MAX)))
 }

@@ -78,9 +78,9 @@ async fn teacher_completions_become_demonstrations_in_pupil_format() {
     assert_eq!(kinds, [Kind::Context, Kind::Demonstrated, Kind::Context, Kind::Demonstrated]);
     assert!(trajectory.segments().iter().all(|s| (&*s.agent, &*s.policy) == ("solver", "student")));
     let chat = format().chat().clone();
-    let text = chat.tokenizer().decode_with_special(&trajectory.sequence_tokens(trajectory.leaves()[0]));
-    let written =
-        "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
+    let text =
+        chat.tokenizer().decode_with_special(&trajectory.sequence_tokens(trajectory.leaves()[0]));
+    let written = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"2+3\"}}\n</tool_call>";
     assert!(text.contains(&format!("assistant\n{written}<|im_end|>")), "{text}");
     assert!(text.ends_with("assistant\nIt is 5.<|im_end|>"), "{text}");
     let demonstrated = trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
@@ -97,19 +97,20 @@ async fn unavailable_teacher_fails_only_its_attempt() {
 
 #[tokio::test]
 async fn gateway_calls_become_tree() {
-    let external_call = |after, shared_messages, messages: &[&str], completion: &str| ExternalCall {
-        agent: "solver".into(),
-        policy: "student".into(),
-        after,
-        shared_messages,
-        messages: messages.iter().map(|text| Message::user(*text)).collect(),
-        tools: None,
-        message: Message::assistant(completion),
-        finish: FinishReason::StopId,
-        prompt_tokens: 0,
-        tokens: 0,
-        error: None,
-    };
+    let external_call =
+        |after, shared_messages, messages: &[&str], completion: &str| ExternalCall {
+            agent: "solver".into(),
+            policy: "student".into(),
+            after,
+            shared_messages,
+            messages: messages.iter().map(|text| Message::user(*text)).collect(),
+            tools: None,
+            message: Message::assistant(completion),
+            finish: FinishReason::StopId,
+            prompt_tokens: 0,
+            tokens: 0,
+            error: None,
+        };
     let mut calls = vec![
         external_call(None, 0, &["1+1?"], "2"),
         external_call(Some(0), 2, &["And 1?"], "3"),
@@ -121,15 +122,19 @@ async fn gateway_calls_become_tree() {
     let format = format();
     let pupil = ImitatingPolicy { format: &format, agent: "solver", policy: "student" };
     let (trajectory, _) =
-        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&calls, "solver"))]).unwrap();
+        demonstrate_completions([(pupil, TeacherCompletion::from_calls(&calls, "solver"))])
+            .unwrap();
     let texts: Vec<String> = trajectory
         .leaves()
         .into_iter()
-        .map(|leaf| format.chat().tokenizer().decode_with_special(&trajectory.sequence_tokens(leaf)))
+        .map(|leaf| {
+            format.chat().tokenizer().decode_with_special(&trajectory.sequence_tokens(leaf))
+        })
         .collect();
     assert_eq!(texts.len(), 2);
     assert!(texts[0].contains("And 1?") && texts[0].ends_with("3<|im_end|>"), "{texts:?}");
     assert!(texts[1].contains("And 2?") && texts[1].ends_with("4<|im_end|>"), "{texts:?}");
-    let demonstrated = trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated).count();
+    let demonstrated =
+        trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated).count();
     assert_eq!(demonstrated, 3, "the beginning is shared");
 }

@@ -1,9 +1,9 @@
 //! Teachers, which write the completions that a policy imitates: a chat API, or the authors of the
 //! tasks.
 //!
-//! In the second case the row of a task has the completions of an attempt, and nothing else: the tools
-//! of the attempt answer every call in them, and every attempt is scored. A demonstration that fails
-//! its task is therefore detected and left out.
+//! In the second case the row of a task has the completions of an attempt, and nothing else: the
+//! tools of the attempt answer every call in them, and every attempt is scored. A demonstration
+//! that fails its task is therefore detected and left out.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -26,9 +26,11 @@ pub enum Teacher {
 }
 
 impl Teacher {
-    /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it has no
-    /// answer.
-    pub fn from_rule(rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static) -> Self {
+    /// Creates a teacher that answers a conversation by `rule`. The rule returns a message if it
+    /// has no answer.
+    pub fn from_rule(
+        rule: impl Fn(&[Message]) -> Result<Message, String> + Send + Sync + 'static,
+    ) -> Self {
         Teacher::Api(Arc::new(Rule(rule)))
     }
 
@@ -68,9 +70,9 @@ impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rul
     }
 }
 
-/// Returns the completions in a field of a task's row, in order. The field is a list of texts, or of
-/// messages in the format of chat APIs. Turns of tools and users between them are left out, because the
-/// attempt has its own. Tool calls without an id get one.
+/// Returns the completions in a field of a task's row, in order. The field is a list of texts, or
+/// of messages in the format of chat APIs. Turns of tools and users between them are left out,
+/// because the attempt has its own. Tool calls without an id get one.
 ///
 /// # Errors
 /// Returns a message if the row has no such field, or if the field is not a list of completions.
@@ -80,7 +82,8 @@ pub fn row_completions(task: &Task, field: &str) -> Result<Vec<Message>, String>
     let items = found.as_array().ok_or_else(|| wrong("is no list of replies".to_owned()))?;
     let mut completions = Vec::with_capacity(items.len());
     for (at, item) in items.iter().enumerate() {
-        let message = message(item).map_err(|why| wrong(format!("has a wrong message {at}: {why}")))?;
+        let message =
+            message(item).map_err(|why| wrong(format!("has a wrong message {at}: {why}")))?;
         completions.extend((message.role == Role::Assistant).then_some(message));
     }
     for (turn, completion) in completions.iter_mut().enumerate() {
@@ -110,11 +113,13 @@ fn message(item: &Value) -> Result<Message, String> {
 /// # Errors
 /// Returns the message of [`row_completions`] if it fails.
 fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
-    let (completions, next, field) = (row_completions(task, field)?, AtomicUsize::new(0), field.to_owned());
+    let (completions, next, field) =
+        (row_completions(task, field)?, AtomicUsize::new(0), field.to_owned());
     let rule = move |_: &[Message]| {
         let at = next.fetch_add(1, Ordering::Relaxed);
-        let used_up =
-            || format!("the agent asked for more than the {} replies in `{field}`", completions.len());
+        let used_up = || {
+            format!("the agent asked for more than the {} replies in `{field}`", completions.len())
+        };
         completions.get(at).cloned().ok_or_else(used_up)
     };
     Ok(Arc::new(Rule(rule)))
@@ -139,7 +144,8 @@ mod tests {
         ]));
         let completions = row_completions(&task, "replies").unwrap();
         assert_eq!(completions.len(), 2, "what a tool said is left out");
-        let ids: Vec<&str> = completions[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
+        let ids: Vec<&str> =
+            completions[0].tool_calls.iter().map(|call| call.id.as_str()).collect();
         assert_eq!(ids, ["call_0_0", "call_0_1"]);
         assert_eq!(completions[0].tool_calls[0].arguments["code"], "print(1)");
         assert_eq!(completions[1], Message::assistant("It is 1."));
@@ -161,6 +167,9 @@ mod tests {
             let error = row_completions(&task(completions), "replies").unwrap_err();
             assert!(error.starts_with("its field `replies` ") && error.contains(why), "{error}");
         }
-        assert_eq!(row_completions(&task(json!([])), "demo").unwrap_err(), "its row has no field `demo`");
+        assert_eq!(
+            row_completions(&task(json!([])), "demo").unwrap_err(),
+            "its row has no field `demo`"
+        );
     }
 }

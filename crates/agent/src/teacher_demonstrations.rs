@@ -1,9 +1,9 @@
 //! Demonstrations by a teacher: a chat API acts in place of a trained policy.
 //!
-//! The loop is the same as for any attempt ([`can_be_taught`](crate::AgentLoop::can_be_taught)), over a
-//! party whose backend is the teacher. A teacher returns messages. Each of its completions is then
-//! rendered as the trained policy would have written it after its own prompt: reasoning, text and tool
-//! calls in the format of its chat, encoded by its tokenizer. These tokens are
+//! The loop is the same as for any attempt ([`can_be_taught`](crate::AgentLoop::can_be_taught)),
+//! over a party whose backend is the teacher. A teacher returns messages. Each of its completions
+//! is then rendered as the trained policy would have written it after its own prompt: reasoning,
+//! text and tool calls in the format of its chat, encoded by its tokenizer. These tokens are
 //! [demonstrated](levade_tree::Kind::Demonstrated), in a tree like that of any attempt, and trained
 //! like any demonstration.
 
@@ -34,7 +34,11 @@ impl TeacherCompletion {
         let exchange = |at: usize| {
             let mut messages = ExternalCall::history(calls, at);
             let message = messages.pop()?;
-            Some(TeacherCompletion { messages, tools: ExternalCall::tools(calls, at).to_vec(), message })
+            Some(TeacherCompletion {
+                messages,
+                tools: ExternalCall::tools(calls, at).to_vec(),
+                message,
+            })
         };
         (0..calls.len()).filter(|&at| full_history(&calls[at])).filter_map(exchange).collect()
     }
@@ -47,8 +51,8 @@ pub(crate) struct ImitatingPolicy<'a> {
     pub policy: &'a str,
 }
 
-/// Renders completions of teachers as demonstrations for the given pupils. Returns the trajectory, and
-/// the number of demonstrated tokens.
+/// Renders completions of teachers as demonstrations for the given pupils. Returns the trajectory,
+/// and the number of demonstrated tokens.
 ///
 /// # Errors
 /// Returns an error if a conversation cannot be rendered in the format of its pupil.
@@ -69,8 +73,8 @@ pub(crate) fn demonstrate_completions<'a>(
     Ok((conversation.into_trajectory(), count))
 }
 
-/// Creates the attempt from an outcome and the demonstrations that `written` renders. Rendering takes
-/// time, so it runs outside of the async workers.
+/// Creates the attempt from an outcome and the demonstrations that `written` renders. Rendering
+/// takes time, so it runs outside of the async workers.
 pub(crate) async fn create_attempt(
     mut outcome: Outcome,
     rendered: impl FnOnce() -> Result<(Trajectory, usize), DemonstrationError> + Send + 'static,

@@ -1,4 +1,5 @@
-//! Tool loop: a model and its tools act in turn until the model has an answer or a limit is reached.
+//! Tool loop: a model and its tools act in turn until the model has an answer or a limit is
+//! reached.
 
 use levade_call::{ApiError, Cast, End, ErrorKind, Event, Input, OpeningLimit, Request, Token};
 use levade_policy::{FinishReason, PolicyError};
@@ -40,7 +41,8 @@ impl LoopError {
 
 /// Observer of a tool loop, for programs that display the loop live.
 pub trait LoopObserver: Send {
-    /// Notifies that a completion starts. `opens_reasoning` is whether its prompt starts its reasoning.
+    /// Notifies that a completion starts. `opens_reasoning` is whether its prompt starts its
+    /// reasoning.
     fn start(&mut self, opens_reasoning: bool);
 
     /// Notifies that tokens were sampled.
@@ -81,8 +83,8 @@ impl ToolLoop<'_> {
     /// Runs the loop and appends its messages to `history`, including the last completion.
     ///
     /// # Errors
-    /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt cannot
-    /// continue without.
+    /// Returns an error if a call fails, if a helper fails, or if a tool fails that the attempt
+    /// cannot continue without.
     pub async fn run(
         &mut self,
         history: &mut Vec<Message>,
@@ -91,7 +93,9 @@ impl ToolLoop<'_> {
         for index in 0.. {
             let end = match self.call(history, index == 0).await {
                 // The task fits into the context, but the tool results no longer do.
-                Err(error) if index > 0 && error.kind == ErrorKind::TooLong => return Ok(Finish::Context),
+                Err(error) if index > 0 && error.kind == ErrorKind::TooLong => {
+                    return Ok(Finish::Context);
+                }
                 called => called?,
             };
             let (finish, sampled) = (end.finish, end.tokens);
@@ -206,8 +210,11 @@ impl AssistantTurn {
             },
             None => {
                 let calls = message.tool_calls.iter().cloned().map(Ok).collect();
-                let parsed =
-                    ParsedCompletion { content: message.content.as_str().to_owned(), calls, bare: false };
+                let parsed = ParsedCompletion {
+                    content: message.content.as_str().to_owned(),
+                    calls,
+                    bare: false,
+                };
                 let reasoning = message.reasoning_content.clone().unwrap_or_default();
                 AssistantTurn { turn: index, parsed, reasoning, message }
             }
@@ -219,8 +226,8 @@ impl AssistantTurn {
 /// first call that ended the attempt, if any.
 ///
 /// # Errors
-/// Returns a message if a tool failed that the attempt cannot continue without. It names the tool and
-/// the failure.
+/// Returns a message if a tool failed that the attempt cannot continue without. It names the tool
+/// and the failure.
 pub(crate) fn apply_results(
     outcome: &mut Outcome,
     turn: u32,
@@ -246,7 +253,10 @@ pub(crate) fn apply_results(
     if let Some(Observation { toolbox, text, .. }) =
         observations.iter().find(|observation| observation.breaks)
     {
-        return Err(format!("the tool {} does not work: {text}", toolbox.as_deref().unwrap_or_default()));
+        return Err(format!(
+            "the tool {} does not work: {text}",
+            toolbox.as_deref().unwrap_or_default()
+        ));
     }
     Ok(observations.iter().find_map(|observation| observation.ends.clone()))
 }

@@ -86,7 +86,11 @@ impl ApiError {
 
     /// Creates an [`ErrorKind::Invalid`] error for a field of the request.
     pub fn field(param: &str, message: impl Into<String>) -> Self {
-        ApiError { kind: ErrorKind::Invalid, message: message.into(), param: Some(param.to_owned()) }
+        ApiError {
+            kind: ErrorKind::Invalid,
+            message: message.into(),
+            param: Some(param.to_owned()),
+        }
     }
 }
 
@@ -158,6 +162,9 @@ mod tests {
         let message = drift.to_string();
         assert_eq!(ApiError::from(drift), ApiError::field("messages", message));
         let text = TextError::Template("no such role".into());
-        assert_eq!(ApiError::from(ConversationError::Text(text)).param.as_deref(), Some("messages"));
+        assert_eq!(
+            ApiError::from(ConversationError::Text(text)).param.as_deref(),
+            Some("messages")
+        );
     }
 }

@@ -6,8 +6,11 @@ use crate::api_error::{ApiError, ErrorKind};
 ///
 /// # Errors
 /// Returns an [`ErrorKind::Internal`] error if the work panics.
-pub async fn blocking<T: Send + 'static>(work: impl FnOnce() -> T + Send + 'static) -> Result<T, ApiError> {
-    let panicked =
-        |error| ApiError::new(ErrorKind::Internal, format!("writing the prompt came to no end: {error}"));
+pub async fn blocking<T: Send + 'static>(
+    work: impl FnOnce() -> T + Send + 'static,
+) -> Result<T, ApiError> {
+    let panicked = |error| {
+        ApiError::new(ErrorKind::Internal, format!("writing the prompt came to no end: {error}"))
+    };
     tokio::task::spawn_blocking(work).await.map_err(panicked)
 }

@@ -1,4 +1,5 @@
-//! Tests of calls by the names of agents: opening limits, limits of the attempt, and what is recorded.
+//! Tests of calls by the names of agents: opening limits, limits of the attempt, and what is
+//! recorded.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -8,14 +9,15 @@ use levade_policy::{SamplingParams, Simulator, SimulatorConfig};
 use levade_text::{Message, testing};
 
 use crate::{
-    ApiError, Backend, Cast, ErrorKind, Input, OpeningLimit, Party, PartyLimits, PromptRecording, Reader,
-    Recorder, RecorderOptions, Request, SamplingRule, ToolCallIds, Truncation,
+    ApiError, Backend, Cast, ErrorKind, Input, OpeningLimit, Party, PartyLimits, PromptRecording,
+    Reader, Recorder, RecorderOptions, Request, SamplingRule, ToolCallIds, Truncation,
 };
 
 const CONTEXT: usize = 4096;
 
 fn party(agent: &str, context: usize, budget: Budget) -> Party {
-    let config = SimulatorConfig { vocabulary: testing::VOCABULARY, context: CONTEXT, ..Default::default() };
+    let config =
+        SimulatorConfig { vocabulary: testing::VOCABULARY, context: CONTEXT, ..Default::default() };
     let chat = Arc::new(testing::tiny_chat().unwrap());
     let party = Party::new(
         "tiny",
@@ -68,15 +70,20 @@ fn limit(max_tokens: usize, truncation: Truncation) -> Option<OpeningLimit> {
 async fn opening_limit_truncates_only_longer_prompts() {
     let full_prompt = full_prompt().await;
     let n = full_prompt.len();
-    for (max_tokens, want, is_truncated) in
-        [(n + 1, &full_prompt[..], false), (n, &full_prompt, false), (n - 1, &full_prompt[1..], true)]
-    {
-        let reader =
-            start_first_call(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left)).await.unwrap();
+    for (max_tokens, want, is_truncated) in [
+        (n + 1, &full_prompt[..], false),
+        (n, &full_prompt, false),
+        (n - 1, &full_prompt[1..], true),
+    ] {
+        let reader = start_first_call(CONTEXT, Budget::NONE, limit(max_tokens, Truncation::Left))
+            .await
+            .unwrap();
         assert_eq!((&reader.head().prompt[..], reader.head().is_truncated), (want, is_truncated));
     }
     assert!(start_first_call(CONTEXT, Budget::NONE, limit(n, Truncation::Reject)).await.is_ok());
-    let error = start_first_call(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Reject)).await.unwrap_err();
+    let error = start_first_call(CONTEXT, Budget::NONE, limit(n - 1, Truncation::Reject))
+        .await
+        .unwrap_err();
     let limit = format!("{n} tokens, more than the {} of agent.max_prompt_tokens", n - 1);
     assert!(error.kind == ErrorKind::TooLong && error.message.contains(&limit), "{error}");
 }
@@ -107,12 +114,21 @@ async fn oversized_prompt_is_rejected_without_opening_limit() {
         assert!(start_first_call(CONTEXT, budget(n), None).await.is_ok());
         for (context, max_tokens) in [(CONTEXT, n - 1), (n, usize::MAX)] {
             let error = start_first_call(context, budget(max_tokens), None).await.unwrap_err();
-            assert_eq!(error.kind, ErrorKind::TooLong, "{overflow:?} {context} {max_tokens}: {error}");
+            assert_eq!(
+                error.kind,
+                ErrorKind::TooLong,
+                "{overflow:?} {context} {max_tokens}: {error}"
+            );
         }
     }
     // The completion is limited to the rest of the context.
     for (context, tokens) in [(n + 1, 1), (n + 3, 3), (CONTEXT, 4)] {
-        let end = start_first_call(context, Budget::NONE, None).await.unwrap().completion().await.unwrap();
+        let end = start_first_call(context, Budget::NONE, None)
+            .await
+            .unwrap()
+            .completion()
+            .await
+            .unwrap();
         assert_eq!((end.prompt_tokens, end.tokens), (n, tokens), "{context}");
     }
 }
@@ -143,9 +159,17 @@ async fn recorder_reports_calls_and_remaining_limits() {
         (0, 9, 100)
     );
     for calls in 1..=3 {
-        cast.call("solver", question(&format!("{calls}?"))).await.unwrap().completion().await.unwrap();
+        cast.call("solver", question(&format!("{calls}?")))
+            .await
+            .unwrap()
+            .completion()
+            .await
+            .unwrap();
         let remaining = (recorder.remaining_calls(), recorder.remaining_tokens());
-        assert_eq!((recorder.ended_calls(), remaining), (calls, (9 - calls as u32, 100 - 4 * calls)));
+        assert_eq!(
+            (recorder.ended_calls(), remaining),
+            (calls, (9 - calls as u32, 100 - 4 * calls))
+        );
     }
     let turns: Vec<u32> = (0..9).filter(|turn| recorder.has_turn(*turn)).collect();
     assert_eq!(turns.len(), 3, "{turns:?}");

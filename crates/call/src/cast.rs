@@ -50,7 +50,8 @@ impl Cast {
         let found = self.parties.iter().find(|party| party.agent == agent);
         found.ok_or_else(|| {
             let names: Vec<&str> = self.parties.iter().map(|party| party.agent.as_str()).collect();
-            let message = format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            let message =
+                format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
             ApiError::new(ErrorKind::NotFound, message)
         })
     }
@@ -64,13 +65,13 @@ impl Cast {
     }
 }
 
-/// Starts a call of a party. The call runs in its own task, which writes a [`Transcript`](crate::Transcript).
-/// If all readers of the transcript are dropped, the call is aborted after the grace period. Sampled tokens
-/// are recorded in any case.
+/// Starts a call of a party. The call runs in its own task, which writes a
+/// [`Transcript`](crate::Transcript). If all readers of the transcript are dropped, the call is
+/// aborted after the grace period. Sampled tokens are recorded in any case.
 ///
 /// # Errors
-/// Returns an error if the request is invalid, exceeds a limit, or is rejected by the party. In that
-/// case nothing is recorded, except for the prompt with
+/// Returns an error if the request is invalid, exceeds a limit, or is rejected by the party. In
+/// that case nothing is recorded, except for the prompt with
 /// [`PromptRecording::BeforeSampling`](crate::PromptRecording::BeforeSampling).
 pub async fn call(
     recorder: &Arc<Recorder>,
@@ -81,8 +82,8 @@ pub async fn call(
     start(recorder, party, request, options, true).await
 }
 
-/// Starts a call. `is_counted` is whether the call counts toward the limits of the attempt; summaries
-/// do not.
+/// Starts a call. `is_counted` is whether the call counts toward the limits of the attempt;
+/// summaries do not.
 async fn start(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -96,11 +97,14 @@ async fn start(
     }
     match &party.backend {
         Backend::Tokens(_) => {
-            let summarize =
-                |summarizer: Arc<Summarizer>, text: String| summarize(Arc::clone(recorder), summarizer, text);
+            let summarize = |summarizer: Arc<Summarizer>, text: String| {
+                summarize(Arc::clone(recorder), summarizer, text)
+            };
             generate::start(recorder, party, request, options, is_counted, &summarize).await
         }
-        Backend::Messages(api) => relay::start(recorder, party, &**api, request, options, is_counted).await,
+        Backend::Messages(api) => {
+            relay::start(recorder, party, &**api, request, options, is_counted).await
+        }
     }
 }
 
@@ -119,14 +123,15 @@ fn summarize(
         let messages = vec![Message::user(format!("{instruction}\n\n{text}"))];
         let mut request = Request::new(Input::Messages(messages));
         request.sampling.max_tokens = Some(*max_tokens);
-        // The call that needs the summary holds the permit. Waiting for another permit could block all
-        // calls.
+        // The call that needs the summary holds the permit. Waiting for another permit could block
+        // all calls.
         let reader = start(&recorder, party, request, CallOptions::default(), false).await?;
         let end = reader.completion().await?;
         add(&recorder.options.metrics.summaries, 1);
         // The message of the recorded completion lacks the white space around the text.
-        let message =
-            end.recorded_completion.map_or(end.message, |recorded_completion| recorded_completion.message());
+        let message = end
+            .recorded_completion
+            .map_or(end.message, |recorded_completion| recorded_completion.message());
         Ok(message.content.as_str().to_owned())
     }
     .boxed()

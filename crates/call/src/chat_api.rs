@@ -11,8 +11,8 @@ use crate::request::{Constraint, SamplingOptions, ToolChoice};
 
 /// Chat API that continues conversations.
 pub trait ChatApi: Send + Sync {
-    /// Starts a completion. The receiver yields its deltas; the last one is [`ChatDelta::Done`] or an error.
-    /// Dropping the receiver cancels the request. Must be called within a Tokio runtime.
+    /// Starts a completion. The receiver yields its deltas; the last one is [`ChatDelta::Done`] or
+    /// an error. Dropping the receiver cancels the request. Must be called within a Tokio runtime.
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>>;
 }
 

@@ -1,13 +1,16 @@
-//! Parses a completion into the parts that its client receives: token by token, and again as a complete
-//! text.
+//! Parses a completion into the parts that its client receives: token by token, and again as a
+//! complete text.
 //!
-//! Text that could be the start of a stop string is held back, so that no client receives a stop string.
+//! Text that could be the start of a stop string is held back, so that no client receives a stop
+//! string.
 
 use std::sync::Arc;
 
 use levade_conversation::RecordedCompletion;
 use levade_policy::FinishReason;
-use levade_text::{Chat, CompletionDelta, CompletionStream, Message, StreamDecoder, ToolCall, ToolSpec};
+use levade_text::{
+    Chat, CompletionDelta, CompletionStream, Message, StreamDecoder, ToolCall, ToolSpec,
+};
 
 use crate::transcript::{End, message_parts};
 
@@ -36,8 +39,8 @@ struct ClientOutput {
     spoken: bool,
     /// Whether the last piece was a malformed tool call.
     broken: bool,
-    /// White space at the start of the completion or after text of the message. It belongs to the text
-    /// unless reasoning or a tool call follows. `None` after these.
+    /// White space at the start of the completion or after text of the message. It belongs to the
+    /// text unless reasoning or a tool call follows. `None` after these.
     blank: Option<String>,
     tokens: usize,
     reasoning_tokens: usize,
@@ -73,17 +76,29 @@ impl ChatParseOptions {
     /// Returns the parts of a recorded completion in their order.
     fn recorded_deltas(&self, recorded_completion: &RecordedCompletion) -> Vec<CompletionDelta> {
         if recorded_completion.parsed.bare && !self.calls_are_text {
-            let reasoning =
-                Some(recorded_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
-            return message_parts(&Message { reasoning_content: reasoning, ..recorded_completion.message() });
+            let reasoning = Some(recorded_completion.reasoning.clone())
+                .filter(|reasoning| !reasoning.is_empty());
+            return message_parts(&Message {
+                reasoning_content: reasoning,
+                ..recorded_completion.message()
+            });
         }
-        self.chat.deltas(&recorded_completion.text, self.in_reasoning, &self.tools, self.calls_are_text)
+        self.chat.deltas(
+            &recorded_completion.text,
+            self.in_reasoning,
+            &self.tools,
+            self.calls_are_text,
+        )
     }
 }
 
 impl CompletionParser {
     /// Creates a parser for a completion of a chat. Ids of tool calls start with `prefix`.
-    pub(crate) fn for_chat(parse_options: &ChatParseOptions, stops: &[String], prefix: &str) -> Self {
+    pub(crate) fn for_chat(
+        parse_options: &ChatParseOptions,
+        stops: &[String],
+        prefix: &str,
+    ) -> Self {
         Self::new(Source::Chat(parse_options.stream()), stops, prefix)
     }
 
@@ -96,8 +111,13 @@ impl CompletionParser {
         let is_text = matches!(source, Source::Text(..));
         let stops: Vec<String> = stops.iter().filter(|stop| !stop.is_empty()).cloned().collect();
         let blank = (!is_text).then(String::new);
-        let output =
-            ClientOutput { is_text, stops, prefix: prefix.to_owned(), blank, ..ClientOutput::default() };
+        let output = ClientOutput {
+            is_text,
+            stops,
+            prefix: prefix.to_owned(),
+            blank,
+            ..ClientOutput::default()
+        };
         CompletionParser { source, output }
     }
 
@@ -121,7 +141,9 @@ impl CompletionParser {
         self.output.tokens += 1;
         let deltas = match &mut self.source {
             Source::Chat(stream) => stream.push(id),
-            Source::Text(chat, decoder) => vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))],
+            Source::Text(chat, decoder) => {
+                vec![CompletionDelta::Speech(decoder.push(chat.tokenizer(), id))]
+            }
         };
         let thinks = deltas.iter().any(|delta| matches!(delta, CompletionDelta::Reasoning(_)));
         self.output.reasoning_tokens += usize::from(thinks);
@@ -156,25 +178,27 @@ impl CompletionParser {
         let mut rest = output.emit(last);
         let (held_text, mut stopped_by) = output.finish(stopped);
         rest.extend(held_text);
-        let parts =
-            recorded_completion.as_ref().zip(parse_options).map(|(recorded_completion, parse_options)| {
+        let parts = recorded_completion.as_ref().zip(parse_options).map(
+            |(recorded_completion, parse_options)| {
                 let mut parts = complete.emit(parse_options.recorded_deltas(recorded_completion));
                 let (held_text, stop) = complete.finish(stopped);
                 parts.extend(held_text);
                 stopped_by = stop;
                 join_parts(parts)
-            });
+            },
+        );
         let completion_text = recorded_completion
             .as_ref()
             .map_or(output.text.as_str(), |recorded_completion| recorded_completion.text.as_str());
         // The stop string is within a tool call or spans tags.
-        let stopped_by =
-            stopped_by.or_else(|| stopped.then(|| last_stop(&output.stops, completion_text)).flatten());
+        let stopped_by = stopped_by
+            .or_else(|| stopped.then(|| last_stop(&output.stops, completion_text)).flatten());
         let text = match &stopped_by {
             None => completion_text,
             Some(stop) => {
                 let kept = if output.keeps_stop { stop.len() } else { 0 };
-                &completion_text[..completion_text.len().min(before_stop(completion_text, stop).len() + kept)]
+                &completion_text
+                    [..completion_text.len().min(before_stop(completion_text, stop).len() + kept)]
             }
         };
         let text = text.to_owned();
@@ -264,15 +288,17 @@ impl ClientOutput {
                     self.blank = None;
                     self.speech.flush(CompletionDelta::Speech, &mut output);
                     let text = self.reasoning.push(&text, &self.stops);
-                    output.extend(Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Reasoning));
+                    output.extend(
+                        Some(text).filter(|text| !text.is_empty()).map(CompletionDelta::Reasoning),
+                    );
                 }
                 CompletionDelta::Aside(text) => {
                     match &mut self.blank {
                         Some(blank) if text.trim().is_empty() => blank.push_str(&text),
                         blank => *blank = None,
                     }
-                    // Clients do not receive this piece, but it ends the part that earlier tokens can
-                    // belong to.
+                    // Clients do not receive this piece, but it ends the part that earlier tokens
+                    // can belong to.
                     output.push(CompletionDelta::Aside(text));
                 }
             }
@@ -295,8 +321,8 @@ impl ClientOutput {
         self.speech.flush(CompletionDelta::Speech, output);
     }
 
-    /// Ends the completion. Returns the text held back, and the stop string that ended the completion
-    /// if it is in the message or in the reasoning.
+    /// Ends the completion. Returns the text held back, and the stop string that ended the
+    /// completion if it is in the message or in the reasoning.
     fn finish(&mut self, stopped: bool) -> (Vec<CompletionDelta>, Option<String>) {
         let mut rest = Vec::new();
         if let Some(blank) = self.blank.take().filter(|blank| !blank.is_empty()) {
@@ -317,17 +343,18 @@ impl ClientOutput {
     }
 }
 
-/// Returns the stop string that ends last in `for_text`. If the text contains none, returns the only stop
-/// string, or `None` if there are several.
+/// Returns the stop string that ends last in `for_text`. If the text contains none, returns the
+/// only stop string, or `None` if there are several.
 fn last_stop(stops: &[String], text: &str) -> Option<String> {
-    let ends = stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
+    let ends =
+        stops.iter().filter_map(|stop| Some((text.rfind(stop.as_str())? + stop.len(), stop)));
     let only = || stops.first().filter(|_| stops.len() == 1);
     ends.max_by_key(|(end, stop)| (*end, stop.len())).map(|(_, stop)| stop).or_else(only).cloned()
 }
 
-/// Returns the part of `for_text` before the stop string that ended the completion, or all of `for_text` if it
-/// does not contain the stop string. The last occurrence counts, or the first of several that overlap:
-/// one token completed all of them and ended the completion.
+/// Returns the part of `for_text` before the stop string that ended the completion, or all of
+/// `for_text` if it does not contain the stop string. The last occurrence counts, or the first of
+/// several that overlap: one token completed all of them and ended the completion.
 pub fn before_stop<'a>(text: &'a str, stop: &str) -> &'a str {
     let Some(mut at) = text.rfind(stop) else { return text };
     let last = stop.chars().next_back().map_or(0, char::len_utf8);
@@ -353,10 +380,11 @@ impl HeldText {
         // If several stop strings end in the new text, the first one ends the completion.
         let earliest = (self.0.len() + 1).saturating_sub(max_length);
         self.0.push_str(text);
-        let stop_start = (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
-            let rest = &self.0[at..];
-            stops.iter().any(|stop| stop.starts_with(rest) || rest.starts_with(stop.as_str()))
-        });
+        let stop_start =
+            (earliest..self.0.len()).filter(|&at| self.0.is_char_boundary(at)).find(|&at| {
+                let rest = &self.0[at..];
+                stops.iter().any(|stop| stop.starts_with(rest) || rest.starts_with(stop.as_str()))
+            });
         self.0.drain(..stop_start.unwrap_or(self.0.len())).collect()
     }
 

@@ -20,13 +20,13 @@ pub(crate) fn format_field(call: &Request) -> Option<&'static str> {
     }
 }
 
-/// Returns the grammar of the output format that a request specifies. Keywords of a tool's schema that
-/// a grammar cannot enforce are left out and counted, unless the tool is strict.
+/// Returns the grammar of the output format that a request specifies. Keywords of a tool's schema
+/// that a grammar cannot enforce are left out and counted, unless the tool is strict.
 ///
 /// # Errors
-/// Returns an error if a forced tool does not exist, if no grammar of the model's tool calls is known,
-/// if a grammar cannot enforce a keyword in the schema of the completion or of a strict tool, or if the
-/// request specifies both a format and a forced tool call.
+/// Returns an error if a forced tool does not exist, if no grammar of the model's tool calls is
+/// known, if a grammar cannot enforce a keyword in the schema of the completion or of a strict
+/// tool, or if the request specifies both a format and a forced tool call.
 pub(crate) async fn grammar(
     metrics: &CallMetrics,
     call: &Request,
@@ -50,7 +50,8 @@ pub(crate) async fn grammar(
 /// Returns the grammar of a completion that matches a JSON schema.
 async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
     let followed = blocking(move || enforceable_schema(&schema)).await?;
-    let (schema, ignored_keywords) = followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
+    let (schema, ignored_keywords) =
+        followed.map_err(|why| ApiError::new(ErrorKind::Internal, why))?;
     match ignored_keywords.first() {
         None => Ok(Grammar::JsonSchema(schema.to_string())),
         Some(found) => {
@@ -64,14 +65,22 @@ async fn json_schema(schema: serde_json::Value) -> Result<Grammar, ApiError> {
 }
 
 /// Returns the grammar of calls of the tools that `tool_choice` allows.
-async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> Result<Grammar, ApiError> {
+async fn calls(
+    metrics: &CallMetrics,
+    call: &Request,
+    format: &Arc<Format>,
+) -> Result<Grammar, ApiError> {
     let tools: Vec<ToolSpec> = match &call.tool_choice {
-        ToolChoice::Named(name) => call.tools.iter().filter(|tool| tool.name == *name).cloned().collect(),
+        ToolChoice::Named(name) => {
+            call.tools.iter().filter(|tool| tool.name == *name).cloned().collect()
+        }
         _ => call.tools.clone(),
     };
     if tools.is_empty() {
         let message = match &call.tool_choice {
-            ToolChoice::Named(name) => format!("tool_choice names {name:?}, which is not among the tools"),
+            ToolChoice::Named(name) => {
+                format!("tool_choice names {name:?}, which is not among the tools")
+            }
             _ => "tool_choice asks for a call, but there are no tools".into(),
         };
         return Err(ApiError::field("tool_choice", message));
@@ -80,8 +89,7 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
     let format = Arc::clone(format);
     let found = blocking(move || format.chat().must_call(&tools, several)).await?;
     let unknown = || {
-        let message =
-            "this model writes calls in a format that no grammar is known of; use tool_choice = \"auto\"";
+        let message = "this model writes calls in a format that no grammar is known of; use tool_choice = \"auto\"";
         ApiError::field("tool_choice", message)
     };
     let found = found.ok_or_else(unknown)?;
@@ -106,7 +114,9 @@ async fn calls(metrics: &CallMetrics, call: &Request, format: &Arc<Format>) -> R
 fn location_text(found: &OmittedKeyword) -> String {
     let path = if found.path.is_empty() { "the top" } else { &found.path };
     match found.keyword.as_str() {
-        "schema" => format!("something that is no schema, or none that a grammar can be made of, at {path}"),
+        "schema" => {
+            format!("something that is no schema, or none that a grammar can be made of, at {path}")
+        }
         keyword => format!("the keyword {keyword:?} at {path}"),
     }
 }
@@ -119,12 +129,22 @@ mod tests {
     #[test]
     fn field_returns_source_of_output_format() {
         let request = |constraint: Option<Constraint>, tool_choice: ToolChoice| {
-            format_field(&Request { constraint, tool_choice, ..Request::new(Input::Text(String::new())) })
+            format_field(&Request {
+                constraint,
+                tool_choice,
+                ..Request::new(Input::Text(String::new()))
+            })
         };
         let named = ToolChoice::Named("f".into());
-        assert_eq!(request(Some(Constraint::JsonObject), ToolChoice::Auto), Some("response_format"));
+        assert_eq!(
+            request(Some(Constraint::JsonObject), ToolChoice::Auto),
+            Some("response_format")
+        );
         assert_eq!(request(None, ToolChoice::Required), Some("tool_choice"));
         assert_eq!(request(None, named), Some("tool_choice"));
-        assert_eq!([ToolChoice::Auto, ToolChoice::None].map(|choice| request(None, choice)), [None, None]);
+        assert_eq!(
+            [ToolChoice::Auto, ToolChoice::None].map(|choice| request(None, choice)),
+            [None, None]
+        );
     }
 }

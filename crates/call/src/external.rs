@@ -7,8 +7,8 @@ use levade_text::{Message, ToolSpec};
 use serde::{Deserialize, Serialize};
 use xxhash_rust::xxh3::xxh3_128_with_seed;
 
-/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history are stored
-/// once.
+/// Recorded call of a [`ChatApi`](crate::ChatApi). Messages that repeat an earlier call's history
+/// are stored once.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct ExternalCall {
     /// Name of the agent.
@@ -43,8 +43,8 @@ pub struct ExternalCall {
 }
 
 impl ExternalCall {
-    /// Returns the full history of the call at index `at`, including its completion. Empty if there is
-    /// no such call.
+    /// Returns the full history of the call at index `at`, including its completion. Empty if there
+    /// is no such call.
     pub fn history(calls: &[ExternalCall], at: usize) -> Vec<Message> {
         let Some(call) = calls.get(at) else { return Vec::new() };
         // A call only continues an earlier one.
@@ -68,8 +68,8 @@ impl ExternalCall {
 pub(crate) struct Histories(HashMap<u128, (usize, usize)>);
 
 impl Histories {
-    /// Returns the index of the call that `messages` continue, and the number of shared messages. Then
-    /// adds `messages` and `message` as the history of the call at index `at`.
+    /// Returns the index of the call that `messages` continue, and the number of shared messages.
+    /// Then adds `messages` and `message` as the history of the call at index `at`.
     pub(crate) fn note(
         &mut self,
         at: usize,
@@ -94,7 +94,12 @@ impl Histories {
 mod tests {
     use super::*;
 
-    fn call(after: Option<usize>, shared_count: usize, texts: &[&str], tools: Option<&str>) -> ExternalCall {
+    fn call(
+        after: Option<usize>,
+        shared_count: usize,
+        texts: &[&str],
+        tools: Option<&str>,
+    ) -> ExternalCall {
         let (assistant_message, messages) = texts.split_last().unwrap();
         let tool = |name: &str| ToolSpec {
             name: name.into(),
@@ -143,11 +148,17 @@ mod tests {
 
     #[test]
     fn tools_come_from_last_call_that_lists_them() {
-        let calls =
-            [call(None, 0, &["a"], None), call(None, 0, &["b"], Some("add")), call(None, 0, &["c"], None)];
+        let calls = [
+            call(None, 0, &["a"], None),
+            call(None, 0, &["b"], Some("add")),
+            call(None, 0, &["c"], None),
+        ];
         let calls = [&calls[..], &[call(None, 0, &["d"], Some("sub"))]].concat();
         let name = |at| ExternalCall::tools(&calls, at).first().map(|tool| tool.name.as_str());
-        assert_eq!([0, 1, 2, 3, 9].map(name), [None, Some("add"), Some("add"), Some("sub"), Some("sub")]);
+        assert_eq!(
+            [0, 1, 2, 3, 9].map(name),
+            [None, Some("add"), Some("add"), Some("sub"), Some("sub")]
+        );
     }
 
     #[test]

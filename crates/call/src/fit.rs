@@ -28,8 +28,8 @@ pub(crate) struct FittedPrompt {
 /// `opening`. `summarize` requests summaries of turns that no longer fit.
 ///
 /// # Errors
-/// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or if a
-/// summary fails.
+/// Returns an error if the prompt cannot be rendered, if it is too long and cannot be truncated, or
+/// if a summary fails.
 pub(crate) async fn fit(
     recorder: &Arc<Recorder>,
     party: &Arc<Party>,
@@ -83,7 +83,8 @@ pub(crate) async fn fit(
     }
 }
 
-/// Truncates the first prompt of an attempt to `limit`, and checks that it has at most `budget` tokens.
+/// Truncates the first prompt of an attempt to `limit`, and checks that it has at most `budget`
+/// tokens.
 fn truncate_opening(
     mut prepared: Box<PreparedPrompt>,
     limit: OpeningLimit,
@@ -97,7 +98,8 @@ fn truncate_opening(
         ApiError::new(ErrorKind::TooLong, message)
     };
     let shortened = limit.truncation.truncate(prepared.prompt.clone(), limit.max_tokens);
-    prepared.shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
+    prepared
+        .shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
     let prompt_tokens = prepared.prompt.len();
     match prompt_tokens > budget {
         true => Err(too_long(prompt_tokens, budget, "max_context_tokens")),

@@ -1,7 +1,7 @@
 //! Executes calls of parties with a sampler, from the request to the recorded completion.
 //!
-//! A call runs in its own task, which writes a [`Transcript`]. A dropped connection therefore does not
-//! cancel the call immediately, and sampled tokens are recorded in any case.
+//! A call runs in its own task, which writes a [`Transcript`]. A dropped connection therefore does
+//! not cancel the call immediately, and sampled tokens are recorded in any case.
 
 use std::sync::atomic::Ordering;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -11,8 +11,8 @@ use futures_util::stream::FuturesOrdered;
 use futures_util::{FutureExt, StreamExt};
 use levade_conversation::{Conversation, Format};
 use levade_policy::{
-    Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
-    SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
+    Completion, FinishReason, Grammar, PolicyError, SampleEvent, SampleRequest, SampleStream,
+    Sampler, SamplingParams, TopLogprobs, crash_point, with_sampler_timeout,
 };
 use levade_text::{CompletionDelta, Message, ToolSpec};
 use levade_tree::TreeError;
@@ -39,7 +39,8 @@ struct Generation {
     tools: Arc<[ToolSpec]>,
     tool_choice: ToolChoice,
     parallel_calls: bool,
-    /// Whether completions are constrained to JSON, in which tags of reasoning and tool calls are text.
+    /// Whether completions are constrained to JSON, in which tags of reasoning and tool calls are
+    /// text.
     is_json: bool,
     /// Whether completions include the stop string that ended them.
     keeps_stop: bool,
@@ -115,7 +116,8 @@ pub(crate) async fn start(
     let rules = (opening, summarize);
     let (mut prompt, is_truncated) = prompt(recorder, party, backend, input, &tools, rules).await?;
     if prompt.opens_reasoning() && params.grammar.is_some() {
-        let message = "this model's replies begin with a thought, which no form can be held to; leave it out";
+        let message =
+            "this model's replies begin with a thought, which no form can be held to; leave it out";
         return Err(ApiError::field(constrained_by.unwrap_or("response_format"), message));
     }
     let ids: Arc<[u32]> = prompt.ids().into();
@@ -159,7 +161,8 @@ pub(crate) async fn start(
             params: params.clone(),
         };
         let accepted =
-            with_sampler_timeout(&**backend.sampler, timeout, backend.sampler.sample(request)).await;
+            with_sampler_timeout(&**backend.sampler, timeout, backend.sampler.sample(request))
+                .await;
         let late = || {
             let message = format!("waited {timeout:?} for the sampler to accept a request");
             ApiError::new(ErrorKind::Deadline, message)
@@ -180,7 +183,8 @@ pub(crate) async fn start(
     let created = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let model = party.model.clone();
     let opens_reasoning = prompt.opens_reasoning();
-    let head = Head { id, model, created, prompt: ids.to_vec(), opens_reasoning, is_truncated, origin, n };
+    let head =
+        Head { id, model, created, prompt: ids.to_vec(), opens_reasoning, is_truncated, origin, n };
     let transcript = Transcript::new(head);
     let reader = transcript.read();
     let generation = Generation {
@@ -218,7 +222,9 @@ fn sampling_params(request: &Request, party: &Party, format: &Format) -> Samplin
             };
             (params, false)
         }
-        SamplingRule::Default(defaults) => (requested.with_defaults(defaults), requested.ignore_eos),
+        SamplingRule::Default(defaults) => {
+            (requested.with_defaults(defaults), requested.ignore_eos)
+        }
     };
     if !ignores_eos {
         params.stop_ids = format.chat().stop_ids().to_vec();
@@ -295,9 +301,10 @@ impl Generation {
         let metrics = Arc::clone(&self.recorder.options.metrics);
         let _ending = self.transcript.end_guard();
         add(&metrics.running, 1);
-        // The completions are sampled concurrently, but recorded in order, so that the record does not
-        // depend on which of them ends first.
-        let mut sampled: FuturesOrdered<_> = choices.into_iter().map(|choice| self.sample(choice)).collect();
+        // The completions are sampled concurrently, but recorded in order, so that the record does
+        // not depend on which of them ends first.
+        let mut sampled: FuturesOrdered<_> =
+            choices.into_iter().map(|choice| self.sample(choice)).collect();
         let mut failed = None;
         while let Some(sampled) = sampled.next().await {
             if let Err(error) = sampled.and_then(|sampled| self.end(sampled)) {
@@ -319,8 +326,8 @@ impl Generation {
     /// Samples one completion until it ends, fails or is aborted.
     ///
     /// # Errors
-    /// Returns an error if another call of the batch is rejected. In that case the completion is not
-    /// recorded.
+    /// Returns an error if another call of the batch is rejected. In that case the completion is
+    /// not recorded.
     async fn sample(&self, choice: Choice) -> Result<SampledCompletion, ApiError> {
         let Choice { index, prompt, params, mut stream, call_prefix } = choice;
         let chat = self.format.chat();
@@ -336,7 +343,9 @@ impl Generation {
         // Only at its end does a completion show whether it is a tool call without tags.
         let withholds = parsing.is_some() && chat.reads_bare_calls() && !calls_are_text;
         let mut parser = match &parsing {
-            Some(parsing) => CompletionParser::for_chat(parsing, &params.stop_strings, &call_prefix),
+            Some(parsing) => {
+                CompletionParser::for_chat(parsing, &params.stop_strings, &call_prefix)
+            }
             None => CompletionParser::for_text(chat, &params.stop_strings),
         };
         if !self.parallel_calls {
@@ -362,13 +371,30 @@ impl Generation {
         completion.finish = *ended.as_ref().unwrap_or(&FinishReason::Aborted);
         add(&self.recorder.options.metrics.sampled_tokens, completion.tokens.len() as u64);
         let error = ended.err();
-        Ok(SampledCompletion { index, prompt, completion, params, parser, parsing, withholds, error })
+        Ok(SampledCompletion {
+            index,
+            prompt,
+            completion,
+            params,
+            parser,
+            parsing,
+            withholds,
+            error,
+        })
     }
 
     /// Records a completion, including one that failed, and writes its end to the transcript.
     fn end(&self, sampled: SampledCompletion) -> Result<(), ApiError> {
-        let SampledCompletion { index, prompt, completion, params, parser, parsing, withholds, error } =
-            sampled;
+        let SampledCompletion {
+            index,
+            prompt,
+            completion,
+            params,
+            parser,
+            parsing,
+            withholds,
+            error,
+        } = sampled;
         let (rest, end) =
             self.record(prompt, completion, &params, (parser, parsing.as_ref()), error.as_ref())?;
         if let Some(error) = error {
@@ -417,9 +443,12 @@ impl Generation {
                     }
                     let mut parts = Parts::default();
                     parts.add(parser, completion, (tokens, logprobs, top, version));
-                    // Tokens that are ready are sent together, because each event wakes all readers.
+                    // Tokens that are ready are sent together, because each event wakes all
+                    // readers.
                     while let Some(event) = stream.next().now_or_never() {
-                        let Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) = event else {
+                        let Some(Ok(SampleEvent::Tokens { tokens, logprobs, top, version })) =
+                            event
+                        else {
                             after = Some(event);
                             break;
                         };
@@ -443,9 +472,15 @@ impl Generation {
         }
     }
 
-    /// Writes log-probabilities of the prompt tokens that follow the first `read`. Returns the number
-    /// of tokens written.
-    fn push_prompt(&self, choice: usize, read: usize, logprobs: &[f32], top: &[TopLogprobs]) -> usize {
+    /// Writes log-probabilities of the prompt tokens that follow the first `read`. Returns the
+    /// number of tokens written.
+    fn push_prompt(
+        &self,
+        choice: usize,
+        read: usize,
+        logprobs: &[f32],
+        top: &[TopLogprobs],
+    ) -> usize {
         // No token predicts the first one.
         let first = usize::from(read == 0);
         let known = logprobs.iter().enumerate().map(|(index, logprob)| {
@@ -454,15 +489,17 @@ impl Generation {
         });
         let all = std::iter::repeat_n((f32::NAN, Vec::new()), first).chain(known);
         let ids = self.transcript.head.prompt.iter().skip(read);
-        let tokens: Vec<Token> =
-            ids.zip(all).map(|(&id, (logprob, top))| Token { id, logprob, top, version: 0 }).collect();
+        let tokens: Vec<Token> = ids
+            .zip(all)
+            .map(|(&id, (logprob, top))| Token { id, logprob, top, version: 0 })
+            .collect();
         let count = tokens.len();
         self.transcript.push(Event::Prompt { choice, tokens });
         count
     }
 
-    /// Records a completion. Returns the pieces that readers have not received yet, and the complete
-    /// completion.
+    /// Records a completion. Returns the pieces that readers have not received yet, and the
+    /// complete completion.
     fn record(
         &self,
         prompt: Prompt,
@@ -481,17 +518,23 @@ impl Generation {
         if tokens > 0 || (error.is_none() && finish != FinishReason::Aborted) {
             match prompt {
                 Prompt::Chat(prepared) => {
-                    recorded_completion =
-                        Some(conversation.record(*prepared, completion, params).map_err(internal_error)?);
+                    recorded_completion = Some(
+                        conversation
+                            .record(*prepared, completion, params)
+                            .map_err(internal_error)?,
+                    );
                 }
                 Prompt::Ids(ids) => {
                     let party = (self.party.agent.as_str(), self.party.policy.as_str());
-                    conversation.record_ids(party, &ids, completion, params).map_err(internal_error)?;
+                    conversation
+                        .record_ids(party, &ids, completion, params)
+                        .map_err(internal_error)?;
                 }
             }
         }
         let turn = recorded_completion.as_ref().map(|recorded_completion| recorded_completion.turn);
-        let segment = recorded_completion.as_ref().map(|recorded_completion| recorded_completion.segment);
+        let segment =
+            recorded_completion.as_ref().map(|recorded_completion| recorded_completion.segment);
         let (rest, mut end) = parser.end(recorded_completion, parsing, finish);
         end.prompt_tokens = prompt_tokens;
         if let Some(segment) = segment {
@@ -502,7 +545,9 @@ impl Generation {
             // Some clients append the stop string that ended the completion.
             if let Some(stop) = &end.stopped_by {
                 let content = format!("{}{stop}", end.message.content.as_str()).into();
-                state.conversation.note_received(segment, &Message { content, ..end.message.clone() });
+                state
+                    .conversation
+                    .note_received(segment, &Message { content, ..end.message.clone() });
             }
         }
         if self.is_counted {
@@ -536,14 +581,17 @@ mod tests {
     use super::*;
     use crate::transcript::MessageTokens;
 
-    const CALL: &str =
-        "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
+    const CALL: &str = "So.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 1.50, \"b\": 2}}\n</tool_call>";
 
     #[test]
     fn message_tokens_exclude_reasoning_and_tool_calls() {
         let chat = Arc::new(levade_text::testing::tiny_chat().unwrap());
-        let parsing =
-            ChatParseOptions { chat, in_reasoning: false, tools: Vec::new().into(), calls_are_text: false };
+        let parsing = ChatParseOptions {
+            chat,
+            in_reasoning: false,
+            tools: Vec::new().into(),
+            calls_are_text: false,
+        };
         let mut parser = CompletionParser::for_chat(&parsing, &[], "");
         let recorded_completion = format!("<think>Hm.</think>One{CALL}Two");
         let ids: Vec<u32> = recorded_completion.bytes().map(u32::from).collect();

@@ -15,8 +15,8 @@ use levade_text::testing::{ALWAYS_THINKS, IM_END, tiny_chat, tiny_tokenizer};
 use levade_text::{Chat, ChatOptions, CompletionDelta, Message, ToolSpec};
 
 use crate::{
-    Backend, CallMetrics, Cast, Constraint, End, Event, Input, Party, PartyLimits, PromptRecording, Recorder,
-    RecorderOptions, Request, SamplingRule, ToolCallIds, ToolChoice,
+    Backend, CallMetrics, Cast, Constraint, End, Event, Input, Party, PartyLimits, PromptRecording,
+    Recorder, RecorderOptions, Request, SamplingRule, ToolCallIds, ToolChoice,
 };
 
 type Events = Vec<Result<SampleEvent, PolicyError>>;
@@ -144,7 +144,8 @@ fn question() -> Request {
 }
 
 fn tools() -> Vec<ToolSpec> {
-    let parameters = serde_json::json!({ "type": "object", "properties": { "a": { "type": "number" } } });
+    let parameters =
+        serde_json::json!({ "type": "object", "properties": { "a": { "type": "number" } } });
     vec![ToolSpec { name: "add".into(), description: String::new(), parameters }]
 }
 
@@ -159,15 +160,23 @@ async fn empty_completion_is_recorded_only_if_complete() {
         (Vec::new(), true, false, 0),
         (vec![completion("So.", FinishReason::Length).swap_remove(1), stopped()], false, true, 2),
     ] {
-        let attempt = Attempt::with_script(Script { events: events.clone(), hangs, ..Script::default() });
+        let attempt =
+            Attempt::with_script(Script { events: events.clone(), hangs, ..Script::default() });
         let reader = attempt.cast.call("solver", question()).await.unwrap();
         if !hangs {
             let _ = reader.completion().await;
         }
         let recorded = attempt.cast.recorder().close(Duration::from_secs(5)).await;
         let found = recorded.trajectory.segments();
-        assert!(found.len() <= segments && found.is_empty() == (segments == 0), "{events:?}: {found:?}");
-        assert_eq!((recorded.calls.len(), recorded.calls[0].tokens > 0), (1, has_tokens), "{events:?}");
+        assert!(
+            found.len() <= segments && found.is_empty() == (segments == 0),
+            "{events:?}: {found:?}"
+        );
+        assert_eq!(
+            (recorded.calls.len(), recorded.calls[0].tokens > 0),
+            (1, has_tokens),
+            "{events:?}"
+        );
         assert_eq!(recorded.calls[0].turn.is_some(), segments > 0, "{events:?}");
     }
 }
@@ -206,8 +215,13 @@ async fn metrics_count_each_call_once() {
     let (end, _) = attempt.call(question()).await;
     attempt.call(question()).await;
     let metrics = &attempt.metrics;
-    let values =
-        [&metrics.calls, &metrics.prompt_tokens, &metrics.sampled_tokens, &metrics.failed, &metrics.running];
+    let values = [
+        &metrics.calls,
+        &metrics.prompt_tokens,
+        &metrics.sampled_tokens,
+        &metrics.failed,
+        &metrics.running,
+    ];
     let values = values.map(|counter| counter.load(Ordering::Relaxed));
     assert_eq!(values, [2, 2 * end.prompt_tokens as u64, 2 * end.tokens as u64, 0, 0]);
     for histogram in [&metrics.first_token, &metrics.duration] {
@@ -216,7 +230,10 @@ async fn metrics_count_each_call_once() {
         assert!(out.ends_with("\nh_count 2\n"), "{out}");
     }
     // The same prompt twice is a fork.
-    assert_eq!((metrics.forked.load(Ordering::Relaxed), metrics.truncated.load(Ordering::Relaxed)), (1, 0));
+    assert_eq!(
+        (metrics.forked.load(Ordering::Relaxed), metrics.truncated.load(Ordering::Relaxed)),
+        (1, 0)
+    );
 }
 
 #[tokio::test]
@@ -254,7 +271,10 @@ async fn message_includes_stop_string_on_request() {
             })
             .collect();
         assert_eq!((end.message.content.as_str(), &*end.text, &*streamed), (want, want, want));
-        assert_eq!((end.stopped_by.as_deref(), end.finish), (Some("STOP"), FinishReason::StopString));
+        assert_eq!(
+            (end.stopped_by.as_deref(), end.finish),
+            (Some("STOP"), FinishReason::StopString)
+        );
     }
 }
 
@@ -295,17 +315,23 @@ async fn tags_of_empty_reasoning_are_not_content() {
             CompletionDelta::Speech(text) => Some(text.as_str()),
             _ => None,
         });
-        assert_eq!((end.message.content.as_str(), streamed.collect::<String>().as_str()), ("So.", "So."));
+        assert_eq!(
+            (end.message.content.as_str(), streamed.collect::<String>().as_str()),
+            ("So.", "So.")
+        );
         assert_eq!(end.message.reasoning_content, None, "{text:?}");
     }
 }
 
 #[tokio::test]
 async fn completion_continues_reasoning_that_prompt_opens() {
-    let script =
-        Script { events: completion("Hm.\n</think>\n\nSo.", FinishReason::StopId), ..Script::default() };
+    let script = Script {
+        events: completion("Hm.\n</think>\n\nSo.", FinishReason::StopId),
+        ..Script::default()
+    };
     let sampling = SamplingRule::Default(SamplingParams::default());
-    let chat = Chat::new(tiny_tokenizer().unwrap(), Some(ALWAYS_THINKS), ChatOptions::default()).unwrap();
+    let chat =
+        Chat::new(tiny_tokenizer().unwrap(), Some(ALWAYS_THINKS), ChatOptions::default()).unwrap();
     let attempt = Attempt::with_chat(chat, script, sampling);
     let (end, _) = attempt.call(question()).await;
     assert_eq!(end.message.reasoning_content.as_deref().map(str::trim), Some("Hm."));
@@ -339,9 +365,12 @@ async fn fixed_sampling_drops_forced_calls_and_keeps_logprobs() {
 async fn only_required_choice_permits_several_calls() {
     let attempt = Attempt::with_text("So.", FinishReason::StopId);
     let named = || ToolChoice::Named("add".into());
-    for (tool_choice, parallel_calls) in
-        [(ToolChoice::Required, true), (ToolChoice::Required, false), (named(), true), (named(), false)]
-    {
+    for (tool_choice, parallel_calls) in [
+        (ToolChoice::Required, true),
+        (ToolChoice::Required, false),
+        (named(), true),
+        (named(), false),
+    ] {
         attempt.call(Request { tools: tools(), tool_choice, parallel_calls, ..question() }).await;
     }
     let requests = attempt.sampler.requests.lock().unwrap();
@@ -361,7 +390,11 @@ async fn contradictory_requests_are_rejected_by_field() {
             "tool_choice",
             "names \"sub\", which is not among the tools",
         ),
-        (Request { tool_choice: ToolChoice::Required, ..question() }, "tool_choice", "there are no tools"),
+        (
+            Request { tool_choice: ToolChoice::Required, ..question() },
+            "tool_choice",
+            "there are no tools",
+        ),
         (
             Request {
                 tools: tools(),
@@ -377,7 +410,10 @@ async fn contradictory_requests_are_rejected_by_field() {
         (Request::new(Input::Text(String::new())), "prompt", "the prompt is empty"),
     ] {
         let error = attempt.cast.call("solver", request).await.unwrap_err();
-        assert!(error.param.as_deref() == Some(param) && error.message.contains(message), "{error:?}");
+        assert!(
+            error.param.as_deref() == Some(param) && error.message.contains(message),
+            "{error:?}"
+        );
     }
     assert_eq!(attempt.cast.recorder().ended_calls(), 0);
 }

@@ -1,11 +1,12 @@
-//! Calls models on behalf of agents: fits the prompt to the context, samples, and records every token.
+//! Calls models on behalf of agents: fits the prompt to the context, samples, and records every
+//! token.
 //!
-//! A [`Party`] answers the calls of one agent: a sampler of tokens, or a chat API. A [`Cast`] has the
-//! parties of an attempt by the names of their agents, and a [`Recorder`] that records all their calls.
-//! [`Cast::call`] is the only way to call a model, for agent loops, API endpoints, teachers and judges.
-//! It finds the recorded history that the messages continue, fits the prompt to the party's context,
-//! samples with the attempt's random streams, and records prompt and completion. A [`Transcript`] has
-//! the events of the call, for any number of readers.
+//! A [`Party`] answers the calls of one agent: a sampler of tokens, or a chat API. A [`Cast`] has
+//! the parties of an attempt by the names of their agents, and a [`Recorder`] that records all
+//! their calls. [`Cast::call`] is the only way to call a model, for agent loops, API endpoints,
+//! teachers and judges. It finds the recorded history that the messages continue, fits the prompt
+//! to the party's context, samples with the attempt's random streams, and records prompt and
+//! completion. A [`Transcript`] has the events of the call, for any number of readers.
 //!
 //! # Example
 //! ```
@@ -41,12 +42,15 @@
 //!
 //! # Guarantees
 //! - **Sampled tokens are recorded**, including those of a call that is aborted or fails.
-//! - **A call is admitted once.** A rejected call changes no random stream. If it is rejected after its
-//!   admission, for example because its prompt is too long, it has used one of the attempt's calls.
-//! - **Every wait has a timeout**, which does not count the time in which the sampler's device trains.
+//! - **A call is admitted once.** A rejected call changes no random stream. If it is rejected after
+//!   its admission, for example because its prompt is too long, it has used one of the attempt's
+//!   calls.
+//! - **Every wait has a timeout**, which does not count the time in which the sampler's device
+//!   trains.
 //! - **An error has a kind, the wrong value and a hint** ([`ApiError`]).
 //!
-//! Out of scope: HTTP and the formats of APIs (`levade-gateway`), tools and agent loops (`levade-agent`).
+//! Out of scope: HTTP and the formats of APIs (`levade-gateway`), tools and agent loops
+//! (`levade-agent`).
 
 mod api_error;
 
@@ -82,6 +86,12 @@ pub use metrics::{CallMetrics, Histogram};
 pub use options::{BatchMembership, BatchOutcome, CallOptions};
 pub use party::{Backend, Party, PartyLimits, SamplingRule, Summarizer, TokenBackend};
 pub use probes::probe_agent;
-pub use recorder::{CallRecord, PromptRecording, Recorder, RecorderOptions, Recording, ToolCallIds};
-pub use request::{Constraint, Input, OpeningLimit, Request, SamplingOptions, ToolChoice, Truncation};
-pub use transcript::{End, EndGuard, Event, Head, MessageTokens, Reader, Token, Transcript, message_parts};
+pub use recorder::{
+    CallRecord, PromptRecording, Recorder, RecorderOptions, Recording, ToolCallIds,
+};
+pub use request::{
+    Constraint, Input, OpeningLimit, Request, SamplingOptions, ToolChoice, Truncation,
+};
+pub use transcript::{
+    End, EndGuard, Event, Head, MessageTokens, Reader, Token, Transcript, message_parts,
+};

@@ -56,7 +56,8 @@ pub struct CallMetrics {
 
 impl Default for CallMetrics {
     fn default() -> Self {
-        let started = SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
+        let started =
+            SystemTime::now().duration_since(UNIX_EPOCH).unwrap_or_default().as_micros() as u64;
         CallMetrics {
             calls: AtomicU64::new(0),
             failed: AtomicU64::new(0),
@@ -142,8 +143,10 @@ impl Histogram {
         }
         let count = self.count.load(Ordering::Relaxed);
         let seconds = self.microseconds.load(Ordering::Relaxed) as f64 / 1e6;
-        let _ =
-            writeln!(out, "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}");
+        let _ = writeln!(
+            out,
+            "{name}_bucket{{le=\"+Inf\"}} {count}\n{name}_sum {seconds}\n{name}_count {count}"
+        );
     }
 }
 

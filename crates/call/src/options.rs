@@ -25,11 +25,15 @@ impl BatchMembership {
         (BatchOutcome(outcome), BatchMembership(batch))
     }
 
-    /// Waits until all calls have started or one is rejected. Returns whether the calls are recorded. They
-    /// are also recorded if the sender is dropped because the client has disconnected, like a single call.
+    /// Waits until all calls have started or one is rejected. Returns whether the calls are
+    /// recorded. They are also recorded if the sender is dropped because the client has
+    /// disconnected, like a single call.
     pub(crate) async fn is_recorded(&self) -> bool {
         let mut outcome = self.0.clone();
-        outcome.wait_for(Option::is_some).await.map_or(true, |all_started| *all_started != Some(false))
+        outcome
+            .wait_for(Option::is_some)
+            .await
+            .map_or(true, |all_started| *all_started != Some(false))
     }
 
     /// Waits until a call is rejected. Never returns if none is.

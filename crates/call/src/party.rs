@@ -21,7 +21,8 @@ pub struct Party {
     /// Source of the completions.
     pub backend: Backend,
     /// Chat format of the conversations. Always present for [`Backend::Tokens`]. A party with
-    /// [`Backend::Messages`] has one if its completions are recorded as demonstrations for a trained policy.
+    /// [`Backend::Messages`] has one if its completions are recorded as demonstrations for a
+    /// trained policy.
     pub format: Option<Arc<Format>>,
     /// Limits of one call.
     pub limits: PartyLimits,
@@ -45,8 +46,8 @@ pub enum Backend {
 /// Limits of one call of a party.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct PartyLimits {
-    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to the
-    /// sampler, which then ends a completion with
+    /// Maximum number of tokens of prompt and completion together. `usize::MAX` leaves the limit to
+    /// the sampler, which then ends a completion with
     /// [`FinishReason::Context`](levade_policy::FinishReason::Context).
     pub context: usize,
     /// Timeout for the acceptance of a request, and again for its completion.
@@ -86,8 +87,8 @@ pub struct TokenBackend<'a> {
 }
 
 impl Party {
-    /// Creates a party for calls outside of attempts, whose policy and model have the same name. It has no
-    /// agent and no context policy.
+    /// Creates a party for calls outside of attempts, whose policy and model have the same name. It
+    /// has no agent and no context policy.
     pub fn new(
         name: &str,
         backend: Backend,
@@ -111,8 +112,8 @@ impl Party {
     /// Returns the sampler of a party with [`Backend::Tokens`].
     ///
     /// # Errors
-    /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if the backend is a chat API,
-    /// which has no tokens.
+    /// Returns an [`ErrorKind::Invalid`](crate::ErrorKind::Invalid) error if the backend is a chat
+    /// API, which has no tokens.
     pub fn tokens(&self) -> Result<TokenBackend<'_>, ApiError> {
         match (&self.backend, &self.format) {
             (Backend::Tokens(sampler), Some(format)) => {

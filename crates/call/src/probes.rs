@@ -1,17 +1,18 @@
 //! Probes: calls with which a program checks that the model responds, before its task starts.
 //!
 //! Some frameworks send a short question without tools ("say hello") before the conversation of the
-//! task. Its completion does not contribute to the attempt's success, so it must not be trained with
-//! the attempt's reward. A call is a probe if all of the following hold:
+//! task. Its completion does not contribute to the attempt's success, so it must not be trained
+//! with the attempt's reward. A call is a probe if all of the following hold:
 //!
 //! - Its request has no tools, and its messages are one user message and instructions.
 //! - Its agent makes its first call with tools later. An agent that never uses tools has no probes.
 //! - No later call continues it.
-//! - Its question is unrelated to the task: no question of the agent's calls with tools contains it, or
-//!   is contained in it. A plan, a title or a summary that precedes the conversation quotes the task.
+//! - Its question is unrelated to the task: no question of the agent's calls with tools contains
+//!   it, or is contained in it. A plan, a title or a summary that precedes the conversation quotes
+//!   the task.
 //!
-//! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train such
-//! calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.
+//! Segments of a probe are assigned to the agent [`probe_agent`], which is never trained. To train
+//! such calls, a recipe assigns them to a separate agent, with `match = { has_tools = false }`.
 
 use std::collections::BTreeSet;
 
@@ -62,15 +63,22 @@ impl Probes {
             });
         }
         let only = questions.next().filter(|_| questions.next().is_none())?;
-        let is_bare = messages.iter().all(|message| message.role == Role::User || message.role.instructs());
+        let is_bare =
+            messages.iter().all(|message| message.role == Role::User || message.role.instructs());
         let question = only.content.trim();
-        let may_be = tools.is_empty() && is_bare && !question.is_empty() && !self.with_tools.contains(agent);
+        let may_be =
+            tools.is_empty() && is_bare && !question.is_empty() && !self.with_tools.contains(agent);
         may_be.then(|| question.to_owned())
     }
 
     /// Records the completion of a call that may be a probe.
     pub(crate) fn record_completion(&mut self, agent: &str, question: String, segment: SegmentId) {
-        self.candidates.push(Candidate { agent: agent.to_owned(), question, segment, belongs: false });
+        self.candidates.push(Candidate {
+            agent: agent.to_owned(),
+            question,
+            segment,
+            belongs: false,
+        });
     }
 
     /// Assigns the segments of probes to separate agents. Returns the turns of the probes.
@@ -97,8 +105,11 @@ mod tests {
     fn probe_candidates_are_bare_questions_before_tool_calls() {
         let user = |text: &str| Message::user(text);
         let system = Message::system("Be brief.");
-        let tool =
-            ToolSpec { name: "add".into(), description: String::new(), parameters: serde_json::Value::Null };
+        let tool = ToolSpec {
+            name: "add".into(),
+            description: String::new(),
+            parameters: serde_json::Value::Null,
+        };
         let mut probes = Probes::default();
         let hello = || Some("hello".to_owned());
         for (messages, want) in [

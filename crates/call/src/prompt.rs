@@ -84,8 +84,9 @@ fn check_messages(messages: &[Message]) -> Result<(), ApiError> {
         if let Some(part) = message.content.non_text_parts().next() {
             let param = format!("messages[{index}].content");
             let kind = part.kind();
-            let message =
-                format!("a part of type {kind:?} cannot be shown to this model, which reads text alone");
+            let message = format!(
+                "a part of type {kind:?} cannot be shown to this model, which reads text alone"
+            );
             return Err(ApiError::field(&param, message));
         }
     }

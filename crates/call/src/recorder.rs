@@ -39,12 +39,14 @@ pub struct RecorderOptions {
     pub metrics: Arc<CallMetrics>,
 }
 
-/// Ids of tool calls in recorded completions. Some chat templates render them, so they can change tokens.
+/// Ids of tool calls in recorded completions. Some chat templates render them, so they can change
+/// tokens.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum ToolCallIds {
     /// Derived from the random stream of the call.
     FromStream,
-    /// Derived from the turn, if the format requires unique ids; otherwise those that the model wrote.
+    /// Derived from the turn, if the format requires unique ids; otherwise those that the model
+    /// wrote.
     FromTurn,
 }
 
@@ -111,7 +113,8 @@ pub struct Recording {
 
 /// Recorder of one attempt. Calls of all its parties pass through it.
 ///
-/// Calls run concurrently, each in its own task. The lock on the state is never held across an await.
+/// Calls run concurrently, each in its own task. The lock on the state is never held across an
+/// await.
 pub struct Recorder {
     pub(crate) options: RecorderOptions,
     state: Mutex<State>,
@@ -159,8 +162,8 @@ impl Recorder {
         })
     }
 
-    /// Creates a recorder for one call outside of attempts: without limits, and without a grace period for
-    /// its client. `seed` is the client's, or a random one.
+    /// Creates a recorder for one call outside of attempts: without limits, and without a grace
+    /// period for its client. `seed` is the client's, or a random one.
     pub fn standalone(seed: Option<u64>, metrics: Arc<CallMetrics>) -> Arc<Self> {
         let random = || xxhash_rust::xxh3::xxh3_64(metrics.next_id().as_bytes());
         Self::new(RecorderOptions {
@@ -184,8 +187,8 @@ impl Recorder {
     /// Admits a call, which is in flight until the guard is dropped.
     ///
     /// # Errors
-    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed, and an [`ErrorKind::Limit`] error if a
-    /// limit of the attempt is reached.
+    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed, and an [`ErrorKind::Limit`]
+    /// error if a limit of the attempt is reached.
     pub(crate) fn admit(self: &Arc<Self>, is_counted: bool) -> Result<CallGuard, ApiError> {
         let mut state = self.state();
         self.check_open()?;
@@ -197,7 +200,8 @@ impl Recorder {
             }
             if state.remaining_tokens == 0 {
                 let max = self.options.max_tokens;
-                let message = format!("this attempt has sampled its {max} tokens (agent.max_tokens)");
+                let message =
+                    format!("this attempt has sampled its {max} tokens (agent.max_tokens)");
                 return Err(ApiError::new(ErrorKind::Limit, message));
             }
             state.remaining_calls -= 1;
@@ -214,7 +218,8 @@ impl Recorder {
         if !self.is_closed() {
             return Ok(());
         }
-        let message = format!("the attempt {} is over; its key is no longer good", self.options.name);
+        let message =
+            format!("the attempt {} is over; its key is no longer good", self.options.name);
         Err(ApiError::new(ErrorKind::AttemptEnded, message))
     }
 
@@ -238,7 +243,8 @@ impl Recorder {
         let no_reader = async {
             loop {
                 transcript.wait_until_abandoned().await;
-                let rejoined = tokio::time::timeout(self.options.grace, transcript.wait_for_reader());
+                let rejoined =
+                    tokio::time::timeout(self.options.grace, transcript.wait_for_reader());
                 if rejoined.await.is_err() {
                     return add(&self.options.metrics.aborted, 1);
                 }
@@ -280,8 +286,8 @@ impl Recorder {
         self.state().recorded.calls.iter().any(|call| call.turn == Some(turn))
     }
 
-    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first call
-    /// in this conversation.
+    /// Adds the trajectory of a helper's conversation as a branch. Returns the turn of its first
+    /// call in this conversation.
     ///
     /// # Errors
     /// Returns an error if the trajectory is inconsistent.
@@ -289,8 +295,9 @@ impl Recorder {
         self.state().conversation.append_trajectory(trajectory)
     }
 
-    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted and
-    /// recorded with the tokens sampled so far. A call that does not end within `timeout` is not recorded.
+    /// Closes the recorder and returns everything that it has recorded. Calls in flight are aborted
+    /// and recorded with the tokens sampled so far. A call that does not end within `timeout` is
+    /// not recorded.
     pub async fn close(self: &Arc<Self>, timeout: Duration) -> Recording {
         {
             // The lock ensures that no call is admitted afterwards.
@@ -299,7 +306,8 @@ impl Recorder {
         }
         self.closing.notify_waiters();
         let mut running = self.running.subscribe();
-        let ended = tokio::time::timeout(timeout, running.wait_for(|running| *running == 0)).await.is_ok();
+        let ended =
+            tokio::time::timeout(timeout, running.wait_for(|running| *running == 0)).await.is_ok();
         let left = if ended { 0 } else { *self.running.borrow() };
         if left > 0 {
             let attempt = &self.options.name;
@@ -308,14 +316,16 @@ impl Recorder {
         // Comparing the conversation with its template takes time, so it runs outside of the async
         // workers.
         let recorder = Arc::clone(self);
-        let drift = tokio::task::spawn_blocking(move || recorder.state().conversation.finish()).await;
+        let drift =
+            tokio::task::spawn_blocking(move || recorder.state().conversation.finish()).await;
         let mut state = self.state();
         let conversation = std::mem::take(&mut state.conversation);
         let mut recorded = std::mem::take(&mut state.recorded);
         let probes = std::mem::take(&mut state.probes);
         drop(state);
         recorded.drift = drift.unwrap_or_else(|error| {
-            recorded.comparison_error = Some(format!("comparing the conversation came to no end: {error}"));
+            recorded.comparison_error =
+                Some(format!("comparing the conversation came to no end: {error}"));
             conversation.drift()
         });
         recorded.counts = conversation.counts().clone();
@@ -383,8 +393,10 @@ mod tests {
         let recorder = Recorder::standalone(Some(1), Arc::default());
         let wait = Duration::from_secs(60);
         assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_err());
-        let (closed, _) =
-            tokio::join!(tokio::time::timeout(wait, recorder.wait_until_closed()), recorder.close(wait));
+        let (closed, _) = tokio::join!(
+            tokio::time::timeout(wait, recorder.wait_until_closed()),
+            recorder.close(wait)
+        );
         assert!(closed.is_ok());
         assert!(tokio::time::timeout(wait, recorder.wait_until_closed()).await.is_ok());
     }

@@ -49,9 +49,13 @@ pub(crate) async fn start(
     is_counted: bool,
 ) -> Result<Reader, ApiError> {
     let started = Instant::now();
-    let Request { input, tools, tool_choice, parallel_calls, constraint, sampling, n, .. } = request;
+    let Request { input, tools, tool_choice, parallel_calls, constraint, sampling, n, .. } =
+        request;
     let Input::Messages(messages) = input else {
-        return Err(party.tokens().err().unwrap_or_else(|| ApiError::field("prompt", "give messages")));
+        return Err(party
+            .tokens()
+            .err()
+            .unwrap_or_else(|| ApiError::field("prompt", "give messages")));
     };
     if messages.is_empty() {
         return Err(ApiError::field("messages", "there are no messages; give at least one"));
@@ -72,8 +76,9 @@ pub(crate) async fn start(
         timeout,
     };
     let mut deltas = api.respond(query);
-    let first =
-        process_time::with_timeout(timeout, deltas.recv()).await.ok_or_else(|| timeout_error(party))?;
+    let first = process_time::with_timeout(timeout, deltas.recv())
+        .await
+        .ok_or_else(|| timeout_error(party))?;
     let first = first.ok_or_else(|| interrupted_error(party))??;
 
     let metrics = &recorder.options.metrics;
@@ -115,12 +120,19 @@ fn timeout_error(party: &Party) -> ApiError {
 }
 
 fn interrupted_error(party: &Party) -> ApiError {
-    ApiError::new(ErrorKind::Unavailable, format!("the reply of {:?} stopped in the middle", party.model))
+    ApiError::new(
+        ErrorKind::Unavailable,
+        format!("the reply of {:?} stopped in the middle", party.model),
+    )
 }
 
 impl Relay {
     /// Writes the completion to the transcript as it arrives, and records it.
-    async fn run(mut self, first: ChatDelta, mut deltas: UnboundedReceiver<Result<ChatDelta, ApiError>>) {
+    async fn run(
+        mut self,
+        first: ChatDelta,
+        mut deltas: UnboundedReceiver<Result<ChatDelta, ApiError>>,
+    ) {
         let (recorder, _ending) = (Arc::clone(&self.recorder), self.transcript.end_guard());
         let metrics = &recorder.options.metrics;
         add(&metrics.running, 1);
@@ -141,11 +153,17 @@ impl Relay {
             self.transcript.push(Event::Failed(error));
             return;
         }
-        let ChatCompletion { message, finish, prompt_tokens, tokens, reasoning_tokens } = completion;
+        let ChatCompletion { message, finish, prompt_tokens, tokens, reasoning_tokens } =
+            completion;
         let calls = !message.tool_calls.is_empty();
         if calls {
-            let call_deltas = message.tool_calls.iter().cloned().map(Ok).map(CompletionDelta::Call).collect();
-            self.transcript.push(Event::Delta { choice: 0, deltas: call_deltas, tokens: Vec::new() });
+            let call_deltas =
+                message.tool_calls.iter().cloned().map(Ok).map(CompletionDelta::Call).collect();
+            self.transcript.push(Event::Delta {
+                choice: 0,
+                deltas: call_deltas,
+                tokens: Vec::new(),
+            });
         }
         let text = message.content.as_str().to_owned();
         let parts = message_parts(&message);
@@ -182,11 +200,16 @@ impl Relay {
                     CompletionDelta::Reasoning(text)
                 }
                 ChatDelta::Text(text) => {
-                    self.message.content = format!("{}{text}", self.message.content.as_str()).into();
+                    self.message.content =
+                        format!("{}{text}", self.message.content.as_str()).into();
                     CompletionDelta::Speech(text)
                 }
             };
-            self.transcript.push(Event::Delta { choice: 0, deltas: vec![delta], tokens: Vec::new() });
+            self.transcript.push(Event::Delta {
+                choice: 0,
+                deltas: vec![delta],
+                tokens: Vec::new(),
+            });
             next = tokio::select! {
                 next = deltas.recv() => next,
                 () = &mut abandoned => return Ok(self.partial_completion()),
@@ -210,7 +233,8 @@ impl Relay {
         let error = error.map(ToString::to_string);
         let mut state = self.recorder.state();
         let index = state.recorded.external.len();
-        let (after, shared_count) = state.histories.note(index, &self.messages, &completion.message);
+        let (after, shared_count) =
+            state.histories.note(index, &self.messages, &completion.message);
         let is_known = ExternalCall::tools(&state.recorded.external, index) == self.tools;
         let tools = (!is_known).then(|| std::mem::take(&mut self.tools));
         state.recorded.calls.push(CallRecord {

@@ -75,8 +75,8 @@ pub struct SamplingOptions {
     pub ignore_eos: bool,
     /// Random seed.
     pub seed: Option<u64>,
-    /// Number of alternatives to report in addition to each token's log-probability. `None` reports no
-    /// log-probabilities.
+    /// Number of alternatives to report in addition to each token's log-probability. `None` reports
+    /// no log-probabilities.
     pub logprobs: Option<usize>,
     /// Number of alternatives to report for each prompt token. `None` reports no prompt
     /// log-probabilities.
@@ -106,11 +106,12 @@ impl SamplingOptions {
         }
     }
 
-    /// Returns the names of options that differ from the recipe's `fixed` parameters and would change the
-    /// sampling distribution.
+    /// Returns the names of options that differ from the recipe's `fixed` parameters and would
+    /// change the sampling distribution.
     pub fn overridden_options(&self, fixed: &SamplingParams) -> Vec<&'static str> {
-        let differs =
-            |requested: Option<f32>, fixed: f32| requested.is_some_and(|requested| requested != fixed);
+        let differs = |requested: Option<f32>, fixed: f32| {
+            requested.is_some_and(|requested| requested != fixed)
+        };
         let bias = self.logit_bias.as_ref().is_some_and(|requested| *requested != fixed.logit_bias);
         [
             ("temperature", differs(self.temperature, fixed.temperature)),
@@ -191,8 +192,8 @@ pub struct Request {
     pub constraint: Option<Constraint>,
     /// Number of completions, at least 1.
     pub n: usize,
-    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None` rejects a prompt
-    /// that exceeds the party's context budget.
+    /// Limit of the first prompt of an attempt, with the way to shorten a longer one. `None`
+    /// rejects a prompt that exceeds the party's context budget.
     pub opening: Option<OpeningLimit>,
 }
 
@@ -234,7 +235,9 @@ mod tests {
 
     #[test]
     fn prompt_within_limit_is_kept_by_every_truncation() {
-        for truncation in [Truncation::Reject, Truncation::Left, Truncation::Right, Truncation::Middle] {
+        for truncation in
+            [Truncation::Reject, Truncation::Left, Truncation::Right, Truncation::Middle]
+        {
             for max_tokens in [3, 9] {
                 assert_eq!(
                     truncation.truncate(vec![7, 8, 9], max_tokens),

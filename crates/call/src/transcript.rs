@@ -30,14 +30,14 @@ pub struct Token {
 pub struct End {
     /// Assistant message as the client receives it, with its reasoning.
     pub message: Message,
-    /// Parts of `message` in the order in which the model wrote them: text, reasoning and tool calls.
-    /// Adjacent parts of one kind are joined.
+    /// Parts of `message` in the order in which the model wrote them: text, reasoning and tool
+    /// calls. Adjacent parts of one kind are joined.
     pub parts: Vec<CompletionDelta>,
-    /// Raw text of the completion, without the stop string that ended it unless the client keeps stop
-    /// strings.
+    /// Raw text of the completion, without the stop string that ended it unless the client keeps
+    /// stop strings.
     pub text: String,
-    /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for an aborted
-    /// completion without tokens.
+    /// The recorded completion of a chat. `None` for prompts of token ids, for chat APIs, and for
+    /// an aborted completion without tokens.
     pub recorded_completion: Option<RecordedCompletion>,
     /// Reason for the end of the completion.
     pub finish: FinishReason,
@@ -93,18 +93,22 @@ impl Event {
     }
 }
 
-/// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool calls.
+/// Splits a message into its parts, in the order in which APIs list them: reasoning, text, tool
+/// calls.
 pub fn message_parts(message: &Message) -> Vec<CompletionDelta> {
     let filled = |text: &&str| !text.is_empty();
     let reasoning = message.reasoning_content.as_deref().filter(filled);
     let speech = Some(message.content.as_str()).filter(filled);
     let texts = reasoning.map(|text| CompletionDelta::Reasoning(text.to_owned()));
-    let texts = texts.into_iter().chain(speech.map(|text| CompletionDelta::Speech(text.to_owned())));
-    texts.chain(message.tool_calls.iter().cloned().map(|call| CompletionDelta::Call(Ok(call)))).collect()
+    let texts =
+        texts.into_iter().chain(speech.map(|text| CompletionDelta::Speech(text.to_owned())));
+    texts
+        .chain(message.tool_calls.iter().cloned().map(|call| CompletionDelta::Call(Ok(call))))
+        .collect()
 }
 
-/// Tokens of the text that a client receives, one list for each uninterrupted part of the text. Tokens
-/// of reasoning and tool calls are left out.
+/// Tokens of the text that a client receives, one list for each uninterrupted part of the text.
+/// Tokens of reasoning and tool calls are left out.
 #[derive(Debug, Default, Clone)]
 pub struct MessageTokens {
     parts: Vec<Vec<Token>>,
@@ -182,8 +186,8 @@ struct Readers {
     is_received: bool,
 }
 
-/// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task that
-/// writes the transcript panics, readers therefore do not wait forever.
+/// Guard that ends a transcript when it is dropped, unless the transcript has ended. If the task
+/// that writes the transcript panics, readers therefore do not wait forever.
 pub struct EndGuard(Arc<Transcript>);
 
 impl Drop for EndGuard {
@@ -232,14 +236,14 @@ impl Transcript {
         Reader { transcript: Arc::clone(self), count: self.count.subscribe(), at: 0 }
     }
 
-    /// Returns whether a client has received the last event. If none has, a client may repeat the call
-    /// to get its response.
+    /// Returns whether a client has received the last event. If none has, a client may repeat the
+    /// call to get its response.
     pub fn was_read(&self) -> bool {
         self.readers.borrow().is_received
     }
 
-    /// Returns whether a completion failed or was aborted. A repeated call must then not be answered
-    /// from this transcript.
+    /// Returns whether a completion failed or was aborted. A repeated call must then not be
+    /// answered from this transcript.
     pub fn is_broken(&self) -> bool {
         let events = self.events();
         events.iter().any(|event| match &**event {
@@ -266,7 +270,8 @@ impl Transcript {
     }
 }
 
-/// Reader of a transcript. Dropping it before [`Reader::mark_received`] counts as a broken connection.
+/// Reader of a transcript. Dropping it before [`Reader::mark_received`] counts as a broken
+/// connection.
 #[derive(Debug)]
 pub struct Reader {
     transcript: Arc<Transcript>,
@@ -293,12 +298,15 @@ impl Reader {
         self.completion_with(|_| {}).await
     }
 
-    /// Waits for the end of a call like [`completion`](Self::completion), and calls `observe` for every
-    /// event.
+    /// Waits for the end of a call like [`completion`](Self::completion), and calls `observe` for
+    /// every event.
     ///
     /// # Errors
     /// Returns the error with which the call failed.
-    pub async fn completion_with(mut self, mut observe: impl FnMut(&Event)) -> Result<End, ApiError> {
+    pub async fn completion_with(
+        mut self,
+        mut observe: impl FnMut(&Event),
+    ) -> Result<End, ApiError> {
         let mut completed = None;
         while let Some(event) = self.next().await {
             observe(&event);
@@ -309,7 +317,9 @@ impl Reader {
             }
         }
         self.mark_received();
-        completed.ok_or_else(|| ApiError::new(ErrorKind::Internal, "the call has ended without a completion"))
+        completed.ok_or_else(|| {
+            ApiError::new(ErrorKind::Internal, "the call has ended without a completion")
+        })
     }
 
     /// Returns the next event if it is available, without waiting.

@@ -7,8 +7,8 @@ use crate::failure::unusable;
 /// Access options of a server for requests from web pages.
 #[derive(clap::Args)]
 pub struct Args {
-    /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can be
-    /// repeated
+    /// Origin whose web pages can call the server, such as http://localhost:3000, or * for all; can
+    /// be repeated
     #[arg(long, value_name = "ORIGIN")]
     allow_origin: Vec<String>,
 
@@ -24,6 +24,7 @@ impl Args {
     /// # Errors
     /// Returns an error if an origin or a host is malformed.
     pub fn rules(&self) -> anyhow::Result<Access> {
-        Access::new(&self.allow_host, &self.allow_origin).map_err(|error| unusable(error.to_string()))
+        Access::new(&self.allow_host, &self.allow_origin)
+            .map_err(|error| unusable(error.to_string()))
     }
 }

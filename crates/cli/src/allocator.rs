@@ -2,8 +2,8 @@
 //! runs out.
 //!
 //! Large blocks are planned before a run starts, but an allocation can still fail: other processes
-//! take memory during the run, and the limit on address space (`ulimit -v`) follows other rules. The
-//! process cannot continue after that; the run resumes from its last checkpoint.
+//! take memory during the run, and the limit on address space (`ulimit -v`) follows other rules.
+//! The process cannot continue after that; the run resumes from its last checkpoint.
 
 use std::alloc::{GlobalAlloc, Layout, System};
 use std::cell::Cell;
@@ -54,8 +54,8 @@ thread_local! {
 #[cold]
 fn end(size: usize) -> ! {
     static REPORTED: AtomicBool = AtomicBool::new(false);
-    // Reporting the free memory allocates as well. If that allocation fails, this function is entered
-    // again on the same thread and exits after the first line of the message.
+    // Reporting the free memory allocates as well. If that allocation fails, this function is
+    // entered again on the same thread and exits after the first line of the message.
     if !ENDING.replace(true) {
         if REPORTED.swap(true, Ordering::SeqCst) {
             // Another thread is printing the message.
@@ -70,9 +70,14 @@ fn end(size: usize) -> ! {
 fn report_out_of_memory(size: usize) {
     let mut out = std::io::stderr();
     // The process ends, so a failed write cannot be reported.
-    let _ = writeln!(out, "\nerror: there is no memory: {size} bytes were asked for and cannot be had");
+    let _ =
+        writeln!(out, "\nerror: there is no memory: {size} bytes were asked for and cannot be had");
     if let Some(free) = available_memory() {
-        let _ = writeln!(out, "{} MiB are free, by the machine, its control groups and `ulimit`", free >> 20);
+        let _ = writeln!(
+            out,
+            "{} MiB are free, by the machine, its control groups and `ulimit`",
+            free >> 20
+        );
     }
     let _ = writeln!(
         out,

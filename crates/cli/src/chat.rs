@@ -46,7 +46,8 @@ pub struct Args {
     #[arg(long, value_name = "SOURCE")]
     base: Option<String>,
 
-    /// Recipe with the system prompt, the tools and the tool-call format [default: the run's recipe]
+    /// Recipe with the system prompt, the tools and the tool-call format [default: the run's
+    /// recipe]
     #[arg(long)]
     recipe: Option<PathBuf>,
 
@@ -54,8 +55,8 @@ pub struct Args {
     #[arg(long, value_name = "TEXT")]
     system: Option<String>,
 
-    /// Tool, instead of the recipe's: calculator, sandbox, or the name of a `[[tool]]` in the recipe;
-    /// can be repeated
+    /// Tool, instead of the recipe's: calculator, sandbox, or the name of a `[[tool]]` in the
+    /// recipe; can be repeated
     #[arg(long = "tool", value_name = "NAME")]
     tools: Vec<String>,
 
@@ -63,7 +64,8 @@ pub struct Args {
     #[arg(long, default_value_t = 0.0)]
     temperature: f32,
 
-    /// Sample from the most likely tokens whose probabilities add up to this value; 1 for all tokens
+    /// Sample from the most likely tokens whose probabilities add up to this value; 1 for all
+    /// tokens
     #[arg(long, default_value_t = 1.0)]
     top_p: f32,
 
@@ -216,7 +218,8 @@ async fn run_chat(
     Ok(code)
 }
 
-/// Reads lines of standard input on a separate thread, because a blocking read cannot be interrupted.
+/// Reads lines of standard input on a separate thread, because a blocking read cannot be
+/// interrupted.
 fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     let (sender, lines) = mpsc::unbounded_channel();
     std::thread::spawn(move || {
@@ -231,8 +234,8 @@ fn stdin_lines() -> mpsc::UnboundedReceiver<io::Result<String>> {
     lines
 }
 
-/// Reads the next line, with its line ending. Returns `None` at the end of the input. Replaces bytes
-/// that are not UTF-8 and prints a note about them.
+/// Reads the next line, with its line ending. Returns `None` at the end of the input. Replaces
+/// bytes that are not UTF-8 and prints a note about them.
 fn next_line(input: &mut impl BufRead) -> io::Result<Option<String>> {
     let mut bytes = Vec::new();
     if input.read_until(b'\n', &mut bytes)? == 0 {
@@ -257,7 +260,8 @@ impl ChatSession {
     /// interrupts them.
     async fn send_message(&mut self, text: &str) -> anyhow::Result<()> {
         let question = self.keys.prompt.replace(QUESTION, text);
-        let mut screen = Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
+        let mut screen =
+            Screen { format: Arc::clone(&self.format), stream: None, text: String::new() };
         let finish = tokio::select! {
             finish = self.talk.send(question, &mut screen) => Some(finish.map_err(anyhow::Error::msg)?),
             _ = tokio::signal::ctrl_c() => None,
@@ -321,7 +325,9 @@ impl LoopObserver for Screen {
 fn content_text(delta: &CompletionDelta) -> Option<&str> {
     match delta {
         CompletionDelta::Speech(text) => Some(text),
-        CompletionDelta::Reasoning(_) | CompletionDelta::Aside(_) | CompletionDelta::Call(_) => None,
+        CompletionDelta::Reasoning(_) | CompletionDelta::Aside(_) | CompletionDelta::Call(_) => {
+            None
+        }
     }
 }
 
@@ -357,15 +363,15 @@ mod tests {
 
     #[test]
     fn painted_dims_reasoning_and_calls() {
-        let text =
-            "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
+        let text = "<think>2 < 3</think>Let me see.\n<tool_call>{\"a\": 1 < 2}</tool_call> So <b> it <tool_call>is";
         let want = "~<think>2 < 3</think>~Let me see.~\n\
              <tool_call>{\"a\": 1 < 2}</tool_call> ~\nSo <b> it~ <tool_call>is~";
         let chat = Arc::new(tiny_chat().unwrap());
         let render = |style: Style| {
             let mut stream = chat.stream(false, Arc::new([]));
             let ids = chat.tokenizer().encode(text);
-            let mut out: String = ids.into_iter().map(|id| format_deltas(stream.push(id), style)).collect();
+            let mut out: String =
+                ids.into_iter().map(|id| format_deltas(stream.push(id), style)).collect();
             out.push_str(&format_deltas(stream.finish(), style));
             out
         };

@@ -60,9 +60,9 @@ struct Setup {
 /// Join the learner of a run from an additional machine
 ///
 /// Waits until the run starts its learner (with `cluster.learner.nodes` greater than 1), runs this
-/// machine's processes of the learner, restarts them whenever the run restarts its learner, and ends
-/// with the run. The run directory must be on a file system that both machines reach under the same
-/// path.
+/// machine's processes of the learner, restarts them whenever the run restarts its learner, and
+/// ends with the run. The run directory must be on a file system that both machines reach under the
+/// same path.
 #[derive(clap::Args)]
 struct Join {
     /// Run directory, which need not exist yet
@@ -93,7 +93,10 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
         timeout: Duration::from_secs(args.seconds),
     };
     let python = crate::runtime()?.block_on(environment.install(&host::host()?))?;
-    screen::print_line(&format!("the learner's environment is ready: {}", screen::path(&environment.dir)));
+    screen::print_line(&format!(
+        "the learner's environment is ready: {}",
+        screen::path(&environment.dir)
+    ));
     screen::print_line(&format!(
         "\nin a recipe\n  [cluster.learner]\n  kind = \"torch\"\n  start = true\n  python = {:?}",
         python.display().to_string()
@@ -104,8 +107,8 @@ fn install(args: Setup) -> anyhow::Result<ExitCode> {
 fn take_part(args: Join) -> anyhow::Result<ExitCode> {
     let part = Part { run: args.run, node: args.node, wait: Duration::from_secs(args.wait.into()) };
     let host = host::host()?;
-    let outcome =
-        crate::runtime()?.block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;
+    let outcome = crate::runtime()?
+        .block_on(async { join(&part, &host, Requests::listen()?.stream()).await })?;
     match outcome {
         JoinOutcome::Finished => Ok(ExitCode::SUCCESS),
         JoinOutcome::Replaced => {

@@ -14,8 +14,8 @@ use levade_run::{model, programs, scorers};
 use levade_store::{EvalKey, Memory, Store};
 use levade_tasks::{MatchingRule, QuestionKey};
 use levade_trainer::{
-    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, Rollouts, Scorers, StopFlag, Tasks,
-    Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
+    AgentSpec, Agents, AttemptWarnings, ChatBackend, EvalResult, Rollouts, Scorers, StopFlag,
+    Tasks, Toolboxes, chat_options, check_tasks, evaluate, matching, trained_questions,
 };
 use levade_tree::{Purpose, RunId};
 
@@ -75,8 +75,11 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     // If the recipe is a run directory, the model is the run's, not the model with which the run
     // started, unless the user names another one.
     let other = recipe::sets_key(&overrides, "model", "source");
-    let model_of_run =
-        || RunDir::find(&args.recipe).filter(|_| !other).map(|_| args.recipe.to_string_lossy().into_owned());
+    let model_of_run = || {
+        RunDir::find(&args.recipe)
+            .filter(|_| !other)
+            .map(|_| args.recipe.to_string_lossy().into_owned())
+    };
     let named = args.model.or_else(model_of_run);
     if named.as_deref().is_some_and(run::is_best) && recipe.eval.select == 0.0 {
         let note = "this checkpoint was chosen as the best on held-out tasks: on the same tasks its \
@@ -94,7 +97,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     }
     // The file is created first, so that an unwritable path is reported before the evaluation.
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
-    let result = crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
+    let result =
+        crate::runtime()?.block_on(measure(&recipe, trained_by, needs_adapter, out.as_mut()))?;
     let Some(result) = result else { return Ok(ExitCode::from(INTERRUPTED)) };
     if args.json {
         screen::print_line(&serde_json::to_string(&result)?);
@@ -140,12 +144,18 @@ async fn warn_if_trained_on(tasks: &Tasks, model: &str) {
     );
 }
 
-/// Writes a line for each failed attempt, for an evaluation that has no result because every attempt failed.
+/// Writes a line for each failed attempt, for an evaluation that has no result because every
+/// attempt failed.
 async fn write_failed(store: &dyn Store, tasks: &Tasks, out: &mut LinesFile) -> anyhow::Result<()> {
-    let slices = tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
+    let slices =
+        tasks.eval.iter().flat_map(|slice| std::iter::repeat_n(&slice.name, slice.tasks.len()));
     let slices: Vec<&String> = slices.collect();
-    let last: BTreeMap<_, _> =
-        store.failures(Purpose::Eval).await?.into_iter().map(|failed| (failed.slot, failed.id)).collect();
+    let last: BTreeMap<_, _> = store
+        .failures(Purpose::Eval)
+        .await?
+        .into_iter()
+        .map(|failed| (failed.slot, failed.id))
+        .collect();
     for (placement, id) in last {
         let slice = slices.get(placement.group as usize).map_or("", |name| name.as_str());
         if let Some(attempt) = store.attempt(&id).await? {
@@ -189,7 +199,11 @@ async fn measure(
             None => ChatBackend::Policy(Arc::clone(&chat)),
         };
         let (tools, when) = (toolboxes.tools_for(keys, &chat)?, programs::when(name, keys)?);
-        agents.push(AgentSpec { backends: vec![policy_source], when, ..AgentSpec::new(name, chat, tools) });
+        agents.push(AgentSpec {
+            backends: vec![policy_source],
+            when,
+            ..AgentSpec::new(name, chat, tools)
+        });
     }
     let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
     let options = model::sampling_options(
@@ -206,8 +220,10 @@ async fn measure(
     let sampler: Arc<dyn Sampler> = Arc::new(engine);
     programs::put_in(recipe, &mut agents, &environments, &host).await?;
     let agents = Agents::with_sampler(recipe, &agents, &sampler, context)?;
-    let scorers =
-        Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
+    let scorers = Scorers::new(
+        &recipe.reward,
+        scorers::custom_scorers(&recipe.reward, &environments, &host)?,
+    );
     check_tasks(recipe, &scorers, &tasks, &agents).await?;
     let rollouts = Rollouts {
         agents,
@@ -227,7 +243,8 @@ async fn measure(
     bars.wait();
     let key = EvalKey { phase: 0, step: 0 };
     let result =
-        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop).await;
+        evaluate(&rollouts, &tasks.eval, &recipe.eval, key, &recipe.model.source, &mut bars, &stop)
+            .await;
     bars.clear();
     interrupts.abort();
     if let (Err(_), Some(out)) = (&result, &mut out) {

@@ -1,8 +1,8 @@
 //! Converts errors to text for the user and to exit codes.
 //!
 //! An error fits on one screen: what failed, its value, and what to do. The exit code is 2 if the
-//! user can correct the cause, and 1 otherwise. An error type with a method `is_user_error`, such as
-//! `TrainerError`, decides that itself. This module decides for the other types.
+//! user can correct the cause, and 1 otherwise. An error type with a method `is_user_error`, such
+//! as `TrainerError`, decides that itself. This module decides for the other types.
 
 use std::process::ExitCode;
 
@@ -23,7 +23,9 @@ pub fn exit_code(error: &anyhow::Error) -> ExitCode {
 }
 
 fn is_user_error(error: &anyhow::Error) -> bool {
-    let is = |model: &ModelError| !matches!(model, ModelError::Fetch { .. } | ModelError::Checksum { .. });
+    let is = |model: &ModelError| {
+        !matches!(model, ModelError::Fetch { .. } | ModelError::Checksum { .. })
+    };
     if let Some(error) = error.downcast_ref::<TrainerError>() {
         return error.is_user_error();
     }
@@ -89,9 +91,10 @@ fn remedies_for(purpose: Purpose) -> &'static [&'static str] {
         Purpose::Training => &["lower `engine.micro_batch_tokens`"],
         // The KV cache has room for one sequence of the length of the context.
         Purpose::Sequence | Purpose::Cache => &["lower the context (`model.context`)"],
-        Purpose::Sampling => {
-            &["lower the context (`model.context`)", "lower `engine.threads` or `engine.concurrency`"]
-        }
+        Purpose::Sampling => &[
+            "lower the context (`model.context`)",
+            "lower `engine.threads` or `engine.concurrency`",
+        ],
     }
 }
 
@@ -101,7 +104,8 @@ mod tests {
 
     #[test]
     fn ways_out_removes_duplicates() {
-        let ways = remedies([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
+        let ways =
+            remedies([Purpose::Optimizer, Purpose::Weights, Purpose::Sequence, Purpose::Cache]);
         let named = [
             "train an adapter (`model.lora`)",
             "take a smaller model",
@@ -119,7 +123,11 @@ mod tests {
         assert!(is(PolicyError::Invalid("temperature = -1".into()).into()));
         assert!(!is(PolicyError::Stopped("the engine".into()).into()));
         assert!(!is(TrainerError::AllFailed { count: 3, first: "gone".into() }.into()));
-        let fetch = |why: &str| ModelError::Fetch { what: "x".into(), why: why.into(), way_out: "y".into() };
+        let fetch = |why: &str| ModelError::Fetch {
+            what: "x".into(),
+            why: why.into(),
+            way_out: "y".into(),
+        };
         assert!(!is(fetch("no network").into()));
         assert!(!is(EngineError::Model(fetch("no network")).into()));
         assert!(!is(anyhow::anyhow!("anything else")));

@@ -17,14 +17,16 @@ use levade_tree::{
 use crate::failure::unusable;
 use crate::screen::{self, Style};
 use crate::{host, terms};
-use list::{attempts, failure_lines, no_attempts, select_attempts, select_extreme, select_failures, steps};
+use list::{
+    attempts, failure_lines, no_attempts, select_attempts, select_extreme, select_failures, steps,
+};
 
 mod list;
 
 /// Show the recorded steps of a run, the attempts of a step, or every token of an attempt
 ///
-/// Lists the steps if no selector is set. Sampled tokens are alternately green and cyan, and context
-/// tokens are dim. If the output is not a terminal, each sampled token is in brackets.
+/// Lists the steps if no selector is set. Sampled tokens are alternately green and cyan, and
+/// context tokens are dim. If the output is not a terminal, each sampled token is in brackets.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade inspect runs/calculator                        the steps
@@ -45,8 +47,8 @@ pub struct Args {
     phase: Option<u32>,
 
     /// Only attempts that were started for this step of the phase, from 0; for evaluations, the
-    /// number of steps completed before. With --terms: the step that trained on the attempt [default:
-    /// the first such step]
+    /// number of steps completed before. With --terms: the step that trained on the attempt
+    /// [default: the first such step]
     #[arg(long)]
     step: Option<u32>,
 
@@ -138,7 +140,8 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
             if args.best || args.worst {
                 store.attempt(&select_extreme(&summaries, args.best)?).await?
             } else {
-                let list = if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
+                let list =
+                    if args.step.is_some() { attempts(&summaries) } else { steps(&summaries) };
                 screen::print(&list);
                 None
             }
@@ -148,12 +151,15 @@ async fn inspect(args: Args) -> anyhow::Result<ExitCode> {
         let tokenizer = tokenizer(&run)?;
         if args.terms {
             let Some((step, _)) = find_planned_sequence(&*store, &attempt, args.step).await? else {
-                let subject =
-                    args.step.map_or("no step has".to_owned(), |step| format!("step {step} has not"));
+                let subject = args
+                    .step
+                    .map_or("no step has".to_owned(), |step| format!("step {step} has not"));
                 return Err(unusable(format!("{subject} trained on {}", attempt.slot)));
             };
             let selected = (args.token, args.json);
-            screen::print(&terms::format_terms(&args.run, &attempt, step, &tokenizer, selected).await?);
+            screen::print(
+                &terms::format_terms(&args.run, &attempt, step, &tokenizer, selected).await?,
+            );
             return Ok(ExitCode::SUCCESS);
         }
         let planned = match attempt.slot.purpose {
@@ -190,9 +196,9 @@ async fn find_attempt(store: &dyn Store, name: &str) -> anyhow::Result<Option<At
     Ok(store.attempt(&id).await?)
 }
 
-/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If `only`
-/// is `None`, returns that of the first step of the attempt's phase that trained on the attempt. This
-/// step can differ from the step for which the attempt was started.
+/// Returns the first sequence of an attempt that the step `only` trained on, with the step. If
+/// `only` is `None`, returns that of the first step of the attempt's phase that trained on the
+/// attempt. This step can differ from the step for which the attempt was started.
 async fn find_planned_sequence(
     store: &dyn Store,
     attempt: &Attempt,
@@ -226,8 +232,8 @@ fn tokenizer(run: &RunDir) -> anyhow::Result<Tokenizer> {
     Ok(Tokenizer::new(&source)?)
 }
 
-/// Formats an attempt: its score and reward, its advantage in the step and sequence in `find_planned_sequence`, its
-/// task and outcome, and its tokens.
+/// Formats an attempt: its score and reward, its advantage in the step and sequence in
+/// `find_planned_sequence`, its task and outcome, and its tokens.
 fn format_attempt(
     attempt: &Attempt,
     planned: Option<&(u32, PlannedSequence)>,
@@ -238,16 +244,24 @@ fn format_attempt(
     let mut text = String::new();
     let number = |value: Option<f64>| value.map_or("none".into(), |v| format!("{v}"));
     let _ = writeln!(text, "{}", style.bold(&attempt.slot.name()));
-    let tries = if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
+    let tries =
+        if attempt.number > 0 { format!(", try {}", attempt.number) } else { String::new() };
     // An attempt that does not count is selected by its id only, so its status is shown.
-    let status =
-        if attempt.status.can_count() { String::new() } else { format!(", {}", attempt.status.name()) };
+    let status = if attempt.status.can_count() {
+        String::new()
+    } else {
+        format!(", {}", attempt.status.name())
+    };
     let _ = writeln!(text, "id         {}{tries}{status}", attempt.id);
-    let _ = writeln!(text, "score      {}{}", number(attempt.score), components(&attempt.outcome.components));
-    let parts = attempt
-        .step_rewards
-        .iter()
-        .map(|StepReward { credit_target: by, reward }| format!("{reward} by {}", credit_target(by)));
+    let _ = writeln!(
+        text,
+        "score      {}{}",
+        number(attempt.score),
+        components(&attempt.outcome.components)
+    );
+    let parts = attempt.step_rewards.iter().map(|StepReward { credit_target: by, reward }| {
+        format!("{reward} by {}", credit_target(by))
+    });
     let parts = parts.collect::<Vec<_>>().join(", ");
     let parts = if parts.is_empty() { parts } else { format!(", of it {parts}") };
     let _ = writeln!(text, "reward     {}{parts}", number(attempt.reward));
@@ -265,7 +279,8 @@ fn format_attempt(
         }
         None => {}
     }
-    for (name, value) in [("task", &attempt.task), ("outcome", &serde_json::json!(attempt.outcome))] {
+    for (name, value) in [("task", &attempt.task), ("outcome", &serde_json::json!(attempt.outcome))]
+    {
         let _ = writeln!(text, "{name:10} {}", fields(value));
     }
     for Drift { turn, recorded, printed, forked } in &attempt.outcome.drift {
@@ -289,7 +304,12 @@ fn format_attempt(
         let _ = writeln!(text, "{}", tokens(segment, tokenizer, style));
         if logprobs && segment.kind == Kind::Sampled {
             for (token, logprob) in segment.tokens.iter().zip(&segment.logprobs) {
-                let _ = writeln!(text, "  {logprob:>10.5}  {:>7}  {:?}", token, tokenizer.token_text(*token));
+                let _ = writeln!(
+                    text,
+                    "  {logprob:>10.5}  {:>7}  {:?}",
+                    token,
+                    tokenizer.token_text(*token)
+                );
             }
         }
     }
@@ -318,8 +338,8 @@ pub fn calls(calls: &serde_json::Value) -> String {
     text
 }
 
-/// Formats a line with the number of system messages that the chat template does not render at their
-/// original positions. Returns an empty string if there are none.
+/// Formats a line with the number of system messages that the chat template does not render at
+/// their original positions. Returns an empty string if there are none.
 fn systems(counts: &serde_json::Value) -> String {
     let [joined, moved] =
         ["joined_systems", "moved_systems"].map(|name| counts[name].as_u64().unwrap_or_default());
@@ -346,9 +366,12 @@ fn external(recorded: &serde_json::Value) -> String {
         };
         let _ = writeln!(text, "\nexternal {at} {} of {}{after}", call.agent, call.policy);
         for message in call.messages.iter().chain([&call.message]) {
-            let calls: Vec<String> = message.tool_calls.iter().map(|call| call.name.clone()).collect();
-            let calls = if calls.is_empty() { String::new() } else { format!(" → {}", calls.join(", ")) };
-            let _ = writeln!(text, "  {}: {}{calls}", message.role.as_str(), message.content.as_str());
+            let calls: Vec<String> =
+                message.tool_calls.iter().map(|call| call.name.clone()).collect();
+            let calls =
+                if calls.is_empty() { String::new() } else { format!(" → {}", calls.join(", ")) };
+            let _ =
+                writeln!(text, "  {}: {}{calls}", message.role.as_str(), message.content.as_str());
         }
         if let Some(error) = &call.error {
             let _ = writeln!(text, "  {error}");
@@ -360,8 +383,8 @@ fn external(recorded: &serde_json::Value) -> String {
 /// Fields of a task or an outcome that are omitted or have separate lines.
 const SEPARATE_FIELDS: [&str; 4] = ["demonstration", "drift", "cuts", "components"];
 
-/// Formats the components of a score, each with its weight if it has one. Returns an empty string if
-/// the only component is the score itself.
+/// Formats the components of a score, each with its weight if it has one. Returns an empty string
+/// if the only component is the score itself.
 fn components(components: &[Component]) -> String {
     if matches!(components, [] | [Component { weight: Some(1.0), credit_target: None, .. }]) {
         return String::new();
@@ -386,20 +409,22 @@ fn credit_target(by: &CreditTarget) -> String {
 fn range(numbers: &PerToken) -> String {
     let low = numbers.run_values().fold(f32::INFINITY, f32::min);
     let high = numbers.run_values().fold(f32::NEG_INFINITY, f32::max);
-    let shown = |x: f32| if x != 0.0 && x.abs() < 1e-2 { format!("{x:.3e}") } else { format!("{x}") };
+    let shown =
+        |x: f32| if x != 0.0 && x.abs() < 1e-2 { format!("{x:.3e}") } else { format!("{x}") };
     if low == high { shown(low) } else { format!("{} to {}", shown(low), shown(high)) }
 }
 
 /// Formats the fields of a JSON object on one line, without those that are null or shown elsewhere.
 fn fields(value: &serde_json::Value) -> String {
     let Some(object) = value.as_object() else { return value.to_string() };
-    let shown =
-        object.iter().filter(|(name, value)| !value.is_null() && !SEPARATE_FIELDS.contains(&name.as_str()));
+    let shown = object
+        .iter()
+        .filter(|(name, value)| !value.is_null() && !SEPARATE_FIELDS.contains(&name.as_str()));
     shown.map(|(name, value)| format!("{name}: {value}")).collect::<Vec<_>>().join(" · ")
 }
 
-/// Formats the origin of a segment. `trains` is whether its attempt is for training; then the reason
-/// is added if the segment is masked.
+/// Formats the origin of a segment. `trains` is whether its attempt is for training; then the
+/// reason is added if the segment is masked.
 fn heading(segment: &Segment, trains: bool) -> String {
     let kind = match segment.kind {
         Kind::Context => "given",
@@ -408,7 +433,8 @@ fn heading(segment: &Segment, trains: bool) -> String {
     };
     let mut heading = format!("{kind}, turn {}, {} tokens", segment.turn, segment.tokens.len());
     if segment.kind == Kind::Sampled {
-        let versions: Vec<String> = segment.versions.iter().map(|run| run.version.to_string()).collect();
+        let versions: Vec<String> =
+            segment.versions.iter().map(|run| run.version.to_string()).collect();
         let total: f64 = segment.logprobs.iter().map(|&p| f64::from(p)).sum();
         let mean = total / segment.logprobs.len().max(1) as f64;
         let _ = write!(
@@ -472,7 +498,10 @@ mod tests {
             ..Component::new("judge.step", -0.5)
         };
         let all = [correctness.clone(), step, Component::new("judge.length", 9.0)];
-        assert_eq!(components(&all), ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9");
+        assert_eq!(
+            components(&all),
+            ", of right 1 × 0.75, judge.step -0.5 × 0.5 for turn 0, judge.length 9"
+        );
         // A single component with weight 1 is the score and is not repeated.
         assert_eq!(components(&[Component { weight: Some(1.0), ..correctness }]), "");
     }
@@ -481,16 +510,19 @@ mod tests {
     fn shown_attempt_marks_tokens_by_origin() {
         let tokenizer = tiny_tokenizer().unwrap();
         let mut trajectory = Trajectory::new();
-        let root =
-            trajectory.push(Segment::context(None, vec![u32::from(b'a'), u32::from(b'b')], 0)).unwrap();
+        let root = trajectory
+            .push(Segment::context(None, vec![u32::from(b'a'), u32::from(b'b')], 0))
+            .unwrap();
         let sampled = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-0.5, -1.5],
             versions: vec![VersionRun { version: 7, len: 2 }],
             ..Segment::context(Some(root), vec![u32::from(b'c'), IM_END], 0)
         };
-        let sampled =
-            trajectory.push(sampled.clone()).map(|id| Segment { parent: Some(id), ..sampled }).unwrap();
+        let sampled = trajectory
+            .push(sampled.clone())
+            .map(|id| Segment { parent: Some(id), ..sampled })
+            .unwrap();
         trajectory.push(Segment { temperature: 0.0, ..sampled }).unwrap();
         let attempt = Attempt {
             id: AttemptId::from_bytes([1; 16]),
@@ -503,7 +535,12 @@ mod tests {
                     agent: "default".into(),
                     message: "it was long".into(),
                 }],
-                drift: vec![Drift { turn: 1, recorded: "<think>".into(), printed: "4".into(), forked: true }],
+                drift: vec![Drift {
+                    turn: 1,
+                    recorded: "<think>".into(),
+                    printed: "4".into(),
+                    forked: true,
+                }],
                 ..Outcome::demonstrated("4")
             },
             score: Some(1.0),

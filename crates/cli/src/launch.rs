@@ -143,10 +143,13 @@ impl Args {
     fn launcher(&self) -> Launcher {
         match self.on {
             LaunchTarget::Local => Launcher::Local,
-            LaunchTarget::Ssh => {
-                Launcher::Ssh(SshOptions { hosts: self.ssh.hosts.clone(), args: self.ssh.ssh_args.clone() })
+            LaunchTarget::Ssh => Launcher::Ssh(SshOptions {
+                hosts: self.ssh.hosts.clone(),
+                args: self.ssh.ssh_args.clone(),
+            }),
+            LaunchTarget::Slurm => {
+                Launcher::Slurm(SlurmOptions { sbatch: self.slurm.sbatch.clone() })
             }
-            LaunchTarget::Slurm => Launcher::Slurm(SlurmOptions { sbatch: self.slurm.sbatch.clone() }),
             LaunchTarget::Ray => Launcher::Ray(RayOptions {
                 address: self.ray.address.clone(),
                 python: self.ray.ray_python.clone(),
@@ -171,7 +174,10 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let launch = Launch::new(job, &recipe, &args.launcher())?;
     if args.dry_run {
         for (path, text) in launch.files() {
-            screen::print_line(&format!("{}\n{text}", Style::stdout().dim(&format!("# {}", path.display()))));
+            screen::print_line(&format!(
+                "{}\n{text}",
+                Style::stdout().dim(&format!("# {}", path.display()))
+            ));
         }
         for command in launch.commands() {
             screen::print_line(&format!("$ {command}"));

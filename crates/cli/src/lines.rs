@@ -21,7 +21,8 @@ impl LinesFile {
     /// # Errors
     /// Returns an error that names the file if it cannot be created.
     pub fn create(path: &Path) -> anyhow::Result<Self> {
-        let file = File::create(path).map_err(|error| unusable(format!("{}: {error}", path.display())))?;
+        let file =
+            File::create(path).map_err(|error| unusable(format!("{}: {error}", path.display())))?;
         Ok(LinesFile { path: path.to_owned(), file: BufWriter::new(file) })
     }
 
@@ -58,8 +59,11 @@ pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
     for name in ["id", "question", "answer"] {
         line.insert(name.to_owned(), task[name].clone());
     }
-    let components: Map<String, Value> =
-        outcome.components.iter().map(|component| (component.name.clone(), json!(component.value))).collect();
+    let components: Map<String, Value> = outcome
+        .components
+        .iter()
+        .map(|component| (component.name.clone(), json!(component.value)))
+        .collect();
     let rest = json!({
         "slice": slice,
         "sample": attempt.slot.sample,

@@ -84,10 +84,14 @@ impl Args {
                 let file = file.map_err(|error| {
                     unusable(format!("--log-file: cannot open {}: {error}", screen::path(path)))
                 })?;
-                fmt::layer().with_ansi(false).with_writer(Arc::new(file)).log_internal_errors(false).boxed()
+                fmt::layer()
+                    .with_ansi(false)
+                    .with_writer(Arc::new(file))
+                    .log_internal_errors(false)
+                    .boxed()
             }
-            // An event that cannot be written is lost: to report the failure, the library would write
-            // to standard error or panic.
+            // An event that cannot be written is lost: to report the failure, the library would
+            // write to standard error or panic.
             None => fmt::layer()
                 .with_ansi(Style::stderr().is_on())
                 .with_writer(|| BarSuspendingWriter)
@@ -141,9 +145,13 @@ fn parse_filter(origin: &str, text: &str) -> anyhow::Result<Targets> {
                         CRATES.join(", ")
                     )));
                 }
-                let crate_name =
-                    if crate_name == "cli" { "levade".to_owned() } else { format!("levade_{crate_name}") };
-                // `levade` is also a prefix of the other crates' names, so its target ends with `::`.
+                let crate_name = if crate_name == "cli" {
+                    "levade".to_owned()
+                } else {
+                    format!("levade_{crate_name}")
+                };
+                // `levade` is also a prefix of the other crates' names, so its target ends with
+                // `::`.
                 let target = if crate_name == "levade" || !module.is_empty() {
                     format!("{crate_name}::{module}")
                 } else {
@@ -167,7 +175,8 @@ mod tests {
         let warnings = parse_filter("--log", "").unwrap();
         assert!(warnings.would_enable("levade_store::handle", &Level::WARN));
         assert!(!warnings.would_enable("levade_store::handle", &Level::INFO));
-        let mixed = parse_filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
+        let mixed =
+            parse_filter("--log", "info, store=debug,engine::service=trace,cli=off").unwrap();
         assert!(mixed.would_enable("levade_store::handle", &Level::DEBUG));
         assert!(mixed.would_enable("levade_engine::service", &Level::TRACE));
         assert!(!mixed.would_enable("levade_engine::engine", &Level::DEBUG));

@@ -1,8 +1,8 @@
 //! The `levade` binary: translates arguments, wires the crates, and does nothing else.
 //!
-//! Each subcommand has one file. Exit codes: 0 success, 1 failure at run time, 2 input that the user
-//! must correct, 130 interrupted. An error fits on one screen of standard error: what failed, its
-//! value, and what to do.
+//! Each subcommand has one file. Exit codes: 0 success, 1 failure at run time, 2 input that the
+//! user must correct, 130 interrupted. An error fits on one screen of standard error: what failed,
+//! its value, and what to do.
 
 use std::process::ExitCode;
 
@@ -153,8 +153,8 @@ fn main() -> ExitCode {
     }
 }
 
-/// Creates the runtime for async code, with two worker threads. They only wait and pass data on: the
-/// engine computes on its own threads.
+/// Creates the runtime for async code, with two worker threads. They only wait and pass data on:
+/// the engine computes on its own threads.
 fn runtime() -> anyhow::Result<tokio::runtime::Runtime> {
     Ok(tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build()?)
 }

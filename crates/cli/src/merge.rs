@@ -13,8 +13,8 @@ use crate::{host, run, screen};
 
 /// Merge an adapter into its base, as a standalone model
 ///
-/// The result is a directory in Hugging Face layout, which other programs can train or serve like any
-/// model.
+/// The result is a directory in Hugging Face layout, which other programs can train or serve like
+/// any model.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade merge runs/calculator merged
@@ -42,10 +42,15 @@ async fn merge(args: &Args) -> anyhow::Result<()> {
     let host = host::host()?;
     let found = model::open(&source, args.base.as_deref(), &host)?;
     if found.adapter.is_none() {
-        return Err(unusable(format!("{source} is a model without adapter; there is nothing to merge")));
+        return Err(unusable(format!(
+            "{source} is a model without adapter; there is nothing to merge"
+        )));
     }
     if args.dir.exists() {
-        return Err(unusable(format!("{} exists already; name another folder", args.dir.display())));
+        return Err(unusable(format!(
+            "{} exists already; name another folder",
+            args.dir.display()
+        )));
     }
     let chat = model::chat(&found.files, ChatOptions::default())?;
     let companions = model::companions(&found.files, &chat)?;

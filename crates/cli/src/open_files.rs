@@ -7,15 +7,16 @@
 #[cfg(unix)]
 const MAX_OPEN_FILES: u64 = 65_536;
 
-/// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft limit.
-/// Does nothing on systems other than Unix.
+/// Raises the soft limit on open files to the hard limit, at most 65,536. Keeps a higher soft
+/// limit. Does nothing on systems other than Unix.
 pub fn raise() {
     #[cfg(unix)]
     {
         use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
         let limit = getrlimit(Resource::Nofile);
-        let max_open_files =
-            limit.maximum.map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
+        let max_open_files = limit
+            .maximum
+            .map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
         if limit.current.is_some_and(|now| now < max_open_files) {
             // If the system rejects the new limit, the old one stays in effect.
             let _ = setrlimit(Resource::Nofile, Rlimit { current: Some(max_open_files), ..limit });
@@ -32,9 +33,11 @@ mod tests {
     #[test]
     fn raise_lifts_low_limit_and_keeps_higher_limit() {
         let before = getrlimit(Resource::Nofile);
-        let max_open_files =
-            before.maximum.map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
-        setrlimit(Resource::Nofile, Rlimit { current: Some(max_open_files.min(512)), ..before }).unwrap();
+        let max_open_files = before
+            .maximum
+            .map_or(MAX_OPEN_FILES, |max_open_files| max_open_files.min(MAX_OPEN_FILES));
+        setrlimit(Resource::Nofile, Rlimit { current: Some(max_open_files.min(512)), ..before })
+            .unwrap();
         raise();
         assert_eq!(getrlimit(Resource::Nofile).current, Some(max_open_files));
         let limit = Rlimit { current: before.current.max(Some(max_open_files)), ..before };

@@ -1,4 +1,5 @@
-//! Implements `levade plan`, which estimates the memory, time and cost of a run without starting it.
+//! Implements `levade plan`, which estimates the memory, time and cost of a run without starting
+//! it.
 
 mod fleets;
 
@@ -28,8 +29,8 @@ const SLEEPING_SERVER_MEMORY: Bytes = 1500 << 20;
 /// Estimate the resources of a run: memory of every device, tokens per second, time and cost
 ///
 /// Computes the plan from the model's config.json and starts nothing. Times are estimated from the
-/// peak performance of a device and the fractions of it that are usually reached. Every assumption is
-/// printed.
+/// peak performance of a device and the fractions of it that are usually reached. Every assumption
+/// is printed.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade plan recipes/calculator
@@ -48,8 +49,8 @@ pub struct Args {
     #[arg(long, value_name = "FILE")]
     config: Option<PathBuf>,
 
-    /// Device that samples and trains: a100, h100, h200, b200, l40s, rtx4090; without it, no time is
-    /// estimated
+    /// Device that samples and trains: a100, h100, h200, b200, l40s, rtx4090; without it, no time
+    /// is estimated
     #[arg(long, value_name = "NAME")]
     device: Option<String>,
 
@@ -88,8 +89,8 @@ pub struct Args {
     #[arg(long, value_name = "SHARE", default_value_t = 1.0)]
     learnt: f64,
 
-    /// JSON file with measured times in seconds, for --fleet, instead of those of the device: prompt,
-    /// batch, sequence, learn, update, publish
+    /// JSON file with measured times in seconds, for --fleet, instead of those of the device:
+    /// prompt, batch, sequence, learn, update, publish
     #[arg(long, value_name = "FILE")]
     service: Option<PathBuf>,
 
@@ -103,7 +104,11 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let (shape, files) = match &args.config {
         Some(file) => {
             let text = read("--config", file)?;
-            (Shape::parse(&text).map_err(|why| unusable(format!("{}: {why}", file.display())))?, None)
+            (
+                Shape::parse(&text)
+                    .map_err(|why| unusable(format!("{}: {why}", file.display())))?,
+                None,
+            )
         }
         None => {
             let files = ModelFiles::open(&model::get(&recipe.model.source, &host::host()?)?)?;
@@ -120,8 +125,8 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
     let context = recipe.model.context.map_or(shape.context, |context| context as u64);
     let learner = print_learner(&recipe, &shape, files.as_ref(), device)?;
     let servers = print_samplers(&recipe, &shape, context, device, (args.devices, &learner))?;
-    // The tasks determine which agents act, and the plan does not read them: the agent with the most
-    // tokens is assumed.
+    // The tasks determine which agents act, and the plan does not read them: the agent with the
+    // most tokens is assumed.
     let most = recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0);
     let reply = args.reply.unwrap_or((most as u64).div_ceil(2));
     let is_colocated = learner.is_colocated;
@@ -167,7 +172,10 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
             all * price
         ));
     }
-    screen::print_line(&format!("\n{}", style.dim(&time::assumptions(device, is_colocated, learner.stages))));
+    screen::print_line(&format!(
+        "\n{}",
+        style.dim(&time::assumptions(device, is_colocated, learner.stages))
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -261,7 +269,8 @@ fn print_learner(
         "take more processes, --checkpoint-activations, `tp`, `pp`, or fewer \
          `engine.micro_batch_tokens`",
     );
-    let ranks = u64::from(processes) / (u64::from(keys.tp) * u64::from(keys.cp) * u64::from(keys.pp));
+    let ranks =
+        u64::from(processes) / (u64::from(keys.tp) * u64::from(keys.cp) * u64::from(keys.pp));
     Ok(LearnerEstimate {
         devices: processes,
         moved,
@@ -320,7 +329,8 @@ fn print_samplers(
     let room = usable.saturating_mul(tensor.into()).saturating_sub(weights);
     let max_attempts = room / sequence.max(1);
     let style = Style::stdout();
-    let each = if tensor > 1 { format!("servers of {tensor} devices, each ") } else { String::new() };
+    let each =
+        if tensor > 1 { format!("servers of {tensor} devices, each ") } else { String::new() };
     screen::print_line(&format!(
         "{} {each}{} GiB of weights (bf16) and {} GiB for keys and values, {} GiB for a path of {context} tokens",
         style.bold("sampler"),
@@ -366,10 +376,14 @@ fn simulate_fleets(
             let text = read("--service", file)?;
             let service: fleet::Service = serde_json::from_str(&text)
                 .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
-            service.check().map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
+            service
+                .check()
+                .map_err(|why| unusable(format!("--service {}: {why}", file.display())))?;
             service
         }
-        (None, Some(device)) => time::service(shape, device, (args.prompt, reply), servers.tensor, handoff),
+        (None, Some(device)) => {
+            time::service(shape, device, (args.prompt, reply), servers.tensor, handoff)
+        }
         (None, None) => {
             return Err(unusable(
                 "--fleet needs to know how long things take: name a --device, or give measured seconds with --service",
@@ -385,11 +399,18 @@ fn simulate_fleets(
     let disaggregated =
         recipe.cluster.learner.is_some() && recipe.cluster.placement == Placement::Disaggregated;
     let min_devices = if disaggregated { 2 } else { 1 };
-    if let Some(devices) = args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices)) {
-        return Err(unusable(format!("--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices")));
+    if let Some(devices) =
+        args.fleet.iter().find(|devices| !(min_devices..=MAX_DEVICES).contains(*devices))
+    {
+        return Err(unusable(format!(
+            "--fleet {devices}: give {min_devices} to {MAX_DEVICES} devices"
+        )));
     }
-    let limits =
-        [("--tool", args.tool, 1e6), ("--spread", args.spread, 10.0), ("--learnt", args.learnt, 1000.0)];
+    let limits = [
+        ("--tool", args.tool, 1e6),
+        ("--spread", args.spread, 10.0),
+        ("--learnt", args.learnt, 1000.0),
+    ];
     if let Some((name, value, max_value)) =
         limits.into_iter().find(|(_, value, max_value)| !(0.0..=*max_value).contains(value))
     {
@@ -435,7 +456,13 @@ fn simulate_fleets(
 }
 
 /// Prints the estimated time of a phase, and returns it in hours.
-fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work: &time::Work) -> f64 {
+fn print_phase(
+    index: usize,
+    keys: &RlKeys,
+    shape: &Shape,
+    device: &Device,
+    work: &time::Work,
+) -> f64 {
     let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
     // Attempts that are cancelled count as complete ones.
     let attempts = time::Attempts {
@@ -443,7 +470,8 @@ fn print_phase(index: usize, keys: &RlKeys, shape: &Shape, device: &Device, work
         trained: groups.saturating_mul(group_size),
     };
     let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);
-    let passes = time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
+    let passes =
+        time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
     let step = work.step(shape, device, attempts, passes);
     let style = Style::stdout();
     screen::print_line(&format!(

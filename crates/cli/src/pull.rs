@@ -42,11 +42,16 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
         screen::print_line(&path.display().to_string());
         return Ok(ExitCode::SUCCESS);
     }
-    let model::ResolvedModel { files, path, .. } = model::open_at(path, args.base.as_deref(), &host)?;
+    let model::ResolvedModel { files, path, .. } =
+        model::open_at(path, args.base.as_deref(), &host)?;
     eprintln!("{}", model::describe(&files));
-    let tokenizer = if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
-    let template =
-        if files.chat_template.is_some() { "with a chat template" } else { "without a chat template" };
+    let tokenizer =
+        if files.tokenizer.is_some() { "with its tokenizer" } else { "without a tokenizer" };
+    let template = if files.chat_template.is_some() {
+        "with a chat template"
+    } else {
+        "without a chat template"
+    };
     eprintln!("{tokenizer}, {template}");
     screen::print_line(&path.display().to_string());
     Ok(ExitCode::SUCCESS)

@@ -19,15 +19,17 @@ pub fn load(path: &Path, overrides: &[Override]) -> anyhow::Result<Recipe> {
 /// Reads the recipe of a run that starts or resumes, and sets its run directory to `run` if it is
 /// `Some`.
 ///
-/// Otherwise, a recipe in a run directory gets that directory, unless an override sets `run.folder`:
-/// the recipe of a copied or moved run names the directory in which the run started.
+/// Otherwise, a recipe in a run directory gets that directory, unless an override sets
+/// `run.folder`: the recipe of a copied or moved run names the directory in which the run started.
 ///
 /// # Errors
 /// Returns the errors of [`load`], and an error if there is no working directory.
 pub fn load_run(path: &Path, overrides: &[Override], run: Option<&Path>) -> anyhow::Result<Recipe> {
     let mut recipe = load(path, overrides)?;
-    let inside = path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();
-    let found = || RunDir::find(path).or_else(|| RunDir::find(inside?)).map(|run| run.root().to_owned());
+    let inside =
+        path.file_name().is_some_and(|name| name == RECIPE).then(|| path.parent()).flatten();
+    let found =
+        || RunDir::find(path).or_else(|| RunDir::find(inside?)).map(|run| run.root().to_owned());
     let here = if sets_key(overrides, "run", "folder") { None } else { found() };
     if let Some(dir) = run.map(Path::to_owned).or(here) {
         // The parent of a bare file name is the empty path.
@@ -48,9 +50,11 @@ pub fn sets_key(overrides: &[Override], table: &str, key: &str) -> bool {
 
 fn recipe_file(path: &Path) -> anyhow::Result<PathBuf> {
     if !path.exists() {
-        let name = path.file_name().and_then(|name| name.to_str()).filter(|name| example::exists(name));
-        let hint =
-            name.map_or(String::new(), |name| format!("; `levade new example {name}` writes the example"));
+        let name =
+            path.file_name().and_then(|name| name.to_str()).filter(|name| example::exists(name));
+        let hint = name.map_or(String::new(), |name| {
+            format!("; `levade new example {name}` writes the example")
+        });
         return Err(unusable(format!(
             "{} does not exist; give a recipe's TOML file, or a folder that holds recipe.toml{hint}",
             path.display()
@@ -79,7 +83,8 @@ mod tests {
                     [[tasks]]\nkind = 'arithmetic'\n";
         std::fs::write(moved.join(RECIPE), text).unwrap();
         let dir = |path: &Path, overrides: &[&str], run: Option<&Path>| {
-            let overrides: Vec<Override> = overrides.iter().map(|text| text.parse().unwrap()).collect();
+            let overrides: Vec<Override> =
+                overrides.iter().map(|text| text.parse().unwrap()).collect();
             load_run(path, &overrides, run).unwrap().run.folder
         };
         assert_eq!(dir(&moved, &[], None), Path::new("/where/it/began"), "no run is there yet");

@@ -16,8 +16,8 @@ use crate::watch::Watch;
 
 /// Repeat the training of a run, and compare the weights with its checkpoints
 ///
-/// Samples nothing: every step trains on the recorded tokens. The resulting weights are equal bit for
-/// bit, on any number of threads. A difference shows that something else has changed.
+/// Samples nothing: every step trains on the recorded tokens. The resulting weights are equal bit
+/// for bit, on any number of threads. A difference shows that something else has changed.
 #[derive(clap::Args)]
 #[command(after_help = "Example:
   levade replay runs/calculator
@@ -49,25 +49,27 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     trained.cluster.placement = levade_recipe::Placement::Disaggregated;
     let host = host::host()?;
     let StartedPolicies { policies, fingerprint, .. } =
-        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
+        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
+            .await?;
     numerics::compare(&args.run, &fingerprint, &host);
     let (mut same, mut differ) = (0u32, 0u32);
     let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();
-    let mut compared = |ReplayComparison { checkpoint, step, differs }: ReplayComparison| match differs {
-        None => {
-            same += 1;
-            screen::print_line(&format!(
-                "step {step:>5}  {} {}",
-                style.green("same"),
-                screen::path(&checkpoint)
-            ));
-        }
-        Some(file) => {
-            differ += 1;
-            screen::print_line(&format!("step {step:>5}  {} {file}", style.red("differs")));
-        }
-    };
+    let mut compared =
+        |ReplayComparison { checkpoint, step, differs }: ReplayComparison| match differs {
+            None => {
+                same += 1;
+                screen::print_line(&format!(
+                    "step {step:>5}  {} {}",
+                    style.green("same"),
+                    screen::path(&checkpoint)
+                ));
+            }
+            Some(file) => {
+                differ += 1;
+                screen::print_line(&format!("step {step:>5}  {} {file}", style.red("differs")));
+            }
+        };
     let steps = replay(&recipe, &args.run, policies, &mut watch, &mut compared).await?;
     watch.clear();
     let steps = screen::plural(steps, "step");

@@ -76,8 +76,12 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
     let Some(found) = run.as_ref().filter(|_| policies.is_dir()) else { return Ok((source, run)) };
     let recipe = found.recipe()?;
     let trained = recipe.trained_policies();
-    let agents = recipe.agents().into_iter().filter(|(name, _)| scope == AgentScope::All || *name == DEFAULT);
-    let policies_in_use: Vec<String> = agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
+    let agents = recipe
+        .agents()
+        .into_iter()
+        .filter(|(name, _)| scope == AgentScope::All || *name == DEFAULT);
+    let policies_in_use: Vec<String> =
+        agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
     let policies_in_use: Vec<&String> =
         trained.iter().filter(|name| policies_in_use.contains(name)).collect();
     let model_path = |name: &String| match trained.first() == Some(name) {
@@ -101,7 +105,8 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
         _ => {
             let named = |name: &&String| format!("{} for {name}", model_path(name));
             let model_paths: Vec<String> = policies_in_use.iter().map(named).collect();
-            let policies_in_use: Vec<&str> = policies_in_use.iter().map(|name| name.as_str()).collect();
+            let policies_in_use: Vec<&str> =
+                policies_in_use.iter().map(|name| name.as_str()).collect();
             Err(unusable(format!(
                 "agents of the run ask its policies {}; name the model of one: {}",
                 policies_in_use.join(", "),
@@ -115,15 +120,18 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
 /// which it was merged. Returns `None` if there is no such run.
 ///
 /// # Errors
-/// Returns an error if a run has no checkpoint yet, or the run from which a model was merged does not
-/// exist any more.
+/// Returns an error if a run has no checkpoint yet, or the run from which a model was merged does
+/// not exist any more.
 pub fn trained_by(text: &str) -> anyhow::Result<Option<RunDir>> {
     if let (_, Some(run)) = model_source(text)? {
         return Ok(Some(run));
     }
     let Some(root) = merged_from(Path::new(text))? else { return Ok(None) };
     RunDir::find(&root).map(Some).ok_or_else(|| {
-        unusable(format!("{text} was merged from the run in {}, which is not there any more", root.display()))
+        unusable(format!(
+            "{text} was merged from the run in {}, which is not there any more",
+            root.display()
+        ))
     })
 }
 
@@ -145,9 +153,12 @@ mod tests {
         }
         let text = root.to_str().unwrap();
         assert!(model_source(text).unwrap_err().to_string().contains("has no checkpoint yet"));
-        for (name, is_complete) in
-            [("step-000009", true), ("step-000010", true), ("step-000011", false), (".tmp-step-000012", true)]
-        {
+        for (name, is_complete) in [
+            ("step-000009", true),
+            ("step-000010", true),
+            ("step-000011", false),
+            (".tmp-step-000012", true),
+        ] {
             let checkpoint = root.join(CHECKPOINTS).join(name);
             fs::create_dir_all(&checkpoint).unwrap();
             if is_complete {
@@ -156,7 +167,10 @@ mod tests {
         }
         let run = RunDir::open(root).unwrap();
         let newest = root.join("checkpoints/step-000010");
-        assert_eq!(model_source(text).unwrap(), (newest.to_str().unwrap().into(), Some(run.clone())));
+        assert_eq!(
+            model_source(text).unwrap(),
+            (newest.to_str().unwrap().into(), Some(run.clone()))
+        );
         let text = newest.to_str().unwrap();
         assert_eq!(model_source(text).unwrap(), (text.into(), Some(run.clone())));
         let best = root.join("checkpoints/best");

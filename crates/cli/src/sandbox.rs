@@ -80,7 +80,8 @@ struct RunArgs {
     /// File with the code; `-` for standard input
     file: PathBuf,
 
-    /// Language of the code: python or bash [default: bash if the file name ends in .sh, else python]
+    /// Language of the code: python or bash [default: bash if the file name ends in .sh, else
+    /// python]
     #[arg(long)]
     language: Option<String>,
 
@@ -165,8 +166,11 @@ async fn start_sandbox(options: Options) -> anyhow::Result<Sandbox> {
     let style = Style::stderr();
     eprintln!("{} Python {}", style.dim("python    "), sandbox.python());
     eprintln!("{} {}", style.dim("protection"), sandbox.protection());
-    let memory =
-        if sandbox.has_cgroups() { "limited by a cgroup for each run" } else { "watched, without cgroups" };
+    let memory = if sandbox.has_cgroups() {
+        "limited by a cgroup for each run"
+    } else {
+        "watched, without cgroups"
+    };
     eprintln!("{} {memory}", style.dim("memory    "));
     for wall in &sandbox.protection().missing {
         eprintln!("{} no {}: {}", style.dim("note      "), wall.name, wall.why);
@@ -186,14 +190,20 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
         }
     };
     let limits = args.jail.limits(args.max_seconds)?;
-    let access =
-        Access::new(&args.allow_host, &args.allow_origin).map_err(|error| unusable(error.to_string()))?;
+    let access = Access::new(&args.allow_host, &args.allow_origin)
+        .map_err(|error| unusable(error.to_string()))?;
     let bound = TcpListener::bind(args.bind).await;
-    let listener = bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
+    let listener =
+        bound.with_context(|| format!("cannot listen at {}; choose another --bind", args.bind))?;
     let options = Options { waiting: args.waiting, ..args.jail.options() };
-    let options = Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
-    let service =
-        Service::new(start_sandbox(options).await?, limits, &keys, access.with_address(args.bind.ip()));
+    let options =
+        Options { concurrency: args.concurrency.unwrap_or(options.concurrency), ..options };
+    let service = Service::new(
+        start_sandbox(options).await?,
+        limits,
+        &keys,
+        access.with_address(args.bind.ip()),
+    );
     let signals = Requests::listen()?;
     eprintln!("{} http://{}", Style::stderr().dim("serving   "), listener.local_addr()?);
     let first = || {
@@ -208,8 +218,9 @@ async fn run_server(args: &ServeArgs) -> anyhow::Result<ExitCode> {
 /// # Errors
 /// Returns an error if the file cannot be read or contains no key.
 fn read_keys(path: &Path) -> anyhow::Result<Vec<String>> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|error| unusable(format!("--key-file: cannot read {}: {error}", screen::path(path))))?;
+    let text = std::fs::read_to_string(path).map_err(|error| {
+        unusable(format!("--key-file: cannot read {}: {error}", screen::path(path)))
+    })?;
     let keys: Vec<String> =
         text.lines().map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned).collect();
     if keys.is_empty() {
@@ -227,8 +238,9 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
         None if args.file.extension().is_some_and(|ending| ending == "sh") => "bash",
         None => "python",
     };
-    let language = Language::from_name(name)
-        .ok_or_else(|| unusable(format!("--language: {name:?} is not run here; python and bash are")))?;
+    let language = Language::from_name(name).ok_or_else(|| {
+        unusable(format!("--language: {name:?} is not run here; python and bash are"))
+    })?;
     let mut code = String::new();
     let read = if args.file == Path::new("-") {
         std::io::stdin().read_to_string(&mut code).map(drop)
@@ -238,7 +250,8 @@ async fn run_once(args: &RunArgs) -> anyhow::Result<ExitCode> {
     read.map_err(|error| unusable(format!("cannot read {}: {error}", screen::path(&args.file))))?;
     let limits = args.jail.limits(args.seconds)?;
     let sandbox = start_sandbox(args.jail.options()).await?;
-    let outcome = sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(to_cli_error)?;
+    let outcome =
+        sandbox.run(&Run { limits, ..Run::new(language, code) }).await.map_err(to_cli_error)?;
     screen::print(&outcome.stdout.text());
     eprint!("{}", outcome.stderr.text());
     let end = match outcome.ended {

@@ -18,13 +18,14 @@ use crate::screen::{self, Style};
 use crate::{host, recipe};
 
 /// Default names of the field that contains the completion, in search order.
-const COMPLETION_FIELDS: [&str; 6] = ["reply", "response", "completion", "output", "prediction", "text"];
+const COMPLETION_FIELDS: [&str; 6] =
+    ["reply", "response", "completion", "output", "prediction", "text"];
 
 /// Score existing completions with the scorers of a recipe
 ///
 /// Each row of FILE (JSON lines, JSON, CSV or Parquet) contains a completion and its task: the `id`
-/// of a task in the recipe, as `eval --out` writes it, or a question and an expected answer. No model
-/// is needed. A completion that a scorer cannot score counts neither as right nor as wrong.
+/// of a task in the recipe, as `eval --out` writes it, or a question and an expected answer. No
+/// model is needed. A completion that a scorer cannot score counts neither as right nor as wrong.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade score replies.jsonl --recipe recipes/gsm8k
@@ -37,8 +38,8 @@ pub struct Args {
     #[arg(long)]
     recipe: PathBuf,
 
-    /// Field that contains the completion [default: the first of reply, response, completion, output,
-    /// prediction, text]
+    /// Field that contains the completion [default: the first of reply, response, completion,
+    /// output, prediction, text]
     #[arg(long, value_name = "FIELD")]
     completion: Option<String>,
 
@@ -58,19 +59,28 @@ pub struct Args {
 pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let recipe = recipe::load(&args.recipe, &args.overrides)?;
     let path = |path: &PathBuf| path.canonicalize().ok();
-    if let Some(out) = args.out.as_ref().filter(|out| path(out).is_some() && path(out) == path(&args.file)) {
-        return Err(unusable(format!("--out {} is the file of replies; name another file", out.display())));
+    if let Some(out) =
+        args.out.as_ref().filter(|out| path(out).is_some() && path(out) == path(&args.file))
+    {
+        return Err(unusable(format!(
+            "--out {} is the file of replies; name another file",
+            out.display()
+        )));
     }
     let mut out = args.out.as_deref().map(LinesFile::create).transpose()?;
     let ScoredCompletions { attempts, success, score } =
         crate::runtime()?.block_on(score_file(&args, &recipe))?;
     if let Some(out) = &mut out {
-        attempts.iter().try_for_each(|attempt| out.write(&attempt_line(source(attempt), attempt)))?;
+        attempts
+            .iter()
+            .try_for_each(|attempt| out.write(&attempt_line(source(attempt), attempt)))?;
         out.finish()?;
     }
     let mut reasons: BTreeMap<&str, u64> = BTreeMap::new();
     for attempt in attempts.iter().filter(|attempt| attempt.score.is_none()) {
-        *reasons.entry(attempt.outcome.error.as_deref().unwrap_or("no reason was given")).or_default() += 1;
+        *reasons
+            .entry(attempt.outcome.error.as_deref().unwrap_or("no reason was given"))
+            .or_default() += 1;
     }
     let unscored: u64 = reasons.values().sum();
     if args.json {
@@ -103,7 +113,10 @@ fn summary(scored: u64, success: Option<Interval>, score: Option<Interval>) -> S
         percent(success.high)
     );
     if let Some(score) = score {
-        line += &format!(" · mean score {:.3} (95 %: {:.3}–{:.3})", score.estimate, score.low, score.high);
+        line += &format!(
+            " · mean score {:.3} (95 %: {:.3}–{:.3})",
+            score.estimate, score.low, score.high
+        );
     }
     line
 }
@@ -141,8 +154,10 @@ async fn score_file(args: &Args, recipe: &Recipe) -> anyhow::Result<ScoredComple
         };
         completions.push((task, completion));
     }
-    let scorers =
-        Scorers::new(&recipe.reward, scorers::custom_scorers(&recipe.reward, &environments, &host)?);
+    let scorers = Scorers::new(
+        &recipe.reward,
+        scorers::custom_scorers(&recipe.reward, &environments, &host)?,
+    );
     Ok(score_completions(&scorers, completions, recipe.engine.sequences()).await?)
 }
 
@@ -168,9 +183,9 @@ impl OwnIds {
     }
 }
 
-/// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none of
-/// them has the row's question: ids are row numbers of a file, so two different tasks can have the
-/// same id.
+/// Returns the task of a row, out of the recipe's tasks with the row's id. Returns `None` if none
+/// of them has the row's question: ids are row numbers of a file, so two different tasks can have
+/// the same id.
 ///
 /// # Errors
 /// Returns an error if several tasks have the id and the row has no question to choose by.
@@ -192,10 +207,11 @@ fn known_task<'t>(same_id: &'t [Task], row: &FileRow) -> anyhow::Result<Option<&
     Ok(same_id.iter().find(|task| task.question.trim() == question.trim()))
 }
 
-/// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same name.
+/// Returns the tasks of the recipe by id. Several tasks share an id if two files have the same
+/// name.
 ///
-/// If the tasks cannot be read, prints a note and returns none of them: rows that contain an expected
-/// answer can be scored without the files of the recipe.
+/// If the tasks cannot be read, prints a note and returns none of them: rows that contain an
+/// expected answer can be scored without the files of the recipe.
 async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<String, Vec<Task>> {
     let mut known: HashMap<String, Vec<Task>> = HashMap::new();
     match Tasks::load(recipe, environments).await {
@@ -217,8 +233,8 @@ async fn known_tasks(recipe: &Recipe, environments: &Environments) -> HashMap<St
     known
 }
 
-/// Returns the rows of the file. They are parsed as tasks with the fields of the recipe's first file
-/// source. A row that is not a task then is parsed with the fields `question` and `answer`.
+/// Returns the rows of the file. They are parsed as tasks with the fields of the recipe's first
+/// file source. A row that is not a task then is parsed with the fields `question` and `answer`.
 fn rows(args: &Args, recipe: &Recipe) -> anyhow::Result<Vec<FileRow>> {
     let plain = FileOptions::new(args.file.clone());
     let read = match file_source(recipe) {
@@ -249,10 +265,11 @@ fn file_source(recipe: &Recipe) -> Option<&FileOptions> {
     })
 }
 
-/// Returns the completion of a row. Fields from which the question or the expected answer is read are
-/// skipped, unless the user names one of them.
+/// Returns the completion of a row. Fields from which the question or the expected answer is read
+/// are skipped, unless the user names one of them.
 fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<String> {
-    let is_task_field = |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
+    let is_task_field =
+        |field: &&str| file_source(recipe).is_some_and(|options| options.uses(field));
     let fields: Vec<&str> = match &args.completion {
         Some(field) => vec![field],
         None => COMPLETION_FIELDS.into_iter().filter(|field| !is_task_field(field)).collect(),
@@ -261,7 +278,9 @@ fn completion(args: &Args, recipe: &Recipe, row: &FileRow) -> anyhow::Result<Str
     match found {
         Some(Value::String(text)) => Ok(text.clone()),
         Some(Value::Number(number)) => Ok(number.to_string()),
-        Some(other) => Err(unusable(format!("{}: the reply is {other}, but it must be a text", row.id))),
+        Some(other) => {
+            Err(unusable(format!("{}: the reply is {other}, but it must be a text", row.id)))
+        }
         None => Err(unusable(format!(
             "{} has no reply in {}; its fields are {}: name the one with the reply, with --reply",
             row.id,
@@ -290,7 +309,8 @@ mod tests {
     #[test]
     fn equal_row_tasks_share_an_id() {
         let mut ids = OwnIds::default();
-        let mut named = |task: Task, id: Option<&str>| ids.with_final_id(task, id.map(str::to_owned)).id;
+        let mut named =
+            |task: Task, id: Option<&str>| ids.with_final_id(task, id.map(str::to_owned)).id;
         assert_eq!(named(task("f-1", "a?", "x"), None), "f-1");
         assert_eq!(named(task("f-2", "a?", "x"), None), "f-1");
         assert_eq!(named(task("f-3", "a?", "y"), None), "f-3", "another context");

@@ -94,7 +94,8 @@ pub fn has_bars() -> bool {
 /// Creates a progress bar on standard error from a template of `indicatif`. The bar is hidden if
 /// standard error is not a terminal. `length` is its end, in the unit of the template.
 pub fn bar(length: u64, template: &str) -> ProgressBar {
-    let target = if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
+    let target =
+        if has_bars() { ProgressDrawTarget::stderr() } else { ProgressDrawTarget::hidden() };
     let bar = ProgressBar::with_draw_target(Some(length), target);
     // Templates are literals of this program. If one is invalid, the default style still shows
     // progress.
@@ -107,8 +108,11 @@ pub fn bar(length: u64, template: &str) -> ProgressBar {
 
 /// Calls `write`, which writes to the terminal, while the newest progress bar is suspended.
 pub fn with_bar_suspended<T>(write: impl FnOnce() -> T) -> T {
-    let newest =
-        NEWEST.lock().unwrap_or_else(PoisonError::into_inner).as_ref().and_then(WeakProgressBar::upgrade);
+    let newest = NEWEST
+        .lock()
+        .unwrap_or_else(PoisonError::into_inner)
+        .as_ref()
+        .and_then(WeakProgressBar::upgrade);
     match newest {
         Some(bar) => bar.suspend(write),
         None => write(),

@@ -51,8 +51,8 @@ struct IndexArgs {
     #[arg(long, default_value = "english", value_parser = parse_analyzer)]
     analyzer: Analyzer,
 
-    /// Encoder that embeds the passages, for dense and hybrid searches: a directory, pypi:PACKAGE, or
-    /// OWNER/NAME
+    /// Encoder that embeds the passages, for dense and hybrid searches: a directory, pypi:PACKAGE,
+    /// or OWNER/NAME
     #[arg(long, value_name = "MODEL")]
     dense: Option<String>,
 
@@ -181,11 +181,13 @@ fn index(args: &IndexArgs) -> anyhow::Result<ExitCode> {
         bar.set_message(format!("{stage}: {} passages", screen::count(progress.passages)));
     };
     let runtime = crate::runtime()?;
-    let prefixes = Prefixes { query: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
+    let prefixes =
+        Prefixes { query: args.query_prefix.clone(), passage: args.passage_prefix.clone() };
     let embedder = match &args.dense {
-        Some(source) => {
-            Some((source.clone(), encoder::open(source, prefixes.clone(), args.threads, &host::host()?)?))
-        }
+        Some(source) => Some((
+            source.clone(),
+            encoder::open(source, prefixes.clone(), args.threads, &host::host()?)?,
+        )),
         None => None,
     };
     let dense = embedder.as_ref().map(|(source, embedder)| DenseModel {
@@ -216,8 +218,10 @@ fn open(dir: &Path, options: &SearchOptions) -> anyhow::Result<Searcher> {
     let embedder = match dense {
         Some(dense) if mode != Mode::Bm25 => {
             let source = options.dense.as_ref().unwrap_or(&dense.model);
-            let prefixes =
-                Prefixes { query: dense.query_prefix.clone(), passage: dense.passage_prefix.clone() };
+            let prefixes = Prefixes {
+                query: dense.query_prefix.clone(),
+                passage: dense.passage_prefix.clone(),
+            };
             Some(encoder::open(source, prefixes, options.threads, &host::host()?)?)
         }
         _ => None,
@@ -233,7 +237,8 @@ fn absolute_source(source: &str) -> String {
 
 fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
     let searcher = open(&args.dir, &args.how)?;
-    let found = crate::runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
+    let found =
+        crate::runtime()?.block_on(searcher.search(vec![args.query.clone()], args.top_k))?;
     let style = Style::stdout();
     for (at, hit) in found.into_iter().flatten().enumerate() {
         let passage = hit.passage;
@@ -245,7 +250,10 @@ fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
             continue;
         }
         let head = format!("{}. {} ", at + 1, style.bold(&passage.title));
-        screen::print_line(&format!("{head}{}", style.dim(&format!("[{}] {:.4}", passage.id, hit.score))));
+        screen::print_line(&format!(
+            "{head}{}",
+            style.dim(&format!("[{}] {:.4}", passage.id, hit.score))
+        ));
         screen::print_line(&format!("{}\n", passage.text));
     }
     Ok(ExitCode::SUCCESS)
@@ -254,7 +262,8 @@ fn query(args: &QueryArgs) -> anyhow::Result<ExitCode> {
 async fn run_server(args: &ServeArgs, keys: Vec<String>) -> anyhow::Result<ExitCode> {
     let address = SocketAddr::new(args.host, args.port);
     let bound = TcpListener::bind(address).await;
-    let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    let listener =
+        bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
     let searcher = open(&args.dir, &args.how)?;
     let signals = Requests::listen()?;
     eprintln!(

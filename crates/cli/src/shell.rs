@@ -1,5 +1,5 @@
-//! Implements `levade completions` and `levade man`, which generate files for the shell from the command
-//! definitions.
+//! Implements `levade completions` and `levade man`, which generate files for the shell from the
+//! command definitions.
 
 use std::io::Write as _;
 use std::path::PathBuf;
@@ -41,8 +41,8 @@ pub fn completions(args: &Completions, mut command: Command) -> anyhow::Result<E
 
 pub fn man(args: &Man, command: Command) -> anyhow::Result<ExitCode> {
     let Man { dir } = args;
-    std::fs::create_dir_all(dir)
-        .and_then(|()| clap_mangen::generate_to(command, dir))
-        .map_err(|error| unusable(format!("cannot write manual pages to {}: {error}", dir.display())))?;
+    std::fs::create_dir_all(dir).and_then(|()| clap_mangen::generate_to(command, dir)).map_err(
+        |error| unusable(format!("cannot write manual pages to {}: {error}", dir.display())),
+    )?;
     Ok(ExitCode::SUCCESS)
 }

@@ -15,9 +15,9 @@ use crate::failure::INTERRUPTED;
 /// A future that completes when a server must stop accepting requests.
 pub type Stop = Pin<Box<dyn Future<Output = ()> + Send>>;
 
-/// Interval after a signal in which further signals belong to the same request. A supervisor forwards
-/// a signal that the keyboard has sent to both processes, and some schedulers signal the process and
-/// its group.
+/// Interval after a signal in which further signals belong to the same request. A supervisor
+/// forwards a signal that the keyboard has sent to both processes, and some schedulers signal the
+/// process and its group.
 const SAME_REQUEST_WINDOW: Duration = Duration::from_millis(500);
 
 #[cfg(unix)]
@@ -47,13 +47,14 @@ mod unix {
         /// Returns an error if the system does not allow it.
         pub fn listen() -> io::Result<Self> {
             let mut numbers = vec![Number::INT, Number::TERM, Number::USR1];
-            // If the system does not report ignored signals, SIGHUP keeps its default action and ends
-            // the process.
+            // If the system does not report ignored signals, SIGHUP keeps its default action and
+            // ends the process.
             let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
             if is_not_ignored(&status, Number::HUP) {
                 numbers.push(Number::HUP);
             }
-            let listen = |number: Number| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
+            let listen =
+                |number: Number| Ok((number, signal(SignalKind::from_raw(number.as_raw()))?));
             Ok(Requests(numbers.into_iter().map(listen).collect::<io::Result<_>>()?))
         }
 
@@ -83,7 +84,8 @@ mod unix {
 
         #[test]
         fn hears_respects_ignored_signal_mask() {
-            let status = |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
+            let status =
+                |mask: &str| format!("Name:\tlevade\nSigBlk:\t0000000000000001\nSigIgn:\t{mask}\n");
             assert!(is_not_ignored(&status("0000000000001000"), Number::HUP));
             assert!(!is_not_ignored(&status("0000000000001001"), Number::HUP));
             assert!(!is_not_ignored("", Number::HUP));

@@ -14,11 +14,12 @@ use crate::stop::Requests;
 /// again.
 const STABLE_UPTIME: Duration = Duration::from_secs(600);
 
-/// Runs this program as a child process with the same arguments except `--restarts`, and restarts it
-/// until it exits normally or has failed more than `restarts` times in a row.
+/// Runs this program as a child process with the same arguments except `--restarts`, and restarts
+/// it until it exits normally or has failed more than `restarts` times in a row.
 ///
-/// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits because
-/// of input that the user must correct (exit code 2), or because it was asked to stop (130).
+/// Adds `--resume` as soon as `resumable` returns true. A child is not restarted if it exits
+/// because of input that the user must correct (exit code 2), or because it was asked to stop
+/// (130).
 pub fn run(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Result<ExitCode> {
     crate::runtime()?.block_on(supervise(restarts, resumable))
 }
@@ -33,7 +34,8 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
             arguments.push("--resume".into());
         }
         let start = Instant::now();
-        let mut child = Command::new(std::env::current_exe()?).args(arguments).kill_on_drop(true).spawn()?;
+        let mut child =
+            Command::new(std::env::current_exe()?).args(arguments).kill_on_drop(true).spawn()?;
         let mut stop_requested = false;
         let status = loop {
             tokio::select! {
@@ -49,7 +51,8 @@ async fn supervise(restarts: u32, resumable: impl Fn() -> bool) -> anyhow::Resul
         match status.code() {
             Some(code @ (0 | 2)) => return Ok(ExitCode::from(code as u8)),
             Some(code) if code == i32::from(INTERRUPTED) => return Ok(ExitCode::from(INTERRUPTED)),
-            // The run failed while it stopped, for example because a checkpoint could not be written.
+            // The run failed while it stopped, for example because a checkpoint could not be
+            // written.
             Some(1) if stop_requested => return Ok(ExitCode::FAILURE),
             _ if stop_requested => return Ok(ExitCode::from(INTERRUPTED)),
             _ => {}
@@ -135,7 +138,8 @@ mod tests {
 
     #[test]
     fn without_restarts_removes_both_option_forms() {
-        let arguments = ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
+        let arguments =
+            ["train", "r", "--restarts", "3", "--set", "a=1", "--restarts=4"].map(OsString::from);
         assert_eq!(remove_restarts(arguments.into_iter()), ["train", "r", "--set", "a=1"]);
     }
 }

@@ -9,8 +9,8 @@ fn percent(fraction: f64) -> String {
     format!("{:.1} %", 100.0 * fraction)
 }
 
-/// Formats an evaluation on one line: the overall success with its interval, and the slices that are
-/// reported separately.
+/// Formats an evaluation on one line: the overall success with its interval, and the slices that
+/// are reported separately.
 pub fn line(result: &EvalResult) -> String {
     let part = |slice: &SliceResult, name: &str| {
         let SliceResult { success, tasks, .. } = slice;
@@ -42,7 +42,11 @@ pub fn line(result: &EvalResult) -> String {
         .uncalled
         .as_ref()
         .map_or(String::new(), |completion| format!("\n{}", format_uncalled(completion)));
-    format!("{line} · answered {} · with a tool {}{uncalled}", percent(answered), percent(used_tool))
+    format!(
+        "{line} · answered {} · with a tool {}{uncalled}",
+        percent(answered),
+        percent(used_tool)
+    )
 }
 
 /// Formats the first completion of an evaluation in which no tool answered a call, and the reason.
@@ -62,7 +66,13 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
     let width = evals.iter().map(|eval| eval.label.chars().count()).max().unwrap_or(0).max(16);
     let head = format!(
         "{:width$}  {:>8}  {:>15}  {:>9}  {:>8}  {:>11}  {:>14}",
-        "held-out tasks", "success", "95 % interval", "correct", "answered", "with a tool", "tokens sampled"
+        "held-out tasks",
+        "success",
+        "95 % interval",
+        "correct",
+        "answered",
+        "with a tool",
+        "tokens sampled"
     );
     let mut text = format!("{}\n", style.bold(&head));
     for eval in evals {
@@ -106,18 +116,28 @@ pub fn gains(gains: &[Gain]) -> String {
 /// Formats the best checkpoint, its success, and whether the selection biases that result.
 pub fn best(best: &Best) -> String {
     let Best { label, candidates: of, success, uses_selection_tasks: is_separate, .. } = best;
-    let by = if *is_separate { "selected on other tasks" } else { "selected on these tasks: biased upwards" };
+    let by = if *is_separate {
+        "selected on other tasks"
+    } else {
+        "selected on these tasks: biased upwards"
+    };
     format!("{label}, {}; best of {of} checkpoints, {by}", percent(success.estimate))
 }
 
 fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let success = style.bold(&format!("{:>8}", percent(slice.success.estimate)));
-    let interval = format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
+    let interval =
+        format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.attempts());
-    let (answered, tool, tokens) = (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
-    let score = slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
-    let broken =
-        if slice.failed > 0 { format!("  {} broken, counted as wrong", slice.failed) } else { String::new() };
+    let (answered, tool, tokens) =
+        (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    let score =
+        slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
+    let broken = if slice.failed > 0 {
+        format!("  {} broken, counted as wrong", slice.failed)
+    } else {
+        String::new()
+    };
     format!(
         "{label:width$}  {success}  {interval:>15}  {correct:>9}  {answered:>8}  {tool:>11}  {tokens:>14.1}{score}{broken}\n"
     )
@@ -160,10 +180,13 @@ mod tests {
         let labels: Vec<&str> = picked.iter().map(|eval| eval.label.as_str()).collect();
         assert_eq!(labels, ["before training", "after sft", "after grpo"]);
         let text = table(&picked, Style::default());
-        let rows: Vec<Vec<&str>> = text.lines().map(|line| line.split_whitespace().collect()).collect();
+        let rows: Vec<Vec<&str>> =
+            text.lines().map(|line| line.split_whitespace().collect()).collect();
         assert_eq!(
             rows[1],
-            "before training 0.0 % 0.0 – 50.0 % 0/8 100.0 % 50.0 % 31.2".split(' ').collect::<Vec<_>>()
+            "before training 0.0 % 0.0 – 50.0 % 0/8 100.0 % 50.0 % 31.2"
+                .split(' ')
+                .collect::<Vec<_>>()
         );
         assert_eq!(rows[3][..4], ["after", "grpo", "100.0", "%"]);
         // The only slice that counts is not repeated. The other slice is reported separately.
@@ -208,7 +231,9 @@ mod tests {
             let lines: Vec<&str> = text[at..].lines().collect();
             assert_eq!(lines[1], "  | one");
             assert!(
-                lines[2].starts_with("  | twox") && lines[2].ends_with("x …") && lines[2].len() < 410,
+                lines[2].starts_with("  | twox")
+                    && lines[2].ends_with("x …")
+                    && lines[2].len() < 410,
                 "{text}"
             );
         }
@@ -219,16 +244,22 @@ mod tests {
         let mut result = eval(0, 0, "before training", 2);
         result.overall.failed = 3;
         assert!(
-            line(&result).starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
+            line(&result)
+                .starts_with("25.0 % of 8 (95 %: 12.5–62.5) · 3 broken, counted as wrong · unseen")
         );
     }
 
     #[test]
     fn line_shows_graded_scores_as_numbers() {
         let mut result = eval(0, 0, "before training", 12);
-        let interval = |estimate: f64| Interval { estimate, low: estimate - 0.25, high: estimate + 0.25 };
-        result.overall.at =
-            vec![AtK { k: 2, pass: interval(0.75), best: interval(0.5), majority: interval(-0.75) }];
+        let interval =
+            |estimate: f64| Interval { estimate, low: estimate - 0.25, high: estimate + 0.25 };
+        result.overall.at = vec![AtK {
+            k: 2,
+            pass: interval(0.75),
+            best: interval(0.5),
+            majority: interval(-0.75),
+        }];
         assert!(line(&result).contains(" · pass@2 75.0 %, maj@2 -75.0 %"), "{}", line(&result));
         result.overall.score = Some(interval(-0.5));
         let shown = line(&result);
@@ -236,7 +267,8 @@ mod tests {
         assert!(shown.contains(" · pass@2 75.0 %, maj@2 -0.750 · "), "{shown}");
         // The count is over two attempts at each of 8 tasks.
         assert!(table(&[&result], Style::default()).contains(" 12/16 "));
-        let gain = |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
+        let gain =
+            |graded| Gain { from: "a".into(), to: "b".into(), difference: interval(1.5), graded };
         assert_eq!(
             gains(&[gain(false), gain(true)]),
             "b against a: +150.0 points (95 %: +125.0 to +175.0), task by task\n\

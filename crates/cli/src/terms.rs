@@ -42,7 +42,8 @@ pub async fn format_terms(
     trained.cluster.samplers = None;
     let host = host::host()?;
     let StartedPolicies { policies, .. } =
-        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new()).await?;
+        policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
+            .await?;
     let mut watch = Watch::new(Clock::default());
     let phase = attempt.slot.phase;
     let found = terms(&recipe, dir, policies, (phase, step), &mut watch).await?;
@@ -50,7 +51,8 @@ pub async fn format_terms(
     let mut text = String::new();
     for policy in &found {
         let tokens = policy.tokens_of(attempt.id);
-        let selected = tokens.iter().filter(|(_, term)| token.is_none_or(|token| term.index == token));
+        let selected =
+            tokens.iter().filter(|(_, term)| token.is_none_or(|token| term.index == token));
         let mut selected = selected.peekable();
         if selected.peek().is_none() {
             continue;
@@ -78,11 +80,12 @@ pub async fn format_terms(
     }
 }
 
-/// Writes the policy and the step of the terms, and whether the terms add up to the loss of the step,
-/// which is a mean over its updates.
+/// Writes the policy and the step of the terms, and whether the terms add up to the loss of the
+/// step, which is a mean over its updates.
 fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)) {
     let PolicyTerms { policy: name, version, .. } = policy;
-    let _ = writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
+    let _ =
+        writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
     let (sum, total, updates) = (policy.sum(), policy.total(), policy.updates());
     let _ = match sum.to_bits() == total.to_bits() {
         true if updates > 1 => writeln!(
@@ -91,7 +94,9 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
             policy.loss()
         ),
         true => writeln!(text, "all terms of the step add up to its loss, {sum:e}, to the bit"),
-        false => writeln!(text, "all terms of the step add up to {total:e}, but the learner has {sum:e}"),
+        false => {
+            writeln!(text, "all terms of the step add up to {total:e}, but the learner has {sum:e}")
+        }
     };
 }
 
@@ -106,14 +111,16 @@ fn to_document(
         "policy": policy.policy, "version": policy.version, "phase": phase, "step": step,
         "text": shown, "formula": formula,
     });
-    if let (Value::Object(all), Ok(Value::Object(term))) = (&mut document, serde_json::to_value(term)) {
+    if let (Value::Object(all), Ok(Value::Object(term))) =
+        (&mut document, serde_json::to_value(term))
+    {
         all.extend(term);
     }
     document
 }
 
-/// Writes a term: the token, the weighted formula with its value, the values of its symbols, and the
-/// log-probabilities.
+/// Writes a term: the token, the weighted formula with its value, the values of its symbols, and
+/// the log-probabilities.
 fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
     let TokenTerm { leaf, index, update, ratio, advantage, weight, loss, bonus, part, .. } = term;
     let value = if *bonus == 0.0 { format!("{loss}") } else { format!("({loss} − {bonus})") };
@@ -133,11 +140,13 @@ fn write_term(text: &mut String, formula: &str, term: &TokenTerm, shown: &str) {
         format!("H = {}", term.entropy),
         format!("age = {}", term.age),
     ];
-    values
-        .extend(term.sequence_log_ratio.map(|log_ratio| format!("ρ of the sequence = {}", log_ratio.exp())));
+    values.extend(
+        term.sequence_log_ratio.map(|log_ratio| format!("ρ of the sequence = {}", log_ratio.exp())),
+    );
     values.extend(term.marked.then(|| "marked".to_owned()));
     values.extend(term.correction.map(|correction| format!("c = {correction}")));
-    let logprobs = [("behavior", term.behavior), ("proximal", term.proximal), ("reference", term.reference)];
+    let logprobs =
+        [("behavior", term.behavior), ("proximal", term.proximal), ("reference", term.reference)];
     let known = logprobs.into_iter().filter_map(|(name, value)| Some(format!("{name} {}", value?)));
     let _ = writeln!(text, "        {}", values.join(", "));
     let _ = writeln!(

@@ -22,8 +22,8 @@ use crate::{host, recipe};
 
 /// List the tools that a recipe's agents have, or call one
 ///
-/// Toolboxes are opened as for an attempt, so a toolbox that cannot start is reported here. The tool
-/// result is printed as the model reads it. The exit code is 1 if the result is an error.
+/// Toolboxes are opened as for an attempt, so a toolbox that cannot start is reported here. The
+/// tool result is printed as the model reads it. The exit code is 1 if the result is an error.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade tools recipes/calculator
@@ -78,7 +78,8 @@ async fn show(
     })?;
     let found = model::open(&recipe.model.source, recipe.model.base.as_deref(), &host::host()?)?;
     let chat = Arc::new(model::chat(&found.files, chat_options(keys, None))?);
-    let tools = Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?).tools_for(keys, &chat)?;
+    let tools =
+        Toolboxes::new(&recipe.tool, Supervisor::from_current_exe()?).tools_for(keys, &chat)?;
     let started_at = Instant::now();
     let context = ToolContext {
         attempt: "tools".to_owned(),
@@ -94,7 +95,9 @@ async fn show(
     let code = match &args.call {
         None => {
             for spec in tools.specs() {
-                screen::print_line(&serde_json::to_string(spec).context("a tool cannot be written as JSON")?);
+                screen::print_line(
+                    &serde_json::to_string(spec).context("a tool cannot be written as JSON")?,
+                );
             }
             ExitCode::SUCCESS
         }
@@ -109,7 +112,10 @@ async fn call(tools: &mut OpenTools, name: &str, arguments: Map<String, Value>) 
     let call = ToolCall { id: String::new(), name: name.to_owned(), arguments: arguments.into() };
     let started_at = Instant::now();
     let observations = tools
-        .execute_calls(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
+        .execute_calls(
+            &ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() },
+            true,
+        )
         .await;
     let style = Style::stderr();
     for observation in &observations {

@@ -19,8 +19,8 @@ use crate::{recipe, supervise, table};
 ///
 /// Writes everything to one directory: the resolved recipe, every sampled token, metrics and
 /// checkpoints. Ctrl-C or SIGTERM stops the run at the next safe point; a second one stops it at
-/// once. With --resume, a run that was stopped or killed continues, and ends with the same weights as
-/// an uninterrupted run.
+/// once. With --resume, a run that was stopped or killed continues, and ends with the same weights
+/// as an uninterrupted run.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade train recipes/calculator
@@ -62,7 +62,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
                 args.restarts
             )));
         }
-        // The run can be resumed once the first process has written its recipe to the run directory.
+        // The run can be resumed once the first process has written its recipe to the run
+        // directory.
         return supervise::run(args.restarts, || recipe.run.folder.join(RECIPE).exists());
     }
     crate::runtime()?.block_on(train(args, recipe, start))
@@ -131,23 +132,36 @@ fn resume_command(args: &Args) -> String {
 
 /// Returns the name by which this program was called, quoted for a shell.
 fn program() -> String {
-    std::env::args_os().next().map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
+    std::env::args_os()
+        .next()
+        .map_or_else(|| "levade".into(), |name| quoted(&name.to_string_lossy()))
 }
 
 fn print_summary(summary: &Summary, dir: &Path) {
     let style = Style::stdout();
     let evals = milestones(&summary.evals);
-    screen::print_line(&format!("\n{}\n{}", table::table(&evals, style), table::gains(&summary.gains)));
+    screen::print_line(&format!(
+        "\n{}\n{}",
+        table::table(&evals, style),
+        table::gains(&summary.gains)
+    ));
     for (source, times, first) in summary.warnings.iter() {
         let times = screen::plural(times as u32, "time");
-        screen::print_line(&format!("{} {source} went wrong {times}, first: {first}", style.dim("trouble")));
+        screen::print_line(&format!(
+            "{} {source} went wrong {times}, first: {first}",
+            style.dim("trouble")
+        ));
     }
     let steps = screen::plural(summary.steps, "step");
     let dir = screen::path(dir);
     screen::print_line(&format!("{steps}, {} in this process", screen::clock(summary.elapsed)));
     screen::print_line(&format!("run    {dir}"));
     if let Some(best) = &summary.best {
-        screen::print_line(&format!("best   {} ({})", screen::path(&best.checkpoint), table::best(best)));
+        screen::print_line(&format!(
+            "best   {} ({})",
+            screen::path(&best.checkpoint),
+            table::best(best)
+        ));
     }
     if let Some(checkpoint) = &summary.checkpoint {
         let (program, dir) = (program(), quoted(&dir));

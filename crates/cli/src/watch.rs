@@ -1,4 +1,5 @@
-//! Displays the progress of a run: bars on standard error, and one line per step on standard output.
+//! Displays the progress of a run: bars on standard error, and one line per step on standard
+//! output.
 
 use std::time::Duration;
 
@@ -53,9 +54,16 @@ impl Bars {
     }
 
     /// Moves the bar to `done` of `total` parts. `tokens` is the number of tokens that were sampled
-    /// since the last call. `run_progress` is a text about the progress of the run, which is appended to the
-    /// message.
-    fn progress(&mut self, name: &'static str, done: usize, total: usize, tokens: usize, run_progress: &str) {
+    /// since the last call. `run_progress` is a text about the progress of the run, which is
+    /// appended to the message.
+    fn progress(
+        &mut self,
+        name: &'static str,
+        done: usize,
+        total: usize,
+        tokens: usize,
+        run_progress: &str,
+    ) {
         if self.activity.as_ref().is_none_or(|activity| activity.name != name) {
             let since = self.since;
             self.clear();
@@ -85,7 +93,9 @@ impl Bars {
                 let name = if purpose == Purpose::Eval { "evaluating" } else { "sampling" };
                 self.progress(name, done, total, sampled_tokens, run_progress);
             }
-            Event::MicroBatch { done, total } => self.progress("learning", done, total, 0, run_progress),
+            Event::MicroBatch { done, total } => {
+                self.progress("learning", done, total, 0, run_progress)
+            }
             _ => {}
         }
     }
@@ -143,16 +153,21 @@ impl Observer for Watch {
             Event::Started { from, done, steps } => {
                 (self.done, self.steps) = (*done, *steps);
                 if let Some(path) = from {
-                    self.bars
-                        .print_line(&format!("goes on from {} (step {done} of {steps})", screen::path(path)));
+                    self.bars.print_line(&format!(
+                        "goes on from {} (step {done} of {steps})",
+                        screen::path(path)
+                    ));
                 }
                 self.bars.wait();
             }
             Event::PhaseStarted { phase, kind, done, steps } => {
                 self.bars.clear();
-                let before = if *done > 0 { format!(", {done} of them done") } else { String::new() };
+                let before =
+                    if *done > 0 { format!(", {done} of them done") } else { String::new() };
                 let steps = screen::plural(*steps, "step");
-                self.bars.print_line(&self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")));
+                self.bars.print_line(
+                    &self.style.bold(&format!("phase {phase}: {kind}, {steps}{before}")),
+                );
                 (self.own_steps, self.start) = (0, self.bars.clock.elapsed());
                 self.bars.wait();
             }
@@ -175,7 +190,8 @@ impl Observer for Watch {
                 self.bars.wait();
             }
             Event::Checkpoint(path) => {
-                self.bars.print_line(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
+                self.bars
+                    .print_line(&self.style.dim(&format!("checkpoint {}", screen::path(path))));
                 self.bars.wait();
             }
             Event::Note(note) => self.bars.print_line(&format!("note: {note}")),
@@ -201,14 +217,16 @@ fn sum_over_policies(metrics: &Metrics, name: &str) -> Option<f64> {
 /// number.
 fn format_score(metrics: &Metrics, mean: f64) -> String {
     let exceeds = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
-    match exceeds("critic/score/min", |min| min < 0.0) || exceeds("critic/score/max", |max| max > 1.0) {
+    match exceeds("critic/score/min", |min| min < 0.0)
+        || exceeds("critic/score/max", |max| max > 1.0)
+    {
         true => format!("score {mean:>6.3}"),
         false => format!("success {:>5.1} %", 100.0 * mean),
     }
 }
 
-/// Formats the number of tokens whose log-probability in training differs from the sampled one in any
-/// bit, and the maximum difference.
+/// Formats the number of tokens whose log-probability in training differs from the sampled one in
+/// any bit, and the maximum difference.
 fn format_mismatch(metrics: &Metrics, tokens: f64) -> String {
     match policy_values(metrics, "training/logprob_mismatch_max").reduce(f64::max) {
         Some(max_difference) if max_difference > 0.0 => {
@@ -234,7 +252,9 @@ fn step_line(kind: &str, step: u32, steps: u32, metrics: &Metrics) -> String {
     append(first(&["actor/loss", "actor/pg_loss", "train/loss"]), &|v| format!("loss {v:>8.4}"));
     append(first(&["actor/kl_loss"]), &|v| format!("KL {v:.4}"));
     append(first(&["actor/grad_norm"]), &|v| format!("grad {v:>6.3}"));
-    append(sum_over_policies(metrics, "training/logprob_mismatch"), &|v| format_mismatch(metrics, v));
+    append(sum_over_policies(metrics, "training/logprob_mismatch"), &|v| {
+        format_mismatch(metrics, v)
+    });
     append(first(&["perf/throughput"]), &|v| format!("{v:>5.0} tok/s"));
     append(first(&["timing_s/step"]), &|v| format!("{v:.1} s"));
     if sum_over_policies(metrics, "actor/skipped_updates").is_some_and(|skipped| skipped > 0.0) {
@@ -278,7 +298,9 @@ mod tests {
         }
         // Mismatches of several policies are added up.
         let mut metrics = Metrics::default();
-        for (name, value) in [("a/training/logprob_mismatch", 2.0), ("b/training/logprob_mismatch", 1.0)] {
+        for (name, value) in
+            [("a/training/logprob_mismatch", 2.0), ("b/training/logprob_mismatch", 1.0)]
+        {
             metrics.add(name, value);
         }
         assert_eq!(step_line("grpo", 1, 4, &metrics), "grpo 1/4 · mismatch 3");

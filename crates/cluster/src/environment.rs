@@ -26,8 +26,8 @@ pub struct Environment {
 pub const PACKAGE: &str = "python/levade_torch";
 
 impl Environment {
-    /// Creates the environment with uv, or with venv and pip if uv is not installed. Reuses the results
-    /// of an earlier installation. Returns the path of the environment's interpreter.
+    /// Creates the environment with uv, or with venv and pip if uv is not installed. Reuses the
+    /// results of an earlier installation. Returns the path of the environment's interpreter.
     ///
     /// # Errors
     /// Returns an error if a command fails or the timeout expires.
@@ -46,8 +46,11 @@ impl Environment {
     /// Creates an empty environment, installs the package and imports it.
     async fn run_steps(&self, host: &Host) -> anyhow::Result<PathBuf> {
         let python = self.dir.join(if cfg!(windows) { "Scripts/python.exe" } else { "bin/python" });
-        let has_uv =
-            Command::new("uv").arg("--version").output().await.is_ok_and(|found| found.status.success());
+        let has_uv = Command::new("uv")
+            .arg("--version")
+            .output()
+            .await
+            .is_ok_and(|found| found.status.success());
         let text = |path: &Path| path.display().to_string();
         let (dir, package) = (text(&self.dir), format!("{}[lora]", text(&self.package)));
         if !python.exists() {
@@ -82,7 +85,11 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     let mut command = Command::new(words[0]);
     let status = command.args(&words[1..]).kill_on_drop(true).status().await;
     let status = status.with_context(|| format!("cannot start {}", words[0]))?;
-    anyhow::ensure!(status.success(), "{} failed ({status}); what it says is above", words.join(" "));
+    anyhow::ensure!(
+        status.success(),
+        "{} failed ({status}); what it says is above",
+        words.join(" ")
+    );
     Ok(())
 }
 

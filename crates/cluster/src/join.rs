@@ -36,8 +36,8 @@ pub enum JoinOutcome {
 /// Interval between checks of the run's files.
 const POLL_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Time for which this machine's processes continue after a request to stop. The run receives the same
-/// request, and may need the processes to reach a point at which it can stop.
+/// Time for which this machine's processes continue after a request to stop. The run receives the
+/// same request, and may need the processes to reach a point at which it can stop.
 const STOP_TIMEOUT: Duration = Duration::from_secs(100);
 
 /// Next action of this process.
@@ -59,15 +59,16 @@ struct Run {
 }
 
 impl Run {
-    /// Opens the run in the directory `root`, and takes the part of machine `node` for this process.
+    /// Opens the run in the directory `root`, and takes the part of machine `node` for this
+    /// process.
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
         let (dir, name) = (root.join(SUBDIR), torchrun::random()?);
         order::take(&dir, node, &name)?;
         Ok(Run { before: order::finished_at(&dir), dir, node, name })
     }
 
-    /// Returns whether another process has taken this machine's part: a launcher has started a second
-    /// process, because it has lost track of this one.
+    /// Returns whether another process has taken this machine's part: a launcher has started a
+    /// second process, because it has lost track of this one.
     fn is_taken(&self) -> bool {
         order::is_taken(&self.dir, self.node, &self.name)
     }
@@ -89,15 +90,21 @@ impl Run {
 /// once.
 ///
 /// # Errors
-/// Returns an error if the run does not start its learner in time, if its group has no such machine, or
-/// if the processes cannot be started.
-pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) -> anyhow::Result<JoinOutcome> {
+/// Returns an error if the run does not start its learner in time, if its group has no such
+/// machine, or if the processes cannot be started.
+pub async fn join(
+    part: &Part,
+    host: &Host,
+    mut stops: UnboundedReceiver<()>,
+) -> anyhow::Result<JoinOutcome> {
     if part.node == 0 {
-        return Err(unusable("--node 0 is the machine that trains (`levade train`); others count from 1"));
+        return Err(unusable(
+            "--node 0 is the machine that trains (`levade train`); others count from 1",
+        ));
     }
     let root = std::path::absolute(&part.run)?;
-    let run =
-        Run::claim(&root, part.node).with_context(|| format!("cannot write into {}", root.display()))?;
+    let run = Run::claim(&root, part.node)
+        .with_context(|| format!("cannot write into {}", root.display()))?;
     let log = torchrun::log_of(&root, part.node);
     let mut last: Option<Order> = None;
     loop {
@@ -117,7 +124,8 @@ pub async fn join(part: &Part, host: &Host, mut stops: UnboundedReceiver<()>) ->
         // Only the first machine serves requests, but every process requires a token.
         environment.push((torchrun::TOKEN.into(), format!("{}-of-no-use-here", order.start)));
         let environment = (environment, log.as_path());
-        let mut processes = torchrun::serve(&order, part.node, &root, environment, host.supervisor()).await?;
+        let mut processes =
+            torchrun::serve(&order, part.node, &root, environment, host.supervisor()).await?;
         let mut stopping = false;
         loop {
             tokio::select! {
@@ -177,8 +185,8 @@ async fn next(run: &Run, last: Option<&Order>, part: &Part) -> anyhow::Result<Ne
     }
 }
 
-/// Waits until there is another order, the run has ended, or another process has taken this machine's
-/// part.
+/// Waits until there is another order, the run has ended, or another process has taken this
+/// machine's part.
 async fn superseded(run: &Run, order: &Order) {
     loop {
         sleep(POLL_INTERVAL).await;
@@ -195,7 +203,14 @@ mod tests {
 
     fn order(start: &str) -> Order {
         let (command, variables, environment) = (vec!["true".into()], Vec::new(), Vec::new());
-        Order { start: start.into(), command, variables, environment, nodes: 2, start_timeout_seconds: 1.0 }
+        Order {
+            start: start.into(),
+            command,
+            variables,
+            environment,
+            nodes: 2,
+            start_timeout_seconds: 1.0,
+        }
     }
 
     #[test]
@@ -233,7 +248,8 @@ mod tests {
     #[test]
     fn latest_process_takes_part_of_machine() {
         let root = tempfile::tempdir().unwrap();
-        let (first, other) = (Run::claim(root.path(), 1).unwrap(), Run::claim(root.path(), 2).unwrap());
+        let (first, other) =
+            (Run::claim(root.path(), 1).unwrap(), Run::claim(root.path(), 2).unwrap());
         assert!(!first.is_taken());
         let second = Run::claim(root.path(), 1).unwrap();
         assert!(first.is_taken() && !second.is_taken() && !other.is_taken());

@@ -1,9 +1,9 @@
-//! Machines of a run other than the one that trains: [`join()`] runs a machine's processes of the learner, and
-//! [`Environment`] installs the Python packages that they need.
+//! Machines of a run other than the one that trains: [`join()`] runs a machine's processes of the
+//! learner, and [`Environment`] installs the Python packages that they need.
 //!
 //! # Guarantees
-//! - A machine that has joined restarts its processes whenever the run restarts its learner, and leaves
-//!   when the run ends.
+//! - A machine that has joined restarts its processes whenever the run restarts its learner, and
+//!   leaves when the run ends.
 //! - If two processes take the same part of a run, the later one keeps it. The earlier one leaves.
 //! - Every wait has a timeout, whose error names what was awaited.
 //!

@@ -1,14 +1,15 @@
 //! Comparison of continuations with complete renders, for `conformance/continuation.py`. Reads one
 //! conversation per line as JSON, and writes one line of JSON for each. The input has `template`;
-//! `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a message that the
-//! model samples; and `tools`.
+//! `special`, its special tokens; `steps`, a list of `say`, a message, or `reply`, a message that
+//! the model samples; and `tools`.
 //!
-//! The model has one token per byte. Each completion is sampled as the template's model would write it,
-//! and the client sends the complete history back, without reasoning. The output has, for each prompt
-//! after a completion: `fork`, the reason of a fork, if any; `equal`, whether the prompt is what the
-//! template renders for the complete history, with reasoning and calls in separate fields or as the model
-//! wrote them; and `drift`, the drift that was counted: the recorded text, and the text rendered instead.
-//! The output has `error` if the template rejects the conversation or is not a chat template.
+//! The model has one token per byte. Each completion is sampled as the template's model would write
+//! it, and the client sends the complete history back, without reasoning. The output has, for each
+//! prompt after a completion: `fork`, the reason of a fork, if any; `equal`, whether the prompt is
+//! what the template renders for the complete history, with reasoning and calls in separate fields
+//! or as the model wrote them; and `drift`, the drift that was counted: the recorded text, and the
+//! text rendered instead. The output has `error` if the template rejects the conversation or is not
+//! a chat template.
 
 use std::error::Error;
 use std::io::{BufRead, Write, stdin, stdout};
@@ -62,7 +63,8 @@ fn chat(case: &Asked) -> Result<Chat, Box<dyn Error>> {
             source.types.push(TokenType::Control);
         }
     }
-    let id = |text: &String| source.tokens.iter().position(|token| token == text).map(|at| at as u32);
+    let id =
+        |text: &String| source.tokens.iter().position(|token| token == text).map(|at| at as u32);
     (source.bos, source.eos) = (id(&case.bos), id(&case.eos));
     let options = ChatOptions { variables: case.variables.clone(), ..ChatOptions::default() };
     Ok(Chat::new(Tokenizer::new(&TokenizerSource::Gguf(source))?, Some(&case.template), options)?)
@@ -74,9 +76,10 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
     let format = Arc::new(Format::new(Arc::clone(&chat), options));
     let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
     let mut conversation = Conversation::new();
-    // As the client sends them, with the reasoning of completions, and with completions as their model
-    // wrote them.
-    let (mut sent, mut full_messages, mut written) = (Vec::<Message>::new(), Vec::new(), Vec::new());
+    // As the client sends them, with the reasoning of completions, and with completions as their
+    // model wrote them.
+    let (mut sent, mut full_messages, mut written) =
+        (Vec::<Message>::new(), Vec::new(), Vec::new());
     let (mut turns, mut completions) = (Vec::new(), 0);
     for step in &case.steps {
         let step_message = match step {
@@ -89,7 +92,8 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
                         .rev()
                         .take_while(|step_message| step_message.tool_call_id.is_some())
                         .count();
-                    let calls = sent.iter().rev().find(|step_message| !step_message.tool_calls.is_empty());
+                    let calls =
+                        sent.iter().rev().find(|step_message| !step_message.tool_calls.is_empty());
                     *id = calls
                         .and_then(|step_message| step_message.tool_calls.get(results))
                         .map_or(id.clone(), |call| call.id.clone());
@@ -101,7 +105,8 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
             }
             CaseStep::Completion(message) => message,
         };
-        let request = Request { agent: "", policy: "", format: &format, messages: &sent, tools: &case.tools };
+        let request =
+            Request { agent: "", policy: "", format: &format, messages: &sent, tools: &case.tools };
         let prepared = conversation.prepare(&request)?;
         let equal = [&full_messages, &written].into_iter().any(|messages| {
             chat.prompt(messages, &case.tools).is_ok_and(|ids| text(&ids) == text(&prepared.prompt))
@@ -114,12 +119,16 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
         let sampled_tokens = chat.assistant(step_message, opened)?;
         let mut completion = Completion::default();
         completion.extend(&sampled_tokens, &vec![-0.5; sampled_tokens.len()], 0);
-        let reply_completion = conversation.record(prepared, completion, &SamplingParams::default())?;
+        let reply_completion =
+            conversation.record(prepared, completion, &SamplingParams::default())?;
         let message = reply_completion.message();
         if message.tool_calls.len() != step_message.tool_calls.len() {
-            return Err(format!("the calls of a reply are not read: {:?}", reply_completion.text).into());
+            return Err(
+                format!("the calls of a reply are not read: {:?}", reply_completion.text).into()
+            );
         }
-        let reasoning = Some(reply_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
+        let reasoning =
+            Some(reply_completion.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
         full_messages.push(Message { reasoning_content: reasoning, ..message.clone() });
         written.push(reply_completion.raw_message());
         sent.push(message);

@@ -1,9 +1,9 @@
 //! Cost of early and late turns in a long conversation, and the size of the stored data.
 //!
-//! `cargo run --release -p levade-conversation --example cost [TURNS] [TOKENS]` runs TURNS turns (100) up
-//! to a sequence length of TOKENS (128k), with a vocabulary of bytes. Each turn sends the complete
-//! history, as a client does, then a fork of it, and records both completions. Results are medians over
-//! turns.
+//! `cargo run --release -p levade-conversation --example cost [TURNS] [TOKENS]` runs TURNS turns
+//! (100) up to a sequence length of TOKENS (128k), with a vocabulary of bytes. Each turn sends the
+//! complete history, as a client does, then a fork of it, and records both completions. Results are
+//! medians over turns.
 
 use std::error::Error;
 use std::sync::Arc;
@@ -26,7 +26,10 @@ fn main() -> Result<(), Box<dyn Error>> {
     let started = Instant::now();
     let format = Arc::new(Format::new(chat, options));
     let abridges = format.can_abridge();
-    println!("probe of the template  {:>9.1?}, an abridged past is enough: {abridges}", started.elapsed());
+    println!(
+        "probe of the template  {:>9.1?}, an abridged past is enough: {abridges}",
+        started.elapsed()
+    );
 
     let tools = [ToolSpec {
         name: "look_up".into(),
@@ -39,20 +42,23 @@ fn main() -> Result<(), Box<dyn Error>> {
     let (mut prepare, mut record, mut sent) = (Vec::new(), Vec::new(), 0);
     let mut fork = 0;
     for turn in 0..turns {
-        let mut request_completion = |conversation: &mut Conversation, messages: &[Message], text: String| {
-            let request = Request { agent: "", policy: "", format: &format, messages, tools: &tools };
-            let started = Instant::now();
-            let prepared = conversation.prepare(&request)?;
-            let prepared_in = started.elapsed();
-            sent += prepared.prompt.len();
-            let mut ids = format.chat().tokenizer().encode(&text);
-            ids.extend(format.chat().stop_ids().first());
-            let mut completion = Completion::default();
-            completion.extend(&ids, &vec![-0.5; ids.len()], 0);
-            let started = Instant::now();
-            let reply_completion = conversation.record(prepared, completion, &SamplingParams::default())?;
-            Ok::<_, Box<dyn Error>>((reply_completion, prepared_in, started.elapsed()))
-        };
+        let mut request_completion =
+            |conversation: &mut Conversation, messages: &[Message], text: String| {
+                let request =
+                    Request { agent: "", policy: "", format: &format, messages, tools: &tools };
+                let started = Instant::now();
+                let prepared = conversation.prepare(&request)?;
+                let prepared_in = started.elapsed();
+                sent += prepared.prompt.len();
+                let mut ids = format.chat().tokenizer().encode(&text);
+                ids.extend(format.chat().stop_ids().first());
+                let mut completion = Completion::default();
+                completion.extend(&ids, &vec![-0.5; ids.len()], 0);
+                let started = Instant::now();
+                let reply_completion =
+                    conversation.record(prepared, completion, &SamplingParams::default())?;
+                Ok::<_, Box<dyn Error>>((reply_completion, prepared_in, started.elapsed()))
+            };
         let call = format!("{turn} {}", "x".repeat(half));
         let call = format!(
             "<tool_call>\n{{\"name\": \"look_up\", \"arguments\": {{\"q\": \"{call}\"}}}}\n</tool_call>"
@@ -70,16 +76,25 @@ fn main() -> Result<(), Box<dyn Error>> {
         fork += 1;
         messages.push(reply_completion.message());
         let id = reply_completion.message().tool_calls.first().map(|call| call.id.clone());
-        messages.push(Message { tool_call_id: id, ..Message::tool(format!("{turn} {}", "y".repeat(half))) });
+        messages.push(Message {
+            tool_call_id: id,
+            ..Message::tool(format!("{turn} {}", "y".repeat(half)))
+        });
     }
     let after = resident_kib();
     let trajectory = conversation.trajectory();
     let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
-    let max_depth =
-        trajectory.leaves().iter().map(|&leaf| trajectory.sequence_tokens(leaf).len()).max().unwrap_or(0);
+    let max_depth = trajectory
+        .leaves()
+        .iter()
+        .map(|&leaf| trajectory.sequence_tokens(leaf).len())
+        .max()
+        .unwrap_or(0);
     let text: usize =
         messages.iter().map(|message| serde_json::to_string(message).map_or(0, |m| m.len())).sum();
-    println!("{turns} turns, {fork} forks  longest path {max_depth} tokens, {text} bytes of messages");
+    println!(
+        "{turns} turns, {fork} forks  longest path {max_depth} tokens, {text} bytes of messages"
+    );
     println!("prompts in all         {sent} tokens");
     println!("stored in all          {stored} tokens, {} segments", trajectory.segments().len());
     println!(

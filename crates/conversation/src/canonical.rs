@@ -58,7 +58,11 @@ impl CanonicalForm {
     /// Returns the form of an assistant message whose content has reasoning or calls as text, in
     /// the tags of the model. Returns `None` if the content has neither, or if the message is not
     /// an assistant's.
-    pub(crate) fn parse_content(message: &Message, chat: &Chat, tools: &[ToolSpec]) -> Option<Self> {
+    pub(crate) fn parse_content(
+        message: &Message,
+        chat: &Chat,
+        tools: &[ToolSpec],
+    ) -> Option<Self> {
         if message.role != Role::Assistant || message.content.is_empty() {
             return None;
         }
@@ -71,11 +75,14 @@ impl CanonicalForm {
         let written = parsed.calls.into_iter().filter_map(Result::ok);
         let calls: Vec<ToolCall> = written.chain(message.tool_calls.iter().cloned()).collect();
         let sent = reasoning(message).map(str::to_owned);
-        let reasoning_text =
-            sent.or_else(|| Some(reasoning_text).filter(|reasoning_text| !reasoning_text.is_empty()));
+        let reasoning_text = sent
+            .or_else(|| Some(reasoning_text).filter(|reasoning_text| !reasoning_text.is_empty()));
         // Ids from the parser are not the client's; only those in the message are.
         let ids = message.tool_calls.iter().map(|call| call.id.clone()).collect();
-        Some(CanonicalForm { ids, ..CanonicalForm::new(Role::Assistant, &content, &calls, reasoning_text) })
+        Some(CanonicalForm {
+            ids,
+            ..CanonicalForm::new(Role::Assistant, &content, &calls, reasoning_text)
+        })
     }
 
     /// Merges the assistant messages at the start of `messages` that are parts of one completion.
@@ -86,7 +93,8 @@ impl CanonicalForm {
         messages: impl IntoIterator<Item = &'a Message>,
         is_reasoning: impl Fn(&Message) -> bool,
     ) -> Option<(Message, Self, usize)> {
-        let mut messages = messages.into_iter().take_while(|message| message.role == Role::Assistant);
+        let mut messages =
+            messages.into_iter().take_while(|message| message.role == Role::Assistant);
         let mut full_message = messages.next()?.clone();
         let is_silent = |message: &Message| {
             message.tool_calls.is_empty() && (message.content.is_empty() || is_reasoning(message))
@@ -242,10 +250,12 @@ mod tests {
 
     #[test]
     fn arguments_compare_by_value() {
-        let form =
-            |arguments: &str| CanonicalForm::from_message(&Message::calls("", vec![call("a", arguments)]));
-        let first =
-            form(r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#);
+        let form = |arguments: &str| {
+            CanonicalForm::from_message(&Message::calls("", vec![call("a", arguments)]))
+        };
+        let first = form(
+            r#"{"b":  2, "a": 1.50, "note":"caf\u00e9 — é\/x", "deep": {"x": [4.0, null], "y": 1}}"#,
+        );
         for same in [
             r#"{"a": 1.5, "b": 2, "note": "café — é/x", "deep": {"y": 1, "x": [4, null]}}"#,
             r#"{"a":15e-1,"b":2.0,"deep":{"y":1.0,"x":[4,null]},"note":"caf\u00e9 \u2014 é/x"}"#,
@@ -262,7 +272,10 @@ mod tests {
             assert_ne!(form(other).loose, first.loose, "{other}");
         }
         // Numbers that an `f64`, and numbers that a 64-bit integer, cannot distinguish.
-        assert_ne!(form(r#"{"a": 9007199254740993}"#).loose, form(r#"{"a": 9007199254740992}"#).loose);
+        assert_ne!(
+            form(r#"{"a": 9007199254740993}"#).loose,
+            form(r#"{"a": 9007199254740992}"#).loose
+        );
         assert_ne!(form(r#"{"a": 18446744073709551615}"#).loose, form(r#"{"a": -1}"#).loose);
         assert_eq!(form(r#"{"a": 1e20}"#).loose, form(r#"{"a": 100000000000000000000}"#).loose);
         assert_ne!(form(r#"{"a": 1e300}"#).loose, form(r#"{"a": 2e300}"#).loose);
@@ -270,15 +283,22 @@ mod tests {
             ("12345678901234567890123", "12345678901234567890124"),
             ("18446744073709551616", "18446744073709551617"),
             ("-9223372036854775809", "-9223372036854775808"),
-            ("1234567890123456789012345678901234567890", "1234567890123456789012345678901234567891"),
+            (
+                "1234567890123456789012345678901234567890",
+                "1234567890123456789012345678901234567891",
+            ),
             ("1e400", "2e400"),
             ("1e400", "0"),
         ] {
-            let [one, other] = [one, other].map(|number| form(&format!("{{\"a\": {number}}}")).loose);
+            let [one, other] =
+                [one, other].map(|number| form(&format!("{{\"a\": {number}}}")).loose);
             assert_ne!(one, other);
         }
         // A client that parses numbers as `f64` has changed the value.
-        assert_ne!(form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose, form(r#"{"a": 0.1}"#).loose);
+        assert_ne!(
+            form(r#"{"a": 0.1000000000000000055511151231257827}"#).loose,
+            form(r#"{"a": 0.1}"#).loose
+        );
         assert_eq!(form(r#"{"a": 1E5}"#).loose, form(r#"{"a": 100000.0}"#).loose);
         assert_eq!(form(r#"{"a": -0.0}"#).loose, form(r#"{"a": 0}"#).loose);
         assert_ne!(form(r#"{"a": true}"#).loose, form(r#"{"a": false}"#).loose);
@@ -306,7 +326,10 @@ mod tests {
         assert_ne!(tools_key(&[tool("a", "bc")]), tools_key(&[tool("ab", "c")]));
         let reordered = ToolSpec { parameters: json!({"a": 2.0, "b": 1}), ..tool("a", "") };
         assert_eq!(tools_key(&[tool("a", "")]), tools_key(&[reordered]));
-        assert_ne!(tools_key(&[tool("a", ""), tool("b", "")]), tools_key(&[tool("b", ""), tool("a", "")]));
+        assert_ne!(
+            tools_key(&[tool("a", ""), tool("b", "")]),
+            tools_key(&[tool("b", ""), tool("a", "")])
+        );
     }
 
     #[test]
@@ -329,13 +352,15 @@ mod tests {
         assert_eq!(one.ids, ["x"]);
         let [trimmed, outer] =
             ["a  b", " a  b\n"].map(|text| CanonicalForm::from_message(&Message::user(text)));
-        assert!(trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content);
+        assert!(
+            trimmed.loose == outer.loose && trimmed.exact != outer.exact && trimmed.has_content
+        );
     }
 
     #[test]
     fn system_and_developer_forms_are_equal() {
-        let [system, developer, user] =
-            ["system", "developer", "user"].map(|role| read(json!({"role": role, "content": " Be brief."})));
+        let [system, developer, user] = ["system", "developer", "user"]
+            .map(|role| read(json!({"role": role, "content": " Be brief."})));
         assert_eq!((system.loose, system.exact), (developer.loose, developer.exact));
         assert_ne!(system.loose, user.loose);
     }
@@ -344,8 +369,10 @@ mod tests {
     fn split_completion_is_joined() {
         let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
         let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
-        let full_message =
-            CanonicalForm::from_message(&thinks(Message::calls(" So", vec![one.clone(), two.clone()])));
+        let full_message = CanonicalForm::from_message(&thinks(Message::calls(
+            " So",
+            vec![one.clone(), two.clone()],
+        )));
         let (text, first) = (Message::assistant(" So"), Message::calls("", vec![one.clone()]));
         let second = Message::calls("", vec![two]);
         for parts in [
@@ -354,7 +381,8 @@ mod tests {
             vec![thinks(Message::calls(" So", vec![one])), second, Message::user("?")],
         ] {
             let length = parts.len() - 1;
-            let joined = CanonicalForm::merge(&parts, |_| false).map(|(_, form, length)| (form, length));
+            let joined =
+                CanonicalForm::merge(&parts, |_| false).map(|(_, form, length)| (form, length));
             assert_eq!(joined, Some((full_message.clone(), length)), "{parts:?}");
         }
         assert_eq!(CanonicalForm::merge(&[text.clone(), text.clone()], |_| false), None);
@@ -373,8 +401,11 @@ mod tests {
         };
         let both = with("a", &["x", "y"]);
         assert_eq!((both.exact, with("a", &["x", "y"])), (both.loose, both.clone()));
-        let other_forms = [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
-        assert!(other_forms.iter().all(|other| other.loose != both.loose && other.exact != both.exact));
+        let other_forms =
+            [with("a", &["y", "x"]), with("a", &["x"]), with("a", &[]), with("b", &["x", "y"])];
+        assert!(
+            other_forms.iter().all(|other| other.loose != both.loose && other.exact != both.exact)
+        );
         let spaced = with(" a", &["x", "y"]);
         assert!(spaced.loose == both.loose && spaced.exact != both.exact);
         assert!(with("", &["x"]).has_content && !with("", &[]).has_content);
@@ -383,20 +414,26 @@ mod tests {
     #[test]
     fn reasoning_and_calls_are_parsed_from_content() {
         let chat = tiny_chat().unwrap();
-        let parse_form = |text: &str| CanonicalForm::parse_content(&Message::assistant(text), &chat, &[]);
+        let parse_form =
+            |text: &str| CanonicalForm::parse_content(&Message::assistant(text), &chat, &[]);
         assert_eq!(parse_form("plain"), None);
         assert_eq!(parse_form(" plain\n"), None);
         let form = parse_form(
             "<think>hm</think>So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>",
         );
         let form = form.unwrap();
-        let want = CanonicalForm::from_message(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
+        let want =
+            CanonicalForm::from_message(&Message::calls("So", vec![call("", r#"{"a": 1.0}"#)]));
         assert_eq!((form.loose, form.exact, form.calls), (want.loose, want.exact, want.calls));
         assert_eq!((form.reasoning.as_deref(), form.ids), (Some("hm"), vec![]));
         let calls =
-            parse_form("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>").unwrap();
+            parse_form("So <tool_call>{\"name\": \"add\", \"arguments\": {\"a\": 1}}</tool_call>")
+                .unwrap();
         assert_eq!((calls.loose, calls.reasoning), (want.loose, None));
-        assert_eq!(CanonicalForm::parse_content(&Message::user("<think>hm</think>"), &chat, &[]), None);
+        assert_eq!(
+            CanonicalForm::parse_content(&Message::user("<think>hm</think>"), &chat, &[]),
+            None
+        );
         let unclosed = parse_form("<think>hm").unwrap();
         assert!(unclosed.reasoning.as_deref() == Some("hm") && !unclosed.has_content);
     }

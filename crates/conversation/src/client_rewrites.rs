@@ -1,19 +1,20 @@
 //! Changes that a client can make to a completion so that it still counts as the same completion.
 //!
-//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats the
-//! completion that made them. A client that appends text to a completion still repeats the text before.
-//! This module compares messages; the [index](crate::index) selects the completions to compare.
+//! A client that keeps the ids of calls, but not their text or the exact arguments, still repeats
+//! the completion that made them. A client that appends text to a completion still repeats the text
+//! before. This module compares messages; the [index](crate::index) selects the completions to
+//! compare.
 //!
 //! # Guarantees
-//! **Edits do not match.** Another value, another function, another number or order of calls, and text
-//! that differs from the recorded text make another completion.
+//! **Edits do not match.** Another value, another function, another number or order of calls, and
+//! text that differs from the recorded text make another completion.
 
 use levade_text::ToolCall;
 use serde_json::{Map, Value};
 
-/// Returns whether a client's calls are the recorded ones: the same functions in the same order, whose
-/// arguments have every recorded member with its value. Members can be added, `null` members can be
-/// missing, and gaps in strings can be longer or shorter.
+/// Returns whether a client's calls are the recorded ones: the same functions in the same order,
+/// whose arguments have every recorded member with its value. Members can be added, `null` members
+/// can be missing, and gaps in strings can be longer or shorter.
 pub(crate) fn same_calls(recorded: &[ToolCall], sent: &[ToolCall]) -> bool {
     let same = |(recorded, sent): (&ToolCall, &ToolCall)| {
         recorded.name == sent.name && includes_members(&recorded.arguments, &sent.arguments)
@@ -28,8 +29,8 @@ fn includes_members(recorded: &Map<String, Value>, sent: &Map<String, Value>) ->
     })
 }
 
-/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a boolean can
-/// be written as a string, as some clients with access to the schema do.
+/// Returns whether a value is the recorded one, by the rules of [`same_calls`]. A number or a
+/// boolean can be written as a string, as some clients with access to the schema do.
 fn same_value(recorded: &Value, sent: &Value) -> bool {
     match (recorded, sent) {
         (Value::Object(recorded), Value::Object(sent)) => includes_members(recorded, sent),
@@ -41,7 +42,9 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
         (Value::String(text), scalar @ (Value::Number(_) | Value::Bool(_)))
         | (scalar @ (Value::Number(_) | Value::Bool(_)), Value::String(text)) => {
             serde_json::from_str(text.trim()).is_ok_and(|read| match (&read, scalar) {
-                (Value::Number(_), Value::Number(_)) => crate::canonical::same_number(&read, scalar),
+                (Value::Number(_), Value::Number(_)) => {
+                    crate::canonical::same_number(&read, scalar)
+                }
                 (read, scalar) => read == scalar,
             })
         }
@@ -49,17 +52,17 @@ fn same_value(recorded: &Value, sent: &Value) -> bool {
     }
 }
 
-/// Returns whether two texts differ only in white space around them and in the length of gaps within
-/// their lines. Indentation counts, because programs depend on it. All white space counts in a line with
-/// quotation marks, because it can be in a string. A gap can be missing only in arithmetic: in a line
-/// without letters, next to a bracket or between a number and an operator.
+/// Returns whether two texts differ only in white space around them and in the length of gaps
+/// within their lines. Indentation counts, because programs depend on it. All white space counts in
+/// a line with quotation marks, because it can be in a string. A gap can be missing only in
+/// arithmetic: in a line without letters, next to a bracket or between a number and an operator.
 fn same_text(a: &str, b: &str) -> bool {
     let lines = |text: &str| -> Vec<String> { text.trim().lines().map(canonical_line).collect() };
     lines(a) == lines(b)
 }
 
-/// Normalizes the white space of a line: each significant gap becomes one space, and the indentation is
-/// kept.
+/// Normalizes the white space of a line: each significant gap becomes one space, and the
+/// indentation is kept.
 fn canonical_line(line: &str) -> String {
     let line = line.trim_end();
     if line.contains(['"', '\'', '`']) {
@@ -70,7 +73,8 @@ fn canonical_line(line: &str) -> String {
     let rest = line.trim_start();
     let mut canonical = line[..line.len() - rest.len()].to_owned();
     for word in rest.split_whitespace() {
-        let gap = canonical.chars().next_back().filter(|c| !c.is_whitespace()).zip(word.chars().next());
+        let gap =
+            canonical.chars().next_back().filter(|c| !c.is_whitespace()).zip(word.chars().next());
         let is_needed = |before: char, after: char| {
             let is_bracket = "()".contains(before) || "()".contains(after);
             !is_sum || (is_number(before) == is_number(after) && !is_bracket)
@@ -83,11 +87,11 @@ fn canonical_line(line: &str) -> String {
     canonical
 }
 
-/// Returns the length of the text that a client has appended to a completion, as the number of bytes at
-/// the end of `sent`. Returns 0 if `sent` differs from the completion only in white space, and `None` if
-/// `sent` does not start with the completion. `full` is the complete text of the completion, and `told`
-/// has the texts that the client can have received: these lack a stop string that ended the completion,
-/// and what followed it in the same token.
+/// Returns the length of the text that a client has appended to a completion, as the number of
+/// bytes at the end of `sent`. Returns 0 if `sent` differs from the completion only in white space,
+/// and `None` if `sent` does not start with the completion. `full` is the complete text of the
+/// completion, and `told` has the texts that the client can have received: these lack a stop string
+/// that ended the completion, and what followed it in the same token.
 pub(crate) fn appended_length<'a>(
     full: &'a str,
     received: impl IntoIterator<Item = &'a str>,
@@ -101,8 +105,11 @@ pub(crate) fn appended_length<'a>(
         // Sampled text that the client did not receive, has restored or has trimmed.
         let (text, put_back) = (tail.trim_start(), rest.trim_start());
         let common = common_prefix_length(text, put_back);
-        let rest =
-            if common > 0 { &put_back[common..] } else { &rest[self::common_prefix_length(tail, rest)..] };
+        let rest = if common > 0 {
+            &put_back[common..]
+        } else {
+            &rest[self::common_prefix_length(tail, rest)..]
+        };
         Some(if rest.trim().is_empty() { 0 } else { rest.len() })
     });
     rests.min()
@@ -137,7 +144,10 @@ mod tests {
             (json!({"e": "12 * 3"}), json!({"e": "12*3"})),
             (json!({"e": "12*3"}), json!({"e": " 12 *  3\n"})),
             (json!({"e": "12*3", "unit": null}), json!({"e": "12*3"})),
-            (json!({"e": {"a": [1, {"b": 2}]}}), json!({"e": {"a": [1.0, {"b": 2, "c": 3}], "d": 4}})),
+            (
+                json!({"e": {"a": [1, {"b": 2}]}}),
+                json!({"e": {"a": [1.0, {"b": 2, "c": 3}], "d": 4}}),
+            ),
             (json!({"n": 3}), json!({"n": "3"})),
             (json!({"n": "3.0"}), json!({"n": 3})),
             (json!({"n": "true"}), json!({"n": true})),
@@ -199,7 +209,12 @@ mod tests {
     fn appended_text_is_found_after_completion() {
         for (full, received, sent, rest) in [
             // A stop string that is restored, and more text.
-            ("x = 1\n</code>", &["x = 1\n"][..], "x = 1\n</code>\nCalling tools:", "\nCalling tools:"),
+            (
+                "x = 1\n</code>",
+                &["x = 1\n"][..],
+                "x = 1\n</code>\nCalling tools:",
+                "\nCalling tools:",
+            ),
             // A stop string that ended within a token.
             ("x = 1\n</code>\n\n", &["x = 1\n"], "x = 1\n</code>\nCalling", "Calling"),
             ("1, 2, 3, 4,", &["1, 2, 3, "], "1, 2, 3, 4 five", " five"),

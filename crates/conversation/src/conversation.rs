@@ -67,14 +67,15 @@ pub struct Request<'a> {
 pub struct RepeatedHistory {
     /// Number of repeated messages.
     pub messages: usize,
-    /// Number of messages up to the last repeated completion, included; the prompt continues its tokens.
+    /// Number of messages up to the last repeated completion, included; the prompt continues its
+    /// tokens.
     pub to_reply: usize,
     /// Number of completions that differ in white space around their content.
     pub trimmed: u32,
     /// Number of completions whose reasoning is missing, completely or in part.
     pub unsaid: u32,
-    /// Number of completions that came back without the text next to their tool calls, or with arguments
-    /// that are written differently.
+    /// Number of completions that came back without the text next to their tool calls, or with
+    /// arguments that are written differently.
     pub altered: u32,
     /// Whether the client has appended text to the last repeated completion.
     pub extended: bool,
@@ -130,21 +131,22 @@ pub struct PreparedPrompt {
     pub origin: Origin,
     /// Recorded history that the prompt repeats.
     pub repeated: RepeatedHistory,
-    /// A position at which the template renders the recorded history differently. `None` if none was
-    /// found.
+    /// A position at which the template renders the recorded history differently. `None` if none
+    /// was found.
     pub drift: Option<levade_tree::Drift>,
     /// Number of new system messages that are rendered at another position than in the request.
     pub shifted: ShiftedSystems,
     from: PromptSource,
     format: Arc<Format>,
     continuation: Option<SequenceEnd>,
-    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the complete
-    /// prompt.
+    /// Number of recorded tokens at the start of the prompt. `None` if the template rendered the
+    /// complete prompt.
     recorded: Option<usize>,
     is_truncated: bool,
     new: Vec<Message>,
     prompt_turn: Option<PromptTurn>,
-    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has set one.
+    /// Prefix of the ids of the completion's tool calls, if [`name_calls`](Self::name_calls) has
+    /// set one.
     calls: Option<String>,
     /// The cut that was applied to the messages, if any.
     fitted: Option<Box<AppliedCut>>,
@@ -155,10 +157,11 @@ pub struct PreparedPrompt {
 struct SequenceEnd {
     node: NodeId,
     segment: SegmentId,
-    /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if the
-    /// client has extended the completion.
+    /// Number of tokens of the segment that the prompt repeats. Excludes the end-of-turn token if
+    /// the client has extended the completion.
     tokens: u32,
-    /// The completion with the text that the client has appended. `None` if the client has appended none.
+    /// The completion with the text that the client has appended. `None` if the client has appended
+    /// none.
     extended: Option<Message>,
 }
 
@@ -183,12 +186,12 @@ pub struct Conversation {
 }
 
 impl MatchedRequest {
-    /// Renders the prompt. This takes as long as the chat template does, so run it outside async workers.
-    /// It does not need the conversation.
+    /// Renders the prompt. This takes as long as the chat template does, so run it outside async
+    /// workers. It does not need the conversation.
     ///
     /// # Errors
-    /// Returns an error if the template fails, if the format of the tools is not supported, or, with
-    /// [`Options::strict`], if the template renders the recorded history differently.
+    /// Returns an error if the template fails, if the format of the tools is not supported, or,
+    /// with [`Options::strict`], if the template renders the recorded history differently.
     ///
     /// [`Options::strict`]: crate::Options::strict
     pub fn render(self) -> Result<PreparedPrompt, ConversationError> {
@@ -199,9 +202,11 @@ impl MatchedRequest {
     /// `max_tokens` tokens, before it is tokenized.
     ///
     /// # Errors
-    /// Returns [`TextError::TooLong`] for such a prompt, and the errors of [`render`](Self::render).
+    /// Returns [`TextError::TooLong`] for such a prompt, and the errors of
+    /// [`render`](Self::render).
     pub fn render_within(self, max_tokens: usize) -> Result<PreparedPrompt, ConversationError> {
-        let MatchedRequest { from, format, mut origin, repeated, continuation: after, new, turn } = self;
+        let MatchedRequest { from, format, mut origin, repeated, continuation: after, new, turn } =
+            self;
         let chat = format.chat();
         let shifted = chat.count_shifted_systems(&new, after.is_none());
         let Some(after) = after else {
@@ -301,17 +306,18 @@ impl MatchedRequest {
 }
 
 impl PreparedPrompt {
-    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the shorter
-    /// prompt, so it is not searched for drift. Has no effect on a prompt that continues a completion.
+    /// Replaces a prompt that starts a conversation with a shorter one. No template renders the
+    /// shorter prompt, so it is not searched for drift. Has no effect on a prompt that continues a
+    /// completion.
     pub fn shorten(&mut self, prompt: Vec<u32>) {
         if self.continuation.is_none() && prompt != self.prompt {
             (self.prompt, self.is_truncated) = (prompt, true);
         }
     }
 
-    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the completion
-    /// is sampled, so that calls can be streamed. The ids must be unique in the conversation, because
-    /// requests are matched by them.
+    /// Sets the ids of the completion's tool calls, `PREFIX0`, `PREFIX1` and so on, before the
+    /// completion is sampled, so that calls can be streamed. The ids must be unique in the
+    /// conversation, because requests are matched by them.
     pub fn name_calls(&mut self, prefix: impl Into<String>) {
         self.calls = Some(prefix.into());
     }
@@ -338,17 +344,22 @@ impl Conversation {
         self.turns
     }
 
-    /// Adds the tokens of another conversation as separate trees. Returns the offset that was added to
-    /// the turn numbers, so that the turns follow those recorded before.
+    /// Adds the tokens of another conversation as separate trees. Returns the offset that was added
+    /// to the turn numbers, so that the turns follow those recorded before.
     ///
     /// # Errors
-    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never are.
+    /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never
+    /// are.
     pub fn append_trajectory(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
         let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
         for segment in other.segments() {
             let parent = segment.parent.map(|SegmentId(parent)| SegmentId(segments + parent));
             self.turns = self.turns.max(first + segment.turn + 1);
-            self.trajectory.push(Segment { parent, turn: first + segment.turn, ..segment.clone() })?;
+            self.trajectory.push(Segment {
+                parent,
+                turn: first + segment.turn,
+                ..segment.clone()
+            })?;
         }
         Ok(first)
     }
@@ -377,10 +388,13 @@ impl Conversation {
         let root = party.and_then(|party| self.index.root(party, key));
         let gathered = root.and_then(|root| self.index.merge_separate_calls(root, messages));
         let messages = gathered.as_deref().unwrap_or(messages);
-        let requested: Vec<(&Message, CanonicalForm)> =
-            messages.iter().map(|message| (message, CanonicalForm::from_message(message))).collect();
+        let requested: Vec<(&Message, CanonicalForm)> = messages
+            .iter()
+            .map(|message| (message, CanonicalForm::from_message(message)))
+            .collect();
         let hit = root.map(|root| self.index.search(root, &requested));
-        let origin = party.map_or(Origin::Started, |party| self.index.origin(party, root, hit, &requested));
+        let origin =
+            party.map_or(Origin::Started, |party| self.index.origin(party, root, hit, &requested));
         let after = hit.and_then(|hit| {
             let sent = hit.to_reply.checked_sub(1).map_or("", |at| messages[at].content.as_str());
             self.continuation_point(hit.completion?, &sent[sent.len() - hit.rest.0..])
@@ -434,12 +448,12 @@ impl Conversation {
         self.trajectory.segments()[segment.0 as usize].tokens.len()
     }
 
-    /// Records a prompt before its completion exists, for callers that keep the prompt even if sampling
-    /// fails. Otherwise [`record`](Self::record) records the prompt.
+    /// Records a prompt before its completion exists, for callers that keep the prompt even if
+    /// sampling fails. Otherwise [`record`](Self::record) records the prompt.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
-    /// always fit.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
+    /// conversation always fit.
     pub fn add_context(&mut self, prepared: &mut PreparedPrompt) -> Result<(), TreeError> {
         self.add_context_once(prepared).map(|_| ())
     }
@@ -465,7 +479,13 @@ impl Conversation {
         let end = match (&after, *recorded) {
             (Some(after), Some(recorded)) => {
                 let position = (after.segment, after.tokens);
-                self.context_tokens.add(trajectory, owner, Some(position), &prompt[recorded..], turn)?
+                self.context_tokens.add(
+                    trajectory,
+                    owner,
+                    Some(position),
+                    &prompt[recorded..],
+                    turn,
+                )?
             }
             (Some(after), None) => {
                 self.context_tokens.branch(trajectory, owner, after.segment, prompt, turn)?
@@ -480,11 +500,17 @@ impl Conversation {
                 self.index.extended_node(root, *node, message.clone())
             }
         };
-        let node = new.iter().fold(start, |node, message| self.index.context_node(root, node, message));
+        let node =
+            new.iter().fold(start, |node, message| self.index.context_node(root, node, message));
         let is_truncated = *cut;
         let drift = prepared.drift.take().map(|drift| levade_tree::Drift { turn, ..drift });
         prepared.drift.clone_from(&drift);
-        self.index.node_mut(node).prompt.get_or_insert(PromptRecord { end, turn, is_truncated, drift });
+        self.index.node_mut(node).prompt.get_or_insert(PromptRecord {
+            end,
+            turn,
+            is_truncated,
+            drift,
+        });
         match prepared.origin {
             Origin::Started => self.counts.started += 1,
             Origin::Continued => self.counts.continued += 1,
@@ -504,12 +530,13 @@ impl Conversation {
         Ok(prompt_turn)
     }
 
-    /// Records a prompt and the completion that was sampled for it, complete or truncated, and parses the
-    /// completion. Prompts that were prepared in parallel can be recorded in any order. A second
-    /// completion for a prompt becomes a sibling of the first.
+    /// Records a prompt and the completion that was sampled for it, complete or truncated, and
+    /// parses the completion. Prompts that were prepared in parallel can be recorded in any order.
+    /// A second completion for a prompt becomes a sibling of the first.
     ///
     /// # Errors
-    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
+    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions
+    /// differ.
     pub fn record(
         &mut self,
         mut prepared: PreparedPrompt,
@@ -525,15 +552,19 @@ impl Conversation {
     /// Records a prompt and the tokens of a completion from another source, as a demonstration.
     ///
     /// # Errors
-    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this conversation
-    /// always fit.
+    /// Returns an error if the tokens do not fit the trajectory. Those of a prompt of this
+    /// conversation always fit.
     pub fn demonstrate(
         &mut self,
         mut prepared: PreparedPrompt,
         tokens: Vec<u32>,
     ) -> Result<RecordedCompletion, TreeError> {
         let PromptTurn { end, turn, .. } = self.add_context_once(&mut prepared)?;
-        self.record_segment(prepared, Segment::demonstrated(end, tokens, turn), FinishReason::StopId)
+        self.record_segment(
+            prepared,
+            Segment::demonstrated(end, tokens, turn),
+            FinishReason::StopId,
+        )
     }
 
     fn record_segment(
@@ -558,8 +589,14 @@ impl Conversation {
             }
         }
         let thought = chat.reasoning(&completion_text, in_reasoning);
-        let completion =
-            RecordedCompletion { segment, turn, text: completion_text, reasoning: thought, parsed, finish };
+        let completion = RecordedCompletion {
+            segment,
+            turn,
+            text: completion_text,
+            reasoning: thought,
+            parsed,
+            finish,
+        };
         let completion_record = CompletionRecord {
             segment,
             in_reasoning,
@@ -570,13 +607,19 @@ impl Conversation {
             received_forms: Vec::new(),
         };
         let root = self.index.node(node).root;
-        self.index.completion_node(root, node, completion.raw_message(), completion_record, prefix.is_some());
+        self.index.completion_node(
+            root,
+            node,
+            completion.raw_message(),
+            completion_record,
+            prefix.is_some(),
+        );
         Ok(completion)
     }
 
-    /// Records a message that the client received in place of the complete assistant message: the part
-    /// before a stop string, or the first of several tool calls. Later requests match the completion by
-    /// this message, too.
+    /// Records a message that the client received in place of the complete assistant message: the
+    /// part before a stop string, or the first of several tool calls. Later requests match the
+    /// completion by this message, too.
     pub fn note_received(&mut self, segment: SegmentId, message: &Message) {
         let is_completion = |(_, node): &(NodeId, &crate::index::Node)| match &node.kind {
             NodeKind::RecordedCompletion(completion_record) => completion_record.segment == segment,
@@ -592,7 +635,8 @@ impl Conversation {
     fn check(&self, completion: &Completion) -> Result<(), TreeError> {
         let (segment, tokens) = (self.trajectory.segments().len() as u32, completion.tokens.len());
         let versions = completion.versions.iter().map(|run| run.len as usize).sum();
-        for (found, what) in [(completion.logprobs.len(), "log-probabilities"), (versions, "token versions")]
+        for (found, what) in
+            [(completion.logprobs.len(), "log-probabilities"), (versions, "token versions")]
         {
             if found != tokens {
                 return Err(TreeError::Length { segment, tokens, found, what });
@@ -601,8 +645,8 @@ impl Conversation {
         Ok(())
     }
 
-    /// Returns the known positions at which the template renders a sequence differently from the recorded
-    /// tokens, sorted by turn.
+    /// Returns the known positions at which the template renders a sequence differently from the
+    /// recorded tokens, sorted by turn.
     pub fn drift(&self) -> Vec<levade_tree::Drift> {
         let requested = self.index.nodes().filter_map(|(_, node)| node.prompt.as_ref());
         let mut found: Vec<_> = requested.filter_map(|requested| requested.drift.clone()).collect();

@@ -1,4 +1,5 @@
-//! Tests of single changes that clients make to a history, and of the resulting prompts and completions.
+//! Tests of single changes that clients make to a history, and of the resulting prompts and
+//! completions.
 
 use std::sync::LazyLock;
 
@@ -43,7 +44,8 @@ fn opening() -> Vec<Message> {
 
 fn results(completion: &RecordedCompletion) -> Vec<Message> {
     let calls = completion.message().tool_calls;
-    let to_result = |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
+    let to_result =
+        |call: ToolCall| Message { tool_call_id: Some(call.id), ..Message::tool("3.5") };
     calls.into_iter().map(to_result).collect()
 }
 
@@ -53,7 +55,8 @@ fn record_conversation(talk: &mut Talk) -> (Vec<Message>, RecordedCompletion, Re
     let (_, first) = talk.prepare_and_record(&messages, &format!("<think>two sums</think>{CALLS}"));
     messages.push(first.message());
     messages.extend(results(&first));
-    let (prepared, second) = talk.prepare_and_record(&messages, "\n The answers are **3.5** and 7. ");
+    let (prepared, second) =
+        talk.prepare_and_record(&messages, "\n The answers are **3.5** and 7. ");
     assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 3));
     messages.push(second.message());
     messages.push(Message::user("Thanks. 5+6?"));
@@ -68,11 +71,17 @@ fn read(json: Value) -> Message {
 fn completion_is_parsed_and_continued() {
     let mut talk = talk();
     let (messages, first, second) = record_conversation(&mut talk);
-    assert_eq!((first.reasoning.as_str(), first.parsed.content.as_str()), ("two sums", "Let me see."));
+    assert_eq!(
+        (first.reasoning.as_str(), first.parsed.content.as_str()),
+        ("two sums", "Let me see.")
+    );
     let ids = |completion: &RecordedCompletion| -> Vec<String> {
         completion.message().tool_calls.into_iter().map(|call| call.id).collect()
     };
-    assert_eq!((ids(&first), first.turn, second.turn), (vec!["call_0_0".into(), "call_0_1".into()], 0, 1));
+    assert_eq!(
+        (ids(&first), first.turn, second.turn),
+        (vec!["call_0_0".into(), "call_0_1".into()], 0, 1)
+    );
     let prepared = talk.prepare(&messages);
     assert_eq!((prepared.origin, prepared.drift.clone()), (Origin::Continued, None));
     assert_eq!(
@@ -83,17 +92,23 @@ fn completion_is_parsed_and_continued() {
     let path = talk.conversation.trajectory().sequence_tokens(second.segment);
     let text = talk.text(&prepared.prompt);
     assert!(prepared.prompt.starts_with(&path));
-    assert!(
-        text.contains(&format!("assistant\n<think>two sums</think>{CALLS}<|im_end|>\n<|im_start|>tool\n3.5"))
-    );
+    assert!(text.contains(&format!(
+        "assistant\n<think>two sums</think>{CALLS}<|im_end|>\n<|im_start|>tool\n3.5"
+    )));
     assert!(text.ends_with(
         "assistant\n\n The answers are **3.5** and 7. <|im_end|>\n<|im_start|>user\nThanks. 5+6?<|im_end|>\n\
          <|im_start|>assistant\n"
     ));
     let shape = |s: &Segment| (s.kind, s.turn);
     let segments: Vec<_> = talk.conversation.trajectory().segments().iter().map(shape).collect();
-    assert_eq!(segments, [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]);
-    assert_eq!(*talk.conversation.counts(), Counts { started: 1, continued: 1, ..Counts::default() });
+    assert_eq!(
+        segments,
+        [(Kind::Context, 0), (Kind::Sampled, 0), (Kind::Context, 1), (Kind::Sampled, 1)]
+    );
+    assert_eq!(
+        *talk.conversation.counts(),
+        Counts { started: 1, continued: 1, ..Counts::default() }
+    );
 }
 
 #[test]
@@ -107,8 +122,12 @@ fn adopted_conversation_keeps_own_trees_and_later_turns() {
     assert_eq!(talk.conversation.append_trajectory(&theirs).unwrap(), 2);
     let all = talk.conversation.trajectory();
     let shape = |s: &Segment| (s.parent.map(|parent| parent.0), s.turn, s.kind);
-    let moved = theirs.segments().iter().map(|s| (s.parent.map(|parent| parent.0 + 4), s.turn + 2, s.kind));
-    assert_eq!(all.segments()[4..].iter().map(shape).collect::<Vec<_>>(), moved.collect::<Vec<_>>());
+    let moved =
+        theirs.segments().iter().map(|s| (s.parent.map(|parent| parent.0 + 4), s.turn + 2, s.kind));
+    assert_eq!(
+        all.segments()[4..].iter().map(shape).collect::<Vec<_>>(),
+        moved.collect::<Vec<_>>()
+    );
     assert_eq!(all.sequence_tokens(second.segment), path);
     let moved = SegmentId(third.segment.0 + 4);
     assert_eq!(all.sequence_tokens(moved), theirs.sequence_tokens(third.segment));
@@ -139,7 +158,8 @@ fn reformatted_history_is_continued() {
             "compact, escaped",
             0,
             Box::new(move |m| {
-                m[2] = read(json!({"role": "assistant", "content": "Let me see.", "annotations": [],
+                m[2] =
+                    read(json!({"role": "assistant", "content": "Let me see.", "annotations": [],
                 "tool_calls": calls("{\"a\":1.5,\"\\u0062\":2}", "{\"a\":3.0,\"b\":4}")}));
             }),
         ),
@@ -213,7 +233,10 @@ fn split_completion_is_continued() {
     for parts in [by_kind, by_call] {
         let sent = [&messages[..2], &parts, &messages[3..]].concat();
         let prepared = talk.prepare(&sent);
-        assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 5 + parts.len()));
+        assert_eq!(
+            (prepared.origin, prepared.repeated.to_reply),
+            (Origin::Continued, 5 + parts.len())
+        );
         assert!(prepared.prompt == want);
         // If one part has another text, the parts are not merged.
         let mut other = sent;
@@ -254,7 +277,10 @@ fn counts_classify_prompts_by_origin() {
     talk.prepare_and_record(&messages, "Another past.");
     let counts = talk.conversation.counts().clone();
     let forked = [(Reason::Repeated, 1), (Reason::CompletionEdited, 1)].into();
-    assert_eq!(counts, Counts { started: 1, continued: 2, forked, trimmed: 1, ..Counts::default() });
+    assert_eq!(
+        counts,
+        Counts { started: 1, continued: 2, forked, trimmed: 1, ..Counts::default() }
+    );
     let full = talk.conversation.trajectory().clone();
     assert_eq!(full.segments().len(), 9);
     assert!(talk.conversation.into_trajectory() == full);
@@ -291,20 +317,26 @@ fn repeated_prompt_has_sibling_completions() {
     let mut talk = talk();
     let requested = opening();
     // Prepared in parallel, and recorded in the other order.
-    let (one, two, never) = (talk.prepare(&requested), talk.prepare(&requested), talk.prepare(&requested));
+    let (one, two, never) =
+        (talk.prepare(&requested), talk.prepare(&requested), talk.prepare(&requested));
     assert!(one.prompt == two.prompt && two.prompt == never.prompt);
     drop(never);
     assert_eq!(talk.conversation.trajectory().segments(), []);
     let second = talk.record(two, "3.5 and 7");
     let first = talk.record(one, "3.5 and 7");
     let third = talk.prepare_and_record(&requested, "5 and 7").1;
-    let parents: Vec<_> =
-        talk.conversation.trajectory().segments().iter().map(|segment| segment.parent.map(|p| p.0)).collect();
+    let parents: Vec<_> = talk
+        .conversation
+        .trajectory()
+        .segments()
+        .iter()
+        .map(|segment| segment.parent.map(|p| p.0))
+        .collect();
     assert_eq!(parents, [None, Some(0), Some(0), Some(0)]);
     let turns = [second.turn, first.turn, third.turn];
     assert_eq!(turns, [0, 1, 2]);
-    // Of two equal completions the latest is continued, unless a request has already continued the other
-    // one.
+    // Of two equal completions the latest is continued, unless a request has already continued the
+    // other one.
     let follow = |completion: &RecordedCompletion, text: &str| {
         [requested.clone(), vec![completion.message(), Message::user(text)]].concat()
     };
@@ -321,7 +353,10 @@ fn repeated_prompt_has_sibling_completions() {
         talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
     };
     let given = parent(&yes).unwrap();
-    assert_eq!(talk.conversation.trajectory().segments()[given.0 as usize].parent, Some(first.segment));
+    assert_eq!(
+        talk.conversation.trajectory().segments()[given.0 as usize].parent,
+        Some(first.segment)
+    );
 }
 
 #[test]
@@ -330,7 +365,8 @@ fn call_ids_distinguish_equal_completions() {
     let requested = opening();
     let completions = [CALLS; 3].map(|text| talk.prepare_and_record(&requested, text).1);
     for completion in &completions {
-        let messages = [requested.clone(), vec![completion.message()], results(completion)].concat();
+        let messages =
+            [requested.clone(), vec![completion.message()], results(completion)].concat();
         let kept = talk.prepare_and_record(&messages, "ok").1;
         let trajectory = talk.conversation.trajectory();
         let path: Vec<SegmentId> =
@@ -340,9 +376,14 @@ fn call_ids_distinguish_equal_completions() {
     // If ids are numbered within each completion, they distinguish nothing.
     let mut talk = Talk::new(tiny_chat().unwrap(), Options::default());
     let ids = |completion: &RecordedCompletion| completion.message().tool_calls[1].id.clone();
-    assert_eq!([0, 1].map(|_| ids(&talk.prepare_and_record(&requested, CALLS).1)), ["call_1", "call_1"]);
-    let (_, thinks) = talk.prepare_and_record(&requested, &format!("<think>two sums</think>{CALLS}"));
-    let edited = Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
+    assert_eq!(
+        [0, 1].map(|_| ids(&talk.prepare_and_record(&requested, CALLS).1)),
+        ["call_1", "call_1"]
+    );
+    let (_, thinks) =
+        talk.prepare_and_record(&requested, &format!("<think>two sums</think>{CALLS}"));
+    let edited =
+        Message { content: "<think>two summs</think>Let me see.".into(), ..thinks.message() };
     let prepared = talk.prepare(&[requested, vec![edited], results(&thinks)].concat());
     assert_eq!(prepared.origin, fork_origin(2, Reason::ReasoningEdited));
 }
@@ -361,9 +402,13 @@ fn truncated_completions_can_continue_or_retry() {
         (FinishReason::Length, 0)
     );
     let segment = &talk.conversation.trajectory().segments()[1];
-    assert_eq!((segment.temperature, segment.filtered, segment.versions[0].version), (0.7, true, 3));
+    assert_eq!(
+        (segment.temperature, segment.filtered, segment.versions[0].version),
+        (0.7, true, 3)
+    );
     for message in [recorded_completion.raw_message(), recorded_completion.message()] {
-        let prepared = talk.prepare(&[requested.clone(), vec![message, Message::user("Go on.")]].concat());
+        let prepared =
+            talk.prepare(&[requested.clone(), vec![message, Message::user("Go on.")]].concat());
         assert_eq!(prepared.origin, Origin::Continued);
         let text = talk.text(&prepared.prompt);
         assert!(text.contains("{\"na<|im_end|>\n<|im_start|>user\nGo on."), "{text}");
@@ -405,7 +450,10 @@ fn reasoning_opened_by_prompt_is_parsed() {
     let requested = [Message::user("2+3?")];
     let (prepared, completion) = talk.prepare_and_record(&requested, "add them</think>5");
     assert!(prepared.in_reasoning);
-    assert_eq!((completion.reasoning.as_str(), completion.message()), ("add them", Message::assistant("5")));
+    assert_eq!(
+        (completion.reasoning.as_str(), completion.message()),
+        ("add them", Message::assistant("5"))
+    );
     let next = [requested.to_vec(), vec![completion.message(), Message::tool("x")]].concat();
     let (prepared, unclosed) = talk.prepare_and_record(&next, "<think>hm");
     assert!(!prepared.in_reasoning);
@@ -431,7 +479,9 @@ fn reasons_have_distinct_texts() {
         "unrecorded",
         "reprinted",
     ];
-    let descriptions: std::collections::BTreeSet<_> =
-        all.iter().map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().description()).collect();
+    let descriptions: std::collections::BTreeSet<_> = all
+        .iter()
+        .map(|name| serde_json::from_value::<Reason>(json!(name)).unwrap().description())
+        .collect();
     assert_eq!(descriptions.len(), all.len());
 }

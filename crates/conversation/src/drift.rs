@@ -1,12 +1,13 @@
 //! Finds drift: positions where a template renders recorded history differently.
 //!
-//! Each turn, drift is searched around the newest completion, also with an abridged past. A sequence that has
-//! drifted counts at every later turn, even if the position is no longer rendered. At the
-//! [end](crate::Conversation::finish), complete sequences are compared once. If that finds drift that was not
-//! near a completion (reasoning that a template drops two turns later, once a question follows), the turns
-//! are counted exactly. With [`History::Template`](crate::History::Template), and for templates that read all
-//! of the past, every turn renders and compares everything; drift then forks the conversation. The fork
-//! shares the tokens that both sequences start with, and continues with what the template renders.
+//! Each turn, drift is searched around the newest completion, also with an abridged past. A
+//! sequence that has drifted counts at every later turn, even if the position is no longer
+//! rendered. At the [end](crate::Conversation::finish), complete sequences are compared once. If
+//! that finds drift that was not near a completion (reasoning that a template drops two turns
+//! later, once a question follows), the turns are counted exactly. With
+//! [`History::Template`](crate::History::Template), and for templates that read all of the past,
+//! every turn renders and compares everything; drift then forks the conversation. The fork shares
+//! the tokens that both sequences start with, and continues with what the template renders.
 
 use levade_text::{Chat, Message, Role, ToolSpec};
 
@@ -34,20 +35,35 @@ impl Drift {
     /// Returns `None` if they are the same, either with completions as their models wrote them, or
     /// with reasoning and calls in separate fields. Renders the complete conversation, and never
     /// fails: a template that rejects the conversation counts as drift.
-    pub fn find(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
+    pub fn find(
+        chat: &Chat,
+        path: &[u32],
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Option<Self> {
         let drift = Self::compare_rendered(chat, path, messages, tools)?;
         let separated: Vec<Message> =
             messages.iter().map(|message| parse_message(chat, message, tools)).collect();
-        let drifts = separated == messages || Self::compare_rendered(chat, path, &separated, tools).is_some();
+        let drifts = separated == messages
+            || Self::compare_rendered(chat, path, &separated, tools).is_some();
         drifts.then_some(drift)
     }
 
     /// Renders the messages, and returns the difference to `path`, if any.
-    fn compare_rendered(chat: &Chat, path: &[u32], messages: &[Message], tools: &[ToolSpec]) -> Option<Self> {
+    fn compare_rendered(
+        chat: &Chat,
+        path: &[u32],
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Option<Self> {
         let prompt = match chat.prompt(messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
-                return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
+                return Some(Drift {
+                    recorded: String::new(),
+                    printed: error.to_string(),
+                    prompt: None,
+                });
             }
         };
         let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
@@ -81,8 +97,12 @@ fn parse_message(chat: &Chat, message: &Message, tools: &[ToolSpec]) -> Message 
     if message.role != Role::Assistant || !is_written {
         return message.clone();
     }
-    let thought = Some(chat.reasoning(&message.content, false)).filter(|thought| !thought.is_empty());
-    Message { reasoning_content: thought, ..parsed_message(&chat.parse(&message.content, false, tools)) }
+    let thought =
+        Some(chat.reasoning(&message.content, false)).filter(|thought| !thought.is_empty());
+    Message {
+        reasoning_content: thought,
+        ..parsed_message(&chat.parse(&message.content, false, tools))
+    }
 }
 
 /// Returns the first [`MAX_EXCERPT_CHARS`] characters of a text.

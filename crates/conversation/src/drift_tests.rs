@@ -3,15 +3,17 @@
 use std::sync::Arc;
 
 use levade_text::ChatOptions;
-use levade_text::testing::{ALWAYS_THINKS, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
+use levade_text::testing::{
+    ALWAYS_THINKS, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat,
+};
 
 use super::*;
 use crate::format::Round;
 use crate::testing::chat;
 use crate::{Format, Options};
 
-/// Returns the drift of a conversation with one completion. The search near the completion must find the
-/// same.
+/// Returns the drift of a conversation with one completion. The search near the completion must
+/// find the same.
 fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, String)> {
     let history = [Message::user("1+1?")];
     let ids = sampled(&chat, completion);
@@ -20,11 +22,13 @@ fn after(chat: Chat, completion: &str, new: &[Message]) -> Option<(String, Strin
     let sequence = [prompt, ids.clone(), given.clone()].concat();
     let format = Format::new(Arc::new(chat), Options::default());
     let past = history.map(Arc::new);
-    let round = Round { past: &past, completion: &ids, text: completion, rest: "", new, tools: &[] };
+    let round =
+        Round { past: &past, completion: &ids, text: completion, rest: "", new, tools: &[] };
     let drift = format.full_drift(&sequence, round);
     if format.can_abridge() {
         let near = format.nearby_drift(round, &given);
-        let texts = |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
+        let texts =
+            |drift: &Option<Drift>| drift.clone().map(|drift| (drift.recorded, drift.printed));
         assert_eq!(texts(&near), texts(&drift));
     }
     drift.map(|drift| {
@@ -53,7 +57,9 @@ fn written_or_parsed_completion_is_not_drift() {
         "{% for m in messages %}{{ '<|im_start|>' + m.role + ': ' + m.content + '<|im_end|>' }}
     {%- endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant:' }}{% endif %}";
     let user = [Message::user("2+2?")];
-    let after = |template, completion: &str| after(chat(template, ChatOptions::default()), completion, &user);
+    let after = |template, completion: &str| {
+        after(chat(template, ChatOptions::default()), completion, &user)
+    };
     assert_eq!(after(FIELD, "<think>hm</think>two"), None);
     assert_eq!(after(FIELD, "two"), None);
     assert!(after(FIELD, "<think> hm </think>two").is_some());
@@ -64,8 +70,9 @@ fn written_or_parsed_completion_is_not_drift() {
 #[test]
 fn dropped_or_changed_reasoning_is_drift() {
     let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
-    let drifts =
-        |completion: &str, new: &[Message]| after(thoughtful(true).unwrap(), completion, new).is_some();
+    let drifts = |completion: &str, new: &[Message]| {
+        after(thoughtful(true).unwrap(), completion, new).is_some()
+    };
     assert!(!drifts("two", &tool) && !drifts("two", &user));
     assert!(!drifts("<think>\nhm\n</think>\n\ntwo", &tool));
     assert!(drifts("<think>\nhm\n</think>\n\ntwo", &user));
@@ -95,7 +102,8 @@ fn drift_shows_excerpt_around_difference() {
     let chat = tiny_chat().unwrap();
     let shown = |recorded: &str, said: &str| {
         let messages = [Message::user(said)];
-        let drift = Drift::find(&chat, &chat.tokenizer().encode_template(recorded), &messages, &[]).unwrap();
+        let drift = Drift::find(&chat, &chat.tokenizer().encode_template(recorded), &messages, &[])
+            .unwrap();
         (drift.recorded, drift.printed)
     };
     let long = "x".repeat(100);

@@ -1,4 +1,5 @@
-//! Tests of conversations in common formats of tool calls, with templates that render calls themselves.
+//! Tests of conversations in common formats of tool calls, with templates that render calls
+//! themselves.
 
 use std::sync::Arc;
 
@@ -29,7 +30,8 @@ fn all_call_formats_continue_as_rendered_by_template() {
                     assert_eq!(prepared.origin, Origin::Continued, "{protocol:?}");
                 }
                 let arguments = json!({ "a": round }).as_object().cloned().unwrap();
-                let call = ToolCall { id: "x".into(), name: "add".into(), arguments: arguments.into() };
+                let call =
+                    ToolCall { id: "x".into(), name: "add".into(), arguments: arguments.into() };
                 let shown = chat.assistant(&Message::calls("", vec![call]), None).unwrap();
                 // Models number the calls of the complete conversation in the ids that they write.
                 let written = chat.tokenizer().decode_with_special(&shown);
@@ -37,12 +39,17 @@ fn all_call_formats_continue_as_rendered_by_template() {
                 let written = written.replace("call00000", &format!("call0000{round}"));
                 let sampled_tokens = chat.tokenizer().encode_template(&written);
                 let params = SamplingParams::default();
-                let recorded_completion =
-                    talk.conversation.record(prepared, completion(sampled_tokens), &params).unwrap();
+                let recorded_completion = talk
+                    .conversation
+                    .record(prepared, completion(sampled_tokens), &params)
+                    .unwrap();
                 assert_eq!(recorded_completion.message().tool_calls.len(), 1, "{protocol:?}");
                 let id = recorded_completion.message().tool_calls[0].id.clone();
-                let result =
-                    Message { tool_call_id: Some(id), name: Some("add".into()), ..Message::tool("2") };
+                let result = Message {
+                    tool_call_id: Some(id),
+                    name: Some("add".into()),
+                    ..Message::tool("2")
+                };
                 messages.extend([recorded_completion.message(), result]);
             }
             let prepared = talk.prepare(&messages);

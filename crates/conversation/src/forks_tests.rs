@@ -33,13 +33,28 @@ fn edited_history_forks_with_reason() {
         (Reason::Edited, 1, 0, Box::new(|m| m[1].content = "1.5+2, 3+5?".into())),
         (Reason::Edited, 4, 3, Box::new(|m| m[4].content = "7".into())),
         // White space that the model has seen.
-        (Reason::Edited, 1, 0, Box::new(|m| m[1].content = format!("{} ", m[1].content.as_str()).into())),
-        (Reason::Edited, 4, 3, Box::new(|m| m[4].content = format!("\n{}", m[4].content.as_str()).into())),
+        (
+            Reason::Edited,
+            1,
+            0,
+            Box::new(|m| m[1].content = format!("{} ", m[1].content.as_str()).into()),
+        ),
+        (
+            Reason::Edited,
+            4,
+            3,
+            Box::new(|m| m[4].content = format!("\n{}", m[4].content.as_str()).into()),
+        ),
         (Reason::Shortened, 3, 3, Box::new(|m| drop(m.drain(3..5)))),
         (Reason::Shortened, 4, 3, Box::new(|m| m.truncate(4))),
         (Reason::Shortened, 2, 0, Box::new(|m| drop(m.drain(2..5)))),
         (Reason::Shortened, 5, 3, Box::new(|m| drop(m.remove(5)))),
-        (Reason::CompletionEdited, 5, 3, Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into())),
+        (
+            Reason::CompletionEdited,
+            5,
+            3,
+            Box::new(|m| m[5].content = "The answers are 3.5 and 7.".into()),
+        ),
         (Reason::CompletionEdited, 2, 0, Box::new(|m| m[2].content = "Let us see.".into())),
         (
             Reason::CallsEdited,
@@ -115,7 +130,12 @@ fn edited_history_forks_with_reason() {
                 m[2].content = "Let me see. add(1.5, 2), add(3, 4)".into();
             }),
         ),
-        (Reason::Unrecorded, 1, 0, Box::new(|m| m.insert(1, Message::assistant("How can I help?")))),
+        (
+            Reason::Unrecorded,
+            1,
+            0,
+            Box::new(|m| m.insert(1, Message::assistant("How can I help?"))),
+        ),
     ];
     for (reason, at, completion_end, edit) in edits {
         let (mut talk, mut messages) = full_talk();
@@ -166,7 +186,9 @@ fn moved_calls_are_merged_or_reordered() {
     let mut messages = opening();
     let mut completions = Vec::new();
     for a in 0..3 {
-        let call = format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}\n</tool_call>");
+        let call = format!(
+            "<tool_call>\n{{\"name\": \"add\", \"arguments\": {{\"a\": {a}}}}}\n</tool_call>"
+        );
         let (_, completion) = talk.prepare_and_record(&messages, &call);
         messages.push(completion.message());
         messages.extend(results(&completion));
@@ -218,9 +240,12 @@ fn other_tools_and_conversations_are_distinguished() {
     assert_eq!(talk.prepare(&[Message::user("9+8?")]).origin, Origin::Started);
     // Different instructions start a conversation if no recorded question follows them.
     assert_eq!(talk.prepare(&[title[0].clone(), Message::user("9+8?")]).origin, Origin::Started);
-    assert_eq!(talk.prepare(&[title[0].clone(), title[1].clone()]).origin, fork_origin(0, Reason::System));
-    // A conversation that ended with a prompt continues. After a completion is recorded, it counts as
-    // missing.
+    assert_eq!(
+        talk.prepare(&[title[0].clone(), title[1].clone()]).origin,
+        fork_origin(0, Reason::System)
+    );
+    // A conversation that ended with a prompt continues. After a completion is recorded, it counts
+    // as missing.
     let more = [second.to_vec(), vec![Message::user("And 9+1?")]].concat();
     talk.conversation.add_context(&mut talk.prepare(&second)).unwrap();
     assert_eq!(talk.prepare(&second).origin, fork_origin(2, Reason::Repeated));
@@ -231,7 +256,10 @@ fn other_tools_and_conversations_are_distinguished() {
     let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
     let requested = [messages, vec![final_completion.message(), next]].concat();
     talk.prepare_and_record(&requested, "25");
-    assert_eq!(talk.prepare(&[requested, vec![last]].concat()).origin, fork_origin(9, Reason::Shortened));
+    assert_eq!(
+        talk.prepare(&[requested, vec![last]].concat()).origin,
+        fork_origin(9, Reason::Shortened)
+    );
 }
 
 #[test]

@@ -1,11 +1,11 @@
-//! Format of a model's conversations: its chat template, the treatment of history, and how much of the
-//! past the template must see.
+//! Format of a model's conversations: its chat template, the treatment of history, and how much of
+//! the past the template must see.
 //!
-//! Most templates render the text after a completion independently of messages long before it. A probe
-//! checks this once per template: over pasts of several depths and shapes, with and without instructions
-//! and tools, an abridged past must yield the same tokens, opened reasoning and drift as the complete
-//! past. If the probe succeeds, each turn is rendered with an abridged past of one question and at most
-//! one call. Otherwise the complete past is rendered.
+//! Most templates render the text after a completion independently of messages long before it. A
+//! probe checks this once per template: over pasts of several depths and shapes, with and without
+//! instructions and tools, an abridged past must yield the same tokens, opened reasoning and drift
+//! as the complete past. If the probe succeeds, each turn is rendered with an abridged past of one
+//! question and at most one call. Otherwise the complete past is rendered.
 
 mod probe;
 
@@ -23,9 +23,9 @@ pub enum History {
     /// Recorded tokens do not change; tokens of new messages are appended.
     #[default]
     Append,
-    /// The template renders all messages, as in an inference server that receives messages. If the result
-    /// differs from the recorded tokens, the conversation forks. Each turn renders the complete
-    /// conversation.
+    /// The template renders all messages, as in an inference server that receives messages. If the
+    /// result differs from the recorded tokens, the conversation forks. Each turn renders the
+    /// complete conversation.
     Template,
 }
 
@@ -37,8 +37,8 @@ pub enum CallIds {
     #[default]
     #[serde(rename = "per_reply")]
     PerCompletion,
-    /// Numbered within each turn, and unique in the conversation: `call_3_0`. If a client sends the ids
-    /// back, its requests are matched by them.
+    /// Numbered within each turn, and unique in the conversation: `call_3_0`. If a client sends the
+    /// ids back, its requests are matched by them.
     Unique,
 }
 
@@ -46,8 +46,8 @@ pub enum CallIds {
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CompletionMatching {
-    /// A completion that its client has only rewritten is continued, and counted: missing text next to
-    /// tool calls, arguments with more members or other spacing, appended text.
+    /// A completion that its client has only rewritten is continued, and counted: missing text next
+    /// to tool calls, arguments with more members or other spacing, appended text.
     #[default]
     Lenient,
     /// A rewritten completion is not continued: the conversation forks there.
@@ -102,8 +102,8 @@ pub(crate) struct Round<'a> {
 }
 
 impl Format {
-    /// Creates a format for the model of `chat`. Probes the template, which renders about a thousand
-    /// short conversations.
+    /// Creates a format for the model of `chat`. Probes the template, which renders about a
+    /// thousand short conversations.
     pub fn new(chat: Arc<Chat>, options: Options) -> Self {
         let format = Format::without_probe(chat, options);
         format.can_abridge();
@@ -125,9 +125,9 @@ impl Format {
         self.options
     }
 
-    /// Returns whether the template needs only an abridged past to render the text after a completion.
-    /// The first call probes the template, which renders about a thousand short conversations, so call it
-    /// outside async workers.
+    /// Returns whether the template needs only an abridged past to render the text after a
+    /// completion. The first call probes the template, which renders about a thousand short
+    /// conversations, so call it outside async workers.
     pub fn can_abridge(&self) -> bool {
         *self.abridges.get_or_init(|| probe::probe_abridging(self))
     }
@@ -146,7 +146,13 @@ impl Format {
             let (past, tools) = abridge(round.past, round.tools);
             self.tokens_after(&past, completion, round.new, tools, max_tokens)
         } else {
-            self.tokens_after(&to_messages(round.past), completion, round.new, round.tools, max_tokens)
+            self.tokens_after(
+                &to_messages(round.past),
+                completion,
+                round.new,
+                round.tools,
+                max_tokens,
+            )
         }
     }
 
@@ -167,14 +173,18 @@ impl Format {
         Ok(FollowingTokens { tokens, in_reasoning })
     }
 
-    /// Returns drift of the newest completion, now that `following_tokens` comes after it, if an abridged past
-    /// shows it.
+    /// Returns drift of the newest completion, now that `following_tokens` comes after it, if an
+    /// abridged past shows it.
     pub(crate) fn nearby_drift(&self, round: Round<'_>, following: &[u32]) -> Option<Drift> {
         let (mut messages, tools) = abridge(round.past, round.tools);
         let mut sequence = match self.chat.prompt(&messages, tools) {
             Ok(prompt) => prompt,
             Err(error) => {
-                return Some(Drift { recorded: String::new(), printed: error.to_string(), prompt: None });
+                return Some(Drift {
+                    recorded: String::new(),
+                    printed: error.to_string(),
+                    prompt: None,
+                });
             }
         };
         sequence.extend(round.completion);
@@ -198,14 +208,19 @@ pub(crate) fn to_messages(past: &[Arc<Message>]) -> Vec<Message> {
     past.iter().map(|message| Message::clone(message)).collect()
 }
 
-/// Returns a minimal past in place of a complete one: its instructions, a question, and a call with its
-/// result if the past ends with a result, each in one word. One tool replaces all tools.
-pub(crate) fn abridge(past: &[Arc<Message>], tools: &[ToolSpec]) -> (Vec<Message>, &'static [ToolSpec]) {
+/// Returns a minimal past in place of a complete one: its instructions, a question, and a call with
+/// its result if the past ends with a result, each in one word. One tool replaces all tools.
+pub(crate) fn abridge(
+    past: &[Arc<Message>],
+    tools: &[ToolSpec],
+) -> (Vec<Message>, &'static [ToolSpec]) {
     static TOOL: OnceLock<[ToolSpec; 1]> = OnceLock::new();
     let speaks = |role| matches!(role, Role::User | Role::Assistant | Role::Tool);
     let opening = past.first().filter(|first| !speaks(first.role));
-    let mut messages: Vec<Message> =
-        opening.map(|first| Message { role: first.role, ..Message::user("Help.") }).into_iter().collect();
+    let mut messages: Vec<Message> = opening
+        .map(|first| Message { role: first.role, ..Message::user("Help.") })
+        .into_iter()
+        .collect();
     messages.push(Message::user("Hi"));
     match past.last().map(|last| last.role) {
         Some(Role::Tool) => messages.extend([Message::assistant("Done."), Message::tool("1")]),
@@ -236,7 +251,10 @@ mod tests {
         let (hi, done) = (|| Message::user("Hi"), || Message::assistant("Done."));
         assert_eq!(short(&[]), [hi()]);
         assert_eq!(short(std::slice::from_ref(&requested)), [hi()]);
-        assert_eq!(short(&[requested.clone(), response_message.clone(), requested.clone()]), [hi()]);
+        assert_eq!(
+            short(&[requested.clone(), response_message.clone(), requested.clone()]),
+            [hi()]
+        );
         assert_eq!(short(&[requested.clone(), response_message.clone()]), [hi(), done()]);
         let result = [requested.clone(), response_message, Message::tool("2"), Message::tool("3")];
         assert_eq!(short(&result), [hi(), done(), Message::tool("1")]);
@@ -253,7 +271,8 @@ mod tests {
     fn abridged_tools_are_one() {
         let tools = ["add", "sub"].map(crate::testing::tool);
         assert_eq!(abridge(&[], &[]).1, []);
-        let names: Vec<&str> = abridge(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();
+        let names: Vec<&str> =
+            abridge(&[], &tools).1.iter().map(|tool| tool.name.as_str()).collect();
         assert_eq!(names, ["tool"]);
     }
 }

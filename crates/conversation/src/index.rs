@@ -2,10 +2,10 @@
 //! repeats.
 //!
 //! # Guarantees
-//! - **Storage.** A message is stored once for each history that it continues. A completion always has a
-//!   node of its own, even if another completion is equal.
-//! - **Cost.** A search looks up each message of a request once, by its hash, and visits only nodes that
-//!   the request repeats.
+//! - **Storage.** A message is stored once for each history that it continues. A completion always
+//!   has a node of its own, even if another completion is equal.
+//! - **Cost.** A search looks up each message of a request once, by its hash, and visits only nodes
+//!   that the request repeats.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -58,8 +58,8 @@ pub(crate) enum NodeKind {
     Context(CanonicalForm),
     /// A completion that was sampled here.
     RecordedCompletion(Box<CompletionRecord>),
-    /// The completion in the parent node, with text that the client has appended. The node's message is
-    /// the complete text.
+    /// The completion in the parent node, with text that the client has appended. The node's
+    /// message is the complete text.
     Extended,
 }
 
@@ -74,8 +74,8 @@ pub(crate) struct CompletionRecord {
     pub shown: CanonicalForm,
     /// Hash of the reasoning, if there is any.
     pub reasoning: Option<Key>,
-    /// Other forms in which the client received the message: a completion that a stop string ended, with
-    /// and without that string, or the first of several calls.
+    /// Other forms in which the client received the message: a completion that a stop string ended,
+    /// with and without that string, or the first of several calls.
     pub received_forms: Vec<(CanonicalForm, Message)>,
 }
 
@@ -112,7 +112,8 @@ pub(crate) struct Hit {
     pub unsaid: std::cmp::Reverse<u32>,
     /// Number of completions without their text, or with arguments that are written differently.
     pub altered: std::cmp::Reverse<u32>,
-    /// Number of bytes that the client has appended to the last completion, at the end of its message.
+    /// Number of bytes that the client has appended to the last completion, at the end of its
+    /// message.
     pub rest: std::cmp::Reverse<usize>,
     pub completion: Option<NodeId>,
     pub node: NodeId,
@@ -126,7 +127,8 @@ pub(crate) struct Index {
     by_tools: HashMap<(Party, Key), usize>,
     /// Child messages of a node, by their hash without white space around the content.
     below: HashMap<(NodeId, Key), Vec<NodeId>>,
-    /// All messages of a root by the same hash; `by_call` has completions by the ids of their calls.
+    /// All messages of a root by the same hash; `by_call` has completions by the ids of their
+    /// calls.
     anywhere: HashMap<(usize, Key), Vec<NodeId>>,
     by_call: HashMap<(usize, String), Vec<NodeId>>,
 }
@@ -208,7 +210,15 @@ impl Index {
     ) -> NodeId {
         let id = NodeId(self.nodes.len() as u32);
         let depth = parent.map_or(0, |parent| self.node(parent).depth + 1);
-        self.nodes.push(Node { parent, root, depth, message, kind, prompt: None, children: Vec::new() });
+        self.nodes.push(Node {
+            parent,
+            root,
+            depth,
+            message,
+            kind,
+            prompt: None,
+            children: Vec::new(),
+        });
         if let Some(parent) = parent {
             self.node_mut(parent).children.push(id);
         }
@@ -222,7 +232,12 @@ impl Index {
 
     /// Returns the node of a client's message below `parent`. Reuses a node only if its message is
     /// identical.
-    pub(crate) fn context_node(&mut self, root: usize, parent: NodeId, message: &Message) -> NodeId {
+    pub(crate) fn context_node(
+        &mut self,
+        root: usize,
+        parent: NodeId,
+        message: &Message,
+    ) -> NodeId {
         let form = CanonicalForm::from_message(message);
         let existing = self.below.get(&(parent, form.loose)).into_iter().flatten();
         let existing = existing.copied().find(|&id| {
@@ -231,31 +246,42 @@ impl Index {
         });
         existing.unwrap_or_else(|| {
             let key = form.loose;
-            let id = self.push(root, Some(parent), Some(Arc::new(message.clone())), NodeKind::Context(form));
+            let id = self.push(
+                root,
+                Some(parent),
+                Some(Arc::new(message.clone())),
+                NodeKind::Context(form),
+            );
             self.index_node(root, parent, key, id);
             id
         })
     }
 
-    /// Returns the node of a completion that the client has extended to `message`, below the completion.
-    /// Creates it if it does not exist.
-    pub(crate) fn extended_node(&mut self, root: usize, completion_id: NodeId, message: Message) -> NodeId {
+    /// Returns the node of a completion that the client has extended to `message`, below the
+    /// completion. Creates it if it does not exist.
+    pub(crate) fn extended_node(
+        &mut self,
+        root: usize,
+        completion_id: NodeId,
+        message: Message,
+    ) -> NodeId {
         let key = CanonicalForm::from_message(&message).loose;
         self.extension(completion_id, key).unwrap_or_else(|| {
-            let id = self.push(root, Some(completion_id), Some(Arc::new(message)), NodeKind::Extended);
+            let id =
+                self.push(root, Some(completion_id), Some(Arc::new(message)), NodeKind::Extended);
             self.below.entry((completion_id, key)).or_default().push(id);
             id
         })
     }
 
-    /// Returns the node of a completion that the client has extended to a message with this hash, if it
-    /// exists.
+    /// Returns the node of a completion that the client has extended to a message with this hash,
+    /// if it exists.
     fn extension(&self, completion_id: NodeId, key: Key) -> Option<NodeId> {
         self.matching_nodes(completion_id, key).iter().copied().find(|&id| self.is_extended(id))
     }
 
-    /// Records another form in which the client received a completion. Requests match the completion by
-    /// it, too.
+    /// Records another form in which the client received a completion. Requests match the
+    /// completion by it, too.
     pub(crate) fn note_received(&mut self, id: NodeId, message: &Message) {
         let Node { root, parent: Some(parent), .. } = *self.node(id) else { return };
         let form = CanonicalForm::from_message(message);
@@ -272,8 +298,8 @@ impl Index {
         self.index_node(root, parent, key, id);
     }
 
-    /// Creates a node for a completion below `parent`. `unique` tells whether the ids of its calls are
-    /// unique.
+    /// Creates a node for a completion below `parent`. `unique` tells whether the ids of its calls
+    /// are unique.
     pub(crate) fn completion_node(
         &mut self,
         root: usize,
@@ -305,8 +331,8 @@ impl Index {
         self.below.get(&(parent, key)).map_or(&[], Vec::as_slice)
     }
 
-    /// Returns whether a message with this loose hash is somewhere below `above`. Checks only the first
-    /// 16 candidates.
+    /// Returns whether a message with this loose hash is somewhere below `above`. Checks only the
+    /// first 16 candidates.
     pub(crate) fn is_message_below(&self, root: usize, above: NodeId, key: Key) -> bool {
         const MAX_CANDIDATES: usize = 16;
         let depth = self.node(above).depth;
@@ -326,10 +352,14 @@ impl Index {
         callers
     }
 
-    /// Merges the calls of a recorded completion that a client sends in separate messages, each before
-    /// its result, into one message before all results. Returns `None` if the messages have no such
-    /// calls.
-    pub(crate) fn merge_separate_calls(&self, root: usize, messages: &[Message]) -> Option<Vec<Message>> {
+    /// Merges the calls of a recorded completion that a client sends in separate messages, each
+    /// before its result, into one message before all results. Returns `None` if the messages have
+    /// no such calls.
+    pub(crate) fn merge_separate_calls(
+        &self,
+        root: usize,
+        messages: &[Message],
+    ) -> Option<Vec<Message>> {
         let (mut gathered, mut at) = (None::<Vec<Message>>, 0);
         while let Some(message) = messages.get(at) {
             if let Some((full_message, results, length)) =
@@ -347,8 +377,8 @@ impl Index {
         gathered
     }
 
-    /// Merges the calls of the completion that `first` starts. Returns the message with all calls, their
-    /// results, and the number of messages merged.
+    /// Merges the calls of the completion that `first` starts. Returns the message with all calls,
+    /// their results, and the number of messages merged.
     fn merge_calls_at(
         &self,
         root: usize,
@@ -358,7 +388,10 @@ impl Index {
         let caller = |message: &Message| {
             let ids: Vec<String> = message.tool_calls.iter().map(|call| call.id.clone()).collect();
             let callers = self.callers(root, &ids);
-            callers.first().copied().filter(|_| message.role == Role::Assistant && callers.len() == 1)
+            callers
+                .first()
+                .copied()
+                .filter(|_| message.role == Role::Assistant && callers.len() == 1)
         };
         if first.tool_calls.is_empty() {
             return None;
@@ -368,11 +401,14 @@ impl Index {
         if first.tool_calls.len() >= ids.len() {
             return None;
         }
-        let (mut full_message, mut results, mut is_split, mut length) = (first.clone(), Vec::new(), false, 1);
+        let (mut full_message, mut results, mut is_split, mut length) =
+            (first.clone(), Vec::new(), false, 1);
         for message in rest {
             if message.role == Role::Tool {
                 results.push(message);
-            } else if full_message.tool_calls.len() < ids.len() && caller(message) == Some(completion_id) {
+            } else if full_message.tool_calls.len() < ids.len()
+                && caller(message) == Some(completion_id)
+            {
                 is_split |= !results.is_empty();
                 full_message.append(message, "\n");
             } else {
@@ -381,12 +417,13 @@ impl Index {
             length += 1;
         }
         let is_complete = full_message.tool_calls.iter().map(|call| &call.id).eq(ids);
-        (is_split && is_complete).then(|| (full_message, results.into_iter().cloned().collect(), length))
+        (is_split && is_complete)
+            .then(|| (full_message, results.into_iter().cloned().collect(), length))
     }
 
     /// Returns the longest history below a root that these messages repeat: the one with the most
-    /// messages up to a completion. Ties are resolved by the number of completions with matching call
-    /// ids, then by the number of messages, then by exactness, then in favor of the latest.
+    /// messages up to a completion. Ties are resolved by the number of completions with matching
+    /// call ids, then by the number of messages, then by exactness, then in favor of the latest.
     pub(crate) fn search(&self, root: usize, requested: &[(&Message, CanonicalForm)]) -> Hit {
         let Root { node, format, tools, .. } = &self.roots[root];
         let none = std::cmp::Reverse(0);
@@ -413,11 +450,14 @@ impl Index {
                 let repeated = |message: &Message, form: &CanonicalForm, length: usize| {
                     let found = self.match_repeated(&hit, form, length);
                     let parsed_form = if found.is_empty() { parsed_form(message) } else { None };
-                    parsed_form.map_or(found, |parsed_form| self.match_repeated(&hit, &parsed_form, length))
+                    parsed_form.map_or(found, |parsed_form| {
+                        self.match_repeated(&hit, &parsed_form, length)
+                    })
                 };
                 let (mut found, mut length) = (repeated(message, form, 1), 1);
                 let is_reasoning = |message: &Message| {
-                    parsed_form(message).is_some_and(|form| !form.has_content && form.calls.is_none())
+                    parsed_form(message)
+                        .is_some_and(|form| !form.has_content && form.calls.is_none())
                 };
                 let joined = match found.is_empty() {
                     true => CanonicalForm::merge(
@@ -451,7 +491,13 @@ impl Index {
 
     /// Extends a match by a message whose call ids belong to exactly one completion, if its text is
     /// missing or its arguments are written differently.
-    fn match_altered(&self, hit: &Hit, message: &Message, form: &CanonicalForm, length: usize) -> Vec<Hit> {
+    fn match_altered(
+        &self,
+        hit: &Hit,
+        message: &Message,
+        form: &CanonicalForm,
+        length: usize,
+    ) -> Vec<Hit> {
         let root = self.node(hit.node).root;
         let has_ids = !form.ids.is_empty() && form.ids.len() == message.tool_calls.len();
         let callers = if has_ids { self.callers(root, &form.ids) } else { Vec::new() };
@@ -465,11 +511,13 @@ impl Index {
         };
         let shown = self.sent_message(caller, completion);
         let received = completion.received_forms.iter().map(|(form, message)| (&form.ids, message));
-        let same = std::iter::once((&completion.shown.ids, &shown)).chain(received).any(|(ids, recorded)| {
-            *ids == form.ids
-                && (!form.has_content || recorded.content.trim() == message.content.trim())
-                && same_calls(&recorded.tool_calls, &message.tool_calls)
-        });
+        let same = std::iter::once((&completion.shown.ids, &shown)).chain(received).any(
+            |(ids, recorded)| {
+                *ids == form.ids
+                    && (!form.has_content || recorded.content.trim() == message.content.trim())
+                    && same_calls(&recorded.tool_calls, &message.tool_calls)
+            },
+        );
         let found = same.then(|| self.extend_hit(hit, form, length, caller)).flatten();
         let altered = |hit: Hit| Hit { altered: std::cmp::Reverse(hit.altered.0 + 1), ..hit };
         found.map(altered).into_iter().collect()
@@ -477,7 +525,8 @@ impl Index {
 
     /// Extends a match by a message that starts with a completion's text.
     fn match_appended(&self, hit: &Hit, message: &Message, form: &CanonicalForm) -> Vec<Hit> {
-        let is_text = message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
+        let is_text =
+            message.tool_calls.is_empty() && message.content.non_text_parts().next().is_none();
         if message.role != Role::Assistant || !is_text {
             return Vec::new();
         }
@@ -486,7 +535,10 @@ impl Index {
             let completion = self.completion_record(completion_id)?;
             let written = self.node(completion_id).message.as_ref()?;
             let shown = self.sent_message(completion_id, completion);
-            let texts = completion.received_forms.iter().filter(|(_, message)| message.tool_calls.is_empty());
+            let texts = completion
+                .received_forms
+                .iter()
+                .filter(|(_, message)| message.tool_calls.is_empty());
             let texts: Vec<&str> = texts.map(|(_, message)| message.content.as_str()).collect();
             let rest_after = |full: &str| appended_length(full, texts.iter().copied(), sent);
             let of_shown = rest_after(&shown.content).filter(|_| shown.tool_calls.is_empty());
@@ -523,7 +575,13 @@ impl Index {
         below.filter_map(|&node| self.extend_hit(hit, form, length, node)).collect()
     }
 
-    fn extend_hit(&self, hit: &Hit, form: &CanonicalForm, length: usize, node: NodeId) -> Option<Hit> {
+    fn extend_hit(
+        &self,
+        hit: &Hit,
+        form: &CanonicalForm,
+        length: usize,
+        node: NodeId,
+    ) -> Option<Hit> {
         let messages = hit.messages + length;
         let mut hit = Hit { messages, node, ..*hit };
         let exact = match &self.node(node).kind {
@@ -577,17 +635,25 @@ impl Index {
         if completion.reasoning.unwrap_or(reasoning_key("")) == reasoning_key(sent) {
             return ReasoningMatch::Full;
         }
-        let Node { message: Some(message), root, .. } = self.node(node) else { return ReasoningMatch::Other };
+        let Node { message: Some(message), root, .. } = self.node(node) else {
+            return ReasoningMatch::Other;
+        };
         let full_message =
             self.roots[*root].format.chat().reasoning(&message.content, completion.in_reasoning);
         // Clients truncate reasoning, but do not change it.
-        if full_message.contains(sent.trim()) { ReasoningMatch::Part } else { ReasoningMatch::Other }
+        if full_message.contains(sent.trim()) {
+            ReasoningMatch::Part
+        } else {
+            ReasoningMatch::Other
+        }
     }
 
-    /// Returns whether a message with this form differs from a completion below `parent` only in its
-    /// reasoning.
+    /// Returns whether a message with this form differs from a completion below `parent` only in
+    /// its reasoning.
     pub(crate) fn differs_in_reasoning(&self, parent: NodeId, form: &CanonicalForm) -> bool {
-        self.matching_nodes(parent, form.loose).iter().any(|&id| self.completion_record(id).is_some())
+        self.matching_nodes(parent, form.loose)
+            .iter()
+            .any(|&id| self.completion_record(id).is_some())
             && form.role == Role::Assistant
     }
 }

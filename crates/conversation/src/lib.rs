@@ -1,9 +1,9 @@
 //! Converts requests in messages to recorded token ids, and completions back to messages.
 //!
-//! Clients send all messages of a conversation with each request, often reformatted. A [`Conversation`] finds
-//! the longest recorded history that a request repeats ([`prepare`](Conversation::prepare)), continues its
-//! exact tokens, and renders only new messages. [`record`](Conversation::record) stores the sampled tokens
-//! and parses them.
+//! Clients send all messages of a conversation with each request, often reformatted. A
+//! [`Conversation`] finds the longest recorded history that a request repeats
+//! ([`prepare`](Conversation::prepare)), continues its exact tokens, and renders only new messages.
+//! [`record`](Conversation::record) stores the sampled tokens and parses them.
 //!
 //! # Example
 //! ```
@@ -36,29 +36,31 @@
 //!
 //! # Guarantees
 //! - **Recorded tokens stay.** A prompt starts with the ids of the longest history that its request
-//!   repeats. Text is not tokenized a second time, except with [`History::Template`], on a branch that
-//!   the template renders. Ids of segments never change. After a completion come only ids that depend on
-//!   the template; the text of the completion does not change them
+//!   repeats. Text is not tokenized a second time, except with [`History::Template`], on a branch
+//!   that the template renders. Ids of segments never change. After a completion come only ids that
+//!   depend on the template; the text of the completion does not change them
 //!   ([`Chat::continuation`](levade_text::Chat::continuation)).
-//! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and `null`
-//!   as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if the client
-//!   sent it, complete or in part. Differences in white space around a completion's content are accepted,
-//!   and counted. A completion matches as the model wrote it or parsed, with its calls in separate
-//!   messages. Instructions match under the roles `system` and `developer`. Call ids distinguish equal
-//!   completions.
-//! - **Rewritten completions match** and are counted, unless [`Replies::Strict`] is set. If its call ids are
-//!   kept, a completion can lack its text, and its arguments can have other spacing or further members.
-//!   Appended text becomes context after the sampled tokens. Another value is an edit.
-//! - **Late system messages** are joined or moved by one rule ([`LateSystem`](levade_text::LateSystem)) if
-//!   the template does not render them where they are. The rule depends on the messages only, changes nothing
-//!   before a completion, and is counted.
-//! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An assistant
-//!   message that was not sampled here becomes context, as the template renders it. Completions of equal
-//!   requests become siblings. Agents and policies share no history.
-//! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be prepared in
-//!   parallel and dropped. [`record`](Conversation::record) writes prompt and completion together.
-//! - **Prompts fit.** [`ContextFitter`] shortens a request that exceeds its [`Budget`] by a context policy
-//!   (`window`).
+//! - **Reformatted history matches** if it has the same meaning. Content counts as one text, and
+//!   `null` as `""`. Calls count by name, and by arguments as JSON values. Reasoning counts only if
+//!   the client sent it, complete or in part. Differences in white space around a completion's
+//!   content are accepted, and counted. A completion matches as the model wrote it or parsed, with
+//!   its calls in separate messages. Instructions match under the roles `system` and `developer`.
+//!   Call ids distinguish equal completions.
+//! - **Rewritten completions match** and are counted, unless [`Replies::Strict`] is set. If its
+//!   call ids are kept, a completion can lack its text, and its arguments can have other spacing or
+//!   further members. Appended text becomes context after the sampled tokens. Another value is an
+//!   edit.
+//! - **Late system messages** are joined or moved by one rule
+//!   ([`LateSystem`](levade_text::LateSystem)) if the template does not render them where they are.
+//!   The rule depends on the messages only, changes nothing before a completion, and is counted.
+//! - **Everything else forks**, at the first message that differs, for a [`Reason`] with a text. An
+//!   assistant message that was not sampled here becomes context, as the template renders it.
+//!   Completions of equal requests become siblings. Agents and policies share no history.
+//! - **Recording is atomic.** [`prepare`](Conversation::prepare) changes nothing, so calls can be
+//!   prepared in parallel and dropped. [`record`](Conversation::record) writes prompt and
+//!   completion together.
+//! - **Prompts fit.** [`ContextFitter`] shortens a request that exceeds its [`Budget`] by a context
+//!   policy (`window`).
 //! - **Work and storage grow with new messages only.** Each message of a request is hashed once and
 //!   stored once, even if several forks share it; the tokens of a prompt are copied once. `format`
 //!   describes how much of the past a template must see, `drift` how differences are found.
@@ -84,8 +86,8 @@ mod tokens;
 mod window;
 
 pub use conversation::{
-    ContextFitter, Conversation, ConversationError, Counts, FitResult, MatchedRequest, PreparedPrompt,
-    RepeatedHistory, Request,
+    ContextFitter, Conversation, ConversationError, Counts, FitResult, MatchedRequest,
+    PreparedPrompt, RepeatedHistory, Request,
 };
 pub use drift::Drift;
 pub use format::{CallIds, CompletionMatching, Format, History, Options};

@@ -39,7 +39,8 @@ fn canonical(value: &Value) -> String {
         Value::Number(number) => format!("{:e}", number.as_f64().unwrap()),
         Value::Array(items) => format!("{:?}", items.iter().map(canonical).collect::<Vec<_>>()),
         Value::Object(map) => {
-            let mut entries: Vec<_> = map.iter().map(|(key, value)| (key, canonical(value))).collect();
+            let mut entries: Vec<_> =
+                map.iter().map(|(key, value)| (key, canonical(value))).collect();
             entries.sort();
             format!("{entries:?}")
         }
@@ -49,8 +50,9 @@ fn canonical(value: &Value) -> String {
 
 /// Returns the content of a message, without white space around it.
 fn message_key(message: &Message) -> (Role, String, Vec<(String, String)>) {
-    let call =
-        |call: &levade_text::ToolCall| (call.name.clone(), canonical(&Value::from(call.arguments.clone())));
+    let call = |call: &levade_text::ToolCall| {
+        (call.name.clone(), canonical(&Value::from(call.arguments.clone())))
+    };
     (message.role, message.content.trim().to_owned(), message.tool_calls.iter().map(call).collect())
 }
 
@@ -62,14 +64,18 @@ fn ids(message: &Message) -> Vec<&str> {
 /// Returns a message with reasoning and calls parsed out of its text, and the reasoning.
 fn parse_message(chat: &Chat, tools: &[ToolSpec], message: &Message) -> (Message, String) {
     let parsed = chat.parse(&message.content, false, tools);
-    let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err().map(|call| call.raw.clone()));
+    let unread =
+        parsed.calls.iter().filter_map(|call| call.as_ref().err().map(|call| call.raw.clone()));
     let content: Vec<String> = Some(parsed.content.clone())
         .filter(|content| !content.is_empty())
         .into_iter()
         .chain(unread)
         .collect();
-    let calls =
-        parsed.calls.iter().filter_map(|call| call.clone().ok()).chain(message.tool_calls.iter().cloned());
+    let calls = parsed
+        .calls
+        .iter()
+        .filter_map(|call| call.clone().ok())
+        .chain(message.tool_calls.iter().cloned());
     (Message::calls(content.join("\n"), calls.collect()), chat.reasoning(&message.content, false))
 }
 
@@ -78,14 +84,18 @@ impl RecordedSequence {
     fn is_repeated_by(&self, chat: &Chat, tools: &[ToolSpec], messages: &[Message]) -> bool {
         self.messages.len() <= messages.len()
             && self.messages.iter().zip(messages).enumerate().all(|(at, (kept, sent))| {
-                let Some((_, said)) = self.completions.iter().find(|(position, _)| *position == at) else {
+                let Some((_, said)) = self.completions.iter().find(|(position, _)| *position == at)
+                else {
                     return message_key(kept) == message_key(sent)
                         && kept.content.as_str() == sent.content.as_str();
                 };
-                if message_key(kept) == message_key(sent) || message_key(&said.shown) == message_key(sent) {
+                if message_key(kept) == message_key(sent)
+                    || message_key(&said.shown) == message_key(sent)
+                {
                     return true;
                 }
-                // Part of the reasoning, or any reasoning if the ids of calls identify the completion.
+                // Part of the reasoning, or any reasoning if the ids of calls identify the
+                // completion.
                 let (shown, reasoning) = parse_message(chat, tools, sent);
                 message_key(&shown) == message_key(&said.shown)
                     && (said.reasoning.contains(reasoning.trim())
@@ -161,9 +171,18 @@ fn step() -> impl Strategy<Value = Step> {
         prop::sample::select(&COMPLETIONS[..]),
         flags,
     )
-        .prop_map(|(history, edit, styles, new, completion, (written, is_abandoned, other_tools))| {
-            Step { history, edit, styles, new, completion, written, is_abandoned, other_tools }
-        })
+        .prop_map(
+            |(history, edit, styles, new, completion, (written, is_abandoned, other_tools))| Step {
+                history,
+                edit,
+                styles,
+                new,
+                completion,
+                written,
+                is_abandoned,
+                other_tools,
+            },
+        )
 }
 
 impl Edit {
@@ -179,7 +198,9 @@ impl Edit {
                 messages[at].content = (*text).into();
             }
             Edit::Drop(at) => drop(messages.remove(at.index(messages.len()))),
-            Edit::Insert(at) => messages.insert(at.index(messages.len()), Message::assistant("Noted.")),
+            Edit::Insert(at) => {
+                messages.insert(at.index(messages.len()), Message::assistant("Noted."))
+            }
         }
     }
 }
@@ -191,13 +212,15 @@ impl Style {
             Style::Trimmed => message.content = message.content.trim().into(),
             Style::Dumped => {
                 for call in &mut message.tool_calls {
-                    let mut entries: Vec<_> = std::mem::take(&mut *call.arguments).into_iter().collect();
+                    let mut entries: Vec<_> =
+                        std::mem::take(&mut *call.arguments).into_iter().collect();
                     entries.reverse();
                     let shorter = |value: Value| match value.as_f64() {
                         Some(number) if number.fract() == 0.0 => Value::from(number as i64),
                         _ => value,
                     };
-                    *call.arguments = entries.into_iter().map(|(key, value)| (key, shorter(value))).collect();
+                    *call.arguments =
+                        entries.into_iter().map(|(key, value)| (key, shorter(value))).collect();
                 }
             }
             Style::NoIds => message.tool_calls.iter_mut().for_each(|call| call.id.clear()),
@@ -226,7 +249,12 @@ impl Simulation {
     fn new(format_index: usize, with_tools: bool) -> Self {
         let mut talk = Talk::with(Arc::clone(&FORMATS[format_index]));
         talk.tools = if with_tools { vec![tool("add")] } else { vec![] };
-        Simulation { tools: talk.tools.clone(), talk, recorded: Vec::new(), histories: vec![Vec::new()] }
+        Simulation {
+            tools: talk.tools.clone(),
+            talk,
+            recorded: Vec::new(),
+            histories: vec![Vec::new()],
+        }
     }
 
     /// Returns all valid prompts.
@@ -237,13 +265,16 @@ impl Simulation {
         });
         let repeated: Vec<&RecordedSequence> = repeated.map(|(_, recorded)| recorded).collect();
         let max_length = repeated.iter().map(|recorded| recorded.messages.len()).max();
-        let Some(max_length) = max_length else { return vec![chat.prompt(messages, tools).unwrap()] };
+        let Some(max_length) = max_length else {
+            return vec![chat.prompt(messages, tools).unwrap()];
+        };
         let longest_recordings =
             repeated.into_iter().filter(|recorded| recorded.messages.len() == max_length);
         let prompt = |recorded: &RecordedSequence| {
             let past = &recorded.messages[..max_length - 1];
-            let between =
-                chat.continuation(past, &recorded.completion, &messages[max_length..], tools).unwrap();
+            let between = chat
+                .continuation(past, &recorded.completion, &messages[max_length..], tools)
+                .unwrap();
             [recorded.ids.clone(), between].concat()
         };
         longest_recordings.map(prompt).collect()
@@ -294,10 +325,11 @@ impl Simulation {
         let ids = [prompt.clone(), completion.clone()].concat();
         prop_assert_eq!(trajectory.sequence_tokens(kept.segment), ids.clone());
         prop_assert_eq!(&trajectory.segments()[..before.segments().len()], before.segments());
-        let stored =
-            |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
-        // A prompt can equal the tokens of a completion without continuing it: if a client adds reasoning
-        // that the template does not render, its message is another one.
+        let stored = |trajectory: &Trajectory| {
+            trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
+        };
+        // A prompt can equal the tokens of a completion without continuing it: if a client adds
+        // reasoning that the template does not render, its message is another one.
         let prefix = &prompt[..];
         let from = self.recorded.iter().find(|(_, recorded)| {
             recorded.messages.len() == repeated.to_reply && prefix.starts_with(&recorded.ids)
@@ -315,8 +347,10 @@ impl Simulation {
         let said = NaiveCompletion { reasoning: kept.reasoning.clone(), shown: kept.message() };
         completions.push((full_run.len() - 1, said));
         let other = tools != self.tools;
-        self.recorded
-            .push((other, RecordedSequence { messages: full_run, completions, completion, ids, prompt }));
+        self.recorded.push((
+            other,
+            RecordedSequence { messages: full_run, completions, completion, ids, prompt },
+        ));
 
         let mut history: History = messages.iter().map(|message| (message.clone(), None)).collect();
         let message = if step.written { kept.raw_message() } else { kept.message() };
@@ -405,11 +439,15 @@ fn parallel_calls_are_recorded_in_any_order() {
     let (_, recorded_completion) = talk.prepare_and_record(&first, "two");
     let requested: Vec<Vec<Message>> = (0..20)
         .map(|n| {
-            [first.to_vec(), vec![recorded_completion.message(), Message::user(format!("And {}?", n % 7))]]
-                .concat()
+            [
+                first.to_vec(),
+                vec![recorded_completion.message(), Message::user(format!("And {}?", n % 7))],
+            ]
+            .concat()
         })
         .collect();
-    let prepared: Vec<PreparedPrompt> = requested.iter().map(|messages| talk.prepare(messages)).collect();
+    let prepared: Vec<PreparedPrompt> =
+        requested.iter().map(|messages| talk.prepare(messages)).collect();
     let matched = talk.conversation.match_request(&Request {
         agent: "",
         policy: "",
@@ -424,13 +462,19 @@ fn parallel_calls_are_recorded_in_any_order() {
     for prepared in prepared.into_iter().rev() {
         let prompt = prepared.prompt.clone();
         let tokens = sampled(talk.format.chat(), "ok");
-        let recorded_completion =
-            talk.conversation.record(prepared, crate::testing::completion(tokens), &params).unwrap();
+        let recorded_completion = talk
+            .conversation
+            .record(prepared, crate::testing::completion(tokens), &params)
+            .unwrap();
         assert!(
-            talk.conversation.trajectory().sequence_tokens(recorded_completion.segment).starts_with(&prompt)
+            talk.conversation
+                .trajectory()
+                .sequence_tokens(recorded_completion.segment)
+                .starts_with(&prompt)
         );
     }
     // Seven different questions, each stored once below their common prefix.
-    let given = talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();
+    let given =
+        talk.conversation.trajectory().segments().iter().filter(|s| s.logprobs.is_empty()).count();
     assert_eq!(given, 1 + 7);
 }

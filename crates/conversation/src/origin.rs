@@ -51,8 +51,8 @@ pub enum Reason {
     CompletionEdited,
     /// The tool calls of a completion have changed.
     CallsEdited,
-    /// The arguments of a completion's call are no longer a JSON object, for example because they were
-    /// truncated.
+    /// The arguments of a completion's call are no longer a JSON object, for example because they
+    /// were truncated.
     #[serde(rename = "calls_cut")]
     CallsTruncated,
     /// The reasoning of a completion has changed.
@@ -109,13 +109,16 @@ impl Reason {
 impl Reason {
     /// Returns whether a context policy caused the fork.
     pub fn is_truncation(self) -> bool {
-        matches!(self, Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarized)
+        matches!(
+            self,
+            Reason::ContextDropped | Reason::ContextTruncated | Reason::ContextSummarized
+        )
     }
 }
 
 impl Index {
-    /// Returns the origin of a request that repeats a history up to `hit`. `root` and `hit` are `None` if
-    /// its party has no history with these tools.
+    /// Returns the origin of a request that repeats a history up to `hit`. `root` and `hit` are
+    /// `None` if its party has no history with these tools.
     pub(crate) fn origin(
         &self,
         party: Party,
@@ -124,7 +127,9 @@ impl Index {
         requested: &[(&Message, CanonicalForm)],
     ) -> Origin {
         let fork = |at, reason| Origin::Forked(Fork { at, reason });
-        if hit.is_none_or(|hit| hit.messages == 0) && self.knows_with_other_tools(party, root, requested) {
+        if hit.is_none_or(|hit| hit.messages == 0)
+            && self.knows_with_other_tools(party, root, requested)
+        {
             return fork(0, Reason::Tools);
         }
         let (Some(root), Some(hit)) = (root, hit) else { return Origin::Started };
@@ -148,10 +153,15 @@ impl Index {
             let parsed_form = CanonicalForm::parse_content(message, format.chat(), tools);
             let form = parsed_form.as_ref().unwrap_or(form);
             let reason = self.mismatch_reason(root, hit.node, form, &requested[at + 1..]);
-            let is_truncated = message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
+            let is_truncated =
+                message.tool_calls.iter().any(|call| call.arguments.unreadable().is_some());
             return fork(
                 at,
-                if is_truncated && reason == Reason::CallsEdited { Reason::CallsTruncated } else { reason },
+                if is_truncated && reason == Reason::CallsEdited {
+                    Reason::CallsTruncated
+                } else {
+                    reason
+                },
             );
         }
         if at == 0 && self.other_system(hit.node, form, requested.get(1)) {
@@ -172,16 +182,16 @@ impl Index {
         if hit.completion.is_none() { Origin::Started } else { fork(at, Reason::Branched) }
     }
 
-    /// Returns whether this party has had the same conversation with other tools: one of its completions,
-    /// or all messages.
+    /// Returns whether this party has had the same conversation with other tools: one of its
+    /// completions, or all messages.
     fn knows_with_other_tools(
         &self,
         party: Party,
         root: Option<usize>,
         requested: &[(&Message, CanonicalForm)],
     ) -> bool {
-        let other_roots =
-            (0..self.roots.len()).filter(|&other| self.roots[other].party == party && Some(other) != root);
+        let other_roots = (0..self.roots.len())
+            .filter(|&other| self.roots[other].party == party && Some(other) != root);
         other_roots
             .map(|other| self.search(other, requested))
             .any(|hit| hit.completion.is_some() || hit.messages == requested.len())
@@ -201,12 +211,14 @@ impl Index {
         });
         is_instruction(form.role)
             && second.is_some_and(|(_, second)| {
-                recorded.into_iter().any(|&child| !self.matching_nodes(child, second.loose).is_empty())
+                recorded
+                    .into_iter()
+                    .any(|&child| !self.matching_nodes(child, second.loose).is_empty())
             })
     }
 
-    /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows the
-    /// message.
+    /// Returns why an assistant message is not a completion recorded below `above`. `rest` follows
+    /// the message.
     fn mismatch_reason(
         &self,
         root: usize,
@@ -226,7 +238,9 @@ impl Index {
             return Reason::Merged;
         }
         if let Some(&caller) = callers.first() {
-            let Some(completion) = self.completion_record(caller).filter(|_| here.contains(&caller)) else {
+            let Some(completion) =
+                self.completion_record(caller).filter(|_| here.contains(&caller))
+            else {
                 return Reason::Reordered;
             };
             return if completion.shown.calls != form.calls {
@@ -238,19 +252,25 @@ impl Index {
             };
         }
         let completion = || here.iter().filter_map(|&child| self.completion_record(child));
-        let comes_later =
-            |completion: &CompletionRecord| rest.iter().any(|(_, form)| form.loose == completion.shown.loose);
-        if self.is_message_below(root, above, form.loose) && !self.differs_in_reasoning(above, form) {
+        let comes_later = |completion: &CompletionRecord| {
+            rest.iter().any(|(_, form)| form.loose == completion.shown.loose)
+        };
+        if self.is_message_below(root, above, form.loose) && !self.differs_in_reasoning(above, form)
+        {
             if completion().any(comes_later) { Reason::Reordered } else { Reason::Shortened }
         } else if here.is_empty() {
             Reason::Unrecorded
         } else if self.differs_in_reasoning(above, form) {
             Reason::ReasoningEdited
-        } else if form.calls.is_none() && completion().all(|completion| completion.shown.calls.is_some()) {
+        } else if form.calls.is_none()
+            && completion().all(|completion| completion.shown.calls.is_some())
+        {
             Reason::CallsAsText
         } else if form.calls.is_none() {
             Reason::CompletionEdited
-        } else if !form.has_content && completion().any(|completion| completion.shown.calls == form.calls) {
+        } else if !form.has_content
+            && completion().any(|completion| completion.shown.calls == form.calls)
+        {
             Reason::TextLost
         } else if completion().any(|completion| completion.shown.calls == form.calls) {
             Reason::CompletionEdited

@@ -42,7 +42,8 @@ pub(crate) fn parsed_message(parsed: &ParsedCompletion) -> Message {
 
 /// Returns the content of a completion, followed by the calls that cannot be parsed.
 pub(crate) fn parsed_content(parsed: &ParsedCompletion) -> String {
-    let unread = parsed.calls.iter().filter_map(|call| call.as_ref().err()).map(|call| call.raw.as_str());
+    let unread =
+        parsed.calls.iter().filter_map(|call| call.as_ref().err()).map(|call| call.raw.as_str());
     let content = Some(parsed.content.as_str()).filter(|content| !content.is_empty());
     content.into_iter().chain(unread).collect::<Vec<_>>().join("\n")
 }

@@ -11,12 +11,14 @@ use super::*;
 use crate::testing::{ROUNDS, Talk, chat, completion, tool};
 use crate::{CompletionMatching, Options, Reason};
 
-const CALL: &str =
-    "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"12 * 3\"}}\n</tool_call>";
+const CALL: &str = "Let me see.\n<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": \"12 * 3\"}}\n</tool_call>";
 
 fn talk(completions: CompletionMatching) -> Talk {
-    let options =
-        Options { call_ids: CallIds::Unique, completion_matching: completions, ..Options::default() };
+    let options = Options {
+        call_ids: CallIds::Unique,
+        completion_matching: completions,
+        ..Options::default()
+    };
     let mut talk = Talk::new(tiny_chat().unwrap(), options);
     talk.tools = vec![tool("add")];
     talk
@@ -28,12 +30,15 @@ fn result(call: &ToolCall) -> Message {
 
 type Change = fn(&mut Message);
 
-/// Changes after which a completion with a call counts as the same, and the reason of the fork without
-/// lenience.
+/// Changes after which a completion with a call counts as the same, and the reason of the fork
+/// without lenience.
 const REWRITTEN: [(Change, Reason); 6] = [
     (|m| m.content = "".into(), Reason::TextLost),
     (|m| m.content = " \n".into(), Reason::TextLost),
-    (|m| drop(m.tool_calls[0].arguments.insert("request".into(), json!("add"))), Reason::CallsEdited),
+    (
+        |m| drop(m.tool_calls[0].arguments.insert("request".into(), json!("add"))),
+        Reason::CallsEdited,
+    ),
     (|m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12*3"))), Reason::CallsEdited),
     (
         |m| {
@@ -66,12 +71,16 @@ fn rewritten_completion_is_continued_and_counted() {
                 assert_eq!(prepared.origin, fork_origin(1, reason));
                 continue;
             }
-            assert_eq!((prepared.origin, prepared.repeated.altered), (Origin::Continued, 1), "{reason:?}");
+            assert_eq!(
+                (prepared.origin, prepared.repeated.altered),
+                (Origin::Continued, 1),
+                "{reason:?}"
+            );
             // The tokens are those that were sampled.
             assert!(
-                prepared
-                    .prompt
-                    .starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
+                prepared.prompt.starts_with(
+                    &talk.conversation.trajectory().sequence_tokens(completion.segment)
+                )
             );
             assert_eq!(talk.conversation.counts().altered, 1);
             // Later prompts repeat both completions.
@@ -88,7 +97,10 @@ fn edited_completion_with_call_ids_forks() {
     let edits: [(Change, Reason); 7] = [
         (|m| m.content = "Let us see.".into(), Reason::CompletionEdited),
         (|m| m.content = "Let me".into(), Reason::CompletionEdited),
-        (|m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12 * 4"))), Reason::CallsEdited),
+        (
+            |m| drop(m.tool_calls[0].arguments.insert("a".into(), json!("12 * 4"))),
+            Reason::CallsEdited,
+        ),
         (|m| drop(m.tool_calls[0].arguments.remove("a")), Reason::CallsEdited),
         (|m| m.tool_calls[0].name = "sub".into(), Reason::CallsEdited),
         (
@@ -150,8 +162,10 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             tokens.extend(talk.format.chat().stop_ids().first().filter(|_| ends));
             let start = prepared.prompt.clone();
             let params = SamplingParams::default();
-            let first = talk.conversation.record(prepared, completion(tokens.clone()), &params).unwrap();
-            let mut messages = vec![question.clone(), Message::assistant(sent), Message::user("2?")];
+            let first =
+                talk.conversation.record(prepared, completion(tokens.clone()), &params).unwrap();
+            let mut messages =
+                vec![question.clone(), Message::assistant(sent), Message::user("2?")];
             let (prepared, second) = talk.prepare_and_record(&messages, "y = 2");
             assert_eq!(
                 (prepared.origin, prepared.repeated.extended),
@@ -166,7 +180,11 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             let sent_end = sent.trim_start_matches("x = 1").trim_start();
             assert!(text.contains(&format!("{sent_end}<|im_end|>")), "{text:?}");
             // Tags in the appended text are text.
-            let ends = prepared.prompt.iter().filter(|id| talk.format.chat().stop_ids().contains(id)).count();
+            let ends = prepared
+                .prompt
+                .iter()
+                .filter(|id| talk.format.chat().stop_ids().contains(id))
+                .count();
             assert_eq!(ends, 3, "{text:?}");
             assert_eq!(talk.conversation.counts().extended, 1);
             // The conversation continues below the extended completion, and so does the next turn.
@@ -174,7 +192,9 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             let (prepared, third) = talk.prepare_and_record(&messages, "z = 3");
             assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4));
             assert!(
-                prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(second.segment))
+                prepared
+                    .prompt
+                    .starts_with(&talk.conversation.trajectory().sequence_tokens(second.segment))
             );
             messages.extend([third.message(), Message::user("4?")]);
             assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
@@ -182,14 +202,19 @@ fn appended_text_becomes_context_after_sampled_tokens() {
             // Each completion was sampled once.
             let segments = talk.conversation.trajectory().segments();
             let sampled = segments.iter().filter(|segment| segment.kind == Kind::Sampled).count();
-            assert_eq!((sampled, segments[first.segment.0 as usize].tokens.len()), (3, tokens.len()));
+            assert_eq!(
+                (sampled, segments[first.segment.0 as usize].tokens.len()),
+                (3, tokens.len())
+            );
         }
     }
 }
 
 #[test]
 fn extended_completion_with_other_reasoning_forks() {
-    for (reasoning, origin) in [("Hm", Origin::Continued), ("No.", fork_origin(1, Reason::ReasoningEdited))] {
+    for (reasoning, origin) in
+        [("Hm", Origin::Continued), ("No.", fork_origin(1, Reason::ReasoningEdited))]
+    {
         let mut talk = talk(CompletionMatching::Lenient);
         let question = Message::user("1?");
         talk.prepare_and_record(std::slice::from_ref(&question), "<think>Hm.</think>x = 1");
@@ -212,17 +237,24 @@ fn extended_completion_is_separate_from_original() {
     let with = |text: &str| vec![question.clone(), Message::assistant(text), next.clone()];
     let (_, plain) = talk.prepare_and_record(&with("x = 1"), "plain");
     let (prepared, one) = talk.prepare_and_record(&with("x = 1</a>"), "one");
-    assert_eq!(prepared.origin, fork_origin(2, Reason::Shortened), "it leaves what follows the reply itself");
+    assert_eq!(
+        prepared.origin,
+        fork_origin(2, Reason::Shortened),
+        "it leaves what follows the reply itself"
+    );
     let (_, two) = talk.prepare_and_record(&with("x = 1</b>"), "two");
     for (sent, completion) in [("x = 1", &plain), ("x = 1</a>", &one), ("x = 1</b>", &two)] {
         let messages = [with(sent), vec![completion.message(), Message::user("3?")]].concat();
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.to_reply), (Origin::Continued, 4), "{sent}");
         assert!(
-            prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
+            prepared
+                .prompt
+                .starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
         );
         // The completion after an extension is not that after another extension.
-        let messages = [with("x = 1</c>"), vec![completion.message(), Message::user("3?")]].concat();
+        let messages =
+            [with("x = 1</c>"), vec![completion.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).repeated.to_reply, 2, "{sent}");
     }
     // The end of a request is the end of the extended completion.
@@ -240,7 +272,9 @@ fn appended_text_forks_in_strict_mode() {
 
 #[test]
 fn different_text_does_not_extend_completion() {
-    for (completion, sent) in [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")] {
+    for (completion, sent) in
+        [("x = 1", "x = 2</code>"), ("x = 1", "(no content)"), ("x = 1", "x =")]
+    {
         let mut talk = talk(CompletionMatching::Lenient);
         talk.prepare_and_record(&[Message::user("1?")], completion);
         let messages = [Message::user("1?"), Message::assistant(sent), Message::user("2?")];
@@ -264,7 +298,9 @@ fn completion_matches_as_client_received() {
         let prepared = talk.prepare(&messages);
         assert_eq!((prepared.origin, prepared.repeated.trimmed), (Origin::Continued, 0));
         assert!(
-            prepared.prompt.starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
+            prepared
+                .prompt
+                .starts_with(&talk.conversation.trajectory().sequence_tokens(completion.segment))
         );
     }
     // The white space before a stop string is missing.
@@ -282,8 +318,10 @@ fn completion_matches_as_client_received() {
 
 #[test]
 fn reasoning_in_separate_message_continues() {
-    let thinks =
-        |reasoning: &str| Message { reasoning_content: Some(reasoning.into()), ..Message::assistant("") };
+    let thinks = |reasoning: &str| Message {
+        reasoning_content: Some(reasoning.into()),
+        ..Message::assistant("")
+    };
     for parts in [
         vec![thinks("Hm."), Message::assistant("See.")],
         vec![Message::assistant("<think>Hm.</think>"), Message::assistant("See.")],
@@ -294,15 +332,23 @@ fn reasoning_in_separate_message_continues() {
         talk.prepare_and_record(std::slice::from_ref(&question), "<think>Hm.</think>See.");
         let messages = [vec![question], parts, vec![Message::user("2?")]].concat();
         let (prepared, second) = talk.prepare_and_record(&messages, "y = 2");
-        assert_eq!((prepared.origin, prepared.repeated.unsaid), (Origin::Continued, 0), "{messages:?}");
+        assert_eq!(
+            (prepared.origin, prepared.repeated.unsaid),
+            (Origin::Continued, 0),
+            "{messages:?}"
+        );
         let messages = [messages, vec![second.message(), Message::user("3?")]].concat();
         assert_eq!(talk.prepare(&messages).origin, Origin::Continued);
     }
     // Two texts are two completions.
     let mut talk = talk(CompletionMatching::Strict);
     talk.prepare_and_record(&[Message::user("1?")], "See.");
-    let messages =
-        [Message::user("1?"), Message::assistant("S"), Message::assistant("ee."), Message::user("2?")];
+    let messages = [
+        Message::user("1?"),
+        Message::assistant("S"),
+        Message::assistant("ee."),
+        Message::user("2?"),
+    ];
     assert_eq!(talk.prepare(&messages).origin, fork_origin(1, Reason::CompletionEdited));
 }
 

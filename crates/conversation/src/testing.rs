@@ -50,11 +50,16 @@ impl Talk {
     }
 
     pub(crate) fn prepare(&self, messages: &[Message]) -> PreparedPrompt {
-        let (agent, policy, format, tools) = (self.agent, self.policy, &self.format, &self.tools[..]);
+        let (agent, policy, format, tools) =
+            (self.agent, self.policy, &self.format, &self.tools[..]);
         self.conversation.prepare(&Request { agent, policy, format, messages, tools }).unwrap()
     }
 
-    pub(crate) fn record(&mut self, prepared: PreparedPrompt, completion_text: &str) -> RecordedCompletion {
+    pub(crate) fn record(
+        &mut self,
+        prepared: PreparedPrompt,
+        completion_text: &str,
+    ) -> RecordedCompletion {
         let tokens = sampled(self.format.chat(), completion_text);
         self.conversation.record(prepared, completion(tokens), &SamplingParams::default()).unwrap()
     }

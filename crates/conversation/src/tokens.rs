@@ -34,8 +34,8 @@ pub(crate) struct ContextTokens {
 }
 
 impl ContextTokens {
-    /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens end.
-    /// Returns `None` if there are no tokens and no position.
+    /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens
+    /// end. Returns `None` if there are no tokens and no position.
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].
@@ -51,7 +51,8 @@ impl ContextTokens {
         while let Some(first) = tokens.get(at)
             && let Some(&next) = self.below.get(&(position.ok_or(owner.party), *first))
         {
-            let same = common_prefix_length(&trajectory.segments()[next.0 as usize].tokens, &tokens[at..]);
+            let same =
+                common_prefix_length(&trajectory.segments()[next.0 as usize].tokens, &tokens[at..]);
             position = Some((next, same as u32));
             at += same;
         }
@@ -59,8 +60,8 @@ impl ContextTokens {
     }
 
     /// Adds `tokens` as a sequence from the root, sharing the prefix that it has in common with the
-    /// sequence to `leaf`. Returns the segment at whose end the added sequence ends, if any. Work grows
-    /// with the length of the sequence to `leaf`.
+    /// sequence to `leaf`. Returns the segment at whose end the added sequence ends, if any. Work
+    /// grows with the length of the sequence to `leaf`.
     ///
     /// # Errors
     /// Returns the errors of [`Trajectory::push`].
@@ -134,9 +135,12 @@ impl ContextTokens {
         tokens: Vec<u32>,
         turn: u32,
     ) -> Result<SegmentId, TreeError> {
-        let full_length = |segment: SegmentId| trajectory.segments()[segment.0 as usize].tokens.len() as u32;
+        let full_length =
+            |segment: SegmentId| trajectory.segments()[segment.0 as usize].tokens.len() as u32;
         trajectory.push(Segment {
-            after: position.filter(|&(segment, after)| after < full_length(segment)).map(|(_, after)| after),
+            after: position
+                .filter(|&(segment, after)| after < full_length(segment))
+                .map(|(_, after)| after),
             agent: owner.agent.to_owned(),
             policy: owner.policy.to_owned(),
             ..Segment::context(position.map(|(segment, _)| segment), tokens, turn)

@@ -5,19 +5,28 @@ use super::*;
 
 const OWNER: Owner<'static> = Owner { party: 0, agent: "a", policy: "p" };
 
-fn push_completion(trajectory: &mut Trajectory, parent: Option<SegmentId>, tokens: &[u32]) -> SegmentId {
+fn push_completion(
+    trajectory: &mut Trajectory,
+    parent: Option<SegmentId>,
+    tokens: &[u32],
+) -> SegmentId {
     let base_segment = Segment::context(parent, tokens.to_vec(), 9);
     let versions = vec![levade_tree::VersionRun { version: 0, len: tokens.len() as u32 }];
-    let segment =
-        Segment { kind: Kind::Sampled, logprobs: vec![0.0; tokens.len()], versions, ..base_segment };
+    let segment = Segment {
+        kind: Kind::Sampled,
+        logprobs: vec![0.0; tokens.len()],
+        versions,
+        ..base_segment
+    };
     trajectory.push(segment).unwrap()
 }
 
 #[test]
 fn prompts_share_common_prefixes() {
     let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
-    let mut give =
-        |tokens: &[u32]| context_tokens.add(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap();
+    let mut give = |tokens: &[u32]| {
+        context_tokens.add(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap()
+    };
     let first = give(&[1, 2, 3, 4]);
     assert_eq!(give(&[1, 2, 3, 4]), first);
     let longer = give(&[1, 2, 3, 4, 5]);
@@ -39,7 +48,9 @@ fn prompts_share_common_prefixes() {
     ] {
         assert_eq!(trajectory.sequence_tokens(end), tokens);
     }
-    assert!(trajectory.segments().iter().all(|segment| segment.agent == "a" && segment.policy == "p"));
+    assert!(
+        trajectory.segments().iter().all(|segment| segment.agent == "a" && segment.policy == "p")
+    );
     // Another party has its own roots.
     let mut give = |party, tokens: &[u32]| {
         let owner = Owner { party, ..OWNER };
@@ -53,14 +64,22 @@ fn prompts_share_common_prefixes() {
 
 #[test]
 fn branch_shares_prefix_of_sequence() {
-    let paths =
-        [&[1, 2, 7, 6][..], &[1, 2, 7, 8, 9], &[1, 2, 7, 8, 9, 5, 5], &[1, 3], &[4], &[1, 2, 7], &[1, 2]];
+    let paths = [
+        &[1, 2, 7, 6][..],
+        &[1, 2, 7, 8, 9],
+        &[1, 2, 7, 8, 9, 5, 5],
+        &[1, 3],
+        &[4],
+        &[1, 2, 7],
+        &[1, 2],
+    ];
     let full_tokens = [1, 2, 7, 8, 9, 5];
     for tokens in paths {
         let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
         let root = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
         let leaf = push_completion(&mut trajectory, root, &[7, 8, 9]);
-        let leaf = context_tokens.add(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
+        let leaf =
+            context_tokens.add(&mut trajectory, OWNER, Some((leaf, 3)), &[5], 1).unwrap().unwrap();
         let before = trajectory.segments().to_vec();
         let new = context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 1).unwrap().unwrap();
         assert_eq!(trajectory.sequence_tokens(new), tokens);
@@ -69,15 +88,24 @@ fn branch_shares_prefix_of_sequence() {
         assert_eq!(trajectory.sequence_tokens(leaf), full_tokens);
         let common_length = tokens.iter().zip(full_tokens).take_while(|(a, b)| **a == *b).count();
         let shares_no_tail = usize::from(tokens == [1, 2, 7]);
-        let stored =
-            |trajectory: &Trajectory| trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>();
-        assert_eq!(stored(&trajectory), 6 + tokens.len() - common_length + shares_no_tail, "{tokens:?}");
+        let stored = |trajectory: &Trajectory| {
+            trajectory.segments().iter().map(|s| s.tokens.len()).sum::<usize>()
+        };
+        assert_eq!(
+            stored(&trajectory),
+            6 + tokens.len() - common_length + shares_no_tail,
+            "{tokens:?}"
+        );
         // The same branch again adds nothing.
         let count = stored(&trajectory);
-        assert_eq!(context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(), Some(new));
+        assert_eq!(
+            context_tokens.branch(&mut trajectory, OWNER, leaf, tokens, 2).unwrap(),
+            Some(new)
+        );
         assert_eq!(stored(&trajectory), count);
         // A branch of the branch.
-        let second = context_tokens.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
+        let second =
+            context_tokens.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
         assert_eq!(trajectory.sequence_tokens(second), [1, 2, 7, 8]);
     }
     let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
@@ -86,8 +114,8 @@ fn branch_shares_prefix_of_sequence() {
 }
 
 proptest! {
-    /// Compared with a list of all sequences: each is stored, and no two context segments at the same
-    /// position start with the same token.
+    /// Compared with a list of all sequences: each is stored, and no two context segments at the
+    /// same position start with the same token.
     #[test]
     fn sequences_are_stored_once(steps in proptest::collection::vec(
         (any::<prop::sample::Index>(), proptest::collection::vec(0u32..3, 0..6), any::<bool>(), any::<bool>()), 1..30,

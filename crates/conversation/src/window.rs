@@ -1,13 +1,14 @@
 //! Context policies: select the messages to keep when a conversation exceeds the model's context.
 //!
 //! # Guarantees
-//! - **Instructions and the newest turns stay**: everything before the first completion, and the newest
-//!   turns. A turn is a completion with the tool results and questions after it. It is removed completely, so
-//!   no tool result stands without its call, and roles keep alternating.
-//! - **A cut is a function** of the messages, the length of their prompt and the budget. Bytes stand for
-//!   tokens when messages are selected; only the rendered prompt is compared with the budget.
-//! - **Cuts reach half of the budget**, so between two cuts at least as many tokens are new as are rendered
-//!   again.
+//! - **Instructions and the newest turns stay**: everything before the first completion, and the
+//!   newest turns. A turn is a completion with the tool results and questions after it. It is
+//!   removed completely, so no tool result stands without its call, and roles keep alternating.
+//! - **A cut is a function** of the messages, the length of their prompt and the budget. Bytes
+//!   stand for tokens when messages are selected; only the rendered prompt is compared with the
+//!   budget.
+//! - **Cuts reach half of the budget**, so between two cuts at least as many tokens are new as are
+//!   rendered again.
 //!
 //! Summaries of removed turns are calls of an agent of their own (`levade-call`).
 
@@ -26,8 +27,8 @@ pub enum Overflow {
     /// The call fails, like a call that exceeds the model's context.
     #[default]
     Fail,
-    /// Shortens the longest tool results and user messages in the middle, and drops the oldest turns if
-    /// that is not enough.
+    /// Shortens the longest tool results and user messages in the middle, and drops the oldest
+    /// turns if that is not enough.
     TruncateMiddle,
     /// Drops the oldest turns.
     DropOldest,
@@ -94,8 +95,8 @@ pub(crate) fn opening(messages: &[Message]) -> usize {
     messages.iter().position(|message| message.role == Role::Assistant).unwrap_or(messages.len())
 }
 
-/// Returns the indices at which the turns after the opening start. A turn is a completion, in one or
-/// several messages, and all messages up to the next completion.
+/// Returns the indices at which the turns after the opening start. A turn is a completion, in one
+/// or several messages, and all messages up to the next completion.
 fn turn_starts(messages: &[Message]) -> Vec<usize> {
     let completions = |at: usize| messages[at].role == Role::Assistant;
     (0..messages.len()).filter(|&at| completions(at) && (at == 0 || !completions(at - 1))).collect()
@@ -122,9 +123,10 @@ impl Cut {
         }
         for (at, message) in messages.iter().enumerate().skip(self.upto.max(opening)) {
             kept.push(match self.shortened.get(&at) {
-                Some(&max_bytes) => {
-                    Message { content: shorten_text(&message.content, max_bytes).into(), ..message.clone() }
-                }
+                Some(&max_bytes) => Message {
+                    content: shorten_text(&message.content, max_bytes).into(),
+                    ..message.clone()
+                },
                 None => message.clone(),
             });
         }
@@ -133,8 +135,10 @@ impl Cut {
 
     /// Returns the estimated size in bytes of a message after this cut.
     fn size(&self, at: usize, message: &Message) -> usize {
-        let content =
-            self.shortened.get(&at).map_or(message.content.len(), |max_bytes| max_bytes + MAX_NOTE_BYTES);
+        let content = self
+            .shortened
+            .get(&at)
+            .map_or(message.content.len(), |max_bytes| max_bytes + MAX_NOTE_BYTES);
         let calls = message.tool_calls.iter();
         let calls = calls
             .map(|call| {
@@ -144,12 +148,15 @@ impl Cut {
                     + call.arguments.unreadable().map_or(0, str::len)
             })
             .sum::<usize>();
-        content + calls + message.reasoning_content.as_ref().map_or(0, String::len) + MESSAGE_OVERHEAD
+        content
+            + calls
+            + message.reasoning_content.as_ref().map_or(0, String::len)
+            + MESSAGE_OVERHEAD
     }
 
-    /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns the
-    /// range of newly omitted messages, and the number of bytes that is about half of the budget. Returns
-    /// `None` if no other message can be omitted or shortened.
+    /// Extends the cut of a history whose prompt, with the present cut, has `found` tokens. Returns
+    /// the range of newly omitted messages, and the number of bytes that is about half of the
+    /// budget. Returns `None` if no other message can be omitted or shortened.
     pub(crate) fn extend(
         &mut self,
         messages: &[Message],
@@ -160,8 +167,10 @@ impl Cut {
         let (opening, turn_starts) = (opening(messages), turn_starts(messages));
         let from = self.upto.max(opening);
         // End of the messages that can be omitted.
-        let newest =
-            turn_starts.len().checked_sub(budget.keep.max(1)).map_or(from, |at| turn_starts[at].max(from));
+        let newest = turn_starts
+            .len()
+            .checked_sub(budget.keep.max(1))
+            .map_or(from, |at| turn_starts[at].max(from));
         let size = |cut: &Cut, at: usize| cut.size(at, &messages[at]);
         let kept = (0..opening).chain(from..messages.len()).map(|at| size(self, at)).sum::<usize>();
         let tools_bytes: usize = tools.iter().map(|tool| json_length(&tool.to_openai())).sum();
@@ -192,18 +201,21 @@ impl Cut {
         changed.then_some((from..upto, target))
     }
 
-    /// Shortens the longest contents in a range to the same length, to save `over` bytes if possible.
-    /// Returns the number of bytes saved.
+    /// Shortens the longest contents in a range to the same length, to save `over` bytes if
+    /// possible. Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
         let long = |at: usize| {
             let (message, now) = (&messages[at], self.shortened.get(&at));
-            let now = now.copied().unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
+            let now = now
+                .copied()
+                .unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
             let may = matches!(message.role, Role::Tool | Role::User) && now > MIN_BYTES;
             may.then_some((now, at))
         };
         let mut long: Vec<(usize, usize)> = range.filter_map(long).collect();
         long.sort_unstable_by(|a, b| b.cmp(a));
-        // As many of the longest contents as needed are shortened, to the length of the next one or less.
+        // As many of the longest contents as needed are shortened, to the length of the next one or
+        // less.
         let (mut level, mut sum) = (MIN_BYTES, 0);
         for count in 1..=long.len() {
             sum += long[count - 1].0;
@@ -227,8 +239,8 @@ fn json_length(value: &impl Serialize) -> usize {
     serde_json::to_string(value).map_or(0, |text| text.len())
 }
 
-/// Returns the start and the end of a text, with `max_tokens` bytes together, around a note about the omitted
-/// characters.
+/// Returns the start and the end of a text, with `max_tokens` bytes together, around a note about
+/// the omitted characters.
 fn shorten_text(text: &str, max_bytes: usize) -> String {
     if text.len() <= max_bytes + MAX_NOTE_BYTES {
         return text.to_owned();
@@ -239,11 +251,11 @@ fn shorten_text(text: &str, max_bytes: usize) -> String {
     format!("{}\n[{omitted_count} characters left out]\n{}", &text[..head], &text[tail..])
 }
 
-/// Returns messages as one text of at most about `max_tokens` bytes, for a model that summarizes them. `before`
-/// is the summary of earlier messages.
+/// Returns messages as one text of at most about `max_tokens` bytes, for a model that summarizes
+/// them. `before` is the summary of earlier messages.
 pub(crate) fn transcript(before: Option<&str>, messages: &[Message], max_bytes: usize) -> String {
-    let mut text =
-        before.map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
+    let mut text = before
+        .map_or_else(String::new, |before| format!("summary of what came before: {before}\n\n"));
     for message in messages {
         text += message.role.as_str();
         text += ": ";
@@ -305,12 +317,17 @@ mod tests {
     fn size_counts_all_message_parts() {
         let arguments = serde_json::from_str("{\"a\":1}").unwrap();
         let call = ToolCall { id: String::new(), name: "look".into(), arguments };
-        let message =
-            Message { reasoning_content: Some("thing".into()), ..Message::calls("0123456789", vec![call]) };
+        let message = Message {
+            reasoning_content: Some("thing".into()),
+            ..Message::calls("0123456789", vec![call])
+        };
         let mut cut = Cut::default();
         assert_eq!(cut.size(3, &message), 10 + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
         cut.shortened.insert(3, 200);
-        assert_eq!(cut.size(3, &message), 200 + MAX_NOTE_BYTES + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD);
+        assert_eq!(
+            cut.size(3, &message),
+            200 + MAX_NOTE_BYTES + (4 + 32 + 7) + 5 + MESSAGE_OVERHEAD
+        );
     }
 
     #[test]
@@ -341,8 +358,11 @@ mod tests {
     #[test]
     fn further_returns_half_budget_in_bytes() {
         let messages = messages_from("uatata");
-        let tool =
-            ToolSpec { name: "look".into(), description: "Looks.".into(), parameters: serde_json::json!({}) };
+        let tool = ToolSpec {
+            name: "look".into(),
+            description: "Looks.".into(),
+            parameters: serde_json::json!({}),
+        };
         let budget = Budget { max_tokens: 500, overflow: Overflow::Summarize, keep: 1 };
         let mut cut = Cut { summary: Some("It was said.".into()), ..Cut::default() };
         let all = 6 * (1 + MESSAGE_OVERHEAD) + json_length(&tool.to_openai()) + 12;
@@ -375,10 +395,15 @@ mod tests {
         let budget = Budget { max_tokens: 1000, overflow: Overflow::TruncateMiddle, keep: 1 };
         let mut cut = Cut::default();
         // The newest message is the longest, and is not changed.
-        assert_eq!(cut.extend(&messages, &[], 1010, &Budget { max_tokens: 1900, ..budget }).unwrap().0, 1..1);
+        assert_eq!(
+            cut.extend(&messages, &[], 1010, &Budget { max_tokens: 1900, ..budget }).unwrap().0,
+            1..1
+        );
         assert_eq!(cut.shortened.keys().collect::<Vec<_>>(), [&2]);
         let longer = cut.apply(&messages);
-        assert!(longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]);
+        assert!(
+            longer[2].content.len() < 1000 && longer[4] == messages[4] && longer[6] == messages[6]
+        );
         // If shortening is not enough, the oldest turns are dropped.
         assert!(cut.extend(&messages, &[], 3000, &budget).is_some_and(|(gone, _)| gone.end == 5));
         assert_eq!(cut.extend(&messages, &[], 3000, &budget), None);

@@ -1,6 +1,6 @@
-//! Engine side of the comparisons in `bench/`: reads one request per line, runs it, and prints one line
-//! of JSON with its duration in seconds. `bench/README.md` describes the requests. The process stays
-//! resident, so that peers can alternate in the same run.
+//! Engine side of the comparisons in `bench/`: reads one request per line, runs it, and prints one
+//! line of JSON with its duration in seconds. `bench/README.md` describes the requests. The process
+//! stays resident, so that peers can alternate in the same run.
 
 use std::io::{BufRead, Write};
 use std::path::PathBuf;
@@ -73,7 +73,8 @@ async fn main() -> Result<()> {
                 forest(engine.as_ref().context("no model is loaded")?, sequences, first).await?
             }
             Request::Generate { prompts, new_tokens } => {
-                generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens).await?
+                generate(engine.as_ref().context("no model is loaded")?, prompts, new_tokens)
+                    .await?
             }
         };
         println!("{response}");
@@ -82,12 +83,16 @@ async fn main() -> Result<()> {
     Ok(())
 }
 
-/// Runs one training step: forward pass, mean cross-entropy of every token except the first, backward
-/// pass, AdamW, and publishing of the new weights.
+/// Runs one training step: forward pass, mean cross-entropy of every token except the first,
+/// backward pass, AdamW, and publishing of the new weights.
 async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value> {
     let weight = 1.0 / (tokens.len() - 1) as f32;
     let targets = (1..tokens.len() as u32)
-        .map(|index| SequenceTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } })
+        .map(|index| SequenceTarget {
+            index,
+            temperature: 1.0,
+            term: Term { weight, ..Term::default() },
+        })
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&[SequenceInput { tokens: tokens.into(), targets }])?);
@@ -102,8 +107,8 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
 
-/// Samples a group of rollouts of several turns, with `new` sampled tokens and `given` tokens of a tool
-/// result per turn, and runs one update by the clipped loss with made-up advantages.
+/// Samples a group of rollouts of several turns, with `new` sampled tokens and `given` tokens of a
+/// tool result per turn, and runs one update by the clipped loss with made-up advantages.
 async fn group(
     engine: &Engine,
     prompt: &[u32],
@@ -131,12 +136,17 @@ async fn group(
                     let completion = engine.sample(request).await?.collect(DEADLINE).await?;
                     targets.extend(completion.logprobs.iter().enumerate().map(|(i, logprob)| {
                         let term = Term { advantage, behavior: Some(*logprob), ..Term::default() };
-                        SequenceTarget { index: (sequence.len() + i) as u32, temperature: 1.0, term }
+                        SequenceTarget {
+                            index: (sequence.len() + i) as u32,
+                            temperature: 1.0,
+                            term,
+                        }
                     }));
                     sequence.extend(completion.tokens);
                     if turn + 1 < turns {
                         sequence.extend((0..tool_tokens as u64).map(|i| {
-                            (uniform(stream, turn as u64, i) * f64::from(engine.config().vocabulary as u32))
+                            (uniform(stream, turn as u64, i)
+                                * f64::from(engine.config().vocabulary as u32))
                                 as u32
                         }));
                     }
@@ -161,7 +171,9 @@ async fn group(
     let seconds = start.elapsed().as_secs_f64();
     let training = seconds - sampling;
     let mismatched = sums.mismatched;
-    Ok(json!({ "seconds": seconds, "sampling": sampling, "training": training, "mismatched": mismatched }))
+    Ok(
+        json!({ "seconds": seconds, "sampling": sampling, "training": training, "mismatched": mismatched }),
+    )
 }
 
 const OPTIM: OptimParams = OptimParams {
@@ -173,12 +185,16 @@ const OPTIM: OptimParams = OptimParams {
     max_grad_norm: f32::INFINITY,
 };
 
-/// Runs forward and backward passes over all sequences, merged into trees; targets are the tokens from
-/// `first` on.
+/// Runs forward and backward passes over all sequences, merged into trees; targets are the tokens
+/// from `first` on.
 async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result<Value> {
     let targets: usize = sequences.iter().map(|tokens| tokens.len() - first as usize).sum();
     let weight = 1.0 / targets as f32;
-    let target = |index| SequenceTarget { index, temperature: 1.0, term: Term { weight, ..Term::default() } };
+    let target = |index| SequenceTarget {
+        index,
+        temperature: 1.0,
+        term: Term { weight, ..Term::default() },
+    };
     let sequences: Vec<SequenceInput> = sequences
         .into_iter()
         .map(|tokens| SequenceInput {
@@ -192,12 +208,15 @@ async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result
     let loss = Loss::new(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();
-    Ok(json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": sequence_tokens }))
+    Ok(
+        json!({ "seconds": seconds, "loss": sums.loss, "tokens": tokens, "path_tokens": sequence_tokens }),
+    )
 }
 
 /// Samples greedy completions of all prompts at once.
 async fn generate(engine: &Engine, prompts: Vec<Vec<u32>>, new_tokens: usize) -> Result<Value> {
-    let params = SamplingParams { max_tokens: new_tokens, temperature: 0.0, ..SamplingParams::default() };
+    let params =
+        SamplingParams { max_tokens: new_tokens, temperature: 0.0, ..SamplingParams::default() };
     let start = Instant::now();
     let mut streams = Vec::new();
     for (stream, prompt) in prompts.into_iter().enumerate() {

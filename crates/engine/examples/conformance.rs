@@ -9,11 +9,13 @@ use std::sync::Arc;
 
 use anyhow::{Context, Result, bail, ensure};
 use levade_engine::testing::{
-    Blocks, Buffer, Compute, Inference, Limits, Packing, Rows, TrainingState, Transformer, Unit, ValueHead,
-    Weights, check,
+    Blocks, Buffer, Compute, Inference, Limits, Packing, Rows, TrainingState, Transformer, Unit,
+    ValueHead, Weights, check,
 };
 use levade_engine::{Adapter, Engine, EngineOptions, Isa, attention_shape};
-use levade_model::{AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config};
+use levade_model::{
+    AdapterConfig, ModelFiles, write_json, write_safetensors, write_tokenizer_config,
+};
 use levade_policy::{Learner, OptimParams, Precision};
 use levade_rl::Loss;
 use levade_text::{Chat, ChatOptions, Message, TemplateInput, Tokenizer};
@@ -55,8 +57,8 @@ struct Request {
     chats: Vec<Conversation>,
 }
 
-/// Mode of a job. Fields of all modes are in one struct, because serde's tagged enums lose numbers that
-/// keep their digits.
+/// Mode of a job. Fields of all modes are in one struct, because serde's tagged enums lose numbers
+/// that keep their digits.
 #[derive(Deserialize)]
 #[serde(rename_all = "snake_case")]
 enum Mode {
@@ -85,10 +87,15 @@ async fn main() -> Result<()> {
     let Some(path) = std::env::args_os().nth(1).map(PathBuf::from) else {
         bail!("usage: conformance JOB.json")
     };
-    let text = std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
-    let request: Request =
-        serde_json::from_slice(&text).with_context(|| format!("{} is not a job", path.display()))?;
-    ensure!(request.format == FORMAT, "the job has format {}, this program reads {FORMAT}", request.format);
+    let text =
+        std::fs::read(&path).with_context(|| format!("{} cannot be read", path.display()))?;
+    let request: Request = serde_json::from_slice(&text)
+        .with_context(|| format!("{} is not a job", path.display()))?;
+    ensure!(
+        request.format == FORMAT,
+        "the job has format {}, this program reads {FORMAT}",
+        request.format
+    );
     let files = ModelFiles::open(&request.model)?;
     let out = request.out.as_path();
     let result = match request.mode {
@@ -136,7 +143,8 @@ fn model(files: &ModelFiles, request: &Request) -> Result<Transformer> {
 
 async fn engine(files: &ModelFiles, request: &Request) -> Result<Engine> {
     let Request { threads, precision, .. } = *request;
-    let options = EngineOptions { threads, precision, kv_memory_mb: 16, ..EngineOptions::default() };
+    let options =
+        EngineOptions { threads, precision, kv_memory_mb: 16, ..EngineOptions::default() };
     let engine = Engine::start(files, &options, None)?;
     let Some(dir) = &request.adapter else { return Ok(engine) };
     let config = AdapterConfig::open(dir)?;
@@ -177,10 +185,9 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
             rows.into_iter().flat_map(|row| all[row * width..][..width].iter().copied()).collect()
         })
         .collect();
-    let tensors =
-        sequences.iter().zip(&gathered).enumerate().map(|(i, (tokens, values))| {
-            (format!("logits.{i}"), vec![tokens.len(), width], values.as_slice())
-        });
+    let tensors = sequences.iter().zip(&gathered).enumerate().map(|(i, (tokens, values))| {
+        (format!("logits.{i}"), vec![tokens.len(), width], values.as_slice())
+    });
     write_safetensors(&out.join(TENSORS), tensors)?;
     Ok(json!({ "packed_tokens": batch.tokens.len(), "path_tokens": batch.sequence_tokens }))
 }
@@ -196,20 +203,29 @@ fn packed_rows(batch: &TreeBatch, tokens: &[u32]) -> Vec<usize> {
             node.parent == at && batch.tokens[node.start as usize] == next
         });
         let Some((index, node)) = child else { break };
-        rows.extend((node.start as usize..).take((node.len as usize).min(tokens.len() - rows.len())));
+        rows.extend(
+            (node.start as usize..).take((node.len as usize).min(tokens.len() - rows.len())),
+        );
         at = Some(index);
     }
     rows
 }
 
-/// Writes gradients of the loss over the merged batch, by name: of the base weights or of the adapter,
-/// and of the value head.
-fn gradients(model: &Transformer, batch: &[SequenceInput], loss: &Loss, out: &Path) -> Result<Value> {
+/// Writes gradients of the loss over the merged batch, by name: of the base weights or of the
+/// adapter, and of the value head.
+fn gradients(
+    model: &Transformer,
+    batch: &[SequenceInput],
+    loss: &Loss,
+    out: &Path,
+) -> Result<Value> {
     let mut learning = TrainingState::new(model, Limits::NONE);
     let policy = (!model.adapters.is_empty()).then_some(0);
     let sums = learning.forward_backward(model, policy, &TreeBatch::merge(batch)?, loss)?;
     match policy {
-        None => model.weights.layout.tensors.write(&out.join(TENSORS), &learning.optimizer.gradient)?,
+        None => {
+            model.weights.layout.tensors.write(&out.join(TENSORS), &learning.optimizer.gradient)?
+        }
         Some(index) => {
             model.adapters[index]
                 .layout
@@ -217,7 +233,9 @@ fn gradients(model: &Transformer, batch: &[SequenceInput], loss: &Loss, out: &Pa
                 .write(&out.join(TENSORS), &learning.adapters[index].gradient)?;
         }
     }
-    if let (Some(head), Some(optimizer)) = (model.values.get(&policy), learning.value_heads.get(&policy)) {
+    if let (Some(head), Some(optimizer)) =
+        (model.values.get(&policy), learning.value_heads.get(&policy))
+    {
         head.tensors.write(&out.join(VALUE_HEAD), &optimizer.gradient)?;
     }
     Ok(serde_json::to_value(sums)?)
@@ -233,13 +251,15 @@ async fn train(engine: &Engine, steps: &[Step]) -> Result<Value> {
             loss += engine.forward_backward(batch, step.loss).await?.loss;
         }
         let report = engine.optim_step(step.optim).await?;
-        reports.push(json!({ "loss": loss, "grad_norm": report.grad_norm, "applied": report.applied }));
+        reports.push(
+            json!({ "loss": loss, "grad_norm": report.grad_norm, "applied": report.applied }),
+        );
     }
     Ok(json!({ "steps": reports }))
 }
 
-/// Writes weights, configuration and, if the model has one, tokenizer to the directory `checkpoint`;
-/// with an adapter, also writes `merged`.
+/// Writes weights, configuration and, if the model has one, tokenizer to the directory
+/// `checkpoint`; with an adapter, also writes `merged`.
 async fn save(engine: &Engine, files: &ModelFiles, out: &Path) -> Result<()> {
     let dir = out.join("checkpoint");
     std::fs::create_dir_all(&dir)?;
@@ -275,7 +295,11 @@ fn tokens(files: &ModelFiles, texts: &[String], chats: &[Conversation]) -> Resul
     Ok(json!({ "texts": texts, "chats": chats }))
 }
 
-fn conversation_ids(files: &ModelFiles, chat: &Chat, conversation: &Conversation) -> Result<Vec<u32>> {
+fn conversation_ids(
+    files: &ModelFiles,
+    chat: &Chat,
+    conversation: &Conversation,
+) -> Result<Vec<u32>> {
     if conversation.add_generation_prompt {
         // The prompt that the agent loop sends to a sampler.
         let messages: Vec<Message> = serde_json::from_value(conversation.messages.clone().into())?;

@@ -1,5 +1,5 @@
-//! Embeds texts for `conformance/encoder.py`: `encode FOLDER NAME`. Texts are lines of JSON on standard
-//! input, each `{"text", "role"}`, and vectors are lines of JSON on standard output.
+//! Embeds texts for `conformance/encoder.py`: `encode FOLDER NAME`. Texts are lines of JSON on
+//! standard input, each `{"text", "role"}`, and vectors are lines of JSON on standard output.
 
 use std::io::{BufRead, Write};
 use std::path::Path;

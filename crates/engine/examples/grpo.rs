@@ -4,10 +4,10 @@
 //! cargo run --release -p levade-engine --example grpo -- 1      # with seed 1
 //! ```
 //!
-//! Every step does what a run of `levade train` does, on tokens: it samples a group of completions for
-//! each task, scores them, compares each completion with its group (the advantage), merges the
-//! sequences into a tree so that shared tokens go through the model once, and updates the weights. It
-//! omits text, tools, the store, checkpoints and resuming.
+//! Every step does what a run of `levade train` does, on tokens: it samples a group of completions
+//! for each task, scores them, compares each completion with its group (the advantage), merges the
+//! sequences into a tree so that shared tokens go through the model once, and updates the weights.
+//! It omits text, tools, the store, checkpoints and resuming.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -16,13 +16,15 @@ use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_model::ModelConfig;
 use levade_policy::{Learner, OptimParams, SampleRequest, Sampler, SamplingParams};
-use levade_rl::{Estimator, GroupBaseline, Loss, Normalizer, PolicyLoss, Rollout, RolloutTokens, Sequence};
+use levade_rl::{
+    Estimator, GroupBaseline, Loss, Normalizer, PolicyLoss, Rollout, RolloutTokens, Sequence,
+};
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
 type Result<T> = std::result::Result<T, Box<dyn std::error::Error>>;
 
-/// Number of digits, which is also the size of the vocabulary. A random completion is right in one of five
-/// cases.
+/// Number of digits, which is also the size of the vocabulary. A random completion is right in one
+/// of five cases.
 const DIGITS: u32 = 5;
 /// Number of completions of each task, which are compared with each other.
 const GROUP_SIZE: usize = 16;
@@ -59,8 +61,8 @@ struct Sample {
     reward: f64,
 }
 
-/// Samples `count` completions of each task at a temperature. The random stream of a completion depends on
-/// the step and its number only.
+/// Samples `count` completions of each task at a temperature. The random stream of a completion
+/// depends on the step and its number only.
 async fn sample(
     engine: &Engine,
     tasks: &[Task],
@@ -87,13 +89,17 @@ async fn sample(
     Ok(sampled)
 }
 
-/// Computes the advantage of each completion: its reward less the mean of its group, over the group's
-/// deviation.
+/// Computes the advantage of each completion: its reward less the mean of its group, over the
+/// group's deviation.
 fn advantages(sampled: &[Sample]) -> Result<Vec<f64>> {
     let rollout = |one: &Sample| Rollout {
         group: one.task as u64,
         score: one.reward,
-        sequences: vec![Sequence { turns: vec![1], rewards: vec![one.reward], ..Sequence::default() }],
+        sequences: vec![Sequence {
+            turns: vec![1],
+            rewards: vec![one.reward],
+            ..Sequence::default()
+        }],
         ..Rollout::default()
     };
     let rollouts: Vec<Rollout> = sampled.iter().map(rollout).collect();
@@ -101,8 +107,8 @@ fn advantages(sampled: &[Sample]) -> Result<Vec<f64>> {
     Ok(estimated.iter().map(|paths| paths[0].advantages[0]).collect())
 }
 
-/// Merges the sequences of a step into a batch. The normalizer is in the weights of the terms, so the loss of
-/// the batch is a plain sum.
+/// Merges the sequences of a step into a batch. The normalizer is in the weights of the terms, so
+/// the loss of the batch is a plain sum.
 fn batch(tasks: &[Task], sampled: &[Sample], advantages: &[f64]) -> Result<TreeBatch> {
     let sizes: Vec<RolloutTokens> =
         sampled.iter().map(|one| RolloutTokens { group: one.task as u64, tokens: 1 }).collect();
@@ -127,11 +133,16 @@ fn mean_reward(sampled: &[Sample]) -> f64 {
     sampled.iter().map(|one| one.reward).sum::<f64>() / sampled.len() as f64
 }
 
-/// Trains from random weights. Calls `report` with each step and its mean reward. Returns the mean rewards of
-/// completions sampled before the first step and after the last one.
+/// Trains from random weights. Calls `report` with each step and its mean reward. Returns the mean
+/// rewards of completions sampled before the first step and after the last one.
 pub async fn train(seed: u64, mut report: impl FnMut(u64, f64)) -> Result<(f64, f64)> {
-    let config =
-        ModelConfig { vocabulary: DIGITS as usize, context: 16, bos: None, eos: vec![], ..tiny_config() };
+    let config = ModelConfig {
+        vocabulary: DIGITS as usize,
+        context: 16,
+        bos: None,
+        eos: vec![],
+        ..tiny_config()
+    };
     let compute = Compute::new(2);
     let weights = random_weights(&compute, &config, seed);
     let options = EngineOptions { kv_memory_mb: 16, running: 512, ..EngineOptions::default() };

@@ -1,11 +1,11 @@
-//! Measures the speed of the kernels against the limits of the machine: `kernels [PRECISION] [ISA]`, in
-//! SmolLM2-135M's shapes with 2 threads.
+//! Measures the speed of the kernels against the limits of the machine: `kernels [PRECISION]
+//! [ISA]`, in SmolLM2-135M's shapes with 2 threads.
 //!
-//! First it measures the machine's limits: multiply-adds per second with all operands in registers, and
-//! bytes per second read from memory. Then it measures matmul: packed weights (forward), weights packed
-//! for each call (gradients of activations), and long sums (gradients of weights). Values are medians.
-//! The percentage in brackets is relative to the register limit measured just before, because the speed
-//! of a shared machine changes from second to second.
+//! First it measures the machine's limits: multiply-adds per second with all operands in registers,
+//! and bytes per second read from memory. Then it measures matmul: packed weights (forward),
+//! weights packed for each call (gradients of activations), and long sums (gradients of weights).
+//! Values are medians. The percentage in brackets is relative to the register limit measured just
+//! before, because the speed of a shared machine changes from second to second.
 
 use std::sync::Barrier;
 use std::time::Instant;
@@ -45,7 +45,9 @@ fn main() -> Result<()> {
     }
     println!("memory: {:.1} GB/s read", on_all_threads(limits::read) * 1e-9);
     let mut scratch = Scratch::default();
-    for (rows, what) in [(1, "decode"), (16, "decode"), (64, "decode"), (512, "train"), (2048, "train")] {
+    for (rows, what) in
+        [(1, "decode"), (16, "decode"), (64, "decode"), (512, "train"), (2048, "train")]
+    {
         for (inputs, outputs) in [(576, 960), (576, 3072), (1536, 576), (576, 49152)] {
             let x = noise(rows * inputs);
             let w = noise(outputs * inputs);
@@ -53,11 +55,17 @@ fn main() -> Result<()> {
             let weights = Matrix::new(&w, outputs, inputs);
             let packed = PackedMatrix::new(&compute, weights.transposed());
             let flops = 2.0 * (rows * inputs * outputs) as f64;
-            let mut run = |a: Matrix<'_>, b: Rhs<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
-                speed(limit, flops, || gemm(&compute, &mut scratch, a, b, to, columns, mode))
-            };
-            let forward =
-                run(Matrix::new(&x, rows, inputs), Rhs::Packed(&packed), &mut y, outputs, Mode::Set);
+            let mut run =
+                |a: Matrix<'_>, b: Rhs<'_>, to: &mut Buffer, columns: usize, mode: Mode| {
+                    speed(limit, flops, || gemm(&compute, &mut scratch, a, b, to, columns, mode))
+                };
+            let forward = run(
+                Matrix::new(&x, rows, inputs),
+                Rhs::Packed(&packed),
+                &mut y,
+                outputs,
+                Mode::Set,
+            );
             print!("{what:7}{rows:5} x {inputs:5} x {outputs:5}: forward {forward}");
             if what == "decode" {
                 let bytes = packed.columns() * compute.kernel().words(inputs) * 4;
@@ -124,9 +132,9 @@ mod limits {
         BYTES as f64
     }
 
-    /// Returns a function that runs a loop of multiply-adds whose operands stay in registers, and that
-    /// returns the number of operations. Returns `None` if the limit is not known for the instruction
-    /// set.
+    /// Returns a function that runs a loop of multiply-adds whose operands stay in registers, and
+    /// that returns the number of operations. Returns `None` if the limit is not known for the
+    /// instruction set.
     pub fn multiply_adds(isa: Isa, precision: Precision) -> Option<fn(usize) -> f64> {
         #[cfg(target_arch = "x86_64")]
         match (isa, precision) {
@@ -135,7 +143,9 @@ mod limits {
             // SAFETY: as above.
             (Isa::Avx512Bf16, Precision::Bf16) => return Some(|n| unsafe { x86::pairs(n) }),
             // SAFETY: as above.
-            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _) => return Some(|n| unsafe { x86::avx512(n) }),
+            (Isa::Amx | Isa::Avx512Bf16 | Isa::Avx512, _) => {
+                return Some(|n| unsafe { x86::avx512(n) });
+            }
             // SAFETY: as above.
             (Isa::Avx2, _) => return Some(|n| unsafe { x86::avx2(n) }),
             _ => {}
@@ -156,8 +166,8 @@ mod limits {
                     // SAFETY: only these registers are modified.
                     unsafe {
                         asm!(
-                            // The registers could contain subnormal numbers, which take a hundred times
-                            // as long.
+                            // The registers could contain subnormal numbers, which take a hundred
+                            // times as long.
                             ".irp i, 0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13",
                             "vxorps xmm\\i, xmm\\i, xmm\\i",
                             ".endr",
@@ -216,7 +226,10 @@ mod limits {
 /// Returns reproducible values, in huge pages if large, like the engine's own memory.
 fn noise(len: usize) -> Buffer {
     let mut values = Buffer::zeroed(len);
-    values.iter_mut().enumerate().for_each(|(i, value)| *value = ((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
+    values
+        .iter_mut()
+        .enumerate()
+        .for_each(|(i, value)| *value = ((i * 7919) % 1009) as f32 / 1009.0 - 0.5);
     values
 }
 

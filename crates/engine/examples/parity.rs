@@ -1,5 +1,5 @@
-//! Runs random cases for the guarantee that sampling and training compute the same bits: `parity CASES
-//! [SEED]`. The tests run a smaller number of cases.
+//! Runs random cases for the guarantee that sampling and training compute the same bits: `parity
+//! CASES [SEED]`. The tests run a smaller number of cases.
 
 use std::collections::BTreeMap;
 
@@ -14,9 +14,13 @@ async fn main() -> Result<()> {
     let (mut compared, mut different, mut resumed, mut updated, mut hits) = (0, 0, 0, 0, 0);
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for case in 0..cases {
-        let outcome = parity::run(seed, case).await.with_context(|| format!("case {case} of seed {seed}"))?;
+        let outcome =
+            parity::run(seed, case).await.with_context(|| format!("case {case} of seed {seed}"))?;
         if outcome.different > 0 {
-            println!("{} of {} differ: {}", outcome.different, outcome.compared, outcome.description);
+            println!(
+                "{} of {} differ: {}",
+                outcome.different, outcome.compared, outcome.description
+            );
         }
         compared += outcome.compared;
         different += outcome.different;

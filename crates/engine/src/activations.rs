@@ -19,8 +19,8 @@ pub struct Activations {
 }
 
 impl Activations {
-    /// Creates the activations of a model with `layers` layers, `kept` of which are stored. Allocates
-    /// nothing yet.
+    /// Creates the activations of a model with `layers` layers, `kept` of which are stored.
+    /// Allocates nothing yet.
     pub fn new(layers: usize, kept: usize) -> Self {
         Activations {
             states: (0..kept.min(layers)).map(|_| LayerState::default()).collect(),
@@ -81,7 +81,14 @@ impl Activations {
                 state
             }
             None => {
-                model.forward_state(layer, rows, keys_values, input, &mut self.recomputed, temporary);
+                model.forward_state(
+                    layer,
+                    rows,
+                    keys_values,
+                    input,
+                    &mut self.recomputed,
+                    temporary,
+                );
                 &mut self.recomputed
             }
         };

@@ -1,10 +1,11 @@
 //! Low-rank adapters (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x, with W
 //! frozen.
 //!
-//! Several adapters share one base, whose weights are in memory once. Each adapter is a policy: it has
-//! its own weights, optimizer, versions and cached prefixes. Rows of different adapters share a batch
-//! and the base's matmuls. A frozen reference for a KL penalty is another adapter, not another copy of
-//! the model. A policy with a [`ValueHead`](crate::value_head::ValueHead) is a critic.
+//! Several adapters share one base, whose weights are in memory once. Each adapter is a policy: it
+//! has its own weights, optimizer, versions and cached prefixes. Rows of different adapters share a
+//! batch and the base's matmuls. A frozen reference for a KL penalty is another adapter, not
+//! another copy of the model. A policy with a [`ValueHead`](crate::value_head::ValueHead) is a
+//! critic.
 //!
 //! Files are in PEFT's layout.
 
@@ -12,7 +13,9 @@ use std::collections::BTreeSet;
 use std::ops::Range;
 use std::path::Path;
 
-use levade_model::{AdapterConfig, MERGE, ModelConfig, ModelError, Parameter, SafetensorsFile, write_json};
+use levade_model::{
+    AdapterConfig, MERGE, ModelConfig, ModelError, Parameter, SafetensorsFile, write_json,
+};
 use levade_policy::{LoraOptions, uniform};
 use serde_json::json;
 
@@ -62,14 +65,21 @@ impl AdapterLayout {
     pub fn packed_words(&self, precision: Precision) -> usize {
         let packed = |depth, columns: usize| words(precision, depth) * columns.next_multiple_of(NR);
         let parts = self.maps.iter().flatten();
-        parts.map(|part| packed(part.inputs, part.rank) + packed(part.rank, part.outputs.len())).sum()
+        parts
+            .map(|part| packed(part.inputs, part.rank) + packed(part.rank, part.outputs.len()))
+            .sum()
     }
 }
 
 impl Part {
     /// Returns the adapted columns of `rows`, which are outputs of the linear map.
     fn columns<'a>(&self, rows: &'a [f32]) -> Matrix<'a> {
-        Matrix::strided(&rows[self.outputs.start..], rows.len() / self.width, self.outputs.len(), self.width)
+        Matrix::strided(
+            &rows[self.outputs.start..],
+            rows.len() / self.width,
+            self.outputs.len(),
+            self.width,
+        )
     }
 
     /// Computes x Aᵀ, scaled.
@@ -119,10 +129,13 @@ impl AdapterLayout {
         let ranks = options.ranks.iter().map(|(name, rank)| (format!("lora.ranks.{name}"), *rank));
         for (key, rank) in [("lora.rank".to_owned(), options.rank)].into_iter().chain(ranks) {
             if rank == 0 || rank > hidden {
-                return reject(format!("{key} = {rank}; it must be 1 to {hidden}, the model's width"));
+                return reject(format!(
+                    "{key} = {rank}; it must be 1 to {hidden}, the model's width"
+                ));
             }
         }
-        let alphas = options.alphas.iter().map(|(name, alpha)| (format!("lora.alphas.{name}"), *alpha));
+        let alphas =
+            options.alphas.iter().map(|(name, alpha)| (format!("lora.alphas.{name}"), *alpha));
         for (key, alpha) in [("lora.alpha".to_owned(), options.alpha)].into_iter().chain(alphas) {
             if !(alpha > 0.0 && alpha.is_finite()) {
                 return reject(format!("{key} = {alpha}; it must be more than 0"));
@@ -130,16 +143,21 @@ impl AdapterLayout {
         }
         let name_of = |map: Map, module: &str| format!("model.layers.{}.{module}", map.layer);
         let all = Map::all(base.layers.len());
-        let modules: Vec<String> =
-            all.flat_map(|map| map.site.modules().iter().map(move |module| name_of(map, module))).collect();
+        let modules: Vec<String> = all
+            .flat_map(|map| map.site.modules().iter().map(move |module| name_of(map, module)))
+            .collect();
         let names = [("targets", options.targets.iter().collect::<Vec<_>>())];
-        let names = names
-            .into_iter()
-            .chain([("ranks", options.ranks.keys().collect()), ("alphas", options.alphas.keys().collect())]);
-        for (key, name) in names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name))) {
+        let names = names.into_iter().chain([
+            ("ranks", options.ranks.keys().collect()),
+            ("alphas", options.alphas.keys().collect()),
+        ]);
+        for (key, name) in
+            names.flat_map(|(key, names)| names.into_iter().map(move |name| (key, name)))
+        {
             if !modules.iter().any(|module| LoraOptions::matches_module(name, module)) {
                 let modules = Site::ALL.iter().flat_map(|site| site.modules());
-                let known: Vec<&str> = modules.filter_map(|module| module.rsplit('.').next()).collect();
+                let known: Vec<&str> =
+                    modules.filter_map(|module| module.rsplit('.').next()).collect();
                 return reject(format!("lora.{key} has {name:?}; there are {}", known.join(", ")));
             }
         }
@@ -152,13 +170,15 @@ impl AdapterLayout {
             let (rank, alpha) = options.rank_and_alpha(&name)?;
             let entry = base.tensors.find(&format!("{name}.weight"))?;
             let (at, inputs) = (base.linear(map), entry.parameter.shape[1]);
-            let [start, end] = [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
+            let [start, end] =
+                [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
             let mut lay = |matrix: &str, shape: [usize; 2]| {
                 let name = format!("base_model.model.{name}.{matrix}.weight");
                 tensors.lay([Parameter { name, shape: shape.to_vec() }])
             };
             let (a, b) = (lay("lora_A", [rank, inputs]), lay("lora_B", [end - start, rank]));
-            let (base, outputs, scale) = (entry.range.clone(), start..end, options.scale(rank, alpha));
+            let (base, outputs, scale) =
+                (entry.range.clone(), start..end, options.scale(rank, alpha));
             Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
         let maps = Map::all(base.layers.len())
@@ -226,7 +246,14 @@ impl Adapter {
     }
 
     /// Adds the adapter's part of a linear map's output to `out`, given the map's input `x`.
-    pub fn forward(&self, compute: &Compute, scratch: &mut MapScratch, map: Map, x: &[f32], out: &mut [f32]) {
+    pub fn forward(
+        &self,
+        compute: &Compute,
+        scratch: &mut MapScratch,
+        map: Map,
+        x: &[f32],
+        out: &mut [f32],
+    ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
             let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
@@ -235,8 +262,8 @@ impl Adapter {
         }
     }
 
-    /// Adds the gradients of A and B to `gradient`, or overwrites it, depending on `mode`. `x` is the
-    /// linear map's input, `dy` the gradient of its output.
+    /// Adds the gradients of A and B to `gradient`, or overwrites it, depending on `mode`. `x` is
+    /// the linear map's input, `dy` the gradient of its output.
     #[allow(clippy::too_many_arguments)]
     pub fn add_gradient(
         &self,
@@ -250,13 +277,30 @@ impl Adapter {
     ) {
         let MapScratch { gemm: scratch, low } = scratch;
         for (part, packed) in self.parts(map) {
-            let inner_gradient =
-                part.inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy).transposed();
+            let inner_gradient = part
+                .inner_gradient(compute, scratch, &mut low.inner_gradient, &self.master, dy)
+                .transposed();
             let rhs = Rhs::Plain(Matrix::new(x, x.len() / part.inputs, part.inputs));
-            gemm(compute, scratch, inner_gradient, rhs, &mut gradient[part.a.clone()], part.inputs, mode);
+            gemm(
+                compute,
+                scratch,
+                inner_gradient,
+                rhs,
+                &mut gradient[part.a.clone()],
+                part.inputs,
+                mode,
+            );
             let inner = part.inner(compute, scratch, &mut low.inner, packed, x);
             let to = &mut gradient[part.b.clone()];
-            gemm(compute, scratch, part.columns(dy).transposed(), Rhs::Plain(inner), to, part.rank, mode);
+            gemm(
+                compute,
+                scratch,
+                part.columns(dy).transposed(),
+                Rhs::Plain(inner),
+                to,
+                part.rank,
+                mode,
+            );
         }
     }
 
@@ -283,8 +327,8 @@ impl Adapter {
         self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 
-    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `place` among the base's weights. `array`
-    /// holds the parameters of an adapter with this layout.
+    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `place` among the base's weights.
+    /// `array` holds the parameters of an adapter with this layout.
     pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {
             let scale = f64::from(part.scale);
@@ -331,12 +375,15 @@ impl Adapter {
         &self.base
     }
 
-    /// Returns the options of a policy that can load an adapter with the configuration `config` over
-    /// `base`.
+    /// Returns the options of a policy that can load an adapter with the configuration `config`
+    /// over `base`.
     ///
     /// # Errors
     /// Errors are those of [`AdapterConfig::modules`].
-    pub fn options_of(config: &AdapterConfig, base: &ModelConfig) -> Result<LoraOptions, ModelError> {
+    pub fn options_of(
+        config: &AdapterConfig,
+        base: &ModelConfig,
+    ) -> Result<LoraOptions, ModelError> {
         let modules = config.modules(base)?;
         let mut options = LoraOptions {
             rank: config.rank,
@@ -356,21 +403,26 @@ impl Adapter {
         Ok(options)
     }
 
-    /// Opens the weights of a directory in PEFT's layout, which must have the options of this adapter
-    /// over `base`.
+    /// Opens the weights of a directory in PEFT's layout, which must have the options of this
+    /// adapter over `base`.
     ///
     /// # Errors
-    /// Returns an error if a file is missing or damaged, or if the files contain an adapter with other
-    /// options.
+    /// Returns an error if a file is missing or damaged, or if the files contain an adapter with
+    /// other options.
     pub fn open(&self, dir: &Path, base: &ModelConfig) -> Result<SafetensorsFile, ModelError> {
         let config = AdapterConfig::open(dir)?;
         let found = Self::options_of(&config, base)?;
-        let all =
-            || base.parameters().into_iter().filter_map(|p| Some(p.name.strip_suffix(".weight")?.to_owned()));
+        let all = || {
+            base.parameters()
+                .into_iter()
+                .filter_map(|p| Some(p.name.strip_suffix(".weight")?.to_owned()))
+        };
         let adapted = |options: &LoraOptions| -> Vec<(String, (usize, f32))> {
-            let adapted =
-                all().filter_map(|name| options.rank_and_alpha(&name).map(|adapted| (name, adapted)));
-            adapted.map(|(name, (rank, alpha))| (name, (rank, options.scale(rank, alpha)))).collect()
+            let adapted = all()
+                .filter_map(|name| options.rank_and_alpha(&name).map(|adapted| (name, adapted)));
+            adapted
+                .map(|(name, (rank, alpha))| (name, (rank, options.scale(rank, alpha))))
+                .collect()
         };
         if adapted(&found) != adapted(&self.options) {
             let describe = |options: &LoraOptions| {
@@ -387,7 +439,11 @@ impl Adapter {
             };
             return Err(ModelError::Unsupported {
                 path: config.path().to_owned(),
-                what: format!("it has {}; the policy has {}", describe(&found), describe(&self.options)),
+                what: format!(
+                    "it has {}; the policy has {}",
+                    describe(&found),
+                    describe(&self.options)
+                ),
                 way_out: "load it into a policy that was made with its options".into(),
             });
         }
@@ -423,5 +479,7 @@ impl Adapter {
 }
 
 fn scale_rows(compute: &Compute, width: usize, scale: f32, rows: &mut [f32]) {
-    for_rows(compute, rows.len() / width, width, rows, |_, row| softmax::multiply(compute.isa, row, scale));
+    for_rows(compute, rows.len() / width, width, rows, |_, row| {
+        softmax::multiply(compute.isa, row, scale)
+    });
 }

@@ -1,8 +1,8 @@
 //! Computes the backward pass of the layers and of the embedding.
 //!
-//! The gradient of every parameter is summed in the order of rows. The gradient of a row runs through
-//! the operations of the forward pass in reverse order. Threads split outputs, never sums. So a
-//! gradient has the same bits on any number of threads.
+//! The gradient of every parameter is summed in the order of rows. The gradient of a row runs
+//! through the operations of the forward pass in reverse order. Threads split outputs, never sums.
+//! So a gradient has the same bits on any number of threads.
 
 use std::ops::Range;
 
@@ -37,8 +37,8 @@ pub struct AncestorGradients<'a> {
     /// Gradient of the keys and values of the positions above, to which the layer adds: for each
     /// position its keys, then its values.
     pub positions: &'a mut [f32],
-    /// Gradients that the units below added for the unit's own rows, in the same layout; empty if there
-    /// are none.
+    /// Gradients that the units below added for the unit's own rows, in the same layout; empty if
+    /// there are none.
     pub own: &'a [f32],
 }
 
@@ -64,7 +64,14 @@ impl Gradients<'_> {
     }
 
     /// Adds a linear map's gradient: dW = dyᵀ x, db = Σ dy.
-    fn add_linear(&mut self, model: &Transformer, scratch: &mut MapScratch, map: Map, x: &[f32], dy: &[f32]) {
+    fn add_linear(
+        &mut self,
+        model: &Transformer,
+        scratch: &mut MapScratch,
+        map: Map,
+        x: &[f32],
+        dy: &[f32],
+    ) {
         let at = model.weights.layout.linear(map);
         let rows = x.len() / at.inputs;
         let (compute, mode) = (&model.compute, self.mode);
@@ -99,8 +106,8 @@ impl Gradients<'_> {
     }
 }
 
-/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given the
-/// gradient `dy` of its output. `inverses` is scratch with one value per row.
+/// Adds the gradient of a norm's input `x` to `dx`, and that of its weight to `gradients`, given
+/// the gradient `dy` of its output. `inverses` is scratch with one value per row.
 fn backward_norm(
     model: &Transformer,
     gradients: &mut Gradients<'_>,
@@ -117,8 +124,8 @@ fn backward_norm(
 }
 
 impl RowGradients {
-    /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds the
-    /// gradients of parameters.
+    /// Converts the gradient of a layer's output, in `dx`, to the gradient of its input, and adds
+    /// the gradients of parameters.
     #[allow(clippy::too_many_arguments)]
     pub fn layer(
         &mut self,
@@ -147,8 +154,8 @@ impl RowGradients {
         let dnormed = self.dnormed.reserve(count * hidden);
         let inverses = self.inverses.reserve(count);
 
-        // Gradients before the norms after attention and the feed-forward part, if the model has these
-        // norms.
+        // Gradients before the norms after attention and the feed-forward part, if the model has
+        // these norms.
         let post_norms = config.has_post_norms();
         let dprojected = self.dprojected.reserve(if post_norms { count * hidden } else { 0 });
 
@@ -178,7 +185,15 @@ impl RowGradients {
         let dout: &[f32] = if post_norms {
             dprojected.fill(0.0);
             let projected = &before_norms[0][..count * hidden];
-            backward_norm(model, gradients, &at.attention_post_norm, projected, dx, inverses, dprojected);
+            backward_norm(
+                model,
+                gradients,
+                &at.attention_post_norm,
+                projected,
+                dx,
+                inverses,
+                dprojected,
+            );
             dprojected
         } else {
             dx
@@ -206,17 +221,29 @@ impl RowGradients {
             positions,
             dqkv,
         );
-        for (row, own) in dqkv.chunks_exact_mut(shape.qkv()).zip(own.chunks_exact(2 * shape.key())) {
+        for (row, own) in dqkv.chunks_exact_mut(shape.qkv()).zip(own.chunks_exact(2 * shape.key()))
+        {
             row[shape.query()..].iter_mut().zip(own).for_each(|(to, from)| *to += from);
         }
-        for (heads, weight) in [(model.query_heads(), &at.query_norm), (model.key_heads(), &at.key_norm)] {
+        for (heads, weight) in
+            [(model.query_heads(), &at.query_norm), (model.key_heads(), &at.key_norm)]
+        {
             if let Some(rope) = model.rope(layer) {
                 rope.apply(compute, rows.positions, heads, true, dqkv);
             }
             if config.qk_norm {
                 let raw = &raw[..dqkv.len()];
                 let to = gradients.part(weight);
-                norm::backward_heads(compute, count, heads, raw, &weights.norm(weight), epsilon, dqkv, to);
+                norm::backward_heads(
+                    compute,
+                    count,
+                    heads,
+                    raw,
+                    &weights.norm(weight),
+                    epsilon,
+                    dqkv,
+                    to,
+                );
             }
         }
 
@@ -243,7 +270,9 @@ impl RowGradients {
                 let from = &dx[row * width + first..][..columns];
                 match scale {
                     None => to.iter_mut().zip(from).for_each(|(to, from)| *to += from),
-                    Some(scale) => to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * from),
+                    Some(scale) => {
+                        to.iter_mut().zip(from).for_each(|(to, from)| *to += scale * from)
+                    }
                 }
             }
         });

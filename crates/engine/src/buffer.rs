@@ -46,8 +46,8 @@ impl Buffer {
         Buffer { start, len, mapping: None }
     }
 
-    /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use huge
-    /// pages even if each is too small for its own. The memory is freed with the last of them.
+    /// Allocates buffers of `lens` zeros in one mapping. Buffers that are read together then use
+    /// huge pages even if each is too small for its own. The memory is freed with the last of them.
     pub fn together(lens: &[usize]) -> Vec<Self> {
         let room = |len: usize| len.next_multiple_of(CACHE_LINE / size_of::<f32>());
         let layout = Self::layout(lens.iter().map(|len| room(*len)).sum());
@@ -82,8 +82,8 @@ impl Buffer {
     }
 }
 
-/// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None` if
-/// mapping fails; callers then use the allocator, which handles out-of-memory.
+/// Maps zeroed memory, advises huge pages, and returns the mapping with its address. Returns `None`
+/// if mapping fails; callers then use the allocator, which handles out-of-memory.
 fn map(layout: Layout) -> Option<(MmapMut, NonNull<f32>)> {
     let mut mapping = MmapMut::map_anon(layout.size()).ok()?;
     #[cfg(target_os = "linux")]
@@ -111,7 +111,8 @@ impl Drop for Buffer {
 impl Deref for Buffer {
     type Target = [f32];
     fn deref(&self) -> &[f32] {
-        // SAFETY: `start` points to `len` initialized values (dangling but aligned when `len` is 0).
+        // SAFETY: `start` points to `len` initialized values (dangling but aligned when `len` is
+        // 0).
         unsafe { std::slice::from_raw_parts(self.start.as_ptr(), self.len) }
     }
 }
@@ -141,8 +142,8 @@ impl<T> Clone for SharedSlice<'_, T> {
 
 impl<T> Copy for SharedSlice<'_, T> {}
 
-// SAFETY: access goes through `slice`, whose caller guarantees that parts in use at the same time do
-// not overlap.
+// SAFETY: access goes through `slice`, whose caller guarantees that parts in use at the same time
+// do not overlap.
 unsafe impl<T: Send> Send for SharedSlice<'_, T> {}
 // SAFETY: as above.
 unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
@@ -150,7 +151,11 @@ unsafe impl<T: Send> Sync for SharedSlice<'_, T> {}
 impl<'a, T> SharedSlice<'a, T> {
     /// Shares `slice` for the duration of a parallel region.
     pub fn new(slice: &'a mut [T]) -> Self {
-        SharedSlice { start: slice.as_mut_ptr(), len: slice.len(), lifetime: std::marker::PhantomData }
+        SharedSlice {
+            start: slice.as_mut_ptr(),
+            len: slice.len(),
+            lifetime: std::marker::PhantomData,
+        }
     }
 
     /// Returns the part `[at, at + len)`.

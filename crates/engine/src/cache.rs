@@ -1,10 +1,10 @@
 //! Caches keys and values in blocks that sequences with the same prefix share.
 //!
-//! A sequence holds references to its blocks. A new sequence reuses, by reference, the full blocks of
-//! the longest prefix that is in the tree (`radix`). If the sequences fork inside a block, it copies
-//! that one block. Prompts enter the tree when they are computed, completions when they are done. Their
-//! blocks stay until the memory is needed. The next turn of the same attempt, and the other attempts at
-//! the same task, start from there.
+//! A sequence holds references to its blocks. A new sequence reuses, by reference, the full blocks
+//! of the longest prefix that is in the tree (`radix`). If the sequences fork inside a block, it
+//! copies that one block. Prompts enter the tree when they are computed, completions when they are
+//! done. Their blocks stay until the memory is needed. The next turn of the same attempt, and the
+//! other attempts at the same task, start from there.
 
 use crate::ops::kv::{BLOCK, Blocks, Shape};
 use crate::precision::Precision;
@@ -50,8 +50,8 @@ impl Cache {
         self.limit.saturating_sub(self.in_use)
     }
 
-    /// Returns the fraction of the capacity that running sequences use, and the fraction that holds any
-    /// keys and values.
+    /// Returns the fraction of the capacity that running sequences use, and the fraction that holds
+    /// any keys and values.
     pub fn occupancy(&self) -> [f64; 2] {
         let filled = self.blocks.len() - self.free.len();
         [self.in_use, filled].map(|blocks| blocks as f64 / self.limit as f64)
@@ -62,19 +62,22 @@ impl Cache {
         blocks.iter().filter(|b| self.running[**b as usize] == 0).count()
     }
 
-    /// Returns the longest prefix of `tokens`, of at most `most` tokens, that `policy` has computed.
+    /// Returns the longest prefix of `tokens`, of at most `most` tokens, that `policy` has
+    /// computed.
     pub fn longest_prefix(&mut self, policy: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.tree.longest_prefix(policy, tokens, max_len)
     }
 
-    /// Allocates the blocks of a running sequence that starts from `prefix`. If the prefix ends inside
-    /// a block, the last block is a copy. The caller ensures that enough blocks are available.
+    /// Allocates the blocks of a running sequence that starts from `prefix`. If the prefix ends
+    /// inside a block, the last block is a copy. The caller ensures that enough blocks are
+    /// available.
     pub fn fork(&mut self, prefix: &Prefix) -> Vec<u32> {
         let full_blocks = prefix.len / BLOCK;
         let mut blocks = prefix.blocks[..full_blocks].to_vec();
         blocks.iter().for_each(|b| self.hold(*b));
         if !prefix.len.is_multiple_of(BLOCK) {
-            // Referenced while a block for the copy is allocated, so that the source is not evicted.
+            // Referenced while a block for the copy is allocated, so that the source is not
+            // evicted.
             let from = prefix.blocks[full_blocks];
             self.hold(from);
             let to = self.take();
@@ -95,7 +98,11 @@ impl Cache {
             Some(block) => block,
             None => {
                 let block = self.blocks.len();
-                assert!(block < self.limit, "running sequences use all {} blocks of the cache", self.limit);
+                assert!(
+                    block < self.limit,
+                    "running sequences use all {} blocks of the cache",
+                    self.limit
+                );
                 self.blocks.grow(block + 1);
                 self.running.push(0);
                 self.kept.push(0);
@@ -106,7 +113,8 @@ impl Cache {
         block
     }
 
-    /// Adds `tokens`, computed in `blocks` by a running sequence of `policy`, to the tree for reuse.
+    /// Adds `tokens`, computed in `blocks` by a running sequence of `policy`, to the tree for
+    /// reuse.
     pub fn keep(&mut self, policy: u32, tokens: &[u32], blocks: &[u32]) {
         let kept = &mut self.kept;
         self.tree.insert(policy, tokens, blocks, |block| kept[block as usize] += 1);
@@ -142,7 +150,8 @@ impl Cache {
     fn evict(&mut self) -> bool {
         let Cache { tree, kept, running, free, .. } = self;
         let dropped = tree.evict(|blocks| blocks.iter().any(|block| running[*block as usize] == 0));
-        // A block that a running sequence has copied can be above a leaf whose blocks are all in use.
+        // A block that a running sequence has copied can be above a leaf whose blocks are all in
+        // use.
         let dropped = dropped.or_else(|| tree.evict(|_| true));
         let found = dropped.is_some();
         dropped.into_iter().flatten().for_each(|block| drop_one(kept, running, free, block));
@@ -215,8 +224,8 @@ mod tests {
         assert_eq!((cache.available(), cache.free.len()), (4, 4));
     }
 
-    /// A fork leaves an unused block above blocks that are all in use. It must be possible to allocate
-    /// that block.
+    /// A fork leaves an unused block above blocks that are all in use. It must be possible to
+    /// allocate that block.
     #[test]
     fn every_unused_block_can_be_allocated() {
         let mut cache = cache(4);

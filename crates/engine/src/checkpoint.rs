@@ -1,8 +1,8 @@
-//! Reads and writes the files of a policy: weights in the layout that other libraries read, with the
-//! optimizer state in separate files.
+//! Reads and writes the files of a policy: weights in the layout that other libraries read, with
+//! the optimizer state in separate files.
 //!
-//! Before a policy changes, all files are opened and compared with it (shapes, types, configuration, options
-//! of an adapter). Rejected files leave the policy as it was.
+//! Before a policy changes, all files are opened and compared with it (shapes, types,
+//! configuration, options of an adapter). Rejected files leave the policy as it was.
 
 use std::borrow::Cow;
 use std::path::Path;
@@ -22,8 +22,8 @@ const MOMENTS: [&str; 2] = ["optimiser.first.safetensors", "optimiser.second.saf
 const STEPS: &str = "optimiser.json";
 const VALUE_MOMENTS: [&str; 2] = ["value_head.first.safetensors", "value_head.second.safetensors"];
 
-/// Writes the weights, or an adapter over them in PEFT's layout. Returns what was written and the names
-/// of all files.
+/// Writes the weights, or an adapter over them in PEFT's layout. Returns what was written and the
+/// names of all files.
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
@@ -39,7 +39,12 @@ pub fn save(
         None => {
             write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
             weights.layout.tensors.write(&dir.join(WEIGHTS), &weights.master)?;
-            (Some(&learning.optimizer), &weights.layout.tensors, Content::Full, vec![CONFIG, WEIGHTS])
+            (
+                Some(&learning.optimizer),
+                &weights.layout.tensors,
+                Content::Full,
+                vec![CONFIG, WEIGHTS],
+            )
         }
         Some(index) => {
             let adapter = &model.adapters[index];
@@ -55,7 +60,8 @@ pub fn save(
     if let Some(head) = model.values.get(&adapter) {
         head.tensors.write(&dir.join(value_head::FILE), &head.master)?;
         names.push(value_head::FILE);
-        let moments = learning.value_heads.get(&adapter).filter(|o| with_optimizer && !o.first.is_empty());
+        let moments =
+            learning.value_heads.get(&adapter).filter(|o| with_optimizer && !o.first.is_empty());
         if let Some(optimizer) = moments {
             write_moments(&head.tensors, VALUE_MOMENTS, optimizer)?;
             names.extend(VALUE_MOMENTS);
@@ -75,10 +81,15 @@ pub fn save(
 ///
 /// # Errors
 /// Returns an error if a file cannot be written.
-pub fn save_merged(model: &Transformer, adapter: Option<usize>, dir: &Path) -> Result<(), ModelError> {
+pub fn save_merged(
+    model: &Transformer,
+    adapter: Option<usize>,
+    dir: &Path,
+) -> Result<(), ModelError> {
     let weights = &model.weights;
     let wide = |array: &[f32]| -> Vec<f64> { array.iter().map(|v| f64::from(*v)).collect() };
-    let adapter = adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
+    let adapter =
+        adapter.map(|index| &model.adapters[index]).map(|adapter| (adapter, wide(&adapter.master)));
     write_json(&dir.join(CONFIG), &weights.config.to_hf_json())?;
     weights.layout.tensors.write_with(&dir.join(WEIGHTS), |entry| {
         let base = weights.part(&entry.range);
@@ -145,8 +156,10 @@ pub fn open(
     }
     let damaged = |what: String| ModelError::Damaged { path: steps.clone(), what };
     let text = std::fs::read_to_string(&steps).map_err(|error| damaged(error.to_string()))?;
-    let value: serde_json::Value = serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
-    let steps = value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
+    let value: serde_json::Value =
+        serde_json::from_str(&text).map_err(|error| damaged(error.to_string()))?;
+    let steps =
+        value["steps"].as_u64().ok_or_else(|| damaged("it has no number of steps".into()))?;
     let open = |tensors: &Tensors, [first, second]: [&str; 2]| {
         Ok([tensors.open(&dir.join(first))?, tensors.open(&dir.join(second))?])
     };
@@ -170,14 +183,18 @@ fn check_same(path: &Path, expected: &ModelConfig, found: &ModelConfig) -> Resul
         None => Ok(()),
         Some(key) => Err(ModelError::Unsupported {
             path: path.to_path_buf(),
-            what: format!("{key} is {}; the engine runs a model with {}", found[key], expected[key]),
-            way_out: "load what was saved from that model, or start the engine with this one".into(),
+            what: format!(
+                "{key} is {}; the engine runs a model with {}",
+                found[key], expected[key]
+            ),
+            way_out: "load what was saved from that model, or start the engine with this one"
+                .into(),
         }),
     }
 }
 
-/// Loads the files that [`open`] has opened. Without optimizer state among them, the optimizer starts
-/// with no moments.
+/// Loads the files that [`open`] has opened. Without optimizer state among them, the optimizer
+/// starts with no moments.
 ///
 /// # Errors
 /// Returns an error if a file was opened for another policy; some of the weights may then have been

@@ -1,9 +1,9 @@
 //! Encoders of the BERT family, which embed texts as vectors for retrieval.
 //!
-//! Token, position and type embeddings are followed by layers of full attention and a feed-forward part
-//! with the exact GELU. A layer norm follows each part, over its sum with the residual stream
-//! (post-LN). The vector is the mean of a text's rows, or the first row, scaled to length 1. Matmul is
-//! the decoder's, so a vector has the same bits in any batch and on any number of threads.
+//! Token, position and type embeddings are followed by layers of full attention and a feed-forward
+//! part with the exact GELU. A layer norm follows each part, over its sum with the residual stream
+//! (post-LN). The vector is the mean of a text's rows, or the first row, scaled to length 1. Matmul
+//! is the decoder's, so a vector has the same bits in any batch and on any number of threads.
 
 use std::ops::Range;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -88,7 +88,12 @@ impl Reader<'_> {
     }
 
     /// Reads linear maps with the same input as one map.
-    fn linear(&self, names: &[String], inputs: usize, outputs: usize) -> Result<Linear, ModelError> {
+    fn linear(
+        &self,
+        names: &[String],
+        inputs: usize,
+        outputs: usize,
+    ) -> Result<Linear, ModelError> {
         let (mut weight, mut bias) = (Vec::new(), Vec::new());
         for name in names {
             weight.extend(self.0.tensor(&format!("{name}.weight"), &[outputs, inputs])?);
@@ -109,10 +114,13 @@ impl Encoder {
         let config = &files.config;
         let (hidden, wide) = (config.hidden, config.intermediate);
         let read = Reader(files, &compute);
-        let tokens = files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
+        let tokens =
+            files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
         let positions = &[config.positions, hidden];
-        let mut position_embeddings = files.tensor("embeddings.position_embeddings.weight", positions)?;
-        let types = files.tensor("embeddings.token_type_embeddings.weight", &[config.types, hidden])?;
+        let mut position_embeddings =
+            files.tensor("embeddings.position_embeddings.weight", positions)?;
+        let types =
+            files.tensor("embeddings.token_type_embeddings.weight", &[config.types, hidden])?;
         for row in position_embeddings.chunks_exact_mut(hidden) {
             row.iter_mut().zip(&types).for_each(|(value, of_type)| *value += of_type);
         }
@@ -156,8 +164,8 @@ impl Encoder {
     /// Computes the vector of each text, given as token ids.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] if a text is empty or longer than the model's context, if an id
-    /// is outside the vocabulary, or if a vector is not finite.
+    /// Returns [`PolicyError::Invalid`] if a text is empty or longer than the model's context, if
+    /// an id is outside the vocabulary, or if a vector is not finite.
     pub fn encode(&mut self, texts: &[Vec<u32>]) -> Result<Vec<Vec<f32>>, PolicyError> {
         for ids in texts {
             if ids.is_empty() || ids.len() > self.max_tokens {
@@ -192,7 +200,9 @@ impl Encoder {
         if vectors.iter().flatten().all(|x: &f32| x.is_finite()) {
             return Ok(vectors);
         }
-        Err(PolicyError::Invalid("vectors are not finite: the encoder's weights are damaged".into()))
+        Err(PolicyError::Invalid(
+            "vectors are not finite: the encoder's weights are damaged".into(),
+        ))
     }
 
     /// Encodes texts, whose rows are `runs`, and appends their vectors.
@@ -214,7 +224,14 @@ impl Encoder {
         for_rows(compute, rows, hidden, projected, |row, out| {
             out.copy_from_slice(&position_embeddings[positions[row] * hidden..][..hidden]);
         });
-        layer_norm::forward(compute, rows, self.embedding_norm.parts(), self.epsilon, projected, stream);
+        layer_norm::forward(
+            compute,
+            rows,
+            self.embedding_norm.parts(),
+            self.epsilon,
+            projected,
+            stream,
+        );
 
         let qkv = qkv.reserve(rows * 3 * hidden);
         let attended = attended.reserve(rows * hidden);
@@ -242,13 +259,21 @@ impl Encoder {
 }
 
 /// Computes `out = x · Wᵀ + bias`.
-fn apply(compute: &Compute, scratch: &mut Scratch, map: &Linear, rows: usize, x: &[f32], out: &mut [f32]) {
+fn apply(
+    compute: &Compute,
+    scratch: &mut Scratch,
+    map: &Linear,
+    rows: usize,
+    x: &[f32],
+    out: &mut [f32],
+) {
     fill_rows(compute, rows, &map.bias, out);
     let x = Matrix::new(x, rows, x.len() / rows);
     gemm(compute, scratch, x, Rhs::Packed(&map.weight), out, map.bias.len(), Mode::Add);
 }
 
-/// Encoder with its tokenizer, which embeds texts as vectors. Concurrent calls run one after the other.
+/// Encoder with its tokenizer, which embeds texts as vectors. Concurrent calls run one after the
+/// other.
 pub struct TextEncoder {
     encoder: Arc<Mutex<Encoder>>,
     tokenizer: Arc<dyn TextIds>,
@@ -298,7 +323,8 @@ impl Embedder for TextEncoder {
         let texts: Vec<String> = texts.iter().map(|text| format!("{prefix}{text}")).collect();
         let (encoder, tokenizer) = (Arc::clone(&self.encoder), Arc::clone(&self.tokenizer));
         let work = move || {
-            let ids = texts.iter().map(|text| tokenizer.ids(text)).collect::<Result<Vec<_>, _>>()?;
+            let ids =
+                texts.iter().map(|text| tokenizer.ids(text)).collect::<Result<Vec<_>, _>>()?;
             encoder.lock().unwrap_or_else(PoisonError::into_inner).encode(&ids)
         };
         let done = tokio::task::spawn_blocking(work).await;

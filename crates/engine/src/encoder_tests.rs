@@ -19,7 +19,8 @@ fn write_encoder(dir: &Path) -> EncoderFiles {
     std::fs::write(dir.join("tokenizer.json"), "{}").unwrap();
     std::fs::write(dir.join("modules.json"), "[]").unwrap();
     std::fs::create_dir(dir.join("1_Pooling")).unwrap();
-    std::fs::write(dir.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#).unwrap();
+    std::fs::write(dir.join("1_Pooling/config.json"), r#"{"pooling_mode_mean_tokens": true}"#)
+        .unwrap();
     let config = EncoderConfig {
         hidden: HIDDEN,
         intermediate: 40,
@@ -43,8 +44,9 @@ fn write_encoder(dir: &Path) -> EncoderFiles {
             (parameter, values)
         })
         .collect();
-    let tensors =
-        values.iter().map(|(parameter, data)| (parameter.name.clone(), parameter.shape.clone(), &data[..]));
+    let tensors = values
+        .iter()
+        .map(|(parameter, data)| (parameter.name.clone(), parameter.shape.clone(), &data[..]));
     write_safetensors(&dir.join("model.safetensors"), tensors).unwrap();
     EncoderFiles::open(dir, "small").unwrap()
 }
@@ -82,7 +84,9 @@ impl Naive<'_> {
             let at = |table: &[f64], row: usize, i: usize| table[row * HIDDEN + i];
             let sum: Vec<f64> = (0..HIDDEN)
                 .map(|i| {
-                    at(&tokens, *id as usize, i) + at(&position_embeddings, position, i) + at(&types, 0, i)
+                    at(&tokens, *id as usize, i)
+                        + at(&position_embeddings, position, i)
+                        + at(&types, 0, i)
                 })
                 .collect();
             self.norm("embeddings.LayerNorm", &sum)
@@ -109,7 +113,8 @@ impl Naive<'_> {
                 (0..3).flat_map(|head| -> Vec<f64> { of_head(head) }).collect()
             };
             let attended: Vec<Vec<f64>> = (0..rows.len()).map(attend).collect();
-            let add = |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>();
+            let add =
+                |x: &[f64], y: &[f64]| x.iter().zip(y).map(|(x, y)| x + y).collect::<Vec<_>>();
             let block = |(row, attended): (&Vec<f64>, &Vec<f64>)| {
                 let output = self.linear(&name("attention.output.dense"), attended);
                 let middle = self.norm(&name("attention.output.LayerNorm"), &add(row, &output));
@@ -195,7 +200,8 @@ async fn embed_prepends_prefix_of_role() {
     let dir = tempfile::tempdir().unwrap();
     let mut files = write_encoder(dir.path());
     let plain = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
-    (files.config.query_prefix, files.config.passage_prefix) = ("query: ".into(), "passage: ".into());
+    (files.config.query_prefix, files.config.passage_prefix) =
+        ("query: ".into(), "passage: ".into());
     let prefixed = TextEncoder::new(&files, Arc::new(Bytes), 1).unwrap();
     assert_ne!(plain.fingerprint(), prefixed.fingerprint());
     let texts = |text: &str| [text.to_owned()];

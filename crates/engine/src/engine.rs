@@ -1,8 +1,8 @@
 //! Handles of an engine.
 //!
 //! A handle belongs to one policy: the base weights, or an adapter over them. The handles of all
-//! policies send their commands to the same thread (the `service`), which owns the model. Async code
-//! never computes: it sends a command and waits for the response.
+//! policies send their commands to the same thread (the `service`), which owns the model. Async
+//! code never computes: it sends a command and waits for the response.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use std::time::Duration;
 use async_trait::async_trait;
 use levade_model::{ModelConfig, ModelFiles};
 use levade_policy::{
-    DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, LossTerms, Manifest, OptimParams,
-    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TokenBytes, WeightsAt,
-    WeightsRef, constrain,
+    DeviceStats, ForwardBackward, Grammars, Learner, Load, LoraOptions, LossTerms, Manifest,
+    OptimParams, OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler,
+    TokenBytes, WeightsAt, WeightsRef, constrain,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -41,8 +41,8 @@ use crate::{Compute, EngineError};
 const KERNELS: u32 = 5;
 
 /// Settings that determine the bits of a log-probability, in addition to weights and tokens. The
-/// instruction set is recorded for information: all instruction sets that add in the same order compute
-/// the same values.
+/// instruction set is recorded for information: all instruction sets that add in the same order
+/// compute the same values.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Fingerprint {
     /// Kernel revision. It is incremented whenever the order of operations of any kernel changes.
@@ -70,12 +70,12 @@ pub struct Engine {
 }
 
 impl Engine {
-    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` is required for stop
-    /// strings.
+    /// Loads the weights of `files` and starts the engine's thread. `token_bytes` is required for
+    /// stop strings.
     ///
     /// # Errors
-    /// Returns an error if the options contradict the model or the machine, memory would not suffice,
-    /// or a tensor cannot be read.
+    /// Returns an error if the options contradict the model or the machine, memory would not
+    /// suffice, or a tensor cannot be read.
     pub fn start(
         files: &ModelFiles,
         options: &EngineOptions,
@@ -126,7 +126,8 @@ impl Engine {
         };
         let model = Transformer::new(compute, weights, context);
         let cache_bytes = options.kv_memory_mb.saturating_mul(1 << 20);
-        let cache = Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
+        let cache =
+            Cache::new(attention_shape(&config), config.layers, options.precision, cache_bytes);
         let limits = learning::Limits { rows: options.batch_tokens.max(1), kept: plan.kept };
         let admission = Limits { running: options.running, rows: options.step_rows };
         let (commands, inbox) = channel();
@@ -134,9 +135,12 @@ impl Engine {
         let learning = TrainingState::new(&model, limits);
         let scheduler = Scheduler::new(cache, admission, token_bytes);
         let EngineOptions { trains, keep_cache, .. } = *options;
-        let service = Service::new(model, scheduler, learning, inbox, command_sender, trains, keep_cache);
+        let service =
+            Service::new(model, scheduler, learning, inbox, command_sender, trains, keep_cache);
         std::thread::Builder::new().name("engine-0".into()).spawn(move || service.run()).map_err(
-            |error| EngineError::Options(format!("the engine's thread could not be started: {error}")),
+            |error| {
+                EngineError::Options(format!("the engine's thread could not be started: {error}"))
+            },
         )?;
         Ok(Engine {
             commands,
@@ -157,7 +161,9 @@ impl Engine {
     pub fn plan(config: &ModelConfig, options: &EngineOptions) -> Result<MemoryPlan, EngineError> {
         for (name, value) in [("running", options.running), ("step_rows", options.step_rows)] {
             if value == 0 {
-                return Err(EngineError::Options(format!("engine.{name} = 0; it must be at least 1")));
+                return Err(EngineError::Options(format!(
+                    "engine.{name} = 0; it must be at least 1"
+                )));
             }
         }
         if options.context > config.context {
@@ -179,8 +185,8 @@ impl Engine {
         Ok(MemoryPlan::new(config, options, options.threads(), options.budget()))
     }
 
-    /// Enables grammar-constrained completions, over the model's vocabulary, for requests through this
-    /// handle and through handles created from it.
+    /// Enables grammar-constrained completions, over the model's vocabulary, for requests through
+    /// this handle and through handles created from it.
     #[must_use]
     pub fn with_grammars(self, grammars: Arc<dyn Grammars>) -> Self {
         Engine { grammars: Some(grammars), ..self }
@@ -211,7 +217,9 @@ impl Engine {
         command: impl FnOnce(ResponseSender<T>) -> Command,
     ) -> Result<T, PolicyError> {
         let (response, wait) = oneshot::channel();
-        self.commands.send(command(response)).map_err(|_| PolicyError::Stopped("the engine".into()))?;
+        self.commands
+            .send(command(response))
+            .map_err(|_| PolicyError::Stopped("the engine".into()))?;
         wait.await.map_err(|_| PolicyError::Stopped("the engine".into()))?
     }
 
@@ -236,22 +244,28 @@ impl Engine {
         self.send_command(|response| Command::Learn(self.policy, command(response))).await
     }
 
-    /// Creates an adapter over the base weights, which are frozen from now on. The adapter is a policy
-    /// with its own optimizer and versions; before training it computes the same as the base. `seed`
-    /// determines its initial weights. `base` is the name of the base model that the adapter's files
-    /// record.
+    /// Creates an adapter over the base weights, which are frozen from now on. The adapter is a
+    /// policy with its own optimizer and versions; before training it computes the same as the
+    /// base. `seed` determines its initial weights. `base` is the name of the base model that the
+    /// adapter's files record.
     ///
     /// # Errors
-    /// Returns an error if the options contradict the model, the base weights have been trained, or the
-    /// engine has stopped.
-    pub async fn lora(&self, options: LoraOptions, seed: u64, base: &str) -> Result<Engine, PolicyError> {
+    /// Returns an error if the options contradict the model, the base weights have been trained, or
+    /// the engine has stopped.
+    pub async fn lora(
+        &self,
+        options: LoraOptions,
+        seed: u64,
+        base: &str,
+    ) -> Result<Engine, PolicyError> {
         let base = base.to_owned();
-        let policy = self.send_command(|response| Command::Lora(options, seed, base, response)).await?;
+        let policy =
+            self.send_command(|response| Command::Lora(options, seed, base, response)).await?;
         Ok(Engine { policy, ..self.clone() })
     }
 
-    /// Adds a value head to this policy, which makes it a critic. Values start at 0. A policy that has
-    /// a value head keeps it.
+    /// Adds a value head to this policy, which makes it a critic. Values start at 0. A policy that
+    /// has a value head keeps it.
     ///
     /// # Errors
     /// Returns an error if the engine has stopped.
@@ -264,8 +278,8 @@ impl Engine {
         Engine { policy: BASE, ..self.clone() }
     }
 
-    /// Writes the base weights, merged with this policy's adapter, into the existing directory `folder`
-    /// in Hugging Face layout.
+    /// Writes the base weights, merged with this policy's adapter, into the existing directory
+    /// `folder` in Hugging Face layout.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, or if the engine has stopped.
@@ -280,8 +294,10 @@ impl Sampler for Engine {
         request.validate(self.config.vocabulary)?;
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
         let (events, stream) = SampleStream::channel();
-        self.send_command(|response| Command::Sample(self.policy, request, constraint, events, response))
-            .await?;
+        self.send_command(|response| {
+            Command::Sample(self.policy, request, constraint, events, response)
+        })
+        .await?;
         Ok(stream)
     }
 
@@ -301,20 +317,25 @@ impl Sampler for Engine {
         Ok(self.status().await?.learning_time)
     }
 
-    /// Replaces this policy's weights with weights from files, after checking that every file is as it
-    /// was written and fits the policy; if one does not, nothing changes. The accumulated gradient and
-    /// the optimizer state are dropped. Requests in flight continue with the new weights.
+    /// Replaces this policy's weights with weights from files, after checking that every file is as
+    /// it was written and fits the policy; if one does not, nothing changes. The accumulated
+    /// gradient and the optimizer state are dropped. Requests in flight continue with the new
+    /// weights.
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let WeightsAt::Manifest(manifest) = &weights.at else {
             return weights.check_shared(self.version().await?);
         };
         let manifest = manifest.clone();
-        let verified = tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
+        let verified =
+            tokio::task::spawn_blocking(move || manifest.verify().map(Path::to_owned)).await;
         let dir = verified.map_err(|_| PolicyError::Stopped("the check of weights".into()))??;
         let version = weights.version;
-        let result = self.learn(|response| LearnerCommand::UpdateWeights(dir, version, response)).await;
+        let result =
+            self.learn(|response| LearnerCommand::UpdateWeights(dir, version, response)).await;
         result.map_err(|error| match error {
-            PolicyError::Storage(why) | PolicyError::Invalid(why) => PolicyError::WeightsNotLoaded(why),
+            PolicyError::Storage(why) | PolicyError::Invalid(why) => {
+                PolicyError::WeightsNotLoaded(why)
+            }
             other => other,
         })
     }
@@ -359,11 +380,13 @@ impl Learner for Engine {
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        self.learn(|response| LearnerCommand::Save(dir.to_path_buf(), with_optimizer, response)).await
+        self.learn(|response| LearnerCommand::Save(dir.to_path_buf(), with_optimizer, response))
+            .await
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        self.learn(|response| LearnerCommand::Load(dir.to_path_buf(), with_optimizer, response)).await
+        self.learn(|response| LearnerCommand::Load(dir.to_path_buf(), with_optimizer, response))
+            .await
     }
 
     async fn publish(&self, version: u64) -> Result<WeightsRef, PolicyError> {

@@ -2,28 +2,28 @@
 //! ([`Precision`](crate::precision::Precision)) and sums in f32. A is the lhs, B the rhs; k is the
 //! inner dimension.
 //!
-//! **Order of operations.** k is divided into blocks of 192 words (`block`). For every element of C,
-//! each block is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of every
-//! two steps comes first). The blocks' sums are added, in order, to the old value of C, or the first is
-//! taken as it is. With AMX ([`Order::Tiled`](crate::precision::Order)) a block in bf16 adds 32 steps
-//! at a time, see `amx`. Tiles and threads split only rows and columns, and a sum stored in C between
-//! two blocks is the same f32 that it would be in a register. So the bits of an element depend only on
-//! its row of A, its column of B and its own old value. They do not depend on other rows, the packing,
-//! the number of threads, or the instruction set (except for AMX in bf16). Batch invariance
-//! (ARCHITECTURE.md) rests on this.
+//! **Order of operations.** k is divided into blocks of 192 words (`block`). For every element of
+//! C, each block is one chain of fused multiply-adds from 0 in the order of k (in bf16 the later of
+//! every two steps comes first). The blocks' sums are added, in order, to the old value of C, or
+//! the first is taken as it is. With AMX ([`Order::Tiled`](crate::precision::Order)) a block in
+//! bf16 adds 32 steps at a time, see `amx`. Tiles and threads split only rows and columns, and a
+//! sum stored in C between two blocks is the same f32 that it would be in a register. So the bits
+//! of an element depend only on its row of A, its column of B and its own old value. They do not
+//! depend on other rows, the packing, the number of threads, or the instruction set (except for AMX
+//! in bf16). Batch invariance (ARCHITECTURE.md) rests on this.
 //!
-//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that started at
-//! the residual stream would round every link at the magnitude of the total. (With blocks of 768 words
-//! the errors of gradients were 2.5 times as large, which was more than PyTorch's. Blocks of 96 words
-//! are still more accurate but cost a few percent of the speed.)
+//! Blocks keep chains short and start them at 0 for accuracy: one chain over all of k that started
+//! at the residual stream would round every link at the magnitude of the total. (With blocks of 768
+//! words the errors of gradients were 2.5 times as large, which was more than PyTorch's. Blocks of
+//! 96 words are still more accurate but cost a few percent of the speed.)
 //!
-//! **Layout.** The rhs is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams through
-//! memory. Weights are packed once per update ([`Packed`]); any other rhs is packed into scratch for
-//! each call. The lhs is packed into tiles
+//! **Layout.** The rhs is read in *panels* of [`NR`] columns, `[k][NR]`, so that a tile streams
+//! through memory. Weights are packed once per update ([`Packed`]); any other rhs is packed into
+//! scratch for each call. The lhs is packed into tiles
 //! ([`Kernel::tile_rows`](crate::precision::Kernel::tile_rows)), `[k][rows]`. If no instruction
 //! multiplies bf16, its words are split into the links of chains
-//! ([`Kernel::links`](crate::precision::Kernel::links)); for AMX it has the layout of `amx`. If it is
-//! faster to read rows of the lhs in place, they are not packed
+//! ([`Kernel::links`](crate::precision::Kernel::links)); for AMX it has the layout of `amx`. If it
+//! is faster to read rows of the lhs in place, they are not packed
 //! ([`Kernel::reads_rows`](crate::precision::Kernel::reads_rows)).
 
 #[cfg(target_arch = "x86_64")]
@@ -60,14 +60,15 @@ const fn block(order: Order) -> usize {
     }
 }
 
-/// Number of words of k that matmul processes before it returns to C: a multiple of the block. Small,
-/// so that the second-level cache holds several panels of B for each tile of A.
+/// Number of words of k that matmul processes before it returns to C: a multiple of the block.
+/// Small, so that the second-level cache holds several panels of B for each tile of A.
 pub const SLAB: usize = 768;
 
 /// Maximum number of values of A packed at a time (8 MiB).
 pub const SLAB_A: usize = 2 << 20;
-/// Maximum number of words of B that a task processes for each tile of A, to stay in the second-level
-/// cache: 0.5 MiB, or 1 MiB with AMX, because every processor with AMX has 2 MiB of second-level cache.
+/// Maximum number of words of B that a task processes for each tile of A, to stay in the
+/// second-level cache: 0.5 MiB, or 1 MiB with AMX, because every processor with AMX has 2 MiB of
+/// second-level cache.
 const fn max_group_words(order: Order) -> usize {
     match order {
         Order::Chained => 128 << 10,
@@ -84,14 +85,15 @@ fn holds_more(kernel: Kernel) -> bool {
 const CACHED_C: usize = 1 << 20;
 /// Minimum number of tiles of A in a chunk: fewer do not justify reading a group of panels.
 const MIN_TILES: usize = 8;
-/// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole group
-/// in the second-level cache, memory, which such a matmul waits for, would be idle in the meantime.
+/// Maximum number of tiles that process weights one panel at a time. If a few tiles found a whole
+/// group in the second-level cache, memory, which such a matmul waits for, would be idle in the
+/// meantime.
 const FEW_TILES: usize = 6;
-/// Number of tasks per thread if a matmul is large enough, so that the last task to finish delays it
-/// little.
+/// Number of tasks per thread if a matmul is large enough, so that the last task to finish delays
+/// it little.
 const TASKS_PER_THREAD: usize = 4;
-/// Maximum number of rows for which the calling thread packs A without the pool: waking the pool would
-/// take longer.
+/// Maximum number of rows for which the calling thread packs A without the pool: waking the pool
+/// would take longer.
 const SERIAL_ROWS: usize = 16;
 
 /// The rhs, K × N.
@@ -119,7 +121,8 @@ pub struct Scratch {
     rhs: Buffer,
 }
 
-/// Computes C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i * c_stride]`.
+/// Computes C = A B, or C += A B. `a` is M × K, `b` is K × N; row i of C starts at `c[i *
+/// c_stride]`.
 ///
 /// # Panics
 /// Panics if shapes or precisions do not agree, or if C is too short: a bug in the caller.
@@ -144,7 +147,11 @@ pub fn gemm(
     if m == 0 || n == 0 {
         return;
     }
-    assert!(n <= c_stride && (m - 1) * c_stride + n <= c.len(), "C holds {} values, not {m} x {n}", c.len());
+    assert!(
+        n <= c_stride && (m - 1) * c_stride + n <= c.len(),
+        "C holds {} values, not {m} x {n}",
+        c.len()
+    );
     if k == 0 {
         if mode == Mode::Set {
             (0..m).for_each(|i| c[i * c_stride..][..n].fill(0.0));
@@ -172,7 +179,8 @@ pub fn gemm(
         for m0 in (0..m).step_by(slab_rows) {
             let mb = slab_rows.min(m - m0);
             let tiles = mb.div_ceil(mr);
-            let lhs = SharedSlice::new(scratch.lhs.reserve(if in_place { 0 } else { tiles * mr * wl }));
+            let lhs =
+                SharedSlice::new(scratch.lhs.reserve(if in_place { 0 } else { tiles * mr * wl }));
             // The rhs is packed for the first rows and reused for the other rows.
             let plain = match b {
                 Rhs::Plain(matrix) if m0 == 0 => Some(matrix),
@@ -188,20 +196,22 @@ pub fn gemm(
             // A task processes a group of panels for each tile of a chunk, so that rows of C are
             // written in long pieces. Few tiles make one chunk.
             let threads = compute.pool.threads();
-            // The stream of weights is interrupted at the end of each task, so few rows make one task
-            // per thread.
+            // The stream of weights is interrupted at the end of each task, so few rows make one
+            // task per thread.
             let num_tasks = threads * if few { 1 } else { TASKS_PER_THREAD };
             let max_chunks = tiles.div_ceil(MIN_TILES);
-            let group =
-                (panels * max_chunks / num_tasks).min(max_group_words(kernel.order()) / (NR * wb)).max(1);
+            let group = (panels * max_chunks / num_tasks)
+                .min(max_group_words(kernel.order()) / (NR * wb))
+                .max(1);
             // The same number for every thread, if there are enough panels.
             let groups = panels.div_ceil(group).next_multiple_of(threads).min(panels);
             let chunk = tiles.div_ceil(num_tasks.div_ceil(groups).min(max_chunks));
             let chunks = tiles.div_ceil(chunk);
             let add = mode == Mode::Add || w0 > 0;
             compute.pool.run(chunks * groups, |task| {
-                // Neighboring tasks share a group of panels. If there is only one chunk, each thread
-                // processes neighboring groups: what a strip prefetches is what the thread reads next.
+                // Neighboring tasks share a group of panels. If there is only one chunk, each
+                // thread processes neighboring groups: what a strip prefetches is what the thread
+                // reads next.
                 let (group_at, chunk_at) = match chunks {
                     1 => (contiguous_index(task, groups, threads), 0),
                     _ => (task / chunks, task % chunks),
@@ -209,7 +219,9 @@ pub fn gemm(
                 let tiles = chunk_at * chunk..tiles.min((chunk_at + 1) * chunk);
                 let group = panels * group_at / groups..panels * (group_at + 1) / groups;
                 let (first_panel, distance) = match b {
-                    Rhs::Packed(packed) => (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance()),
+                    Rhs::Packed(packed) => {
+                        (packed.panel(group.start)[w0 * NR..].as_ptr(), packed.distance())
+                    }
                     Rhs::Plain(_) => (rhs.pointer(group.start * NR * wb).cast_const(), NR * wb),
                 };
                 let run_tile = |tile_at: usize, these: Range<usize>, shared: bool| {
@@ -232,7 +244,9 @@ pub fn gemm(
                         // Prefetches what is read from farther away next: another panel during the
                         // first tile, then another tile.
                         next: (!is_first_tile).then_some((mr, wl)),
-                        prefetch_part: (holds_more && !is_first_tile && tiles_left <= PREFETCH_PARTS)
+                        prefetch_part: (holds_more
+                            && !is_first_tile
+                            && tiles_left <= PREFETCH_PARTS)
                             .then(|| PREFETCH_PARTS - tiles_left),
                     };
                     // SAFETY: the operands hold these words; rows and columns of C are within its
@@ -243,9 +257,9 @@ pub fn gemm(
                     }
                 };
                 if few {
-                    group
-                        .clone()
-                        .for_each(|at| tiles.clone().for_each(|tile| run_tile(tile, at..at + 1, false)));
+                    group.clone().for_each(|at| {
+                        tiles.clone().for_each(|tile| run_tile(tile, at..at + 1, false))
+                    });
                 } else {
                     tiles.clone().for_each(|tile| run_tile(tile, group.clone(), tiles.len() > 1));
                 }
@@ -257,16 +271,16 @@ pub fn gemm(
     }
 }
 
-/// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads that
-/// take tasks round-robin processes a contiguous run.
+/// Returns the index, among `tasks`, of the group for `task`, such that each of `threads` threads
+/// that take tasks round-robin processes a contiguous run.
 fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one task more if the tasks do not divide evenly.
     let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
     thread * each + thread.min(more) + task / threads
 }
 
-/// Part of a matmul whose operands are packed together: some rows of A, and all columns of B, for some
-/// steps of k.
+/// Part of a matmul whose operands are packed together: some rows of A, and all columns of B, for
+/// some steps of k.
 struct Slab {
     rows: Range<usize>,
     steps: Range<usize>,
@@ -333,7 +347,14 @@ mod tests {
     }
 
     /// The definition: the sum of every block, with the blocks added in order.
-    fn define(kernel: Kernel, a: Matrix<'_>, b: Matrix<'_>, c: &mut [f32], stride: usize, mode: Mode) {
+    fn define(
+        kernel: Kernel,
+        a: Matrix<'_>,
+        b: Matrix<'_>,
+        c: &mut [f32],
+        stride: usize,
+        mode: Mode,
+    ) {
         let round = |x: f32| if kernel.precision == Precision::Bf16 { round_to_bf16(x) } else { x };
         let steps: Vec<usize> = (0..a.cols).collect();
         for i in 0..a.rows {
@@ -341,17 +362,20 @@ mod tests {
                 let chain = |steps: &mut dyn Iterator<Item = &usize>| {
                     steps.fold(0.0f32, |sum, &k| round(a.at(i, k)).mul_add(round(b.at(k, j)), sum))
                 };
-                let sums = steps.chunks(block(kernel.order()) * kernel.per_word()).map(|steps| match kernel
-                    .order()
-                {
-                    Order::Chained => {
-                        chain(&mut steps.chunks(kernel.per_word()).flat_map(|word| word.iter().rev()))
-                    }
-                    Order::Tiled => steps.chunks(32).fold(0.0, |sum, steps| {
-                        sum + (chain(&mut steps.iter().step_by(2))
-                            + chain(&mut steps.iter().skip(1).step_by(2)))
-                    }),
-                });
+                let sums =
+                    steps.chunks(block(kernel.order()) * kernel.per_word()).map(
+                        |steps| match kernel.order() {
+                            Order::Chained => chain(
+                                &mut steps
+                                    .chunks(kernel.per_word())
+                                    .flat_map(|word| word.iter().rev()),
+                            ),
+                            Order::Tiled => steps.chunks(32).fold(0.0, |sum, steps| {
+                                sum + (chain(&mut steps.iter().step_by(2))
+                                    + chain(&mut steps.iter().skip(1).step_by(2)))
+                            }),
+                        },
+                    );
                 let old = (mode == Mode::Add).then_some(c[i * stride + j]);
                 c[i * stride + j] = old.into_iter().chain(sums).reduce(|a, b| a + b).unwrap_or(0.0);
             }
@@ -368,8 +392,8 @@ mod tests {
 
     proptest! {
         #![proptest_config(ProptestConfig::with_cases(60))]
-        /// Every code path gives the bits of the definition, for all shapes, transpositions and numbers
-        /// of threads.
+        /// Every code path gives the bits of the definition, for all shapes, transpositions and
+        /// numbers of threads.
         #[test]
         fn matmul_matches_definition_bitwise(
             m in 1usize..40, n in 1usize..80, k in 1usize..1100,
@@ -412,7 +436,10 @@ mod tests {
                     let mut c = Buffer::zeroed(m * n);
                     c.fill(1.0);
                     gemm(&compute, &mut Scratch::default(), a, rhs, &mut c, n, Mode::Set);
-                    assert!(c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()), "{precision}");
+                    assert!(
+                        c.iter().zip(&expected).all(|(x, y)| x.to_bits() == y.to_bits()),
+                        "{precision}"
+                    );
                 }
             }
         }
@@ -422,21 +449,28 @@ mod tests {
     #[test]
     fn round_robin_threads_process_contiguous_runs() {
         for (tasks, threads) in [(18, 2), (55, 2), (3, 4), (1, 1), (64, 5)] {
-            let indices: Vec<usize> = (0..tasks).map(|task| contiguous_index(task, tasks, threads)).collect();
-            let of_threads = (0..threads).flat_map(|thread| indices.iter().skip(thread).step_by(threads));
-            assert!(of_threads.copied().eq(0..tasks), "{tasks} tasks, {threads} threads: {indices:?}");
+            let indices: Vec<usize> =
+                (0..tasks).map(|task| contiguous_index(task, tasks, threads)).collect();
+            let of_threads =
+                (0..threads).flat_map(|thread| indices.iter().skip(thread).step_by(threads));
+            assert!(
+                of_threads.copied().eq(0..tasks),
+                "{tasks} tasks, {threads} threads: {indices:?}"
+            );
         }
     }
 
-    /// A C too large for the caches has the bits of a C computed in parts, for all alignments of its
-    /// rows.
+    /// A C too large for the caches has the bits of a C computed in parts, for all alignments of
+    /// its rows.
     #[test]
     fn large_matmul_matches_its_parts() {
         let (m, n, k) = (1030, 1040, 40);
         let (a_data, b_data) = (noise(m * k, 1), noise(k * n, 2));
         let b = Rhs::Plain(Matrix::new(&b_data, k, n));
         assert!(m * n > CACHED_C);
-        for (compute, stride) in computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)]) {
+        for (compute, stride) in
+            computes(2).iter().flat_map(|compute| [(compute, n), (compute, n + 3)])
+        {
             let run = |a: &[f32], c: &mut [f32]| {
                 let a = Matrix::new(a, a.len() / k, k);
                 gemm(compute, &mut Scratch::default(), a, b, c, stride, Mode::Set);

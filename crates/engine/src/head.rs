@@ -1,9 +1,9 @@
-//! Computes output head, log-softmax, entropy and loss in one chunked operation: logits exist for a few
-//! hundred rows at a time.
+//! Computes output head, log-softmax, entropy and loss in one chunked operation: logits exist for a
+//! few hundred rows at a time.
 //!
 //! A row of the head is a predictor (a token whose hidden state predicts other tokens) at one
-//! temperature. If the tree branches after it, one row has several targets. Rows that predict no target
-//! are never computed.
+//! temperature. If the tree branches after it, one row has several targets. Rows that predict no
+//! target are never computed.
 
 use levade_policy::{ForwardBackward, LossRow};
 use levade_rl::Loss;
@@ -80,9 +80,9 @@ pub struct HeadGradient<'a> {
 }
 
 impl Head {
-    /// Computes the results of every target that a token of `unit` predicts, given the residual stream
-    /// `x` of the unit after the last layer. With `gradient`, also evaluates the loss and adds its
-    /// gradient.
+    /// Computes the results of every target that a token of `unit` predicts, given the residual
+    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
+    /// adds its gradient.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
@@ -99,7 +99,8 @@ impl Head {
         let layout = &model.weights.layout;
         let compute = &model.compute;
         let rows = rows_of(batch, unit);
-        let mut sums = ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
+        let mut sums =
+            ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
 
         for chunk in rows.chunks(CHUNK) {
             gather_rows(x, width, chunk.iter().map(|row| row.predictor), &mut self.rows);
@@ -113,8 +114,9 @@ impl Head {
             let loss = gradient.as_ref().map(|g| g.loss);
             compute.pool.run(chunk.len(), |index| {
                 // SAFETY: each row belongs to one task.
-                let (z, result) =
-                    unsafe { (logits.slice(index * vocabulary, vocabulary), results.slice(index, 1)) };
+                let (z, result) = unsafe {
+                    (logits.slice(index * vocabulary, vocabulary), results.slice(index, 1))
+                };
                 result[0] = evaluate_row(model, batch, &chunk[index], loss, spread, z);
             });
             for (row, result) in chunk.iter().zip(&found) {
@@ -133,7 +135,8 @@ impl Head {
             }
 
             if let Some(gradient) = gradient.as_mut() {
-                let dlogits = Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
+                let dlogits =
+                    Matrix::new(&self.logits[..chunk.len() * vocabulary], chunk.len(), vocabulary);
                 let dnormed = self.dnormed.reserve(chunk.len() * width);
                 let head = gradient.transposed.head(compute, &model.weights);
                 gemm(compute, scratch, dlogits, head, dnormed, width, Mode::Set);
@@ -143,10 +146,19 @@ impl Head {
                     });
                 }
                 if let Some(base) = &mut gradient.base {
-                    let normed = Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
+                    let normed =
+                        Matrix::new(&self.normed[..chunk.len() * width], chunk.len(), width);
                     let dhead = &mut base[layout.head.clone()];
                     let transposed = dlogits.transposed();
-                    gemm(compute, scratch, transposed, Rhs::Plain(normed), dhead, width, gradient.mode);
+                    gemm(
+                        compute,
+                        scratch,
+                        transposed,
+                        Rhs::Plain(normed),
+                        dhead,
+                        width,
+                        gradient.mode,
+                    );
                     gradient.mode = Mode::Add;
                 }
 
@@ -164,7 +176,9 @@ impl Head {
                     gradient.base.as_mut().map_or(&mut [], |base| &mut base[layout.norm.clone()]),
                 );
                 for (row, d) in chunk.iter().zip(drows.chunks_exact(width)) {
-                    for (to, from) in gradient.dx[row.predictor * width..][..width].iter_mut().zip(d) {
+                    for (to, from) in
+                        gradient.dx[row.predictor * width..][..width].iter_mut().zip(d)
+                    {
                         *to += from;
                     }
                 }
@@ -199,8 +213,9 @@ struct RowResult {
 /// Evaluates one row: log-probabilities of its targets and, with a loss, its sums. With a loss, the
 /// logits are replaced with their gradient, up to a factor.
 ///
-/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d loss /
-/// d log p. A bonus c for the entropy H adds Σ_terms weight · c p_v (ln p_v + H) / temperature.
+/// d loss / d z_v = Σ_targets g_t (1[v = t] − p_v) / temperature, with g_t = Σ_terms weight · d
+/// loss / d log p. A bonus c for the entropy H adds Σ_terms weight · c p_v (ln p_v + H) /
+/// temperature.
 fn evaluate_row(
     model: &Transformer,
     batch: &TreeBatch,
@@ -217,8 +232,11 @@ fn evaluate_row(
     let before = if bonus == 0.0 { Vec::new() } else { z.to_vec() };
     let (normalizer, entropy) = softmax::exponentiate(isa, z);
     let logprobs: Vec<f32> = scaled.iter().map(|z| normalizer.log_probability(*z)).collect();
-    let concentration =
-        if spread { f64::from(softmax::squares(isa, z)) / (normalizer.sum * normalizer.sum) } else { 0.0 };
+    let concentration = if spread {
+        f64::from(softmax::squares(isa, z)) / (normalizer.sum * normalizer.sum)
+    } else {
+        0.0
+    };
     let sums = ForwardBackward::default();
     let mut result = RowResult { logprobs, entropy, concentration, sums, factor: 1.0 };
     let Some(loss) = loss else { return result };

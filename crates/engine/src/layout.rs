@@ -1,7 +1,7 @@
 //! Offsets of every parameter in one flat array.
 //!
-//! Projections that read the same input are adjacent, so that query, key and value (and gate and up)
-//! are one matrix for the kernels.
+//! Projections that read the same input are adjacent, so that query, key and value (and gate and
+//! up) are one matrix for the kernels.
 
 use std::collections::HashMap;
 use std::ops::Range;
@@ -18,7 +18,10 @@ pub fn attention_shape(config: &ModelConfig) -> Shape {
 
 /// Returns the attention scale and window of a layer. Without a window, it is `usize::MAX`.
 pub fn attention_window(config: &ModelConfig, layer: usize) -> AttentionWindow {
-    AttentionWindow { scale: config.attention_scale(), window: config.window(layer).unwrap_or(usize::MAX) }
+    AttentionWindow {
+        scale: config.attention_scale(),
+        window: config.window(layer).unwrap_or(usize::MAX),
+    }
 }
 
 /// Linear maps of a layer. Projections that read the same input are one map.
@@ -119,12 +122,16 @@ pub struct Layout {
 impl Layout {
     /// Creates the layout of a model.
     pub fn new(config: &ModelConfig) -> Self {
-        let mut remaining: HashMap<_, _> =
-            config.parameters().into_iter().map(|parameter| (parameter.name.clone(), parameter)).collect();
+        let mut remaining: HashMap<_, _> = config
+            .parameters()
+            .into_iter()
+            .map(|parameter| (parameter.name.clone(), parameter))
+            .collect();
         let mut tensors = Tensors::default();
         // Places the parameters whose names are `prefix` + one of `names` next to each other.
         let mut lay = |prefix: &str, names: &[String]| {
-            tensors.lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
+            tensors
+                .lay(names.iter().filter_map(|name| remaining.remove(&format!("{prefix}{name}"))))
         };
         let one = |name: &str| [name.to_owned()];
         let embedding = lay("model.embed_tokens", &one(".weight"));
@@ -136,9 +143,15 @@ impl Layout {
                     let named = |part: &str| -> Vec<String> {
                         site.modules().iter().map(|module| format!("{module}.{part}")).collect()
                     };
-                    LinearLayout { weight: lay(&named("weight")), bias: lay(&named("bias")), outputs, inputs }
+                    LinearLayout {
+                        weight: lay(&named("weight")),
+                        bias: lay(&named("bias")),
+                        outputs,
+                        inputs,
+                    }
                 };
-                let (shape, hidden, wide) = (attention_shape(config), config.hidden, config.intermediate);
+                let (shape, hidden, wide) =
+                    (attention_shape(config), config.hidden, config.intermediate);
                 let linear = [
                     linear(Site::Qkv, shape.qkv(), hidden),
                     linear(Site::Output, hidden, shape.query()),
@@ -177,19 +190,30 @@ mod tests {
     #[test]
     fn layout_gives_parameters_disjoint_ranges() {
         for (qkv_bias, qk_norm, tied) in [(true, false, true), (false, true, false)] {
-            let config =
-                ModelConfig { qkv_bias, qk_norm, tied, output_bias: true, mlp_bias: true, ..tiny_config() };
+            let config = ModelConfig {
+                qkv_bias,
+                qk_norm,
+                tied,
+                output_bias: true,
+                mlp_bias: true,
+                ..tiny_config()
+            };
             let layout = Layout::new(&config);
-            let mut ranges: Vec<_> = layout.tensors.entries.iter().map(|p| p.range.clone()).collect();
+            let mut ranges: Vec<_> =
+                layout.tensors.entries.iter().map(|p| p.range.clone()).collect();
             assert_eq!(ranges.len(), config.parameters().len());
             ranges.sort_by_key(|r| r.start);
             assert!(ranges.iter().all(|r| !r.is_empty()));
             assert!(ranges.windows(2).all(|pair| pair[0].end <= pair[1].start));
             assert!(ranges[ranges.len() - 1].end <= layout.tensors.len);
-            assert_eq!(layout.linear(Map { layer: 1, site: Site::Output }).bias.len(), config.hidden);
+            assert_eq!(
+                layout.linear(Map { layer: 1, site: Site::Output }).bias.len(),
+                config.hidden
+            );
             assert_eq!(layout.layers[1].query_norm.is_empty(), !qk_norm);
             assert!(
-                layout.layers[1].attention_post_norm.is_empty() && layout.layers[1].mlp_post_norm.is_empty()
+                layout.layers[1].attention_post_norm.is_empty()
+                    && layout.layers[1].mlp_post_norm.is_empty()
             );
             assert_eq!(layout.head == layout.embedding, tied);
         }

@@ -1,19 +1,23 @@
 //! Trains on tree batches: forward pass, loss and backward pass.
 //!
-//! A [`TreeBatch`] merges sequences on token ids. Its nodes are runs of tokens, parents before children. The
-//! tokens of all nodes are the rows of one batch. All operations except attention treat rows independently.
-//! For attention, each node names the blocks of its complete sequence. A node that starts in the middle of a
-//! block gets a copy of its parent's part of that block, so blocks stay aligned to absolute positions.
+//! A [`TreeBatch`] merges sequences on token ids. Its nodes are runs of tokens, parents before
+//! children. The tokens of all nodes are the rows of one batch. All operations except attention
+//! treat rows independently. For attention, each node names the blocks of its complete sequence. A
+//! node that starts in the middle of a block gets a copy of its parent's part of that block, so
+//! blocks stay aligned to absolute positions.
 //!
-//! A trained token has one term for each sequence that trains it. If the next tokens of a position differ
-//! between sequences, one row of logits serves all of them (`head`).
+//! A trained token has one term for each sequence that trains it. If the next tokens of a position
+//! differ between sequences, one row of logits serves all of them (`head`).
 //!
-//! Batches larger than the unit are divided by `packing`; `backward` has the order of the gradients' sums.
+//! Batches larger than the unit are divided by `packing`; `backward` has the order of the
+//! gradients' sums.
 
 use std::collections::BTreeMap;
 use std::ops::Range;
 
-use levade_policy::{ForwardBackward, LossTerms, OptimParams, OptimReport, PolicyError, Predictions};
+use levade_policy::{
+    ForwardBackward, LossTerms, OptimParams, OptimReport, PolicyError, Predictions,
+};
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 
@@ -31,8 +35,8 @@ use crate::transposed::TransposedWeights;
 use crate::value::Values;
 use crate::value_head::ValueHead;
 
-/// Limits on the tokens processed at once and on the activations stored. Log-probabilities depend on
-/// neither limit. Gradients do not depend on `kept`, and depend on `rows` only by rounding.
+/// Limits on the tokens processed at once and on the activations stored. Log-probabilities depend
+/// on neither limit. Gradients do not depend on `kept`, and depend on `rows` only by rounding.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct Limits {
     /// Maximum number of packed tokens that go through the model at once.
@@ -93,7 +97,8 @@ impl Stack {
 struct PackedUnit<'a> {
     tokens: &'a [u32],
     packing: Packing,
-    /// All rows with the index of the adapter that is trained or evaluated; empty for the base weights.
+    /// All rows with the index of the adapter that is trained or evaluated; empty for the base
+    /// weights.
     adapters: Vec<(Range<usize>, usize)>,
 }
 
@@ -165,7 +170,8 @@ impl TrainingState {
         batch: &TreeBatch,
     ) -> Result<Predictions, PolicyError> {
         let zeros = || vec![0.0; batch.targets.len()];
-        let mut found = Predictions { logprobs: zeros(), entropies: zeros(), concentrations: zeros() };
+        let mut found =
+            Predictions { logprobs: zeros(), entropies: zeros(), concentrations: zeros() };
         let Predictions { logprobs, entropies, concentrations } = &mut found;
         let target_results =
             TargetResults { logprobs, spread: Some((entropies, concentrations)), terms: None };
@@ -176,8 +182,8 @@ impl TrainingState {
     /// Computes the critic's value of the state before every target.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NoValueHead`] if the policy has no value head, and an error if the batch
-    /// does not fit the model.
+    /// Returns [`PolicyError::NoValueHead`] if the policy has no value head, and an error if the
+    /// batch does not fit the model.
     pub fn values(
         &mut self,
         model: &Transformer,
@@ -218,21 +224,29 @@ impl TrainingState {
             activations.forward_only(model, packed_unit.rows(), temporary, &mut kv_blocks);
             let x = activations.output(unit.tokens.len() * model.weights.config.hidden);
             match critic {
-                None => {
-                    head.run(model, batch, &unit, x, &mut temporary.scratch.gemm, None, &mut target_results)
+                None => head.run(
+                    model,
+                    batch,
+                    &unit,
+                    x,
+                    &mut temporary.scratch.gemm,
+                    None,
+                    &mut target_results,
+                ),
+                Some(critic) => {
+                    values.run(model, critic, batch, &unit, x, None, target_results.logprobs)
                 }
-                Some(critic) => values.run(model, critic, batch, &unit, x, None, target_results.logprobs),
             };
         }
         Ok(())
     }
 
-    /// Adds the gradient of `loss` over `batch` to the accumulated gradient of the base weights, or of
-    /// an adapter over them.
+    /// Adds the gradient of `loss` over `batch` to the accumulated gradient of the base weights, or
+    /// of an adapter over them.
     ///
     /// # Errors
-    /// Returns an error if the batch does not fit the model or the loss; the accumulated gradient is
-    /// then unchanged.
+    /// Returns an error if the batch does not fit the model or the loss; the accumulated gradient
+    /// is then unchanged.
     pub fn forward_backward(
         &mut self,
         model: &Transformer,
@@ -243,8 +257,8 @@ impl TrainingState {
         self.forward_backward_terms(model, adapter, batch, loss, None)
     }
 
-    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and appends the losses of
-    /// all terms to `terms`. A loss over values adds no terms.
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and appends the losses
+    /// of all terms to `terms`. A loss over values adds no terms.
     ///
     /// # Errors
     /// See [`forward_backward`](Self::forward_backward).
@@ -285,7 +299,8 @@ impl TrainingState {
                 Step::Pop(unit) => (unit, true),
             };
             let mut rows = terms.as_ref().map(|_| Vec::new());
-            let target_results = TargetResults { logprobs: &mut found, spread: None, terms: rows.as_mut() };
+            let target_results =
+                TargetResults { logprobs: &mut found, spread: None, terms: rows.as_mut() };
             sums.merge(&self.train(model, adapter, batch, &unit, on_stack, loss, target_results));
             if let (Some(terms), Some(rows)) = (&mut terms, rows) {
                 terms.units.push(rows);
@@ -294,8 +309,8 @@ impl TrainingState {
         Ok(sums)
     }
 
-    /// Runs one optimizer step with the accumulated gradient. A gradient that is not finite is dropped
-    /// and changes nothing.
+    /// Runs one optimizer step with the accumulated gradient. A gradient that is not finite is
+    /// dropped and changes nothing.
     pub fn optim_step(
         &mut self,
         model: &mut Transformer,
@@ -341,7 +356,13 @@ impl TrainingState {
     }
 
     /// Runs a unit forward and pushes its keys and values onto the stack, with zeroed gradients.
-    fn push(&mut self, model: &Transformer, adapter: Option<usize>, batch: &TreeBatch, unit: &Unit) {
+    fn push(
+        &mut self,
+        model: &Transformer,
+        adapter: Option<usize>,
+        batch: &TreeBatch,
+        unit: &Unit,
+    ) {
         let packed_unit = self.pack_unit(adapter, batch, unit, true);
         let width = 2 * attention_shape(&model.weights.config).key();
         self.stack.grow_gradients(unit.above + unit.tokens.len(), width);
@@ -421,7 +442,15 @@ impl TrainingState {
                 let gradient = Some((gradient, &mut optimizer.gradient[..]));
                 values.run(model, critic, batch, unit, x, gradient, found.logprobs)
             }
-            _ => head.run(model, batch, unit, x, &mut temporary.scratch.gemm, Some(gradient), &mut found),
+            _ => head.run(
+                model,
+                batch,
+                unit,
+                x,
+                &mut temporary.scratch.gemm,
+                Some(gradient),
+                &mut found,
+            ),
         };
 
         let width = 2 * attention_shape(config).key();
@@ -445,11 +474,15 @@ impl TrainingState {
     }
 }
 
-/// Zeroes the parts of a gradient that no matmul overwrites: norms, biases, and the embedding unless it
-/// is also the output head.
+/// Zeroes the parts of a gradient that no matmul overwrites: norms, biases, and the embedding
+/// unless it is also the output head.
 fn clear_unwritten_gradients(layout: &Layout, gradient: &mut [f32]) {
-    let norms_and_biases =
-        layout.tensors.entries.iter().filter(|entry| !entry.is_matrix()).map(|entry| entry.range.clone());
+    let norms_and_biases = layout
+        .tensors
+        .entries
+        .iter()
+        .filter(|entry| !entry.is_matrix())
+        .map(|entry| entry.range.clone());
     let table = Some(layout.embedding.clone()).filter(|table| *table != layout.head);
     for range in norms_and_biases.chain(table) {
         gradient[range].fill(0.0);

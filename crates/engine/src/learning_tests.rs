@@ -1,5 +1,5 @@
-//! Compares loss and gradients of small models of every family with f64, and with other ways to compute
-//! them.
+//! Compares loss and gradients of small models of every family with f64, and with other ways to
+//! compute them.
 
 use levade_policy::{LoraOptions, uniform};
 use levade_rl::{KlEstimator, KlPenalty, PolicyLoss};
@@ -12,8 +12,8 @@ use crate::tensors::TensorEntry;
 use crate::testing::{family_configs, random_weights, tiny_config};
 use crate::{Compute, Precision};
 
-/// Returns sequences that share a prompt and fork. Several sequences train the shared tokens, each with
-/// its own terms, and the third at other temperatures.
+/// Returns sequences that share a prompt and fork. Several sequences train the shared tokens, each
+/// with its own terms, and the third at other temperatures.
 fn test_sequences(vocabulary: usize) -> Vec<SequenceInput> {
     let token = |stream, i| (uniform(3, stream, i) * vocabulary as f64) as u32;
     (0..5u64)
@@ -54,7 +54,13 @@ fn losses() -> [Loss; 3] {
     [
         Loss::new(PolicyLoss::CrossEntropy),
         Loss {
-            policy: PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None },
+            policy: PolicyLoss::Clip {
+                low: 0.2,
+                high: 0.28,
+                dual: Some(3.0),
+                trust: None,
+                keep: None,
+            },
             kl: Some(kl),
             entropy: 0.0,
             interpolated: None,
@@ -92,8 +98,8 @@ fn exact_loss(reference: &Reference, sequences: &[SequenceInput], loss: &Loss) -
             // The loss takes an f32; its derivative carries the rest of the f64.
             let at = loss.evaluate(logp as f32, &t.term);
             let value = at.loss + at.derivative * (logp - f64::from(logp as f32));
-            let bonus =
-                loss.entropy * Reference::entropy(&logits, t.index as usize, f64::from(t.temperature));
+            let bonus = loss.entropy
+                * Reference::entropy(&logits, t.index as usize, f64::from(t.temperature));
             sum += f64::from(t.term.weight) * (value - bonus);
         }
     }
@@ -107,9 +113,13 @@ fn loss_and_gradient_match_f64_for_every_family() {
         let sequences = test_sequences(config.vocabulary);
         let batch = TreeBatch::merge(&sequences).unwrap();
         assert!((batch.tokens.len() as u64) < batch.sequence_tokens);
-        let num_shared = |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
+        let num_shared =
+            |terms: u32| batch.targets.iter().filter(|target| target.terms == terms).count();
         assert!(num_shared(3) > 2 && num_shared(2) > 2 && num_shared(1) > 2);
-        assert!(batch.targets.windows(2).any(|pair| pair[0].token == pair[1].token), "at two temperatures");
+        assert!(
+            batch.targets.windows(2).any(|pair| pair[0].token == pair[1].token),
+            "at two temperatures"
+        );
         for loss in losses() {
             let mut learning = TrainingState::new(&model, Limits::NONE);
             let sums = learning.forward_backward(&model, None, &batch, &loss).unwrap();
@@ -119,7 +129,11 @@ fn loss_and_gradient_match_f64_for_every_family() {
             assert!((sums.nll - nll).abs() < 1e-5 * nll, "{} {nll}", sums.nll);
             assert!((sums.entropy - entropy).abs() < 1e-5 * entropy, "{} {entropy}", sums.entropy);
             let exact = exact_loss(&reference, &sequences, &loss);
-            assert!((sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()), "{} {exact}", sums.loss);
+            assert!(
+                (sums.loss - exact).abs() < 1e-5 * (1.0 + exact.abs()),
+                "{} {exact}",
+                sums.loss
+            );
             for (stream, entry) in model.weights.layout.tensors.entries.iter().enumerate() {
                 // Derivative along a random direction within one tensor.
                 let name = &entry.parameter.name;
@@ -135,16 +149,20 @@ fn loss_and_gradient_match_f64_for_every_family() {
                 let expected = (along(step) - along(-step)) / (2.0 * step);
                 reference.parameters.insert(name.clone(), start);
                 let gradient = &learning.optimizer.gradient[entry.range.clone()];
-                let found: f64 = gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * d).sum();
+                let found: f64 =
+                    gradient.iter().zip(&direction).map(|(g, d)| f64::from(*g) * d).sum();
                 let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-                assert!((found - expected).abs() < 1e-3 * size, "{name}: {found} {expected}, norm {size}");
+                assert!(
+                    (found - expected).abs() < 1e-3 * size,
+                    "{name}: {found} {expected}, norm {size}"
+                );
             }
         }
     }
 }
 
-/// Training the tree and training each sequence separately give the same gradient, and the number of
-/// threads changes no bit of it.
+/// Training the tree and training each sequence separately give the same gradient, and the number
+/// of threads changes no bit of it.
 #[test]
 fn gradient_is_independent_of_merging_and_threads() {
     let config = tiny_config();
@@ -169,8 +187,9 @@ fn gradient_is_independent_of_merging_and_threads() {
         learning.forward_backward(&model, None, &separate, &loss).unwrap();
     }
     for entry in &model.weights.layout.tensors.entries {
-        let pairs =
-            gradients[0][entry.range.clone()].iter().zip(&learning.optimizer.gradient[entry.range.clone()]);
+        let pairs = gradients[0][entry.range.clone()]
+            .iter()
+            .zip(&learning.optimizer.gradient[entry.range.clone()]);
         let (mut error, mut size) = (0.0, 0.0);
         for (a, b) in pairs {
             error += f64::from(a - b).powi(2);
@@ -180,8 +199,8 @@ fn gradient_is_independent_of_merging_and_threads() {
     }
 }
 
-/// A batch that goes through the model in units computes the same log-probabilities, bit for bit, and
-/// the same gradient up to rounding. Recomputing activations changes no bit at all.
+/// A batch that goes through the model in units computes the same log-probabilities, bit for bit,
+/// and the same gradient up to rounding. Recomputing activations changes no bit at all.
 #[test]
 fn gradient_is_independent_of_units_and_recomputation() {
     for config in family_configs() {
@@ -211,15 +230,20 @@ fn gradient_is_independent_of_units_and_recomputation() {
                 assert!((parts.1.loss - sums.loss).abs() < 1e-9 * sums.loss.abs().max(1.0));
                 for entry in &model.weights.layout.tensors.entries {
                     let (mut error, mut size) = (0.0, 0.0);
-                    for (a, b) in parts.2[entry.range.clone()].iter().zip(&gradient[entry.range.clone()]) {
+                    for (a, b) in
+                        parts.2[entry.range.clone()].iter().zip(&gradient[entry.range.clone()])
+                    {
                         error += f64::from(a - b).powi(2);
                         size += f64::from(*b).powi(2);
                     }
-                    // In bf16, sums over rows are rounded once more when keys and values pass on their
-                    // gradient.
+                    // In bf16, sums over rows are rounded once more when keys and values pass on
+                    // their gradient.
                     let tolerance = if precision == Precision::F32 { 1e-5 } else { 1e-2 };
                     let name = &entry.parameter.name;
-                    assert!(error.sqrt() <= tolerance * size.sqrt(), "{rows} {name}: {error} of {size}");
+                    assert!(
+                        error.sqrt() <= tolerance * size.sqrt(),
+                        "{rows} {name}: {error} of {size}"
+                    );
                 }
             }
         }
@@ -246,7 +270,9 @@ fn bf16_gradient_is_close_to_f32() {
         let (_, again) = gradient(2, Precision::Bf16);
         assert!(found.iter().zip(&again).all(|(a, b)| a.to_bits() == b.to_bits()));
         for entry in &model.weights.layout.tensors.entries {
-            let norm = |x: &mut dyn Iterator<Item = f32>| x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt();
+            let norm = |x: &mut dyn Iterator<Item = f32>| {
+                x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
+            };
             let (a, b) = (&found[entry.range.clone()], &exact[entry.range.clone()]);
             let (error, size) =
                 (norm(&mut a.iter().zip(b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
@@ -256,13 +282,14 @@ fn bf16_gradient_is_close_to_f32() {
     }
 }
 
-/// Compares derivatives along random directions of A and of B with those of weights merged in f64, also
-/// in units.
+/// Compares derivatives along random directions of A and of B with those of weights merged in f64,
+/// also in units.
 #[test]
 fn adapter_gradients_match_f64() {
     for config in family_configs() {
         let mut model = model(&config, 2);
-        let targets = ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
+        let targets =
+            ["q_proj", "v_proj", "o_proj", "up_proj", "down_proj"].map(str::to_owned).to_vec();
         let options = LoraOptions {
             rank: 3,
             alpha: 5.0,
@@ -279,7 +306,11 @@ fn adapter_gradients_match_f64() {
         let mut learning = TrainingState::new(&model, Limits::NONE);
         let base = learning.logprobs(&model, None, &batch).unwrap();
         model.adapters.push(adapter);
-        assert_eq!(learning.logprobs(&model, Some(0), &batch).unwrap(), base, "a new one changes nothing");
+        assert_eq!(
+            learning.logprobs(&model, Some(0), &batch).unwrap(),
+            base,
+            "a new one changes nothing"
+        );
         adapter = model.adapters.remove(0);
         for (i, value) in adapter.master.iter_mut().enumerate() {
             *value += (uniform(23, 0, i as u64) - 0.5) as f32 * 0.3;
@@ -307,21 +338,28 @@ fn adapter_gradients_match_f64() {
             let step = 1e-5 / (range.len() as f64).sqrt();
             let along = |t: f64| {
                 let mut moved = start.clone();
-                moved[range.clone()].iter_mut().enumerate().for_each(|(i, v)| *v += t * direction(i));
+                moved[range.clone()]
+                    .iter_mut()
+                    .enumerate()
+                    .for_each(|(i, v)| *v += t * direction(i));
                 exact_at(&moved)
             };
             let expected = (along(step) - along(-step)) / (2.0 * step);
             for gradient in [&gradient[range.clone()], &parts.adapters[0].gradient[range.clone()]] {
-                let found: f64 = gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * direction(i)).sum();
+                let found: f64 =
+                    gradient.iter().enumerate().map(|(i, g)| f64::from(*g) * direction(i)).sum();
                 let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-                assert!((found - expected).abs() < 1e-3 * size, "{parameter:?}: {found} {expected}, {size}");
+                assert!(
+                    (found - expected).abs() < 1e-3 * size,
+                    "{parameter:?}: {found} {expected}, {size}"
+                );
             }
         }
     }
 }
 
-/// Compares values, and derivatives of their loss along random directions of every parameter and of the
-/// value head, with f64.
+/// Compares values, and derivatives of their loss along random directions of every parameter and of
+/// the value head, with f64.
 #[test]
 fn values_and_gradients_match_f64() {
     for config in family_configs() {
@@ -331,7 +369,9 @@ fn values_and_gradients_match_f64() {
             head.master[i] = (uniform(31, 0, i as u64) - 0.5) as f32 * 0.3;
         }
         let mut sequences = test_sequences(config.vocabulary);
-        for (i, target) in sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate() {
+        for (i, target) in
+            sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate()
+        {
             target.term.returns = (uniform(37, 0, i as u64) * 2.0 - 1.0) as f32;
             target.term.value = Some((uniform(37, 1, i as u64) * 2.0 - 1.0) as f32);
         }
@@ -369,7 +409,10 @@ fn values_and_gradients_match_f64() {
         let compare = |name: &str, expected: f64, gradient: &[f32], direction: &[f64]| {
             let found: f64 = gradient.iter().zip(direction).map(|(g, d)| f64::from(*g) * d).sum();
             let size: f64 = gradient.iter().map(|g| f64::from(*g).powi(2)).sum::<f64>().sqrt();
-            assert!((found - expected).abs() <= 1e-3 * size + 1e-9, "{name}: {found} {expected}, {size}");
+            assert!(
+                (found - expected).abs() <= 1e-3 * size + 1e-9,
+                "{name}: {found} {expected}, {size}"
+            );
         };
         let directions = |stream: u64, len: usize| -> Vec<f64> {
             (0..len as u64).map(|i| uniform(41, stream, i) - 0.5).collect()
@@ -411,8 +454,8 @@ fn next_step_overwrites_old_gradient() {
             max_grad_norm: 1.0,
         };
         let sequences = test_sequences(config.vocabulary);
-        let [first, second] =
-            [&sequences[..2], &sequences[2..]].map(|sequences| TreeBatch::merge(sequences).unwrap());
+        let [first, second] = [&sequences[..2], &sequences[2..]]
+            .map(|sequences| TreeBatch::merge(sequences).unwrap());
         let loss = losses()[1];
         let (mut new, mut used) =
             (TrainingState::new(&model, Limits::NONE), TrainingState::new(&model, Limits::NONE));
@@ -492,7 +535,8 @@ fn predictions_match_f64() {
                     "{} {entropy}",
                     found.entropies[i]
                 );
-                let z: Vec<f64> = logits[index - 1].iter().map(|z| (z / temperature).exp()).collect();
+                let z: Vec<f64> =
+                    logits[index - 1].iter().map(|z| (z / temperature).exp()).collect();
                 let sum: f64 = z.iter().sum();
                 let squares: f64 = z.iter().map(|z| (z / sum).powi(2)).sum();
                 let concentration = f64::from(found.concentrations[i]);
@@ -530,7 +574,9 @@ fn terms_sum_to_loss_bitwise() {
     let model = model(&config, 2);
     let mut sequences = test_sequences(config.vocabulary);
     // Some terms have weight 0, some have a correction, and some are stale.
-    for (index, target) in sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate() {
+    for (index, target) in
+        sequences.iter_mut().flat_map(|sequence| &mut sequence.targets).enumerate()
+    {
         let term = &mut target.term;
         term.weight = if index % 7 == 0 { 0.0 } else { term.weight };
         term.correction = (index % 3 == 0).then_some(0.75);
@@ -542,8 +588,9 @@ fn terms_sum_to_loss_bitwise() {
         for rows in [usize::MAX, 24] {
             let mut learning = TrainingState::new(&model, Limits { rows, ..Limits::NONE });
             let mut terms = LossTerms::default();
-            let sums =
-                learning.forward_backward_terms(&model, None, &batch, &loss, Some(&mut terms)).unwrap();
+            let sums = learning
+                .forward_backward_terms(&model, None, &batch, &loss, Some(&mut terms))
+                .unwrap();
             assert_eq!(terms.total(&batch).to_bits(), sums.loss.to_bits(), "{loss:?}, {rows} rows");
             assert_eq!(terms.units.len() > 1, rows == 24);
             let found: usize = terms.units.iter().flatten().map(|row| row.terms.len()).sum();

@@ -1,10 +1,11 @@
 //! Samples from transformers and trains them on the CPU of this machine.
 //!
 //! [`Engine::start`] loads a model and runs it on its own thread. The handle is both a
-//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same weights
-//! in the same memory. One thread serves several policies: the base weights and [adapters](Adapter)
-//! over them. Each handle belongs to one policy. An [`Encoder`] embeds texts as vectors. Together with
-//! its tokenizer, as [`TextEncoder`], it is an [`Embedder`](levade_policy::Embedder).
+//! [`Sampler`](levade_policy::Sampler) and a [`Learner`](levade_policy::Learner) over the same
+//! weights in the same memory. One thread serves several policies: the base weights and
+//! [adapters](Adapter) over them. Each handle belongs to one policy. An [`Encoder`] embeds texts as
+//! vectors. Together with its tokenizer, as [`TextEncoder`], it is an
+//! [`Embedder`](levade_policy::Embedder).
 //!
 //! # Example
 //! ```
@@ -42,25 +43,27 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Batch invariance.** Each output element is computed by the same operations in the same order,
-//!   regardless of the rest of the batch, the prefill chunks, the packing of sequences, shared prefixes
-//!   and the number of threads. For one [`Order`] of sums, the instruction set makes no difference
-//!   either. So the log-probability recorded at sampling equals, bit for bit, the log-probability that
-//!   the training forward pass computes for that token under the same weights.
+//! - **Batch invariance.** Each output element is computed by the same operations in the same
+//!   order, regardless of the rest of the batch, the prefill chunks, the packing of sequences,
+//!   shared prefixes and the number of threads. For one [`Order`] of sums, the instruction set
+//!   makes no difference either. So the log-probability recorded at sampling equals, bit for bit,
+//!   the log-probability that the training forward pass computes for that token under the same
+//!   weights.
 //! - **Trees.** A token that several sequences share goes through the model once. Loss and gradient
 //!   equal those of training every sequence separately, up to rounding.
-//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has the
-//!   same bits on any number of threads, which a bit-exact resume needs.
+//! - **Determinism.** A sampled token is a function of seed, stream and position. A gradient has
+//!   the same bits on any number of threads, which a bit-exact resume needs.
 //! - **Memory** is planned before the start ([`MemoryPlan`]), and the engine stays within the plan.
 //!
 //! Modules from the bottom up: `simd` (instruction sets), `gemm` (matmul), `ops` (other operations
-//! of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning` (loss,
-//! backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service` (the handle
-//! and its thread). All are private; the feature `testing` exposes some of them to tests and examples.
+//! of a transformer, and how to add one), `transformer` (forward pass), `head` and `learning`
+//! (loss, backward pass, optimizer), `cache` and `scheduler` (sampling), `engine` and `service`
+//! (the handle and its thread). All are private; the feature `testing` exposes some of them to
+//! tests and examples.
 //!
-//! A run records its [`Fingerprint`] in `engine.json`: kernel revision, precision, order of sums and
-//! instruction set. If one of the first three differs, a resumed or replayed run computes different
-//! bits and prints a note.
+//! A run records its [`Fingerprint`] in `engine.json`: kernel revision, precision, order of sums
+//! and instruction set. If one of the first three differs, a resumed or replayed run computes
+//! different bits and prints a note.
 //!
 //! Out of scope: text (`levade-text`), files (`levade-model`) and the definition of losses
 //! (`levade-rl`).

@@ -1,5 +1,5 @@
-//! Finds the memory that this process can still allocate: the minimum of what the machine, the control
-//! groups of the process (cgroups) and its resource limits leave.
+//! Finds the memory that this process can still allocate: the minimum of what the machine, the
+//! control groups of the process (cgroups) and its resource limits leave.
 //!
 //! All values are read from the system's files. CPU quotas are out of scope:
 //! `std::thread::available_parallelism` respects them.
@@ -7,9 +7,9 @@
 use std::path::{Component, Path, PathBuf};
 
 /// Returns the number of bytes that can be allocated without swapping, according to the system: the
-/// minimum of the machine's free memory, what the cgroup of the process and each of its ancestors leave
-/// (Slurm, systemd, Docker, Kubernetes), and what its resource limits leave (`ulimit -v`, `-d`).
-/// Returns `None` if the system has no such files, as outside Linux.
+/// minimum of the machine's free memory, what the cgroup of the process and each of its ancestors
+/// leave (Slurm, systemd, Docker, Kubernetes), and what its resource limits leave (`ulimit -v`,
+/// `-d`). Returns `None` if the system has no such files, as outside Linux.
 pub fn available_memory() -> Option<u64> {
     System { root: Path::new("/") }.available()
 }
@@ -33,12 +33,14 @@ struct Hierarchy {
 impl System<'_> {
     fn read(&self, path: impl AsRef<Path>) -> String {
         let path = path.as_ref();
-        std::fs::read_to_string(self.root.join(path.strip_prefix("/").unwrap_or(path))).unwrap_or_default()
+        std::fs::read_to_string(self.root.join(path.strip_prefix("/").unwrap_or(path)))
+            .unwrap_or_default()
     }
 
     fn available(&self) -> Option<u64> {
         let machine = kilobytes(&self.read("/proc/meminfo"), "MemAvailable:")?;
-        let hierarchies = hierarchies(&self.read("/proc/self/cgroup"), &self.read("/proc/self/mountinfo"));
+        let hierarchies =
+            hierarchies(&self.read("/proc/self/cgroup"), &self.read("/proc/self/mountinfo"));
         let groups = hierarchies.iter().filter_map(|hierarchy| self.free_in_hierarchy(hierarchy));
         let own = free_by_limits(&self.read("/proc/self/limits"), &self.read("/proc/self/status"));
         groups.chain(own).chain([machine]).min()
@@ -55,7 +57,8 @@ impl System<'_> {
                 free_in_group(&limits, &file("memory.current"), &stat, "inactive_file")
             } else {
                 // Includes limits of ancestors that are not visible from inside the container.
-                let ancestor_limit = number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
+                let ancestor_limit =
+                    number_after(&stat, "hierarchical_memory_limit").unwrap_or_default();
                 let limits = [file("memory.limit_in_bytes"), ancestor_limit];
                 free_in_group(&limits, &file("memory.usage_in_bytes"), &stat, "total_inactive_file")
             }
@@ -64,9 +67,9 @@ impl System<'_> {
     }
 }
 
-/// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the usage.
-/// File pages that were not accessed lately count as usage, but the kernel drops them when memory is
-/// needed. Returns `None` if there is no limit.
+/// Returns the bytes that a cgroup leaves, given its files: the lowest of its limits, minus the
+/// usage. File pages that were not accessed lately count as usage, but the kernel drops them when
+/// memory is needed. Returns `None` if there is no limit.
 fn free_in_group(limits: &[String], used: &str, stat: &str, dropped: &str) -> Option<u64> {
     let number = |text: &str| text.trim().parse::<u64>().ok();
     let dropped = number_after(stat, dropped).and_then(|text| number(&text)).unwrap_or(0);
@@ -79,14 +82,15 @@ fn number_after(text: &str, name: &str) -> Option<String> {
     text.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' ')).map(str::to_owned)
 }
 
-/// Returns the hierarchies that limit memory, each with the cgroup of the process, from its `cgroup`
-/// and `mountinfo` files.
+/// Returns the hierarchies that limit memory, each with the cgroup of the process, from its
+/// `cgroup` and `mountinfo` files.
 fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
     let mut found = Vec::new();
     for line in cgroup.lines() {
         // Version 1: 4:memory:/slurm/uid_1000/job_7. Version 2: 0::/user.slice/user-1000.slice
         let mut parts = line.splitn(3, ':');
-        let (Some(_), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next()) else {
+        let (Some(_), Some(controllers), Some(group)) = (parts.next(), parts.next(), parts.next())
+        else {
             continue;
         };
         let unified = controllers.is_empty();
@@ -94,8 +98,8 @@ fn hierarchies(cgroup: &str, mountinfo: &str) -> Vec<Hierarchy> {
             continue;
         }
         for (root, mount) in mounts(mountinfo, unified) {
-            // A container may see only its own group, mounted as the root, or read the path of a group
-            // that is not visible to it.
+            // A container may see only its own group, mounted as the root, or read the path of a
+            // group that is not visible to it.
             let inside = Path::new(group).strip_prefix(&root).unwrap_or(Path::new(""));
             let is_below = inside.components().all(|part| matches!(part, Component::Normal(_)));
             let group = if is_below { inside.to_owned() } else { PathBuf::new() };
@@ -135,10 +139,14 @@ fn unescape(text: &str) -> String {
 fn free_by_limits(limits: &str, status: &str) -> Option<u64> {
     let free = |name: &str, used: &str| {
         // Max address space         307200000            unlimited            bytes
-        let soft = limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
+        let soft =
+            limits.lines().find_map(|line| line.strip_prefix(name))?.split_whitespace().next()?;
         Some(soft.parse::<u64>().ok()?.saturating_sub(kilobytes(status, used).unwrap_or(0)))
     };
-    [free("Max address space", "VmSize:"), free("Max data size", "VmData:")].into_iter().flatten().min()
+    [free("Max address space", "VmSize:"), free("Max data size", "VmData:")]
+        .into_iter()
+        .flatten()
+        .min()
 }
 
 /// Parses the number of bytes from a line such as `MemAvailable:   123 kB`.
@@ -192,7 +200,8 @@ mod tests {
     #[test]
     fn enclosing_slice_limits_systemd_unit() {
         let (own, slice) = (mib(3000), mib(2500));
-        let (used, more, stat) = (mib(900), mib(1000), format!("anon 1\ninactive_file {}", mib(400)));
+        let (used, more, stat) =
+            (mib(900), mib(1000), format!("anon 1\ninactive_file {}", mib(400)));
         let unit = "sys/fs/cgroup/user.slice/user-1000.slice/run-7.scope";
         let files = [
             ("proc/self/cgroup", "0::/user.slice/user-1000.slice/run-7.scope\n"),
@@ -208,13 +217,16 @@ mod tests {
         assert_eq!(available_mib(&files), 2500 - 1000);
     }
 
-    /// Slurm, version 1: steps within jobs within users; the job has the limit. The hybrid hierarchy of
-    /// version 2, mounted alongside, has no memory controller.
+    /// Slurm, version 1: steps within jobs within users; the job has the limit. The hybrid
+    /// hierarchy of version 2, mounted alongside, has no memory controller.
     #[test]
     fn job_limits_slurm_step() {
         let (job, used, none) = (mib(4000), mib(1500), "9223372036854771712\n");
         let files = [
-            ("proc/self/cgroup", "9:cpuset:/\n4:memory:/slurm/uid_5/job_7/step_0\n0::/system.slice\n"),
+            (
+                "proc/self/cgroup",
+                "9:cpuset:/\n4:memory:/slurm/uid_5/job_7/step_0\n0::/system.slice\n",
+            ),
             (
                 "proc/self/mountinfo",
                 "31 23 0:28 / /sys/fs/cgroup rw - tmpfs tmpfs rw\n\
@@ -256,7 +268,8 @@ mod tests {
     #[test]
     fn pod_limit_is_read_from_container_statistics() {
         let (limit, used) = (mib(3000), mib(500));
-        let stat = format!("hierarchical_memory_limit {}total_inactive_file {}", mib(2000), mib(100));
+        let stat =
+            format!("hierarchical_memory_limit {}total_inactive_file {}", mib(2000), mib(100));
         let files = [
             ("proc/self/cgroup", "4:hugetlb,memory:/kubepods/burstable/pod1/c1\n"),
             (

@@ -1,8 +1,8 @@
 //! Plans the memory of an engine before the engine starts.
 //!
-//! The engine allocates no more than the plan. The input of every layer is stored. For as many layers
-//! as fit, all values are stored that the backward pass needs; the other layers recompute them, which
-//! changes no bit. The plan is compared with the memory that `limits` finds.
+//! The engine allocates no more than the plan. The input of every layer is stored. For as many
+//! layers as fit, all values are stored that the backward pass needs; the other layers recompute
+//! them, which changes no bit. The plan is compared with the memory that `limits` finds.
 
 use levade_model::ModelConfig;
 
@@ -63,8 +63,8 @@ impl Purpose {
     }
 }
 
-/// Number of values in memory, each an f32 or a packed word of 4 bytes. Arithmetic saturates: an absurd
-/// option must result in "too much" instead of wrapping around to a small number.
+/// Number of values in memory, each an f32 or a packed word of 4 bytes. Arithmetic saturates: an
+/// absurd option must result in "too much" instead of wrapping around to a small number.
 #[derive(Clone, Copy)]
 struct Values(u64);
 
@@ -87,8 +87,8 @@ impl Values {
 }
 
 impl MemoryPlan {
-    /// Plans an engine for `config` with `threads` threads, on a machine with `budget` free bytes. If
-    /// the budget requires it, layers recompute their activations.
+    /// Plans an engine for `config` with `threads` threads, on a machine with `budget` free bytes.
+    /// If the budget requires it, layers recompute their activations.
     pub fn new(config: &ModelConfig, options: &EngineOptions, threads: usize, budget: u64) -> Self {
         let layout = Layout::new(config);
         let plan = |kept| Self::keeping(config, &layout, options, threads, kept);
@@ -137,8 +137,8 @@ impl MemoryPlan {
         let post_norms = if config.has_post_norms() { 2 * hidden } else { 0 };
         let state = qkv + 2 * shape.heads + shape.query() + hidden + 2 * wide + post_norms;
         let temporary = hidden + wide;
-        // Scratch of one attention thread for a sequence of `n` positions: scores and their weights,
-        // and transposed keys and values.
+        // Scratch of one attention thread for a sequence of `n` positions: scores and their
+        // weights, and transposed keys and values.
         let attention = |n: usize, rows: usize| Values::new(n).times(2 * rows + 2 * shape.padded());
         let mut training = Values(0);
         if rows > 0 && options.trains {
@@ -147,8 +147,8 @@ impl MemoryPlan {
             let max_len = rows.min(context);
             let row = states.saturating_mul(state) + (layers + 1) * hidden + temporary + back;
             let chunk = Values::new(rows.min(head::CHUNK)).times(config.vocabulary + 4 * hidden);
-            // Rows of a value head, which are not divided into chunks; a copy of a row of logits for an
-            // entropy bonus.
+            // Rows of a value head, which are not divided into chunks; a copy of a row of logits
+            // for an entropy bonus.
             let row = row + if options.critic { 4 * hidden } else { 0 };
             training = Values::new(rows)
                 .times(row)
@@ -218,8 +218,8 @@ impl MemoryPlan {
         self.parts().into_iter().fold(0, |total, (_, bytes)| total.saturating_add(bytes))
     }
 
-    /// Returns the purposes that take more than a third of the largest part, largest first. These must
-    /// shrink if memory is short.
+    /// Returns the purposes that take more than a third of the largest part, largest first. These
+    /// must shrink if memory is short.
     pub fn largest(&self) -> Vec<Purpose> {
         let mut parts = self.parts();
         parts.sort_by_key(|(_, bytes)| std::cmp::Reverse(*bytes));
@@ -300,12 +300,17 @@ mod tests {
 
     #[test]
     fn check_rejects_plan_over_budget() {
-        let options = EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
+        let options =
+            EngineOptions { batch_tokens: 100, kv_memory_mb: 1, ..EngineOptions::default() };
         assert!(plan(&tiny_config(), &options, 1 << 30).check(1 << 30).is_ok());
-        assert_eq!(plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimizer, 0);
+        assert_eq!(
+            plan(&tiny_config(), &EngineOptions { trains: false, ..options.clone() }, 0).optimizer,
+            0
+        );
         let absurd = EngineOptions { batch_tokens: usize::MAX / 2, ..options.clone() };
         assert!(plan(&tiny_config(), &absurd, 1 << 40).check(1 << 40).is_err());
-        let giant = ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
+        let giant =
+            ModelConfig { layers: 2000, hidden: 8192, intermediate: 65536, ..tiny_config() };
         let error = plan(&giant, &options, 1 << 36).check(1 << 36).expect_err("terabytes");
         let text = error.to_string();
         assert!(text.contains("optimiser") && text.contains("smaller model"), "{text}");
@@ -316,12 +321,24 @@ mod tests {
     #[test]
     fn memory_error_suggests_option_of_largest_part() {
         let config = ModelConfig { context: 1 << 24, ..tiny_config() };
-        let options =
-            EngineOptions { batch_tokens: 100, kv_memory_mb: 1, context: 256, ..EngineOptions::default() };
+        let options = EngineOptions {
+            batch_tokens: 100,
+            kv_memory_mb: 1,
+            context: 256,
+            ..EngineOptions::default()
+        };
         for (large, purpose, way_out) in [
-            (EngineOptions { batch_tokens: 1 << 22, ..options.clone() }, Purpose::Training, "batch_tokens"),
+            (
+                EngineOptions { batch_tokens: 1 << 22, ..options.clone() },
+                Purpose::Training,
+                "batch_tokens",
+            ),
             (EngineOptions { context: 1 << 24, ..options.clone() }, Purpose::Sequence, "context"),
-            (EngineOptions { kv_memory_mb: 1 << 14, ..options.clone() }, Purpose::Cache, "kv_memory_mb"),
+            (
+                EngineOptions { kv_memory_mb: 1 << 14, ..options.clone() },
+                Purpose::Cache,
+                "kv_memory_mb",
+            ),
             (
                 EngineOptions { running: 1 << 22, step_rows: 1 << 22, ..options.clone() },
                 Purpose::Sampling,
@@ -339,7 +356,8 @@ mod tests {
         let mut config = ModelConfig { context: 1 << 20, ..tiny_config() };
         for tables in [1, 2] {
             let [short, long] = [1, 1 << 20].map(|context| {
-                plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX).weights
+                plan(&config, &EngineOptions { context, ..EngineOptions::default() }, u64::MAX)
+                    .weights
             });
             assert_eq!(long - short, ((1 << 20) - 1) * tables * config.head_dim as u64 * 4);
             config.pattern.local_rope = Some(config.rope.clone());
@@ -349,7 +367,8 @@ mod tests {
     #[test]
     fn kept_layers_shrink_with_budget() {
         let config = ModelConfig { layers: 10, ..tiny_config() };
-        let options = EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
+        let options =
+            EngineOptions { batch_tokens: 4000, kv_memory_mb: 1, ..EngineOptions::default() };
         let full = plan(&config, &options, u64::MAX);
         assert_eq!((full.kept, full.to_string().contains("again")), (10, false));
         let minimal = plan(&config, &options, 0);
@@ -357,6 +376,11 @@ mod tests {
         assert!(minimal.to_string().contains("activations of 10 of 10 blocks computed again"));
         let budget = (full.total() + minimal.total()) / 2;
         let some = plan(&config, &options, budget);
-        assert!(some.kept > 2 && some.kept < 9 && some.total() <= budget && budget < some.total() * 11 / 10);
+        assert!(
+            some.kept > 2
+                && some.kept < 9
+                && some.total() <= budget
+                && budget < some.total() * 11 / 10
+        );
     }
 }

@@ -1,38 +1,39 @@
 //! Operations of a transformer other than matmul, each with a forward and a backward pass.
 //!
-//! Each operation works on rows (tokens) independently of other rows. Only attention reads other rows:
-//! the keys and values of the row's own sequence. Reductions run in fixed lanes or in the order of
-//! rows. So the operations keep the batch invariance of [matmul](crate::product). There is no automatic
-//! differentiation.
+//! Each operation works on rows (tokens) independently of other rows. Only attention reads other
+//! rows: the keys and values of the row's own sequence. Reductions run in fixed lanes or in the
+//! order of rows. So the operations keep the batch invariance of [matmul](crate::product). There is
+//! no automatic differentiation.
 //!
 //! # Adding an operation
 //! An operation is a file of this module with the following parts, in this order. `gated.rs` is the
 //! shortest example.
 //!
-//! 1. **Forward**, over rows: `for_rows` assigns each row to one task. Inner loops are plain Rust in
-//!    the macro `simd!`, which compiles them once per instruction set. A sum over a row runs in 16
-//!    fixed lanes (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder, and never
-//!    over rows. `exp` is `simd::exp`. Batch invariance requires no more: an output depends on its own
-//!    row, by operations written in one order.
-//! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row. It
-//!    adds the gradients of parameters in the order of rows; threads split columns (`for_columns`,
-//!    `add_column_sums`).
+//! 1. **Forward**, over rows: `for_rows` assigns each row to one task. Inner loops are plain Rust
+//!    in the macro `simd!`, which compiles them once per instruction set. A sum over a row runs in
+//!    16 fixed lanes (`simd::dot`, `simd::fold`), never in a loop that the compiler may reorder,
+//!    and never over rows. `exp` is `simd::exp`. Batch invariance requires no more: an output
+//!    depends on its own row, by operations written in one order.
+//! 2. **Backward**: computes the gradient of the input from the gradient of the output, row by row.
+//!    It adds the gradients of parameters in the order of rows; threads split columns
+//!    (`for_columns`, `add_column_sums`).
 //! 3. **Tests**: a naive version in f64 as reference for the forward pass; its finite differences
-//!    (`differences`) as reference for the backward pass; equal bits on every instruction set, in other
-//!    batches, and on other numbers of threads.
-//! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training share,
-//!    and mirrored in `Backward::layer`. A value that the backward pass needs becomes a field of
-//!    `LayerState` and a term of `MemoryPlan`. A value that the backward pass can recompute from these
-//!    fields is not stored.
-//! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every family
-//!    with f64; `tests/engine/parity.rs` checks that sampling and training compute the same bits;
-//!    `conformance/gradients.py` compares with PyTorch.
+//!    (`differences`) as reference for the backward pass; equal bits on every instruction set, in
+//!    other batches, and on other numbers of threads.
+//! 4. **Calls**: in `Transformer::forward_state` or `forward_layer`, which sampling and training
+//!    share, and mirrored in `Backward::layer`. A value that the backward pass needs becomes a
+//!    field of `LayerState` and a term of `MemoryPlan`. A value that the backward pass can
+//!    recompute from these fields is not stored.
+//! 5. **Tests of the model**: `learning.rs` compares loss and gradients of small models of every
+//!    family with f64; `tests/engine/parity.rs` checks that sampling and training compute the same
+//!    bits; `conformance/gradients.py` compares with PyTorch.
 //!
-//! If the order of operations of an existing kernel changes, `KERNELS` in `engine.rs` is incremented.
+//! If the order of operations of an existing kernel changes, `KERNELS` in `engine.rs` is
+//! incremented.
 //!
 //! Matmul is shared code: `product()` takes operands that are packed for each call, `tile()` takes
-//! operands in blocks. Both take words (`precision.rs`), so an operation built on them works in both
-//! precisions.
+//! operands in blocks. Both take words (`precision.rs`), so an operation built on them works in
+//! both precisions.
 
 pub mod adamw;
 pub mod attention;
@@ -100,7 +101,11 @@ pub fn add_rows(compute: &Compute, rows: usize, width: usize, x: &[f32], out: &m
 
 /// Calls `body(first, sums)` for ranges of columns of `sums`, in parallel. Used for sums over rows,
 /// each of which runs in the order of rows.
-pub(crate) fn for_columns(compute: &Compute, sums: &mut [f32], body: impl Fn(usize, &mut [f32]) + Sync) {
+pub(crate) fn for_columns(
+    compute: &Compute,
+    sums: &mut [f32],
+    body: impl Fn(usize, &mut [f32]) + Sync,
+) {
     const COLUMNS: usize = 64;
     let width = sums.len();
     let shared = SharedSlice::new(sums);
@@ -140,7 +145,10 @@ pub(crate) mod testing {
     pub fn close(a: &[f32], b: &[f64], tolerance: f64) {
         assert_eq!(a.len(), b.len());
         for (i, (x, y)) in a.iter().zip(b).enumerate() {
-            assert!((f64::from(*x) - y).abs() <= tolerance * (1.0 + y.abs()), "element {i}: {x} against {y}");
+            assert!(
+                (f64::from(*x) - y).abs() <= tolerance * (1.0 + y.abs()),
+                "element {i}: {x} against {y}"
+            );
         }
     }
 

@@ -8,8 +8,8 @@ use crate::gemm::Mode;
 use crate::ops::adamw;
 use crate::parameters::Parameters;
 
-/// Gradient and moments of one array of parameters, in its layout. The first backward pass allocates
-/// them.
+/// Gradient and moments of one array of parameters, in its layout. The first backward pass
+/// allocates them.
 #[derive(Default)]
 pub struct Optimizer {
     /// Gradient accumulated since the last step; valid only if `accumulated` is true.
@@ -20,8 +20,8 @@ pub struct Optimizer {
     pub second: Buffer,
     /// Number of steps taken.
     pub steps: u64,
-    /// Whether a gradient has accumulated. If not, the next matmuls overwrite `gradient`, which saves
-    /// clearing and reading it.
+    /// Whether a gradient has accumulated. If not, the next matmuls overwrite `gradient`, which
+    /// saves clearing and reading it.
     accumulated: bool,
 }
 
@@ -35,8 +35,8 @@ impl Optimizer {
         }
     }
 
-    /// Starts a backward pass, and returns whether its matmuls overwrite the gradient or add to it. If
-    /// they overwrite it, the caller must zero the parts that matmuls do not write.
+    /// Starts a backward pass, and returns whether its matmuls overwrite the gradient or add to it.
+    /// If they overwrite it, the caller must zero the parts that matmuls do not write.
     pub fn start_pass(&mut self) -> Mode {
         if std::mem::replace(&mut self.accumulated, true) { Mode::Add } else { Mode::Set }
     }
@@ -50,23 +50,29 @@ impl Optimizer {
         adamw::norm(compute, &self.gradient)
     }
 
-    fn step(&mut self, compute: &Compute, params: &OptimParams, scale: f32, parameters: Parameters<'_>) {
+    fn step(
+        &mut self,
+        compute: &Compute,
+        params: &OptimParams,
+        scale: f32,
+        parameters: Parameters<'_>,
+    ) {
         self.steps += 1;
         let moments = [&mut *self.first, &mut *self.second];
         adamw::step(compute, params, self.steps, parameters, scale, &self.gradient, moments);
     }
 }
 
-/// Runs one optimizer step for parameters that are trained together, with gradients clipped by their
-/// joint norm. A gradient that is not finite is dropped and changes nothing.
+/// Runs one optimizer step for parameters that are trained together, with gradients clipped by
+/// their joint norm. A gradient that is not finite is dropped and changes nothing.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,
     mut trained: Vec<(&mut Optimizer, Parameters<'_>)>,
 ) -> OptimReport {
-    let squares = trained
-        .iter_mut()
-        .map(|(optimizer, parameters)| optimizer.prepare_step(compute, parameters.master.len()).powi(2));
+    let squares = trained.iter_mut().map(|(optimizer, parameters)| {
+        optimizer.prepare_step(compute, parameters.master.len()).powi(2)
+    });
     let grad_norm = squares.sum::<f64>().sqrt();
     if !grad_norm.is_finite() {
         return OptimReport { grad_norm, applied: false };

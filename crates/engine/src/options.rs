@@ -26,14 +26,14 @@ pub struct EngineOptions {
     pub threads: usize,
     /// Maximum sequence length in tokens; 0 uses the model's own context length.
     pub context: usize,
-    /// Maximum number of packed tokens of a training batch that go through the model at once; larger
-    /// batches take several passes. 0 for an engine that only samples.
+    /// Maximum number of packed tokens of a training batch that go through the model at once;
+    /// larger batches take several passes. 0 for an engine that only samples.
     pub batch_tokens: usize,
     /// Whether the engine will be trained. If not, batches are only evaluated, and gradients are
     /// rejected.
     pub trains: bool,
-    /// Adapters that will be created, for the memory plan. If there are any, the base weights are not
-    /// trained.
+    /// Adapters that will be created, for the memory plan. If there are any, the base weights are
+    /// not trained.
     pub adapters: Vec<PlannedAdapter>,
     /// Whether a value head will be added, for the memory plan.
     pub critic: bool,
@@ -46,9 +46,10 @@ pub struct EngineOptions {
     pub running: usize,
     /// Maximum number of rows in one sampling step: running sequences and prefill chunks.
     pub step_rows: usize,
-    /// Whether running sequences keep their keys and values when the weights change. They then continue
-    /// at once without recomputation, but the log-probabilities of tokens sampled from then on differ
-    /// from those that training computes. New sequences never reuse keys and values of old weights.
+    /// Whether running sequences keep their keys and values when the weights change. They then
+    /// continue at once without recomputation, but the log-probabilities of tokens sampled from
+    /// then on differ from those that training computes. New sequences never reuse keys and values
+    /// of old weights.
     pub keep_cache: bool,
     /// Rounding of matmul operands, including keys and values.
     pub precision: Precision,
@@ -80,7 +81,11 @@ impl EngineOptions {
     /// Returns the number of bytes that the engine may use.
     pub fn budget(&self) -> u64 {
         let free = available_memory().unwrap_or(u64::MAX);
-        if self.memory_mb == 0 { free } else { free.min((self.memory_mb as u64).saturating_mul(1 << 20)) }
+        if self.memory_mb == 0 {
+            free
+        } else {
+            free.min((self.memory_mb as u64).saturating_mul(1 << 20))
+        }
     }
 
     /// Returns the number of threads to start.

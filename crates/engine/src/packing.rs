@@ -1,11 +1,11 @@
 //! Divides a tree batch into units that go through the model at once.
 //!
-//! A batch that fits goes through as a whole. A larger batch is traversed depth-first, one [`Unit`] at
-//! a time, with the keys and values of the sequence above the unit on a stack. On the way down, nodes
-//! run forward only. On the way up from the leaves, they run forward again and backward, and each unit
-//! adds the gradient of its ancestors' keys and values to the stack. So memory is bounded by the unit
-//! and the sequence length, for any size of the tree. Every token goes through the model forward at
-//! most twice and backward once.
+//! A batch that fits goes through as a whole. A larger batch is traversed depth-first, one [`Unit`]
+//! at a time, with the keys and values of the sequence above the unit on a stack. On the way down,
+//! nodes run forward only. On the way up from the leaves, they run forward again and backward, and
+//! each unit adds the gradient of its ancestors' keys and values to the stack. So memory is bounded
+//! by the unit and the sequence length, for any size of the tree. Every token goes through the
+//! model forward at most twice and backward once.
 
 use std::ops::Range;
 
@@ -35,7 +35,8 @@ impl Unit {
 /// Step of the traversal of a batch.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub enum Step {
-    /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one node.
+    /// Run a unit forward and push its keys and values onto the stack. The unit is a piece of one
+    /// node.
     Push(Unit),
     /// Run a unit forward and backward. It has no descendants outside the unit.
     Train(Unit),
@@ -81,7 +82,8 @@ impl Schedule<'_> {
         let mut rest = nodes;
         while let [first, ..] = rest {
             let start = self.batch.nodes[*first].start as usize;
-            let fitting = rest.iter().take_while(|node| self.ends[**node] - start <= self.max_tokens).count();
+            let fitting =
+                rest.iter().take_while(|node| self.ends[**node] - start <= self.max_tokens).count();
             if fitting > 0 {
                 let tokens = start..self.ends[rest[fitting - 1]];
                 let above = self.batch.nodes[*first].depth as usize;
@@ -127,12 +129,13 @@ pub struct Packing {
 }
 
 impl Packing {
-    /// Packs a unit. Blocks below `stack` are those of the sequence above, and block i holds positions
-    /// `i * BLOCK ..`. A unit `on_stack` writes into them. Other units start with a copy of the last
-    /// block if they start inside it.
+    /// Packs a unit. Blocks below `stack` are those of the sequence above, and block i holds
+    /// positions `i * BLOCK ..`. A unit `on_stack` writes into them. Other units start with a copy
+    /// of the last block if they start inside it.
     pub fn new(batch: &TreeBatch, unit: &Unit, stack: usize, on_stack: bool) -> Self {
         let mut packing = Packing::default();
-        let first = batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
+        let first =
+            batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
         for node in &batch.nodes[first..] {
             let (start, end) = (node.start as usize, (node.start + node.len) as usize);
             if start >= unit.tokens.end {
@@ -143,11 +146,13 @@ impl Packing {
             let position = node.depth as usize + tokens.start - start;
             packing.positions.extend((position..position + len).map(|p| p as u32));
 
-            let parent =
-                node.parent.and_then(|p| (p as usize).checked_sub(first)).filter(|_| tokens.start == start);
+            let parent = node
+                .parent
+                .and_then(|p| (p as usize).checked_sub(first))
+                .filter(|_| tokens.start == start);
             let full_blocks = position / BLOCK;
-            // Full blocks of the ancestors are read in place; a block that the node starts inside is
-            // copied.
+            // Full blocks of the ancestors are read in place; a block that the node starts inside
+            // is copied.
             let (mut blocks, inherits) = match parent {
                 Some(parent) => {
                     let above = &packing.spans[parent].blocks;
@@ -194,7 +199,9 @@ pub fn check(batch: &TreeBatch, context: usize, vocabulary: usize) -> Result<(),
             "token {token} is outside the model's vocabulary of {vocabulary}; was the batch made with another tokenizer?"
         ));
     }
-    if let Some(len) = batch.nodes.iter().map(|n| (n.depth + n.len) as usize).find(|len| *len > context) {
+    if let Some(len) =
+        batch.nodes.iter().map(|n| (n.depth + n.len) as usize).find(|len| *len > context)
+    {
         return reject(format!(
             "a path of {len} tokens does not fit the context of {context}; raise the context or shorten the rollouts"
         ));
@@ -222,8 +229,8 @@ mod tests {
         TreeBatch::merge(&sequences).unwrap_or_default()
     }
 
-    /// Every token is trained once, units do not exceed the limit, and the sequence above a unit is on
-    /// the stack.
+    /// Every token is trained once, units do not exceed the limit, and the sequence above a unit is
+    /// on the stack.
     #[test]
     fn schedule_trains_every_token_once() {
         let long: Vec<u32> = (0..50).collect();
@@ -257,7 +264,10 @@ mod tests {
                     }
                 }
             }
-            assert!(stack.is_empty() && trained.iter().all(|count| *count == 1), "{max_tokens}: {trained:?}");
+            assert!(
+                stack.is_empty() && trained.iter().all(|count| *count == 1),
+                "{max_tokens}: {trained:?}"
+            );
         }
         assert_eq!(schedule(&batch, 1000), [Step::Train(Unit::complete(&batch))]);
     }

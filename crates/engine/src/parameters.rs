@@ -20,8 +20,8 @@ pub struct Parameters<'a> {
     pub packed: Vec<(Range<usize>, &'a mut PackedMatrix)>,
 }
 
-/// Contiguous values of an array, for one task: the source of one panel, or a block of a tensor that is
-/// not packed.
+/// Contiguous values of an array, for one task: the source of one panel, or a block of a tensor
+/// that is not packed.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Chunk {
     /// Range in the array.
@@ -61,8 +61,8 @@ impl Parameters<'_> {
     }
 }
 
-/// Divides tensors into pieces, given the start of each packed matrix. Every value of a tensor is in
-/// one piece.
+/// Divides tensors into pieces, given the start of each packed matrix. Every value of a tensor is
+/// in one piece.
 fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<Chunk> {
     let mut chunks = Vec::new();
     for (matrix, (start, panels)) in panels.iter().enumerate() {
@@ -75,11 +75,16 @@ fn split_into_chunks(tensors: &Tensors, panels: &[(usize, Panels<'_>)]) -> Vec<C
             }
         }));
     }
-    let is_packed =
-        |at: usize| panels.iter().any(|(start, panels)| (*start..start + panels.values()).contains(&at));
+    let is_packed = |at: usize| {
+        panels.iter().any(|(start, panels)| (*start..start + panels.values()).contains(&at))
+    };
     for entry in tensors.entries.iter().filter(|entry| !is_packed(entry.range.start)) {
         let Range { start, end } = entry.range;
-        let block = |at| Chunk { range: at..end.min(at + BLOCK), is_matrix: entry.is_matrix(), panel: None };
+        let block = |at| Chunk {
+            range: at..end.min(at + BLOCK),
+            is_matrix: entry.is_matrix(),
+            panel: None,
+        };
         chunks.extend((start..end).step_by(BLOCK).map(block));
     }
     chunks
@@ -102,7 +107,8 @@ mod tests {
             let compute = Compute::with_isa(2, Isa::detect(), precision);
             let mut weights = Weights::zeroed(&config, precision);
             let entries = weights.layout.tensors.entries.clone();
-            let in_matrix = |at: usize| entries.iter().any(|p| p.is_matrix() && p.range.contains(&at));
+            let in_matrix =
+                |at: usize| entries.iter().any(|p| p.is_matrix() && p.range.contains(&at));
             weights.parameters().change(&compute, |chunk, values| {
                 for (at, value) in chunk.range.clone().zip(values) {
                     assert_eq!(chunk.is_matrix, in_matrix(at), "{at}");
@@ -110,8 +116,11 @@ mod tests {
                 }
             });
             for at in 0..weights.master.len() {
-                let expected =
-                    if entries.iter().any(|p| p.range.contains(&at)) { 1.0 + (at % 251) as f32 } else { 0.0 };
+                let expected = if entries.iter().any(|p| p.range.contains(&at)) {
+                    1.0 + (at % 251) as f32
+                } else {
+                    0.0
+                };
                 assert_eq!(weights.master[at], expected, "{at}");
             }
             let copies = |weights: &mut Weights| -> Vec<u32> {
@@ -126,7 +135,10 @@ mod tests {
             };
             let found = copies(&mut weights);
             weights.parameters().pack(&compute);
-            assert!(found.iter().any(|word| *word != 0) && found == copies(&mut weights), "{precision:?}");
+            assert!(
+                found.iter().any(|word| *word != 0) && found == copies(&mut weights),
+                "{precision:?}"
+            );
         }
     }
 }

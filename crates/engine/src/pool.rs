@@ -1,8 +1,9 @@
 //! Thread pool of the engine: one static pool with fork and join, which hands out tasks one by one.
 //!
-//! A sampled token takes a few hundred parallel regions of some tens of microseconds, so joining must
-//! cost about a microsecond: workers spin for a while before they sleep ([`LINGER`]). Which thread runs
-//! a task never changes a result, because every output element is computed by one task, in one order.
+//! A sampled token takes a few hundred parallel regions of some tens of microseconds, so joining
+//! must cost about a microsecond: workers spin for a while before they sleep ([`LINGER`]). Which
+//! thread runs a task never changes a result, because every output element is computed by one task,
+//! in one order.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
@@ -12,10 +13,10 @@ use std::time::{Duration, Instant};
 /// Number of spins after which a waiting thread yields its processor once.
 const SPINS_BEFORE_YIELD: u32 = 2_000;
 /// Time for which a worker looks for a region before it sleeps. Within a batch the engine's thread
-/// occasionally works without the pool for a millisecond or two, for instance when the cache allocates
-/// new pages. A worker that slept during that time would return its processor, in a virtual machine to
-/// another one; both were measured to be slower afterwards, for seconds. Between batches that wait for
-/// tools, or in an idle process, a worker does sleep.
+/// occasionally works without the pool for a millisecond or two, for instance when the cache
+/// allocates new pages. A worker that slept during that time would return its processor, in a
+/// virtual machine to another one; both were measured to be slower afterwards, for seconds. Between
+/// batches that wait for tools, or in an idle process, a worker does sleep.
 const LINGER: Duration = Duration::from_millis(20);
 
 /// Lower half of a ticket while a region is being set up.
@@ -23,10 +24,10 @@ const CLOSED: u64 = u32::MAX as u64;
 
 /// State that the threads share. A parallel region is `body(task)` for every task below `tasks`.
 ///
-/// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task by
-/// swapping the ticket for the next one. The swap fails if the epoch has changed since, so a thread
-/// that slept through a region never touches its closure. The owner waits for tasks, not for threads: a
-/// thread that the system does not schedule delays no other thread.
+/// `ticket` is (epoch, next task). A thread reads the ticket, then the region, and claims the task
+/// by swapping the ticket for the next one. The swap fails if the epoch has changed since, so a
+/// thread that slept through a region never touches its closure. The owner waits for tasks, not for
+/// threads: a thread that the system does not schedule delays no other thread.
 struct State {
     ticket: AtomicU64,
     body: [AtomicUsize; 2],
@@ -64,7 +65,8 @@ impl Pool {
                 let state = Arc::clone(&state);
                 let name = format!("engine-{}", index + 1);
                 // If a thread cannot be started, the pool is smaller, which changes only speed.
-                let handle = std::thread::Builder::new().name(name).spawn(move || state.work(index)).ok()?;
+                let handle =
+                    std::thread::Builder::new().name(name).spawn(move || state.work(index)).ok()?;
                 let thread = handle.thread().clone();
                 Some((handle, thread))
             })
@@ -77,8 +79,8 @@ impl Pool {
         self.workers.len() + 1
     }
 
-    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when all
-    /// are done. Only one thread may call this at a time, and not from within a task.
+    /// Runs `body(task)` for every `task` below `tasks`, in any order, on all threads; returns when
+    /// all are done. Only one thread may call this at a time, and not from within a task.
     ///
     /// # Panics
     /// Panics if a task panicked, or if another call is running.
@@ -89,15 +91,15 @@ impl Pool {
         }
         assert!((tasks as u64) < CLOSED, "{tasks} tasks");
         let state = &*self.state;
-        // Two regions at the same time would run each other's tasks after the closures of these tasks
-        // are gone.
+        // Two regions at the same time would run each other's tasks after the closures of these
+        // tasks are gone.
         assert!(
             !state.busy.swap(true, Ordering::Acquire),
             "the engine's pool is in use: by another thread, or by a task's own caller"
         );
         let body: &(dyn Fn(usize) + Sync) = &body;
-        // SAFETY: a reference to a trait object is two words. Only threads that claimed a task of this
-        // region dereference it, and all tasks are completed before this call returns.
+        // SAFETY: a reference to a trait object is two words. Only threads that claimed a task of
+        // this region dereference it, and all tasks are completed before this call returns.
         let words = unsafe { std::mem::transmute::<&(dyn Fn(usize) + Sync), [usize; 2]>(body) };
         let epoch = (state.ticket.load(Ordering::Relaxed) >> 32).wrapping_add(1) << 32;
         state.ticket.store(epoch | CLOSED, Ordering::SeqCst);
@@ -161,12 +163,17 @@ impl State {
         if task == CLOSED || task as usize >= self.tasks.load(Ordering::SeqCst) {
             return false;
         }
-        if self.ticket.compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst).is_err() {
+        if self
+            .ticket
+            .compare_exchange(ticket, ticket + 1, Ordering::SeqCst, Ordering::SeqCst)
+            .is_err()
+        {
             // Another thread was faster, or the region is over: try again.
             return true;
         }
-        // SAFETY: the ticket did not change between reading the region and claiming the task, so the
-        // words are this region's closure, and the owner keeps it alive until the task is completed.
+        // SAFETY: the ticket did not change between reading the region and claiming the task, so
+        // the words are this region's closure, and the owner keeps it alive until the task is
+        // completed.
         let body = unsafe { std::mem::transmute::<[usize; 2], &(dyn Fn(usize) + Sync)>(words) };
         if std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| body(task as usize))).is_err() {
             self.panicked.store(true, Ordering::Relaxed);
@@ -228,7 +235,10 @@ mod tests {
         let num_rejected = AtomicUsize::new(0);
         pool.run(2, |_| {
             let nested = std::panic::AssertUnwindSafe(|| pool.run(2, |_| ()));
-            num_rejected.fetch_add(usize::from(std::panic::catch_unwind(nested).is_err()), Ordering::Relaxed);
+            num_rejected.fetch_add(
+                usize::from(std::panic::catch_unwind(nested).is_err()),
+                Ordering::Relaxed,
+            );
         });
         assert_eq!(num_rejected.load(Ordering::Relaxed), 2);
         pool.run(10, |_| ());

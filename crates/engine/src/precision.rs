@@ -1,16 +1,16 @@
 //! Precision of matmul: f32 or bf16.
 //!
-//! In either precision, weights, values between two matmuls, and sums are f32. In bf16 the *operands*
-//! of every matmul are rounded when they are packed (`product::pack`): weights once per update;
-//! activations, and gradients in the backward pass, when they are packed for each matmul; keys and
-//! values when they are stored in their blocks. Nothing else is rounded. So the rounding points are the
-//! same for sampling and training.
+//! In either precision, weights, values between two matmuls, and sums are f32. In bf16 the
+//! *operands* of every matmul are rounded when they are packed (`product::pack`): weights once per
+//! update; activations, and gradients in the backward pass, when they are packed for each matmul;
+//! keys and values when they are stored in their blocks. Nothing else is rounded. So the rounding
+//! points are the same for sampling and training.
 //!
-//! Operands are stored as *words* of 32 bits: one f32, or two bf16 that follow each other along k, the
-//! earlier one in the low half. Words are kept in arrays of f32 and only moved. The chain adds the
-//! later half of a word first, as AVX-512's instruction for pairs does, so other instruction sets
-//! compute the same bits with fused multiply-adds. One exception: that instruction treats numbers below
-//! 1e-38 as 0.
+//! Operands are stored as *words* of 32 bits: one f32, or two bf16 that follow each other along k,
+//! the earlier one in the low half. Words are kept in arrays of f32 and only moved. The chain adds
+//! the later half of a word first, as AVX-512's instruction for pairs does, so other instruction
+//! sets compute the same bits with fused multiply-adds. One exception: that instruction treats
+//! numbers below 1e-38 as 0.
 
 pub use levade_policy::Precision;
 
@@ -82,8 +82,8 @@ impl Kernel {
 /// Mask of the later half of a word, and of the bits that bf16 keeps of an f32.
 pub(crate) const HIGH: u32 = 0xffff_0000;
 
-/// Rounds `x` to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers become
-/// 0, as the instructions for bf16 treat them. NaN stays NaN.
+/// Rounds `x` to bf16 (to nearest, ties to even), in the high half of a word. Subnormal numbers
+/// become 0, as the instructions for bf16 treat them. NaN stays NaN.
 #[inline(always)]
 fn round(x: f32) -> u32 {
     let bits = x.to_bits();

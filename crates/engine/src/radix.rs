@@ -1,9 +1,9 @@
 //! Radix tree over tokens: the prefixes in the cache, and the blocks that hold them.
 //!
-//! An edge holds a run of tokens and the blocks with their positions. If sequences fork inside a block,
-//! each child has its own copy of that block, which also holds the positions of its ancestors in it. So
-//! for every index, the block of a sequence is that of the deepest node that has one. Out of scope: the
-//! memory of the blocks, and their use by running sequences (`cache`).
+//! An edge holds a run of tokens and the blocks with their positions. If sequences fork inside a
+//! block, each child has its own copy of that block, which also holds the positions of its
+//! ancestors in it. So for every index, the block of a sequence is that of the deepest node that
+//! has one. Out of scope: the memory of the blocks, and their use by running sequences (`cache`).
 
 use std::collections::HashMap;
 
@@ -43,14 +43,15 @@ pub struct Radix {
 }
 
 impl Radix {
-    /// Returns the longest cached prefix of `tokens` under `root`, of at most `most` tokens, and marks
-    /// it as used.
+    /// Returns the longest cached prefix of `tokens` under `root`, of at most `most` tokens, and
+    /// marks it as used.
     pub fn longest_prefix(&mut self, root: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.clock += 1;
         let mut prefix = Prefix::default();
         let tokens = &tokens[..max_len.min(tokens.len())];
         let mut children = self.roots.get(&root);
-        while let Some(id) = tokens.get(prefix.len).and_then(|token| children?.get(token)).copied() {
+        while let Some(id) = tokens.get(prefix.len).and_then(|token| children?.get(token)).copied()
+        {
             let Some(node) = self.nodes.get_mut(&id) else { break };
             node.last_use = self.clock;
             let shared = shared_prefix_len(&node.tokens, &tokens[prefix.len..]);
@@ -66,8 +67,8 @@ impl Radix {
         prefix
     }
 
-    /// Inserts a sequence and its blocks under `root`. Calls `kept` for every block to which the tree
-    /// adds a reference.
+    /// Inserts a sequence and its blocks under `root`. Calls `kept` for every block to which the
+    /// tree adds a reference.
     pub fn insert(&mut self, root: u32, tokens: &[u32], blocks: &[u32], mut kept: impl FnMut(u32)) {
         self.clock += 1;
         let (mut parent, mut done) = (None, 0);
@@ -88,7 +89,14 @@ impl Radix {
                 let (tokens, last_use) = (tokens[done..].to_vec(), self.clock);
                 self.nodes.insert(
                     id,
-                    Node { parent, children: HashMap::new(), start: done, tokens, blocks, last_use },
+                    Node {
+                        parent,
+                        children: HashMap::new(),
+                        start: done,
+                        tokens,
+                        blocks,
+                        last_use,
+                    },
                 );
                 return;
             };
@@ -103,8 +111,8 @@ impl Radix {
         }
     }
 
-    /// Splits a node's edge after `at` tokens. The node keeps its upper part; a new node below it gets
-    /// the rest.
+    /// Splits a node's edge after `at` tokens. The node keeps its upper part; a new node below it
+    /// gets the rest.
     fn split(&mut self, id: Id, at: usize, kept: &mut impl FnMut(u32)) {
         let lower = self.next;
         let Some(node) = self.nodes.get_mut(&id) else { return };
@@ -124,19 +132,23 @@ impl Radix {
                 child.parent = Some(lower);
             }
         }
-        self.nodes.insert(lower, Node { parent: Some(id), children, start, tokens: rest, blocks, last_use });
+        self.nodes.insert(
+            lower,
+            Node { parent: Some(id), children, start, tokens: rest, blocks, last_use },
+        );
     }
 
     /// Removes the least recently used leaf for whose blocks `worth` returns true, and returns its
     /// blocks.
     pub fn evict(&mut self, worth: impl Fn(&[u32]) -> bool) -> Option<Vec<u32>> {
-        let leaves = self.nodes.iter().filter(|(_, node)| node.children.is_empty() && worth(&node.blocks));
+        let leaves =
+            self.nodes.iter().filter(|(_, node)| node.children.is_empty() && worth(&node.blocks));
         let (&id, _) = leaves.min_by_key(|(id, node)| (node.last_use, **id))?;
         self.remove(id)
     }
 
-    /// Removes all prefixes under `root`; calls `dropped` for every reference to a block that the tree
-    /// gives up.
+    /// Removes all prefixes under `root`; calls `dropped` for every reference to a block that the
+    /// tree gives up.
     pub fn forget(&mut self, root: u32, mut dropped: impl FnMut(u32)) {
         let mut pending: Vec<Id> =
             self.roots.remove(&root).into_iter().flat_map(HashMap::into_values).collect();

@@ -61,8 +61,8 @@ impl Reference {
         x.iter().zip(weight).map(|(v, w)| (offset + w) * v / root).collect()
     }
 
-    /// Applies norms to one kind of heads, if the model has them, and rotates the heads by `position`,
-    /// if the layer has a rotary embedding.
+    /// Applies norms to one kind of heads, if the model has them, and rotates the heads by
+    /// `position`, if the layer has a rotary embedding.
     fn normalize_and_rotate(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
         let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
         let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());
@@ -113,8 +113,18 @@ impl Reference {
                 let n = self.norm(&before_attention, x);
                 let mut q = self.project(&name("self_attn.q_proj"), &n);
                 let mut k = self.project(&name("self_attn.k_proj"), &n);
-                self.normalize_and_rotate(layer, &name("self_attn.q_norm.weight"), position, &mut q);
-                self.normalize_and_rotate(layer, &name("self_attn.k_norm.weight"), position, &mut k);
+                self.normalize_and_rotate(
+                    layer,
+                    &name("self_attn.q_norm.weight"),
+                    position,
+                    &mut q,
+                );
+                self.normalize_and_rotate(
+                    layer,
+                    &name("self_attn.k_norm.weight"),
+                    position,
+                    &mut k,
+                );
                 keys.push(k);
                 values.push(self.project(&name("self_attn.v_proj"), &n));
                 let first = keys.len() - config.window(layer).unwrap_or(keys.len()).min(keys.len());
@@ -129,7 +139,11 @@ impl Reference {
                     let weights: Vec<f64> = scores.iter().map(|s| (s - max).exp()).collect();
                     let total: f64 = weights.iter().sum();
                     attended.extend((0..dim).map(|d| {
-                        values[first..].iter().zip(&weights).map(|(v, w)| v[at + d] * w / total).sum::<f64>()
+                        values[first..]
+                            .iter()
+                            .zip(&weights)
+                            .map(|(v, w)| v[at + d] * w / total)
+                            .sum::<f64>()
                     }));
                 }
                 let mut out = self.project(&name("self_attn.o_proj"), &attended);
@@ -140,8 +154,11 @@ impl Reference {
                 let n = self.norm(&before_mlp, x);
                 let gate = self.project(&name("mlp.gate_proj"), &n);
                 let up = self.project(&name("mlp.up_proj"), &n);
-                let h: Vec<f64> =
-                    gate.iter().zip(up).map(|(g, u)| activate(config.activation(), *g) * u).collect();
+                let h: Vec<f64> = gate
+                    .iter()
+                    .zip(up)
+                    .map(|(g, u)| activate(config.activation(), *g) * u)
+                    .collect();
                 let mut out = self.project(&name("mlp.down_proj"), &h);
                 if config.has_post_norms() {
                     out = self.norm(&after_mlp, &out);

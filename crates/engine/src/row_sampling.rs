@@ -13,8 +13,8 @@ use crate::transformer::Transformer;
 /// Minimum limit on rows whose logits exist at the same time; more running sequences raise it.
 const CHUNK: usize = 64;
 
-/// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows and
-/// `running` sequences. A scored prompt needs the logits of all its rows.
+/// Returns the maximum number of rows whose logits exist at the same time, for steps of `rows` rows
+/// and `running` sequences. A scored prompt needs the logits of all its rows.
 pub fn max_logits_rows(running: usize, rows: usize) -> usize {
     running.max(CHUNK).min(rows)
 }
@@ -30,10 +30,10 @@ pub struct LogitsRow {
     pub position: usize,
 }
 
-/// Samples or scores a token for each of the `wanted` rows. `logits` holds one row of the vocabulary
-/// for each and is modified in place. Tokens of a prompt are scored; tokens after the end of a sequence
-/// are sampled. Grammar constraints are evaluated in the same tasks, so that a slow one delays the step
-/// as little as possible.
+/// Samples or scores a token for each of the `wanted` rows. `logits` holds one row of the
+/// vocabulary for each and is modified in place. Tokens of a prompt are scored; tokens after the
+/// end of a sequence are sampled. Grammar constraints are evaluated in the same tasks, so that a
+/// slow one delays the step as little as possible.
 pub fn sample_or_score(
     model: &Transformer,
     running: &[Sequence],
@@ -47,7 +47,8 @@ pub fn sample_or_score(
     model.compute.pool.run(needed.len(), |task| {
         let LogitsRow { sequence, position, .. } = needed[task];
         // SAFETY: each row belongs to one task.
-        let (row, result) = unsafe { (logits.slice(task * vocabulary, vocabulary), results.slice(task, 1)) };
+        let (row, result) =
+            unsafe { (logits.slice(task * vocabulary, vocabulary), results.slice(task, 1)) };
         result[0] = Some(sample_or_score_row(model, &running[sequence], position, row));
     });
     found.into_iter().flatten().collect()
@@ -73,7 +74,8 @@ fn sample_or_score_row(
     // No other task has this sequence's row, so the lock is free.
     let mut constraint = constraint.lock().unwrap_or_else(PoisonError::into_inner);
     let allowed = params.allowed(&mut **constraint, row.len())?;
-    let sampled = sample_token(isa, row, params, history, Some(&allowed), u).ok_or_else(not_finite)?;
+    let sampled =
+        sample_token(isa, row, params, history, Some(&allowed), u).ok_or_else(not_finite)?;
     if !params.stop_ids.contains(&sampled.token) {
         constraint.push(sampled.token)?;
     }

@@ -1,15 +1,15 @@
 //! Schedules rows for continuous batching.
 //!
-//! Each step runs one batch: the newest token of each running sequence, and chunks of the prompts that
-//! are not yet computed, up to a maximum number of rows. A request joins as soon as the cache has room
-//! for its maximum length, and leaves when it is done. If a running sequence is computing the prompt
-//! that a request shares, the request waits for it, so each prompt is computed once.
+//! Each step runs one batch: the newest token of each running sequence, and chunks of the prompts
+//! that are not yet computed, up to a maximum number of rows. A request joins as soon as the cache
+//! has room for its maximum length, and leaves when it is done. If a running sequence is computing
+//! the prompt that a request shares, the request waits for it, so each prompt is computed once.
 //!
-//! If the weights change while sequences are running, the sequences continue, and each token records
-//! the version that sampled it. The sequences release their blocks and queue again, ahead of new
-//! requests, with the tokens sampled so far. So shared tokens are recomputed once, and no sequence
-//! needs more memory than it was admitted with. With `engine.keep_cache`, sequences keep their blocks,
-//! and no other sequence reuses these blocks.
+//! If the weights change while sequences are running, the sequences continue, and each token
+//! records the version that sampled it. The sequences release their blocks and queue again, ahead
+//! of new requests, with the tokens sampled so far. So shared tokens are recomputed once, and no
+//! sequence needs more memory than it was admitted with. With `engine.keep_cache`, sequences keep
+//! their blocks, and no other sequence reuses these blocks.
 
 use std::collections::VecDeque;
 use std::ops::Range;
@@ -17,8 +17,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use levade_policy::{
-    Constraint, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, TokenBytes,
-    crash_point,
+    Constraint, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest,
+    TokenBytes, crash_point,
 };
 
 use crate::buffer::Buffer;
@@ -41,8 +41,8 @@ pub struct PublishedWeights {
 }
 
 impl PublishedWeights {
-    /// Returns whether these weights can sample for `sequence`: they are current, and recent enough for
-    /// the request.
+    /// Returns whether these weights can sample for `sequence`: they are current, and recent enough
+    /// for the request.
     fn can_serve(&self, sequence: &Sequence) -> bool {
         self.current && self.version >= sequence.min_version
     }
@@ -78,8 +78,8 @@ pub struct Scheduler {
     prefilled: u64,
     sampled: u64,
     busy: Duration,
-    /// Integrals over the duration of batches: running sequences × seconds, and fraction of the cache
-    /// in use × seconds.
+    /// Integrals over the duration of batches: running sequences × seconds, and fraction of the
+    /// cache in use × seconds.
     running_seconds: f64,
     cache_in_use_seconds: f64,
 }
@@ -119,7 +119,9 @@ impl Scheduler {
     ) -> Result<(), PolicyError> {
         request.validate(model.weights.config.vocabulary)?;
         if request.prompt.is_empty() {
-            return Err(PolicyError::Invalid("the prompt is empty; it needs at least one token".into()));
+            return Err(PolicyError::Invalid(
+                "the prompt is empty; it needs at least one token".into(),
+            ));
         }
         request.check_room(model.context)?;
         if !request.params.stop_strings.is_empty() && self.token_bytes.is_none() {
@@ -128,8 +130,14 @@ impl Scheduler {
                     .into(),
             ));
         }
-        let sequence =
-            Sequence::new(policy, request, constraint, model.context, self.token_bytes.as_deref(), events);
+        let sequence = Sequence::new(
+            policy,
+            request,
+            constraint,
+            model.context,
+            self.token_bytes.as_deref(),
+            events,
+        );
         if sequence.max_len > self.cache.capacity() {
             return Err(PolicyError::Invalid(format!(
                 "prompt and reply may take {} tokens, but the memory for keys and values holds {}; lower max_tokens, or start the engine with a larger kv_memory_mb",
@@ -143,7 +151,8 @@ impl Scheduler {
 
     /// Returns the number of running and waiting sequences whose policies can sample now.
     pub fn count_ready(&self, published: &[PublishedWeights]) -> usize {
-        let current = |sequence: &&Sequence| published[sequence.policy as usize].can_serve(sequence);
+        let current =
+            |sequence: &&Sequence| published[sequence.policy as usize].can_serve(sequence);
         self.running.iter().chain(&self.waiting).filter(current).count()
     }
 
@@ -170,10 +179,10 @@ impl Scheduler {
     }
 
     /// Discards the cached prefixes of `policy`, because its weights have changed. With `keep`, its
-    /// running sequences continue with the keys and values that they have. Without it, they queue again
-    /// in their order, ahead of sequences that have not sampled yet, and recompute the tokens sampled
-    /// so far. A sequence that scores its prompt always recomputes, because all scores must come from
-    /// one version.
+    /// running sequences continue with the keys and values that they have. Without it, they queue
+    /// again in their order, ahead of sequences that have not sampled yet, and recompute the tokens
+    /// sampled so far. A sequence that scores its prompt always recomputes, because all scores must
+    /// come from one version.
     pub fn weights_changed(&mut self, policy: u32, keep: bool) {
         self.cache.forget(policy);
         let starts_over = |sequence: &mut Sequence| {
@@ -189,11 +198,12 @@ impl Scheduler {
         }
     }
 
-    /// Aborts the requests to `policy` of one stream, or all of them if `stream` is `None`; returns how
-    /// many. Their sampled tokens have been sent and stay in the cache: a new request whose prompt
-    /// includes these tokens continues as if nothing had happened.
+    /// Aborts the requests to `policy` of one stream, or all of them if `stream` is `None`; returns
+    /// how many. Their sampled tokens have been sent and stay in the cache: a new request whose
+    /// prompt includes these tokens continues as if nothing had happened.
     pub fn abort(&mut self, policy: u32, stream: Option<u64>) -> usize {
-        let matches = |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
+        let matches =
+            |s: &Sequence| s.policy == policy && stream.is_none_or(|stream| stream == s.stream);
         self.end_where(matches, |sequence| {
             let _ = sequence.events.send(Ok(SampleEvent::Finished(FinishReason::Aborted)));
         })
@@ -220,13 +230,9 @@ impl Scheduler {
                 sequence.blocks.push(self.cache.take());
             }
             let first = tokens.len();
-            needed.extend(
-                (from..to).filter(|position| sequence.needs_logits(*position)).map(|position| LogitsRow {
-                    sequence: index,
-                    row: first + position - from,
-                    position,
-                }),
-            );
+            needed.extend((from..to).filter(|position| sequence.needs_logits(*position)).map(
+                |position| LogitsRow { sequence: index, row: first + position - from, position },
+            ));
             if let Some(adapter) = (sequence.policy as usize).checked_sub(1) {
                 let rows = tokens.len()..tokens.len() + len;
                 match adapters.last_mut() {
@@ -241,7 +247,8 @@ impl Scheduler {
             self.prefilled += (to.min(sequence.prompt)).saturating_sub(from) as u64;
             sequence.computed = to;
         }
-        let rows = Rows { tokens: &tokens, positions: &positions, spans: &spans, adapters: &adapters };
+        let rows =
+            Rows { tokens: &tokens, positions: &positions, spans: &spans, adapters: &adapters };
         self.inference.run(model, rows, &mut self.cache.blocks);
         for &(index, len) in &batch {
             let sequence = &self.running[index];
@@ -254,11 +261,16 @@ impl Scheduler {
         let (running, cache_in_use) = (batch.len() as f64, self.cache.occupancy()[0]);
         let mut done = self.sample_rows(model, published, &needed);
         let is_empty = |index: &usize| self.running[*index].is_done_without_completion();
-        let empty: Vec<usize> =
-            batch.iter().map(|(index, _)| *index).filter(is_empty).filter(|i| !done.contains(i)).collect();
+        let empty: Vec<usize> = batch
+            .iter()
+            .map(|(index, _)| *index)
+            .filter(is_empty)
+            .filter(|i| !done.contains(i))
+            .collect();
         for index in empty {
             self.running[index].send_scores();
-            let _ = self.running[index].events.send(Ok(SampleEvent::Finished(FinishReason::Length)));
+            let _ =
+                self.running[index].events.send(Ok(SampleEvent::Finished(FinishReason::Length)));
             done.push(index);
         }
         done.sort_unstable();
@@ -287,17 +299,24 @@ impl Scheduler {
                 let sequence = &mut self.running[index];
                 match found {
                     _ if done.contains(&index) => {}
-                    Ok(scored) if position + 1 < sequence.tokens.len() => sequence.add_score(scored),
+                    Ok(scored) if position + 1 < sequence.tokens.len() => {
+                        sequence.add_score(scored)
+                    }
                     Ok(SampledToken { token, logprob, top }) => {
                         self.sampled += 1;
                         sequence.send_scores();
                         sequence.tokens.push(token);
                         let version = published[sequence.policy as usize].version;
-                        let top = if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
+                        let top =
+                            if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
                         let (tokens, logprobs) = (vec![token], vec![logprob]);
                         // A closed receiver is noticed before the next step.
-                        let _ =
-                            sequence.events.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
+                        let _ = sequence.events.send(Ok(SampleEvent::Tokens {
+                            tokens,
+                            logprobs,
+                            top,
+                            version,
+                        }));
                         let bytes = self.token_bytes.as_deref();
                         if let Some(reason) = sequence.check_finished(token, model.context, bytes) {
                             let _ = sequence.events.send(Ok(SampleEvent::Finished(reason)));
@@ -322,7 +341,11 @@ impl Scheduler {
     }
 
     /// Ends all sequences that match `meant`, after calling `goodbye`; returns how many there were.
-    fn end_where(&mut self, matches: impl Fn(&Sequence) -> bool, on_end: impl Fn(&Sequence)) -> usize {
+    fn end_where(
+        &mut self,
+        matches: impl Fn(&Sequence) -> bool,
+        on_end: impl Fn(&Sequence),
+    ) -> usize {
         let before = self.waiting.len() + self.running.len();
         let Scheduler { waiting, running, cache, .. } = self;
         waiting.retain(|sequence| {
@@ -339,12 +362,12 @@ impl Scheduler {
         before - self.waiting.len() - self.running.len()
     }
 
-    /// Admits waiting sequences in order while there is room. Sequences of policies that cannot sample
-    /// now are skipped and use no room.
+    /// Admits waiting sequences in order while there is room. Sequences of policies that cannot
+    /// sample now are skipped and use no room.
     fn admit(&mut self, published: &[PublishedWeights]) {
         let mut deferred = VecDeque::new();
-        // Whether a sequence that has sampled before has to wait. No sequence that has not sampled yet
-        // may take its room.
+        // Whether a sequence that has sampled before has to wait. No sequence that has not sampled
+        // yet may take its room.
         let mut is_owed = false;
         while let Some(mut sequence) = self.waiting.pop_front() {
             if self.running.len() >= self.limits.running {
@@ -382,8 +405,8 @@ impl Scheduler {
         self.waiting = deferred;
     }
 
-    /// Returns whether a sequence that starts from `prefix` fits alongside the running ones, even if
-    /// all of them reach their maximum length.
+    /// Returns whether a sequence that starts from `prefix` fits alongside the running ones, even
+    /// if all of them reach their maximum length.
     fn has_room_for(&self, sequence: &Sequence, prefix: &Prefix) -> bool {
         let full_blocks = &prefix.blocks[..prefix.len / BLOCK];
         let shared_blocks = full_blocks.len() - self.cache.unused_among(full_blocks);
@@ -393,8 +416,8 @@ impl Scheduler {
         sequence.max_blocks() - shared_blocks + transient + promised <= self.cache.available()
     }
 
-    /// Selects the sequences of the next batch, each with its number of rows: decoding sequences first,
-    /// then prefill chunks in the remaining rows.
+    /// Selects the sequences of the next batch, each with its number of rows: decoding sequences
+    /// first, then prefill chunks in the remaining rows.
     fn next_batch(&self, published: &[PublishedWeights]) -> Vec<(usize, usize)> {
         let mut remaining_rows = self.limits.rows;
         let mut batch = Vec::new();
@@ -413,8 +436,8 @@ impl Scheduler {
     }
 }
 
-/// Releases the blocks of a sequence. Its keys and values stay in the cache for reuse if all of them
-/// belong to the weights that sample now.
+/// Releases the blocks of a sequence. Its keys and values stay in the cache for reuse if all of
+/// them belong to the weights that sample now.
 fn retire(cache: &mut Cache, sequence: Sequence) {
     if !sequence.is_stale {
         cache.keep(sequence.policy, &sequence.tokens[..sequence.computed], &sequence.blocks);

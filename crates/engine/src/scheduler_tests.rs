@@ -35,7 +35,13 @@ fn submit(
     prompt: Vec<u32>,
     max_tokens: usize,
 ) -> SampleStream {
-    submit_with(scheduler, model, stream, prompt, SamplingParams { max_tokens, ..SamplingParams::default() })
+    submit_with(
+        scheduler,
+        model,
+        stream,
+        prompt,
+        SamplingParams { max_tokens, ..SamplingParams::default() },
+    )
 }
 
 fn submit_with(
@@ -66,7 +72,10 @@ fn run(
             return;
         }
         scheduler.step(model, published);
-        assert!(scheduler.cache.occupancy().iter().all(|share| *share <= 1.0), "more than the memory given");
+        assert!(
+            scheduler.cache.occupancy().iter().all(|share| *share <= 1.0),
+            "more than the memory given"
+        );
     }
     panic!("{} still run and {} wait", scheduler.running.len(), scheduler.waiting.len());
 }
@@ -149,8 +158,8 @@ async fn update_respects_memory_and_recomputes_prompt_once() {
     assert!(found[0] == found[1], "what is drawn does not depend on memory");
 }
 
-/// A completion that needs all memory continues after an update, and so do the sequences around it. A
-/// sequence that queues again can be aborted, and disappears if its stream is dropped.
+/// A completion that needs all memory continues after an update, and so do the sequences around it.
+/// A sequence that queues again can be aborted, and disappears if its stream is dropped.
 #[tokio::test]
 async fn requeued_sequences_finish_or_abort() {
     let model = model();
@@ -201,8 +210,10 @@ async fn nonfinite_logits_end_only_their_sequence() {
         let expected = collect(expected).await;
 
         let mut scheduler = scheduler(&model, 8, 16);
-        let mut bad = [0, 8].map(|stream| submit(&mut scheduler, &model, stream, vec![5, 6, BAD, 7], 90));
-        let mut scored = submit_with(&mut scheduler, &model, 9, vec![5, 6, BAD, 7, 8, 9], scoring(0));
+        let mut bad =
+            [0, 8].map(|stream| submit(&mut scheduler, &model, stream, vec![5, 6, BAD, 7], 90));
+        let mut scored =
+            submit_with(&mut scheduler, &model, 9, vec![5, 6, BAD, 7, 8, 9], scoring(0));
         let good = submit(&mut scheduler, &model, 1, tokens(1, 40), 20);
         run(&mut scheduler, &model, &FIRST, |_| false);
         for (stream, problem) in bad
@@ -210,7 +221,8 @@ async fn nonfinite_logits_end_only_their_sequence() {
             .map(|stream| (stream, "after 4 tokens are not finite"))
             .chain([(&mut scored, "tokens are not finite")])
         {
-            let error = stream.next().await.expect("an event").expect_err("it cannot be drawn from");
+            let error =
+                stream.next().await.expect("an event").expect_err("it cannot be drawn from");
             assert!(error.to_string().contains(problem), "{error}");
             assert!(stream.next().await.is_none(), "it says so once");
         }
@@ -264,7 +276,11 @@ async fn stale_cache_is_not_shared() {
     let prefilled = scheduler.prefilled;
     let after = submit(&mut scheduler, &model, 3, longer, 5);
     run(&mut scheduler, &model, &SECOND, |_| false);
-    assert_eq!(scheduler.prefilled, prefilled + 20, "the prompt alone is known under these weights");
+    assert_eq!(
+        scheduler.prefilled,
+        prefilled + 20,
+        "the prompt alone is known under these weights"
+    );
     for stream in [concurrent, after] {
         assert_eq!(collect(stream).await.tokens.len(), 5);
     }
@@ -296,7 +312,8 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
-        let completion = submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
+        let completion =
+            submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
         separate.push(collect(completion).await);
     }
@@ -312,7 +329,9 @@ async fn adjusted_completions_are_independent_of_batch_and_aborts() {
     // Half of the requests are aborted midway and continue as new requests.
     let mut scheduler = scheduler(&model, 14, 6);
     let streams: Vec<SampleStream> = (0..STREAMS)
-        .map(|stream| submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream)))
+        .map(|stream| {
+            submit_with(&mut scheduler, &model, stream, prompt(stream), adjusting(stream))
+        })
         .collect();
     run(&mut scheduler, &model, &FIRST, |s| s.sampled >= 30);
     for stream in (0..STREAMS).step_by(2) {
@@ -370,12 +389,16 @@ async fn prompt_scores_are_independent_of_batch() {
     let mut separate = Vec::new();
     for stream in 0..STREAMS {
         let mut scheduler = scheduler(&model, 200, 1);
-        let completion = submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
+        let completion =
+            submit_with(&mut scheduler, &model, stream, prompt(stream), scoring(stream));
         run(&mut scheduler, &model, &FIRST, |_| false);
         let completion = collect(completion).await;
         assert_eq!(completion.prompt.len(), prompt(stream).len() - 1);
         let top = if stream % 2 == 1 { completion.prompt.len() } else { 0 };
-        assert!(completion.prompt_top.len() == top && completion.prompt_top.iter().all(|top| top.len() == 3));
+        assert!(
+            completion.prompt_top.len() == top
+                && completion.prompt_top.iter().all(|top| top.len() == 3)
+        );
         assert_eq!(completion.end, Some(FinishReason::Length));
         separate.push(completion);
     }
@@ -407,12 +430,16 @@ async fn prompt_scores_are_independent_of_batch() {
         (1, before + 1),
         "its prompt is known"
     );
-    assert!(scheduler.logits.len() <= 64 * model.weights.config.vocabulary, "{}", scheduler.logits.len());
+    assert!(
+        scheduler.logits.len() <= 64 * model.weights.config.vocabulary,
+        "{}",
+        scheduler.logits.len()
+    );
     assert_eq!(scheduler.cache.available(), 14);
 }
 
-/// An update in the middle of a scored prompt starts it again, whether caches are kept or not: all its
-/// scores come from the new weights. A prompt whose scores have been sent is not scored again.
+/// An update in the middle of a scored prompt starts it again, whether caches are kept or not: all
+/// its scores come from the new weights. A prompt whose scores have been sent is not scored again.
 #[tokio::test]
 async fn prompt_scores_use_one_version() {
     let mut models = [3, 4].map(|seed| {
@@ -432,7 +459,9 @@ async fn prompt_scores_use_one_version() {
         let early = submit_with(&mut scheduler, old, 1, tokens(2, 20), params.clone());
         run(&mut scheduler, old, &FIRST, |s| s.sampled > 1);
         let late = submit_with(&mut scheduler, old, 0, tokens(1, 150), params.clone());
-        run(&mut scheduler, old, &FIRST, |s| s.running.last().is_some_and(|last| last.computed > 60));
+        run(&mut scheduler, old, &FIRST, |s| {
+            s.running.last().is_some_and(|last| last.computed > 60)
+        });
         scheduler.weights_changed(0, keep);
         assert_eq!(scheduler.running.len(), usize::from(keep));
         run(&mut scheduler, new, &SECOND, |_| false);
@@ -461,7 +490,8 @@ async fn prompt_of_context_length_is_scored() {
         );
     }
     let (events, _completion) = SampleStream::channel();
-    let request = SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
+    let request =
+        SampleRequest { prompt: tokens(1, 256), params: scoring(1), ..SampleRequest::default() };
     let rejected = scheduler.submit(&model, 0, request, None, events);
     assert_eq!(rejected, Err(PolicyError::PromptTooLong { prompt: 256, context: 256 }));
 }
@@ -482,8 +512,8 @@ impl Constraint for Climb {
     }
 }
 
-/// An update in the middle of grammar-constrained completions: they continue under their constraint,
-/// from their state before the update.
+/// An update in the middle of grammar-constrained completions: they continue under their
+/// constraint, from their state before the update.
 #[tokio::test]
 async fn grammar_constraint_survives_update() {
     let model = model();
@@ -498,7 +528,8 @@ async fn grammar_constraint_survives_update() {
                     ..SamplingParams::default()
                 };
                 let prompt = tokens(stream % 2, 40);
-                let request = SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
+                let request =
+                    SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() };
                 let constraint: Box<dyn Constraint> = Box::new(Climb(20));
                 scheduler.submit(&model, 0, request, Some(constraint), events).expect("it fits");
                 completion
@@ -511,8 +542,14 @@ async fn grammar_constraint_survives_update() {
         for completion in completions {
             let collected = collect(completion).await;
             let (last, climb) = collected.tokens.split_last().expect("a reply");
-            assert_eq!((*last, climb.last(), collected.end), (7, Some(&40), Some(FinishReason::StopId)));
-            assert!([&[20], climb].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{climb:?}");
+            assert_eq!(
+                (*last, climb.last(), collected.end),
+                (7, Some(&40), Some(FinishReason::StopId))
+            );
+            assert!(
+                [&[20], climb].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2),
+                "{climb:?}"
+            );
             over += usize::from(collected.versions.first() != collected.versions.last());
         }
         assert!(over > 1, "{over} were in the middle");

@@ -20,7 +20,8 @@ const WORTH_WAITING: usize = 16;
 /// Sender of a request's events: tokens, prompt scores and the finish reason.
 pub type Events = UnboundedSender<Result<SampleEvent, PolicyError>>;
 
-/// A request and its progress. While it waits it holds no blocks, but keeps the tokens sampled so far.
+/// A request and its progress. While it waits it holds no blocks, but keeps the tokens sampled so
+/// far.
 pub struct Sequence {
     pub policy: u32,
     /// Prompt and completion.
@@ -92,8 +93,8 @@ impl Sequence {
         sequence
     }
 
-    /// Returns the number of tokens in the completion, including those of an earlier request that it
-    /// continues.
+    /// Returns the number of tokens in the completion, including those of an earlier request that
+    /// it continues.
     pub fn completion_len(&self) -> usize {
         self.tokens.len() - self.prompt + self.params.sampled_before
     }
@@ -108,9 +109,9 @@ impl Sequence {
         self.tokens.len() > self.prompt
     }
 
-    /// Returns the maximum number of tokens that can be shared with another sequence: all except the
-    /// last, because its row computes the next logits. Returns 0 if the prompt is scored, because every
-    /// row's logits are needed.
+    /// Returns the maximum number of tokens that can be shared with another sequence: all except
+    /// the last, because its row computes the next logits. Returns 0 if the prompt is scored,
+    /// because every row's logits are needed.
     pub fn max_shared(&self) -> usize {
         if self.is_scored() { 0 } else { self.tokens.len() - 1 }
     }
@@ -120,8 +121,8 @@ impl Sequence {
         self.scores.is_some()
     }
 
-    /// Returns whether the logits after `position` are needed: to sample, or to score the next token of
-    /// the prompt.
+    /// Returns whether the logits after `position` are needed: to sample, or to score the next
+    /// token of the prompt.
     pub fn needs_logits(&self, position: usize) -> bool {
         let next = position + 1;
         let samples = next == self.tokens.len() && self.params.max_tokens > 0;
@@ -132,7 +133,9 @@ impl Sequence {
     pub fn add_score(&mut self, scored: SampledToken) {
         if let Some(scores) = &mut self.scores {
             scores.logprobs.push(scored.logprob);
-            scores.top.extend(self.params.prompt_logprobs.filter(|top| *top > 0).map(|_| scored.top));
+            scores
+                .top
+                .extend(self.params.prompt_logprobs.filter(|top| *top > 0).map(|_| scored.top));
         }
     }
 
@@ -155,11 +158,13 @@ impl Sequence {
         std::mem::take(&mut self.blocks)
     }
 
-    /// Returns whether `other` is computing a prompt that is worth waiting for, given that `prefix` is
-    /// already in the cache.
+    /// Returns whether `other` is computing a prompt that is worth waiting for, given that `prefix`
+    /// is already in the cache.
     pub fn gains_from(&self, other: &Sequence, prefix: &Prefix) -> bool {
-        let shared = shared_prefix_len(&other.tokens[..other.prompt], &self.tokens).min(self.max_shared());
-        let is_computing = other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
+        let shared =
+            shared_prefix_len(&other.tokens[..other.prompt], &self.tokens).min(self.max_shared());
+        let is_computing =
+            other.policy == self.policy && other.computed < other.prompt && !other.is_stale;
         is_computing && shared >= prefix.len + WORTH_WAITING
     }
 
@@ -196,7 +201,8 @@ impl Sequence {
         if self.params.stop_ids.contains(&token) {
             return Some(FinishReason::StopId);
         }
-        if self.completes_stop(token, token_bytes) && self.completion_len() > self.params.min_tokens {
+        if self.completes_stop(token, token_bytes) && self.completion_len() > self.params.min_tokens
+        {
             return Some(FinishReason::StopString);
         }
         let params = &self.params;
@@ -217,7 +223,8 @@ impl Sequence {
         }
         let new = token_bytes.and_then(|bytes| bytes.token_bytes(token)).unwrap_or_default();
         self.tail.extend_from_slice(new);
-        let stops = |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
+        let stops =
+            |stop: &String| self.tail.windows(stop.len().max(1)).any(|w| w == stop.as_bytes());
         let completes = self.params.stop_strings.iter().any(stops);
         // A stop string before `min_tokens` does not end the completion, and its bytes are dropped.
         let kept = if completes { 0 } else { max_stop_len - 1 };

@@ -2,9 +2,10 @@
 //!
 //! One thread owns the model and receives commands; one pool of threads computes. Async code never
 //! computes: it sends a command and waits. Between two commands the thread runs the scheduler's
-//! batches. A learner's command waits while more than a few sequences are running, because a batch of a
-//! few rows would read all weights for them. Its wait is bounded by `MAX_BATCHES_BEFORE_COMMAND`. Changed weights sample
-//! nothing until they are published: requests wait for that.
+//! batches. A learner's command waits while more than a few sequences are running, because a batch
+//! of a few rows would read all weights for them. Its wait is bounded by
+//! `MAX_BATCHES_BEFORE_COMMAND`. Changed weights sample nothing until they are published: requests
+//! wait for that.
 
 use std::collections::VecDeque;
 use std::path::PathBuf;
@@ -36,9 +37,9 @@ pub const BASE: u32 = 0;
 /// Maximum number of batches that running sequences take while a learner's command waits.
 const MAX_BATCHES_BEFORE_COMMAND: usize = 256;
 
-/// If fewer sequences than this are running, a learner's command waits for one batch only. Reading the
-/// weights takes longer than computing so few rows, and during the command other sequences join, when
-/// their tool calls have finished.
+/// If fewer sequences than this are running, a learner's command waits for one batch only. Reading
+/// the weights takes longer than computing so few rows, and during the command other sequences
+/// join, when their tool calls have finished.
 const MIN_RUNNING_TO_WAIT: usize = 12;
 
 /// Channel for the response to a command.
@@ -157,8 +158,8 @@ pub struct Service {
 }
 
 impl Service {
-    /// Creates a service for `model`, with its weights published as version 0. `command_in_progress` publishes the
-    /// learner's command in progress.
+    /// Creates a service for `model`, with its weights published as version 0.
+    /// `command_in_progress` publishes the learner's command in progress.
     pub fn new(
         model: Transformer,
         scheduler: Scheduler,
@@ -234,10 +235,13 @@ impl Service {
             Command::Sample(policy, request, constraint, events, response) => {
                 let (id, name) = (request.id.clone(), request.policy.clone());
                 let (stream, prompt) = (request.stream, request.prompt.len());
-                let submitted = self.scheduler.submit(&self.model, policy, request, constraint, events);
+                let submitted =
+                    self.scheduler.submit(&self.model, policy, request, constraint, events);
                 match &submitted {
                     Ok(()) => debug!(id, name, policy, stream, prompt, "request accepted"),
-                    Err(error) => debug!(id, name, policy, stream, prompt, %error, "request refused"),
+                    Err(error) => {
+                        debug!(id, name, policy, stream, prompt, %error, "request refused")
+                    }
                 }
                 let _ = response.send(submitted);
             }
@@ -274,18 +278,21 @@ impl Service {
     fn learn(&mut self, policy: u32, command: LearnerCommand) {
         let adapter = (policy as usize).checked_sub(1);
         let is_frozen = adapter.is_none() && !self.model.adapters.is_empty();
-        let frozen = || match is_frozen {
+        let frozen = || {
+            match is_frozen {
             true => Err(PolicyError::Invalid(
                 "the base weights are frozen, because there are adapters over them; train one of these"
                     .into(),
             )),
             false => Ok(()),
+        }
         };
         let trains = self.trains;
         let trainable = || match trains {
             true => frozen(),
             false => Err(PolicyError::Invalid(
-                "this engine was started without memory for training; start it with trains = true".into(),
+                "this engine was started without memory for training; start it with trains = true"
+                    .into(),
             )),
         };
         let Service { model, learning, .. } = self;
@@ -305,8 +312,8 @@ impl Service {
                 drop(response.send(Ok(())));
             }
             LearnerCommand::ForwardBackward(batch, loss, response) => {
-                let sums =
-                    trainable().and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
+                let sums = trainable()
+                    .and_then(|()| learning.forward_backward(model, adapter, &batch, &loss));
                 drop(response.send(sums));
             }
             LearnerCommand::ForwardBackwardTerms(batch, loss, response) => {
@@ -332,14 +339,15 @@ impl Service {
                 drop(response.send(saved));
             }
             LearnerCommand::Load(dir, with_optimizer, response) => {
-                let opened = frozen()
-                    .and_then(|()| checkpoint::open(model, adapter, &dir, with_optimizer).map_err(storage));
+                let opened = frozen().and_then(|()| {
+                    checkpoint::open(model, adapter, &dir, with_optimizer).map_err(storage)
+                });
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
                 drop(response.send(replaced));
             }
             LearnerCommand::UpdateWeights(dir, version, response) => {
-                let opened =
-                    frozen().and_then(|()| checkpoint::open(model, adapter, &dir, false).map_err(storage));
+                let opened = frozen()
+                    .and_then(|()| checkpoint::open(model, adapter, &dir, false).map_err(storage));
                 let replaced = opened.and_then(|saved| self.replace(policy, saved));
                 if replaced.is_ok() {
                     self.published[policy as usize] = PublishedWeights { version, current: true };
@@ -361,7 +369,8 @@ impl Service {
         let loaded = checkpoint::load(&mut self.model, &mut self.learning, saved);
         self.weights_changed(policy, false);
         loaded.map_err(|error| {
-            let state = "some of the weights have been replaced; load a whole folder before going on";
+            let state =
+                "some of the weights have been replaced; load a whole folder before going on";
             PolicyError::Storage(format!("{error}\n{state}"))
         })
     }

@@ -1,8 +1,10 @@
-//! Selects the vector instruction set at run time, and provides the elementary functions built on it.
+//! Selects the vector instruction set at run time, and provides the elementary functions built on
+//! it.
 //!
 //! Every code path computes the same values: a fused multiply-add rounds once on all of them,
-//! reductions run in [`LANES`] fixed lanes for all register widths, and `exp` is our own polynomial. So
-//! a result does not depend on the processor, only on the order of operations written here.
+//! reductions run in [`LANES`] fixed lanes for all register widths, and `exp` is our own
+//! polynomial. So a result does not depend on the processor, only on the order of operations
+//! written here.
 
 use serde::{Deserialize, Serialize};
 
@@ -97,8 +99,8 @@ fn permitted() -> bool {
     false
 }
 
-/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain Rust
-/// that the compiler vectorizes; it must contain no reduction outside fixed lanes.
+/// Compiles a function once for every [`Isa`], which becomes its first argument. The body is plain
+/// Rust that the compiler vectorizes; it must contain no reduction outside fixed lanes.
 macro_rules! simd {
     ($(#[$meta:meta])* $vis:vis fn $name:ident($($arg:ident: $ty:ty),* $(,)?) $(-> $ret:ty)? $body:block) => {
         $(#[$meta])*
@@ -232,7 +234,10 @@ mod tests {
         for (x, y) in xs.iter().zip(&first) {
             let exact = f64::from(*x).exp();
             if *x >= -87.3 && *x <= 88.0 {
-                assert!((f64::from(*y) - exact).abs() <= 1.5e-7 * exact, "exp({x}) = {y}, exactly {exact}");
+                assert!(
+                    (f64::from(*y) - exact).abs() <= 1.5e-7 * exact,
+                    "exp({x}) = {y}, exactly {exact}"
+                );
             }
         }
         assert_eq!(exp(-1000.0), 0.0);
@@ -249,7 +254,8 @@ mod tests {
         let x: Vec<f32> = (0..577).map(|i| (i as f32 * 0.37).sin()).collect();
         let y: Vec<f32> = (0..577).map(|i| (i as f32 * 0.11).cos()).collect();
         let expected: f64 = x.iter().zip(&y).map(|(a, b)| f64::from(*a) * f64::from(*b)).sum();
-        let results: Vec<f32> = Isa::available().into_iter().map(|isa| dot_all(isa, &x, &y)).collect();
+        let results: Vec<f32> =
+            Isa::available().into_iter().map(|isa| dot_all(isa, &x, &y)).collect();
         assert!((f64::from(results[0]) - expected).abs() < 1e-4);
         assert!(results.iter().all(|r| r.to_bits() == results[0].to_bits()));
     }

@@ -1,5 +1,5 @@
-//! Named tensors in one flat array. Weights, their gradient and both moments of the optimizer are four
-//! arrays with the same layout.
+//! Named tensors in one flat array. Weights, their gradient and both moments of the optimizer are
+//! four arrays with the same layout.
 
 use std::borrow::Cow;
 use std::ops::Range;
@@ -67,25 +67,26 @@ impl Tensors {
     /// Writes tensors whose values `values` computes while they are written.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be written, or if a tensor does not have as many values as
-    /// its range.
+    /// Returns an error if the file cannot be written, or if a tensor does not have as many values
+    /// as its range.
     pub fn write_with<'a>(
         &self,
         path: &Path,
         mut values: impl FnMut(&TensorEntry) -> Cow<'a, [f32]>,
     ) -> Result<(), ModelError> {
-        let named =
-            |TensorEntry { parameter, .. }: &TensorEntry| (parameter.name.clone(), parameter.shape.clone());
+        let named = |TensorEntry { parameter, .. }: &TensorEntry| {
+            (parameter.name.clone(), parameter.shape.clone())
+        };
         let tensors: Vec<_> = self.entries.iter().map(named).collect();
         write_safetensors_with(path, &tensors, |index| values(&self.entries[index]))
     }
 
-    /// Opens a file that [`Tensors::write`], or another program with the same names, wrote, and checks
-    /// all tensors. So no tensor turns out to be missing while an array is being filled.
+    /// Opens a file that [`Tensors::write`], or another program with the same names, wrote, and
+    /// checks all tensors. So no tensor turns out to be missing while an array is being filled.
     ///
     /// # Errors
-    /// Returns an error if the file or a tensor is missing, damaged or has another shape, or if there
-    /// are other tensors.
+    /// Returns an error if the file or a tensor is missing, damaged or has another shape, or if
+    /// there are other tensors.
     pub fn open(&self, path: &Path) -> Result<SafetensorsFile, ModelError> {
         let file = SafetensorsFile::open(path)?;
         for TensorEntry { parameter, .. } in &self.entries {

@@ -9,18 +9,18 @@ use crate::simd::Isa;
 #[derive(Debug, Clone, PartialEq)]
 pub struct SampledToken {
     pub token: u32,
-    /// Behavior log-probability: under the complete distribution at the request's temperature (1 for
-    /// greedy decoding), without filters, penalties and biases. It is the same number that training
-    /// computes.
+    /// Behavior log-probability: under the complete distribution at the request's temperature (1
+    /// for greedy decoding), without filters, penalties and biases. It is the same number that
+    /// training computes.
     pub logprob: f32,
     /// Most likely tokens of that distribution, as many as the request asks for.
     pub top: TopLogprobs,
 }
 
-/// Samples the next token. `logits` are scaled in place. `path` is the sequence before the token, and
-/// its last `reply` tokens belong to the completion. `allowed` are the tokens that a grammar allows, if
-/// there is one. `u` is a uniform number in [0, 1). Returns `None` if logits are not finite, so that no
-/// token can be sampled.
+/// Samples the next token. `logits` are scaled in place. `path` is the sequence before the token,
+/// and its last `reply` tokens belong to the completion. `allowed` are the tokens that a grammar
+/// allows, if there is one. `u` is a uniform number in [0, 1). Returns `None` if logits are not
+/// finite, so that no token can be sampled.
 pub fn sample_token(
     isa: Isa,
     logits: &mut [f32],
@@ -46,7 +46,9 @@ pub fn sample_token(
     }
     let token = match candidates {
         Some(candidates) if greedy => argmax(&candidates),
-        Some(mut candidates) if params.has_truncation() => sample_truncated(isa, &mut candidates, params, u)?,
+        Some(mut candidates) if params.has_truncation() => {
+            sample_truncated(isa, &mut candidates, params, u)?
+        }
         Some(candidates) => {
             let adjusted = Distribution::from_logits(isa, &candidates);
             // A penalty can make logits infinite.
@@ -58,16 +60,27 @@ pub fn sample_token(
     Some(to_sampled_token(&distribution.normalizer, logits, token, params.top_logprobs))
 }
 
-/// Scores a known token: returns it with its log-probability and the `top` most likely tokens at its
-/// position. `logits` are scaled in place. Returns `None` if they are not finite.
-pub fn score(isa: Isa, logits: &mut [f32], temperature: f32, token: u32, top: usize) -> Option<SampledToken> {
+/// Scores a known token: returns it with its log-probability and the `top` most likely tokens at
+/// its position. `logits` are scaled in place. Returns `None` if they are not finite.
+pub fn score(
+    isa: Isa,
+    logits: &mut [f32],
+    temperature: f32,
+    token: u32,
+    top: usize,
+) -> Option<SampledToken> {
     scale(isa, logits, temperature);
     let normalizer = Distribution::from_logits(isa, logits).normalizer;
     normalizer.sum.is_finite().then(|| to_sampled_token(&normalizer, logits, token as usize, top))
 }
 
 /// Returns a token of a row of scaled logits, with the `top` most likely tokens.
-fn to_sampled_token(normalizer: &Normalizer, logits: &[f32], token: usize, top: usize) -> SampledToken {
+fn to_sampled_token(
+    normalizer: &Normalizer,
+    logits: &[f32],
+    token: usize,
+    top: usize,
+) -> SampledToken {
     let logprob = |token: usize| (token as u32, normalizer.log_probability(logits[token]));
     let top = most_likely(logits, top).into_iter().map(logprob).collect();
     SampledToken { token: token as u32, logprob: logprob(token).1, top }
@@ -89,8 +102,8 @@ fn most_likely(logits: &[f32], count: usize) -> Vec<usize> {
     best
 }
 
-/// Samples from the renormalized distribution that remains after top-k, then top-p, then min-p. Equal
-/// logits are ranked by token id. Returns `None` if a penalty has made logits infinite.
+/// Samples from the renormalized distribution that remains after top-k, then top-p, then min-p.
+/// Equal logits are ranked by token id. Returns `None` if a penalty has made logits infinite.
 fn sample_truncated(isa: Isa, z: &mut [f32], params: &SamplingParams, u: f64) -> Option<usize> {
     let (normalizer, _) = exponentiate(isa, z);
     if !normalizer.sum.is_finite() {
@@ -135,8 +148,14 @@ mod tests {
         let mut counts = vec![0; logits.len()];
         for i in 0..3000 {
             let history = (before, before.len());
-            let sampled =
-                sample_token(Isa::detect(), &mut logits.to_vec(), params, history, None, uniform(1, 1, i));
+            let sampled = sample_token(
+                Isa::detect(),
+                &mut logits.to_vec(),
+                params,
+                history,
+                None,
+                uniform(1, 1, i),
+            );
             let SampledToken { token, logprob: logp, .. } = sampled.expect("finite logits");
             counts[token as usize] += 1;
             let t = if params.temperature == 0.0 { 1.0 } else { f64::from(params.temperature) };
@@ -173,8 +192,10 @@ mod tests {
     #[test]
     fn adjusted_samples_match_f64_reference() {
         let logits: Vec<f32> = (0..3000).map(|i| (16.0 * uniform(3, 1, i) - 8.0) as f32).collect();
-        let history: Vec<u32> = (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
-        let plain = SamplingParams { temperature: 0.7, top_logprobs: 4, ..SamplingParams::default() };
+        let history: Vec<u32> =
+            (0..300).map(|i| (3000.0 * uniform(3, 2, i).powi(3)) as u32).collect();
+        let plain =
+            SamplingParams { temperature: 0.7, top_logprobs: 4, ..SamplingParams::default() };
         let all = SamplingParams {
             repetition_penalty: 1.2,
             presence_penalty: 0.5,
@@ -186,8 +207,9 @@ mod tests {
         };
         let adjusted = |token: usize| {
             let z = f64::from(logits[token]);
-            let count =
-                |history: &[u32]| history.iter().filter(|other| **other as usize == token).count() as f64;
+            let count = |history: &[u32]| {
+                history.iter().filter(|other| **other as usize == token).count() as f64
+            };
             let penalty = if count(&history) == 0.0 { 1.0 } else { f64::from(1.2f32) };
             let c = count(&history[200..]);
             let z = if z > 0.0 { z / penalty } else { z * penalty } - 1.5 * c - 0.5 * c.min(1.0);
@@ -196,8 +218,10 @@ mod tests {
         };
         let masses: Vec<f64> = (0..3000).map(adjusted).collect();
         let total: f64 = masses.iter().sum();
-        let plain_total: f64 = logits.iter().map(|z| (f64::from(*z) / f64::from(0.7f32)).exp()).sum();
-        let exact = |token: u32| f64::from(logits[token as usize]) / f64::from(0.7f32) - plain_total.ln();
+        let plain_total: f64 =
+            logits.iter().map(|z| (f64::from(*z) / f64::from(0.7f32)).exp()).sum();
+        let exact =
+            |token: u32| f64::from(logits[token as usize]) / f64::from(0.7f32) - plain_total.ln();
         let mut order: Vec<u32> = (0..3000).collect();
         order.sort_by(|a, b| exact(*b).total_cmp(&exact(*a)));
         let (mut checked, mut same) = (0, 0);
@@ -213,7 +237,10 @@ mod tests {
                 "plain log-probabilities"
             );
             assert_eq!(sampled.top.iter().map(|(token, _)| *token).collect::<Vec<_>>(), order[..4]);
-            assert!(sampled.top.iter().all(|(t, p)| (f64::from(*p) - exact(*t)).abs() < 1e-5), "{sampled:?}");
+            assert!(
+                sampled.top.iter().all(|(t, p)| (f64::from(*p) - exact(*t)).abs() < 1e-5),
+                "{sampled:?}"
+            );
             let below: f64 = masses[..sampled.token as usize].iter().sum();
             let above = below + masses[sampled.token as usize];
             assert!(below / total < u + 1e-6 && above / total > u - 1e-6, "{i}: {sampled:?}");
@@ -227,8 +254,8 @@ mod tests {
         assert!(checked > 395 && same < 200, "{checked} {same}");
     }
 
-    /// A grammar keeps the tokens it allows, renormalized, with every filter; log-probabilities stay
-    /// those of the model.
+    /// A grammar keeps the tokens it allows, renormalized, with every filter; log-probabilities
+    /// stay those of the model.
     #[test]
     fn choose_respects_grammar_mask() {
         let logits: Vec<f32> = (0..70).map(|i| (6.0 * uniform(3, 1, i) - 3.0) as f32).collect();
@@ -261,7 +288,11 @@ mod tests {
                 assert!((f64::from(sampled.logprob) - exact).abs() < 1e-5, "the model's own");
                 assert_eq!(sample(&[69].into_iter().collect()).token, 69);
             }
-            assert_eq!(counts.iter().filter(|count| **count > 0).count(), num_possible, "{counts:?}");
+            assert_eq!(
+                counts.iter().filter(|count| **count > 0).count(),
+                num_possible,
+                "{counts:?}"
+            );
             if num_possible == 3 {
                 for token in [3, 40, 69] {
                     let expected = 2000.0 * f64::from(logits[token]).exp() / mass;
@@ -295,6 +326,9 @@ mod tests {
                 }
             }
         }
-        assert_eq!(sample_token(Isa::detect(), &mut [30.0; 40], &penalized, (&[3], 1), None, 0.5), None);
+        assert_eq!(
+            sample_token(Isa::detect(), &mut [30.0; 40], &penalized, (&[3], 1), None, 0.5),
+            None
+        );
     }
 }

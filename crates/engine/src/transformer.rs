@@ -1,11 +1,11 @@
 //! Computes the forward pass of the decoder: embedding, layers, final norm, head.
 //!
-//! A batch is rows of tokens, divided into `Span`s: runs of rows of one sequence. Sampling and training
-//! share this code. They differ only in where keys and values are stored and in which values are kept
-//! for the backward pass.
+//! A batch is rows of tokens, divided into `Span`s: runs of rows of one sequence. Sampling and
+//! training share this code. They differ only in where keys and values are stored and in which
+//! values are kept for the backward pass.
 //!
-//! Differences between model families (the norms of a layer and the offset added to their weights, the
-//! gate, the attention window and the rotary table of a layer) are fields of
+//! Differences between model families (the norms of a layer and the offset added to their weights,
+//! the gate, the attention window and the rotary table of a layer) are fields of
 //! [`ModelConfig`](levade_model::ModelConfig). They are read between operations, never within one.
 
 use std::collections::BTreeMap;
@@ -37,7 +37,8 @@ pub struct Rows<'a> {
     pub adapters: &'a [(Range<usize>, usize)],
 }
 
-/// Values that one layer computes from its input and that its backward pass needs, one row per token.
+/// Values that one layer computes from its input and that its backward pass needs, one row per
+/// token.
 #[derive(Default)]
 pub struct LayerState {
     /// Queries, keys and values before their norms; used only by models with query and key norms.
@@ -48,8 +49,8 @@ pub struct LayerState {
     pub stats: Buffer,
     /// Output of attention.
     pub attended: Buffer,
-    /// Projected output of attention before its norm, and output of the feed-forward part before its
-    /// norm; used only by models with these norms.
+    /// Projected output of attention before its norm, and output of the feed-forward part before
+    /// its norm; used only by models with these norms.
     pub before_norms: [Buffer; 2],
     /// Residual stream between attention and feed-forward.
     pub middle: Buffer,
@@ -91,7 +92,14 @@ impl Transformer {
         let config = &weights.config;
         let table = |rope| RopeTable::new(rope, config.head_dim, context);
         let ropes = (table(&config.rope), config.pattern.local_rope.as_ref().map(table));
-        Transformer { compute, weights, adapters: Vec::new(), values: BTreeMap::new(), ropes, context }
+        Transformer {
+            compute,
+            weights,
+            adapters: Vec::new(),
+            values: BTreeMap::new(),
+            ropes,
+            context,
+        }
     }
 
     /// Returns the rotary table of a layer, or `None` if the layer has no rotary embedding.
@@ -111,7 +119,12 @@ impl Transformer {
     /// Returns the position of key heads in a row of queries, keys and values.
     pub fn key_heads(&self) -> Heads {
         let shape = attention_shape(&self.weights.config);
-        Heads { stride: shape.qkv(), offset: shape.query(), heads: shape.kv_heads, head_dim: shape.head_dim }
+        Heads {
+            stride: shape.qkv(),
+            offset: shape.query(),
+            heads: shape.kv_heads,
+            head_dim: shape.head_dim,
+        }
     }
 
     /// Looks up the embeddings of `tokens`, which must be in the vocabulary.
@@ -128,8 +141,8 @@ impl Transformer {
         }
     }
 
-    /// Applies a linear map and its adapters: `out = residual + x · Wᵀ (+ bias)`, or the same without
-    /// the residual.
+    /// Applies a linear map and its adapters: `out = residual + x · Wᵀ (+ bias)`, or the same
+    /// without the residual.
     fn project(
         &self,
         scratch: &mut MapScratch,
@@ -160,7 +173,15 @@ impl Transformer {
             }
         };
         let weight = Rhs::Packed(self.weights.packed(map));
-        gemm(&self.compute, &mut scratch.gemm, Matrix::new(x, rows, at.inputs), weight, out, width, mode);
+        gemm(
+            &self.compute,
+            &mut scratch.gemm,
+            Matrix::new(x, rows, at.inputs),
+            weight,
+            out,
+            width,
+            mode,
+        );
         for (rows, adapter) in adapters {
             let x = &x[rows.start * at.inputs..rows.end * at.inputs];
             let out = &mut out[rows.start * width..rows.end * width];
@@ -168,8 +189,8 @@ impl Transformer {
         }
     }
 
-    /// Runs all layers without storing activations. The output of the last layer is left in `stream`.
-    /// `state` and `next` are scratch.
+    /// Runs all layers without storing activations. The output of the last layer is left in
+    /// `stream`. `state` and `next` are scratch.
     pub fn forward(
         &self,
         rows: Rows<'_>,
@@ -234,7 +255,14 @@ impl Transformer {
             &gate_up[..count * 2 * wide],
             activated,
         );
-        self.project(scratch, rows.adapters, Map { layer, site: Site::Down }, activated, residual, out);
+        self.project(
+            scratch,
+            rows.adapters,
+            Map { layer, site: Site::Down },
+            activated,
+            residual,
+            out,
+        );
     }
 
     /// Computes `out = residual + norm(x)`.
@@ -245,8 +273,8 @@ impl Transformer {
         add_rows(&self.compute, rows, config.hidden, residual, out);
     }
 
-    /// Runs the part of [`Transformer::forward_layer`] that the layer's backward pass needs: all except
-    /// its output.
+    /// Runs the part of [`Transformer::forward_layer`] that the layer's backward pass needs: all
+    /// except its output.
     pub fn forward_state(
         &self,
         layer: usize,
@@ -266,7 +294,14 @@ impl Transformer {
         let adapters = rows.adapters;
 
         let normed = normed.reserve(input.len());
-        norm::forward(compute, count, input, &self.weights.norm(&at.attention_norm), epsilon, normed);
+        norm::forward(
+            compute,
+            count,
+            input,
+            &self.weights.norm(&at.attention_norm),
+            epsilon,
+            normed,
+        );
         let qkv = state.qkv.reserve(count * shape.qkv());
         self.project(scratch, adapters, map(Site::Qkv), normed, None, qkv);
         if config.qk_norm {
@@ -308,10 +343,19 @@ impl Transformer {
     fn prepare_heads(&self, layer: usize, positions: &[u32], qkv: &mut [f32]) {
         let config = &self.weights.config;
         let at = &self.weights.layout.layers[layer];
-        for (heads, weight) in [(self.query_heads(), &at.query_norm), (self.key_heads(), &at.key_norm)] {
+        for (heads, weight) in
+            [(self.query_heads(), &at.query_norm), (self.key_heads(), &at.key_norm)]
+        {
             if config.qk_norm {
                 let weight = &self.weights.norm(weight);
-                norm::forward_heads(&self.compute, positions.len(), heads, weight, config.norm_epsilon, qkv);
+                norm::forward_heads(
+                    &self.compute,
+                    positions.len(),
+                    heads,
+                    weight,
+                    config.norm_epsilon,
+                    qkv,
+                );
             }
             if let Some(rope) = self.rope(layer) {
                 rope.apply(&self.compute, positions, heads, false, qkv);
@@ -319,8 +363,8 @@ impl Transformer {
         }
     }
 
-    /// Applies the final norm and the output head to `x` (rows of the residual stream): `logits` gets
-    /// one row of the vocabulary per row.
+    /// Applies the final norm and the output head to `x` (rows of the residual stream): `logits`
+    /// gets one row of the vocabulary per row.
     pub fn head(&self, x: &[f32], normed: &mut Buffer, scratch: &mut Scratch, logits: &mut Buffer) {
         let config = &self.weights.config;
         let rows = x.len() / config.hidden;
@@ -335,7 +379,12 @@ impl Transformer {
 }
 
 /// Copies the `wanted` rows of `x` (`width` values each) to the front of `out`.
-pub fn gather_rows(x: &[f32], width: usize, needed: impl ExactSizeIterator<Item = usize>, out: &mut Buffer) {
+pub fn gather_rows(
+    x: &[f32],
+    width: usize,
+    needed: impl ExactSizeIterator<Item = usize>,
+    out: &mut Buffer,
+) {
     let out = out.reserve(needed.len() * width);
     for (to, row) in out.chunks_exact_mut(width).zip(needed) {
         to.copy_from_slice(&x[row * width..][..width]);

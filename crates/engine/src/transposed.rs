@@ -2,8 +2,8 @@
 //!
 //! A batch needs each matrix once for every unit that goes through the model, and the head once for
 //! every chunk of rows. In bf16, matmul is so fast that packing for each call takes a noticeable
-//! fraction of the time, so matrices are packed once after every update. In f32 that fraction is small
-//! and the copies would be twice as large, so matrices are packed for each matmul.
+//! fraction of the time, so matrices are packed once after every update. In f32 that fraction is
+//! small and the copies would be twice as large, so matrices are packed for each matmul.
 
 use std::ops::Range;
 
@@ -16,8 +16,8 @@ use crate::weights::Weights;
 /// Packed copies of a model's matrices, allocated at first use.
 #[derive(Default)]
 pub struct TransposedWeights {
-    /// Matrices of all linear maps, in the order of [`Map::all`], then the head. Each has the change
-    /// count of the weights from which it was packed.
+    /// Matrices of all linear maps, in the order of [`Map::all`], then the head. Each has the
+    /// change count of the weights from which it was packed.
     matrices: Vec<(Option<u64>, PackedMatrix)>,
 }
 
@@ -31,7 +31,13 @@ impl TransposedWeights {
     /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
     pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
         let (config, last) = (&weights.config, Map::all(weights.config.layers).count());
-        self.matrix(compute, weights, last, &weights.layout.head, [config.vocabulary, config.hidden])
+        self.matrix(
+            compute,
+            weights,
+            last,
+            &weights.layout.head,
+            [config.vocabulary, config.hidden],
+        )
     }
 
     fn matrix<'a>(
@@ -88,15 +94,22 @@ mod tests {
                 let at = weights.layout.linear(map);
                 let matrix = Matrix::new(weights.part(&at.weight), at.outputs, at.inputs);
                 let expected = PackedMatrix::new(&compute, matrix);
-                let Rhs::Packed(found) = transposed.map(&compute, &weights, map) else { panic!("{map:?}") };
+                let Rhs::Packed(found) = transposed.map(&compute, &weights, map) else {
+                    panic!("{map:?}")
+                };
                 assert!(found.same(&expected), "{map:?} after {round} changes");
             }
             let config = &weights.config;
-            let head = Matrix::new(weights.part(&weights.layout.head), config.vocabulary, config.hidden);
+            let head =
+                Matrix::new(weights.part(&weights.layout.head), config.vocabulary, config.hidden);
             let expected = PackedMatrix::new(&compute, head);
-            let Rhs::Packed(found) = transposed.head(&compute, &weights) else { panic!("the head") };
+            let Rhs::Packed(found) = transposed.head(&compute, &weights) else {
+                panic!("the head")
+            };
             assert!(found.same(&expected), "the head after {round} changes");
-            weights.parameters().change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
+            weights
+                .parameters()
+                .change(&compute, |_, values| values.iter_mut().for_each(|w| *w += 0.5));
         }
     }
 

@@ -1,5 +1,5 @@
-//! Computes a critic's values with its [`ValueHead`]: forward, loss and backward over the targets of a
-//! unit.
+//! Computes a critic's values with its [`ValueHead`]: forward, loss and backward over the targets
+//! of a unit.
 
 use levade_policy::ForwardBackward;
 use levade_tree::TreeBatch;
@@ -38,9 +38,10 @@ pub struct Values {
 }
 
 impl Values {
-    /// Computes the value of every target that a token of `unit` predicts, given the residual stream
-    /// `x` of the unit after the last layer. With `gradient`, also evaluates the loss and adds its
-    /// gradients: those of the model, and that of the value head in the second part of the pair.
+    /// Computes the value of every target that a token of `unit` predicts, given the residual
+    /// stream `x` of the unit after the last layer. With `gradient`, also evaluates the loss and
+    /// adds its gradients: those of the model, and that of the value head in the second part of the
+    /// pair.
     #[allow(clippy::too_many_arguments)]
     pub fn run(
         &mut self,
@@ -69,7 +70,8 @@ impl Values {
             values[*target] = value(compute.isa, normed, w) + b;
         }
 
-        let mut sums = ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
+        let mut sums =
+            ForwardBackward { tokens: unit.tokens.len() as u64, ..ForwardBackward::default() };
         let Some((gradient, own)) = gradient else { return sums };
         let HeadGradient { loss, dx, mut base, mode, .. } = gradient;
         let layout = &model.weights.layout;

@@ -1,5 +1,5 @@
-//! Weights of a critic's value head, which predicts one number per token from the hidden state that the
-//! language model head reads.
+//! Weights of a critic's value head, which predicts one number per token from the hidden state that
+//! the language model head reads.
 //!
 //! V(s) = w · norm(x) + b. A target's value is that of its predictor: the state before the token.
 //! Weights start at zero.
@@ -25,8 +25,12 @@ impl ValueHead {
     /// Creates the head of a model with hidden width `hidden`; every value is 0.
     pub fn new(hidden: usize) -> Self {
         let mut tensors = Tensors::default();
-        let parameter = |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
-        tensors.lay([parameter("value_head.weight", &[1, hidden]), parameter("value_head.bias", &[1])]);
+        let parameter =
+            |name: &str, shape: &[usize]| Parameter { name: name.into(), shape: shape.to_vec() };
+        tensors.lay([
+            parameter("value_head.weight", &[1, hidden]),
+            parameter("value_head.bias", &[1]),
+        ]);
         ValueHead { master: Buffer::zeroed(tensors.len), tensors }
     }
 

@@ -66,9 +66,10 @@ impl Weights {
     /// replaced; the packed copies match the master copy in any case.
     pub fn read(&mut self, compute: &Compute, files: &ModelFiles) -> Result<(), ModelError> {
         let Weights { layout, master, .. } = self;
-        let read = layout.tensors.entries.iter().try_for_each(|TensorEntry { parameter, range }| {
-            files.tensor_into(&parameter.name, &parameter.shape, &mut master[range.clone()])
-        });
+        let read =
+            layout.tensors.entries.iter().try_for_each(|TensorEntry { parameter, range }| {
+                files.tensor_into(&parameter.name, &parameter.shape, &mut master[range.clone()])
+            });
         self.parameters().pack(compute);
         read
     }

@@ -1,9 +1,9 @@
 //! Checks the engine in f32 against the test vectors of losses in `levade-rl`, to 1e-5.
 //!
-//! For each case a model is built whose heads compute the log-probabilities (or values) of the case.
-//! Its layers add nothing, each token has its own hidden state, and the head maps each state only to
-//! the token that follows. The derivative by a log-probability is computed from the gradient of the one
-//! weight that determines it.
+//! For each case a model is built whose heads compute the log-probabilities (or values) of the
+//! case. Its layers add nothing, each token has its own hidden state, and the head maps each state
+//! only to the token that follows. The derivative by a log-probability is computed from the
+//! gradient of the one weight that determines it.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 
@@ -18,7 +18,9 @@ mod losses_of_verl;
 #[path = "../../rl/tests/asynchronous/losses.rs"]
 mod reference_losses;
 
-use levade_engine::testing::{Compute, Limits, TrainingState, Transformer, ValueHead, Weights, tiny_config};
+use levade_engine::testing::{
+    Compute, Limits, TrainingState, Transformer, ValueHead, Weights, tiny_config,
+};
 use levade_engine::{Isa, Precision};
 use levade_model::ModelConfig;
 use levade_rl::{Loss, Point};

@@ -19,7 +19,12 @@ async fn rejected_prompt_leaves_body_unrecorded() {
         ] {
             let served = served();
             let response = served.post(path, &body).await;
-            assert_eq!(response.status, StatusCode::BAD_REQUEST, "{path} {body}: {}", response.text);
+            assert_eq!(
+                response.status,
+                StatusCode::BAD_REQUEST,
+                "{path} {body}: {}",
+                response.text
+            );
             let recorded = served.session.close(Duration::from_secs(5)).await.0;
             assert_eq!(recorded.calls, [], "{path} {body}");
             assert_eq!(recorded.trajectory.sampled_tokens(), 0);
@@ -30,7 +35,8 @@ async fn rejected_prompt_leaves_body_unrecorded() {
 #[tokio::test]
 async fn sampler_rejection_rejects_all_prompts() {
     let served = TestGateway::simulated(3);
-    let response = served.post("/v1/completions", &json!({ "prompt": [[1, 2], [4_000_000]] })).await;
+    let response =
+        served.post("/v1/completions", &json!({ "prompt": [[1, 2], [4_000_000]] })).await;
     assert!(response.text.contains("outside the model's vocabulary"), "{}", response.text);
     assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls, []);
 }

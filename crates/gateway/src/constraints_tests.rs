@@ -44,7 +44,12 @@ async fn forced_calls_resolve_schema_references_in_every_api() {
         "tools": [{ "type": "function", "name": "f", "parameters": pointing(), "strict": true }] });
     let response = served.post("/v1/responses", &body).await;
     let arguments = response.json()["output"][0]["arguments"].as_str().map(str::to_owned);
-    assert_eq!(serde_json::from_str::<Value>(&arguments.unwrap()).unwrap(), want, "{}", response.text);
+    assert_eq!(
+        serde_json::from_str::<Value>(&arguments.unwrap()).unwrap(),
+        want,
+        "{}",
+        response.text
+    );
 }
 
 #[tokio::test]
@@ -83,11 +88,11 @@ async fn unsupported_keywords_are_omitted_or_rejected_by_name() {
 #[tokio::test]
 async fn responses_api_rejects_unsupported_keywords_only_if_strict() {
     let served = TestGateway::with_grammars(60);
-    let parameters =
-        json!({ "type": "object", "properties": { "v": { "type": "array", "uniqueItems": true } } });
+    let parameters = json!({ "type": "object", "properties": { "v": { "type": "array", "uniqueItems": true } } });
     for (strict, status) in [(json!(null), 200), (json!(false), 200), (json!(true), 400)] {
         let tool = json!({ "type": "function", "name": "odd", "parameters": parameters, "strict": strict });
-        let body = json!({ "model": "tiny", "input": "q", "tool_choice": "required", "tools": [tool] });
+        let body =
+            json!({ "model": "tiny", "input": "q", "tool_choice": "required", "tools": [tool] });
         let response = served.post("/v1/responses", &body).await;
         assert_eq!(response.status, status, "{strict}: {}", response.text);
     }
@@ -102,13 +107,16 @@ async fn tags_in_json_completion_are_text() {
             "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "const": sent_text } } } });
         let response = served.post("/v1/chat/completions", &body).await;
         let text = match stream {
-            false => response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned(),
+            false => {
+                response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
+            }
             true => {
                 let chunks = response.text.lines().filter_map(|line| line.strip_prefix("data: {"));
-                let chunks =
-                    chunks.map(|chunk| serde_json::from_str::<Value>(&format!("{{{chunk}")).unwrap());
-                let deltas = chunks
-                    .filter_map(|chunk| chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned));
+                let chunks = chunks
+                    .map(|chunk| serde_json::from_str::<Value>(&format!("{{{chunk}")).unwrap());
+                let deltas = chunks.filter_map(|chunk| {
+                    chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+                });
                 deltas.collect()
             }
         };

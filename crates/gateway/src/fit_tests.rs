@@ -27,7 +27,11 @@ fn gateway_with_policy(texts: &[&str], overflow: Overflow, budget_tokens: usize)
 }
 
 /// Asks a question after `messages`, and appends the question and the completion to `messages`.
-async fn send_request(served: &TestGateway, messages: &mut Vec<Value>, question: &str) -> StatusCode {
+async fn send_request(
+    served: &TestGateway,
+    messages: &mut Vec<Value>,
+    question: &str,
+) -> StatusCode {
     messages.push(json!({ "role": "user", "content": question }));
     let response = served.post(CHAT, &json!({ "model": "tiny", "messages": messages })).await;
     if response.status == StatusCode::OK {
@@ -48,7 +52,10 @@ async fn long_conversation_forks_and_continues() {
     let truncation = Origin::Forked(Fork { at: 2, reason: Reason::ContextDropped });
     let truncations = origins.iter().filter(|origin| **origin == truncation).count();
     assert!((2..=4).contains(&truncations), "{origins:?}");
-    assert_eq!(origins.iter().filter(|origin| **origin == Origin::Continued).count(), 11 - truncations);
+    assert_eq!(
+        origins.iter().filter(|origin| **origin == Origin::Continued).count(),
+        11 - truncations
+    );
     for path in served.paths().await {
         assert!(path.contains("Be brief.") && path.contains("Question 0:"), "{path}");
         assert!(path.len() < 800, "{path}");
@@ -75,11 +82,17 @@ async fn summary_calls_do_not_count_toward_limits() {
     assert_eq!(recorded.counts.forked.get(&Reason::ContextSummarized), Some(&1));
     let text = |ids: &[u32]| served.format.chat().tokenizer().decode_with_special(ids);
     let trajectory = recorded.trajectory;
-    let paths: Vec<String> =
-        trajectory.leaves().into_iter().map(|leaf| text(&trajectory.sequence_tokens(leaf))).collect();
+    let paths: Vec<String> = trajectory
+        .leaves()
+        .into_iter()
+        .map(|leaf| text(&trajectory.sequence_tokens(leaf)))
+        .collect();
     assert!(paths.iter().any(|path| path.contains("Sum up.\n\nassistant: One.")), "{paths:?}");
     let last = paths.iter().find(|path| path.contains("Four.")).unwrap();
-    assert!(last.contains("left out:\nThey counted.<|im_end|>") && !last.contains("One."), "{last}");
+    assert!(
+        last.contains("left out:\nThey counted.<|im_end|>") && !last.contains("One."),
+        "{last}"
+    );
 }
 
 #[tokio::test]

@@ -36,8 +36,8 @@ fn count_panics() {
     });
 }
 
-/// Runs requests to completion on this thread. Returns an error if a task panics or the requests time
-/// out.
+/// Runs requests to completion on this thread. Returns an error if a task panics or the requests
+/// time out.
 fn run(requests: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), TestCaseError> {
     count_panics();
     let before = PANICS.with(Cell::get);
@@ -52,7 +52,8 @@ fn run(requests: impl Future<Output = Result<(), TestCaseError>>) -> Result<(), 
 
 /// Returns the paths that accept a body, each with a valid body that uses many fields.
 fn valid_requests() -> Vec<(&'static str, Value)> {
-    let schema = json!({"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]});
+    let schema =
+        json!({"type": "object", "properties": {"a": {"type": "number"}}, "required": ["a"]});
     let function = json!({"type": "function", "function": {"name": "add", "description": "Adds.", "parameters": schema}});
     let chat = json!({
         "model": "tiny", "max_completion_tokens": 20, "temperature": 0.7, "top_p": 0.9, "n": 2, "stop": ["STOP", "\n\n"],
@@ -131,9 +132,12 @@ fn valid_requests() -> Vec<(&'static str, Value)> {
             "no_stop_trim": true, "min_new_tokens": 1,
         },
     });
-    let (system, text) =
-        (json!("Be brief."), json!({"text": "Hi", "sampling_params": {"stop": ["c"]}, "stream": true}));
-    let count = json!({"model": "tiny", "system": system, "messages": [{"role": "user", "content": "Hi"}]});
+    let (system, text) = (
+        json!("Be brief."),
+        json!({"text": "Hi", "sampling_params": {"stop": ["c"]}, "stream": true}),
+    );
+    let count =
+        json!({"model": "tiny", "system": system, "messages": [{"role": "user", "content": "Hi"}]});
     let tokenize = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true});
     vec![
         ("/v1/chat/completions", chat),
@@ -270,10 +274,9 @@ fn odd_values() -> impl Strategy<Value = Value> {
         ];
         prop_oneof![
             prop::collection::vec(inner.clone(), 0..4).prop_map(Value::from),
-            prop::collection::vec((prop::sample::select(NAMES), inner), 0..4).prop_map(|fields| fields
-                .into_iter()
-                .map(|(name, value)| (name.to_owned(), value))
-                .collect()),
+            prop::collection::vec((prop::sample::select(NAMES), inner), 0..4).prop_map(|fields| {
+                fields.into_iter().map(|(name, value)| (name.to_owned(), value)).collect()
+            }),
         ]
     })
 }
@@ -327,7 +330,11 @@ fn parts(value: &Value, here: &str, found: &mut Vec<String>) {
         }
         Value::Object(fields) => {
             for (name, field) in fields {
-                parts(field, &format!("{here}/{}", name.replace('~', "~0").replace('/', "~1")), found);
+                parts(
+                    field,
+                    &format!("{here}/{}", name.replace('~', "~0").replace('/', "~1")),
+                    found,
+                );
             }
         }
         _ => {}
@@ -349,7 +356,9 @@ fn damage_json(body: &mut Value, damage: &Damage) {
             let Some((parent, name)) = part_pointer.rsplit_once('/') else { return };
             match body.pointer_mut(parent).unwrap() {
                 Value::Array(items) => drop(items.remove(name.parse().unwrap())),
-                Value::Object(fields) => drop(fields.remove(&name.replace("~1", "/").replace("~0", "~"))),
+                Value::Object(fields) => {
+                    drop(fields.remove(&name.replace("~1", "/").replace("~0", "~")))
+                }
                 _ => {}
             }
         }
@@ -430,8 +439,8 @@ async fn send(served: &TestGateway, request: Request<Body>) -> ReceivedResponse 
     ReceivedResponse { status: parts.status, headers: parts.headers, body }
 }
 
-/// Checks that a response has the format of the API: a document, a complete stream, or an error with
-/// a message.
+/// Checks that a response has the format of the API: a document, a complete stream, or an error
+/// with a message.
 fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseError> {
     let text = String::from_utf8_lossy(&response.body);
     let describe = || format!("{path}: {} {text}", response.status);
@@ -440,7 +449,8 @@ fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseEr
     if kind.starts_with("text/event-stream") {
         prop_assert!(response.status == StatusCode::OK && text.ends_with("\n\n"), "{}", describe());
         let mut last = Value::Null;
-        for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':')) {
+        for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && !frame.starts_with(':'))
+        {
             let data = frame.lines().find_map(|line| line.strip_prefix("data: "));
             prop_assert!(data.is_some(), "{}", describe());
             let data = data.unwrap_or_default();
@@ -469,7 +479,11 @@ fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseEr
     if response.status.is_success() {
         return Ok(());
     }
-    prop_assert!(!body["error"]["message"].as_str().unwrap_or_default().is_empty(), "{}", describe());
+    prop_assert!(
+        !body["error"]["message"].as_str().unwrap_or_default().is_empty(),
+        "{}",
+        describe()
+    );
     prop_assert!(body["error"]["type"].is_string(), "{}", describe());
     prop_assert_eq!(&body["type"] == "error", path.contains("/messages"), "{}", describe());
     Ok(())
@@ -479,21 +493,31 @@ fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseEr
 /// token once.
 async fn check_record(session: &Arc<Session>, max_calls: usize) -> Result<(), TestCaseError> {
     let recorded = session.close(Duration::from_secs(30)).await.0;
-    prop_assert!(recorded.calls.len() <= max_calls, "{} calls of {max_calls} requests", recorded.calls.len());
+    prop_assert!(
+        recorded.calls.len() <= max_calls,
+        "{} calls of {max_calls} requests",
+        recorded.calls.len()
+    );
     let total: usize = recorded.calls.iter().map(|call| call.tokens).sum();
     prop_assert_eq!(recorded.trajectory.sampled_tokens(), total);
     Ok(())
 }
 
 fn post(path: &str, key: &str, body: Vec<u8>) -> Request<Body> {
-    let request = Request::builder().method("POST").uri(path).header("content-type", "application/json");
+    let request =
+        Request::builder().method("POST").uri(path).header("content-type", "application/json");
     request.header("authorization", format!("Bearer {key}")).body(Body::from(body)).unwrap()
 }
 
 /// Returns texts that a model may sample, well formed and malformed.
 fn texts() -> Vec<&'static str> {
-    let odd =
-        ["STOP", "<think>\n<tool_call>\n{\"name\": \"add\"}", "{\"a\": 1}", "a\u{0}é😀", "</tool_call>"];
+    let odd = [
+        "STOP",
+        "<think>\n<tool_call>\n{\"name\": \"add\"}",
+        "{\"a\": 1}",
+        "a\u{0}é😀",
+        "</tool_call>",
+    ];
     UNUSUAL_COMPLETIONS.into_iter().chain([UNREADABLE, "One."]).chain(odd).collect()
 }
 

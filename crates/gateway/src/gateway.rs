@@ -6,8 +6,8 @@ use std::sync::{Arc, Mutex, PoisonError, RwLock};
 use std::time::Duration;
 
 use levade_call::{
-    ApiError, BatchMembership, CallMetrics, CallOptions, ErrorKind, Input, Party, PromptRecording, Reader,
-    Recorder, RecorderOptions, ToolCallIds,
+    ApiError, BatchMembership, CallMetrics, CallOptions, ErrorKind, Input, Party, PromptRecording,
+    Reader, Recorder, RecorderOptions, ToolCallIds,
 };
 use levade_http::Access;
 use levade_text::Chat;
@@ -22,8 +22,8 @@ use crate::session::{Session, SessionOptions};
 /// Settings of a gateway.
 #[derive(Debug, Clone)]
 pub struct Options {
-    /// Keys for calls outside of sessions, each of which must have one. If empty, such calls need no
-    /// key.
+    /// Keys for calls outside of sessions, each of which must have one. If empty, such calls need
+    /// no key.
     pub keys: Vec<String>,
     /// Whether calls outside of sessions are accepted.
     pub open: bool,
@@ -38,8 +38,8 @@ pub struct Options {
     pub body_bytes: usize,
     /// Timeout for the wait for a permit.
     pub permit_timeout: Duration,
-    /// Time for which a call of a session continues after its client disconnected, so that the client
-    /// can reconnect.
+    /// Time for which a call of a session continues after its client disconnected, so that the
+    /// client can reconnect.
     pub grace: Duration,
     /// Interval between the keep-alive messages that a waiting client receives.
     pub ping: Duration,
@@ -121,8 +121,8 @@ impl Gateway {
         self.0.models.read().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the model named `name`. If there is only one model, `default` and the empty name also
-    /// refer to that model, because the clients of no provider can omit the name.
+    /// Returns the model named `name`. If there is only one model, `default` and the empty name
+    /// also refer to that model, because the clients of no provider can omit the name.
     pub(crate) fn model(&self, name: &str) -> Result<Model, ApiError> {
         let models = self.models();
         if let Some(model) = models.iter().find(|model| model.party.model == name) {
@@ -145,24 +145,30 @@ impl Gateway {
         session
     }
 
-    /// Removes the session of a finished attempt. From now on, requests with its keys get status 410.
+    /// Removes the session of a finished attempt. From now on, requests with its keys get status
+    /// 410.
     pub fn forget(&self, session: &Session) {
         let mut sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         sessions.remove(&session.options.attempt);
     }
 
     /// Returns the session that the key `text` belongs to, or `None` if `text` does not have the
-    /// format of an attempt's key. The caller must check whether the key is for calls or for rewards.
+    /// format of an attempt's key. The caller must check whether the key is for calls or for
+    /// rewards.
     pub(crate) fn session_of(&self, text: &str) -> Result<Option<Arc<Session>>, ApiError> {
         let Some(attempt) = key::attempt_of(text) else { return Ok(None) };
         let sessions = self.0.sessions.lock().unwrap_or_else(PoisonError::into_inner);
         let Some(session) = sessions.get(attempt) else {
-            let message =
-                format!("the attempt {attempt} is over, or was another process'; its key is no longer good");
+            let message = format!(
+                "the attempt {attempt} is over, or was another process'; its key is no longer good"
+            );
             return Err(ApiError::new(ErrorKind::AttemptEnded, message));
         };
         if !session.key.matches(text) && !session.reward_key.matches(text) {
-            return Err(ApiError::new(ErrorKind::Unauthorized, "this is not the key of its attempt"));
+            return Err(ApiError::new(
+                ErrorKind::Unauthorized,
+                "this is not the key of its attempt",
+            ));
         }
         Ok(Some(Arc::clone(session)))
     }
@@ -182,8 +188,8 @@ impl Gateway {
         self.0.metrics.ignored_fields()
     }
 
-    /// Creates a recorder for a session. `calls` and `tokens` limit the calls and the sampled tokens
-    /// of the attempt.
+    /// Creates a recorder for a session. `calls` and `tokens` limit the calls and the sampled
+    /// tokens of the attempt.
     pub fn recorder(
         &self,
         attempt: &str,
@@ -245,7 +251,8 @@ impl Gateway {
         let permit = self.acquire_permit().await?;
         let options = CallOptions { permit: Some(Box::new(permit)), batch };
         let Some(session) = &caller.session else {
-            let recorder = Recorder::standalone(call.request.sampling.seed, Arc::clone(&self.0.metrics));
+            let recorder =
+                Recorder::standalone(call.request.sampling.seed, Arc::clone(&self.0.metrics));
             return levade_call::call(&recorder, &party, call.request, options).await;
         };
         let reader = levade_call::call(session.recorder(), &party, call.request, options).await?;
@@ -264,24 +271,31 @@ impl Gateway {
             return Ok(Arc::clone(&self.model(&call.model)?.party));
         };
         let routes = &session.options.routes;
-        let found = choose(routes, caller.agent.as_deref(), call).map(|route| Arc::clone(&route.party));
+        let found =
+            choose(routes, caller.agent.as_deref(), call).map(|route| Arc::clone(&route.party));
         found.ok_or_else(|| {
             let names: Vec<&str> = routes.iter().map(|route| route.party.agent.as_str()).collect();
             let agent = caller.agent.as_deref().unwrap_or_default();
-            let message = format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
+            let message =
+                format!("this attempt has no agent {agent:?}; it has: {}", names.join(", "));
             ApiError::new(ErrorKind::NotFound, message)
         })
     }
 
     /// Returns the party that answers calls to the model `name`.
-    pub(crate) fn party_of_model(&self, caller: &Caller, name: &str) -> Result<Arc<Party>, ApiError> {
+    pub(crate) fn party_of_model(
+        &self,
+        caller: &Caller,
+        name: &str,
+    ) -> Result<Arc<Party>, ApiError> {
         self.party(caller, &Call::new(name, Input::Tokens(Vec::new())))
     }
 
     /// Returns the chat of the party that answers a call.
     ///
     /// # Errors
-    /// Returns an error if there is no such agent or model, or if the party is an external chat API.
+    /// Returns an error if there is no such agent or model, or if the party is an external chat
+    /// API.
     pub(crate) fn chat_of(&self, caller: &Caller, call: &Call) -> Result<Arc<Chat>, ApiError> {
         Ok(Arc::clone(self.party(caller, call)?.tokens()?.format.chat()))
     }

@@ -52,11 +52,15 @@ async fn stream_equals_complete_response() {
     body["tools"] = tools();
     let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
     let message = &full_response["choices"][0]["message"];
-    assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So."), &json!("Hm.")));
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&json!("So."), &json!("Hm."))
+    );
     assert_eq!(full_response["choices"][0]["finish_reason"], "tool_calls");
     let call = &message["tool_calls"][0];
     assert_eq!(call["function"]["name"], "add");
-    let arguments: Value = serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
+    let arguments: Value =
+        serde_json::from_str(call["function"]["arguments"].as_str().unwrap()).unwrap();
     assert_eq!(arguments, serde_json::from_str::<Value>(r#"{"a": 1.50, "b": 2}"#).unwrap());
 
     body["stream"] = true.into();
@@ -64,7 +68,10 @@ async fn stream_equals_complete_response() {
     let response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await;
     assert!(response.text.ends_with("data: [DONE]\n\n"), "{}", response.text);
     let (content, reasoning, calls, finish) = joined_deltas(&response.text);
-    assert_eq!((content.as_str(), reasoning.as_str(), finish.as_str()), ("So.", "Hm.", "tool_calls"));
+    assert_eq!(
+        (content.as_str(), reasoning.as_str(), finish.as_str()),
+        ("So.", "Hm.", "tool_calls")
+    );
     assert_eq!(calls[0]["function"], call["function"]);
     assert_eq!((&calls[0]["index"], calls.len()), (&json!(0), 1));
     let usage = format!("\"completion_tokens\":{}", script.len() + 1);
@@ -74,7 +81,9 @@ async fn stream_equals_complete_response() {
 #[tokio::test]
 async fn stream_and_document_return_same_single_call() {
     let served =
-        TestGateway::scripted(&[&["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()]);
+        TestGateway::scripted(&[
+            &["<tool_call>\n{oops}\n</tool_call>\n", CALL, "\n", CALL].concat()
+        ]);
     let mut body = question("1.5 + 2?");
     (body["tools"], body["parallel_tool_calls"]) = (tools(), false.into());
     let full_response = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
@@ -116,7 +125,8 @@ async fn returned_history_continues_with_recorded_ids() {
 async fn modified_completion_text_continues_conversation() {
     let two = [CALL, CALL].concat();
     for (text, more, change) in [
-        // The client omits the stop string, or restores it, with or without the text that follows it.
+        // The client omits the stop string, or restores it, with or without the text that follows
+        // it.
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), ""),
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>"),
         ("x = 1\n</code>", json!({ "stop": ["</code>"] }), "</code>\nCalling tools:"),
@@ -172,7 +182,11 @@ async fn keys_authenticate_and_paths_do_not() {
     assert_eq!(recorded.calls.len(), 1);
     assert_eq!(status(CHAT, &key).await, StatusCode::GONE);
     served.gateway.forget(&served.session);
-    assert_eq!(status(CHAT, &key).await, StatusCode::GONE, "and by whoever does not know it any more");
+    assert_eq!(
+        status(CHAT, &key).await,
+        StatusCode::GONE,
+        "and by whoever does not know it any more"
+    );
 }
 
 #[tokio::test]
@@ -183,8 +197,7 @@ async fn invalid_fields_are_named_and_not_recorded() {
         body[key] = value;
         body.to_string()
     };
-    let image =
-        json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
+    let image = json!([{ "role": "user", "content": [{ "type": "image_url", "image_url": { "url": "x" } }] }]);
     for (body, param) in [
         ("{".to_owned(), ""),
         ("\u{FEFF}{}".to_owned(), ""),
@@ -213,7 +226,11 @@ async fn invalid_fields_are_named_and_not_recorded() {
         assert_eq!(error["type"], "invalid_request_error");
     }
     let response = served.send("POST", CHAT, served.session.key(), &with("stop", json!([1]))).await;
-    assert!(response.text.contains("stop: it is neither a text nor a list of texts"), "{}", response.text);
+    assert!(
+        response.text.contains("stop: it is neither a text nor a list of texts"),
+        "{}",
+        response.text
+    );
     let body_of = json!({ "prompt": { "text": "?" } });
     let response = served.post("/v1/completions", &body_of).await;
     assert!(response.text.contains("prompt: it is neither a text nor a list"), "{}", response.text);
@@ -222,7 +239,8 @@ async fn invalid_fields_are_named_and_not_recorded() {
     let long = question(&"x".repeat(5000)).to_string();
     let response = served.send("POST", CHAT, served.session.key(), &long).await;
     assert_eq!(response.json()["error"]["code"], "context_length_exceeded");
-    let unknown = json!({ "model": "other", "messages": [{ "role": "user", "content": "?" }] }).to_string();
+    let unknown =
+        json!({ "model": "other", "messages": [{ "role": "user", "content": "?" }] }).to_string();
     let response = served.send("POST", CHAT, OUTSIDE_KEY, &unknown).await;
     assert_eq!(
         (response.status, &response.json()["error"]["code"]),
@@ -250,12 +268,13 @@ async fn call_after_broken_connection_is_sampled_once() {
     let body = question("Count.").to_string();
     let key = served.session.key().to_owned();
     let hung_up =
-        tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body)).await;
+        tokio::time::timeout(Duration::from_millis(40), served.send("POST", CHAT, &key, &body))
+            .await;
     assert!(hung_up.is_err());
     let response_body = served.send("POST", CHAT, &key, &body).await.json();
     assert_eq!(response_body["choices"][0]["message"]["content"], "One, two, three.");
-    // An equal request after a complete response is a separate call, unless the client marks it as a
-    // retry.
+    // An equal request after a complete response is a separate call, unless the client marks it as
+    // a retry.
     let other = served.send("POST", CHAT, &key, &body).await.json();
     assert_eq!(other["choices"][0]["message"]["content"], "Other.");
     let repeated = Request::post(CHAT)
@@ -280,7 +299,8 @@ async fn equal_call_after_complete_response_is_separate() {
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let gateway = served.gateway.clone();
-    let server = tokio::spawn(async move { crate::serve(&gateway, listener, std::future::pending()).await });
+    let server =
+        tokio::spawn(async move { crate::serve(&gateway, listener, std::future::pending()).await });
     let (key, body) = (served.session.key(), question("Say something.").to_string());
     let request = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
@@ -314,10 +334,12 @@ async fn failed_call_is_sampled_again_on_retry() {
 async fn aborted_call_is_sampled_again_on_late_retry() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let long = "x".repeat(3000);
-    let served = TestGateway::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
+    let served =
+        TestGateway::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let hung_up =
-        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
+        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body))
+            .await;
     assert!(hung_up.is_err());
     tokio::time::timeout(Duration::from_secs(5), async {
         while served.gateway.0.metrics.running.load(Ordering::Relaxed) > 0 {
@@ -328,7 +350,10 @@ async fn aborted_call_is_sampled_again_on_late_retry() {
     .expect("the call ends");
     let response = served.send("POST", CHAT, &key, &body).await.json();
     let choice = &response["choices"][0];
-    assert_eq!((&choice["message"]["content"], &choice["finish_reason"]), (&json!("Whole."), &json!("stop")));
+    assert_eq!(
+        (&choice["message"]["content"], &choice["finish_reason"]),
+        (&json!("Whole."), &json!("stop"))
+    );
 }
 
 #[tokio::test]
@@ -348,10 +373,12 @@ async fn concurrent_equal_calls_are_separate() {
 #[tokio::test]
 async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
-    let served = TestGateway::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
+    let served =
+        TestGateway::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
     let (key, body) = (served.session.key().to_owned(), question("?").to_string());
     let hung_up =
-        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body)).await;
+        tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body))
+            .await;
     assert!(hung_up.is_err());
     let metrics = &served.gateway.0.metrics;
     tokio::time::timeout(Duration::from_secs(5), async {
@@ -386,7 +413,8 @@ async fn close_aborts_calls_in_flight() {
 #[tokio::test]
 async fn full_queue_returns_429() {
     let options = Options { running: 1, waiting: 1, ..Options::default() };
-    let served = TestGateway::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
+    let served =
+        TestGateway::paced_with(&["x".repeat(50).as_str()], Duration::from_millis(2), options);
     let body = question("?").to_string();
     let call = || served.send("POST", CHAT, OUTSIDE_KEY, &body);
     let late = async {
@@ -454,7 +482,8 @@ async fn completions_accept_texts_and_token_ids() {
     assert_eq!((&choice["text"], &choice["finish_reason"]), (&json!("abc"), &json!("stop")));
     assert_eq!(choice["token_ids"], json!([97, 98, 99, IM_END]));
     assert_eq!(choice["logprobs"]["text_offset"].as_array().unwrap().len(), 4);
-    let batch_response = body_of(json!({ "prompt": [[83, 97], [83, 98]], "max_tokens": 2, "n": 2 })).await;
+    let batch_response =
+        body_of(json!({ "prompt": [[83, 97], [83, 98]], "max_tokens": 2, "n": 2 })).await;
     let texts: Vec<&str> = batch_response["choices"]
         .as_array()
         .unwrap()
@@ -468,28 +497,33 @@ async fn completions_accept_texts_and_token_ids() {
         (&json!("ab"), &json!("c"))
     );
     // Some clients need the stop string to parse tags.
-    let mut kept = json!({ "prompt": "Say", "stop": ["c", "zz"], "include_stop_str_in_output": true });
+    let mut kept =
+        json!({ "prompt": "Say", "stop": ["c", "zz"], "include_stop_str_in_output": true });
     assert_eq!(body_of(kept.clone()).await["choices"][0]["text"], "abc");
     kept["stream"] = true.into();
     let stream = served.post("/v1/completions", &kept).await.text;
     let frames = stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {"));
     let chunks = frames.map(|rest| serde_json::from_str::<Value>(&format!("{{{rest}")).unwrap());
-    let calls_sent: String =
-        chunks.map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default().to_owned()).collect();
+    let calls_sent: String = chunks
+        .map(|chunk| chunk["choices"][0]["text"].as_str().unwrap_or_default().to_owned())
+        .collect();
     assert_eq!(calls_sent, "abc");
 }
 
 #[tokio::test]
 async fn several_prompts_are_streamed_concurrently() {
     for echo in [false, true] {
-        let mut body = json!({ "prompt": [[83, 97], [83, 98, 99]], "n": 2, "max_tokens": 3, "echo": echo });
-        let full_response = TestGateway::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
+        let mut body =
+            json!({ "prompt": [[83, 97], [83, 98, 99]], "n": 2, "max_tokens": 3, "echo": echo });
+        let full_response =
+            TestGateway::scripted(&["abcd"]).post("/v1/completions", &body).await.json();
         body["stream"] = true.into();
         body["stream_options"] = json!({ "include_usage": true });
         let served = TestGateway::scripted(&["abcd"]);
         let stream = served.post("/v1/completions", &body).await.text;
         assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
-        let (mut texts, mut ends, mut usage) = (vec![String::new(); 4], vec![Value::Null; 4], Value::Null);
+        let (mut texts, mut ends, mut usage) =
+            (vec![String::new(); 4], vec![Value::Null; 4], Value::Null);
         for frame in stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {")) {
             let chunk: Value = serde_json::from_str(&format!("{{{frame}")).unwrap();
             for choice in chunk["choices"].as_array().unwrap() {
@@ -507,7 +541,10 @@ async fn several_prompts_are_streamed_concurrently() {
             .iter()
             .map(|choice| choice["text"].as_str().unwrap())
             .collect();
-        assert_eq!((texts, ends), (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4]));
+        assert_eq!(
+            (texts, ends),
+            (want.iter().map(ToString::to_string).collect(), vec![json!("length"); 4])
+        );
         assert_eq!(usage, full_response["usage"]);
         // The calls of both prompts belong to the attempt, and each completion was sampled once.
         assert_eq!(served.session.close(Duration::from_secs(5)).await.0.calls.len(), 4);
@@ -519,13 +556,14 @@ async fn several_prompts_are_streamed_concurrently() {
     assert!(served.session.close(Duration::from_secs(5)).await.0.calls.is_empty());
 }
 
-/// Prompts of token ids belong to the attempt as well: a prompt that repeats sampled tokens continues
-/// them.
+/// Prompts of token ids belong to the attempt as well: a prompt that repeats sampled tokens
+/// continues them.
 #[tokio::test]
 async fn returned_token_ids_continue_sampled_sequence() {
     let served = TestGateway::scripted(&["abc"]);
-    let body_of =
-        async |prompt: Vec<u32>| served.post("/v1/completions", &json!({ "prompt": prompt })).await.json();
+    let body_of = async |prompt: Vec<u32>| {
+        served.post("/v1/completions", &json!({ "prompt": prompt })).await.json()
+    };
     body_of(vec![1, 2]).await;
     body_of(vec![1, 2, 97, 98, 99, IM_END, 3]).await;
     let recorded = served.session.close(Duration::from_secs(5)).await.0;
@@ -543,8 +581,13 @@ async fn tokenize_parses_special_tokens_unless_disabled() {
         [(json!(null), vec![97, IM_END]), (json!(true), vec![97, IM_END]), (json!(false), bytes)]
     {
         let body = json!({ "model": "tiny", "prompt": text, "add_special_tokens": switch });
-        let response = served.send("POST", "/tokenize", OUTSIDE_KEY, &body.to_string()).await.json();
-        assert_eq!((&response["tokens"], &response["count"]), (&json!(want), &json!(want.len())), "{switch}");
+        let response =
+            served.send("POST", "/tokenize", OUTSIDE_KEY, &body.to_string()).await.json();
+        assert_eq!(
+            (&response["tokens"], &response["count"]),
+            (&json!(want), &json!(want.len())),
+            "{switch}"
+        );
     }
 }
 
@@ -572,6 +615,10 @@ async fn vllm_constraints_reach_sampler() {
         body["prompt"] = "1?".into();
         body[field] = json!(["Yes", "No"]);
         let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
-        assert!(response.text.contains("a script keeps to no grammar"), "{path}: {}", response.text);
+        assert!(
+            response.text.contains("a script keeps to no grammar"),
+            "{path}: {}",
+            response.text
+        );
     }
 }

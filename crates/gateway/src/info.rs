@@ -1,5 +1,5 @@
-//! Endpoints that describe the gateway and its models, and check their health, as clients of vLLM and
-//! SGLang expect.
+//! Endpoints that describe the gateway and its models, and check their health, as clients of vLLM
+//! and SGLang expect.
 
 use std::sync::Arc;
 use std::time::Duration;
@@ -34,8 +34,12 @@ pub(crate) async fn version() -> Response {
     document(StatusCode::OK, &json!({ "version": env!("CARGO_PKG_VERSION") }))
 }
 
-/// Handles `GET /health_generate`: samples one token from every local model that the caller can call.
-pub(crate) async fn health_generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+/// Handles `GET /health_generate`: samples one token from every local model that the caller can
+/// call.
+pub(crate) async fn health_generate(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let probed = async {
         let (caller, _) = incoming.into_call()?;
         // External chat APIs are not probed, because their completions may cost money.
@@ -139,12 +143,17 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     found
 }
 
-/// Returns the model that `asked` names, or the first model that the caller can call if `asked` names
-/// none.
-fn model(gateway: &Gateway, incoming: IncomingRequest, query: &ModelQuery) -> Result<Model, ApiError> {
+/// Returns the model that `asked` names, or the first model that the caller can call if `asked`
+/// names none.
+fn model(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+    query: &ModelQuery,
+) -> Result<Model, ApiError> {
     let (caller, _) = incoming.into_call()?;
     let mut models = models(gateway, &caller);
-    let index = models.iter().position(|model| query.model.is_empty() || model.party.model == query.model);
+    let index =
+        models.iter().position(|model| query.model.is_empty() || model.party.model == query.model);
     match index {
         Some(index) => Ok(models.swap_remove(index)),
         None => gateway.model(&query.model),
@@ -156,7 +165,8 @@ async fn weights(model: &Model) -> Result<String, ApiError> {
     let sampler = &**model.party.tokens()?.sampler;
     let found = with_sampler_timeout(sampler, PROBE, sampler.version()).await;
     let late = || {
-        let message = format!("waited {PROBE:?} for the version of the weights of {:?}", model.party.model);
+        let message =
+            format!("waited {PROBE:?} for the version of the weights of {:?}", model.party.model);
         ApiError::new(ErrorKind::Deadline, message)
     };
     Ok(found.ok_or_else(late)??.to_string())
@@ -169,8 +179,13 @@ async fn probe(model: &Model) -> Result<(), ApiError> {
     let first = tokenizer.bos().or(tokenizer.eos().first().copied()).unwrap_or(0);
     let params = SamplingParams { max_tokens: 1, temperature: 0.0, ..SamplingParams::default() };
     let policy = model.party.policy.clone();
-    let request =
-        SampleRequest { id: "probe".into(), policy, prompt: vec![first], params, ..SampleRequest::default() };
+    let request = SampleRequest {
+        id: "probe".into(),
+        policy,
+        prompt: vec![first],
+        params,
+        ..SampleRequest::default()
+    };
     let probed = async { sampler.sample(request).await?.collect(PROBE).await };
     let late = || {
         ApiError::new(

@@ -17,8 +17,9 @@ impl Key {
     /// Creates a random key for the attempt named `attempt`.
     pub(crate) fn new(attempt: &str) -> Self {
         let mut random = [0u8; 16];
-        getrandom::fill(&mut random)
-            .unwrap_or_else(|error| panic!("the operating system returned no random bytes: {error}"));
+        getrandom::fill(&mut random).unwrap_or_else(|error| {
+            panic!("the operating system returned no random bytes: {error}")
+        });
         let secret: String = random.iter().map(|byte| format!("{byte:02x}")).collect();
         let text = format!("{PREFIX}{attempt}-{secret}");
         let hash = hash(&text);
@@ -41,8 +42,8 @@ fn hash(text: &str) -> [u8; 32] {
     Sha256::digest(text.as_bytes()).into()
 }
 
-/// Returns the name of the attempt in a key, whether or not the key is valid. Returns `None` if `key`
-/// has another format.
+/// Returns the name of the attempt in a key, whether or not the key is valid. Returns `None` if
+/// `key` has another format.
 pub(crate) fn attempt_of(key: &str) -> Option<&str> {
     let (attempt, secret) =
         key.strip_prefix(PREFIX).or_else(|| key.strip_prefix(LEGACY_PREFIX))?.rsplit_once('-')?;
@@ -57,7 +58,9 @@ mod tests {
     #[test]
     fn keys_are_unique_and_contain_attempt_name() {
         let (one, other) = (Key::new("a-1"), Key::new("a-1"));
-        assert!(one.matches(one.text()) && !one.matches(other.text()) && one.text() != other.text());
+        assert!(
+            one.matches(one.text()) && !one.matches(other.text()) && one.text() != other.text()
+        );
         assert_eq!(attempt_of(one.text()), Some("a-1"));
         let older = one.text().replacen("levade-", "dressage-", 1);
         assert_eq!(attempt_of(&older), Some("a-1"));

@@ -1,13 +1,14 @@
 //! Serves the APIs of OpenAI, Anthropic, vLLM and SGLang, and records every token behind them.
 //!
-//! A *dialect* is the format of one API. It parses a request into a [`Call`]. `levade-call` executes
-//! the call and records its events in a transcript, from which the dialect writes its response: one
-//! document or a stream. [`serve`] serves all dialects.
+//! A *dialect* is the format of one API. It parses a request into a [`Call`]. `levade-call`
+//! executes the call and records its events in a transcript, from which the dialect writes its
+//! response: one document or a stream. [`serve`] serves all dialects.
 //!
 //! A call with the key of a [`Session`] belongs to an attempt. Its conversation continues with the
 //! exact token ids that were recorded (`levade-conversation`), its random stream follows from its
-//! prompt, and all of its tokens are in the trajectory when the session closes. A prompt of token ids
-//! continues the longest recorded sequence that it repeats. A call without such a key is standalone.
+//! prompt, and all of its tokens are in the trajectory when the session closes. A prompt of token
+//! ids continues the longest recorded sequence that it repeats. A call without such a key is
+//! standalone.
 //!
 //! # Example
 //! ```
@@ -70,21 +71,21 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A request
-//!   with the key of a closed session gets status 410.
+//! - **Tokens are recorded for the right attempt.** Keys authenticate; ids in paths do not. A
+//!   request with the key of a closed session gets status 410.
 //! - **Sampled tokens are recorded**, even if the client disconnects or the deadline of the call
 //!   passes.
-//! - **A repeated call is sampled once.** If a connection breaks before the end, or the client marks
-//!   a request as a retry, an equal request joins the first call. Other equal requests are separate
-//!   calls.
+//! - **A repeated call is sampled once.** If a connection breaks before the end, or the client
+//!   marks a request as a retry, an equal request joins the first call. Other equal requests are
+//!   separate calls.
 //! - **The recipe decides** how trained policies are sampled. Overridden options of clients are
 //!   counted.
 //! - **Every wait has a deadline**, which excludes the time in which the sampler's device trains. A
 //!   waiting client receives keep-alive messages.
 //! - **Errors** have the format of the API, and name the field, its value and a remedy.
 //!
-//! Out of scope: sampling (`levade-policy` and its implementations), starting programs (`levade-agent`), and
-//! the use of rewards (`levade-trainer`).
+//! Out of scope: sampling (`levade-policy` and its implementations), starting programs
+//! (`levade-agent`), and the use of rewards (`levade-trainer`).
 
 mod anthropic;
 mod call;

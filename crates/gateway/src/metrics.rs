@@ -19,10 +19,18 @@ pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String
     for (name, help, value) in [
         ("levade_calls_total", "Calls that were admitted.", load(&metrics.calls)),
         ("levade_calls_failed_total", "Calls that failed or were refused.", load(&metrics.failed)),
-        ("levade_calls_aborted_total", "Calls whose client went away for good.", load(&metrics.aborted)),
+        (
+            "levade_calls_aborted_total",
+            "Calls whose client went away for good.",
+            load(&metrics.aborted),
+        ),
         ("levade_calls_rejoined_total", "Calls that a client asked for again.", rejoined),
         ("levade_prompt_tokens_total", "Tokens of prompts.", load(&metrics.prompt_tokens)),
-        ("levade_generation_tokens_total", "Tokens that were sampled.", load(&metrics.sampled_tokens)),
+        (
+            "levade_generation_tokens_total",
+            "Tokens that were sampled.",
+            load(&metrics.sampled_tokens),
+        ),
         ("levade_forks_total", "Prompts that left what was recorded.", load(&metrics.forked)),
         (
             "levade_context_cuts_total",
@@ -49,7 +57,11 @@ pub(crate) fn text(metrics: &CallMetrics, waiting: u64, rejoined: u64) -> String
             "Keywords of tools' schemas that the grammar of a call left out.",
             load(&metrics.ignored_keywords),
         ),
-        ("levade_drift_total", "Prompts whose past the template prints otherwise.", load(&metrics.drifted)),
+        (
+            "levade_drift_total",
+            "Prompts whose past the template prints otherwise.",
+            load(&metrics.drifted),
+        ),
     ] {
         let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} counter\n{name} {value}");
     }

@@ -2,9 +2,9 @@
 
 use serde_json::{Map, Value, json};
 
-/// Returns the JSON schema of a tool's parameters. An object is returned unchanged, and null becomes
-/// a schema without parameters. A list of `{"name", "type", "description", "required"}`, which
-/// Qwen-Agent sends, is converted to a schema.
+/// Returns the JSON schema of a tool's parameters. An object is returned unchanged, and null
+/// becomes a schema without parameters. A list of `{"name", "type", "description", "required"}`,
+/// which Qwen-Agent sends, is converted to a schema.
 ///
 /// # Errors
 /// Returns a message without a subject if `parameters` is none of these. The caller puts the tool's
@@ -21,7 +21,8 @@ pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
 fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
     let (mut properties, mut required) = (Map::new(), Vec::new());
     for (at, item) in listed.iter().enumerate() {
-        let named = item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));
+        let named =
+            item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));
         let Some((name, fields)) = named else {
             return Err(format!("are a list whose item {at} has no name: {item}"));
         };
@@ -32,7 +33,9 @@ fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
             Some(Value::Bool(true)) => required.push(name),
             Some(list @ Value::Array(_)) => drop(schema.insert("required".into(), list)),
             None | Some(Value::Bool(false) | Value::Null) => {}
-            Some(other) => return Err(format!("have {name:?} with required = {other}, not true or false")),
+            Some(other) => {
+                return Err(format!("have {name:?} with required = {other}, not true or false"));
+            }
         }
         if properties.insert(name.to_owned(), Value::Object(schema)).is_some() {
             return Err(format!("have {name:?} twice"));

@@ -1,11 +1,11 @@
 //! Parser of message contents, shared by all APIs. It produces messages of text, reasoning and tool
 //! calls.
 //!
-//! Clients send the content parts of one API to another API, so every part is accepted in every API.
-//! A textual document or search result is rendered as its fields, one per line. If a tool returned a
-//! part that a text model cannot read, a line that names the type replaces the part, so that the
-//! attempt continues. The built-in agent loop does the same for results of MCP servers. The gateway
-//! counts such parts.
+//! Clients send the content parts of one API to another API, so every part is accepted in every
+//! API. A textual document or search result is rendered as its fields, one per line. If a tool
+//! returned a part that a text model cannot read, a line that names the type replaces the part, so
+//! that the attempt continues. The built-in agent loop does the same for results of MCP servers.
+//! The gateway counts such parts.
 
 use levade_call::ApiError;
 use levade_text::{Arguments, Message, ToolCall};
@@ -36,7 +36,8 @@ impl PartsText {
 
     /// Appends a document. Fields that are `None` or empty are omitted.
     fn document<'a>(&mut self, fields: impl IntoIterator<Item = Option<&'a str>>) {
-        let fields: Vec<&str> = fields.into_iter().flatten().filter(|field| !field.is_empty()).collect();
+        let fields: Vec<&str> =
+            fields.into_iter().flatten().filter(|field| !field.is_empty()).collect();
         if !self.text.is_empty() && !self.after_document {
             self.text.push_str("\n\n");
         }
@@ -54,8 +55,8 @@ pub(crate) struct ContentParser<'a> {
 }
 
 impl ContentParser<'_> {
-    /// Returns the content if it is a string. Otherwise calls `for_each_part` for every part, with the part's
-    /// type and path in the request, and returns `None`.
+    /// Returns the content if it is a string. Otherwise calls `for_each_part` for every part, with
+    /// the part's type and path in the request, and returns `None`.
     pub(crate) fn for_each_part(
         self,
         content: &Value,
@@ -71,7 +72,8 @@ impl ContentParser<'_> {
             }
         };
         for (at, part) in parts.iter().enumerate() {
-            let kind = if part.is_string() { "text" } else { part["type"].as_str().unwrap_or_default() };
+            let kind =
+                if part.is_string() { "text" } else { part["type"].as_str().unwrap_or_default() };
             // Each provider has its own notation for paths in errors.
             let field_path = if self.api == "messages" {
                 format!("{field_path}.{at}")
@@ -96,8 +98,8 @@ impl ContentParser<'_> {
         Ok(plain_text.unwrap_or(all.text))
     }
 
-    /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by a
-    /// line that names its type.
+    /// Parses the content of a tool result. A part that cannot be shown is counted and replaced by
+    /// a line that names its type.
     pub(crate) fn result(self, content: &Value, field_path: &str) -> Result<String, ApiError> {
         let mut all = PartsText::default();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
@@ -135,7 +137,9 @@ impl ContentParser<'_> {
             }
             Ok(())
         })?;
-        read.extend(plain_text.or(user_text.map(|result_text| result_text.text)).map(Message::user));
+        read.extend(
+            plain_text.or(user_text.map(|result_text| result_text.text)).map(Message::user),
+        );
         Ok(())
     }
 
@@ -153,7 +157,8 @@ impl ContentParser<'_> {
     /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
     /// to hosted tools are omitted and counted.
     pub(crate) fn assistant(self, content: &Value, field_path: &str) -> Result<Message, ApiError> {
-        let (mut reasoning, mut spoken_text, mut calls) = (String::new(), String::new(), Vec::new());
+        let (mut reasoning, mut spoken_text, mut calls) =
+            (String::new(), String::new(), Vec::new());
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
                 "thinking" if !part[kind].is_array() => reasoning += field(part, kind, field_path)?,
@@ -178,11 +183,14 @@ impl ContentParser<'_> {
             Ok(())
         })?;
         let reasoning_content = (!reasoning.is_empty()).then_some(reasoning);
-        Ok(Message { reasoning_content, ..Message::calls(plain_text.unwrap_or(spoken_text), calls) })
+        Ok(Message {
+            reasoning_content,
+            ..Message::calls(plain_text.unwrap_or(spoken_text), calls)
+        })
     }
 
-    /// Appends a part that is a text, a textual document or a search result. Returns whether the part
-    /// is one of these. If `hides` is true, nested parts that cannot be shown are counted and
+    /// Appends a part that is a text, a textual document or a search result. Returns whether the
+    /// part is one of these. If `hides` is true, nested parts that cannot be shown are counted and
     /// replaced by a line that names their type.
     fn add(
         self,
@@ -207,7 +215,8 @@ impl ContentParser<'_> {
                 all.document([of("title"), of("context"), Some(data)]);
             }
             ("document", Some("content")) => {
-                let content = inner(&part["source"]["content"], &format!("{field_path}.source.content"))?;
+                let content =
+                    inner(&part["source"]["content"], &format!("{field_path}.source.content"))?;
                 all.document([of("title"), of("context"), Some(&content)]);
             }
             ("search_result", _) => {
@@ -230,8 +239,8 @@ impl ContentParser<'_> {
     }
 }
 
-/// Returns whether chat completions do not define the type of a part, but [`ContentParser::user`] or
-/// [`ContentParser::assistant`] can parse it.
+/// Returns whether chat completions do not define the type of a part, but [`ContentParser::user`]
+/// or [`ContentParser::assistant`] can parse it.
 pub(crate) fn is_foreign(part: &Value) -> bool {
     const KINDS: [&str; 7] = [
         "document",
@@ -267,7 +276,11 @@ pub(crate) fn reasoning_of(value: &Value) -> String {
 }
 
 /// Returns a field of a part or an item. The field must be a string.
-pub(crate) fn field<'a>(part: &'a Value, name: &str, field_path: &str) -> Result<&'a str, ApiError> {
+pub(crate) fn field<'a>(
+    part: &'a Value,
+    name: &str,
+    field_path: &str,
+) -> Result<&'a str, ApiError> {
     part[name].as_str().ok_or_else(|| {
         let param = format!("{field_path}.{name}");
         let message = format!("{param} is {}, not a text", part[name]);
@@ -293,7 +306,8 @@ pub(crate) fn text_of<'a>(
 
 /// Returns the error for a part whose type is not supported. `known` lists the supported types.
 pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> ApiError {
-    let is_media = ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
+    let is_media =
+        ["image", "audio", "video", "file", "screenshot"].iter().any(|media| kind.contains(media));
     let message = match kind {
         "" => format!("{field_path} has no type; it is {known}"),
         _ if is_media => {
@@ -301,7 +315,9 @@ pub(crate) fn unsupported_part(kind: &str, field_path: &str, known: &str) -> Api
                 "{field_path} is of type {kind:?}, which cannot be shown to this model, which reads text alone"
             )
         }
-        _ => format!("{field_path} is of type {kind:?}, which is not supported here; it is {known}"),
+        _ => {
+            format!("{field_path} is of type {kind:?}, which is not supported here; it is {known}")
+        }
     };
     ApiError::field(field_path, message)
 }

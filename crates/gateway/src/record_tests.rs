@@ -36,7 +36,8 @@ async fn failed_completion_is_recorded_up_to_failure() {
 
 #[tokio::test]
 async fn choices_are_recorded_in_index_order() {
-    let served = TestGateway::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
+    let served =
+        TestGateway::paced(&["A long reply, which ends last.", "No."], Duration::from_millis(5));
     let mut body = question();
     body["n"] = 2.into();
     let reported_body = served.post(CHAT, &body).await.json();
@@ -51,7 +52,10 @@ async fn empty_completion_is_recorded() {
     let served = TestGateway::scripted(&["", "Yes."]);
     let mut body = question();
     served.post(CHAT, &body).await;
-    let next = [json!({ "role": "assistant", "content": "" }), json!({ "role": "user", "content": "So?" })];
+    let next = [
+        json!({ "role": "assistant", "content": "" }),
+        json!({ "role": "user", "content": "So?" }),
+    ];
     body["messages"].as_array_mut().unwrap().extend(next);
     served.post(CHAT, &body).await;
     assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
@@ -67,7 +71,10 @@ async fn restored_stop_string_continues_conversation() {
         let text = reported_body["choices"][0]["message"]["content"].as_str().unwrap();
         assert_eq!(text, "So. ");
         let sent = json!({ "role": "assistant", "content": format!("{text}{put_back}") });
-        body["messages"].as_array_mut().unwrap().extend([sent, json!({ "role": "user", "content": "So?" })]);
+        body["messages"]
+            .as_array_mut()
+            .unwrap()
+            .extend([sent, json!({ "role": "user", "content": "So?" })]);
         served.post(CHAT, &body).await;
         assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
         let recorded = served.session.close(Duration::from_secs(5)).await.0;
@@ -79,7 +86,9 @@ async fn restored_stop_string_continues_conversation() {
 #[tokio::test]
 async fn completion_with_calls_matches_with_or_without_stop_string() {
     let call = "<tool_call>\n{\"name\": \"add\", \"arguments\": {}}\n</tool_call>";
-    for text in [format!("So. {call} Now STOP"), "So. <tool_call>{oops}</tool_call> Now STOP".into()] {
+    for text in
+        [format!("So. {call} Now STOP"), "So. <tool_call>{oops}</tool_call> Now STOP".into()]
+    {
         for put_back in ["", "STOP"] {
             let served = TestGateway::scripted(&[&text, "Yes."]);
             let mut body = question();
@@ -99,8 +108,9 @@ async fn completion_with_calls_matches_with_or_without_stop_string() {
 
 #[tokio::test]
 async fn edited_arguments_fork_and_equivalent_json_continues() {
-    let call =
-        |written: &str| format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>");
+    let call = |written: &str| {
+        format!("<tool_call>\n{{\"name\": \"add\", \"arguments\": {written}}}\n</tool_call>")
+    };
     for (written, sent, continues) in [
         (r#"{"a": 1.50, "b": 2}"#, r#"{"b":2,"a":1.5}"#, true),
         (r#"{"a": 1.0}"#, r#"{ "a" : 1 }"#, true),
@@ -118,7 +128,8 @@ async fn edited_arguments_fork_and_equivalent_json_continues() {
         let served = TestGateway::scripted(&[&call(written), "Yes."]);
         let mut body = question();
         body["tools"] = json!([{ "type": "function", "function": { "name": "add" } }]);
-        let mut assistant_message = served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
+        let mut assistant_message =
+            served.post(CHAT, &body).await.json()["choices"][0]["message"].clone();
         assistant_message["tool_calls"][0]["function"]["arguments"] = sent.into();
         let result = json!({ "role": "tool", "tool_call_id": assistant_message["tool_calls"][0]["id"], "content": "7" });
         body["messages"].as_array_mut().unwrap().extend([assistant_message, result]);
@@ -136,8 +147,10 @@ async fn retried_body_returns_same_completions_per_prompt() {
         let request = Request::builder().method("POST").uri(COMPLETIONS);
         let request = request.header("content-type", "application/json");
         let request = request.header("authorization", format!("Bearer {}", served.session.key()));
-        let request =
-            request.header("x-stainless-retry-count", retries).body(Body::from(body.clone())).unwrap();
+        let request = request
+            .header("x-stainless-retry-count", retries)
+            .body(Body::from(body.clone()))
+            .unwrap();
         let response = served.router().oneshot(request).await.unwrap();
         let bytes = axum::body::to_bytes(response.into_body(), usize::MAX).await.unwrap();
         let response_body: Value = serde_json::from_slice(&bytes).unwrap();
@@ -165,18 +178,22 @@ async fn completion_stream_reports_all_tokens() {
             if logprobs {
                 body["logprobs"] = 1.into();
             }
-            let full = served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.json();
+            let full =
+                served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.json();
             body["stream"] = true.into();
-            let stream = served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.text;
+            let stream =
+                served(assistant_message, echo && logprobs).post(COMPLETIONS, &body).await.text;
             let choices: Vec<Value> =
                 chunks(&stream).iter().map(|chunk| chunk["choices"][0].clone()).collect();
             let all = |path: &str| -> Vec<Value> {
-                let lists = choices.iter().filter_map(|choice| choice.pointer(path)?.as_array().cloned());
+                let lists =
+                    choices.iter().filter_map(|choice| choice.pointer(path)?.as_array().cloned());
                 lists.flatten().collect()
             };
             let want = &full["choices"][0];
             assert_eq!(json!(all("/token_ids")), want["token_ids"], "{echo} {logprobs}: {stream}");
-            let text: String = choices.iter().filter_map(|choice| choice["text"].as_str()).collect();
+            let text: String =
+                choices.iter().filter_map(|choice| choice["text"].as_str()).collect();
             assert_eq!(text, want["text"], "{stream}");
             for list in ["tokens", "token_logprobs", "text_offset"] {
                 let path = format!("/logprobs/{list}");
@@ -200,7 +217,8 @@ async fn only_unknown_models_return_model_not_found() {
     body["model"] = "other".into();
     let response_body = served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
     assert_eq!(response_body["error"]["code"], "model_not_found", "{response_body}");
-    let reference = json!({ "model": "tiny", "input": [{ "type": "item_reference", "id": "msg_1" }] });
+    let reference =
+        json!({ "model": "tiny", "input": [{ "type": "item_reference", "id": "msg_1" }] });
     let response_body = served.post("/v1/responses", &reference).await;
     assert_eq!(response_body.status, 404, "{}", response_body.text);
     assert_eq!(response_body.json()["error"]["code"], Value::Null, "{}", response_body.text);

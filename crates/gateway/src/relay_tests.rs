@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use axum::http::StatusCode;
 use levade_call::{
-    ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind, ExternalCall,
-    Party, PartyLimits, SamplingRule, ToolChoice,
+    ApiError, Backend, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind,
+    ExternalCall, Party, PartyLimits, SamplingRule, ToolChoice,
 };
 use levade_policy::{FinishReason, SamplingParams};
 use levade_text::{Message, ToolCall};
@@ -47,7 +47,8 @@ fn parts() -> Vec<Result<ChatDelta, ApiError>> {
     let mut message = Message::calls("So be it.", vec![call]);
     message.reasoning_content = Some("Hm.".into());
     let finish = FinishReason::StopId;
-    let response = ChatCompletion { message, finish, prompt_tokens: 21, tokens: 9, reasoning_tokens: 2 };
+    let response =
+        ChatCompletion { message, finish, prompt_tokens: 21, tokens: 9, reasoning_tokens: 2 };
     let sent_text = ["So ", "be it."].map(|text| ChatDelta::Text(text.into()));
     let all = [ChatDelta::Reasoning("Hm.".into())]
         .into_iter()
@@ -97,7 +98,10 @@ async fn every_dialect_returns_external_completion() {
     let mut body = question("1?");
     let full = post(&served, &session, "/v1/chat/completions", &body).await.json();
     let message = &full["choices"][0]["message"];
-    assert_eq!((&message["content"], &message["reasoning_content"]), (&json!("So be it."), &json!("Hm.")));
+    assert_eq!(
+        (&message["content"], &message["reasoning_content"]),
+        (&json!("So be it."), &json!("Hm."))
+    );
     assert_eq!(message["tool_calls"][0]["function"]["name"], "add");
     assert_eq!(full["choices"][0]["finish_reason"], "tool_calls");
     assert_eq!(
@@ -108,15 +112,23 @@ async fn every_dialect_returns_external_completion() {
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
     let streamed = post(&served, &session, "/v1/chat/completions", &body).await.text;
-    for part in
-        ["\"content\":\"So \"", "\"reasoning\":\"Hm.\"", "\"id\":\"c1\"", "\"prompt_tokens\":21", "[DONE]"]
-    {
+    for part in [
+        "\"content\":\"So \"",
+        "\"reasoning\":\"Hm.\"",
+        "\"id\":\"c1\"",
+        "\"prompt_tokens\":21",
+        "[DONE]",
+    ] {
         assert!(streamed.contains(part), "{part}: {streamed}");
     }
     let body = json!({ "model": "api", "input": "1?" });
     let response = post(&served, &session, "/v1/responses", &body).await.json();
-    let kinds: Vec<&str> =
-        response["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> = response["output"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["type"].as_str().unwrap())
+        .collect();
     assert_eq!(kinds, ["reasoning", "message", "function_call"]);
     assert_eq!(response["usage"]["input_tokens"], 21);
 
@@ -166,13 +178,17 @@ async fn external_histories_are_recorded_once_as_messages() {
     post(&served, &session, "/v1/chat/completions", &own).await.json();
     let recorded = session.close(Duration::from_secs(5)).await.0;
     let external = &recorded.external;
-    let ranges: Vec<(Option<usize>, usize, usize)> =
-        external.iter().map(|call| (call.after, call.shared_messages, call.messages.len())).collect();
+    let ranges: Vec<(Option<usize>, usize, usize)> = external
+        .iter()
+        .map(|call| (call.after, call.shared_messages, call.messages.len()))
+        .collect();
     assert_eq!(ranges, [(None, 0, 1), (Some(0), 2, 1), (None, 0, 1)]);
     let history = ExternalCall::history(external, 1);
     let texts: Vec<&str> = history.iter().map(|message| message.content.as_str()).collect();
     assert_eq!(texts, ["1?", "So be it.", "2", "So be it."]);
-    assert!(external.iter().all(|call| (call.agent.as_str(), call.policy.as_str()) == ("judge", "api")));
+    assert!(
+        external.iter().all(|call| (call.agent.as_str(), call.policy.as_str()) == ("judge", "api"))
+    );
     let is_external: Vec<bool> = recorded.calls.iter().map(|call| call.external).collect();
     assert_eq!(is_external, [true, true, true, false]);
     let leaves = recorded.trajectory.leaves();
@@ -186,10 +202,14 @@ async fn tools_of_chat_api_are_recorded_when_they_change() {
     let (served, session, _) =
         gateway_with_parrot(Parrot { parts: Mutex::new(parts()), ..Parrot::default() });
     for names in [&["add"][..], &["add"], &["add", "sub"], &[], &[]] {
-        let tools = names.iter().map(|name| json!({ "type": "function", "function": { "name": name } }));
+        let tools =
+            names.iter().map(|name| json!({ "type": "function", "function": { "name": name } }));
         let mut body = question("1?");
         body["tools"] = tools.collect();
-        assert_eq!(post(&served, &session, "/v1/chat/completions", &body).await.status, StatusCode::OK);
+        assert_eq!(
+            post(&served, &session, "/v1/chat/completions", &body).await.status,
+            StatusCode::OK
+        );
     }
     let recorded = session.close(Duration::from_secs(5)).await.0;
     let listed = recorded.external.iter().map(|call| call.tools.as_ref().map(Vec::len));
@@ -202,8 +222,10 @@ async fn tools_of_chat_api_are_recorded_when_they_change() {
 #[tokio::test]
 async fn chat_api_errors_keep_status_and_are_recorded() {
     let busy = ApiError::new(ErrorKind::Busy(Duration::from_secs(3)), "come back");
-    let (served, session, _) =
-        self::gateway_with_parrot(Parrot { parts: Mutex::new(vec![Err(busy)]), ..Parrot::default() });
+    let (served, session, _) = self::gateway_with_parrot(Parrot {
+        parts: Mutex::new(vec![Err(busy)]),
+        ..Parrot::default()
+    });
     let response = post(&served, &session, "/v1/chat/completions", &question("1?")).await;
     assert_eq!(
         (response.status, &response.headers["retry-after"]),
@@ -225,8 +247,11 @@ async fn chat_api_errors_keep_status_and_are_recorded() {
 #[tokio::test]
 async fn silent_call_ends_with_attempt_and_keeps_text() {
     let started = parts().into_iter().take(2).collect();
-    let (served, session, _) =
-        gateway_with_parrot(Parrot { parts: Mutex::new(started), hangs: true, ..Parrot::default() });
+    let (served, session, _) = gateway_with_parrot(Parrot {
+        parts: Mutex::new(started),
+        hangs: true,
+        ..Parrot::default()
+    });
     let mut body = question("1?");
     body["stream"] = true.into();
     let (requested, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {

@@ -32,14 +32,20 @@ pub struct CallPattern {
 
 impl CallPattern {
     fn is_empty(&self) -> bool {
-        self.models.is_empty() && self.system.is_none() && self.tools.is_empty() && self.has_tools.is_none()
+        self.models.is_empty()
+            && self.system.is_none()
+            && self.tools.is_empty()
+            && self.has_tools.is_none()
     }
 
     fn matches(&self, Call { model, request }: &Call) -> bool {
         let has = |name: &String| request.tools.iter().any(|tool| tool.name == *name);
         !self.is_empty()
             && (self.models.is_empty() || self.models.contains(model))
-            && self.system.as_ref().is_none_or(|pattern| pattern.is_match(&instructions(&request.input)))
+            && self
+                .system
+                .as_ref()
+                .is_none_or(|pattern| pattern.is_match(&instructions(&request.input)))
             && self.tools.iter().all(has)
             && self.has_tools.is_none_or(|wanted| wanted != request.tools.is_empty())
     }
@@ -53,10 +59,14 @@ fn instructions(input: &Input) -> String {
     texts.join("\n")
 }
 
-/// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if the
-/// attempt has no such agent. Otherwise the first route whose rule matches is used. If no rule
+/// Returns the route of a call. If `named` is set, this is the route of that agent, or `None` if
+/// the attempt has no such agent. Otherwise the first route whose rule matches is used. If no rule
 /// matches, the route of the agent `default` is used, or the first route if there is no such agent.
-pub(crate) fn choose<'a>(routes: &'a [Route], named: Option<&str>, call: &Call) -> Option<&'a Route> {
+pub(crate) fn choose<'a>(
+    routes: &'a [Route],
+    named: Option<&str>,
+    call: &Call,
+) -> Option<&'a Route> {
     let of = |name: &str| routes.iter().find(|route| route.party.agent == name);
     match named {
         Some(name) => of(name),

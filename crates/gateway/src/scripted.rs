@@ -5,10 +5,12 @@ use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::{FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler};
+use levade_policy::{
+    FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
+};
 
-/// Sampler that returns scripted texts in their order, one per call, with one token per byte. Starts
-/// again after the last text.
+/// Sampler that returns scripted texts in their order, one per call, with one token per byte.
+/// Starts again after the last text.
 #[derive(Debug)]
 pub struct ScriptedSampler {
     texts: Mutex<VecDeque<String>>,
@@ -48,7 +50,8 @@ impl Sampler for ScriptedSampler {
         if request.params.grammar.is_some() {
             return Err(PolicyError::Invalid("a script keeps to no grammar".into()));
         }
-        let text = self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
+        let text =
+            self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
         let (sender, stream) = SampleStream::channel();
         let (end, pace, params) = (self.end, self.pace, request.params);
         tokio::spawn(async move {
@@ -63,11 +66,15 @@ impl Sampler for ScriptedSampler {
                     tokio::time::sleep(pace).await;
                 }
                 let (tokens, logprobs, top) = (vec![id], vec![-0.5], Vec::new());
-                if sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 })).is_err() {
+                if sender
+                    .send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 }))
+                    .is_err()
+                {
                     return;
                 }
                 completion_text.extend(u8::try_from(id));
-                if params.stop_strings.iter().any(|stop| completion_text.ends_with(stop.as_bytes())) {
+                if params.stop_strings.iter().any(|stop| completion_text.ends_with(stop.as_bytes()))
+                {
                     finish = FinishReason::StopString;
                     break;
                 }

@@ -32,9 +32,10 @@ fn request(path: &str, has_tools: bool) -> Value {
             json!({ "messages": question, "max_tokens": 900 }),
             json!({ "name": "add", "input_schema": schema }),
         ),
-        _ => {
-            (json!({ "input": question }), json!({ "type": "function", "name": "add", "parameters": schema }))
-        }
+        _ => (
+            json!({ "input": question }),
+            json!({ "type": "function", "name": "add", "parameters": schema }),
+        ),
     };
     body["model"] = "tiny".into();
     if has_tools {
@@ -43,14 +44,19 @@ fn request(path: &str, has_tools: bool) -> Value {
     body
 }
 
-/// Returns the parts of a completion as the client receives them, in order: `thought …`, `text …` or
-/// `call …`.
+/// Returns the parts of a completion as the client receives them, in order: `thought …`, `text …`
+/// or `call …`.
 async fn sent_parts(text: &str, path: &str, body: &Value, streams: bool) -> Vec<String> {
     responses_from(&TestGateway::scripted(&[text]), path, body, streams).await
 }
 
 /// Like [`told`], for the next completion of `served`.
-async fn responses_from(served: &TestGateway, path: &str, body: &Value, streams: bool) -> Vec<String> {
+async fn responses_from(
+    served: &TestGateway,
+    path: &str,
+    body: &Value,
+    streams: bool,
+) -> Vec<String> {
     let mut body = body.clone();
     body["stream"] = streams.into();
     let response = served.send("POST", path, OUTSIDE_KEY, &body.to_string()).await;
@@ -58,9 +64,12 @@ async fn responses_from(served: &TestGateway, path: &str, body: &Value, streams:
     match (path, streams) {
         (CHAT, false) => chat_texts(&[response.json()["choices"][0]["message"].clone()]),
         (CHAT, true) => {
-            let frames = response.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
+            let frames =
+                response.text.split("\n\n").filter_map(|frame| frame.strip_prefix("data: "));
             let chunks = frames.filter_map(|data| serde_json::from_str::<Value>(data).ok());
-            chat_texts(&chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>())
+            chat_texts(
+                &chunks.map(|chunk| chunk["choices"][0]["delta"].clone()).collect::<Vec<_>>(),
+            )
         }
         (MESSAGES, false) => block_texts(response.json()["content"].as_array().unwrap()),
         (MESSAGES, true) => {
@@ -82,18 +91,24 @@ async fn responses_from(served: &TestGateway, path: &str, body: &Value, streams:
             block_texts(&blocks)
         }
         (_, false) => item_texts(response.json()["output"].as_array().unwrap()),
-        (_, true) => item_texts(response.events().last().unwrap()["response"]["output"].as_array().unwrap()),
+        (_, true) => {
+            item_texts(response.events().last().unwrap()["response"]["output"].as_array().unwrap())
+        }
     }
 }
 
 /// Returns the parts of a chat's message, from deltas or a complete message: all text, then all
 /// calls.
 fn chat_texts(deltas: &[Value]) -> Vec<String> {
-    let all = |field: &str| -> String { deltas.iter().filter_map(|delta| delta[field].as_str()).collect() };
+    let all = |field: &str| -> String {
+        deltas.iter().filter_map(|delta| delta[field].as_str()).collect()
+    };
     let texts = [("thought", all("reasoning_content")), ("text", all("content"))];
     let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
-    let calls = deltas.iter().flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten());
-    let calls = calls.map(|call| ("call", call["function"]["arguments"].as_str().unwrap().to_owned()));
+    let calls =
+        deltas.iter().flat_map(|delta| delta["tool_calls"].as_array().into_iter().flatten());
+    let calls =
+        calls.map(|call| ("call", call["function"]["arguments"].as_str().unwrap().to_owned()));
     texts.chain(calls).map(|(kind, text)| format!("{kind} {text}")).collect()
 }
 
@@ -126,16 +141,22 @@ async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
         }
         let mut expected: Vec<String> = want.iter().map(|part| (*part).to_owned()).collect();
         if path == CHAT {
-            let all =
-                |kind: &str| -> String { want.iter().filter_map(|part| part.strip_prefix(kind)).collect() };
+            let all = |kind: &str| -> String {
+                want.iter().filter_map(|part| part.strip_prefix(kind)).collect()
+            };
             let texts = [("thought", all("thought ")), ("text", all("text "))];
             let texts = texts.into_iter().filter(|(_, text)| !text.is_empty());
             expected = texts.map(|(kind, text)| format!("{kind} {text}")).collect();
-            expected
-                .extend(want.iter().filter(|part| part.starts_with("call ")).map(|part| (*part).to_owned()));
+            expected.extend(
+                want.iter().filter(|part| part.starts_with("call ")).map(|part| (*part).to_owned()),
+            );
         }
         for streams in [false, true] {
-            assert_eq!(sent_parts(text, path, &body, streams).await, expected, "{path} {streams}: {text:?}");
+            assert_eq!(
+                sent_parts(text, path, &body, streams).await,
+                expected,
+                "{path} {streams}: {text:?}"
+            );
         }
     }
 }
@@ -146,7 +167,13 @@ async fn parts_keep_order_in_every_api() {
     for (text, want) in [
         (
             format!("One. {one} Two. {two} Three."),
-            &["text One.", r#"call {"a":"1"}"#, "text \nTwo.", r#"call {"a":"2"}"#, "text \nThree."][..],
+            &[
+                "text One.",
+                r#"call {"a":"1"}"#,
+                "text \nTwo.",
+                r#"call {"a":"2"}"#,
+                "text \nThree.",
+            ][..],
         ),
         (format!("{one}\nSo."), &[r#"call {"a":"1"}"#, "text So."]),
         (
@@ -158,7 +185,10 @@ async fn parts_keep_order_in_every_api() {
             format!("One. <tool_call>{{oops}}</tool_call> Two. {two}"),
             &["text One.\n<tool_call>{oops}</tool_call>\nTwo.", r#"call {"a":"2"}"#],
         ),
-        ("<tool_call>{oops}</tool_call> Two.".into(), &["text <tool_call>{oops}</tool_call>\nTwo."]),
+        (
+            "<tool_call>{oops}</tool_call> Two.".into(),
+            &["text <tool_call>{oops}</tool_call>\nTwo."],
+        ),
     ] {
         check(&text, &json!({}), true, want).await;
     }
@@ -226,11 +256,17 @@ async fn template_error_is_returned_to_client() {
         (MESSAGES, json!({ "messages": [], "system": "Be brief.", "max_tokens": 9 })),
         (RESPONSES, json!({ "input": [], "instructions": "Be brief." })),
     ] {
-        let chat = Chat::new(tiny_tokenizer().unwrap(), Some(source), ChatOptions::default()).unwrap();
-        let served = TestGateway::with_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
+        let chat =
+            Chat::new(tiny_tokenizer().unwrap(), Some(source), ChatOptions::default()).unwrap();
+        let served =
+            TestGateway::with_format(&["Yes."], Format::new(Arc::new(chat), History::default()));
         let response = served.post(path, &body).await;
         assert_eq!(response.status, 400, "{path}: {}", response.text);
-        assert!(response.text.contains("No user query found in messages."), "{path}: {}", response.text);
+        assert!(
+            response.text.contains("No user query found in messages."),
+            "{path}: {}",
+            response.text
+        );
         // Another template accepts the same messages.
         let response = TestGateway::scripted(&["Yes."]).post(path, &body).await;
         assert_eq!(response.status, 200, "{path}: {}", response.text);
@@ -254,10 +290,12 @@ async fn text_keeps_surrounding_white_space() {
             assert_eq!(served.origins(), [Origin::Started, Origin::Continued], "{sent:?}");
         }
     }
-    // Before reasoning and calls, and after them, white space separates parts and belongs to no part.
+    // Before reasoning and calls, and after them, white space separates parts and belongs to no
+    // part.
     let one = call(r#"{"a": "1"}"#);
     check(&format!(" \n{one}\n"), &json!({}), true, &[r#"call {"a":"1"}"#]).await;
-    check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So.\n"]).await;
+    check("<think>\nHm.\n</think>\n\nSo.\n", &json!({}), true, &["thought Hm.", "text So.\n"])
+        .await;
 }
 
 #[tokio::test]
@@ -277,7 +315,11 @@ async fn stop_strings_are_removed_from_all_parts() {
             let mut body = request(path, true);
             body[field] = stops.clone();
             for streams in [false, true] {
-                assert_eq!(sent_parts(text, path, &body, streams).await, want, "{path} {streams}: {text:?}");
+                assert_eq!(
+                    sent_parts(text, path, &body, streams).await,
+                    want,
+                    "{path} {streams}: {text:?}"
+                );
             }
         }
         // The response contains the stop string that ended the completion.
@@ -285,7 +327,11 @@ async fn stop_strings_are_removed_from_all_parts() {
             let mut body = request(MESSAGES, true);
             body["stop_sequences"] = stops.clone();
             let response = TestGateway::scripted(&[text]).post(MESSAGES, &body).await.json();
-            assert_eq!(Some(&response["stop_sequence"]), stops.as_array().unwrap().last(), "{text}");
+            assert_eq!(
+                Some(&response["stop_sequence"]),
+                stops.as_array().unwrap().last(),
+                "{text}"
+            );
         }
     }
 }
@@ -404,9 +450,14 @@ async fn lone_surrogates_in_requests_are_rejected_by_name() {
             ("/v1/completions", r#"{"model": "tiny", "prompt": "TEXT"}"#),
             ("/tokenize", r#"{"model": "tiny", "prompt": "TEXT"}"#),
         ] {
-            let response = served.send("POST", path, OUTSIDE_KEY, &body.replace("TEXT", escaped)).await;
+            let response =
+                served.send("POST", path, OUTSIDE_KEY, &body.replace("TEXT", escaped)).await;
             assert_eq!(response.status, 400, "{path}: {}", response.text);
-            assert!(response.text.contains("half of a surrogate pair"), "{path}: {}", response.text);
+            assert!(
+                response.text.contains("half of a surrogate pair"),
+                "{path}: {}",
+                response.text
+            );
         }
     }
     // In the arguments of a call, which are JSON text, lone surrogates are kept unchanged.

@@ -130,12 +130,18 @@ impl Session {
         let recorder = self.recorder();
         recorder.check_open()?;
         if !reward.value.is_finite() {
-            return Err(ApiError::field("value", format!("value is {}; rewards are finite", reward.value)));
+            return Err(ApiError::field(
+                "value",
+                format!("value is {}; rewards are finite", reward.value),
+            ));
         }
         if let Some(agent) = &reward.agent
             && self.options.routes.iter().all(|route| route.party.agent != *agent)
         {
-            return Err(ApiError::field("agent", format!("there is no agent {agent:?} in this attempt")));
+            return Err(ApiError::field(
+                "agent",
+                format!("there is no agent {agent:?} in this attempt"),
+            ));
         }
         if let Some(turn) = reward.turn
             && !recorder.has_turn(turn)
@@ -148,8 +154,9 @@ impl Session {
         Ok(())
     }
 
-    /// Ends the session. Calls in flight are aborted and recorded with the tokens sampled so far; see
-    /// [`Recorder::close`]. Returns the recorded calls, and the rewards that the program posted.
+    /// Ends the session. Calls in flight are aborted and recorded with the tokens sampled so far;
+    /// see [`Recorder::close`]. Returns the recorded calls, and the rewards that the program
+    /// posted.
     pub async fn close(&self, timeout: Duration) -> (Recording, Vec<Reward>) {
         let recorded = self.recorder().close(timeout).await;
         (recorded, std::mem::take(&mut self.state().rewards))

@@ -16,8 +16,8 @@ use crate::call::Call;
 use crate::gateway::Caller;
 use crate::gateway::Gateway;
 use crate::http::{
-    CollectedCompletion, Dialect, IncomingRequest, error_response, frame, gather_all, json as document, read,
-    write_response,
+    CollectedCompletion, Dialect, IncomingRequest, error_response, frame, gather_all,
+    json as document, read, write_response,
 };
 use crate::openai::{self, finite, structured, weight_versions};
 use levade_call::ApiError;
@@ -47,8 +47,10 @@ impl<T: Clone> PerPrompt<T> {
             PerPrompt::One(value) => Ok(value.clone()),
             PerPrompt::Many(values) if values.len() == count => Ok(values[at].clone()),
             PerPrompt::Many(values) => {
-                let message =
-                    format!("{field} has {} entries for {count} prompts; give one for each", values.len());
+                let message = format!(
+                    "{field} has {} entries for {count} prompts; give one for each",
+                    values.len()
+                );
                 Err(ApiError::field(field, message))
             }
         }
@@ -82,7 +84,10 @@ enum Ids {
 }
 
 /// Handles `POST /generate`.
-pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn generate(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
     let PreparedCalls { caller, mut calls, mut writers, is_batch, streams } =
         match prepare(&gateway, incoming) {
@@ -97,7 +102,9 @@ pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingR
         Ok(found) => {
             let responses = writers.iter().zip(found);
             let all: Vec<Value> = responses
-                .flat_map(|(writer, (head, completions))| writer.completion_values(&head, completions))
+                .flat_map(|(writer, (head, completions))| {
+                    writer.completion_values(&head, completions)
+                })
                 .collect();
             document(StatusCode::OK, &all.into())
         }
@@ -121,7 +128,9 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     openai::check_fields(gateway, API, &request.rest)?;
     let (inputs, is_batch) = match (request.text.take(), request.input_ids.take()) {
         (Some(PerPrompt::One(text)), None) => (vec![Input::Text(text)], false),
-        (Some(PerPrompt::Many(texts)), None) => (texts.into_iter().map(Input::Text).collect(), true),
+        (Some(PerPrompt::Many(texts)), None) => {
+            (texts.into_iter().map(Input::Text).collect(), true)
+        }
         (None, Some(Ids::One(ids))) => (vec![Input::Tokens(ids)], false),
         (None, Some(Ids::Many(lists))) => (lists.into_iter().map(Input::Tokens).collect(), true),
         _ => return Err(ApiError::field("input_ids", "give either input_ids or text")),
@@ -131,7 +140,10 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     }
     let streams = request.stream.unwrap_or(false);
     if streams && is_batch {
-        return Err(ApiError::field("stream", "a batch is answered as a whole only; leave stream out"));
+        return Err(ApiError::field(
+            "stream",
+            "a batch is answered as a whole only; leave stream out",
+        ));
     }
     let count = inputs.len();
     let (mut calls, mut writers) = (Vec::with_capacity(count), Vec::with_capacity(count));
@@ -159,19 +171,24 @@ fn parse_call(
         each.map(|each| each.value_for(field, at, count)).transpose()
     }
     let field_path = (at, count);
-    let mut params = optional_value_for(request.sampling_params.as_ref(), "sampling_params", field_path)?
-        .unwrap_or_default();
+    let mut params =
+        optional_value_for(request.sampling_params.as_ref(), "sampling_params", field_path)?
+            .unwrap_or_default();
     let flag = |params: &mut Map<String, Value>, name: &str, default| match params.remove(name) {
         None | Some(Value::Null) => Ok(default),
         Some(Value::Bool(value)) => Ok(value),
-        Some(other) => Err(ApiError::field(name, format!("{name} = {other}, but it must be true or false"))),
+        Some(other) => {
+            Err(ApiError::field(name, format!("{name} = {other}, but it must be true or false")))
+        }
     };
     let skip_special = flag(&mut params, "skip_special_tokens", true)?;
     let trims = !flag(&mut params, "no_stop_trim", false)?;
     let constraint = parse_format(&mut params)?;
-    for (theirs, ours) in
-        [("max_new_tokens", "max_tokens"), ("min_new_tokens", "min_tokens"), ("sampling_seed", "seed")]
-    {
+    for (theirs, ours) in [
+        ("max_new_tokens", "max_tokens"),
+        ("min_new_tokens", "min_tokens"),
+        ("sampling_seed", "seed"),
+    ] {
         if let Some(value) = params.remove(theirs) {
             params.insert(ours.into(), value);
         }
@@ -181,17 +198,24 @@ fn parse_call(
     let mut sampling = requested.sampling()?;
     sampling.max_tokens = sampling.max_tokens.or(Some(MAX_NEW_TOKENS));
     let logprobs =
-        optional_value_for(request.return_logprob.as_ref(), "return_logprob", field_path)?.unwrap_or(false);
+        optional_value_for(request.return_logprob.as_ref(), "return_logprob", field_path)?
+            .unwrap_or(false);
     let top =
-        optional_value_for(request.top_logprobs_num.as_ref(), "top_logprobs_num", field_path)?.unwrap_or(0);
-    let start = optional_value_for(request.logprob_start_len.as_ref(), "logprob_start_len", field_path)?
-        .unwrap_or(-1);
+        optional_value_for(request.top_logprobs_num.as_ref(), "top_logprobs_num", field_path)?
+            .unwrap_or(0);
+    let start =
+        optional_value_for(request.logprob_start_len.as_ref(), "logprob_start_len", field_path)?
+            .unwrap_or(-1);
     let start = usize::try_from(start).ok().filter(|_| logprobs);
     sampling.logprobs = logprobs.then_some(top);
     sampling.prompt_logprobs = start.map(|_| top);
     let model = request.model.as_ref().or(request.lora_path.as_ref()).cloned().unwrap_or_default();
-    let request_of_call =
-        CallRequest { n: requested.num_completions()?, sampling, constraint, ..CallRequest::new(input) };
+    let request_of_call = CallRequest {
+        n: requested.num_completions()?,
+        sampling,
+        constraint,
+        ..CallRequest::new(input)
+    };
     let call = Call { model, request: request_of_call };
     let writer = Writer {
         chat: gateway.chat_of(caller, &call)?,
@@ -287,12 +311,21 @@ impl Writer {
     }
 
     fn triplets(&self, tokens: &[Token]) -> Value {
-        tokens.iter().map(|token| self.triplet(token.id, Some(token.logprob))).collect::<Vec<_>>().into()
+        tokens
+            .iter()
+            .map(|token| self.triplet(token.id, Some(token.logprob)))
+            .collect::<Vec<_>>()
+            .into()
     }
 
     fn tops(&self, tokens: &[Token]) -> Vec<Value> {
         let value = |token: &Token| {
-            token.top.iter().map(|(id, logprob)| self.triplet(*id, Some(*logprob))).collect::<Vec<_>>().into()
+            token
+                .top
+                .iter()
+                .map(|(id, logprob)| self.triplet(*id, Some(*logprob)))
+                .collect::<Vec<_>>()
+                .into()
         };
         tokens.iter().map(value).collect()
     }
@@ -373,9 +406,13 @@ fn speech(delta: &CompletionDelta) -> Option<&str> {
 /// Returns the reason for the end of a completion in SGLang's format.
 fn finish(end: &End, tokens: &[Token]) -> Value {
     match end.finish {
-        FinishReason::StopId => json!({ "type": "stop", "matched": tokens.last().map(|token| token.id) }),
+        FinishReason::StopId => {
+            json!({ "type": "stop", "matched": tokens.last().map(|token| token.id) })
+        }
         FinishReason::StopString => json!({ "type": "stop", "matched": end.stopped_by }),
-        FinishReason::Length | FinishReason::Context => json!({ "type": "length", "length": tokens.len() }),
+        FinishReason::Length | FinishReason::Context => {
+            json!({ "type": "length", "length": tokens.len() })
+        }
         FinishReason::Aborted => json!({ "type": "abort", "message": "the call was given up" }),
     }
 }
@@ -407,9 +444,15 @@ impl Dialect for Writer {
                 self.outputs[*choice].tokens.extend(tokens.iter().cloned());
                 match self.skip_special {
                     true => self.outputs[*choice].text.extend(deltas.iter().filter_map(speech)),
-                    false => self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None),
+                    false => {
+                        self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None)
+                    }
                 }
-                if tokens.is_empty() { String::new() } else { self.choice_frame(head, *choice, None) }
+                if tokens.is_empty() {
+                    String::new()
+                } else {
+                    self.choice_frame(head, *choice, None)
+                }
             }
             Event::Ended { choice, end } => {
                 self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, Some(end));

@@ -119,7 +119,9 @@ async fn batch_returns_completions_in_order() {
         })
         .collect();
     assert_eq!(facts, [("a_0", 1, 2), ("a_1", 1, 2), ("b", 2, 3)]);
-    for (field, value) in [("rid", json!(["a"])), ("sampling_params", json!([{}])), ("stream", json!(true))] {
+    for (field, value) in
+        [("rid", json!(["a"])), ("sampling_params", json!([{}])), ("stream", json!(true))]
+    {
         let mut wrong = body.clone();
         wrong[field] = value;
         let response = served.send("POST", PATH, OUTSIDE_KEY, &wrong.to_string()).await;
@@ -147,7 +149,10 @@ async fn unsupported_requests_are_rejected_by_name() {
         (json!({ "sampling_params": {} }), "input_ids"),
         (json!({ "input_ids": [1], "text": "a" }), "input_ids"),
         (json!({ "input_ids": [] }), "prompt"),
-        (json!({ "input_ids": [1], "sampling_params": { "ebnf": "root ::= x" } }), "sampling_params.ebnf"),
+        (
+            json!({ "input_ids": [1], "sampling_params": { "ebnf": "root ::= x" } }),
+            "sampling_params.ebnf",
+        ),
         (json!({ "input_ids": [1], "sampling_params": { "regex": 1 } }), "sampling_params.regex"),
         (json!({ "input_ids": [1], "sampling_params": { "stop_regex": "a" } }), "stop_regex"),
         (json!({ "input_ids": [1], "token_ids_logprob": [3] }), "token_ids_logprob"),
@@ -172,8 +177,10 @@ async fn info_endpoints_describe_model() {
         ("/tokenizer_info", "eos_token", json!("<|endoftext|>")),
         ("/v1/models", "object", json!("list")),
     ] {
-        let (theirs, ours) =
-            (served.send("GET", path, OUTSIDE_KEY, "").await, format!("{}{path}", served.session.path()));
+        let (theirs, ours) = (
+            served.send("GET", path, OUTSIDE_KEY, "").await,
+            format!("{}{path}", served.session.path()),
+        );
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{path}");
         let theirs = served.send("GET", &ours, served.session.key(), "").await;
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{ours}");

@@ -50,7 +50,8 @@ pub(crate) struct Limits {
 }
 
 /// Limits that no test reaches by chance.
-pub(crate) const LIMITS: Limits = Limits { calls: 100, tokens: 10_000, timeout: Duration::from_secs(30) };
+pub(crate) const LIMITS: Limits =
+    Limits { calls: 100, tokens: 10_000, timeout: Duration::from_secs(30) };
 
 /// Context budget of the attempt's party, and the summarizer if the budget requests summaries.
 pub(crate) type ContextPolicy = (Budget, Option<Arc<Summarizer>>);
@@ -72,7 +73,11 @@ impl TestResponse {
 
     /// Returns the events of a streamed response. Checks that each event has the name of its type.
     pub(crate) fn events(&self) -> Vec<Value> {
-        assert_eq!(self.headers["content-type"], "text/event-stream; charset=utf-8", "{}", self.text);
+        assert_eq!(
+            self.headers["content-type"], "text/event-stream; charset=utf-8",
+            "{}",
+            self.text
+        );
         let frames = self.text.split("\n\n").filter(|frame| !frame.is_empty());
         let event = |frame: &str| {
             let (name, data) = frame.split_once("\ndata: ").unwrap();
@@ -139,12 +144,22 @@ impl TestGateway {
 
     /// Like [`TestGateway::paced`], with the options `options`.
     pub(crate) fn paced_with(texts: &[&str], pace: Duration, options: Options) -> Self {
-        Self::with_sampler(Arc::new(ScriptedSampler::new(texts, IM_END).paced(pace)), 4000, options, LIMITS)
+        Self::with_sampler(
+            Arc::new(ScriptedSampler::new(texts, IM_END).paced(pace)),
+            4000,
+            options,
+            LIMITS,
+        )
     }
 
     /// Creates a gateway whose attempt has other limits.
     pub(crate) fn with_limits(texts: &[&str], limits: Limits) -> Self {
-        Self::with_sampler(Arc::new(ScriptedSampler::new(texts, IM_END)), 1000, Options::default(), limits)
+        Self::with_sampler(
+            Arc::new(ScriptedSampler::new(texts, IM_END)),
+            1000,
+            Options::default(),
+            limits,
+        )
     }
 
     /// Creates a gateway whose model returns `texts`, with a context policy for the attempt.
@@ -160,7 +175,12 @@ impl TestGateway {
         Self::with_sampler(sampler, max_tokens, options, LIMITS)
     }
 
-    fn with_sampler(sampler: Arc<dyn Sampler>, max_tokens: usize, options: Options, limits: Limits) -> Self {
+    fn with_sampler(
+        sampler: Arc<dyn Sampler>,
+        max_tokens: usize,
+        options: Options,
+        limits: Limits,
+    ) -> Self {
         Self::with_limits_and_policy(sampler, max_tokens, options, limits, |_| (Budget::NONE, None))
     }
 
@@ -177,7 +197,9 @@ impl TestGateway {
     /// Creates a gateway whose model returns `texts` and renders conversations in `format`.
     pub(crate) fn with_format(texts: &[&str], format: Format) -> Self {
         let sampler = Arc::new(ScriptedSampler::new(texts, IM_END));
-        Self::build(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| (Budget::NONE, None))
+        Self::build(Arc::new(format), sampler, 1000, Options::default(), LIMITS, |_| {
+            (Budget::NONE, None)
+        })
     }
 
     fn build(
@@ -215,7 +237,13 @@ impl TestGateway {
     }
 
     /// Sends a request with the key `key`.
-    pub(crate) async fn send(&self, method: &str, path: &str, key: &str, body: &str) -> TestResponse {
+    pub(crate) async fn send(
+        &self,
+        method: &str,
+        path: &str,
+        key: &str,
+        body: &str,
+    ) -> TestResponse {
         let request = Request::builder()
             .method(method)
             .uri(path)

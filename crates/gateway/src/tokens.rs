@@ -31,10 +31,16 @@ struct Detokenize {
 }
 
 /// Handles `POST /tokenize`.
-pub(crate) async fn tokenize(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn tokenize(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let work = tokio::task::spawn_blocking(move || tokens_of(&gateway, incoming)).await;
     let failed = |error| {
-        ApiError::new(levade_call::ErrorKind::Internal, format!("tokenizing came to no end: {error}"))
+        ApiError::new(
+            levade_call::ErrorKind::Internal,
+            format!("tokenizing came to no end: {error}"),
+        )
     };
     respond(work.map_err(failed).and_then(|found| found))
 }
@@ -46,10 +52,13 @@ fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiE
     let model = model.tokens()?;
     let chat = model.format.chat();
     let ids = match (request.prompt, request.messages) {
-        (Some(text), None) if request.add_special_tokens == Some(false) => chat.tokenizer().encode(&text),
+        (Some(text), None) if request.add_special_tokens == Some(false) => {
+            chat.tokenizer().encode(&text)
+        }
         (Some(text), None) => chat.tokenizer().encode_document(&text),
         (None, Some(messages)) => {
-            let tools = openai::tools(gateway, "tokenize", request.tools.as_deref().unwrap_or_default())?;
+            let tools =
+                openai::tools(gateway, "tokenize", request.tools.as_deref().unwrap_or_default())?;
             chat.prompt(&openai::messages(gateway, messages)?, &tools)?
         }
         _ => return Err(ApiError::field("prompt", "give either a prompt or messages")),
@@ -63,7 +72,10 @@ fn tokens_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiE
 }
 
 /// Handles `POST /detokenize`.
-pub(crate) async fn detokenize(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn detokenize(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     respond(text_of(&gateway, incoming))
 }
 
@@ -74,7 +86,10 @@ fn text_of(gateway: &Gateway, incoming: IncomingRequest) -> Result<Value, ApiErr
     let tokenizer = model.tokens()?.format.chat().tokenizer();
     let size = tokenizer.vocabulary();
     if let Some(id) = request.tokens.iter().find(|id| **id as usize >= size) {
-        return Err(ApiError::field("tokens", format!("{id} is outside of the vocabulary of {size} tokens")));
+        return Err(ApiError::field(
+            "tokens",
+            format!("{id} is outside of the vocabulary of {size} tokens"),
+        ));
     }
     Ok(json!({ "prompt": tokenizer.decode_with_special(&request.tokens) }))
 }

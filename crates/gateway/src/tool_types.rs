@@ -1,8 +1,8 @@
 //! Types of tools other than functions: custom tools, tools that the client runs with a schema that
 //! the provider publishes, and tools that the provider hosts.
 //!
-//! Every tool that the client runs is shown to the model as a function, because the client sends the
-//! results of its calls. A hosted tool is omitted, because nothing here runs it.
+//! Every tool that the client runs is shown to the model as a function, because the client sends
+//! the results of its calls. A hosted tool is omitted, because nothing here runs it.
 
 use levade_call::ApiError;
 use levade_text::{Arguments, ToolSpec};
@@ -11,7 +11,8 @@ use serde_json::{Map, Value, json};
 /// Name of the only argument of a custom tool.
 pub(crate) const INPUT: &str = "input";
 
-/// Prefixes of the types of tools that providers host, and of the types of their items in a history.
+/// Prefixes of the types of tools that providers host, and of the types of their items in a
+/// history.
 const HOSTED: [&str; 11] = [
     "advisor",
     "code_execution",
@@ -36,7 +37,9 @@ pub(crate) fn is_hosted(kind: &str) -> bool {
 pub(crate) fn is_hosted_tool(tool: &Value) -> bool {
     match tool["type"].as_str().unwrap_or_default() {
         "tool_search" => tool["execution"] != "client",
-        "shell" => tool["environment"]["type"].as_str().is_some_and(|kind| kind.starts_with("container")),
+        "shell" => {
+            tool["environment"]["type"].as_str().is_some_and(|kind| kind.starts_with("container"))
+        }
         kind => is_hosted(kind),
     }
 }
@@ -56,7 +59,8 @@ pub(crate) fn unknown(tool: &Value, field_path: &str) -> ApiError {
 /// Returns a function that represents a custom tool. Its only argument is the input.
 pub(crate) fn custom(name: String, tool: &Value) -> ToolSpec {
     let input = json!({ "type": "string", "description": "The input, as it stands." });
-    let parameters = json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
+    let parameters =
+        json!({ "type": "object", "properties": { INPUT: input }, "required": [INPUT] });
     let format = &tool["format"];
     let grammar = format["definition"].as_str().or(format["grammar"]["definition"].as_str());
     let mut description = tool["description"].as_str().unwrap_or_default().to_owned();
@@ -77,8 +81,9 @@ pub(crate) fn custom_input(arguments: &Arguments) -> Option<&str> {
     arguments.get(INPUT).and_then(Value::as_str).filter(|_| arguments.len() == 1)
 }
 
-/// Returns a function that represents a tool with a published schema, which the client runs. Returns
-/// `None` if the type has no published schema. A tool without a name is named after its type.
+/// Returns a function that represents a tool with a published schema, which the client runs.
+/// Returns `None` if the type has no published schema. A tool without a name is named after its
+/// type.
 pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
     let text = |description: &str| json!({ "type": "string", "description": description });
     let integer = |description: &str| json!({ "type": "integer", "description": description });
@@ -94,7 +99,10 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
             }),
             json!([]),
         ),
-        "text_editor_20241022" | "text_editor_20250124" | "text_editor_20250429" | "text_editor_20250728" => {
+        "text_editor_20241022"
+        | "text_editor_20250124"
+        | "text_editor_20250429"
+        | "text_editor_20250728" => {
             let is_old = kind < "text_editor_20250429";
             let mut commands = vec!["view", "create", "str_replace", "insert"];
             commands.extend(Some("undo_edit").filter(|_| is_old));
@@ -176,12 +184,13 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
         ),
         _ => return None,
     };
-    let name =
-        tool["name"].as_str().filter(|name| !name.is_empty()).unwrap_or(match kind.split_once("_20") {
+    let name = tool["name"].as_str().filter(|name| !name.is_empty()).unwrap_or(
+        match kind.split_once("_20") {
             Some(("text_editor", _)) => "str_replace_based_edit_tool",
             Some((name, _)) => name,
             None => kind,
-        });
+        },
+    );
     let parameters = json!({ "type": "object", "properties": properties, "required": required });
     Some(ToolSpec { name: name.to_owned(), description: description.to_owned(), parameters })
 }
@@ -194,7 +203,10 @@ mod tests {
     fn published_tools_have_name_and_required_properties() {
         for (tool, name) in [
             (json!({ "type": "bash_20250124", "name": "bash" }), "bash"),
-            (json!({ "type": "text_editor_20241022", "name": "str_replace_editor" }), "str_replace_editor"),
+            (
+                json!({ "type": "text_editor_20241022", "name": "str_replace_editor" }),
+                "str_replace_editor",
+            ),
             (json!({ "type": "text_editor_20250728" }), "str_replace_based_edit_tool"),
             (json!({ "type": "memory_20250818" }), "memory"),
             (json!({ "type": "local_shell" }), "local_shell"),
@@ -204,7 +216,8 @@ mod tests {
             assert!(!is_hosted_tool(&tool), "{tool}");
             let spec = published_spec(&tool).unwrap();
             assert_eq!(spec.name, name);
-            let (properties, required) = (&spec.parameters["properties"], &spec.parameters["required"]);
+            let (properties, required) =
+                (&spec.parameters["properties"], &spec.parameters["required"]);
             assert!(
                 required
                     .as_array()

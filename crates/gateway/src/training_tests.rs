@@ -1,5 +1,5 @@
-//! Tests of the sampling requests that calls of an attempt cause, for any client options, and of the
-//! agents that the tokens are recorded for.
+//! Tests of the sampling requests that calls of an attempt cause, for any client options, and of
+//! the agents that the tokens are recorded for.
 
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
@@ -8,7 +8,8 @@ use async_trait::async_trait;
 use levade_call::{Backend, Party, PartyLimits, Recording, SamplingRule};
 use levade_conversation::{Format, Options as History};
 use levade_policy::{
-    FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams,
+    FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream, Sampler,
+    SamplingParams,
 };
 use levade_text::testing::{IM_END, tiny_chat};
 use levade_tree::Kind;
@@ -66,7 +67,8 @@ struct Bench {
 impl Bench {
     fn new(limits: Limits, stream: u64) -> Self {
         let sampler = Arc::new(Recorder::default());
-        let format = Arc::new(Format::without_probe(Arc::new(tiny_chat().unwrap()), History::default()));
+        let format =
+            Arc::new(Format::without_probe(Arc::new(tiny_chat().unwrap()), History::default()));
         let party = Party::new(
             "tiny",
             Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
@@ -125,7 +127,8 @@ async fn recipe_overrides_client_sampling_options() {
     let requested: Vec<String> = wishes.as_object().unwrap().keys().cloned().collect();
     bench.send_request(CHAT, &question("Hi", wishes)).await;
     let [request] = &bench.requests()[..] else { panic!() };
-    // The client can add stop conditions and lower the maximum length. The end-of-turn tokens remain.
+    // The client can add stop conditions and lower the maximum length. The end-of-turn tokens
+    // remain.
     let chat = bench.served.format.chat();
     let want = SamplingParams {
         max_tokens: 20,
@@ -138,7 +141,8 @@ async fn recipe_overrides_client_sampling_options() {
     let recorded = bench.close().await;
     let overridden: Vec<&String> = recorded.overridden.keys().collect();
     let kept = ["max_tokens", "stop", "stop_token_ids"];
-    let mut want: Vec<&String> = requested.iter().filter(|name| !kept.contains(&name.as_str())).collect();
+    let mut want: Vec<&String> =
+        requested.iter().filter(|name| !kept.contains(&name.as_str())).collect();
     want.sort_unstable();
     assert_eq!(overridden, want);
     assert!(recorded.overridden.values().all(|count| *count == 1));
@@ -148,7 +152,8 @@ async fn recipe_overrides_client_sampling_options() {
 async fn options_equal_to_recipe_are_not_overridden() {
     let bench = Bench::new(LIMITS, 2);
     let fixed = fixed_params();
-    let same = json!({ "temperature": fixed.temperature, "top_p": fixed.top_p, "max_tokens": 5000 });
+    let same =
+        json!({ "temperature": fixed.temperature, "top_p": fixed.top_p, "max_tokens": 5000 });
     bench.send_request(CHAT, &question("Hi", same)).await;
     assert_eq!(bench.requests()[0].params.max_tokens, fixed.max_tokens);
     assert!(bench.close().await.overridden.is_empty());
@@ -158,8 +163,9 @@ async fn options_equal_to_recipe_are_not_overridden() {
 async fn client_sets_sampling_outside_attempts() {
     let bench = Bench::new(LIMITS, 2);
     let wishes = json!({ "temperature": 0.25, "seed": 5, "ignore_eos": true, "max_tokens": 7 });
-    let send =
-        async |body: &Value| bench.served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json();
+    let send = async |body: &Value| {
+        bench.served.send("POST", CHAT, OUTSIDE_KEY, &body.to_string()).await.json()
+    };
     send(&question("Hi", wishes)).await;
     send(&question("Hi", json!({}))).await;
     send(&question("Hi", json!({}))).await;
@@ -210,8 +216,11 @@ async fn tokens_are_recorded_for_calling_agent() {
     bench.send_request(CHAT, &question("Hi", json!({}))).await;
     let recorded = bench.close().await;
     let of = |kind: Kind| {
-        let segments = recorded.trajectory.segments().iter().filter(move |segment| segment.kind == kind);
-        segments.map(|segment| (segment.agent.as_str(), segment.policy.as_str())).collect::<Vec<_>>()
+        let segments =
+            recorded.trajectory.segments().iter().filter(move |segment| segment.kind == kind);
+        segments
+            .map(|segment| (segment.agent.as_str(), segment.policy.as_str()))
+            .collect::<Vec<_>>()
     };
     let want = [("critic", "own"), ("solver", "own"), ("critic", "own"), ("solver", "own")];
     assert_eq!((of(Kind::Sampled), of(Kind::Context)), (want.to_vec(), want.to_vec()));
@@ -261,7 +270,10 @@ async fn max_tokens_respects_attempt_and_context() {
     let bench = Bench::new(LIMITS, 2);
     let prompt: Vec<u32> = vec![97; CONTEXT - 3];
     bench
-        .send_request("/v1/completions", &json!({ "prompt": prompt, "max_tokens": 10, "min_tokens": 9 }))
+        .send_request(
+            "/v1/completions",
+            &json!({ "prompt": prompt, "max_tokens": 10, "min_tokens": 9 }),
+        )
         .await;
     assert_eq!(bench.requests()[0].params.max_tokens, 3);
 }
@@ -272,6 +284,7 @@ async fn later_calls_require_no_older_weights() {
     for text in ["a", "b", "c"] {
         bench.send_request(CHAT, &question(text, json!({}))).await;
     }
-    let min_versions: Vec<u64> = bench.requests().iter().map(|request| request.min_version).collect();
+    let min_versions: Vec<u64> =
+        bench.requests().iter().map(|request| request.min_version).collect();
     assert_eq!(min_versions, [0, 1, 2]);
 }

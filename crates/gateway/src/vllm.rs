@@ -42,7 +42,10 @@ struct Request {
 }
 
 /// Handles `POST /inference/v1/generate`.
-pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn generate(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
         Err(found) => error_response(&found, &openai::error_body(&found)),
@@ -53,8 +56,8 @@ pub(crate) async fn generate(State(gateway): State<Gateway>, incoming: IncomingR
     }
 }
 
-/// Removes a number of log-probabilities from the parameters. Returns `None` if the request asks for
-/// no log-probabilities.
+/// Removes a number of log-probabilities from the parameters. Returns `None` if the request asks
+/// for no log-probabilities.
 fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, ApiError> {
     let Some(value) = params.remove(name).filter(|value| !value.is_null()) else { return Ok(None) };
     let wrong = || {
@@ -64,7 +67,10 @@ fn count(params: &mut Map<String, Value>, name: &str) -> Result<Option<usize>, A
     value.as_u64().and_then(|count| usize::try_from(count).ok()).ok_or_else(wrong).map(Some)
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
+fn prepare(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, body) = incoming.into_call()?;
     let request: Request = read(&body)?;
     if let Some(mode) = request.output_mode.filter(|mode| mode != "tokens") {
@@ -93,7 +99,11 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call
     };
     let writer = Writer {
         chat: gateway.chat_of(&caller, &call)?,
-        tokens: TokenReport { logprobs: logprobs.is_some(), as_ids: true, ..TokenReport::default() },
+        tokens: TokenReport {
+            logprobs: logprobs.is_some(),
+            as_ids: true,
+            ..TokenReport::default()
+        },
         request_id: request.request_id,
         stop_ids,
         include_usage: request
@@ -122,8 +132,8 @@ struct Writer {
 }
 
 impl Writer {
-    /// Returns a completion or a part of a completion. The first of `tokens` has the index `start` in
-    /// the completion.
+    /// Returns a completion or a part of a completion. The first of `tokens` has the index `start`
+    /// in the completion.
     fn choice(&self, index: usize, tokens: &[Token], start: usize) -> Value {
         let logprobs = match self.tokens.logprobs {
             true => self.tokens.content(&self.chat, tokens),
@@ -172,8 +182,9 @@ fn prompt_logprobs(chat: &Chat, tokens: &[Token]) -> Value {
             return Value::Null;
         }
         let top = token.top.iter().zip(1..);
-        let mut found: Map<String, Value> =
-            top.map(|((id, logprob), rank)| (id.to_string(), one(*id, *logprob, Some(rank)))).collect();
+        let mut found: Map<String, Value> = top
+            .map(|((id, logprob), rank)| (id.to_string(), one(*id, *logprob, Some(rank))))
+            .collect();
         found.entry(token.id.to_string()).or_insert_with(|| one(token.id, token.logprob, None));
         found.into()
     };
@@ -186,12 +197,13 @@ impl Dialect for Writer {
     }
 
     fn complete_body(&mut self, head: &Head, completions: Vec<CollectedCompletion>) -> Value {
-        let choices =
-            completions.iter().enumerate().map(|(index, CollectedCompletion { tokens, end, .. })| {
+        let choices = completions.iter().enumerate().map(
+            |(index, CollectedCompletion { tokens, end, .. })| {
                 let mut choice = self.choice(index, tokens, 0);
                 self.end(&mut choice, end, tokens.last().map(|token| token.id));
                 choice
-            });
+            },
+        );
         let mut body = self.document(head, choices.collect());
         if let Some(first) = completions.first().filter(|first| !first.prompt.is_empty()) {
             body["prompt_logprobs"] = prompt_logprobs(&self.chat, &first.prompt);

@@ -17,13 +17,16 @@ fn request(params: &Value) -> Value {
 fn chunks(text: &str) -> Vec<Value> {
     let frames = text.strip_suffix("data: [DONE]\n\n").unwrap().split("\n\n");
     let frames = frames.filter(|frame| !frame.is_empty());
-    frames.map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap()).collect()
+    frames
+        .map(|frame| serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap())
+        .collect()
 }
 
 #[tokio::test]
 async fn response_reports_ids_and_logprobs_in_both_formats() {
     let served = TestGateway::scripted(&["ab"]);
-    let body = request(&json!({ "logprobs": 0, "stop_token_ids": [98], "skip_special_tokens": false }));
+    let body =
+        request(&json!({ "logprobs": 0, "stop_token_ids": [98], "skip_special_tokens": false }));
     let full = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json();
     assert_eq!((&full["request_id"], &full["model"]), (&json!("r1"), &json!("tiny")));
     let choice = &full["choices"][0];
@@ -37,7 +40,10 @@ async fn response_reports_ids_and_logprobs_in_both_formats() {
     // The end-of-turn token is not among the client's stop tokens.
     assert_eq!(choice["stop_reason"], Value::Null);
     assert_eq!(choice["weight_versions"], json!([{ "version": "0", "start": 0, "end": 3 }]));
-    assert_eq!((&full["usage"]["prompt_tokens"], &full["prompt_logprobs"]), (&json!(2), &Value::Null));
+    assert_eq!(
+        (&full["usage"]["prompt_tokens"], &full["prompt_logprobs"]),
+        (&json!(2), &Value::Null)
+    );
     assert!(served.gateway.unknown_fields().is_empty(), "{:?}", served.gateway.unknown_fields());
 }
 
@@ -50,7 +56,9 @@ async fn client_stop_token_is_stop_reason() {
     assert_eq!(full["choices"][0]["logprobs"], Value::Null);
     // A completion that ends at `max_tokens` did not end because of its last token.
     let body = request(&json!({ "stop_token_ids": [97], "max_tokens": 1 }));
-    let choice = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json()["choices"][0].clone();
+    let choice = served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.json()["choices"]
+        [0]
+    .clone();
     assert_eq!((&choice["token_ids"], &choice["finish_reason"]), (&json!([97]), &json!("length")));
     assert_eq!(choice["stop_reason"], Value::Null);
 }
@@ -63,7 +71,8 @@ async fn stream_matches_document_with_contiguous_version_spans() {
     body["stream"] = true.into();
     body["stream_options"] = json!({ "include_usage": true });
     let chunks = chunks(&served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.text);
-    let prompt: Vec<&Value> = chunks.iter().filter(|chunk| !chunk["prompt_logprobs"].is_null()).collect();
+    let prompt: Vec<&Value> =
+        chunks.iter().filter(|chunk| !chunk["prompt_logprobs"].is_null()).collect();
     assert_eq!(prompt.len(), 1);
     assert_eq!(prompt[0]["prompt_logprobs"], full["prompt_logprobs"]);
     let known = full["prompt_logprobs"].as_array().unwrap();
@@ -77,7 +86,8 @@ async fn stream_matches_document_with_contiguous_version_spans() {
         };
         let ids = of("token_ids");
         assert_eq!(Value::from(ids.clone()), full["choices"][index]["token_ids"]);
-        let content = parts.iter().flat_map(|part| part["logprobs"]["content"].as_array().unwrap().clone());
+        let content =
+            parts.iter().flat_map(|part| part["logprobs"]["content"].as_array().unwrap().clone());
         let content: Vec<Value> = content.collect();
         assert_eq!(Value::from(content), full["choices"][index]["logprobs"]["content"]);
         let mut next = 0;
@@ -119,6 +129,9 @@ async fn unsupported_parameters_are_rejected_by_name() {
     assert_eq!(response.json()["error"]["param"], "output_mode");
     // Unknown parameters are counted.
     let body = request(&json!({ "no_such_thing": 1 }));
-    assert_eq!(served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.status, StatusCode::OK);
+    assert_eq!(
+        served.send("POST", PATH, OUTSIDE_KEY, &body.to_string()).await.status,
+        StatusCode::OK
+    );
     assert_eq!(served.gateway.unknown_fields()["generate.sampling_params.no_such_thing"], 1);
 }

@@ -2,9 +2,9 @@
 //!
 //! A server without keys trusts every client that reaches it. A web page can reach services on the
 //! user's machine in two ways: by a request to another origin, or through a name of its own that
-//! resolves to 127.0.0.1 (DNS rebinding), which makes the page same-origin. [`Access::check`] decides
-//! by `Host`, `Origin`, `Sec-Fetch-Site` and `Content-Type`, before any part of the body is read. It
-//! also returns the response headers of cross-origin resource sharing (CORS).
+//! resolves to 127.0.0.1 (DNS rebinding), which makes the page same-origin. [`Access::check`]
+//! decides by `Host`, `Origin`, `Sec-Fetch-Site` and `Content-Type`, before any part of the body is
+//! read. It also returns the response headers of cross-origin resource sharing (CORS).
 //!
 //! Out of scope: keys, bodies and listening ([`service`](crate::service)), and the format of error
 //! bodies.
@@ -14,7 +14,8 @@ use std::net::IpAddr;
 use hyper::header::{
     ACCESS_CONTROL_ALLOW_HEADERS, ACCESS_CONTROL_ALLOW_METHODS, ACCESS_CONTROL_ALLOW_ORIGIN,
     ACCESS_CONTROL_EXPOSE_HEADERS, ACCESS_CONTROL_MAX_AGE, ACCESS_CONTROL_REQUEST_HEADERS,
-    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN, VARY,
+    ACCESS_CONTROL_REQUEST_METHOD, CONTENT_TYPE, HOST, HeaderMap, HeaderName, HeaderValue, ORIGIN,
+    VARY,
 };
 use hyper::{Method, StatusCode, Uri};
 
@@ -28,7 +29,8 @@ const LOCAL_NAMES: [&str; 3] = ["localhost", "127.0.0.1", "::1"];
 const ALLOWED_METHODS: HeaderValue = HeaderValue::from_static("GET, POST, DELETE, OPTIONS");
 
 /// Request headers that a page can send if its preflight request lists none.
-const ALLOWED_HEADERS: HeaderValue = HeaderValue::from_static("authorization, content-type, x-api-key");
+const ALLOWED_HEADERS: HeaderValue =
+    HeaderValue::from_static("authorization, content-type, x-api-key");
 
 /// Response headers that a page can read.
 const EXPOSED_HEADERS: HeaderValue =
@@ -44,8 +46,8 @@ enum Origins {
     Listed(Vec<String>),
 }
 
-/// Hosts that a server accepts as its own, and origins whose pages can call it. The default accepts the
-/// names of this machine, and no origin except the server's own.
+/// Hosts that a server accepts as its own, and origins whose pages can call it. The default accepts
+/// the names of this machine, and no origin except the server's own.
 #[derive(Debug, Clone)]
 pub struct Access {
     hosts: Vec<Pattern>,
@@ -75,8 +77,8 @@ pub enum Verdict {
 /// Rejection of a request.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Rejection {
-    /// Status of the response. [`Access::check`] returns 403 if a foreign web page caused the request,
-    /// and 415 if a page can send the body's type without a preflight request.
+    /// Status of the response. [`Access::check`] returns 403 if a foreign web page caused the
+    /// request, and 415 if a page can send the body's type without a preflight request.
     pub status: StatusCode,
     /// Reason, and how to correct the request.
     pub message: String,
@@ -101,9 +103,9 @@ impl Cors {
 }
 
 impl Access {
-    /// Creates rules from additional hosts that the server accepts as its own, and from origins whose
-    /// pages can call it. `*.` before a host matches all of its subdomains; `*` as an origin matches
-    /// every origin.
+    /// Creates rules from additional hosts that the server accepts as its own, and from origins
+    /// whose pages can call it. `*.` before a host matches all of its subdomains; `*` as an origin
+    /// matches every origin.
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
@@ -111,15 +113,15 @@ impl Access {
         let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
         let origins = match origins.iter().any(|origin| origin.trim() == "*") {
             true => Origins::Any,
-            false => {
-                Origins::Listed(origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?)
-            }
+            false => Origins::Listed(
+                origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?,
+            ),
         };
         Ok(Access { hosts, origins, ..Access::default() })
     }
 
-    /// Adds the address that the server listens on to its hosts. An unspecified address (0.0.0.0 or ::)
-    /// accepts all IP addresses, which is safe because a page can only rebind a name.
+    /// Adds the address that the server listens on to its hosts. An unspecified address (0.0.0.0 or
+    /// ::) accepts all IP addresses, which is safe because a page can only rebind a name.
     #[must_use]
     pub fn with_address(mut self, address: IpAddr) -> Self {
         self.any_address |= address.is_unspecified();
@@ -128,15 +130,24 @@ impl Access {
     }
 
     /// Decides about a request by its method, URI and headers. `needs_key` states that the server
-    /// rejects every request without a key. Since no page has a key, the origin then determines only
-    /// the response headers.
-    pub fn check(&self, method: &Method, uri: &Uri, headers: &HeaderMap, needs_key: bool) -> Verdict {
+    /// rejects every request without a key. Since no page has a key, the origin then determines
+    /// only the response headers.
+    pub fn check(
+        &self,
+        method: &Method,
+        uri: &Uri,
+        headers: &HeaderMap,
+        needs_key: bool,
+    ) -> Verdict {
         let origin = headers.get(ORIGIN);
         let allowed = origin.is_some_and(|origin| self.allows(origin));
-        if !needs_key && let Some(rejection) = self.foreign_page_rejection(method, uri, headers, allowed) {
+        if !needs_key
+            && let Some(rejection) = self.foreign_page_rejection(method, uri, headers, allowed)
+        {
             return Verdict::Rejected(rejection);
         }
-        let is_preflight = method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
+        let is_preflight =
+            method == Method::OPTIONS && headers.contains_key(ACCESS_CONTROL_REQUEST_METHOD);
         match origin.filter(|_| is_preflight) {
             Some(_) if allowed => Verdict::Preflight(self.cors(origin, Some(headers))),
             Some(origin) if !self.is_own_origin(origin, headers) => {
@@ -181,11 +192,12 @@ impl Access {
             );
             return rejected(StatusCode::FORBIDDEN, message);
         }
-        // Forms and scripts can send other types of body to any origin, without a preflight request.
+        // Forms and scripts can send other types of body to any origin, without a preflight
+        // request.
         if method == Method::POST && !is_json(headers) && !is_empty(headers) {
-            let kind = headers
-                .get(CONTENT_TYPE)
-                .map_or(String::new(), |kind| format!(", not {}", String::from_utf8_lossy(kind.as_bytes())));
+            let kind = headers.get(CONTENT_TYPE).map_or(String::new(), |kind| {
+                format!(", not {}", String::from_utf8_lossy(kind.as_bytes()))
+            });
             let message = format!("the body must have the Content-Type application/json{kind}");
             return rejected(StatusCode::UNSUPPORTED_MEDIA_TYPE, message);
         }
@@ -209,7 +221,8 @@ impl Access {
         let authority = text.split_once("://").map(|(_, authority)| authority);
         let port = |text: &str| split_authority(text).map(|(_, port)| port);
         let requested = headers.get(HOST).and_then(|host| host.to_str().ok()).and_then(port);
-        authority.is_some_and(|authority| self.is_own_host(authority) && port(authority) == requested)
+        authority
+            .is_some_and(|authority| self.is_own_host(authority) && port(authority) == requested)
     }
 
     /// Returns whether pages of an origin can call the server.
@@ -223,8 +236,9 @@ impl Access {
         }
     }
 
-    /// Returns the CORS headers of a response to `parse_origin`, or to no allowed origin if it is `None`.
-    /// `preflight` holds the headers of a preflight request, whose response needs more headers.
+    /// Returns the CORS headers of a response to `parse_origin`, or to no allowed origin if it is
+    /// `None`. `preflight` holds the headers of a preflight request, whose response needs more
+    /// headers.
     fn cors(&self, origin: Option<&HeaderValue>, preflight: Option<&HeaderMap>) -> Cors {
         let mut cors = HeaderMap::new();
         match &self.origins {
@@ -240,7 +254,8 @@ impl Access {
             cors.insert(ACCESS_CONTROL_EXPOSE_HEADERS, EXPOSED_HEADERS);
             return Cors(cors);
         };
-        let requested = request.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(ALLOWED_HEADERS);
+        let requested =
+            request.get(ACCESS_CONTROL_REQUEST_HEADERS).cloned().unwrap_or(ALLOWED_HEADERS);
         cors.insert(ACCESS_CONTROL_ALLOW_METHODS, ALLOWED_METHODS);
         cors.insert(ACCESS_CONTROL_ALLOW_HEADERS, requested);
         cors.insert(ACCESS_CONTROL_MAX_AGE, PREFLIGHT_SECONDS);
@@ -280,7 +295,8 @@ fn parse_origin(text: &str) -> Result<String, HttpError> {
     }
 }
 
-/// Splits an authority into its host, in lower case and without brackets and final dot, and its port.
+/// Splits an authority into its host, in lower case and without brackets and final dot, and its
+/// port.
 fn split_authority(text: &str) -> Option<(String, Option<u16>)> {
     let text = text.trim().to_ascii_lowercase();
     let (host, port) = match text.strip_prefix('[') {
@@ -304,7 +320,8 @@ fn is_json(headers: &HeaderMap) -> bool {
     let (Some(kind), None) = (kinds.next(), kinds.next()) else { return false };
     let kind = kind.to_str().unwrap_or_default().to_ascii_lowercase();
     let essence = kind.split(';').next().unwrap_or_default().trim();
-    essence == "application/json" || essence.starts_with("application/") && essence.ends_with("+json")
+    essence == "application/json"
+        || essence.starts_with("application/") && essence.ends_with("+json")
 }
 
 /// Returns whether a request has neither a body nor a content type.

@@ -69,9 +69,14 @@ fn check_without_keys_accepts_only_own_hosts() {
         "0.0.0.0",
         "localhost evil.example",
     ] {
-        assert_eq!(rejection_status(&access, Method::GET, &[("host", foreign)]), Some(403), "{foreign}");
+        assert_eq!(
+            rejection_status(&access, Method::GET, &[("host", foreign)]),
+            Some(403),
+            "{foreign}"
+        );
     }
-    // One foreign name among several is enough, and the target in absolute form counts as a name, too.
+    // One foreign name among several is enough, and the target in absolute form counts as a name,
+    // too.
     let two = [("host", "localhost"), ("host", "evil.example")];
     assert_eq!(rejection_status(&access, Method::GET, &two), Some(403));
     let absolute = Uri::from_static("http://evil.example/v1/models");
@@ -101,7 +106,9 @@ fn unspecified_address_accepts_addresses_but_no_names() {
 #[test]
 fn bound_to_accepts_ipv6_address_as_host() {
     let access = Access::default().with_address("fd00::7".parse().unwrap());
-    for (host, status) in [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))] {
+    for (host, status) in
+        [("[fd00::7]:8000", None), ("[fd00::7]", None), ("[fd00::8]:8000", Some(403))]
+    {
         assert_eq!(rejection_status(&access, Method::GET, &[("host", host)]), status, "{host}");
     }
 }
@@ -144,7 +151,8 @@ fn check_without_keys_accepts_only_json_bodies() {
         pairs.extend(kind.map(|kind| ("content-type", kind)));
         rejection_status(&access, Method::POST, &pairs)
     };
-    for kind in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"] {
+    for kind in ["application/json", "Application/JSON; charset=utf-8", "application/vnd.api+json"]
+    {
         assert_eq!(posted(Some(kind)), None, "{kind}");
     }
     for kind in [
@@ -163,16 +171,25 @@ fn check_without_keys_accepts_only_json_bodies() {
     assert_eq!(posted(None), Some(415));
     let chunked = [("host", "localhost"), ("transfer-encoding", "chunked")];
     assert_eq!(rejection_status(&access, Method::POST, &chunked), Some(415));
-    let two = [("host", "localhost"), ("content-length", "2"), ("content-type", "text/plain"), JSON];
+    let two =
+        [("host", "localhost"), ("content-length", "2"), ("content-type", "text/plain"), JSON];
     assert_eq!(rejection_status(&access, Method::POST, &two), Some(415));
     assert_eq!(rejection_status(&access, Method::POST, &[("host", "localhost")]), None);
 }
 
 #[test]
 fn check_with_keys_accepts_foreign_pages() {
-    let pairs = [("host", "evil.example"), ("origin", "http://evil.example"), ("content-type", "text/plain")];
-    let verdict =
-        local(&[]).check(&Method::POST, &Uri::from_static("/v1/completions"), &headers(&pairs), true);
+    let pairs = [
+        ("host", "evil.example"),
+        ("origin", "http://evil.example"),
+        ("content-type", "text/plain"),
+    ];
+    let verdict = local(&[]).check(
+        &Method::POST,
+        &Uri::from_static("/v1/completions"),
+        &headers(&pairs),
+        true,
+    );
     assert_eq!(verdict, Verdict::Allowed(Cors::default()));
 }
 
@@ -188,11 +205,19 @@ fn allowed_origins_get_cors_headers() {
             ("access-control-request-private-network", "true"),
             JSON,
         ];
-        access.check(&method, &Uri::from_static("/v1/chat/completions"), &headers(&pairs), needs_key)
+        access.check(
+            &method,
+            &Uri::from_static("/v1/chat/completions"),
+            &headers(&pairs),
+            needs_key,
+        )
     };
     for needs_key in [false, true] {
-        for (access, allowed) in [(local(&[page, "https://other.example"]), page), (local(&["*"]), "*")] {
-            let Verdict::Preflight(Cors(cors)) = check_request(&access, Method::OPTIONS, page, needs_key)
+        for (access, allowed) in
+            [(local(&[page, "https://other.example"]), page), (local(&["*"]), "*")]
+        {
+            let Verdict::Preflight(Cors(cors)) =
+                check_request(&access, Method::OPTIONS, page, needs_key)
             else {
                 panic!()
             };
@@ -201,22 +226,29 @@ fn allowed_origins_get_cors_headers() {
             assert_eq!(cors["access-control-allow-headers"], "content-type,authorization");
             assert_eq!(cors["access-control-allow-private-network"], "true");
             assert_eq!(cors.get("vary").is_some(), allowed != "*");
-            let Verdict::Allowed(cors) = check_request(&access, Method::POST, page, needs_key) else {
+            let Verdict::Allowed(cors) = check_request(&access, Method::POST, page, needs_key)
+            else {
                 panic!()
             };
             let mut response = headers(&[("vary", "accept-encoding")]);
             cors.apply(&mut response);
             assert_eq!(response["access-control-allow-origin"], allowed);
-            assert!(response["access-control-expose-headers"].to_str().unwrap().contains("retry-after"));
+            assert!(
+                response["access-control-expose-headers"].to_str().unwrap().contains("retry-after")
+            );
             let vary = response.get_all("vary").iter().count();
             assert_eq!(vary, if allowed == "*" { 1 } else { 2 });
         }
         // Pages of other origins remain rejected, as all foreign pages are by default.
         for access in [local(&[page]), local(&[])] {
-            let verdict = check_request(&access, Method::OPTIONS, "http://localhost:3001", needs_key);
+            let verdict =
+                check_request(&access, Method::OPTIONS, "http://localhost:3001", needs_key);
             let Verdict::Rejected(rejection) = verdict else { panic!("{verdict:?}") };
             assert_eq!(rejection.status, 403);
-            assert!(rejection.message.contains("--allow-origin http://localhost:3001"), "{rejection:?}");
+            assert!(
+                rejection.message.contains("--allow-origin http://localhost:3001"),
+                "{rejection:?}"
+            );
         }
     }
     // A cache must not return a response without these headers to an allowed page.
@@ -230,11 +262,21 @@ fn allowed_origins_get_cors_headers() {
 
 #[test]
 fn new_rejects_malformed_hosts_and_origins() {
-    for origin in
-        ["localhost:3000", "http://a/b", "http://a/", "http://", "://a", "http://a?b", "", "http://*.a"]
-    {
+    for origin in [
+        "localhost:3000",
+        "http://a/b",
+        "http://a/",
+        "http://",
+        "://a",
+        "http://a?b",
+        "",
+        "http://*.a",
+    ] {
         let error = Access::new(&[], &strings(&[origin])).unwrap_err().to_string();
-        assert!(error.contains("is no origin") && error.contains("http://localhost:3000"), "{error}");
+        assert!(
+            error.contains("is no origin") && error.contains("http://localhost:3000"),
+            "{error}"
+        );
     }
     assert!(Access::new(&strings(&["http://a"]), &[]).is_err());
     let access = Access::new(&[], &strings(&["null", "HTTP://App.Example:80"])).unwrap();

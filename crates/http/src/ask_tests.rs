@@ -7,8 +7,9 @@ use tokio::sync::Mutex;
 use super::*;
 use crate::Hosts;
 
-/// Starts a server that responds to each connection with the result of `answers` for its path, or never
-/// if that is `None`. Returns the server's address and a list of the requests that it received.
+/// Starts a server that responds to each connection with the result of `answers` for its path, or
+/// never if that is `None`. Returns the server's address and a list of the requests that it
+/// received.
 async fn server(respond: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -34,7 +35,10 @@ async fn server(respond: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<S
 }
 
 fn ok_response(body: &str) -> Option<String> {
-    Some(format!("HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}", body.len()))
+    Some(format!(
+        "HTTP/1.1 200 OK\r\ncontent-length: {}\r\nconnection: close\r\n\r\n{body}",
+        body.len()
+    ))
 }
 
 fn redirect_response(status: u16, location: &str) -> Option<String> {
@@ -76,11 +80,23 @@ async fn ask_follows_redirects_as_browsers_do() {
     client.send(put, BOUNDS).await.unwrap();
     client.send(post(format!("http://{address}/moved")), BOUNDS).await.unwrap();
     let heard = heard.lock().await.clone();
-    assert!(heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""), "{}", heard[1]);
+    assert!(
+        heard[1].starts_with("GET /there?x=1 ") && !heard[1].contains("{\"q\""),
+        "{}",
+        heard[1]
+    );
     assert!(heard[1].contains("Bearer secret"), "the same host is told the key: {}", heard[1]);
-    assert!(heard[3].starts_with("POST /there ") && heard[3].ends_with("{\"q\": 1}"), "{}", heard[3]);
+    assert!(
+        heard[3].starts_with("POST /there ") && heard[3].ends_with("{\"q\": 1}"),
+        "{}",
+        heard[3]
+    );
     // 301 turns only a POST request into a GET request.
-    assert!(heard[5].starts_with("PUT /there ") && heard[5].ends_with("{\"q\": 1}"), "{}", heard[5]);
+    assert!(
+        heard[5].starts_with("PUT /there ") && heard[5].ends_with("{\"q\": 1}"),
+        "{}",
+        heard[5]
+    );
     assert!(heard[7].starts_with("GET /there "), "{}", heard[7]);
     let error = client.send(post(format!("http://{address}/round")), BOUNDS).await.unwrap_err();
     assert!(matches!(error, HttpError::Redirects { max: 3, .. }), "{error}");
@@ -89,16 +105,18 @@ async fn ask_follows_redirects_as_browsers_do() {
 #[tokio::test]
 async fn redirects_send_no_keys_and_respect_allowed_hosts() {
     let (stranger, heard) = server(|_| ok_response("stranger")).await;
-    // A static, because the function below cannot capture the address. The tests share the process, but
-    // only this test uses the static.
+    // A static, because the function below cannot capture the address. The tests share the process,
+    // but only this test uses the static.
     static STRANGER: std::sync::OnceLock<String> = std::sync::OnceLock::new();
     let stranger_address = STRANGER.get_or_init(|| stranger).clone();
     let (address, _) =
         server(|_| redirect_response(307, &format!("http://{}/x", STRANGER.get().unwrap()))).await;
-    let response = client(Hosts::allow_all()).send(post(format!("http://{address}/")), BOUNDS).await.unwrap();
+    let response =
+        client(Hosts::allow_all()).send(post(format!("http://{address}/")), BOUNDS).await.unwrap();
     assert_eq!(response.text(), "stranger");
     assert!(!heard.lock().await[0].contains("secret"), "{:?}", heard.lock().await);
-    let hosts = Hosts::allow_public(["example.org"]).unwrap().allow_private([address.as_str()]).unwrap();
+    let hosts =
+        Hosts::allow_public(["example.org"]).unwrap().allow_private([address.as_str()]).unwrap();
     let error = client(hosts).send(post(format!("http://{address}/")), BOUNDS).await.unwrap_err();
     assert!(error.to_string().contains("127.0.0.1 is not an allowed host"), "{error}");
     assert_eq!(heard.lock().await.len(), 1, "{stranger_address} was asked all the same");
@@ -113,7 +131,10 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
         .send(post(url.clone()), BOUNDS)
         .await
         .unwrap_err();
-    assert!(matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")), "{error}");
+    assert!(
+        matches!(&error, HttpError::Denied(why) if why.contains("localhost stands for")),
+        "{error}"
+    );
     assert!(heard.lock().await.is_empty());
     let hosts = Hosts::allow_public(["example.org"]).unwrap().allow_private(["localhost"]).unwrap();
     assert_eq!(client(hosts).send(post(url), BOUNDS).await.unwrap().text(), "inside");
@@ -123,7 +144,9 @@ async fn public_names_that_resolve_to_loopback_are_denied() {
 async fn ask_limits_response_time_and_size() {
     let (address, _) = server(|path| match path {
         "/silent" => None,
-        "/short" => Some("HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf".into()),
+        "/short" => {
+            Some("HTTP/1.1 200 OK\r\ncontent-length: 9\r\nconnection: close\r\n\r\nhalf".into())
+        }
         "/garbage" => Some("SSH-2.0-OpenSSH\r\n\r\n".into()),
         _ => ok_response(&"x".repeat(1001)),
     })
@@ -163,13 +186,17 @@ fn joined_resolves_relative_references() {
 #[test]
 fn unpacked_limits_decompressed_size() {
     use std::io::Write;
-    let headers = |encoding: &str| HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())]);
+    let headers =
+        |encoding: &str| HeaderMap::from_iter([(CONTENT_ENCODING, encoding.parse().unwrap())]);
     let mut packer = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
     packer.write_all(&[b'x'; 1000]).unwrap();
     let packed = Bytes::from(packer.finish().unwrap());
     let unpack = |encoding: &str, max| unpack_body("h", packed.clone(), &headers(encoding), max);
     assert_eq!(unpack("gzip", 1000).unwrap(), [b'x'; 1000][..]);
-    assert_eq!(unpack("GZIP", 999).unwrap_err(), HttpError::TooLarge { host: "h".into(), max: 999 });
+    assert_eq!(
+        unpack("GZIP", 999).unwrap_err(),
+        HttpError::TooLarge { host: "h".into(), max: 999 }
+    );
     assert_eq!(unpack("identity", 1).unwrap(), packed);
     let error = unpack("br", 1000).unwrap_err().to_string();
     assert_eq!(error, "the answer of h cannot be unpacked: its content-encoding is \"br\"");

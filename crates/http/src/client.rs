@@ -48,14 +48,15 @@ impl Client {
     /// set, those in this PEM file.
     ///
     /// # Errors
-    /// Returns [`HttpError::Invalid`] if the file cannot be read or contains no certificate, or if TLS
-    /// cannot be set up.
+    /// Returns [`HttpError::Invalid`] if the file cannot be read or contains no certificate, or if
+    /// TLS cannot be set up.
     pub fn new(hosts: Hosts, more_roots: Option<&Path>) -> Result<Self, HttpError> {
         let invalid = |why: String| HttpError::Invalid(format!("TLS cannot be set up: {why}"));
         let mut roots = RootCertStore { roots: webpki_roots::TLS_SERVER_ROOTS.to_vec() };
         if let Some(file) = more_roots {
-            let failed =
-                |error: &dyn std::fmt::Display| invalid(format!("roots {}: {error}", file.display()));
+            let failed = |error: &dyn std::fmt::Display| {
+                invalid(format!("roots {}: {error}", file.display()))
+            };
             let found = CertificateDer::pem_file_iter(file).map_err(|error| failed(&error))?;
             let found = found.collect::<Result<Vec<_>, _>>().map_err(|error| failed(&error))?;
             if roots.add_parsable_certificates(found).0 == 0 {
@@ -63,7 +64,8 @@ impl Client {
             }
         }
         let provider = Arc::new(rustls::crypto::ring::default_provider());
-        let config = ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
+        let config =
+            ClientConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
         let config = config.map_err(|error| invalid(error.to_string()))?;
         let config = config.with_root_certificates(roots).with_no_client_auth();
         let pool = |reach| {
@@ -88,7 +90,10 @@ impl Client {
     /// # Errors
     /// Returns [`HttpError::Denied`] if the host is not allowed, [`HttpError::Connect`] if the
     /// connection fails, and [`HttpError::Broken`] if it breaks later.
-    pub async fn request(&self, request: Request<Full<Bytes>>) -> Result<Response<Incoming>, HttpError> {
+    pub async fn request(
+        &self,
+        request: Request<Full<Bytes>>,
+    ) -> Result<Response<Incoming>, HttpError> {
         let host = authority(request.uri());
         let ConnectionPools { any, public, hosts } = &*self.0;
         let pool = match hosts.reach(request.uri())? {
@@ -103,7 +108,8 @@ impl Client {
 fn to_http_error(host: String, error: &Error) -> HttpError {
     let mut cause = std::error::Error::source(error);
     while let Some(error) = cause {
-        // `io::Error::source` skips the error inside, so the resolver's error is found by `get_ref`.
+        // `io::Error::source` skips the error inside, so the resolver's error is found by
+        // `get_ref`.
         let inner = error.downcast_ref::<std::io::Error>().and_then(std::io::Error::get_ref);
         if let Some(denied) = inner.and_then(|inner| inner.downcast_ref::<HttpError>()) {
             return denied.clone();
@@ -123,7 +129,8 @@ pub(crate) fn authority(uri: &Uri) -> String {
 }
 
 /// Resolves names, and rejects addresses that are not allowed. The addresses are checked at each
-/// connection, because the owner of a name can return a different address every time (DNS rebinding).
+/// connection, because the owner of a name can return a different address every time (DNS
+/// rebinding).
 #[derive(Clone, Copy, Debug)]
 struct Resolver(AddressScope);
 
@@ -139,7 +146,8 @@ impl Service<Name> for Resolver {
     fn call(&mut self, name: Name) -> Self::Future {
         let reach = self.0;
         Box::pin(async move {
-            let found: Vec<SocketAddr> = tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
+            let found: Vec<SocketAddr> =
+                tokio::net::lookup_host((name.as_str(), 0)).await?.collect();
             for address in &found {
                 check_address(name.as_str(), address.ip(), reach).map_err(std::io::Error::other)?;
             }

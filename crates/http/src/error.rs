@@ -66,7 +66,10 @@ pub enum HttpError {
 impl HttpError {
     /// Returns whether the same request may succeed later.
     pub fn is_transient(&self) -> bool {
-        matches!(self, HttpError::Connect { .. } | HttpError::Broken { .. } | HttpError::Late { .. })
+        matches!(
+            self,
+            HttpError::Connect { .. } | HttpError::Broken { .. } | HttpError::Late { .. }
+        )
     }
 }
 

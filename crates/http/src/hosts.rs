@@ -8,9 +8,10 @@ use hyper::Uri;
 
 use crate::HttpError;
 
-/// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may resolve
-/// only to addresses of the public internet. Hosts of this machine or network, which have loopback,
-/// private, link-local and similar addresses, must be listed as private ([`Hosts::allow_private`]).
+/// Hosts to which a client may send requests: all hosts, or those of a list. A listed name may
+/// resolve only to addresses of the public internet. Hosts of this machine or network, which have
+/// loopback, private, link-local and similar addresses, must be listed as private
+/// ([`Hosts::allow_private`]).
 #[derive(Debug, Clone, Default)]
 pub struct Hosts(Option<Arc<HostLists>>);
 
@@ -47,7 +48,8 @@ impl Pattern {
         };
         let (host, port) = match rest.strip_prefix('[') {
             Some(rest) => {
-                let (host, port) = rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
+                let (host, port) =
+                    rest.split_once(']').ok_or_else(|| wrong("a bracket is not closed"))?;
                 let number = port.strip_prefix(':');
                 // "[::1]8000" must not match every port.
                 if number.is_none() && !port.is_empty() {
@@ -61,8 +63,12 @@ impl Pattern {
                 None => (rest.to_owned(), None),
             },
         };
-        let port = port.map(|port| port.parse().map_err(|_| wrong("its port is no number"))).transpose()?;
-        if host.is_empty() || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err() {
+        let port = port
+            .map(|port| port.parse().map_err(|_| wrong("its port is no number")))
+            .transpose()?;
+        if host.is_empty()
+            || host.contains(['*', ' ', '@', ':']) && host.parse::<Ipv6Addr>().is_err()
+        {
             return Err(wrong("it has no name"));
         }
         Ok(Pattern { host: host.trim_end_matches('.').to_owned(), subdomains_only, port })
@@ -70,7 +76,9 @@ impl Pattern {
 
     pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
         let named = match self.subdomains_only {
-            true => host.strip_suffix(&self.host).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
+            true => host
+                .strip_suffix(&self.host)
+                .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
             false => host == self.host,
         };
         named && self.port.is_none_or(|own| own == port)
@@ -106,8 +114,13 @@ impl Hosts {
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
-    pub fn allow_public<T: AsRef<str>>(hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
-        let public = hosts.into_iter().map(|host| Pattern::parse(host.as_ref())).collect::<Result<_, _>>()?;
+    pub fn allow_public<T: AsRef<str>>(
+        hosts: impl IntoIterator<Item = T>,
+    ) -> Result<Self, HttpError> {
+        let public = hosts
+            .into_iter()
+            .map(|host| Pattern::parse(host.as_ref()))
+            .collect::<Result<_, _>>()?;
         Ok(Hosts(Some(Arc::new(HostLists { public, private: Vec::new() }))))
     }
 
@@ -115,7 +128,10 @@ impl Hosts {
     ///
     /// # Errors
     /// Returns [`HttpError::Invalid`] with the first malformed host, if there is one.
-    pub fn allow_private<T: AsRef<str>>(self, hosts: impl IntoIterator<Item = T>) -> Result<Self, HttpError> {
+    pub fn allow_private<T: AsRef<str>>(
+        self,
+        hosts: impl IntoIterator<Item = T>,
+    ) -> Result<Self, HttpError> {
         let Some(lists) = self.0 else { return Ok(Hosts(None)) };
         let mut lists = (*lists).clone();
         for host in hosts {
@@ -136,15 +152,19 @@ impl Hosts {
     pub(crate) fn reach(&self, uri: &Uri) -> Result<AddressScope, HttpError> {
         let Some(lists) = &self.0 else { return Ok(AddressScope::Any) };
         let host = host_name(uri);
-        let port = uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
+        let port =
+            uri.port_u16().unwrap_or(if uri.scheme_str() == Some("https") { 443 } else { 80 });
         if lists.private.iter().any(|pattern| pattern.matches(&host, port)) {
             return Ok(AddressScope::Any);
         }
         if !lists.public.iter().any(|pattern| pattern.matches(&host, port)) {
             let all: Vec<String> =
                 lists.public.iter().chain(&lists.private).map(Pattern::to_string).collect();
-            let all =
-                if all.is_empty() { "none is".to_owned() } else { format!("allowed are {}", all.join(", ")) };
+            let all = if all.is_empty() {
+                "none is".to_owned()
+            } else {
+                format!("allowed are {}", all.join(", "))
+            };
             return Err(HttpError::Denied(format!("{host} is not an allowed host; {all}")));
         }
         if let Ok(address) = host.parse() {
@@ -160,7 +180,8 @@ impl Hosts {
 /// Returns [`HttpError::Invalid`] if `url` is not an HTTP URL, or if it contains a user name.
 pub(crate) fn parse_url(url: &str) -> Result<Uri, HttpError> {
     let wrong = |why: String| HttpError::Invalid(format!("{url:?} is no address of HTTP: {why}"));
-    let uri: Uri = url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
+    let uri: Uri =
+        url.parse().map_err(|error: hyper::http::uri::InvalidUri| wrong(error.to_string()))?;
     match (uri.scheme_str(), uri.host()) {
         (Some("http" | "https"), Some(host)) if !host.is_empty() => {}
         (Some("http" | "https"), _) => return Err(wrong("it has no host".into())),
@@ -183,7 +204,11 @@ pub(crate) fn host_name(uri: &Uri) -> String {
 ///
 /// # Errors
 /// Returns [`HttpError::Denied`] if the address must be public and is not.
-pub(crate) fn check_address(host: &str, address: IpAddr, reach: AddressScope) -> Result<(), HttpError> {
+pub(crate) fn check_address(
+    host: &str,
+    address: IpAddr,
+    reach: AddressScope,
+) -> Result<(), HttpError> {
     if reach == AddressScope::Any || is_public(address) {
         return Ok(());
     }
@@ -193,8 +218,8 @@ pub(crate) fn check_address(host: &str, address: IpAddr, reach: AddressScope) ->
     )))
 }
 
-/// Returns whether an address belongs to the public internet (IANA's special-purpose registries, RFC
-/// 6890).
+/// Returns whether an address belongs to the public internet (IANA's special-purpose registries,
+/// RFC 6890).
 fn is_public(address: IpAddr) -> bool {
     match address {
         IpAddr::V4(address) => is_public_v4(address),
@@ -242,7 +267,8 @@ mod tests {
 
     #[test]
     fn check_matches_hosts_by_name_and_port() {
-        let hosts = Hosts::allow_public(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
+        let hosts =
+            Hosts::allow_public(["API.example.org", "*.wiki.org", "one.example.org:8443"]).unwrap();
         let hosts = hosts.allow_private(["localhost:8000", "[::1]", "10.1.2.3"]).unwrap();
         for url in [
             "https://api.example.org/v1?q=1",
@@ -310,9 +336,14 @@ mod tests {
         ] {
             assert!(!is_public(address.parse().unwrap()), "{address}");
         }
-        for address in
-            ["1.1.1.1", "172.32.0.1", "100.128.0.1", "2606:4700::1111", "::ffff:8.8.8.8", "2002:808:808::"]
-        {
+        for address in [
+            "1.1.1.1",
+            "172.32.0.1",
+            "100.128.0.1",
+            "2606:4700::1111",
+            "::ffff:8.8.8.8",
+            "2002:808:808::",
+        ] {
             assert!(is_public(address.parse().unwrap()), "{address}");
         }
     }
@@ -321,7 +352,11 @@ mod tests {
     fn public_hosts_reject_private_addresses() {
         let hosts = Hosts::allow_public(["127.0.0.1", "example.org"]).unwrap();
         assert!(
-            hosts.check("http://127.0.0.1/").unwrap_err().to_string().contains("list it among the private")
+            hosts
+                .check("http://127.0.0.1/")
+                .unwrap_err()
+                .to_string()
+                .contains("list it among the private")
         );
         let address = "169.254.169.254".parse().unwrap();
         assert!(check_address("example.org", address, AddressScope::Public).is_err());

@@ -3,14 +3,15 @@
 //! A [`Client`] keeps connections and speaks TLS. It sends requests either to every host or only to
 //! allowed [`Hosts`]. The rules are checked for the name of a host, for every address that the name
 //! resolves to, and again after every redirect, so a page cannot lead a model to a service of this
-//! machine. [`Client::send`] sends one request and returns the complete response, with a deadline and a
-//! maximum size. [`Client::request`] returns a response whose body is still to be read, for streams.
+//! machine. [`Client::send`] sends one request and returns the complete response, with a deadline
+//! and a maximum size. [`Client::request`] returns a response whose body is still to be read, for
+//! streams.
 //!
-//! [`Access`] and [`service`] are the server's side: which requests of web pages a server accepts, and
-//! how it reads keys and bodies, listens and stops.
+//! [`Access`] and [`service`] are the server's side: which requests of web pages a server accepts,
+//! and how it reads keys and bodies, listens and stops.
 //!
-//! Out of scope: the choice of servers, formats and retries on the client's side, and the responses of
-//! a server.
+//! Out of scope: the choice of servers, formats and retries on the client's side, and the responses
+//! of a server.
 //!
 //! ```
 //! use levade_http::Hosts;

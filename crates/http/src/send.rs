@@ -52,23 +52,28 @@ pub struct ClientResponse {
 }
 
 impl ClientResponse {
-    /// Returns the body as text, decoded as its `Content-Type` declares. Invalid UTF-8 is replaced. If
-    /// neither the type nor the bytes are text, returns a note with the body's length.
+    /// Returns the body as text, decoded as its `Content-Type` declares. Invalid UTF-8 is replaced.
+    /// If neither the type nor the bytes are text, returns a note with the body's length.
     pub fn text(&self) -> String {
-        let kind = self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
+        let kind =
+            self.headers.get(CONTENT_TYPE).and_then(|kind| kind.to_str().ok()).unwrap_or_default();
         text::decode(&self.body, kind)
     }
 }
 
 impl Client {
-    /// Sends a request, follows redirects as browsers do, and reads the complete response. A response
-    /// with an error status is not an error.
+    /// Sends a request, follows redirects as browsers do, and reads the complete response. A
+    /// response with an error status is not an error.
     ///
     /// # Errors
     /// Returns an error if a host is not allowed or cannot be reached, the connection breaks, the
     /// deadline passes, the response is too large or cannot be decoded, or there are too many
     /// redirects.
-    pub async fn send(&self, outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
+    pub async fn send(
+        &self,
+        outgoing: ClientRequest,
+        bounds: Bounds,
+    ) -> Result<ClientResponse, HttpError> {
         let host = authority(&parse_url(&outgoing.url)?);
         let late = || HttpError::Late { host, after: bounds.deadline };
         match tokio::time::timeout(bounds.deadline, self.follow(outgoing, bounds)).await {
@@ -77,7 +82,11 @@ impl Client {
         }
     }
 
-    async fn follow(&self, mut outgoing: ClientRequest, bounds: Bounds) -> Result<ClientResponse, HttpError> {
+    async fn follow(
+        &self,
+        mut outgoing: ClientRequest,
+        bounds: Bounds,
+    ) -> Result<ClientResponse, HttpError> {
         let first = authority(&parse_url(&outgoing.url)?);
         let mut followed = 0;
         loop {
@@ -103,10 +112,13 @@ impl Client {
             if followed > bounds.redirects {
                 return Err(HttpError::Redirects { host: first, max: bounds.redirects, to });
             }
-            // As in browsers, 303 leads to a GET request, and so do 301 and 302 after a POST request.
+            // As in browsers, 303 leads to a GET request, and so do 301 and 302 after a POST
+            // request.
             let is_other = match response.status() {
                 StatusCode::SEE_OTHER => outgoing.method != Method::HEAD,
-                StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => outgoing.method == Method::POST,
+                StatusCode::MOVED_PERMANENTLY | StatusCode::FOUND => {
+                    outgoing.method == Method::POST
+                }
                 _ => false,
             };
             if is_other {
@@ -136,14 +148,15 @@ fn redirect_target(from: &Uri, response: &Response<Incoming>) -> Option<String> 
     Some(resolve_reference(from, to))
 }
 
-/// Resolves a URL reference against the URL `from` (RFC 3986, 5.2, without dot segments, which servers
-/// resolve).
+/// Resolves a URL reference against the URL `from` (RFC 3986, 5.2, without dot segments, which
+/// servers resolve).
 fn resolve_reference(from: &Uri, to: &str) -> String {
     let to = to.split('#').next().unwrap_or_default();
     let scheme = from.scheme_str().unwrap_or("http");
     let origin = format!("{scheme}://{}", authority(from));
-    let is_scheme =
-        |name: &str| name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte));
+    let is_scheme = |name: &str| {
+        name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"+-.".contains(&byte))
+    };
     // A URL within the query of a relative reference does not make the reference absolute.
     if to.split_once("://").is_some_and(|(before, _)| is_scheme(before)) {
         to.to_owned()
@@ -163,8 +176,8 @@ fn resolve_reference(from: &Uri, to: &str) -> String {
 async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Bytes, HttpError> {
     let mut all = BytesMut::new();
     while let Some(frame) = body.frame().await {
-        let frame =
-            frame.map_err(|error| HttpError::Broken { host: host.to_owned(), why: causes(&error) })?;
+        let frame = frame
+            .map_err(|error| HttpError::Broken { host: host.to_owned(), why: causes(&error) })?;
         // Trailers are ignored.
         let Ok(data) = frame.into_data() else { continue };
         if all.len() + data.len() > max {
@@ -176,8 +189,14 @@ async fn collect_body(host: &str, mut body: Incoming, max: usize) -> Result<Byte
 }
 
 /// Decompresses a body with gzip, which some servers use although the request does not offer it.
-fn unpack_body(host: &str, body: Bytes, headers: &HeaderMap, max: usize) -> Result<Bytes, HttpError> {
-    let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
+fn unpack_body(
+    host: &str,
+    body: Bytes,
+    headers: &HeaderMap,
+    max: usize,
+) -> Result<Bytes, HttpError> {
+    let encoding =
+        headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     unpack(encoding, body, max).map_err(|why| match why {
         UnpackError::TooLarge => HttpError::TooLarge { host: host.to_owned(), max },
         UnpackError::Unknown | UnpackError::Broken => {

@@ -1,9 +1,9 @@
 //! Common parts of HTTP servers: keys, access of web pages, request bodies and listening.
 //!
-//! [`with_rejections`] rejects requests without a matching route and requests that a foreign web page can
-//! cause. [`key_of`] and [`is_valid_key`] check keys, [`read_body`] and [`read_json`] read bodies up to a
-//! maximum size, and [`serve`] listens until it is stopped. Out of scope: the format of error bodies,
-//! into which each API converts its [`Rejection`]s.
+//! [`with_rejections`] rejects requests without a matching route and requests that a foreign web
+//! page can cause. [`key_of`] and [`is_valid_key`] check keys, [`read_body`] and [`read_json`] read
+//! bodies up to a maximum size, and [`serve`] listens until it is stopped. Out of scope: the format
+//! of error bodies, into which each API converts its [`Rejection`]s.
 //!
 //! ```
 //! use axum::Router;
@@ -38,11 +38,12 @@ use tokio::net::TcpListener;
 use crate::{Access, Rejection, UnpackError, Verdict, unpack};
 
 /// Message of a response with status 401.
-pub const WRONG_KEY: &str = "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
+pub const WRONG_KEY: &str =
+    "the key is missing or wrong; send it as Authorization: Bearer or x-api-key";
 
 /// Adds rejections to `routes`: the rules of `access`, unknown paths and unsupported methods.
-/// `needs_key` returns whether a request is accepted only with a key, which no web page has. `reject`
-/// converts a rejection to the API's format.
+/// `needs_key` returns whether a request is accepted only with a key, which no web page has.
+/// `reject` converts a rejection to the API's format.
 pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     routes: Router<S>,
     access: Access,
@@ -59,7 +60,10 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     let wrong_method = move |request: Request| {
         let (method, path) = (request.method(), request.uri().path());
         let message = format!("{path} has no method {method}; see the header Allow");
-        ready(reject_method(&request, Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message }))
+        ready(reject_method(
+            &request,
+            Rejection { status: StatusCode::METHOD_NOT_ALLOWED, message },
+        ))
     };
     let rules = Arc::new((access, needs_key));
     let guarded = move |request: Request, next: Next| {
@@ -67,7 +71,8 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
         async move {
             let (access, needs_key) = &*rules;
             let headers = request.headers();
-            let verdict = access.check(request.method(), request.uri(), headers, needs_key(headers));
+            let verdict =
+                access.check(request.method(), request.uri(), headers, needs_key(headers));
             let (mut response, cors) = match verdict {
                 Verdict::Allowed(cors) => (next.run(request).await, cors),
                 Verdict::Preflight(cors) => (StatusCode::NO_CONTENT.into_response(), cors),
@@ -98,7 +103,8 @@ pub fn is_valid_key(keys: &[String], key: Option<&str>) -> bool {
 
 /// Compares two keys in a time that does not depend on the position of their first difference.
 fn is_same(known: &str, key: &str) -> bool {
-    known.len() == key.len() && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
+    known.len() == key.len()
+        && known.bytes().zip(key.bytes()).fold(0, |sum, (a, b)| sum | (a ^ b)) == 0
 }
 
 /// Reads a body of at most `max` bytes, and decompresses it if it has a `Content-Encoding`.
@@ -170,8 +176,10 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
         };
         JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
-    let rest =
-        |error| JsonError { field: None, message: format!("the body goes on after its JSON: {error}") };
+    let rest = |error| JsonError {
+        field: None,
+        message: format!("the body goes on after its JSON: {error}"),
+    };
     deserializer.end().map_err(rest)?;
     Ok(value)
 }
@@ -185,8 +193,8 @@ pub async fn serve(
     listener: TcpListener,
     stop: impl Future<Output = ()> + Send + 'static,
 ) -> std::io::Result<()> {
-    // Responses and frames of a stream are small. With Nagle's algorithm, each would wait about 40 ms
-    // for the client to acknowledge the packet before.
+    // Responses and frames of a stream are small. With Nagle's algorithm, each would wait about 40
+    // ms for the client to acknowledge the packet before.
     let listener = listener.tap_io(|connection| {
         if let Err(error) = connection.set_nodelay(true) {
             tracing::debug!(%error, "a connection keeps its small packets back");

@@ -2,12 +2,13 @@
 
 use std::borrow::Cow;
 
-/// Characters of windows-1252 from 0x80 to 0x9F. Pages declared as Latin-1 or ASCII are decoded with
-/// it, too (WHATWG Encoding).
+/// Characters of windows-1252 from 0x80 to 0x9F. Pages declared as Latin-1 or ASCII are decoded
+/// with it, too (WHATWG Encoding).
 const WINDOWS_1252_NAMES: &str = "€\u{81}‚ƒ„…†‡ˆ‰Š‹Œ\u{8d}Ž\u{8f}\u{90}‘’“”•–—˜™š›œ\u{9d}žŸ";
 
 /// Charset names that are decoded as windows-1252.
-const LATIN_1_NAMES: [&str; 6] = ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
+const LATIN_1_NAMES: [&str; 6] =
+    ["iso-8859-1", "latin1", "windows-1252", "cp1252", "us-ascii", "ascii"];
 
 /// Decodes a body with the `Content-Type` in `kind`, such as `text/html; charset=utf-8`.
 pub(crate) fn decode(body: &[u8], kind: &str) -> String {
@@ -44,22 +45,25 @@ pub(crate) fn decode(body: &[u8], kind: &str) -> String {
 
 /// Returns whether a media type denotes text.
 fn is_text(name: &str) -> bool {
-    name.starts_with("text/") || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))
+    name.starts_with("text/")
+        || ["json", "xml", "javascript", "yaml"].iter().any(|end| name.ends_with(end))
 }
 
 fn decode_lossy(body: &[u8]) -> String {
     String::from_utf8_lossy(body).into_owned()
 }
 
-/// Decodes windows-1252, unless the body is valid UTF-8, because many pages declare the wrong charset.
+/// Decodes windows-1252, unless the body is valid UTF-8, because many pages declare the wrong
+/// charset.
 fn decode_latin(body: &[u8]) -> Cow<'_, str> {
     if let Ok(text) = std::str::from_utf8(body) {
         return text.into();
     }
     let read = |byte: &u8| match byte {
-        0x80..=0x9F => {
-            WINDOWS_1252_NAMES.chars().nth(usize::from(byte - 0x80)).unwrap_or(char::REPLACEMENT_CHARACTER)
-        }
+        0x80..=0x9F => WINDOWS_1252_NAMES
+            .chars()
+            .nth(usize::from(byte - 0x80))
+            .unwrap_or(char::REPLACEMENT_CHARACTER),
         byte => char::from(*byte),
     };
     body.iter().map(read).collect::<String>().into()

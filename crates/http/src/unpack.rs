@@ -15,8 +15,8 @@ pub enum UnpackError {
     TooLarge,
 }
 
-/// Decompresses a body by its `Content-Encoding`: gzip, or none. Memory use is bounded by `max` plus a
-/// small constant, so a small body that expands to a huge one does no harm.
+/// Decompresses a body by its `Content-Encoding`: gzip, or none. Memory use is bounded by `max`
+/// plus a small constant, so a small body that expands to a huge one does no harm.
 ///
 /// # Errors
 /// Returns an [`UnpackError`] if the body cannot be decompressed, or exceeds `max` bytes after

@@ -1,5 +1,5 @@
-//! Follows a job that a scheduler accepted: reports its states, survives outages of the scheduler, and
-//! ends the job on request.
+//! Follows a job that a scheduler accepted: reports its states, survives outages of the scheduler,
+//! and ends the job on request.
 
 use std::cell::Cell;
 use std::future::pending;
@@ -81,11 +81,12 @@ const TIMEOUTS: Timeouts = Timeouts {
     ending: Duration::from_secs(300),
 };
 
-/// Follows a job to its end and forwards the first machine's log. With `detach`, it returns at once.
+/// Follows a job to its end and forwards the first machine's log. With `detach`, it returns at
+/// once.
 ///
 /// # Errors
-/// Returns an error if the scheduler does not report the job's state for too long, or the job does not
-/// end after a request.
+/// Returns an error if the scheduler does not report the job's state for too long, or the job does
+/// not end after a request.
 pub async fn follow(
     job: &impl SchedulerJob,
     log: &Path,
@@ -199,7 +200,9 @@ async fn within_timeout<T>(
     response: impl Future<Output = anyhow::Result<T>>,
     timeout: Duration,
 ) -> anyhow::Result<T> {
-    with_timeout(timeout, response).await.unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
+    with_timeout(timeout, response)
+        .await
+        .unwrap_or_else(|| anyhow::bail!("waited {timeout:?} for an answer"))
 }
 
 /// A log that another process appends to.
@@ -220,7 +223,8 @@ impl GrowingLog {
     pub fn pass_on(&mut self) {
         let Ok(mut file) = std::fs::File::open(&self.path) else { return };
         let mut more = Vec::new();
-        let read = file.seek(SeekFrom::Start(self.passed)).and_then(|_| file.read_to_end(&mut more));
+        let read =
+            file.seek(SeekFrom::Start(self.passed)).and_then(|_| file.read_to_end(&mut more));
         if read.is_ok() {
             self.passed += more.len() as u64;
             // A closed output does not end the job.
@@ -267,7 +271,11 @@ mod tests {
 
         async fn end(&self) -> anyhow::Result<()> {
             let mut ends = self.ends.borrow_mut();
-            if ends.is_empty() { Ok(()) } else { ends.remove(0).map_err(|why| anyhow::anyhow!(why)) }
+            if ends.is_empty() {
+                Ok(())
+            } else {
+                ends.remove(0).map_err(|why| anyhow::anyhow!(why))
+            }
         }
     }
 
@@ -285,8 +293,15 @@ mod tests {
     ) -> anyhow::Result<u8> {
         let job = ScriptedJob { responses: responses.to_vec().into(), ends: ends.to_vec().into() };
         let log = GrowingLog::new(Path::new("/nowhere"), Box::new(std::io::sink()));
-        let code =
-            watch(&job, log, &Host::default(), &Cell::new(stop_requested), &Clock::default(), QUICK).await;
+        let code = watch(
+            &job,
+            log,
+            &Host::default(),
+            &Cell::new(stop_requested),
+            &Clock::default(),
+            QUICK,
+        )
+        .await;
         assert!(code.is_err() || job.ends.borrow().is_empty());
         code
     }
@@ -300,8 +315,13 @@ mod tests {
 
     #[tokio::test]
     async fn watch_names_unresponsive_scheduler_at_deadline() {
-        let error = run_watch(&[Ok(("runs", None)), Err("down")], &[], false).await.unwrap_err().to_string();
-        for part in ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"] {
+        let error = run_watch(&[Ok(("runs", None)), Err("down")], &[], false)
+            .await
+            .unwrap_err()
+            .to_string();
+        for part in
+            ["waited 100ms for test to say how job 7 is", "down", "watch it  look 7", "cancel 7"]
+        {
             assert!(error.contains(part), "{part} in {error}");
         }
     }

@@ -1,9 +1,9 @@
 //! Starts and ends processes on this machine, and on machines that it reaches by ssh.
 //!
 //! The processes of each machine (its *part*) run under a supervisor there. This process holds the
-//! supervisor's standard input, over ssh if it is another machine. When the input ends, because of a
-//! request, a kill or a broken connection, the supervisor ends the part with all processes that the
-//! part has started.
+//! supervisor's standard input, over ssh if it is another machine. When the input ends, because of
+//! a request, a kill or a broken connection, the supervisor ends the part with all processes that
+//! the part has started.
 
 use std::ffi::OsString;
 use std::time::{Duration, Instant};
@@ -36,12 +36,13 @@ pub struct Hosts {
     script: String,
 }
 
-/// Delay before the first restart of a failed part. The delay is tripled for each consecutive failure.
+/// Delay before the first restart of a failed part. The delay is tripled for each consecutive
+/// failure.
 const RESTART_DELAY: Duration = Duration::from_secs(2);
 /// Maximum delay before a restart.
 const MAX_RESTART_DELAY: Duration = Duration::from_secs(300);
-/// Timeout for the first machine after a request to stop. It continues to a point at which the run can
-/// be resumed, and writes a checkpoint.
+/// Timeout for the first machine after a request to stop. It continues to a point at which the run
+/// can be resumed, and writes a checkpoint.
 const STOP_TIMEOUT: Duration = Duration::from_secs(300);
 /// Timeout for the remaining machines after the first one has ended.
 const END_TIMEOUT: Duration = Duration::from_secs(60);
@@ -59,7 +60,8 @@ pub fn local(job: &Job) -> anyhow::Result<Hosts> {
         )));
     }
     let supervisor = Supervisor(vec![job.binary.display().to_string(), "keep".into()]);
-    let machines = (0..job.nodes).map(|node| (format!("part {node} here"), supervisor.clone())).collect();
+    let machines =
+        (0..job.nodes).map(|node| (format!("part {node} here"), supervisor.clone())).collect();
     let script = job.script().display().to_string();
     Ok(Hosts { machines, head: "127.0.0.1".into(), script })
 }
@@ -89,8 +91,9 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
     }
     let head = resolved(&hosts[0], ssh_args).unwrap_or_else(|| address_of(&hosts[0]).to_owned());
     let machine = |host: &String| {
-        // BatchMode prevents password prompts, and ServerAliveInterval detects unreachable machines. If
-        // an option is given twice, ssh uses the first one, so `ssh_args` take precedence.
+        // BatchMode prevents password prompts, and ServerAliveInterval detects unreachable
+        // machines. If an option is given twice, ssh uses the first one, so `ssh_args` take
+        // precedence.
         let ours = ["BatchMode=yes", "ConnectTimeout=30", "ServerAliveInterval=15"];
         let mut words: Vec<String> = vec!["ssh".into()];
         words.extend(ssh_args.iter().cloned());
@@ -105,11 +108,16 @@ pub fn ssh(job: &Job, options: &SshOptions) -> anyhow::Result<Hosts> {
 }
 
 /// Returns the host name that ssh's own configuration resolves `host` to, because the remaining
-/// machines may not know its aliases. Opens no connection. Returns `None` if ssh does not report the
-/// name.
+/// machines may not know its aliases. Opens no connection. Returns `None` if ssh does not report
+/// the name.
 fn resolved(host: &str, ssh_args: &[String]) -> Option<String> {
     let mut command = std::process::Command::new("ssh");
-    let asked = command.args(ssh_args).args(["-G", host]).stdin(std::process::Stdio::null()).output().ok()?;
+    let asked = command
+        .args(ssh_args)
+        .args(["-G", host])
+        .stdin(std::process::Stdio::null())
+        .output()
+        .ok()?;
     let text = String::from_utf8(asked.stdout).ok().filter(|_| asked.status.success())?;
     let address = text.lines().find_map(|line| line.strip_prefix("hostname "))?.trim();
     (!address.is_empty()).then(|| address.to_owned())
@@ -126,8 +134,8 @@ fn address_of(host: &str) -> &str {
     }
 }
 
-/// Returns the exit code of a run that ends because a machine's part failed with the exit code `ended`.
-/// Code 2, an error that the user has to correct, is preserved.
+/// Returns the exit code of a run that ends because a machine's part failed with the exit code
+/// `ended`. Code 2, an error that the user has to correct, is preserved.
 fn failure_code(ended: i32) -> u8 {
     if ended == 2 { 2 } else { 1 }
 }
@@ -142,8 +150,8 @@ enum Part {
     Done,
 }
 
-/// Asks the first machine to stop at a point at which the run can be resumed. The remaining machines
-/// follow it.
+/// Asks the first machine to stop at a point at which the run can be resumed. The remaining
+/// machines follow it.
 async fn request_stop(parts: &mut [Part], host: &Host) {
     host.note("told to stop: the run stops where it can go on (again to stop at once)");
     if let Some(Part::Up { process, .. }) = parts.first_mut() {
@@ -178,19 +186,22 @@ impl Hosts {
         let log = job.log(node);
         let file = child::log(&log).with_context(|| format!("cannot write {}", log.display()))?;
         // Both ssh and local processes may need any of these variables.
-        let text =
-            |(name, value): (OsString, OsString)| Some((name.into_string().ok()?, value.into_string().ok()?));
+        let text = |(name, value): (OsString, OsString)| {
+            Some((name.into_string().ok()?, value.into_string().ok()?))
+        };
         let mut environment: Vec<(String, String)> = std::env::vars_os().filter_map(text).collect();
         environment.retain(|(name, _)| name != HEAD);
         environment.push((HEAD.into(), self.head.clone()));
         let command = ["sh".to_owned(), self.script.clone(), node.to_string()];
-        let launch = Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
+        let launch =
+            Launch { dir: job.root.clone(), variables: environment, ..Launch::new(command) };
         let process = supervisor.serve(&launch, file).await;
         let process = process.map_err(|why| anyhow::anyhow!("{name} cannot be started: {why}"))?;
         Ok(Part::Up { process: Box::new(process), since: Instant::now(), failures })
     }
 
-    /// Starts every machine's part and restarts failed parts, until the first machine's part has ended.
+    /// Starts every machine's part and restarts failed parts, until the first machine's part has
+    /// ended.
     pub async fn run(self, job: &Job, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
         let Watcher { host, log, mut stops } = watcher;
         let mut log = GrowingLog::new(&job.log(0), log);
@@ -212,7 +223,9 @@ impl Hosts {
             }
             log.pass_on();
             match asked {
-                Some(since) if since.elapsed() > STOP_TIMEOUT => break (INTERRUPTED, Duration::ZERO),
+                Some(since) if since.elapsed() > STOP_TIMEOUT => {
+                    break (INTERRUPTED, Duration::ZERO);
+                }
                 Some(_) => {
                     if let Some(code) = stop_code(&mut parts) {
                         break (code, END_TIMEOUT);
@@ -244,7 +257,12 @@ impl Hosts {
     }
 
     /// Checks every part and restarts failed ones. Returns the exit code of the run if it is over.
-    async fn check_parts(&self, job: &Job, parts: &mut [Part], host: &Host) -> anyhow::Result<Option<u8>> {
+    async fn check_parts(
+        &self,
+        job: &Job,
+        parts: &mut [Part],
+        host: &Host,
+    ) -> anyhow::Result<Option<u8>> {
         for node in 0..job.nodes {
             let part = &mut parts[node as usize];
             let (ended, lived, failures) = match part {
@@ -286,8 +304,8 @@ impl Hosts {
                     let until = Instant::now() + wait;
                     *part = Part::Down { until, failures };
                     if node == 0 {
-                        // Finished parts may have taken the failure of the first machine for the end of
-                        // the run.
+                        // Finished parts may have taken the failure of the first machine for the
+                        // end of the run.
                         for other in parts.iter_mut().filter(|other| matches!(other, Part::Done)) {
                             *other = Part::Down { until, failures: 0 };
                         }
@@ -309,8 +327,10 @@ mod tests {
 
     #[test]
     fn ssh_commands_run_supervisors_on_machines() {
-        let options =
-            SshOptions { hosts: vec!["me@east".into(), "west".into()], args: vec!["-p2222".into()] };
+        let options = SshOptions {
+            hosts: vec!["me@east".into(), "west".into()],
+            args: vec!["-p2222".into()],
+        };
         let hosts = ssh(&job(2), &options).unwrap();
         assert_eq!(hosts.head, "east");
         assert_eq!(
@@ -332,7 +352,10 @@ mod tests {
         );
         for odd in ["-oProxyCommand=true", "", "a b", "a\nb"] {
             let error = why(1, &[odd]);
-            assert!(error.contains("is no name of a machine") && error.contains("--ssh-arg"), "{error}");
+            assert!(
+                error.contains("is no name of a machine") && error.contains("--ssh-arg"),
+                "{error}"
+            );
         }
     }
 

@@ -34,8 +34,8 @@ impl Job {
     /// Creates the job of a recipe.
     ///
     /// # Errors
-    /// Returns an error if a path is not UTF-8 or contains a line break, and so cannot be written into
-    /// a script.
+    /// Returns an error if a path is not UTF-8 or contains a line break, and so cannot be written
+    /// into a script.
     pub fn new(recipe: &Recipe, binary: PathBuf, restarts: u32) -> anyhow::Result<Self> {
         let root = std::path::absolute(&recipe.run.folder)?;
         let (nodes, processes, threads) = match &recipe.cluster.learner {

@@ -44,8 +44,9 @@ pub struct Manifests {
 /// directory.
 pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (PathBuf, String))> {
     let K8sOptions { image, claims, namespace, memory } = options;
-    let image =
-        image.as_ref().ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
+    let image = image
+        .as_ref()
+        .ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
     let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
     for (number, claim) in claims.iter().enumerate() {
         let (of, mount_path) = claim
@@ -53,7 +54,9 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
             .filter(|(of, mount_path)| {
                 !of.is_empty() && mount_path.starts_with('/') && !mount_path.contains(':')
             })
-            .ok_or_else(|| unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs")))?;
+            .ok_or_else(|| {
+                unusable(format!("--claim {claim:?} must be NAME:FOLDER, such as runs:/runs"))
+            })?;
         let name = format!("volume-{number}");
         volumes.push(json!({ "name": name, "persistentVolumeClaim": { "claimName": of } }));
         mounts.push(json!({ "name": name, "mountPath": mount_path }));
@@ -131,7 +134,8 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
     let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);
     let file = job.folder.join("job.yaml");
-    let manifests = Manifests { file: file.clone(), name: name.clone(), namespace: namespace.clone() };
+    let manifests =
+        Manifests { file: file.clone(), name: name.clone(), namespace: namespace.clone() };
     Ok((manifests, (file, text)))
 }
 
@@ -142,11 +146,21 @@ impl Manifests {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
+    pub async fn run(
+        self,
+        job: &Job,
+        detach: bool,
+        watcher: Watcher,
+    ) -> anyhow::Result<LaunchOutcome> {
         let file = self.file.display().to_string();
         let host = watcher.host.clone();
-        let submitted =
-            KubernetesJob { name: self.name, namespace: self.namespace, file, job: job.clone(), host };
+        let submitted = KubernetesJob {
+            name: self.name,
+            namespace: self.namespace,
+            file,
+            job: job.clone(),
+            host,
+        };
         if is_over(&submitted.found().await?)? {
             report_status::<KubernetesJob>(
                 &submitted.host,
@@ -186,13 +200,15 @@ impl KubernetesJob {
     /// Saves the logs of the pods, because these are deleted with the job.
     async fn collect(&self) -> anyhow::Result<()> {
         for node in 0..self.job.nodes {
-            let pods = format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
+            let pods =
+                format!("job-name={},batch.kubernetes.io/job-completion-index={node}", self.name);
             match self.kubectl(&["logs", "-l", &pods, "--tail=-1"]).await {
                 Ok(logs) if logs.is_empty() => {}
                 Ok(logs) => std::fs::write(self.job.log(node), logs)?,
-                Err(error) => {
-                    report_status::<Self>(&self.host, &format!("no log of machine {node}: {error:#}"))
-                }
+                Err(error) => report_status::<Self>(
+                    &self.host,
+                    &format!("no log of machine {node}: {error:#}"),
+                ),
             }
         }
         Ok(())
@@ -221,7 +237,10 @@ impl SchedulerJob for KubernetesJob {
     async fn end(&self) -> anyhow::Result<()> {
         // The job is deleted even if its logs cannot be saved, for example on a full disk.
         if let Err(error) = self.collect().await {
-            report_status::<Self>(&self.host, &format!("what its machines printed is not kept: {error:#}"));
+            report_status::<Self>(
+                &self.host,
+                &format!("what its machines printed is not kept: {error:#}"),
+            );
         }
         // The command does not wait for the pods, whose grace period exceeds the timeout for a
         // response.
@@ -230,8 +249,8 @@ impl SchedulerJob for KubernetesJob {
     }
 }
 
-/// Returns whether the description is that of a job that has ended or is being deleted. Such a job must
-/// be deleted first, because applying its manifest again would start nothing.
+/// Returns whether the description is that of a job that has ended or is being deleted. Such a job
+/// must be deleted first, because applying its manifest again would start nothing.
 fn is_over(found: &str) -> anyhow::Result<bool> {
     if found.trim().is_empty() {
         return Ok(false);
@@ -247,7 +266,8 @@ fn state_of(found: &str) -> anyhow::Result<State> {
     }
     let found: Value = serde_json::from_str(found)?;
     let count = |name: &str| found["status"][name].as_u64().unwrap_or(0);
-    let text = format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
+    let text =
+        format!("{} run, {} done, {} failed", count("active"), count("succeeded"), count("failed"));
     let conditions = found["status"]["conditions"].as_array();
     let holds = |kind: &str| {
         let holds = |c: &&Value| c["type"] == kind && c["status"] == "True";
@@ -283,7 +303,9 @@ mod tests {
         };
         assert!(why(&options(None, "runs:/runs")).contains("needs --image"));
         assert!(why(&options(Some("i"), "runs")).contains("must be NAME:FOLDER"));
-        assert!(why(&options(Some("i"), "runs:/other")).contains("/runs/a, is in none of the volumes"));
+        assert!(
+            why(&options(Some("i"), "runs:/other")).contains("/runs/a, is in none of the volumes")
+        );
         let (_, (_, text)) = render(&job, &options(Some("i"), "runs:/runs")).unwrap();
         let parts: Vec<Value> = text
             .split("---\n")
@@ -310,9 +332,13 @@ mod tests {
         let (_, (_, text)) = render(&job, &options).unwrap();
         let (_, workload) = text.rsplit_once("---\n").unwrap();
         let workload: Value = serde_json::from_str(workload).unwrap();
-        let script = workload["spec"]["template"]["spec"]["containers"][0]["command"][2].as_str().unwrap();
+        let script =
+            workload["spec"]["template"]["spec"]["containers"][0]["command"][2].as_str().unwrap();
         let filled = script.replace("$$", "$");
-        assert_eq!(filled, "exec sh '/runs/$(HOSTNAME)$$/launch/node.sh' \"$JOB_COMPLETION_INDEX\"");
+        assert_eq!(
+            filled,
+            "exec sh '/runs/$(HOSTNAME)$$/launch/node.sh' \"$JOB_COMPLETION_INDEX\""
+        );
         assert!(!script.replace("$$", "").contains('$'), "{script}");
     }
 

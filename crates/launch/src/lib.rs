@@ -6,11 +6,11 @@
 //! join its learner. All machines reach the run directory under the same path.
 //!
 //! # Guarantees
-//! - [`Launch::new`] starts nothing and writes nothing. It returns the files and commands, so a caller
-//!   can print them.
+//! - [`Launch::new`] starts nothing and writes nothing. It returns the files and commands, so a
+//!   caller can print them.
 //! - A run that already exists in the directory is resumed.
-//! - A machine whose processes fail is restarted, at most [`Job::restarts`] times in a row. Exit code 2
-//!   (an error that the user has to correct) is never retried.
+//! - A machine whose processes fail is restarted, at most [`Job::restarts`] times in a row. Exit
+//!   code 2 (an error that the user has to correct) is never retried.
 //! - A job that its launcher accepted is followed through outages of the launcher. Every wait has a
 //!   deadline, and its error names the commands that show and end the job.
 //!
@@ -29,7 +29,8 @@
 //! # Ok(()) }
 //! ```
 //!
-//! Out of scope: the processes of a machine (`levade-run`), and arguments and printing (the binary).
+//! Out of scope: the processes of a machine (`levade-run`), and arguments and printing (the
+//! binary).
 
 mod follow;
 mod hosts;
@@ -58,7 +59,8 @@ pub use slurm::SlurmOptions;
 pub const INTERRUPTED: u8 = 130;
 /// Interval between two checks of a job's state.
 const POLL_INTERVAL: Duration = Duration::from_secs(2);
-/// Minimum lifetime of a machine's processes after which its count of consecutive failures is reset.
+/// Minimum lifetime of a machine's processes after which its count of consecutive failures is
+/// reset.
 const STABLE: Duration = Duration::from_secs(600);
 
 /// A launcher with its options.
@@ -109,7 +111,8 @@ impl Launch {
     /// Renders the files of a job.
     ///
     /// # Errors
-    /// Returns an error that names the option if the launcher cannot start the job with its options.
+    /// Returns an error that names the option if the launcher cannot start the job with its
+    /// options.
     pub fn new(job: Job, recipe: &Recipe, launcher: &Launcher) -> anyhow::Result<Self> {
         let mut files = job.files(recipe)?;
         let submission = match launcher {
@@ -154,8 +157,8 @@ impl Launch {
         }
     }
 
-    /// Writes the files, submits the job and follows it to its end. With `detach`, the method returns
-    /// after the submission.
+    /// Writes the files, submits the job and follows it to its end. With `detach`, the method
+    /// returns after the submission.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, or if the launcher rejects the job, fails to
@@ -170,7 +173,8 @@ impl Launch {
         std::fs::create_dir_all(&job.folder)
             .with_context(|| format!("cannot create {}", job.folder.display()))?;
         for (path, text) in &files {
-            std::fs::write(path, text).with_context(|| format!("cannot write {}", path.display()))?;
+            std::fs::write(path, text)
+                .with_context(|| format!("cannot write {}", path.display()))?;
         }
         match submission {
             Submission::Hosts(hosts) => hosts.run(&job, watcher).await,

@@ -73,7 +73,12 @@ impl RayJob {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
+    pub async fn run(
+        self,
+        job: &Job,
+        detach: bool,
+        watcher: Watcher,
+    ) -> anyhow::Result<LaunchOutcome> {
         let client = Client::new(Hosts::default(), None)?;
         // Ray requires a new id for each submission.
         let seconds = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_secs());
@@ -81,14 +86,18 @@ impl RayJob {
         let order = self.order(&id);
         let submitted = AcceptedRayJob { client, address: self.address, id, log: job.log(0) };
         submitted.send(Method::POST, "", &order).await.map_err(|error| {
-            unusable(format!("the Ray cluster at {} takes no job: {error}; see --address", submitted.address))
+            unusable(format!(
+                "the Ray cluster at {} takes no job: {error}; see --address",
+                submitted.address
+            ))
         })?;
         report_status::<AcceptedRayJob>(&watcher.host, &submitted.name());
         let host = watcher.host.clone();
         let ended = follow(&submitted, &job.log(0), detach, watcher).await?;
         if matches!(ended, LaunchOutcome::Code(_)) {
             let log = job.folder.join("ray.log");
-            match submitted.send(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await {
+            match submitted.send(Method::GET, &format!("{}/logs", submitted.id), &Value::Null).await
+            {
                 Ok(found) => std::fs::write(&log, found["logs"].as_str().unwrap_or_default())?,
                 Err(error) => report_status::<AcceptedRayJob>(
                     &host,
@@ -111,7 +120,8 @@ struct AcceptedRayJob {
 impl AcceptedRayJob {
     async fn send(&self, method: Method, path: &str, body: &Value) -> anyhow::Result<Value> {
         let url = format!("{}/api/jobs/{path}", self.address);
-        let headers = HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
+        let headers =
+            HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         let body = if body.is_null() { Bytes::new() } else { Bytes::from(body.to_string()) };
         let request = ClientRequest { method, url: url.clone(), headers, body };
         let bounds = Bounds { deadline: TIMEOUT, bytes: 64 << 20, redirects: 2 };
@@ -150,7 +160,8 @@ impl SchedulerJob for AcceptedRayJob {
 
 /// Converts Ray's description of a job to a state.
 fn state_of(found: &Value) -> anyhow::Result<State> {
-    let status = found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
+    let status =
+        found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
     let (mut text, mut ended) = (status.to_owned(), None);
     match status {
         "SUCCEEDED" => ended = Some(0),
@@ -198,7 +209,10 @@ mod tests {
         assert_eq!(state(json!({ "status": "STOPPED" })).unwrap().1, Some(INTERRUPTED));
         let failed = json!({ "status": "FAILED", "message": "a\nit ended", "driver_exit_code": 2 });
         assert_eq!(state(failed).unwrap(), ("FAILED: it ended".into(), Some(2)));
-        assert_eq!(state(json!({ "status": "FAILED", "driver_exit_code": -9 })).unwrap().1, Some(1));
+        assert_eq!(
+            state(json!({ "status": "FAILED", "driver_exit_code": -9 })).unwrap().1,
+            Some(1)
+        );
         assert!(state(json!({ "detail": "?" })).is_err());
     }
 }

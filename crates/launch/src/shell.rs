@@ -4,7 +4,8 @@ use std::time::Duration;
 
 use levade_run::unusable;
 
-/// Quotes a word so that a shell reads it unchanged. Words without special characters are not quoted.
+/// Quotes a word so that a shell reads it unchanged. Words without special characters are not
+/// quoted.
 pub fn quoted(word: &impl ToString) -> String {
     let word = word.to_string();
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
@@ -17,8 +18,8 @@ pub fn quoted(word: &impl ToString) -> String {
 /// Runs a launcher's command and returns its output.
 ///
 /// # Errors
-/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. The last
-/// error contains the command's standard error.
+/// Returns an error if the command cannot be started, does not finish within 120 s, or fails. The
+/// last error contains the command's standard error.
 pub async fn output(words: &[&str]) -> anyhow::Result<String> {
     const TIMEOUT: Duration = Duration::from_secs(120);
     let command = words.join(" ");

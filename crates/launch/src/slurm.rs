@@ -32,9 +32,9 @@ const OWNED: [(&str, &str); 5] = [
     ("wrap", "the job has a script"),
 ];
 
-/// Exit code of a task whose part failed with an error that the user has to correct. srun returns the
-/// highest code of all tasks. The codes are ordered so that the code of the failed task exceeds those
-/// of tasks that were stopped because of the failure.
+/// Exit code of a task whose part failed with an error that the user has to correct. srun returns
+/// the highest code of all tasks. The codes are ordered so that the code of the failed task exceeds
+/// those of tasks that were stopped because of the failure.
 const EXIT_USER_ERROR: i32 = 202;
 /// Exit code of a task whose part has failed otherwise.
 const EXIT_FAILED: i32 = 203;
@@ -92,11 +92,14 @@ done
 /// # Errors
 /// Returns an error if an option is malformed or set by the job itself, or if the directory's name
 /// contains a backslash, which Slurm would interpret.
-pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
+pub fn render(
+    job: &Job,
+    options: &SlurmOptions,
+) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
     let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
     let log = |name: &str| {
-        // Slurm expands patterns after a percent sign. A backslash would disable the expansion in the
-        // complete name.
+        // Slurm expands patterns after a percent sign. A backslash would disable the expansion in
+        // the complete name.
         let dir = job.folder.display().to_string();
         format!("{}/{name}", dir.replace('%', "%%"))
     };
@@ -134,7 +137,8 @@ pub fn render(job: &Job, options: &SlurmOptions) -> anyhow::Result<(Batch, [(Pat
         directives.retain(|other| other.trim_start_matches('-').split('=').next() != Some(name));
         directives.push(format!("--{option}"));
     }
-    let directives: String = directives.iter().map(|line| format!("#SBATCH {}\n", directive(line))).collect();
+    let directives: String =
+        directives.iter().map(|line| format!("#SBATCH {}\n", directive(line))).collect();
     let values = [
         ("{log}", quoted(&log("node-%t.log"))),
         ("{task}", quoted(&task.display())),
@@ -159,7 +163,8 @@ fn directive(word: &str) -> String {
     }
 }
 
-/// Replaces the placeholders in a text by their values. Placeholders within values are not replaced.
+/// Replaces the placeholders in a text by their values. Placeholders within values are not
+/// replaced.
 fn filled(text: &str, values: &[(&str, String)]) -> String {
     let (mut all, mut rest) = (String::new(), text);
     while let Some(at) = rest.find('{') {
@@ -225,8 +230,14 @@ impl Batch {
     }
 
     /// Submits the job and follows it.
-    pub async fn run(self, job: &Job, detach: bool, watcher: Watcher) -> anyhow::Result<LaunchOutcome> {
-        let job_line = output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
+    pub async fn run(
+        self,
+        job: &Job,
+        detach: bool,
+        watcher: Watcher,
+    ) -> anyhow::Result<LaunchOutcome> {
+        let job_line =
+            output(&["sbatch", "--parsable", &self.script.display().to_string()]).await?;
         let id = job_line.trim().split(';').next().unwrap_or_default().to_owned();
         anyhow::ensure!(!id.is_empty(), "sbatch named no job: {job_line:?}");
         let submitted = SlurmJob { id, log: job.log(0) };
@@ -259,7 +270,8 @@ impl SchedulerJob for SlurmJob {
     async fn state(&self) -> anyhow::Result<State> {
         let line = output(&["scontrol", "show", "job", "-o", &self.id]).await?;
         let state = Fields::parse(&line);
-        let state = state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
+        let state =
+            state.with_context(|| format!("scontrol says nothing of it: {}", line.trim()))?;
         let text = format!("{} {}", state.name, state.reason).trim().to_owned();
         Ok(State { text, ended: state.ended() })
     }
@@ -277,7 +289,8 @@ mod tests {
     fn render_writes_directives_and_task_per_node() {
         let job = Job::named("calc", "/runs/a b".into(), "/opt/levade".into()).unwrap();
         let job = Job { nodes: 2, processors: 4, gpus: 8, ..job };
-        let options = SlurmOptions { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
+        let options =
+            SlurmOptions { sbatch: vec!["partition=gpu".into(), "cpus-per-task=9".into()] };
         let (_, files) = render(&job, &options).unwrap();
         let [(_, task), (_, text)] = &files;
         for line in [
@@ -293,9 +306,14 @@ mod tests {
             assert!(text.lines().any(|found| found == line), "{line} in\n{text}");
         }
         assert!(!text.contains("cpus-per-task=4"));
-        assert!(text.contains("--output='/runs/a b/launch/node-%t.log' sh '/runs/a b/launch/task.sh' ||"));
+        assert!(
+            text.contains(
+                "--output='/runs/a b/launch/node-%t.log' sh '/runs/a b/launch/task.sh' ||"
+            )
+        );
         assert!(task.contains(r#"sh '/runs/a b/launch/node.sh' "$SLURM_PROCID" ||"#), "{task}");
-        let wrong = |option: &str| match render(&job, &SlurmOptions { sbatch: vec![option.into()] }) {
+        let wrong = |option: &str| match render(&job, &SlurmOptions { sbatch: vec![option.into()] })
+        {
             Err(error) => error.to_string(),
             Ok(_) => panic!("{option} is taken"),
         };
@@ -357,7 +375,8 @@ mod tests {
         let (_, files) = render(&job, &SlurmOptions { sbatch: Vec::new() }).unwrap();
         let (path, text) = &files[0];
         std::fs::write(path, text).unwrap();
-        let task = std::process::Command::new("sh").arg(path).env("SLURM_PROCID", "1").output().unwrap();
+        let task =
+            std::process::Command::new("sh").arg(path).env("SLURM_PROCID", "1").output().unwrap();
         task.status.code()
     }
 
@@ -379,15 +398,17 @@ mod tests {
 
     #[test]
     fn fields_map_slurm_states_to_exit_codes() {
-        let line = "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
+        let line =
+            "JobId=7 UserId=root(0) JobState=PENDING Reason=Resources Requeue=1 ExitCode=0:0";
         let state = Fields::parse(line).unwrap();
         assert_eq!(
             state,
             Fields { name: "PENDING".into(), reason: "Resources".into(), exit: 0, again: true }
         );
         assert_eq!(state.ended(), None);
-        let ended =
-            |state: &str| Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended();
+        let ended = |state: &str| {
+            Fields::parse(&format!("JobState={state} Requeue=1 ExitCode=2:0")).unwrap().ended()
+        };
         assert_eq!(ended("FAILED"), Some(2));
         assert_eq!(ended("COMPLETED"), Some(0));
         assert_eq!(ended("NODE_FAIL"), None, "it is requeued");

@@ -1,9 +1,9 @@
-//! Reads the configuration of a LoRA adapter in PEFT's layout and selects the base model's modules that
-//! it adapts.
+//! Reads the configuration of a LoRA adapter in PEFT's layout and selects the base model's modules
+//! that it adapts.
 //!
-//! Modules are selected as in PEFT: by a suffix of the name, by a regular expression on the full name, or
-//! all of them. An adapted module computes W x + scale · B A x. A setting under which it would compute
-//! anything else is rejected by its key. [`crate::keys`] handles unknown keys.
+//! Modules are selected as in PEFT: by a suffix of the name, by a regular expression on the full
+//! name, or all of them. An adapted module computes W x + scale · B A x. A setting under which it
+//! would compute anything else is rejected by its key. [`crate::keys`] handles unknown keys.
 
 use std::path::{Path, PathBuf};
 
@@ -16,8 +16,8 @@ use crate::{ModelConfig, ModelError, placeholder};
 /// Hint in errors about adapters that are more than plain LoRA.
 pub const MERGE: &str = "only plain LoRA adapters can be used: merge it into its base with PEFT (merge_and_unload), and take the result";
 
-/// Keys that do not affect inference: how and with what the adapter was trained, and options of variants
-/// that are disabled.
+/// Keys that do not affect inference: how and with what the adapter was trained, and options of
+/// variants that are disabled.
 const WITHOUT_EFFECT: [&str; 10] = [
     "auto_mapping",
     "base_model_class",
@@ -31,16 +31,16 @@ const WITHOUT_EFFECT: [&str; 10] = [
     "task_type",
 ];
 
-/// Values of `init_lora_weights` that leave the base weights unchanged. The remaining methods (PiSSA,
-/// OLoRA, CorDA, LoftQ, LoRA-GA) modify them.
+/// Values of `init_lora_weights` that leave the base weights unchanged. The remaining methods
+/// (PiSSA, OLoRA, CorDA, LoftQ, LoRA-GA) modify them.
 const BEGINNINGS: [&str; 4] = ["gaussian", "orthogonal", "eva", "mica"];
 
 /// The contents of an `adapter_config.json`.
 #[derive(Debug)]
 pub struct AdapterConfig {
     path: PathBuf,
-    /// Base model: an existing path, or a name on the hub, with `@REVISION` appended if the file sets a
-    /// revision. `None` if the file does not name a base.
+    /// Base model: an existing path, or a name on the hub, with `@REVISION` appended if the file
+    /// sets a revision. `None` if the file does not name a base.
     pub base: Option<String>,
     /// Default rank. `rank_pattern` can override it per module, see [`AdaptedModule::rank`].
     pub rank: usize,
@@ -93,33 +93,37 @@ impl AdapterConfig {
         let path = dir.join(Self::FILE);
         let contents = std::fs::read(&path).map_err(ModelError::io("read", &path))?;
         placeholder::reject_placeholder(&path, &contents)?;
-        let object: Map<String, Value> = serde_json::from_slice(&contents)
-            .map_err(|error| ModelError::damaged(&path, format!("it is not a JSON object: {error}")))?;
+        let object: Map<String, Value> = serde_json::from_slice(&contents).map_err(|error| {
+            ModelError::damaged(&path, format!("it is not a JSON object: {error}"))
+        })?;
         let keys = Keys::new(&path, "", &object);
         if keys.require("peft_type", keys.text("peft_type")?)? != "LORA" {
             return Err(keys.unsupported("peft_type", MERGE));
         }
         keys.reject("bias", MERGE)?;
         if let Some(way) = keys.get("init_lora_weights") {
-            let leaves_the_base = |way: &str| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known));
+            let leaves_the_base =
+                |way: &str| BEGINNINGS.iter().any(|known| way.eq_ignore_ascii_case(known));
             if !way.is_boolean() && !way.as_str().is_some_and(leaves_the_base) {
                 return Err(keys.unsupported("init_lora_weights", MERGE));
             }
         }
         let revision = keys.text("revision")?;
         let base =
-            keys.text("base_model_name_or_path")?.filter(|base| !base.is_empty()).map(
-                |base| match revision {
+            keys.text("base_model_name_or_path")?.filter(|base| !base.is_empty()).map(|base| {
+                match revision {
                     Some(revision) if !Path::new(base).exists() => format!("{base}@{revision}"),
                     _ => base.to_owned(),
-                },
-            );
+                }
+            });
         let targets = selection(&keys, "target_modules")?;
-        let layers = keys.read("layers_to_transform", "a layer or a list of them", |value| match value {
-            Value::Array(list) => list.iter().map(index).collect(),
-            one => index(one).map(|one| vec![one]),
-        })?;
-        let patterns = keys.read("layers_pattern", "a text or a list of them", texts)?.unwrap_or_default();
+        let layers =
+            keys.read("layers_to_transform", "a layer or a list of them", |value| match value {
+                Value::Array(list) => list.iter().map(index).collect(),
+                one => index(one).map(|one| vec![one]),
+            })?;
+        let patterns =
+            keys.read("layers_pattern", "a text or a list of them", texts)?.unwrap_or_default();
         let layer_patterns = patterns.iter().map(|pattern| {
             regex(&keys, "layers_pattern", &format!(r"^(?:.*?\.)?(?:{pattern})\.(?P<index>\d+)\."))
         });
@@ -137,7 +141,11 @@ impl AdapterConfig {
                 value.as_f64().map(|alpha| alpha as f32)
             })?,
             notes: keys.check_unread(
-                |key| WITHOUT_EFFECT.contains(&key) || key.starts_with(['_']) || key.starts_with("unsloth"),
+                |key| {
+                    WITHOUT_EFFECT.contains(&key)
+                        || key.starts_with(['_'])
+                        || key.starts_with("unsloth")
+                },
                 MERGE,
             )?,
             path: path.clone(),
@@ -179,7 +187,9 @@ impl AdapterConfig {
                 ));
             }
             if !(alpha > 0.0 && alpha.is_finite()) {
-                return unsupported(format!("lora_alpha on {name} is {alpha}; it must be more than 0"));
+                return unsupported(format!(
+                    "lora_alpha on {name} is {alpha}; it must be more than 0"
+                ));
             }
             modules.push(AdaptedModule { name: name.to_owned(), rank, alpha });
         }
@@ -193,7 +203,8 @@ impl AdapterConfig {
         Ok(modules)
     }
 
-    /// Returns whether the module `name` is adapted, as PEFT's `check_target_module_exists` decides it.
+    /// Returns whether the module `name` is adapted, as PEFT's `check_target_module_exists` decides
+    /// it.
     fn is_on(&self, name: &str) -> bool {
         if self.exclude.as_ref().is_some_and(|exclude| exclude.takes(name)) {
             return false;
@@ -214,7 +225,8 @@ impl AdapterConfig {
     /// index.
     fn layer(&self, name: &str) -> Option<usize> {
         if self.layer_patterns.is_empty() {
-            // The first number in a name is the index in the list of blocks, as in `model.layers.3.…`.
+            // The first number in a name is the index in the list of blocks, as in
+            // `model.layers.3.…`.
             return name.split('.').skip(2).find_map(|part| part.parse().ok());
         }
         let captures =
@@ -228,7 +240,8 @@ impl Selection {
     fn takes(&self, name: &str) -> bool {
         match self {
             Self::Names(ends) => ends.iter().any(|end| {
-                name.strip_suffix(end.as_str()).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
+                name.strip_suffix(end.as_str())
+                    .is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
             }),
             Self::Pattern(pattern) => pattern.is_match(name).unwrap_or(false),
             Self::AllLinear => true,
@@ -274,8 +287,8 @@ fn index(value: &Value) -> Option<usize> {
     value.as_u64().and_then(|index| index.try_into().ok())
 }
 
-/// Parses `rank_pattern` or `alpha_pattern`. Each pattern must match a full name or a suffix of it that
-/// follows a dot.
+/// Parses `rank_pattern` or `alpha_pattern`. Each pattern must match a full name or a suffix of it
+/// that follows a dot.
 fn compile_patterns<T>(
     keys: &Keys,
     key: &str,
@@ -285,16 +298,23 @@ fn compile_patterns<T>(
     let mut patterns = Vec::new();
     for (pattern, value) in keys.object(key)?.into_iter().flatten() {
         let value = convert(value).ok_or_else(|| {
-            ModelError::config(keys.path, format!("{key} has {pattern} = {value}; it should be {wanted}"))
+            ModelError::config(
+                keys.path,
+                format!("{key} has {pattern} = {value}; it should be {wanted}"),
+            )
         })?;
         patterns.push((regex(keys, key, &format!(r"\A(?:.*\.)?(?:{pattern})\z"))?, value));
     }
     Ok(patterns)
 }
 
-/// Returns the value of the first pattern that matches the module `name`, or `None` if no pattern does.
+/// Returns the value of the first pattern that matches the module `name`, or `None` if no pattern
+/// does.
 fn own<T: Copy>(patterns: &[(Regex, T)], name: &str) -> Option<T> {
-    patterns.iter().find(|(pattern, _)| pattern.is_match(name).unwrap_or(false)).map(|(_, value)| *value)
+    patterns
+        .iter()
+        .find(|(pattern, _)| pattern.is_match(name).unwrap_or(false))
+        .map(|(_, value)| *value)
 }
 
 #[cfg(test)]

@@ -1,5 +1,5 @@
-//! Configuration of a decoder-only transformer, independent of the file format: sizes, rotary embedding,
-//! attention pattern and parameters.
+//! Configuration of a decoder-only transformer, independent of the file format: sizes, rotary
+//! embedding, attention pattern and parameters.
 
 use std::collections::BTreeSet;
 
@@ -10,8 +10,8 @@ use crate::family::{Activation, AttentionBias, Family, Traits, Windows};
 /// Layers that differ from full attention with rotary embedding. Layer indices start at 0.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 pub struct Pattern {
-    /// Number of positions that a query of a windowed layer attends to: the last ones, its own included.
-    /// `None` only if `windowed` is empty.
+    /// Number of positions that a query of a windowed layer attends to: the last ones, its own
+    /// included. `None` only if `windowed` is empty.
     pub window: Option<usize>,
     /// Indices of the layers with that window.
     pub windowed: BTreeSet<usize>,
@@ -30,8 +30,8 @@ pub struct Rope {
     pub scaling: RopeScaling,
 }
 
-/// A method of scaling rotary frequencies, with the parameters of the `rope_scaling` entry of a Hugging
-/// Face `config.json`.
+/// A method of scaling rotary frequencies, with the parameters of the `rope_scaling` entry of a
+/// Hugging Face `config.json`.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum RopeScaling {
@@ -42,8 +42,8 @@ pub enum RopeScaling {
         /// Divisor of the frequencies; positive.
         factor: f32,
     },
-    /// Llama 3: frequencies of long wavelengths are divided by `factor`, those of short wavelengths are
-    /// kept, and those between are interpolated.
+    /// Llama 3: frequencies of long wavelengths are divided by `factor`, those of short wavelengths
+    /// are kept, and those between are interpolated.
     Llama3 {
         /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
@@ -59,10 +59,11 @@ pub enum RopeScaling {
     Yarn {
         /// Divisor of the frequencies of long wavelengths; positive.
         factor: f32,
-        /// Dimensions that make more rotations than this over the original context keep their frequency.
+        /// Dimensions that make more rotations than this over the original context keep their
+        /// frequency.
         beta_fast: f32,
-        /// Dimensions that make fewer rotations than this over the original context have their frequency
-        /// divided by `factor`.
+        /// Dimensions that make fewer rotations than this over the original context have their
+        /// frequency divided by `factor`.
         beta_slow: f32,
         /// Factor of cosines and sines. `None` means 0.1 ln(`factor`) + 1.
         attention_factor: Option<f32>,
@@ -130,8 +131,9 @@ pub struct Parameter {
 impl ModelConfig {
     /// Returns this configuration with the same sizes as a model of `family`.
     ///
-    /// The result has what every model of the family has: norms of queries and keys, biases, a rotary
-    /// embedding of windowed layers. Options that only some models of the family enable are off.
+    /// The result has what every model of the family has: norms of queries and keys, biases, a
+    /// rotary embedding of windowed layers. Options that only some models of the family enable are
+    /// off.
     pub fn with_family(self, family: Family) -> Self {
         let traits = family.traits();
         let local_rope = traits.local_theta.map(|theta| Rope { theta, scaling: RopeScaling::None });
@@ -147,8 +149,8 @@ impl ModelConfig {
         }
     }
 
-    /// Returns the number of positions that a query of `layer` attends to, its own included. Returns
-    /// `None` for full attention.
+    /// Returns the number of positions that a query of `layer` attends to, its own included.
+    /// Returns `None` for full attention.
     pub fn window(&self, layer: usize) -> Option<usize> {
         self.pattern.window.filter(|_| self.pattern.windowed.contains(&layer))
     }
@@ -158,20 +160,21 @@ impl ModelConfig {
         1.0 / self.query_scalar.unwrap_or(self.head_dim as f32).sqrt()
     }
 
-    /// Returns the number that norms add to their weight: 0 if they scale by weight, 1 if by 1 + weight.
+    /// Returns the number that norms add to their weight: 0 if they scale by weight, 1 if by 1 +
+    /// weight.
     pub fn norm_offset(&self) -> f32 {
         self.family.traits().blocks.norm_offset
     }
 
-    /// Returns whether the outputs of attention and of the feed-forward part are normalized before they
-    /// are added to the residual stream.
+    /// Returns whether the outputs of attention and of the feed-forward part are normalized before
+    /// they are added to the residual stream.
     pub fn has_post_norms(&self) -> bool {
         self.family.traits().blocks.post_norms
     }
 
-    /// Returns the factor of input embeddings: √`hidden`, rounded to f32 as transformers rounds it to the
-    /// type of the embedding table. Returns `None` if embeddings are not scaled. The output head never
-    /// is.
+    /// Returns the factor of input embeddings: √`hidden`, rounded to f32 as transformers rounds it
+    /// to the type of the embedding table. Returns `None` if embeddings are not scaled. The output
+    /// head never is.
     pub fn embedding_scale(&self) -> Option<f32> {
         self.family.traits().blocks.scaled_embedding.then(|| (self.hidden as f64).sqrt() as f32)
     }
@@ -181,8 +184,8 @@ impl ModelConfig {
         self.family.traits().blocks.activation
     }
 
-    /// Returns the names of a block's norms: before attention, after attention, before the feed-forward
-    /// part, after the feed-forward part. The name of an absent norm is empty.
+    /// Returns the names of a block's norms: before attention, after attention, before the
+    /// feed-forward part, after the feed-forward part. The name of an absent norm is empty.
     pub fn block_norms(&self) -> [&'static str; 4] {
         match self.has_post_norms() {
             true => [
@@ -195,16 +198,19 @@ impl ModelConfig {
         }
     }
 
-    /// Returns every weight of the model under its Hugging Face name. The order is fixed: embedding,
-    /// blocks from first to last, final norm, output head (unless it is tied to the embedding).
+    /// Returns every weight of the model under its Hugging Face name. The order is fixed:
+    /// embedding, blocks from first to last, final norm, output head (unless it is tied to the
+    /// embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
         let (hidden, intermediate, head_dim) = (self.hidden, self.intermediate, self.head_dim);
         let (queries, keys) = (self.heads * head_dim, self.kv_heads * head_dim);
         let mut all = Vec::new();
-        let mut add = |name: String, shape: &[usize]| all.push(Parameter { name, shape: shape.to_vec() });
+        let mut add =
+            |name: String, shape: &[usize]| all.push(Parameter { name, shape: shape.to_vec() });
         add("model.embed_tokens.weight".into(), &[self.vocabulary, hidden]);
         for layer in 0..self.layers {
-            let mut block = |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
+            let mut block =
+                |name: &str, shape: &[usize]| add(format!("model.layers.{layer}.{name}"), shape);
             let [before_attention, after_attention, before_mlp, after_mlp] = self.block_norms();
             block(&format!("{before_attention}.weight"), &[hidden]);
             for (name, outputs, inputs, bias) in [
@@ -246,9 +252,9 @@ impl ModelConfig {
         all
     }
 
-    /// Describes the first contradiction that makes the configuration impossible, or returns `None` if
-    /// there is none. The upper bounds are far above those of any model. They prevent arithmetic on a
-    /// damaged file's numbers from overflowing.
+    /// Describes the first contradiction that makes the configuration impossible, or returns `None`
+    /// if there is none. The upper bounds are far above those of any model. They prevent arithmetic
+    /// on a damaged file's numbers from overflowing.
     pub(crate) fn contradiction(&self) -> Option<String> {
         for (name, value, limit) in [
             ("hidden size", self.hidden, 1 << 20),
@@ -277,7 +283,10 @@ impl ModelConfig {
             ));
         }
         if !(self.norm_epsilon.is_finite() && self.norm_epsilon >= 0.0) {
-            return Some(format!("the norm epsilon {} is not a small number ≥ 0", self.norm_epsilon));
+            return Some(format!(
+                "the norm epsilon {} is not a small number ≥ 0",
+                self.norm_epsilon
+            ));
         }
         if !(self.rope.theta.is_finite() && self.rope.theta > 0.0) {
             return Some(format!("the rotary base {} is not a positive number", self.rope.theta));
@@ -292,10 +301,13 @@ impl ModelConfig {
             }
             _ if self.qkv_bias != self.output_bias => {
                 return Some(
-                    "biases on only some of the attention projections fit no model of this family".into(),
+                    "biases on only some of the attention projections fit no model of this family"
+                        .into(),
                 );
             }
-            AttentionBias::Never if self.qkv_bias => return Some(format!("a {title} model has no biases")),
+            AttentionBias::Never if self.qkv_bias => {
+                return Some(format!("a {title} model has no biases"));
+            }
             AttentionBias::Never | AttentionBias::Configured => {}
         }
         if self.mlp_bias && !mlp_bias {
@@ -303,12 +315,15 @@ impl ModelConfig {
         }
         if self.qk_norm != *qk_norm {
             let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
-            return Some(format!("norms on queries and keys belong to {normed}, and these have them"));
+            return Some(format!(
+                "norms on queries and keys belong to {normed}, and these have them"
+            ));
         }
         self.rope.scaling.contradiction().or_else(|| self.impossible_pattern())
     }
 
-    /// Describes the first contradiction in the attention pattern, or returns `None` if there is none.
+    /// Describes the first contradiction in the attention pattern, or returns `None` if there is
+    /// none.
     fn impossible_pattern(&self) -> Option<String> {
         let Pattern { window, windowed, local_rope, unrotated } = &self.pattern;
         let traits = self.family.traits();
@@ -327,19 +342,25 @@ impl ModelConfig {
                 return Some(format!("a {title} model has no sliding window"));
             }
             Windows::Every if !windowed.is_empty() && windowed.len() != self.layers => {
-                return Some(format!("a {title} model has a sliding window on every layer or on none"));
+                return Some(format!(
+                    "a {title} model has a sliding window on every layer or on none"
+                ));
             }
             _ => {}
         }
-        let owners =
-            |has: fn(&Traits) -> bool| Traits::list(|traits| has(traits).then(|| traits.title.into()));
+        let owners = |has: fn(&Traits) -> bool| {
+            Traits::list(|traits| has(traits).then(|| traits.title.into()))
+        };
         if traits.unrotated_interval.is_none() && !unrotated.is_empty() {
             let owners = owners(|traits| traits.unrotated_interval.is_some());
             return Some(format!("layers without rotary embedding belong to {owners}"));
         }
         if let Some(rope) = local_rope {
             if !(rope.theta.is_finite() && rope.theta > 0.0) {
-                return Some(format!("the local rotary base {} is not a positive number", rope.theta));
+                return Some(format!(
+                    "the local rotary base {} is not a positive number",
+                    rope.theta
+                ));
             }
             if rope.scaling != RopeScaling::None {
                 return Some("the local rotary embedding is scaled, which fits no model".into());
@@ -347,7 +368,9 @@ impl ModelConfig {
         }
         if local_rope.is_some() != traits.local_theta.is_some() {
             let owners = owners(|traits| traits.local_theta.is_some());
-            return Some(format!("a local rotary embedding belongs to {owners}, and these have one"));
+            return Some(format!(
+                "a local rotary embedding belongs to {owners}, and these have one"
+            ));
         }
         if self.query_scalar.is_some() && traits.query_scalar.is_none() {
             let owners = owners(|traits| traits.query_scalar.is_some());
@@ -366,12 +389,14 @@ impl RopeScaling {
     /// Describes the first impossible parameter, or returns `None` if there is none.
     fn contradiction(&self) -> Option<String> {
         let positive = |name: &str, value: f32| {
-            (!(value.is_finite() && value > 0.0))
-                .then(|| format!("the rotary scaling's {name} is {value}; it must be a positive number"))
+            (!(value.is_finite() && value > 0.0)).then(|| {
+                format!("the rotary scaling's {name} is {value}; it must be a positive number")
+            })
         };
         let context = |value: usize| {
-            (value == 0)
-                .then(|| "the rotary scaling's original context is 0; it must be positive".to_string())
+            (value == 0).then(|| {
+                "the rotary scaling's original context is 0; it must be positive".to_string()
+            })
         };
         match *self {
             Self::None => None,

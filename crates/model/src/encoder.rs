@@ -5,7 +5,8 @@
 //! - `sentence_bert_config.json` sets the maximum number of tokens of a text,
 //! - the `prompts` of `config_sentence_transformers.json` are prefixes of texts.
 //!
-//! E5 and BGE document their prefixes only on their web pages, so these models are recognized by name.
+//! E5 and BGE document their prefixes only on their web pages, so these models are recognized by
+//! name.
 
 use std::path::{Path, PathBuf};
 
@@ -19,8 +20,10 @@ use crate::{ModelError, Parameter, SafetensorsFile};
 
 /// Query instruction of BGE's English models.
 const BGE_QUERY: &str = "Represent this sentence for searching relevant passages: ";
-/// Prefixes of names of tensors that are ignored: files contain them, but retrieval does not need them.
-const UNUSED: [&str; 4] = ["pooler.", "embeddings.position_ids", "cls.", "embeddings.token_type_ids"];
+/// Prefixes of names of tensors that are ignored: files contain them, but retrieval does not need
+/// them.
+const UNUSED: [&str; 4] =
+    ["pooler.", "embeddings.position_ids", "cls.", "embeddings.token_type_ids"];
 
 /// The method that reduces the token vectors of a text to one vector.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -76,8 +79,8 @@ impl EncoderFiles {
     /// model; the prefixes of E5 and BGE depend on it.
     ///
     /// # Errors
-    /// Returns an error that names the file and the key if a file is missing or damaged, or if Levade
-    /// does not support the encoder.
+    /// Returns an error that names the file and the key if a file is missing or damaged, or if
+    /// Levade does not support the encoder.
     pub fn open(path: &Path, name: &str) -> Result<Self, ModelError> {
         let missing = |what: &str| {
             ModelError::Missing {
@@ -95,7 +98,8 @@ impl EncoderFiles {
         let object = read_json(&config_path)?.ok_or_else(|| missing("has no config.json"))?;
         let mut config = shape(&config_path, &object)?;
         if !path.join("modules.json").exists() {
-            // A default would be silently wrong for some models: E5 pools by the mean, BGE by `[CLS]`.
+            // A default would be silently wrong for some models: E5 pools by the mean, BGE by
+            // `[CLS]`.
             return Err(missing("has no modules.json, which says how its vectors are pooled"));
         }
         pooling(path, &mut config)?;
@@ -114,7 +118,8 @@ impl EncoderFiles {
             let modern = bare.replace("LayerNorm.gamma", "LayerNorm.weight");
             Some(modern.replace("LayerNorm.beta", "LayerNorm.bias"))
         });
-        let files = EncoderFiles { config, tokenizer, path: path.to_owned(), weights, weights_path };
+        let files =
+            EncoderFiles { config, tokenizer, path: path.to_owned(), weights, weights_path };
         files.check()?;
         Ok(files)
     }
@@ -155,7 +160,8 @@ impl EncoderFiles {
     /// Reads the values of the tensor `name`, row-major.
     ///
     /// # Errors
-    /// Returns an error if the tensor is missing, has another shape than `shape`, or cannot be read.
+    /// Returns an error if the tensor is missing, has another shape than `shape`, or cannot be
+    /// read.
     pub fn tensor(&self, name: &str, shape: &[usize]) -> Result<Vec<f32>, ModelError> {
         self.weights.check_shaped(name, shape)?;
         let mut values = vec![0.0; shape.iter().product()];
@@ -163,16 +169,23 @@ impl EncoderFiles {
         Ok(values)
     }
 
-    /// Returns a fingerprint of everything that determines a text's vector: weights, tokenizer, pooling,
-    /// prefixes and numeric settings. It consists of 32 hexadecimal digits.
+    /// Returns a fingerprint of everything that determines a text's vector: weights, tokenizer,
+    /// pooling, prefixes and numeric settings. It consists of 32 hexadecimal digits.
     ///
     /// # Errors
     /// Returns an error if the weights cannot be read.
     pub fn fingerprint(&self) -> Result<String, ModelError> {
         let mut hasher = Sha256::new();
         hasher.update(sha256(&self.weights_path, &mut |_| ())?);
-        let EncoderConfig { pooling, max_tokens, query_prefix, passage_prefix, norm_epsilon, heads, .. } =
-            &self.config;
+        let EncoderConfig {
+            pooling,
+            max_tokens,
+            query_prefix,
+            passage_prefix,
+            norm_epsilon,
+            heads,
+            ..
+        } = &self.config;
         hasher.update(&self.tokenizer);
         hasher.update(format!(
             "{pooling:?}|{max_tokens}|{query_prefix:?}|{passage_prefix:?}|{norm_epsilon:e}|{heads}"
@@ -186,12 +199,17 @@ impl EncoderConfig {
     pub fn parameters(&self) -> Vec<Parameter> {
         let (hidden, wide) = (self.hidden, self.intermediate);
         let one = |name: String, shape: &[usize]| Parameter { name, shape: shape.to_vec() };
-        let norm = |name: &str| ["weight", "bias"].map(|part| one(format!("{name}.{part}"), &[hidden]));
+        let norm =
+            |name: &str| ["weight", "bias"].map(|part| one(format!("{name}.{part}"), &[hidden]));
         let linear = |name: &str, inputs: usize, outputs: usize| {
-            [one(format!("{name}.weight"), &[outputs, inputs]), one(format!("{name}.bias"), &[outputs])]
+            [
+                one(format!("{name}.weight"), &[outputs, inputs]),
+                one(format!("{name}.bias"), &[outputs]),
+            ]
         };
-        let table =
-            |name: &str, rows: usize| one(format!("embeddings.{name}_embeddings.weight"), &[rows, hidden]);
+        let table = |name: &str, rows: usize| {
+            one(format!("embeddings.{name}_embeddings.weight"), &[rows, hidden])
+        };
         let mut all = vec![
             table("word", self.vocabulary),
             table("position", self.positions),
@@ -253,12 +271,16 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
     let [hidden, intermediate, layers, heads, vocabulary, positions] =
         sizes.map(|key| keys.required_size(key).unwrap_or_default());
     if positions < 3 {
-        let what = format!("max_position_embeddings is {positions}, but a text takes at least 3 positions");
+        let what = format!(
+            "max_position_embeddings is {positions}, but a text takes at least 3 positions"
+        );
         return Err(ModelError::config(path, what));
     }
     let types = keys.size("type_vocab_size")?.unwrap_or(2);
     if hidden % heads != 0 || types == 0 {
-        let what = format!("{heads} heads do not share a width of {hidden}, or there are no types ({types})");
+        let what = format!(
+            "{heads} heads do not share a width of {hidden}, or there are no types ({types})"
+        );
         return Err(ModelError::config(path, what));
     }
     Ok(EncoderConfig {
@@ -282,8 +304,8 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let path = dir.join("modules.json");
     let mut pooling_dir = "1_Pooling".to_owned();
     if let Some(text) = read_if_exists(&path)? {
-        let modules: Value =
-            serde_json::from_slice(&text).map_err(|error| ModelError::damaged(&path, error.to_string()))?;
+        let modules: Value = serde_json::from_slice(&text)
+            .map_err(|error| ModelError::damaged(&path, error.to_string()))?;
         for module in modules.as_array().into_iter().flatten() {
             let text = |key: &str| module.get(key).and_then(Value::as_str).unwrap_or_default();
             match text("type").rsplit('.').next().unwrap_or_default() {
@@ -299,9 +321,11 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
             }
         }
     }
-    // Only the last component of the path, so that the file cannot refer outside the encoder's directory.
-    let pooling_dir =
-        Path::new(&pooling_dir).file_name().map_or_else(|| "1_Pooling".into(), std::ffi::OsStr::to_owned);
+    // Only the last component of the path, so that the file cannot refer outside the encoder's
+    // directory.
+    let pooling_dir = Path::new(&pooling_dir)
+        .file_name()
+        .map_or_else(|| "1_Pooling".into(), std::ffi::OsStr::to_owned);
     let path = dir.join(pooling_dir).join("config.json");
     let Some(object) = read_json(&path)? else {
         return Err(ModelError::Missing {
@@ -313,8 +337,10 @@ fn pooling(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     let keys = Keys::new(&path, "", &object);
     let mode = keys.text("pooling_mode")?;
     let on = |name: &str| keys.flag(&format!("pooling_mode_{name}"), false);
-    let unsupported_modes = ["max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
-    let other = unsupported_modes.into_iter().map(on).collect::<Result<Vec<_>, _>>()?.contains(&true);
+    let unsupported_modes =
+        ["max_tokens", "mean_sqrt_len_tokens", "weightedmean_tokens", "lasttoken"];
+    let other =
+        unsupported_modes.into_iter().map(on).collect::<Result<Vec<_>, _>>()?.contains(&true);
     config.pooling = match (mode, on("cls_token")?, on("mean_tokens")?, other) {
         (Some("mean"), ..) | (None, false, true, false) => Pooling::Mean,
         (Some("cls"), ..) | (None, true, false, false) => Pooling::Cls,
@@ -340,8 +366,8 @@ fn length(dir: &Path, config: &mut EncoderConfig) -> Result<(), ModelError> {
     Ok(())
 }
 
-/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are used.
-/// Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
+/// Sets the prefixes. If `config_sentence_transformers.json` has a query prompt, its prompts are
+/// used. Otherwise, E5 and BGE are recognized by `name` or by the name in `config.json` (`object`).
 fn prefixes(
     dir: &Path,
     name: &str,

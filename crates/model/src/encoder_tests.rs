@@ -11,7 +11,10 @@ impl TestEncoder {
         let made = TestEncoder(tempfile::tempdir().unwrap());
         made.write("config.json", &config());
         made.write("tokenizer.json", &json!({}));
-        made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Transformer" }]));
+        made.write(
+            "modules.json",
+            &json!([{ "type": "sentence_transformers.models.Transformer" }]),
+        );
         made.write("1_Pooling/config.json", &json!({ "pooling_mode_mean_tokens": true }));
         let small = shape(Path::new("config.json"), config().as_object().unwrap()).unwrap();
         let values: Vec<(String, Vec<usize>, Vec<f32>)> = small
@@ -23,7 +26,8 @@ impl TestEncoder {
             })
             .chain([(format!("{prefix}pooler.dense.bias"), vec![4], vec![0.0; 4])])
             .collect();
-        let tensors = values.iter().map(|(name, shape, data)| (name.clone(), shape.clone(), &data[..]));
+        let tensors =
+            values.iter().map(|(name, shape, data)| (name.clone(), shape.clone(), &data[..]));
         write_safetensors(&made.0.path().join("model.safetensors"), tensors).unwrap();
         made
     }
@@ -69,7 +73,10 @@ fn open_reads_pooling_and_length_settings() {
         "1_Pooling/config.json",
         &json!({ "pooling_mode_cls_token": true, "pooling_mode_mean_tokens": false }),
     );
-    made.write("sentence_bert_config.json", &json!({ "max_seq_length": 8, "do_lower_case": false }));
+    made.write(
+        "sentence_bert_config.json",
+        &json!({ "max_seq_length": 8, "do_lower_case": false }),
+    );
     let config = made.config("x");
     assert_eq!((config.pooling, config.max_tokens), (Pooling::Cls, 8));
     made.write("1_Pooling/config.json", &json!({ "pooling_mode": "mean" }));
@@ -81,7 +88,9 @@ fn open_reads_pooling_and_length_settings() {
     made.write("modules.json", &json!([{ "type": "sentence_transformers.models.Dense" }]));
     assert!(made.open_error().contains("a module \"Dense\""));
     std::fs::remove_file(made.0.path().join("modules.json")).unwrap();
-    assert!(made.open_error().contains("has no modules.json, which says how its vectors are pooled"));
+    assert!(
+        made.open_error().contains("has no modules.json, which says how its vectors are pooled")
+    );
 }
 
 #[test]
@@ -104,8 +113,9 @@ fn prefixes_come_from_files_or_known_model_names() {
 
 #[test]
 fn tensors_with_bert_prefix_are_found() {
-    let files =
-        TestEncoder::new("bert.").open("x").map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
+    let files = TestEncoder::new("bert.")
+        .open("x")
+        .map(|files| files.tensor("embeddings.LayerNorm.bias", &[4]));
     assert_eq!(files.unwrap().unwrap(), [0.5; 4]);
 }
 
@@ -126,7 +136,11 @@ fn unsupported_or_inconsistent_files_are_rejected() {
     for (key, value, why) in [
         ("model_type", json!("xlm-roberta"), "model_type is \"xlm-roberta\""),
         ("hidden_act", json!("relu"), "hidden_act is \"relu\""),
-        ("position_embedding_type", json!("relative_key"), "position_embedding_type is \"relative_key\""),
+        (
+            "position_embedding_type",
+            json!("relative_key"),
+            "position_embedding_type is \"relative_key\"",
+        ),
         ("hidden_size", json!(0), "hidden_size is 0"),
         ("num_attention_heads", json!(3), "3 heads do not share a width of 4"),
         ("max_position_embeddings", json!(2), "max_position_embeddings is 2"),
@@ -139,7 +153,10 @@ fn unsupported_or_inconsistent_files_are_rejected() {
         config[key] = value;
         made.write("config.json", &config);
         let error = made.open_error();
-        assert!(error.contains(why) || (key == "vocab_size" && error.contains("word_embeddings")), "{error}");
+        assert!(
+            error.contains(why) || (key == "vocab_size" && error.contains("word_embeddings")),
+            "{error}"
+        );
     }
     made.write("config.json", &config());
     std::fs::remove_file(made.0.path().join("tokenizer.json")).unwrap();

@@ -1,5 +1,5 @@
-//! Errors of reading, writing and downloading model files. Every message names the file, the tensor or
-//! key, the value found and a way to fix the error, and fits on one screen.
+//! Errors of reading, writing and downloading model files. Every message names the file, the tensor
+//! or key, the value found and a way to fix the error, and fits on one screen.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -23,8 +23,8 @@ pub enum ModelError {
         path.display()
     )]
     DiskFull {
-        /// The file being written. Its incomplete contents are removed, except those of a download from
-        /// the hub, which a later call resumes.
+        /// The file being written. Its incomplete contents are removed, except those of a download
+        /// from the hub, which a later call resumes.
         path: PathBuf,
         /// Size of the complete file, in bytes. 0 if it is unknown.
         needed: u64,
@@ -140,18 +140,21 @@ pub enum ModelError {
 }
 
 impl ModelError {
-    /// Returns a closure for `map_err` that creates [`Self::Io`] for the operation `action` on `path`.
+    /// Returns a closure for `map_err` that creates [`Self::Io`] for the operation `action` on
+    /// `path`.
     pub(crate) fn io(action: &'static str, path: &Path) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| Self::Io { action, path, cause }
     }
 
-    /// Returns a closure like [`Self::io`] for writes; a full disk becomes [`Self::DiskFull`]. `needed`
-    /// is the size of the complete file in bytes.
+    /// Returns a closure like [`Self::io`] for writes; a full disk becomes [`Self::DiskFull`].
+    /// `needed` is the size of the complete file in bytes.
     pub(crate) fn writing(path: &Path, needed: u64) -> impl FnOnce(io::Error) -> Self {
         let path = path.to_path_buf();
         move |cause| match cause.kind() {
-            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => Self::DiskFull { path, needed },
+            io::ErrorKind::StorageFull | io::ErrorKind::QuotaExceeded => {
+                Self::DiskFull { path, needed }
+            }
             _ => Self::Io { action: "write", path, cause },
         }
     }
@@ -164,7 +167,11 @@ impl ModelError {
         Self::Config { path: path.to_path_buf(), what: what.into() }
     }
 
-    pub(crate) fn unsupported(path: &Path, what: impl Into<String>, way_out: impl Into<String>) -> Self {
+    pub(crate) fn unsupported(
+        path: &Path,
+        what: impl Into<String>,
+        way_out: impl Into<String>,
+    ) -> Self {
         Self::Unsupported { path: path.to_path_buf(), what: what.into(), way_out: way_out.into() }
     }
 }

@@ -1,13 +1,14 @@
-//! Table of the supported model families: what their blocks compute, the defaults of absent keys, and
-//! their names in Hugging Face files and in GGUF.
+//! Table of the supported model families: what their blocks compute, the defaults of absent keys,
+//! and their names in Hugging Face files and in GGUF.
 //!
-//! Readers, writers and checks of configurations derive from the rows of this table, and so do the small
-//! models of tests. To add a family whose blocks consist of parts that the engine supports, add a variant
-//! of [`Family`], a row here, and cases in `conformance/models.py`.
+//! Readers, writers and checks of configurations derive from the rows of this table, and so do the
+//! small models of tests. To add a family whose blocks consist of parts that the engine supports,
+//! add a variant of [`Family`], a row here, and cases in `conformance/models.py`.
 
 use serde::{Deserialize, Serialize};
 
-/// A family of model architectures. Each variant lists how the family differs from the common blocks.
+/// A family of model architectures. Each variant lists how the family differs from the common
+/// blocks.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Family {
@@ -19,8 +20,8 @@ pub enum Family {
     Qwen2,
     /// Qwen3: an RMS norm over each head of queries and keys, before the rotary embedding.
     Qwen3,
-    /// Gemma 3: norms that scale by 1 + w, before and after attention and the feed-forward part, norms of
-    /// queries and keys, GELU, scaled embeddings, and most layers with a sliding window.
+    /// Gemma 3: norms that scale by 1 + w, before and after attention and the feed-forward part,
+    /// norms of queries and keys, GELU, scaled embeddings, and most layers with a sliding window.
     Gemma3,
     /// SmolLM3: Llama in which some layers have no rotary embedding.
     #[serde(rename = "smollm3")]
@@ -38,12 +39,13 @@ pub struct Traits {
     pub relatives: &'static str,
     /// `model_type` in a `config.json`.
     pub model_type: &'static str,
-    /// `model_type` of multimodal (text and image) models whose text model belongs to this family. `None`
-    /// if there are none.
+    /// `model_type` of multimodal (text and image) models whose text model belongs to this family.
+    /// `None` if there are none.
     pub model_type_with_images: Option<&'static str>,
     /// Model class in transformers.
     pub class: &'static str,
-    /// Properties of the family's GGUF files. `None` if these files have another family's architecture.
+    /// Properties of the family's GGUF files. `None` if these files have another family's
+    /// architecture.
     pub gguf: Option<Gguf>,
     /// Computation of every block.
     pub blocks: Blocks,
@@ -55,8 +57,8 @@ pub struct Traits {
     pub mlp_bias: bool,
     /// Layers with a sliding window.
     pub windows: Windows,
-    /// Default interval n of layers without rotary embedding: every n-th layer, unless the file lists
-    /// them. `None` if all layers have rotary embedding.
+    /// Default interval n of layers without rotary embedding: every n-th layer, unless the file
+    /// lists them. `None` if all layers have rotary embedding.
     pub unrotated_interval: Option<usize>,
     /// Default rotary base of layers with a sliding window. `None` if they use the same base as all
     /// layers.
@@ -79,14 +81,14 @@ pub enum Activation {
     GeluTanh,
 }
 
-/// The computation of a block, independent of its sizes. If two families have equal values, the same
-/// weights compute the same function in both.
+/// The computation of a block, independent of its sizes. If two families have equal values, the
+/// same weights compute the same function in both.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Blocks {
     /// Number that norms add to their weight: 0 or 1.
     pub norm_offset: f32,
-    /// Whether the outputs of attention and of the feed-forward part are normalized before they are added
-    /// to the residual stream.
+    /// Whether the outputs of attention and of the feed-forward part are normalized before they are
+    /// added to the residual stream.
     pub post_norms: bool,
     /// Whether input embeddings are multiplied by the square root of the hidden size.
     pub scaled_embedding: bool,
@@ -97,7 +99,8 @@ pub struct Blocks {
 /// The attention projections of a family that have biases.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum AttentionBias {
-    /// The query, key and value projections always have biases, and the output projection never has one.
+    /// The query, key and value projections always have biases, and the output projection never has
+    /// one.
     QueryKeyValue,
     /// No projection has a bias.
     Never,
@@ -106,8 +109,8 @@ pub enum AttentionBias {
 }
 
 /// The layers of a family that have a sliding window. The window size is that of the file, or the
-/// family's default; `null` or 0 in the file disables windows. Unless the variant is [`Self::Never`] or
-/// [`Self::Every`], the file can list the layers in `layer_types`.
+/// family's default; `null` or 0 in the file disables windows. Unless the variant is
+/// [`Self::Never`] or [`Self::Every`], the file can list the layers in `layer_types`.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Windows {
     /// No layer.
@@ -127,15 +130,15 @@ pub enum Windows {
 pub struct Gguf {
     /// Value of `general.architecture`.
     pub architecture: &'static str,
-    /// Whether converters reorder the rows of each head so that the two elements of a rotary pair are
-    /// adjacent. If `false`, the rows are in two halves, as in Hugging Face files.
+    /// Whether converters reorder the rows of each head so that the two elements of a rotary pair
+    /// are adjacent. If `false`, the rows are in two halves, as in Hugging Face files.
     pub interleaved: bool,
     /// Rotary base that GGUF runtimes use if the file does not set one.
     pub theta: f32,
 }
 
-/// The values that transformers uses for keys that `config.json` does not contain. `None` if the key is
-/// required, or if the value is computed from other keys.
+/// The values that transformers uses for keys that `config.json` does not contain. `None` if the
+/// key is required, or if the value is computed from other keys.
 #[derive(Debug)]
 pub struct Defaults {
     pub(crate) heads: Option<usize>,
@@ -251,7 +254,11 @@ static TRAITS: [Traits; 6] = [
         windows: Windows::ButEvery(6),
         local_theta: Some(10_000.0),
         query_scalar: Some(256.0),
-        rejected_keys: &["final_logit_softcapping", "attn_logit_softcapping", "use_bidirectional_attention"],
+        rejected_keys: &[
+            "final_logit_softcapping",
+            "attn_logit_softcapping",
+            "use_bidirectional_attention",
+        ],
         // The text configuration of a multimodal model contains only values that differ from these.
         defaults: Defaults {
             heads: Some(8),
@@ -297,8 +304,8 @@ impl Traits {
         TRAITS.iter().find(|traits| matches(traits))
     }
 
-    /// Returns a list such as "a, b and c" of the names that `name` returns for the families. Families
-    /// for which it returns `None` are left out.
+    /// Returns a list such as "a, b and c" of the names that `name` returns for the families.
+    /// Families for which it returns `None` are left out.
     pub(crate) fn list(name: impl Fn(&Traits) -> Option<String>) -> String {
         let names: Vec<String> = TRAITS.iter().filter_map(name).collect();
         match names.split_last() {
@@ -309,7 +316,11 @@ impl Traits {
 
     /// Returns `name`, followed by the relatives of the family in parentheses if there are any.
     pub(crate) fn with_relatives(&self, name: &str) -> String {
-        if self.relatives.is_empty() { name.to_owned() } else { format!("{name} ({})", self.relatives) }
+        if self.relatives.is_empty() {
+            name.to_owned()
+        } else {
+            format!("{name} ({})", self.relatives)
+        }
     }
 }
 

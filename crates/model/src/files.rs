@@ -10,7 +10,8 @@ use crate::keys::{Keys, token_ids};
 use crate::safetensors::SafetensorsFile;
 use crate::tokenizer::{apply_flags, check_added, check_prefix_space};
 use crate::{
-    ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names, placeholder,
+    ModelConfig, ModelError, Parameter, SpecialTokens, TokenizerSource, hf_config, names,
+    placeholder,
 };
 
 /// A weight tensor, row-major.
@@ -24,8 +25,8 @@ pub struct Tensor {
 
 /// An open model: configuration, tokenizer and weights. Weights stay on disk until they are read.
 ///
-/// [`Self::open`] checks that the files contain every parameter of the configuration, with its shape and
-/// in a readable type, and no other tensors.
+/// [`Self::open`] checks that the files contain every parameter of the configuration, with its
+/// shape and in a readable type, and no other tensors.
 pub struct ModelFiles {
     /// Configuration of the model.
     pub config: ModelConfig,
@@ -43,7 +44,8 @@ pub struct ModelFiles {
 
 /// The weight files of a model.
 enum Weights {
-    /// A Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index of its file in `files`.
+    /// A Hugging Face directory. `file_by_tensor` maps the name of a tensor to the index of its
+    /// file in `files`.
     Dir {
         files: Vec<SafetensorsFile>,
         file_by_tensor: HashMap<String, usize>,
@@ -56,8 +58,8 @@ impl ModelFiles {
     /// `tokenizer.json`, …) or a `.gguf` file.
     ///
     /// # Errors
-    /// Returns an error if a file is missing, damaged or of an unsupported kind, or if the configuration
-    /// contradicts the weights. The message names the file and the tensor or key.
+    /// Returns an error if a file is missing, damaged or of an unsupported kind, or if the
+    /// configuration contradicts the weights. The message names the file and the tensor or key.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let model = if path.is_dir() {
             Self::open_dir(path)?
@@ -86,7 +88,8 @@ impl ModelFiles {
         if path.extension().is_some_and(|extension| extension == "safetensors") {
             return Err(ModelError::Missing {
                 path: path.to_path_buf(),
-                what: "has weights alone; a model is a folder with a config.json beside them".into(),
+                what: "has weights alone; a model is a folder with a config.json beside them"
+                    .into(),
                 way_out: "give the folder instead of the file".into(),
             });
         }
@@ -133,13 +136,12 @@ impl ModelFiles {
             apply_flags(&settings, tokenizer);
         }
         let template_path = path.join("chat_template.jinja");
-        let chat_template =
-            match read_if_exists(&template_path)? {
-                Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
-                    ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
-                })?),
-                None => settings.get("chat_template").and_then(default_template),
-            };
+        let chat_template = match read_if_exists(&template_path)? {
+            Some(bytes) => Some(String::from_utf8(bytes).map_err(|error| {
+                ModelError::damaged(&template_path, format!("it is not UTF-8: {error}"))
+            })?),
+            None => settings.get("chat_template").and_then(default_template),
+        };
         let mut files = open_weights(path)?;
         names::normalize_names(&mut files, is_part)?;
         if config.tied {
@@ -173,7 +175,8 @@ impl ModelFiles {
         &self.path
     }
 
-    /// Returns the Hugging Face names of the parameters, in the order of [`ModelConfig::parameters`].
+    /// Returns the Hugging Face names of the parameters, in the order of
+    /// [`ModelConfig::parameters`].
     pub fn tensor_names(&self) -> Vec<String> {
         self.config.parameters().into_iter().map(|parameter| parameter.name).collect()
     }
@@ -192,9 +195,14 @@ impl ModelFiles {
     /// Decodes a parameter directly into `out`, row-major.
     ///
     /// # Errors
-    /// Returns the errors of [`Self::tensor`], and an error if the tensor's shape is not `expected` or if
-    /// the length of `out` is not the product of `expected`.
-    pub fn tensor_into(&self, name: &str, expected: &[usize], out: &mut [f32]) -> Result<(), ModelError> {
+    /// Returns the errors of [`Self::tensor`], and an error if the tensor's shape is not `expected`
+    /// or if the length of `out` is not the product of `expected`.
+    pub fn tensor_into(
+        &self,
+        name: &str,
+        expected: &[usize],
+        out: &mut [f32],
+    ) -> Result<(), ModelError> {
         self.check_shape(name, expected)?;
         let wanted = expected.iter().product::<usize>();
         if wanted != out.len() {
@@ -260,7 +268,9 @@ impl ModelFiles {
         for Parameter { name, shape } in &parameters {
             self.check_shape(name, shape)?;
             if let Weights::Dir { files, file_by_tensor } = &self.weights {
-                file_by_tensor.get(name).map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
+                file_by_tensor
+                    .get(name)
+                    .map_or(Ok(()), |&index| files[index].check_shaped(name, shape))?;
             }
         }
         let unexpected = match &self.weights {
@@ -293,9 +303,9 @@ impl ModelFiles {
 /// Resolves `tie_word_embeddings = true` against the tensors in the files.
 ///
 /// The key can be wrong, because models that were trained with a separate head often keep it. As in
-/// transformers 5, an output head that differs from the embedding is kept, and `config.tied` becomes
-/// `false`. If only the head exists, it becomes the embedding. Returns a note for the user if the key was
-/// wrong.
+/// transformers 5, an output head that differs from the embedding is kept, and `config.tied`
+/// becomes `false`. If only the head exists, it becomes the embedding. Returns a note for the user
+/// if the key was wrong.
 fn resolve_tied_head(
     config: &mut ModelConfig,
     files: &mut [SafetensorsFile],
@@ -313,7 +323,10 @@ fn resolve_tied_head(
         (Some(embedding), Some(head)) => (&files[embedding], &files[head]),
     };
     // A wrong shape is reported later, by the check of all parameters.
-    if [(embedding, EMBEDDING), (head, HEAD)].iter().all(|(file, name)| file.shape(name) == Some(&shape)) {
+    if [(embedding, EMBEDDING), (head, HEAD)]
+        .iter()
+        .all(|(file, name)| file.shape(name) == Some(&shape))
+    {
         if embedding.bytes(EMBEDDING)? == head.bytes(HEAD)? {
             return Ok(None);
         }
@@ -372,10 +385,13 @@ fn default_template(value: &Value) -> Option<String> {
 /// Extensions of files with pickled weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
-/// Returns the first name in `folder` of a file or directory with pickled weights, in alphabetical order.
+/// Returns the first name in `folder` of a file or directory with pickled weights, in alphabetical
+/// order.
 fn find_pickled(dir: &Path) -> Option<String> {
-    let names =
-        std::fs::read_dir(dir).ok()?.flatten().filter_map(|entry| entry.file_name().into_string().ok());
+    let names = std::fs::read_dir(dir)
+        .ok()?
+        .flatten()
+        .filter_map(|entry| entry.file_name().into_string().ok());
     // Trainers save their own state alongside the weights.
     let state = ["optimizer", "random_states", "rng_state", "scheduler", "training_args"];
     let is_pickle = |name: &str| {
@@ -414,10 +430,14 @@ fn open_weights(dir: &Path) -> Result<Vec<SafetensorsFile>, ModelError> {
     let mut names = BTreeSet::new();
     for (tensor, file) in weight_map {
         // The index must contain plain file names, which cannot refer outside its directory.
-        match file.as_str().filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name)) {
+        match file
+            .as_str()
+            .filter(|name| Path::new(name).file_name().is_some_and(|plain| plain == *name))
+        {
             Some(name) => names.insert(name),
             None => {
-                let what = format!("weight_map puts tensor {tensor} in {file}, which is not a file name");
+                let what =
+                    format!("weight_map puts tensor {tensor} in {file}, which is not a file name");
                 return Err(ModelError::config(&index_path, what));
             }
         };

@@ -1,8 +1,8 @@
 //! Reads and writes Hugging Face's `config.json`.
 //!
-//! Absent keys get the defaults of `transformers`, except that an absent token id means that the model
-//! has no such token. Every key is either read, known to have no effect on the computation (`known.rs`),
-//! or rejected by name. See [`crate::keys`] for the treatment of unknown keys.
+//! Absent keys get the defaults of `transformers`, except that an absent token id means that the
+//! model has no such token. Every key is either read, known to have no effect on the computation
+//! (`known.rs`), or rejected by name. See [`crate::keys`] for the treatment of unknown keys.
 
 mod known;
 mod pattern;
@@ -30,8 +30,8 @@ pub(crate) struct ParsedConfig {
 }
 
 impl ModelConfig {
-    /// Parses the contents of a Hugging Face `config.json`. `path` is the file's name in errors. For a
-    /// model that also reads images, the result describes only its text model.
+    /// Parses the contents of a Hugging Face `config.json`. `path` is the file's name in errors.
+    /// For a model that also reads images, the result describes only its text model.
     ///
     /// # Errors
     /// Returns an error that names the key if a key is missing, cannot be parsed, or requests a
@@ -65,8 +65,12 @@ pub(crate) fn parse(path: &Path, contents: &[u8]) -> Result<ParsedConfig, ModelE
     }
     config.bos = keys.token("bos_token_id")?.or(config.bos);
     config.pad = pad(&keys)?.or(config.pad);
-    notes
-        .extend(keys.check_unread(|key| known::is_of_images(key) || known::is_without_effect(key), UNKNOWN)?);
+    notes.extend(
+        keys.check_unread(
+            |key| known::is_of_images(key) || known::is_without_effect(key),
+            UNKNOWN,
+        )?,
+    );
     Ok(ParsedConfig { config, notes, is_part: true })
 }
 
@@ -90,7 +94,8 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         Some(width) => width,
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => {
-            let what = format!("hidden_size {hidden} cannot be split into num_attention_heads {heads}");
+            let what =
+                format!("hidden_size {hidden} cannot be split into num_attention_heads {heads}");
             return Err(ModelError::config(path, what));
         }
     };
@@ -98,8 +103,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let layers = keys.required_size("num_hidden_layers")?;
     // Code below iterates over the layers, so their number must be bounded.
     if layers > known::MAX_LAYERS {
-        let what =
-            format!("the number of layers is {layers}; it must lie between 1 and {}", known::MAX_LAYERS);
+        let what = format!(
+            "the number of layers is {layers}; it must lie between 1 and {}",
+            known::MAX_LAYERS
+        );
         return Err(ModelError::config(path, what));
     }
     let mut pattern = pattern::read(keys, traits, layers)?;
@@ -142,7 +149,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
         eos: eos.unwrap_or_default(),
         pad: pad(keys)?,
     };
-    if keys.read("qkv_bias", "true or false", Value::as_bool)?.is_some_and(|flag| flag != config.qkv_bias) {
+    if keys
+        .read("qkv_bias", "true or false", Value::as_bool)?
+        .is_some_and(|flag| flag != config.qkv_bias)
+    {
         return Err(keys.unsupported(
             "qkv_bias",
             "Levade runs Qwen2 with these biases, and other families by attention_bias",
@@ -154,7 +164,10 @@ fn parse_text(keys: &Keys) -> Result<(ModelConfig, Vec<String>), ModelError> {
     let mut notes = keys.check_unread(known::is_without_effect, UNKNOWN)?;
     for key in known::DROPOUTS {
         if let Some(dropout) = keys.float(key)?.filter(|dropout| *dropout != 0.0) {
-            notes.push(format!("{}: {key} is {dropout}; Levade trains without dropout", path.display()));
+            notes.push(format!(
+                "{}: {key} is {dropout}; Levade trains without dropout",
+                path.display()
+            ));
         }
     }
     Ok((config, notes))
@@ -207,10 +220,14 @@ fn reject_unsupported(keys: &Keys, traits: &Traits) -> Result<(), ModelError> {
         return Err(keys.unsupported("partial_rotary_factor", "Levade rotates heads whole"));
     }
     for key in ["qk_norm", "use_qk_norm"] {
-        if keys.read(key, "true or false", Value::as_bool)?.is_some_and(|flag| flag != traits.qk_norm) {
+        if keys
+            .read(key, "true or false", Value::as_bool)?
+            .is_some_and(|flag| flag != traits.qk_norm)
+        {
             let normed = Traits::list(|traits| traits.qk_norm.then(|| traits.title.into()));
-            let way_out =
-                format!("Levade runs {normed} with norms on queries and keys, and other families without");
+            let way_out = format!(
+                "Levade runs {normed} with norms on queries and keys, and other families without"
+            );
             return Err(keys.unsupported(key, &way_out));
         }
     }

@@ -1,12 +1,12 @@
 //! Reads a JSON object of a model's files key by key, and rejects unknown keys that may matter.
 //!
-//! [`Keys`] records which keys have been read. At the end, [`Keys::check_unread`] checks every remaining
-//! key, so that no unknown key is silently ignored:
+//! [`Keys`] records which keys have been read. At the end, [`Keys::check_unread`] checks every
+//! remaining key, so that no unknown key is silently ignored:
 //!
 //! - A key that is off (`null`, `false`, 0, empty, `"none"`) is accepted.
 //! - A key that is known to have no effect on the computation is accepted.
-//! - A string under a key that names no part of a model is taken for a remark by the file's author, and
-//!   becomes a note for the user.
+//! - A string under a key that names no part of a model is taken for a remark by the file's author,
+//!   and becomes a note for the user.
 //! - Any other key is rejected by name, because it may change what the model computes.
 
 use std::cell::RefCell;
@@ -17,8 +17,8 @@ use serde_json::{Map, Value};
 
 use crate::ModelError;
 
-/// Substrings of keys that name a part of a model. An unknown string under such a key may change what the
-/// model computes.
+/// Substrings of keys that name a part of a model. An unknown string under such a key may change
+/// what the model computes.
 const PARTS: [&str; 31] = [
     "act",
     "adapter",
@@ -67,7 +67,8 @@ impl<'a> Keys<'a> {
         Self { path, outer, object, read: RefCell::default() }
     }
 
-    /// Returns the value of a key and marks the key as read. Returns `None` if the key is absent or null.
+    /// Returns the value of a key and marks the key as read. Returns `None` if the key is absent or
+    /// null.
     pub(crate) fn get(&self, key: &str) -> Option<&'a Value> {
         self.read.borrow_mut().insert(key.to_owned());
         self.object.get(key).filter(|value| !value.is_null())
@@ -92,11 +93,14 @@ impl<'a> Keys<'a> {
     }
 
     pub(crate) fn require<T>(&self, key: &str, value: Option<T>) -> Result<T, ModelError> {
-        value.ok_or_else(|| ModelError::config(self.path, format!("{}{key} is missing", self.outer)))
+        value
+            .ok_or_else(|| ModelError::config(self.path, format!("{}{key} is missing", self.outer)))
     }
 
     pub(crate) fn size(&self, key: &str) -> Result<Option<usize>, ModelError> {
-        self.read(key, "a whole number ≥ 0", |value| value.as_u64().and_then(|value| value.try_into().ok()))
+        self.read(key, "a whole number ≥ 0", |value| {
+            value.as_u64().and_then(|value| value.try_into().ok())
+        })
     }
 
     pub(crate) fn required_size(&self, key: &str) -> Result<usize, ModelError> {
@@ -140,22 +144,30 @@ impl<'a> Keys<'a> {
         }
     }
 
-    /// Rejects a key whose value is not `neutral`, the value that has no effect. An absent or null key is
-    /// accepted.
-    pub(crate) fn reject_unless(&self, key: &str, neutral: &Value, way_out: &str) -> Result<(), ModelError> {
-        let is_neutral =
-            |value: &Value| value == neutral || (value.is_number() && value.as_f64() == neutral.as_f64());
+    /// Rejects a key whose value is not `neutral`, the value that has no effect. An absent or null
+    /// key is accepted.
+    pub(crate) fn reject_unless(
+        &self,
+        key: &str,
+        neutral: &Value,
+        way_out: &str,
+    ) -> Result<(), ModelError> {
+        let is_neutral = |value: &Value| {
+            value == neutral || (value.is_number() && value.as_f64() == neutral.as_f64())
+        };
         match self.get(key) {
             Some(value) if !is_neutral(value) => Err(self.unsupported(key, way_out)),
             _ => Ok(()),
         }
     }
 
-    /// Checks the keys that have not been read, by the rules in the [module documentation](self), and
-    /// returns notes for the user. `is_harmless` returns whether a key is known to have no effect.
+    /// Checks the keys that have not been read, by the rules in the [module documentation](self),
+    /// and returns notes for the user. `is_harmless` returns whether a key is known to have no
+    /// effect.
     ///
     /// # Errors
-    /// Returns [`ModelError::Unsupported`] with the key if a key may change what the model computes.
+    /// Returns [`ModelError::Unsupported`] with the key if a key may change what the model
+    /// computes.
     pub(crate) fn check_unread(
         &self,
         is_harmless: impl Fn(&str) -> bool,
@@ -182,8 +194,8 @@ impl<'a> Keys<'a> {
     }
 }
 
-/// Returns whether a value is off: null, false, 0, empty, `"none"` in any case, or an object whose values
-/// are all off.
+/// Returns whether a value is off: null, false, 0, empty, `"none"` in any case, or an object whose
+/// values are all off.
 pub(crate) fn is_off(value: &Value) -> bool {
     match value {
         Value::Null => true,
@@ -204,8 +216,8 @@ pub(crate) fn token_id(value: &Value) -> Option<u32> {
     value.as_u64().and_then(|id| u32::try_from(id).ok())
 }
 
-/// Parses a token id or a list of token ids, the formats of `eos_token_id`. Returns `None` if the value
-/// is neither.
+/// Parses a token id or a list of token ids, the formats of `eos_token_id`. Returns `None` if the
+/// value is neither.
 pub(crate) fn token_ids(value: &Value) -> Option<Vec<u32>> {
     match value {
         Value::Array(ids) => ids.iter().map(token_id).collect(),

@@ -1,11 +1,12 @@
 //! Downloads, reads and writes model files: configuration, safetensors and GGUF.
 //!
-//! [`Source`] parses where a model comes from, and [`fetch`] downloads it to this machine. [`ModelFiles`]
-//! opens a Hugging Face directory or a GGUF file. It reads the weights as f32, one tensor at a time,
-//! under their Hugging Face names. [`ModelConfig`] describes the model, and [`TokenizerSource`] contains
-//! its tokenizer in the format of the files. [`write_safetensors`], [`ModelConfig::to_hf_json`] and
-//! [`write_tokenizer_config`] write a directory that `transformers` loads. [`AdapterConfig`] reads
-//! adapters in PEFT's layout, and [`EncoderFiles`] opens encoders for retrieval.
+//! [`Source`] parses where a model comes from, and [`fetch`] downloads it to this machine.
+//! [`ModelFiles`] opens a Hugging Face directory or a GGUF file. It reads the weights as f32, one
+//! tensor at a time, under their Hugging Face names. [`ModelConfig`] describes the model, and
+//! [`TokenizerSource`] contains its tokenizer in the format of the files. [`write_safetensors`],
+//! [`ModelConfig::to_hf_json`] and [`write_tokenizer_config`] write a directory that `transformers`
+//! loads. [`AdapterConfig`] reads adapters in PEFT's layout, and [`EncoderFiles`] opens encoders
+//! for retrieval.
 //!
 //! # Example
 //! ```
@@ -33,8 +34,9 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Files are untrusted.** For any bytes, opening and reading a file returns a model or a [`ModelError`].
-//!   It never panics, and never allocates more than a small constant times the size of the file.
+//! - **Files are untrusted.** For any bytes, opening and reading a file returns a model or a
+//!   [`ModelError`]. It never panics, and never allocates more than a small constant times the size
+//!   of the file.
 //!
 //! Out of scope: computing with weights (`levade-engine`) and with tokenizers (`levade-text`).
 

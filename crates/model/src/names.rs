@@ -1,5 +1,5 @@
-//! Normalizes tensor names in checkpoints of trainers. A missing prefix `model.` is added. Names that a
-//! wrapper around the model has changed are rejected.
+//! Normalizes tensor names in checkpoints of trainers. A missing prefix `model.` is added. Names
+//! that a wrapper around the model has changed are rejected.
 
 use std::path::Path;
 
@@ -9,15 +9,19 @@ use crate::safetensors::SafetensorsFile;
 /// Name of the embedding within the decoder. It locates the decoder's tensors in a file.
 const EMBEDDING: &str = "embed_tokens.weight";
 
-/// Components of names that no supported model has. Each row contains the components, what they show
-/// about the checkpoint, and what the user can do.
+/// Components of names that no supported model has. Each row contains the components, what they
+/// show about the checkpoint, and what the user can do.
 const FOREIGN: [(&[&str], &str, &str); 8] = [
     (
         &["base_model", "base_layer", "lora_A", "lora_B", "lora_embedding_A"],
         "it holds a model inside PEFT's wrapper",
         "in Python, save what `merge_and_unload()` returns, or save the adapter alone and give its folder",
     ),
-    (&["_orig_mod"], "it was saved from a model inside torch.compile", "in Python, save `model._orig_mod`"),
+    (
+        &["_orig_mod"],
+        "it was saved from a model inside torch.compile",
+        "in Python, save `model._orig_mod`",
+    ),
     (
         &["module"],
         "it was saved from a model inside DistributedDataParallel, DataParallel or DeepSpeed",
@@ -54,8 +58,8 @@ const FOREIGN: [(&[&str], &str, &str); 8] = [
 const IMAGES: [&str; 2] = ["vision_tower", "multi_modal_projector"];
 
 /// Converts the name of a tensor of a multimodal model to its name in the text model alone. Returns
-/// `None` if the name has no prefix to remove. Older files have the output head inside the text model,
-/// newer files outside of it.
+/// `None` if the name has no prefix to remove. Older files have the output head inside the text
+/// model, newer files outside of it.
 fn strip_part_prefix(name: &str) -> Option<String> {
     let decoder = name.strip_prefix("model.language_model.");
     decoder
@@ -63,17 +67,22 @@ fn strip_part_prefix(name: &str) -> Option<String> {
         .or_else(|| name.strip_prefix("language_model.").map(str::to_owned))
 }
 
-/// Renames tensors to their Hugging Face names. If a decoder was saved without its surrounding model, the
-/// names get the prefix `model.`, as in transformers. `is_part` means that the text model is part of a
-/// multimodal model, whose remaining tensors are dropped.
+/// Renames tensors to their Hugging Face names. If a decoder was saved without its surrounding
+/// model, the names get the prefix `model.`, as in transformers. `is_part` means that the text
+/// model is part of a multimodal model, whose remaining tensors are dropped.
 ///
 /// # Errors
-/// Returns an error if a wrapper around the model changed the names, or if the tensors belong to another
-/// kind of model. The message names the wrapper or the kind.
-pub(crate) fn normalize_names(files: &mut [SafetensorsFile], is_part: bool) -> Result<(), ModelError> {
+/// Returns an error if a wrapper around the model changed the names, or if the tensors belong to
+/// another kind of model. The message names the wrapper or the kind.
+pub(crate) fn normalize_names(
+    files: &mut [SafetensorsFile],
+    is_part: bool,
+) -> Result<(), ModelError> {
     if is_part {
         for file in files.iter_mut() {
-            file.retain(|name| !IMAGES.iter().any(|part| name.split('.').any(|found| found == *part)));
+            file.retain(|name| {
+                !IMAGES.iter().any(|part| name.split('.').any(|found| found == *part))
+            });
             file.rename(strip_part_prefix);
         }
     }
@@ -101,7 +110,8 @@ pub(crate) fn normalize_names(files: &mut [SafetensorsFile], is_part: bool) -> R
             file.tensors().map(|(name, _)| name).filter(|name| name.ends_with(EMBEDDING)).min()
         {
             let prefix = name.strip_suffix(EMBEDDING).unwrap_or_default();
-            let prefix = prefix.strip_suffix("model.").filter(|rest| !rest.is_empty()).unwrap_or(prefix);
+            let prefix =
+                prefix.strip_suffix("model.").filter(|rest| !rest.is_empty()).unwrap_or(prefix);
             return Err(rejection(
                 file.path(),
                 name,
@@ -114,13 +124,18 @@ pub(crate) fn normalize_names(files: &mut [SafetensorsFile], is_part: bool) -> R
     Ok(())
 }
 
-/// Creates the error for the tensor `name`, whose component `part` shows that the model is unsupported.
+/// Creates the error for the tensor `name`, whose component `part` shows that the model is
+/// unsupported.
 fn rejection(path: &Path, name: &str, part: &str, shows: &str, way_out: &str) -> ModelError {
-    ModelError::unsupported(path, format!("{shows}: tensor {name} has {part:?} in its name"), way_out)
+    ModelError::unsupported(
+        path,
+        format!("{shows}: tensor {name} has {part:?} in its name"),
+        way_out,
+    )
 }
 
-/// Returns the prefix of `name` up to and including the first component that no supported model has, with
-/// the last two fields of its row in [`FOREIGN`].
+/// Returns the prefix of `name` up to and including the first component that no supported model
+/// has, with the last two fields of its row in [`FOREIGN`].
 fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
     let mut at = 0;
     for part in name.split('.') {
@@ -128,8 +143,11 @@ fn foreign(name: &str) -> Option<(&str, &'static str, &'static str)> {
         let known = FOREIGN.iter().find(|(parts, ..)| parts.contains(&part));
         if let Some((_, shows, way_out)) = known {
             // PEFT's wrapper adds two components.
-            let reason =
-                if name.starts_with("base_model.model.") { "base_model.model." } else { &name[..end] };
+            let reason = if name.starts_with("base_model.model.") {
+                "base_model.model."
+            } else {
+                &name[..end]
+            };
             return Some((reason, shows, way_out));
         }
         at = end;

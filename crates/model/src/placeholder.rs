@@ -7,16 +7,22 @@ use crate::ModelError;
 /// Rejects the `contents` of the file at `path` if they are a placeholder for the file.
 ///
 /// # Errors
-/// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how to get
-/// the file.
+/// Returns [`ModelError::Missing`] if they are. The message names the kind of placeholder and how
+/// to get the file.
 pub fn reject_placeholder(path: &Path, contents: &[u8]) -> Result<(), ModelError> {
     let missing = |what: &str, way_out: &str| {
-        Err(ModelError::Missing { path: path.to_path_buf(), what: what.into(), way_out: way_out.into() })
+        Err(ModelError::Missing {
+            path: path.to_path_buf(),
+            what: what.into(),
+            way_out: way_out.into(),
+        })
     };
     let head = contents.get(..1024).unwrap_or(contents).trim_ascii_start();
-    let starts_with =
-        |with: &str| head.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()));
-    if starts_with("version https://git-lfs.github.com/") || starts_with("version https://hawser.github.com/")
+    let starts_with = |with: &str| {
+        head.get(..with.len()).is_some_and(|start| start.eq_ignore_ascii_case(with.as_bytes()))
+    };
+    if starts_with("version https://git-lfs.github.com/")
+        || starts_with("version https://hawser.github.com/")
     {
         return missing(
             "is a Git LFS pointer, not the file: git lfs pull",
@@ -39,12 +45,16 @@ mod tests {
     #[test]
     fn refuse_rejects_lfs_pointers_and_web_pages() {
         let rejected = |contents: &[u8]| {
-            reject_placeholder(Path::new("a/model.safetensors"), contents).err().map(|e| e.to_string())
+            reject_placeholder(Path::new("a/model.safetensors"), contents)
+                .err()
+                .map(|e| e.to_string())
         };
         let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 5\n";
         let message = rejected(pointer).unwrap();
         assert!(
-            message.starts_with("a/model.safetensors is a Git LFS pointer, not the file: git lfs pull"),
+            message.starts_with(
+                "a/model.safetensors is a Git LFS pointer, not the file: git lfs pull"
+            ),
             "{message}"
         );
         for page in ["<!DOCTYPE html><html>", "\n  <html lang=\"en\">", "<HTML>"] {

@@ -1,9 +1,10 @@
 //! Reads and writes safetensors files.
 //!
-//! Reading maps the file into memory and converts one tensor at a time to f32. Opening a file checks its
-//! complete header against the file: afterwards, the bytes of every tensor lie at the header's offsets,
-//! and no two tensors overlap. Writing streams f32 tensors to the disk and flushes them. Writing is not
-//! atomic: the caller writes into a temporary directory and renames it.
+//! Reading maps the file into memory and converts one tensor at a time to f32. Opening a file
+//! checks its complete header against the file: afterwards, the bytes of every tensor lie at the
+//! header's offsets, and no two tensors overlap. Writing streams f32 tensors to the disk and
+//! flushes them. Writing is not atomic: the caller writes into a temporary directory and renames
+//! it.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -18,24 +19,24 @@ use serde_json::{Map, Value, json};
 
 use crate::ModelError;
 
-/// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header means
-/// that the file is damaged.
+/// Maximum length of a header, in bytes. Headers of real models are far shorter, so a longer header
+/// means that the file is damaged.
 const MAX_HEADER_BYTES: u64 = 100 << 20;
 
 /// Maps a file into memory, read-only.
 ///
 /// # Errors
-/// Returns an error if the file cannot be opened or mapped, is empty, or is a placeholder such as a Git
-/// LFS pointer.
+/// Returns an error if the file cannot be opened or mapped, is empty, or is a placeholder such as a
+/// Git LFS pointer.
 pub(crate) fn map(path: &Path) -> Result<Mmap, ModelError> {
     let file = File::open(path).map_err(ModelError::io("open", path))?;
     let facts = file.metadata().map_err(ModelError::io("read", path))?;
     if facts.len() == 0 {
         return Err(ModelError::damaged(path, "it is empty"));
     }
-    // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place: files
-    // are written under another name and renamed. If another program shrinks the file while it is mapped,
-    // a bus error ends the process, as in every program that maps its weights.
+    // SAFETY: the map is private and read-only. Nothing in Levade writes to a weight file in place:
+    // files are written under another name and renamed. If another program shrinks the file while
+    // it is mapped, a bus error ends the process, as in every program that maps its weights.
     let bytes = unsafe { Mmap::map(&file) }.map_err(ModelError::io("map", path))?;
     crate::placeholder::reject_placeholder(path, &bytes)?;
     Ok(bytes)
@@ -50,8 +51,8 @@ struct Entry {
 }
 
 impl Entry {
-    /// Returns the size of an element in bytes, or `None` if the type is unknown or its elements are not
-    /// a whole number of bytes.
+    /// Returns the size of an element in bytes, or `None` if the type is unknown or its elements
+    /// are not a whole number of bytes.
     fn width(&self) -> Option<usize> {
         match self.dtype.as_str() {
             "F64" | "I64" | "U64" => Some(8),
@@ -75,15 +76,18 @@ impl SafetensorsFile {
     /// Opens a file and checks its complete header.
     ///
     /// # Errors
-    /// Returns an error if the file cannot be opened, or if its header contradicts itself or the file's
-    /// length.
+    /// Returns an error if the file cannot be opened, or if its header contradicts itself or the
+    /// file's length.
     pub fn open(path: &Path) -> Result<Self, ModelError> {
         let bytes = map(path)?;
         let damaged = |what: String| ModelError::damaged(path, what);
         let header_length = match bytes.first_chunk::<8>() {
             Some(length) => u64::from_le_bytes(*length),
             None => {
-                return Err(damaged(format!("it has {} bytes, less than the shortest header", bytes.len())));
+                return Err(damaged(format!(
+                    "it has {} bytes, less than the shortest header",
+                    bytes.len()
+                )));
             }
         };
         if header_length > MAX_HEADER_BYTES || header_length + 8 > bytes.len() as u64 {
@@ -98,8 +102,9 @@ impl SafetensorsFile {
         let mut entries = HashMap::with_capacity(header.len());
         for (name, value) in header {
             if name != "__metadata__" {
-                let entry = Entry::deserialize(value)
-                    .map_err(|error| damaged(format!("the header's entry for tensor {name:?}: {error}")))?;
+                let entry = Entry::deserialize(value).map_err(|error| {
+                    damaged(format!("the header's entry for tensor {name:?}: {error}"))
+                })?;
                 entries.insert(name, entry);
             }
         }
@@ -114,7 +119,8 @@ impl SafetensorsFile {
     /// Renames each tensor for which `rename` returns a new name. Other tensors keep their names.
     pub(crate) fn rename(&mut self, rename: impl Fn(&str) -> Option<String>) {
         let entries = std::mem::take(&mut self.entries);
-        let renamed = entries.into_iter().map(|(name, entry)| (rename(&name).unwrap_or(name), entry));
+        let renamed =
+            entries.into_iter().map(|(name, entry)| (rename(&name).unwrap_or(name), entry));
         self.entries = renamed.collect();
     }
 
@@ -136,21 +142,26 @@ impl SafetensorsFile {
     /// Checks that the file contains a tensor with this shape and a readable type. Reads no data.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain the tensor, the shape differs, or the type is not
-    /// F32, F16, BF16 or F64.
+    /// Returns an error if the file does not contain the tensor, the shape differs, or the type is
+    /// not F32, F16, BF16 or F64.
     pub fn check_shaped(&self, name: &str, shape: &[usize]) -> Result<(), ModelError> {
         if self.shape(name) != Some(shape) {
-            return Err(ModelError::damaged(&self.path, format!("it has no {name} of shape {shape:?}")));
+            return Err(ModelError::damaged(
+                &self.path,
+                format!("it has no {name} of shape {shape:?}"),
+            ));
         }
         self.readable(name).map(drop)
     }
 
-    /// Returns the header's entry for a tensor, or an error if the file does not contain the tensor or
-    /// its type cannot be read.
+    /// Returns the header's entry for a tensor, or an error if the file does not contain the tensor
+    /// or its type cannot be read.
     fn readable(&self, name: &str) -> Result<&Entry, ModelError> {
         match self.entries.get(name) {
             None => Err(ModelError::damaged(&self.path, format!("it has no tensor {name}"))),
-            Some(entry) if matches!(entry.dtype.as_str(), "F32" | "F16" | "BF16" | "F64") => Ok(entry),
+            Some(entry) if matches!(entry.dtype.as_str(), "F32" | "F16" | "BF16" | "F64") => {
+                Ok(entry)
+            }
             Some(entry) => Err(ModelError::unsupported(
                 &self.path,
                 format!("tensor {name} is stored as {}", entry.dtype),
@@ -167,12 +178,12 @@ impl SafetensorsFile {
         Ok((&entry.dtype, &self.bytes[self.data_start + from..self.data_start + to]))
     }
 
-    /// Converts a tensor to f32 and writes its values to `out`, row-major. The length of `out` must be
-    /// the product of the tensor's shape.
+    /// Converts a tensor to f32 and writes its values to `out`, row-major. The length of `out` must
+    /// be the product of the tensor's shape.
     ///
     /// # Errors
-    /// Returns an error if the file does not contain the tensor, or its type is not F32, F16, BF16 or
-    /// F64.
+    /// Returns an error if the file does not contain the tensor, or its type is not F32, F16, BF16
+    /// or F64.
     pub fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let (dtype, data) = self.bytes(name)?;
         match dtype {
@@ -185,8 +196,8 @@ impl SafetensorsFile {
     }
 }
 
-/// Checks that the tensors tile `length` bytes of data without gaps or overlaps, and that each has the
-/// number of bytes that its type and shape require. Returns a description of the first error.
+/// Checks that the tensors tile `length` bytes of data without gaps or overlaps, and that each has
+/// the number of bytes that its type and shape require. Returns a description of the first error.
 fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), String> {
     let mut ordered: Vec<_> = entries.iter().collect();
     ordered.sort_by_key(|(name, entry)| (entry.data_offsets, name.as_str()));
@@ -201,7 +212,8 @@ fn check_layout(entries: &HashMap<String, Entry>, length: usize) -> Result<(), S
         if to > length {
             return Err(format!("tensor {name} ends at byte {to} of the data, which has {length}"));
         }
-        let elements = entry.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
+        let elements =
+            entry.shape.iter().try_fold(1usize, |product, &size| product.checked_mul(size));
         if let Some(width) = entry.width()
             && elements.and_then(|elements| elements.checked_mul(width)) != Some(to - from)
         {
@@ -227,12 +239,12 @@ fn convert<const N: usize>(data: &[u8], out: &mut [f32], decode: impl Fn([u8; N]
 }
 
 /// Writes f32 tensors (name, shape, row-major values) to a safetensors file in the given order. The
-/// tensors are streamed, without a copy of the weights, and the file is flushed to the disk. If writing
-/// fails, the incomplete file is removed.
+/// tensors are streamed, without a copy of the weights, and the file is flushed to the disk. If
+/// writing fails, the incomplete file is removed.
 ///
 /// # Errors
-/// Returns an error with the path and the cause if the disk is full or the file cannot be written, and an
-/// error if the number of a tensor's values does not match its shape.
+/// Returns an error with the path and the cause if the disk is full or the file cannot be written,
+/// and an error if the number of a tensor's values does not match its shape.
 pub fn write_safetensors<'a>(
     path: &Path,
     tensors: impl IntoIterator<Item = (String, Vec<usize>, &'a [f32])>,
@@ -242,8 +254,8 @@ pub fn write_safetensors<'a>(
     write_safetensors_with(path, &shapes, |index| Cow::Borrowed(values[index]))
 }
 
-/// Writes a file like [`write_safetensors`], with values that are computed during the write. `values` is
-/// called once per tensor, in order, with the tensor's index.
+/// Writes a file like [`write_safetensors`], with values that are computed during the write.
+/// `values` is called once per tensor, in order, with the tensor's index.
 ///
 /// # Errors
 /// Returns an error in the same cases as [`write_safetensors`].
@@ -258,11 +270,15 @@ pub fn write_safetensors_with<'a>(
     let mut offset = 0usize;
     for (name, shape) in tensors {
         let end = offset + shape.iter().product::<usize>() * size_of::<f32>();
-        header.insert(name.clone(), json!({ "dtype": "F32", "shape": shape, "data_offsets": [offset, end] }));
+        header.insert(
+            name.clone(),
+            json!({ "dtype": "F32", "shape": shape, "data_offsets": [offset, end] }),
+        );
         offset = end;
     }
     let mut header = Value::Object(header).to_string().into_bytes();
-    // Pad the header with spaces to a multiple of eight bytes, so that the data is aligned for readers.
+    // Pad the header with spaces to a multiple of eight bytes, so that the data is aligned for
+    // readers.
     header.resize(header.len().next_multiple_of(8), b' ');
     let needed = (8 + header.len() + offset) as u64;
     write_synced(path, needed, |out| {
@@ -271,7 +287,8 @@ pub fn write_safetensors_with<'a>(
         for (index, (name, shape)) in tensors.iter().enumerate() {
             let data = values(index);
             if shape.iter().product::<usize>() != data.len() {
-                let what = format!("tensor {name} of shape {shape:?} was given {} values", data.len());
+                let what =
+                    format!("tensor {name} of shape {shape:?} was given {} values", data.len());
                 return Err(std::io::Error::new(std::io::ErrorKind::InvalidInput, what));
             }
             for chunk in data.chunks(1 << 14) {
@@ -286,8 +303,8 @@ pub fn write_safetensors_with<'a>(
     })
 }
 
-/// Creates a file, calls `fill` to write its contents, and flushes it to the disk. Removes the file if
-/// writing or flushing fails. `needed` is the size of the file in bytes, for the error message.
+/// Creates a file, calls `fill` to write its contents, and flushes it to the disk. Removes the file
+/// if writing or flushing fails. `needed` is the size of the file in bytes, for the error message.
 pub(crate) fn write_synced(
     path: &Path,
     needed: u64,

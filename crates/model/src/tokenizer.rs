@@ -1,5 +1,5 @@
-//! Tokenizer data and special tokens from model files. `levade-text` builds the working tokenizer from
-//! them.
+//! Tokenizer data and special tokens from model files. `levade-text` builds the working tokenizer
+//! from them.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -24,15 +24,15 @@ pub enum TokenizerSource {
 pub struct GgufTokenizer {
     /// `model`: the tokenizer algorithm. `gpt2` is byte-level BPE, `llama` is SentencePiece's BPE.
     pub model: String,
-    /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …). Empty if the file has
-    /// none.
+    /// `pre`: the name of the pre-tokenizer (`smollm`, `qwen2`, `llama-bpe`, …). Empty if the file
+    /// has none.
     pub pre: String,
     /// Text of each token, by id. For `gpt2`, the text uses the byte-level alphabet.
     pub tokens: Vec<String>,
     /// Type of each token, by id. Empty if the file has none.
     pub types: Vec<TokenType>,
-    /// Score of each token in a SentencePiece vocabulary, by id: the pair with the best score is merged
-    /// first. Empty if the file has none.
+    /// Score of each token in a SentencePiece vocabulary, by id: the pair with the best score is
+    /// merged first. Empty if the file has none.
     pub scores: Vec<f32>,
     /// Merge rules of the form "left right", best first.
     pub merges: Vec<String>,
@@ -50,8 +50,8 @@ pub struct GgufTokenizer {
     pub add_space_prefix: bool,
 }
 
-/// Names of Llama 3's pre-tokenizer in GGUF files. With this pre-tokenizer, every text starts with the
-/// `bos` token unless the file sets `add_bos_token` to false.
+/// Names of Llama 3's pre-tokenizer in GGUF files. With this pre-tokenizer, every text starts with
+/// the `bos` token unless the file sets `add_bos_token` to false.
 pub const LLAMA3_PRE_TOKENIZERS: [&str; 9] = [
     "llama-bpe",
     "llama3",
@@ -92,8 +92,8 @@ pub struct SpecialTokens {
     pub pad: Option<String>,
     /// Token for text that cannot be encoded.
     pub unknown: Option<String>,
-    /// Other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and tokens that a model
-    /// defines, such as `image_token`.
+    /// Other special tokens by full name: `cls_token`, `sep_token`, `mask_token`, and tokens that a
+    /// model defines, such as `image_token`.
     pub other_tokens: BTreeMap<String, String>,
 }
 
@@ -103,11 +103,12 @@ const NAMED: [&str; 4] = ["bos_token", "eos_token", "pad_token", "unk_token"];
 impl SpecialTokens {
     /// Reads the special tokens from the contents of a `tokenizer_config.json`.
     ///
-    /// A token is a string, or an object whose `content` is the text. As in transformers, every key that
-    /// ends in `_token` names a token, and so does every key of `extra_special_tokens` and
+    /// A token is a string, or an object whose `content` is the text. As in transformers, every key
+    /// that ends in `_token` names a token, and so does every key of `extra_special_tokens` and
     /// `model_specific_special_tokens`.
     pub(crate) fn from_hf(settings: &Map<String, Value>) -> Self {
-        let content = |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
+        let content =
+            |value: &Value| value.get("content").unwrap_or(value).as_str().map(str::to_string);
         let text = |key: &str| settings.get(key).and_then(content);
         let own = ["extra_special_tokens", "model_specific_special_tokens"];
         let own = own.iter().filter_map(|key| settings.get(*key)?.as_object()).flatten();
@@ -159,12 +160,12 @@ pub fn added_tokens(tokenizer: &[u8]) -> Result<Vec<AddedToken>, serde_json::Err
 }
 
 /// Rejects tokens that the settings add to those of a `tokenizer.json`. The settings are the
-/// `tokenizer_config.json` at `path`. transformers adds these tokens when it loads both files, so their
-/// text would get different ids there than in Levade.
+/// `tokenizer_config.json` at `path`. transformers adds these tokens when it loads both files, so
+/// their text would get different ids there than in Levade.
 ///
 /// # Errors
-/// Returns [`ModelError::Unsupported`] with the token if `tokenizer.json` does not add the token, or has
-/// it under a different id.
+/// Returns [`ModelError::Unsupported`] with the token if `tokenizer.json` does not add the token,
+/// or has it under a different id.
 pub(crate) fn check_added(
     path: &Path,
     settings: &Map<String, Value>,
@@ -192,9 +193,9 @@ pub(crate) fn check_added(
     Ok(())
 }
 
-/// Applies the settings' flags to the added tokens of `tokenizer`, as transformers does. The flags in
-/// `added_tokens_decoder` replace those in `tokenizer.json`, and a named token, such as `eos_token`, is
-/// special.
+/// Applies the settings' flags to the added tokens of `tokenizer`, as transformers does. The flags
+/// in `added_tokens_decoder` replace those in `tokenizer.json`, and a named token, such as
+/// `eos_token`, is special.
 pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>) {
     const FLAGS: [&str; 5] = ["special", "lstrip", "rstrip", "normalized", "single_word"];
     #[derive(Deserialize)]
@@ -208,7 +209,9 @@ pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>
         .cloned()
         .map(|mut token| {
             let id = token.get("id").map(Value::to_string).unwrap_or_default();
-            let given = settings.get("added_tokens_decoder").and_then(|decoder| decoder.get(id)?.as_object());
+            let given = settings
+                .get("added_tokens_decoder")
+                .and_then(|decoder| decoder.get(id)?.as_object());
             let flags = given
                 .into_iter()
                 .flatten()
@@ -232,8 +235,8 @@ pub(crate) fn apply_flags(settings: &Map<String, Value>, tokenizer: &mut Vec<u8>
 
 /// Rejects settings whose `add_prefix_space` contradicts `tokenizer.json`. With such settings,
 /// transformers prepends a space to every text although `tokenizer.json` does not, or the reverse.
-/// Tokenizer classes that build their own pre-tokenizer read `add_prefix_space` only from the settings,
-/// with the default false. General classes do not read it from the settings.
+/// Tokenizer classes that build their own pre-tokenizer read `add_prefix_space` only from the
+/// settings, with the default false. General classes do not read it from the settings.
 ///
 /// # Errors
 /// Returns [`ModelError::Unsupported`] with the class if the two values differ.
@@ -253,7 +256,8 @@ pub(crate) fn check_prefix_space(
     let Ok(File { pre_tokenizer }) = serde_json::from_slice(tokenizer) else { return Ok(()) };
     let steps = pre_tokenizer.get("pretokenizers").and_then(Value::as_array);
     let steps = steps.map_or(std::slice::from_ref(&pre_tokenizer), Vec::as_slice);
-    let is_set = |value: &Value| value.get("add_prefix_space").and_then(Value::as_bool) == Some(true);
+    let is_set =
+        |value: &Value| value.get("add_prefix_space").and_then(Value::as_bool) == Some(true);
     let own = steps.iter().any(is_set);
     let given = settings.get("add_prefix_space").and_then(Value::as_bool).unwrap_or(false);
     if own == given {
@@ -261,14 +265,16 @@ pub(crate) fn check_prefix_space(
     }
     Err(ModelError::unsupported(
         path,
-        format!("transformers reads add_prefix_space as {given} for {class}, but tokenizer.json has {own}"),
+        format!(
+            "transformers reads add_prefix_space as {given} for {class}, but tokenizer.json has {own}"
+        ),
         "set add_prefix_space in both files to the value that the model was trained with",
     ))
 }
 
-/// Writes the `tokenizer_config.json` for a `tokenizer.json`, so that `transformers` finds the special
-/// tokens and the chat template. `context` is the model's context length in tokens. The file is flushed
-/// to the disk.
+/// Writes the `tokenizer_config.json` for a `tokenizer.json`, so that `transformers` finds the
+/// special tokens and the chat template. `context` is the model's context length in tokens. The
+/// file is flushed to the disk.
 ///
 /// # Errors
 /// Returns an error with the path and the cause if the file cannot be written.
@@ -282,14 +288,16 @@ pub fn write_tokenizer_config(
     settings.insert("tokenizer_class".into(), "PreTrainedTokenizerFast".into());
     settings.insert("clean_up_tokenization_spaces".into(), false.into());
     settings.insert("model_max_length".into(), context.into());
-    for (key, text) in special.by_name().chain(chat_template.map(|template| ("chat_template", template))) {
+    for (key, text) in
+        special.by_name().chain(chat_template.map(|template| ("chat_template", template)))
+    {
         settings.insert(key.into(), text.into());
     }
     write_json(path, &Value::Object(settings))
 }
 
-/// Writes an indented JSON file and flushes it to the disk. The write is not atomic. If it fails, the
-/// incomplete file is removed.
+/// Writes an indented JSON file and flushes it to the disk. The write is not atomic. If it fails,
+/// the incomplete file is removed.
 ///
 /// # Errors
 /// Returns an error with the path and the cause if the file cannot be written.

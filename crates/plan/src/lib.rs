@@ -1,10 +1,10 @@
 //! Estimates the memory and time of a run before it starts.
 //!
-//! An estimate needs the shape of the model ([`Shape`], from its `config.json`), but not the weights.
-//! [`Learner`] computes the memory of each process of a PyTorch learner, by purpose. [`time::Work`]
-//! computes the time of a step from the peak rates of a [`Device`] and the fractions of them that are
-//! usually reached. [`fleet::Fleet`] simulates a run on many devices, and reports its staleness, its idle
-//! times and its bottleneck.
+//! An estimate needs the shape of the model ([`Shape`], from its `config.json`), but not the
+//! weights. [`Learner`] computes the memory of each process of a PyTorch learner, by purpose.
+//! [`time::Work`] computes the time of a step from the peak rates of a [`Device`] and the fractions
+//! of them that are usually reached. [`fleet::Fleet`] simulates a run on many devices, and reports
+//! its staleness, its idle times and its bottleneck.
 //!
 //! # Example
 //! The memory of one of 8 processes that train a model together:

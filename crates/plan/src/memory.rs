@@ -45,9 +45,9 @@ pub const MAX_TOKENS: u64 = 1 << 24;
 /// Checks that the model can be split by the parallelism keys of the learner.
 ///
 /// # Errors
-/// Returns a message with the key and its value if the model has fewer layers than pipeline stages, or
-/// the key does not divide the number of heads or experts. The same holds if `ep` is set for a model
-/// without experts.
+/// Returns a message with the key and its value if the model has fewer layers than pipeline stages,
+/// or the key does not divide the number of heads or experts. The same holds if `ep` is set for a
+/// model without experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
     if pp > shape.layers {
@@ -65,26 +65,30 @@ pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
     }
     match shape.experts() {
         _ if ep == 1 => Ok(()),
-        None => Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out")),
-        Some(experts) if !experts.is_multiple_of(ep) => {
-            Err(format!("`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"))
+        None => {
+            Err(format!("`cluster.learner.ep` is {ep}, and the model has no experts; leave it out"))
         }
+        Some(experts) if !experts.is_multiple_of(ep) => Err(format!(
+            "`cluster.learner.ep` is {ep}, which does not divide the model's {experts} experts"
+        )),
         Some(_) => Ok(()),
     }
 }
 
 /// Returns the value of the last `--head-rows` in the process arguments, or the default of 512.
 fn head_rows(args: &[String]) -> u64 {
-    let value = args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
-        Some("") => args.get(at + 1),
-        Some(_) => Some(arg),
-        None => None,
-    });
+    let value =
+        args.iter().enumerate().rev().find_map(|(at, arg)| match arg.strip_prefix("--head-rows") {
+            Some("") => args.get(at + 1),
+            Some(_) => Some(arg),
+            None => None,
+        });
     let number = |text: &String| text.rsplit('=').next()?.parse().ok();
     value.and_then(number).unwrap_or(512)
 }
 
-/// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes (assumed).
+/// Device memory that the CUDA context and NCCL buffers take per learner process, in bytes
+/// (assumed).
 pub const CUDA_CONTEXT_BYTES: Bytes = 1800 << 20;
 
 /// Returns the total bytes of all purposes, saturating.
@@ -134,10 +138,12 @@ impl Learner {
         }
     }
 
-    /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most memory.
+    /// Returns the bytes of a process by purpose, for the pipeline stage that needs the most
+    /// memory.
     pub fn plan(&self, shape: &Shape) -> Vec<(&'static str, Bytes)> {
         let total = |plan: &Vec<(&'static str, Bytes)>| total(plan);
-        let stages = self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
+        let stages =
+            self.edge_stages(shape).into_iter().map(|stage| self.plan_stage(shape, &stage));
         stages.max_by_key(total).unwrap_or_default()
     }
 
@@ -182,8 +188,8 @@ impl Learner {
             None => (3 * F32 * parameters, false),
         };
         let optimizer = if is_unsharded { trainable_bytes } else { shard(trainable_bytes) };
-        // Sharded weights are gathered block by block; the embedding, final norm and head stay gathered.
-        // Each gathered part has its weights and their gradient.
+        // Sharded weights are gathered block by block; the embedding, final norm and head stay
+        // gathered. Each gathered part has its weights and their gradient.
         let gathered = match ranks / tensor {
             1 if compute == F32 => 0,
             _ => 2 * compute * (ends + shape.block()).div_ceil(tensor),
@@ -192,9 +198,10 @@ impl Learner {
         let live_blocks = if self.recompute { 1 } else { in_flight * layers };
         let checkpointed_blocks = if self.recompute { in_flight * layers } else { 0 };
         // Per block, PyTorch keeps the inputs of both norms (in f32 and in the compute dtype), the
-        // queries, keys and values before and after RoPE, the attention output, and four tensors of the
-        // feed-forward part.
-        let block_width = 6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
+        // queries, keys and values before and after RoPE, the attention output, and four tensors of
+        // the feed-forward part.
+        let block_width =
+            6 * shape.hidden + 2 * shape.queries() + 4 * shape.keys() + shape.queries();
         let block_width = block_width + 4 * shape.active_width() / tensor;
         // The conversion from f64 saturates if the product of absurdly large keys exceeds a u64.
         let saturating_product =
@@ -202,8 +209,11 @@ impl Learner {
         let activations = saturating_product(&[compute, rows, live_blocks, block_width])
             .saturating_add(saturating_product(&[compute, rows, checkpointed_blocks, shape.hidden]))
             .saturating_add(saturating_product(&[F32, 2, live_blocks, rows, shape.hidden]));
-        let mask =
-            if self.on_gpu { 0 } else { saturating_product(&[in_flight, 1 + compute, rows, self.tokens]) };
+        let mask = if self.on_gpu {
+            0
+        } else {
+            saturating_product(&[in_flight, 1 + compute, rows, self.tokens])
+        };
         let head = if has_head {
             saturating_product(&[4, F32, self.head_rows.min(rows), shape.vocabulary])
         } else {
@@ -211,8 +221,8 @@ impl Learner {
         };
         let frozen = if self.reference { shard(compute * parameters) } else { 0 };
         let critic = if self.critic { shard(4 * F32 * parameters) } else { 0 };
-        // On CPUs, measured by `bench/plan_memory.py`: PyTorch with transformers, gloo and the memory
-        // that the allocator keeps. On GPUs, assumed: the CUDA context with NCCL buffers.
+        // On CPUs, measured by `bench/plan_memory.py`: PyTorch with transformers, gloo and the
+        // memory that the allocator keeps. On GPUs, assumed: the CUDA context with NCCL buffers.
         let runtime = if self.on_gpu { CUDA_CONTEXT_BYTES } else { 1000 << 20 };
         vec![
             ("weights, f32", shard(F32 * parameters)),
@@ -284,7 +294,10 @@ mod tests {
     fn moved_is_16_bytes_per_parameter() {
         let plan = learner().plan(&shape());
         let bytes_per_parameter = offloaded_bytes(&plan) as f64 * 8.0 / shape().parameters() as f64;
-        assert!((bytes_per_parameter - 16.0).abs() < 1e-3, "16 bytes a parameter: {bytes_per_parameter}");
+        assert!(
+            (bytes_per_parameter - 16.0).abs() < 1e-3,
+            "16 bytes a parameter: {bytes_per_parameter}"
+        );
     }
 
     #[test]
@@ -295,13 +308,23 @@ mod tests {
         // Two processes shard a stage of 7 layers, which also has the embedding or the head.
         let end = shape.vocabulary * shape.hidden;
         let stage = 4 * (7 * shape.block() + end) / 2;
-        assert!(weights(&staged).abs_diff(stage) <= 2 * shape.hidden, "{} {stage}", weights(&staged));
+        assert!(
+            weights(&staged).abs_diff(stage) <= 2 * shape.hidden,
+            "{} {stage}",
+            weights(&staged)
+        );
         // The first stages get the remainder of the layers: 28 are split into 6, 6, 6, 5 and 5.
         let five = Learner { processes: 5, pipeline: 5, head_rows: 1, ..learner() };
         assert_eq!(weights(&five), 4 * (6 * shape.block() + end));
         // The first stage holds activations of one micro-batch per stage.
         let activations = |pipeline: u64| {
-            let plan = Learner { processes: pipeline, pipeline, recompute: false, head_rows: 1, ..learner() };
+            let plan = Learner {
+                processes: pipeline,
+                pipeline,
+                recompute: false,
+                head_rows: 1,
+                ..learner()
+            };
             plan.plan(&shape)[3].1 as f64
         };
         assert!(
@@ -331,10 +354,18 @@ mod tests {
                 &dense,
                 "`cluster.learner.tp` is 8, which does not divide the model's 4 heads of keys",
             ),
-            (keys(3, 1, 1), &dense, "`cluster.learner.tp` is 3, which does not divide the model's 8 heads"),
+            (
+                keys(3, 1, 1),
+                &dense,
+                "`cluster.learner.tp` is 3, which does not divide the model's 8 heads",
+            ),
             (keys(1, 1, 3), &dense, "`cluster.learner.pp` is 3, and the model has 2 layers"),
             (keys(1, 2, 1), &dense, "`cluster.learner.ep` is 2, and the model has no experts"),
-            (keys(1, 4, 1), &mixed, "`cluster.learner.ep` is 4, which does not divide the model's 6 experts"),
+            (
+                keys(1, 4, 1),
+                &mixed,
+                "`cluster.learner.ep` is 4, which does not divide the model's 6 experts",
+            ),
         ] {
             let why = check_split(&keys, shape).unwrap_err();
             assert!(why.contains(want), "{why}");

@@ -38,7 +38,12 @@ pub struct Shape {
     /// Whether the output head shares the weights of the embedding.
     #[serde(rename = "tie_word_embeddings", default)]
     pub tied: bool,
-    #[serde(rename = "num_experts", alias = "num_local_experts", alias = "n_routed_experts", default)]
+    #[serde(
+        rename = "num_experts",
+        alias = "num_local_experts",
+        alias = "n_routed_experts",
+        default
+    )]
     experts: Option<u64>,
     #[serde(rename = "num_experts_per_tok", default)]
     experts_of_token: Option<u64>,
@@ -59,8 +64,8 @@ impl Shape {
     /// Parses a Hugging Face `config.json`. For a multimodal model, reads its `text_config`.
     ///
     /// # Errors
-    /// Returns a message if the text is not JSON, a number is missing or out of range, or the model has
-    /// attention or layers of an unsupported kind.
+    /// Returns a message if the text is not JSON, a number is missing or out of range, or the model
+    /// has attention or layers of an unsupported kind.
     pub fn parse(text: &str) -> Result<Self, String> {
         // In a family that the engine supports, missing keys have the defaults of that family.
         match ModelConfig::from_hf_json(Path::new("config.json"), text.as_bytes()) {
@@ -77,11 +82,15 @@ impl Shape {
             outer.extend(inner);
         }
         if !config["kv_lora_rank"].is_null() {
-            return Err("it has latent attention (kv_lora_rank), which `levade plan` does not know".into());
+            return Err(
+                "it has latent attention (kv_lora_rank), which `levade plan` does not know".into(),
+            );
         }
-        let kinds = config["layer_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
-        if let Some(odd) =
-            kinds.into_iter().find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
+        let kinds =
+            config["layer_types"].as_array().into_iter().flatten().filter_map(Value::as_str);
+        if let Some(odd) = kinds
+            .into_iter()
+            .find(|kind| !kind.ends_with("_attention") || *kind == "linear_attention")
         {
             return Err(format!("it has layers of {odd}, which `levade plan` does not know"));
         }
@@ -109,8 +118,10 @@ impl Shape {
             }
         }
         let wide = |value: u64| u128::from(value);
-        let one = wide(self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate));
-        let block = wide(self.hidden) * (3 * wide(or_one(self.experts)) * one + 4 * wide(self.queries()));
+        let one =
+            wide(self.expert_intermediate.unwrap_or(self.intermediate).max(self.intermediate));
+        let block =
+            wide(self.hidden) * (3 * wide(or_one(self.experts)) * one + 4 * wide(self.queries()));
         let all = wide(self.layers) * block + 2 * wide(self.vocabulary) * wide(self.hidden);
         if all > MAX_PARAMETERS {
             return Err(format!("these numbers make {all} parameters, which no model has"));
@@ -145,7 +156,8 @@ impl Shape {
         self.head_dim.unwrap_or(self.hidden / self.heads)
     }
 
-    /// Returns the number of key-value heads. It equals [`Shape::heads`] without grouped-query attention.
+    /// Returns the number of key-value heads. It equals [`Shape::heads`] without grouped-query
+    /// attention.
     pub fn kv_heads(&self) -> u64 {
         self.kv_heads.unwrap_or(self.heads)
     }
@@ -165,10 +177,13 @@ impl Shape {
         self.heads * self.head_dim()
     }
 
-    /// Returns the feed-forward width that is active for a token, over all experts that it is routed to.
+    /// Returns the feed-forward width that is active for a token, over all experts that it is
+    /// routed to.
     pub fn active_width(&self) -> u64 {
         match (self.experts, self.experts_of_token) {
-            (Some(_), Some(active)) => active * self.expert_intermediate.unwrap_or(self.intermediate),
+            (Some(_), Some(active)) => {
+                active * self.expert_intermediate.unwrap_or(self.intermediate)
+            }
             _ => self.intermediate,
         }
     }
@@ -189,8 +204,8 @@ impl Shape {
         self.attention() + feed_forward + 2 * self.hidden
     }
 
-    /// Returns the number of parameters outside the blocks: the embedding, the final norm and, unless
-    /// tied, the head.
+    /// Returns the number of parameters outside the blocks: the embedding, the final norm and,
+    /// unless tied, the head.
     pub fn parameters_outside_blocks(&self) -> u64 {
         self.vocabulary * self.hidden * if self.tied { 1 } else { 2 } + self.hidden
     }
@@ -214,11 +229,12 @@ impl Shape {
     /// Returns the floating-point operations of the forward pass of a token that attends to `seen`
     /// tokens.
     pub fn forward(&self, seen: u64) -> f64 {
-        2.0 * self.active_parameters() as f64 + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
+        2.0 * self.active_parameters() as f64
+            + 4.0 * (self.layers * self.queries()) as f64 * seen as f64
     }
 
-    /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576, 49152
-    /// tokens".
+    /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576,
+    /// 49152 tokens".
     pub fn describe(&self) -> String {
         let (parameters, active) = (self.parameters(), self.active_parameters());
         let experts = match self.experts {
@@ -269,7 +285,10 @@ mod tests {
             "num_experts_per_tok":8,"moe_intermediate_size":768}"#;
         let experts = Shape::parse(experts).unwrap();
         let (all, active) = (experts.parameters() as f64, experts.active_parameters() as f64);
-        assert!((all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1, "{all} {active}");
+        assert!(
+            (all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1,
+            "{all} {active}"
+        );
         assert!(Shape::parse("{}").unwrap_err().contains("hidden_size"));
         // The text_config of Gemma 3 4B sets only these keys. Its text model has 3.88 B parameters.
         let gemma = r#"{"model_type":"gemma3","text_config":{"model_type":"gemma3_text","hidden_size":2560,
@@ -310,20 +329,26 @@ mod tests {
             ("moe_intermediate_size", 1 << 60),
         ] {
             let why = read(key, value.into()).unwrap_err();
-            assert!(why.contains(key) && why.contains("which no model has"), "{key} {value}: {why}");
+            assert!(
+                why.contains(key) && why.contains("which no model has"),
+                "{key} {value}: {why}"
+            );
         }
         let mut huge = base.clone();
-        for (key, value) in
-            [("hidden_size", 1u64 << 23), ("num_hidden_layers", 1 << 12), ("intermediate_size", 1 << 23)]
-        {
+        for (key, value) in [
+            ("hidden_size", 1u64 << 23),
+            ("num_hidden_layers", 1 << 12),
+            ("intermediate_size", 1 << 23),
+        ] {
             huge[key] = value.into();
         }
-        assert!(Shape::parse(&huge.to_string()).unwrap_err().contains("parameters, which no model has"));
+        assert!(
+            Shape::parse(&huge.to_string()).unwrap_err().contains("parameters, which no model has")
+        );
         let odd = read("layer_types", serde_json::json!(["full_attention", "linear_attention"]));
         assert!(odd.unwrap_err().contains("layers of linear_attention"));
         assert!(read("kv_lora_rank", 512.into()).unwrap_err().contains("latent attention"));
-        let mixed =
-            serde_json::json!({ "model_type": "seer", "text_config": base, "tie_word_embeddings": true });
+        let mixed = serde_json::json!({ "model_type": "seer", "text_config": base, "tie_word_embeddings": true });
         assert!(Shape::parse(&mixed.to_string()).unwrap().tied);
     }
 }

@@ -4,7 +4,8 @@ use super::devices::Device;
 use super::fleet::Service;
 use super::shape::Shape;
 
-/// Fraction of the peak FLOP/s that training reaches: published for FSDP2 on dense models of 7B and more.
+/// Fraction of the peak FLOP/s that training reaches: published for FSDP2 on dense models of 7B and
+/// more.
 const TRAINING_EFFICIENCY: f64 = 0.38;
 /// Fraction of the peak FLOP/s that prefill reaches.
 const PREFILL_EFFICIENCY: f64 = 0.5;
@@ -60,10 +61,11 @@ pub struct Passes {
     pub epochs: u64,
 }
 
-/// Computes the seconds of the two device handoffs of a step. The learner offloads `moved` bytes of each
-/// device to host memory and loads them back, and servers load the new weights in bf16.
+/// Computes the seconds of the two device handoffs of a step. The learner offloads `moved` bytes of
+/// each device to host memory and loads them back, and servers load the new weights in bf16.
 pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
-    2.0 * offloaded_bytes as f64 / HOST_BANDWIDTH + 2.0 * shape.parameters() as f64 / NETWORK_BANDWIDTH
+    2.0 * offloaded_bytes as f64 / HOST_BANDWIDTH
+        + 2.0 * shape.parameters() as f64 / NETWORK_BANDWIDTH
 }
 
 /// Estimated tokens and times of one step.
@@ -71,8 +73,8 @@ pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
 pub struct Step {
     /// Sampled tokens.
     pub sampled: u64,
-    /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for all
-    /// attempts of its group.
+    /// Tokens that the learner computes, over all epochs. In each epoch, a prompt counts once for
+    /// all attempts of its group.
     pub trained: u64,
     /// Seconds of sampling, including prefill.
     pub sampling: f64,
@@ -85,8 +87,8 @@ pub struct Step {
 }
 
 impl Step {
-    /// Returns the seconds of the step. If sampling and training overlap, this is the longer of the two;
-    /// otherwise it is their sum plus the device handoffs.
+    /// Returns the seconds of the step. If sampling and training overlap, this is the longer of the
+    /// two; otherwise it is their sum plus the device handoffs.
     pub fn seconds(&self, overlaps: bool) -> f64 {
         match overlaps {
             true => self.sampling.max(self.learning),
@@ -109,20 +111,23 @@ impl Work {
             round,
             handoff_seconds,
         } = *self;
-        let (samplers, running, tensor) = (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
+        let (samplers, running, tensor) =
+            (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
         let seen = prompt + completion_tokens / 2;
         let (flops, bandwidth) = (tensor * device.flops, tensor * device.bandwidth);
-        // A decoding pass reads the weights once for all running sequences, and the KV cache of each
-        // sequence.
+        // A decoding pass reads the weights once for all running sequences, and the KV cache of
+        // each sequence.
         let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
         let read = 2.0 * shape.parameters() as f64 + cache;
         let computed = running as f64 * shape.forward(seen) / (PREFILL_EFFICIENCY * flops);
         let row_seconds = (read / (SAMPLING_EFFICIENCY * bandwidth)).max(computed);
         let sampled_tokens = attempts.sampled.saturating_mul(completion_tokens);
-        let generation = sampled_tokens as f64 / (running as f64 / row_seconds) / f64::from(samplers);
+        let generation =
+            sampled_tokens as f64 / (running as f64 / row_seconds) / f64::from(samplers);
         let prompts = attempts.trained.div_ceil(passes.group.max(1)).saturating_mul(prompt);
-        let filling =
-            prompts as f64 * shape.forward(prompt / 2) / (PREFILL_EFFICIENCY * flops) / f64::from(samplers);
+        let filling = prompts as f64 * shape.forward(prompt / 2)
+            / (PREFILL_EFFICIENCY * flops)
+            / f64::from(samplers);
         let trained = attempts
             .trained
             .saturating_mul(completion_tokens)
@@ -131,8 +136,8 @@ impl Work {
         // Forward and backward: three times the operations of a forward pass.
         let operations = 3.0 * trained as f64 * shape.forward(seen);
         let devices = if learners > 0 { f64::from(learners) } else { f64::from(samplers) * tensor };
-        // The pipeline bubble: the first stage is idle while the last one finishes its micro-batches, and
-        // the last one is idle until the first micro-batch arrives.
+        // The pipeline bubble: the first stage is idle while the last one finishes its
+        // micro-batches, and the last one is idle until the first micro-batch arrives.
         let rounds = (trained / passes.updates.max(1)).div_ceil(round.max(1)).max(1) as f64;
         let bubble = stages.saturating_sub(1) as f64;
         let bubble = bubble / (rounds + bubble);
@@ -148,9 +153,10 @@ impl Work {
     }
 }
 
-/// Computes the service times of one device for sequences of `prompt` context tokens and `completion_tokens` sampled
-/// tokens. `tensor` is the number of devices per server. `handoff_seconds` is the seconds of device handoffs per
-/// step; if 0, weights are sent over the network instead.
+/// Computes the service times of one device for sequences of `prompt` context tokens and
+/// `completion_tokens` sampled tokens. `tensor` is the number of devices per server.
+/// `handoff_seconds` is the seconds of device handoffs per step; if 0, weights are sent over the
+/// network instead.
 pub fn service(
     shape: &Shape,
     device: &Device,
@@ -172,8 +178,8 @@ pub fn service(
     }
 }
 
-/// Describes the assumptions behind the estimates. `shares` is whether sampling and training use the same
-/// devices.
+/// Describes the assumptions behind the estimates. `shares` is whether sampling and training use
+/// the same devices.
 pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
     let handoff_text = match is_colocated {
         true => {
@@ -229,7 +235,8 @@ mod tests {
         let training_rate = step.trained as f64 / step.learning / 4.0;
         assert!((5_000.0..30_000.0).contains(&sampling_rate), "{sampling_rate}");
         assert!((5_000.0..12_000.0).contains(&training_rate), "{training_rate}");
-        let more = Work { samplers: 8, learners: 8, ..work.clone() }.step(&shape, device, attempts, passes);
+        let more = Work { samplers: 8, learners: 8, ..work.clone() }
+            .step(&shape, device, attempts, passes);
         assert!(more.sampling < 0.6 * step.sampling && more.learning < 0.6 * step.learning);
         assert!(step.seconds(true) < step.seconds(false));
         let oversampled = work.step(&shape, device, Attempts { sampled: 640, ..attempts }, passes);
@@ -238,10 +245,14 @@ mod tests {
             (640_000, step.trained, step.learning)
         );
         assert!(oversampled.sampling > 1.1 * step.sampling);
-        // One server of two devices has the bandwidth of two servers, but reads the weights only once.
+        // One server of two devices has the bandwidth of two servers, but reads the weights only
+        // once.
         let tensor_parallel = Work { tensor: 2, samplers: 2, running: 256, ..work.clone() };
         let tensor_parallel = tensor_parallel.step(&shape, device, attempts, passes);
-        assert!(tensor_parallel.sampling <= step.sampling && tensor_parallel.sampling > 0.5 * step.sampling);
+        assert!(
+            tensor_parallel.sampling <= step.sampling
+                && tensor_parallel.sampling > 0.5 * step.sampling
+        );
         // 544 k tokens are 17 rounds of 32 k: with 4 stages, each works in 17 of 20 time slots.
         let staged = |updates| {
             let passes = Passes { updates, ..passes };
@@ -254,8 +265,14 @@ mod tests {
         let with_handoff = Work { handoff_seconds: handoff_seconds(&shape, 14 << 30), ..work }
             .step(&shape, device, attempts, passes);
         assert!(
-            (with_handoff.seconds(false) - step.seconds(false) - with_handoff.handoff_seconds).abs() < 1e-9
+            (with_handoff.seconds(false) - step.seconds(false) - with_handoff.handoff_seconds)
+                .abs()
+                < 1e-9
         );
-        assert!((2.0..4.0).contains(&with_handoff.handoff_seconds), "{}", with_handoff.handoff_seconds);
+        assert!(
+            (2.0..4.0).contains(&with_handoff.handoff_seconds),
+            "{}",
+            with_handoff.handoff_seconds
+        );
     }
 }

@@ -1,18 +1,18 @@
-//! Adjusts logits before a token is sampled: penalties, biases, and stop tokens that are not allowed
-//! yet.
+//! Adjusts logits before a token is sampled: penalties, biases, and stop tokens that are not
+//! allowed yet.
 //!
-//! An adjustment is a function only of the raw logits, the sequence and the parameters. So it depends
-//! neither on other sequences in the batch nor on how a prompt was divided. The order is fixed:
-//! repetition penalty, frequency and presence penalty, biases, stop tokens. vLLM adds biases before the
-//! repetition penalty, SGLang after it; all other orders commute. Presence and frequency penalties
-//! count the tokens of the completion, including those in
+//! An adjustment is a function only of the raw logits, the sequence and the parameters. So it
+//! depends neither on other sequences in the batch nor on how a prompt was divided. The order is
+//! fixed: repetition penalty, frequency and presence penalty, biases, stop tokens. vLLM adds biases
+//! before the repetition penalty, SGLang after it; all other orders commute. Presence and frequency
+//! penalties count the tokens of the completion, including those in
 //! [`SamplingParams::drawn_before`](crate::SamplingParams::drawn_before).
 
 use crate::SamplingParams;
 
 impl SamplingParams {
-    /// Returns whether logits can be adjusted, so that tokens come from another distribution than the
-    /// model's.
+    /// Returns whether logits can be adjusted, so that tokens come from another distribution than
+    /// the model's.
     pub fn has_adjustments(&self) -> bool {
         self.repetition_penalty != 1.0
             || self.presence_penalty != 0.0
@@ -25,9 +25,9 @@ impl SamplingParams {
     /// completion so far, which is its last `reply` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
-    /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c >
-    /// 0\] α_presence, where c is the number of occurrences of the token in the completion. As in vLLM
-    /// and SGLang, the prompt does not count.
+    /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c
+    /// > 0\] α_presence, where c is the number of occurrences of the token in the completion. As in
+    /// vLLM and SGLang, the prompt does not count.
     pub fn adjust(&self, logits: &mut [f32], sequence: &[u32], num_sampled: usize) {
         if self.repetition_penalty != 1.0 {
             for (token, _) in counts(sequence) {
@@ -84,12 +84,14 @@ mod tests {
         let plain = SamplingParams::default();
         let repetition = SamplingParams { repetition_penalty: 2.0, ..plain.clone() };
         assert_eq!(adjusted(repetition.clone()), [0.5, -2.0, 0.25, 1.0, 0.25]);
-        // The completion contains token 1 twice and token 2 once; tokens of the prompt do not count.
+        // The completion contains token 1 twice and token 2 once; tokens of the prompt do not
+        // count.
         let frequency = SamplingParams { frequency_penalty: 0.5, ..plain.clone() };
         assert_eq!(adjusted(frequency), [1.0, -2.0, 0.0, 2.0, 0.25]);
         let presence = SamplingParams { presence_penalty: -0.25, ..plain.clone() };
         assert_eq!(adjusted(presence), [1.0, -0.75, 0.75, 2.0, 0.25]);
-        let bias = SamplingParams { logit_bias: [(3, -1.5), (4, 8.0), (7, 1.0)].into(), ..plain.clone() };
+        let bias =
+            SamplingParams { logit_bias: [(3, -1.5), (4, 8.0), (7, 1.0)].into(), ..plain.clone() };
         assert_eq!(adjusted(bias), [1.0, -1.0, 0.5, 0.5, 8.25]);
         let all = SamplingParams {
             frequency_penalty: 0.5,

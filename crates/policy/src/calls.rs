@@ -2,9 +2,9 @@
 //!
 //! # Guarantees
 //! - A call's stream is fixed when the call is admitted, and is kept when the call is continued.
-//! - The stream depends only on the attempt, the agent, the prompt, and the number of earlier calls of
-//!   that agent with the same prompt. Two agents, or two calls at equal positions, never share random
-//!   numbers, and the order in which parallel calls arrive does not matter.
+//! - The stream depends only on the attempt, the agent, the prompt, and the number of earlier calls
+//!   of that agent with the same prompt. Two agents, or two calls at equal positions, never share
+//!   random numbers, and the order in which parallel calls arrive does not matter.
 
 use std::collections::HashMap;
 
@@ -25,9 +25,9 @@ impl CallStreams {
         CallStreams { attempt, call_counts: HashMap::new() }
     }
 
-    /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes of
-    /// the SHA-256 of attempt, agent, prompt and the number of equal calls before. Among a million
-    /// streams, the probability that two coincide is 3 in 10⁸.
+    /// Returns the stream of the next call in which `agent` continues `prompt`: the first 8 bytes
+    /// of the SHA-256 of attempt, agent, prompt and the number of equal calls before. Among a
+    /// million streams, the probability that two coincide is 3 in 10⁸.
     pub fn admit(&mut self, agent: &str, prompt: &[u32]) -> u64 {
         let mut hash = Sha256::new();
         hash.update(self.attempt.to_le_bytes());
@@ -39,7 +39,8 @@ impl CallStreams {
         }
         let call: [u8; 32] = hash.finalize().into();
         let ordinal = self.call_counts.entry(call).or_insert(0);
-        let stream = Sha256::new().chain_update(call).chain_update(ordinal.to_le_bytes()).finalize();
+        let stream =
+            Sha256::new().chain_update(call).chain_update(ordinal.to_le_bytes()).finalize();
         *ordinal += 1;
         stream.iter().take(8).fold(0, |value, &byte| value << 8 | u64::from(byte))
     }
@@ -53,10 +54,17 @@ mod tests {
 
     #[test]
     fn admit_returns_distinct_streams_in_any_order() {
-        let calls =
-            [("a", &[1, 2][..]), ("a", &[1, 2]), ("b", &[1, 2]), ("a", &[1]), ("a", &[]), ("", &[1, 2])];
+        let calls = [
+            ("a", &[1, 2][..]),
+            ("a", &[1, 2]),
+            ("b", &[1, 2]),
+            ("a", &[1]),
+            ("a", &[]),
+            ("", &[1, 2]),
+        ];
         let mut streams = CallStreams::new(7);
-        let all: Vec<u64> = calls.iter().map(|(agent, prompt)| streams.admit(agent, prompt)).collect();
+        let all: Vec<u64> =
+            calls.iter().map(|(agent, prompt)| streams.admit(agent, prompt)).collect();
         assert_eq!(all.iter().collect::<BTreeSet<_>>().len(), calls.len());
         assert!(!all.contains(&CallStreams::new(8).admit("a", &[1, 2])));
         // The order of arrival does not matter, except among equal calls.

@@ -1,4 +1,5 @@
-//! Compiles the grammar of a request, and computes the tokens that its completion may continue with.
+//! Compiles the grammar of a request, and computes the tokens that its completion may continue
+//! with.
 
 use std::sync::{Arc, LazyLock};
 use std::time::Duration;
@@ -6,10 +7,12 @@ use std::time::Duration;
 use tokio::sync::Semaphore;
 
 use crate::{
-    AllowedTokens, Constraint, Grammars, PolicyError, SampleRequest, SamplingParams, TokenSet, process_time,
+    AllowedTokens, Constraint, Grammars, PolicyError, SampleRequest, SamplingParams, TokenSet,
+    process_time,
 };
 
-/// Maximum number of grammars compiled concurrently, so that compilation never occupies all processors.
+/// Maximum number of grammars compiled concurrently, so that compilation never occupies all
+/// processors.
 const MAX_CONCURRENT: usize = 2;
 /// Timeout for the compilation of one grammar, including the wait for earlier ones.
 const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
@@ -20,13 +23,14 @@ const COMPILE_TIMEOUT: Duration = Duration::from_secs(60);
 ///
 /// # Errors
 /// Returns [`PolicyError::Invalid`] if the sampler has no `grammars`, an error if the grammar is
-/// invalid or the completion does not match it, and [`PolicyError::Deadline`] if the compilation takes
-/// longer than 60 s.
+/// invalid or the completion does not match it, and [`PolicyError::Deadline`] if the compilation
+/// takes longer than 60 s.
 pub async fn constrain(
     grammars: Option<&Arc<dyn Grammars>>,
     request: &SampleRequest,
 ) -> Result<Option<Box<dyn Constraint>>, PolicyError> {
-    static PERMITS: LazyLock<Arc<Semaphore>> = LazyLock::new(|| Arc::new(Semaphore::new(MAX_CONCURRENT)));
+    static PERMITS: LazyLock<Arc<Semaphore>> =
+        LazyLock::new(|| Arc::new(Semaphore::new(MAX_CONCURRENT)));
     let Some(grammar) = request.params.grammar.clone() else { return Ok(None) };
     let Some(grammars) = grammars.cloned() else {
         return Err(PolicyError::Invalid(format!(
@@ -44,13 +48,17 @@ pub async fn constrain(
             sampled.into_iter().try_for_each(|token| constraint.push(token))?;
             Ok(constraint)
         };
-        let stopped =
-            |_| PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into());
+        let stopped = |_| {
+            PolicyError::Invalid("the grammar cannot be compiled: its compiler panicked".into())
+        };
         tokio::task::spawn_blocking(compile).await.map_err(stopped)?
     };
     match process_time::with_timeout(COMPILE_TIMEOUT, compiled).await {
         Some(constraint) => constraint.map(Some),
-        None => Err(PolicyError::Deadline(COMPILE_TIMEOUT, "the grammar of a request to be compiled".into())),
+        None => Err(PolicyError::Deadline(
+            COMPILE_TIMEOUT,
+            "the grammar of a request to be compiled".into(),
+        )),
     }
 }
 
@@ -68,7 +76,10 @@ impl SamplingParams {
     ) -> Result<TokenSet, PolicyError> {
         let AllowedTokens { mut tokens, may_end } = constraint.allowed()?;
         if may_end {
-            self.stop_ids.iter().filter(|id| (**id as usize) < vocabulary).for_each(|id| tokens.insert(*id));
+            self.stop_ids
+                .iter()
+                .filter(|id| (**id as usize) < vocabulary)
+                .for_each(|id| tokens.insert(*id));
         }
         if tokens.has_below(vocabulary) {
             return Ok(tokens);

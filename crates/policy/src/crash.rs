@@ -1,9 +1,9 @@
 //! Named points at which a process can be killed, so that tests can show that a crash there loses
 //! nothing.
 //!
-//! `LEVADE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the point `name` for the
-//! `count`-th time (`:count` may be omitted and is then 1). If the variable is not set, a point costs
-//! one load.
+//! `LEVADE_CRASH_AT=name:count` kills the process with SIGKILL when it passes the point `name` for
+//! the `count`-th time (`:count` may be omitted and is then 1). If the variable is not set, a point
+//! costs one load.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -21,7 +21,8 @@ struct CrashTarget {
 /// Kills the process here if [`CRASH_AT`] requests it.
 pub fn crash_point(name: &str) {
     static TARGET: OnceLock<Option<CrashTarget>> = OnceLock::new();
-    let target = TARGET.get_or_init(|| read_variable(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
+    let target =
+        TARGET.get_or_init(|| read_variable(CRASH_AT).map(|text| parse(&text.to_string_lossy())));
     if let Some(target) = target
         && target.name == name
         && target.remaining.fetch_sub(1, Ordering::SeqCst) == 1
@@ -42,7 +43,8 @@ fn parse(text: &str) -> CrashTarget {
 /// Ends the process as the operating system would: no destructor runs, no buffer is flushed.
 fn kill() {
     #[cfg(unix)]
-    // SAFETY: both calls take and return plain integers; sending a signal to oneself touches no memory.
+    // SAFETY: both calls take and return plain integers; sending a signal to oneself touches no
+    // memory.
     unsafe {
         libc::kill(libc::getpid(), libc::SIGKILL);
     }

@@ -1,9 +1,9 @@
 //! The device of the simulated policy: the time that operations take, and which of them run
 //! concurrently.
 //!
-//! As on one machine, sampling and training alternate. Every running sequence samples one token in each
-//! batch, a prompt is computed without the prefix that is already in the cache, and the number of
-//! running sequences is limited. Operations whose time is 0 take no time.
+//! As on one machine, sampling and training alternate. Every running sequence samples one token in
+//! each batch, a prompt is computed without the prefix that is already in the cache, and the number
+//! of running sequences is limited. Operations whose time is 0 take no time.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -104,11 +104,17 @@ impl Device {
     pub async fn prefill(&self, prompt: &[u32], use_cache: bool) {
         let cached = if use_cache {
             let prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);
-            let common_len =
-                |sequence: &Vec<u32>| sequence.iter().zip(prompt).take_while(|(a, b)| a == b).count();
+            let common_len = |sequence: &Vec<u32>| {
+                sequence.iter().zip(prompt).take_while(|(a, b)| a == b).count()
+            };
             // The last token is always computed, because the first new token is sampled from its
             // logits.
-            prefix_cache.iter().map(common_len).max().unwrap_or(0).min(prompt.len().saturating_sub(1))
+            prefix_cache
+                .iter()
+                .map(common_len)
+                .max()
+                .unwrap_or(0)
+                .min(prompt.len().saturating_sub(1))
         } else {
             0
         };
@@ -187,8 +193,9 @@ impl Device {
 
     /// Returns the counters since the start.
     pub fn stats(&self) -> DeviceStats {
-        let seconds =
-            |counter: &AtomicU64| Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64();
+        let seconds = |counter: &AtomicU64| {
+            Duration::from_nanos(counter.load(Ordering::Relaxed)).as_secs_f64()
+        };
         DeviceStats {
             prefix_hits: self.prefix_hits.load(Ordering::Relaxed),
             prefilled: self.prefilled.load(Ordering::Relaxed),
@@ -202,10 +209,11 @@ impl Device {
 
     /// Returns how long the device has trained since the start.
     pub fn training_time(&self) -> Duration {
-        // A training operation in progress counts up to now, because a deadline that expires meanwhile
-        // must exclude it.
+        // A training operation in progress counts up to now, because a deadline that expires
+        // meanwhile must exclude it.
         let training = self.lock_training();
-        let in_progress = training.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
+        let in_progress =
+            training.map_or(Duration::ZERO, |(since, time)| since.elapsed().min(time));
         Duration::from_nanos(self.training.load(Ordering::Relaxed)) + in_progress
     }
 }

@@ -4,8 +4,8 @@ use async_trait::async_trait;
 
 use crate::PolicyError;
 
-/// Side of a retrieval that a text is on. Some models need it as a prefix (E5: `query: ` and `passage:
-/// `).
+/// Side of a retrieval that a text is on. Some models need it as a prefix (E5: `query: ` and
+/// `passage: `).
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum TextRole {
     /// A text that searches for passages.
@@ -20,12 +20,12 @@ pub trait Embedder: Send + Sync {
     /// Returns the number of dimensions of a vector.
     fn dimensions(&self) -> usize;
 
-    /// Returns a fingerprint of all that determines a vector: weights, tokenizer, pooling and prefixes.
-    /// Vectors of different fingerprints must not be compared.
+    /// Returns a fingerprint of all that determines a vector: weights, tokenizer, pooling and
+    /// prefixes. Vectors of different fingerprints must not be compared.
     fn fingerprint(&self) -> &str;
 
-    /// Returns the vector of each text, normalized to length 1. Texts longer than the model's context
-    /// are truncated. A vector depends only on its own text.
+    /// Returns the vector of each text, normalized to length 1. Texts longer than the model's
+    /// context are truncated. A vector depends only on its own text.
     ///
     /// # Errors
     /// Returns an error if the model is unavailable or its weights are damaged.

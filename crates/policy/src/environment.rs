@@ -2,13 +2,14 @@
 
 use std::ffi::OsString;
 
-/// Variables that every child process gets if they are set: where programs are found and how text is
-/// written.
+/// Variables that every child process gets if they are set: where programs are found and how text
+/// is written.
 pub const CHILD_VARIABLES: [&str; 9] =
     ["HOME", "LANG", "LC_ALL", "LOGNAME", "PATH", "SHELL", "TMPDIR", "TZ", "USER"];
 
-/// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the project was
-/// called Levade. An empty variable counts as unset; variables with other names have one name only.
+/// Returns the variable `LEVADE_X` of this process, or else `DRESSAGE_X`, its name before the
+/// project was called Levade. An empty variable counts as unset; variables with other names have
+/// one name only.
 pub fn read_variable(name: &str) -> Option<OsString> {
     read_variable_from(name, |name| std::env::var_os(name))
 }
@@ -19,11 +20,14 @@ fn read_variable_from(name: &str, variable: impl Fn(&str) -> Option<OsString>) -
     set(name).or_else(|| set(&format!("DRESSAGE_{}", name.strip_prefix("LEVADE_")?)))
 }
 
-/// Returns the complete environment of a child process: the [usual variables](CHILD_VARIABLES) and those in
-/// `named`, if they are set. No other variable is passed, so that secrets stay in this process.
+/// Returns the complete environment of a child process: the [usual variables](CHILD_VARIABLES) and
+/// those in `named`, if they are set. No other variable is passed, so that secrets stay in this
+/// process.
 pub fn child_environment(named: &[String]) -> Vec<(String, String)> {
     let names = CHILD_VARIABLES.into_iter().chain(named.iter().map(String::as_str));
-    names.filter_map(|name| std::env::var(name).ok().map(|value| (name.to_owned(), value))).collect()
+    names
+        .filter_map(|name| std::env::var(name).ok().map(|value| (name.to_owned(), value)))
+        .collect()
 }
 
 #[cfg(test)]

@@ -5,8 +5,8 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-/// Errors of samplers and learners. Their JSON form has the [code](PolicyError::code) as `code` and the
-/// variant's content as `about`.
+/// Errors of samplers and learners. Their JSON form has the [code](PolicyError::code) as `code` and
+/// the variant's content as `about`.
 #[derive(Debug, Clone, PartialEq, thiserror::Error, Serialize, Deserialize)]
 #[serde(tag = "code", content = "about", rename_all = "snake_case")]
 pub enum PolicyError {
@@ -81,7 +81,9 @@ pub enum PolicyError {
     )]
     NoPredictions,
     /// Losses of single terms are requested from a learner that does not report them.
-    #[error("this learner does not report the losses of single tokens; only the engine of this machine does")]
+    #[error(
+        "this learner does not report the losses of single tokens; only the engine of this machine does"
+    )]
     NoTerms,
 }
 
@@ -105,8 +107,8 @@ impl PolicyError {
         }
     }
 
-    /// Returns whether the same call may succeed later, or on another replica, without a change by its
-    /// caller.
+    /// Returns whether the same call may succeed later, or on another replica, without a change by
+    /// its caller.
     pub fn is_transient(&self) -> bool {
         match self {
             PolicyError::Busy { .. }

@@ -1,10 +1,11 @@
 //! Grammars that constrain the output format of a completion.
 //!
-//! A sampler knows no text. A caller that knows the bytes of the vocabulary (`levade-text`) compiles a
-//! [`Grammar`] into a [`Constraint`]. Before every token, the sampler queries the constraint for the
-//! tokens that may come next. Stop ids are allowed only when the format is complete. Forbidden tokens
-//! are never sampled, so the sampled tokens come from another distribution than their
-//! log-probabilities, which are those of the model. Such tokens are not targets.
+//! A sampler knows no text. A caller that knows the bytes of the vocabulary (`levade-text`)
+//! compiles a [`Grammar`] into a [`Constraint`]. Before every token, the sampler queries the
+//! constraint for the tokens that may come next. Stop ids are allowed only when the format is
+//! complete. Forbidden tokens are never sampled, so the sampled tokens come from another
+//! distribution than their log-probabilities, which are those of the model. Such tokens are not
+//! targets.
 
 use serde::{Deserialize, Serialize};
 
@@ -20,8 +21,8 @@ pub enum Grammar {
     JsonSchema(String),
     /// A text that a regular expression matches completely.
     Regex(String),
-    /// A text of a grammar in the Lark dialect of llguidance. The grammar refers to special tokens by
-    /// their names, such as `<|im_end|>`.
+    /// A text of a grammar in the Lark dialect of llguidance. The grammar refers to special tokens
+    /// by their names, such as `<|im_end|>`.
     Lark(String),
 }
 
@@ -39,8 +40,8 @@ impl Grammar {
 
 /// Compiler of grammars over one vocabulary.
 pub trait Grammars: Send + Sync {
-    /// Creates the constraint for an empty completion. The compilation can be slow, so it must not run
-    /// on a thread that other work waits for, such as a thread of the async runtime.
+    /// Creates the constraint for an empty completion. The compilation can be slow, so it must not
+    /// run on a thread that other work waits for, such as a thread of the async runtime.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] with the reason if the grammar is invalid or too large.
@@ -52,8 +53,8 @@ pub trait Constraint: Send {
     /// Returns the tokens that may come next.
     ///
     /// # Errors
-    /// Returns an error if no text of the grammar starts as the completion does, or if the grammar's
-    /// state has become too large.
+    /// Returns an error if no text of the grammar starts as the completion does, or if the
+    /// grammar's state has become too large.
     fn allowed(&mut self) -> Result<AllowedTokens, PolicyError>;
 
     /// Advances to the state after `token`, which must be an allowed one. Tokens that end the
@@ -123,7 +124,8 @@ impl TokenSet {
         self.mask(adjusted);
     }
 
-    /// Sets the logits of tokens outside the set to −∞. Returns whether any remaining logit exceeds −∞.
+    /// Sets the logits of tokens outside the set to −∞. Returns whether any remaining logit exceeds
+    /// −∞.
     fn mask(&self, logits: &mut [f32]) -> bool {
         let mut any_left = false;
         for (index, logits) in logits.chunks_mut(32).enumerate() {
@@ -158,7 +160,8 @@ mod tests {
     #[test]
     fn token_set_contains_inserted_tokens_until_removed() {
         let mut set: TokenSet = [3, 31, 32, 70].into_iter().collect();
-        let contents = |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
+        let contents =
+            |set: &TokenSet| (0..200).filter(|token| set.contains(*token)).collect::<Vec<u32>>();
         assert_eq!(contents(&set), [3, 31, 32, 70]);
         assert!(set.remove(32) && !set.remove(32) && !set.remove(1000));
         assert_eq!(contents(&set), [3, 31, 70]);

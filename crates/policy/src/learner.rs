@@ -1,15 +1,15 @@
 //! Turns batches into weight updates: the trait [`Learner`] and its types.
 //!
-//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]). The
-//! caller records this plan. [`Learner::train`] then runs the update exactly as planned, or rejects the
-//! plan and names the difference. A learner on one rank does this by [`Learner::forward_backward`] for
-//! each micro-batch and one [`Learner::optim_step`]. A learner evaluates terms and adds up weight ×
-//! loss. It knows nothing of algorithms, groups or sequences, so micro-batches change only the order of
-//! the sums.
+//! [`Learner::plan`] returns how the learner would divide an update into micro-batches ([`Cut`]).
+//! The caller records this plan. [`Learner::train`] then runs the update exactly as planned, or
+//! rejects the plan and names the difference. A learner on one rank does this by
+//! [`Learner::forward_backward`] for each micro-batch and one [`Learner::optim_step`]. A learner
+//! evaluates terms and adds up weight × loss. It knows nothing of algorithms, groups or sequences,
+//! so micro-batches change only the order of the sums.
 //!
 //! [`Learner::publish`] makes the current weights those of a version and returns their location: in
-//! memory, in files with a manifest, or in a process group. All samplers of the policy then load them
-//! ([`adopt_all`](crate::adopt_all)).
+//! memory, in files with a manifest, or in a process group. All samplers of the policy then load
+//! them ([`adopt_all`](crate::adopt_all)).
 
 use std::path::Path;
 use std::sync::Arc;
@@ -32,13 +32,13 @@ pub struct ForwardBackward {
     pub tokens: u64,
     /// Number of trained tokens.
     pub targets: u64,
-    /// Number of terms with a nonzero weight. The sums below are over these terms; other terms are not
-    /// trained.
+    /// Number of terms with a nonzero weight. The sums below are over these terms; other terms are
+    /// not trained.
     pub terms: u64,
     /// Sum over terms of −log p (negative log-likelihood), in nats.
     pub nll: f64,
-    /// Sum over terms of the entropy of the distribution that predicts their token, in nats. A token
-    /// that several sequences share counts once per sequence.
+    /// Sum over terms of the entropy of the distribution that predicts their token, in nats. A
+    /// token that several sequences share counts once per sequence.
     pub entropy: f64,
     /// Number of terms whose clip bound was active, without those clipped by the dual clip.
     pub clipped: u64,
@@ -46,24 +46,25 @@ pub struct ForwardBackward {
     pub dual_clipped: u64,
     /// Sum over terms of the estimated KL divergence from the reference policy, in nats.
     pub kl: f64,
-    /// Sum of the probability ratio that the loss uses, over terms with a behavior log-probability. The
-    /// denominator is the proximal policy if the term has one, and otherwise the behavior policy.
+    /// Sum of the probability ratio that the loss uses, over terms with a behavior log-probability.
+    /// The denominator is the proximal policy if the term has one, and otherwise the behavior
+    /// policy.
     pub ratio: f64,
     /// Sum of −log ratio over the same terms: an estimate of the KL divergence from that policy.
     pub drift: f64,
     /// Number of terms with a nonzero weight and a behavior log-probability.
     #[serde(rename = "behaviour_terms")]
     pub behavior_terms: u64,
-    /// Number of terms sampled by the very weights that are trained whose log-probability differs in
-    /// any bit from their behavior log-probability.
+    /// Number of terms sampled by the very weights that are trained whose log-probability differs
+    /// in any bit from their behavior log-probability.
     pub mismatched: u64,
     /// Maximum absolute difference between these two log-probabilities.
     pub max_mismatch: f32,
 }
 
 impl ForwardBackward {
-    /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in nats
-    /// of the distribution that predicts it.
+    /// Adds one term. `logp` is the log-probability of its target, and `entropy` is the entropy in
+    /// nats of the distribution that predicts it.
     pub fn add_term(&mut self, term: &Term, logp: f32, entropy: f64, evaluated: &TermLoss) {
         if let Some(behavior) = term.behavior.filter(|_| term.age == 0) {
             self.mismatched += u64::from(behavior.to_bits() != logp.to_bits());
@@ -127,8 +128,8 @@ pub struct Predictions {
     pub concentrations: Vec<f32>,
 }
 
-/// Parameters of one AdamW step with decoupled weight decay (Loshchilov & Hutter 2019), after clipping
-/// of the global gradient norm.
+/// Parameters of one AdamW step with decoupled weight decay (Loshchilov & Hutter 2019), after
+/// clipping of the global gradient norm.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct OptimParams {
@@ -179,22 +180,22 @@ pub struct TrainReport {
 
 /// Trains a policy.
 ///
-/// A remote learner gets an update in two calls. First, [`plan`](Learner::plan) receives the token ids
-/// of the update. After the caller has recorded the plan, [`train`](Learner::train) receives all
-/// sequences and their terms.
+/// A remote learner gets an update in two calls. First, [`plan`](Learner::plan) receives the token
+/// ids of the update. After the caller has recorded the plan, [`train`](Learner::train) receives
+/// all sequences and their terms.
 ///
-/// The learner is independent of the algorithm. Some algorithms need a forward pass before the update:
-/// the log-probabilities of the policy or of a reference, or the values of a critic. The caller
-/// requests these beforehand, with methods that change nothing, and stores the results in the terms. A
-/// critic is another learner, with a micro-batch plan of its own.
+/// The learner is independent of the algorithm. Some algorithms need a forward pass before the
+/// update: the log-probabilities of the policy or of a reference, or the values of a critic. The
+/// caller requests these beforehand, with methods that change nothing, and stores the results in
+/// the terms. A critic is another learner, with a micro-batch plan of its own.
 ///
 /// The default `train` calls [`forward_backward`](Learner::forward_backward), which accumulates a
 /// gradient, for one micro-batch after another, and then [`optim_step`](Learner::optim_step), which
 /// applies it. This suffices for a learner on one rank.
 #[async_trait]
 pub trait Learner: Send + Sync {
-    /// Returns how the learner would divide an update into micro-batches. The plan depends only on the
-    /// update and the learner's ranks. The call changes nothing.
+    /// Returns how the learner would divide an update into micro-batches. The plan depends only on
+    /// the update and the learner's ranks. The call changes nothing.
     ///
     /// # Errors
     /// Returns an error if a sequence is empty or the learner has stopped.
@@ -206,9 +207,9 @@ pub trait Learner: Send + Sync {
     /// update. `done` is called after each micro-batch, in the order in which they finish.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Cut`], before anything has changed, if `cut` does not fit the sequences
-    /// or the learner's ranks. Returns an error if a batch does not fit the model or the loss, or if
-    /// the learner has stopped; the accumulated gradient is then unusable.
+    /// Returns [`PolicyError::Cut`], before anything has changed, if `cut` does not fit the
+    /// sequences or the learner's ranks. Returns an error if a batch does not fit the model or the
+    /// loss, or if the learner has stopped; the accumulated gradient is then unusable.
     async fn train(
         &self,
         update: TrainRequest,
@@ -227,7 +228,8 @@ pub trait Learner: Send + Sync {
                     .iter()
                     .map(|sequence| std::mem::take(&mut sequences[*sequence as usize]))
                     .collect();
-                let merged = TreeBatch::merge(&inputs).map_err(|e| PolicyError::Invalid(e.to_string()))?;
+                let merged =
+                    TreeBatch::merge(&inputs).map_err(|e| PolicyError::Invalid(e.to_string()))?;
                 sums.push(self.forward_backward(Arc::new(merged), loss).await?);
             }
             done();
@@ -242,12 +244,12 @@ pub trait Learner: Send + Sync {
     /// Returns an error if the batch does not fit the model or the learner has stopped.
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError>;
 
-    /// Returns the log-probability of every target of the batch, with the entropy and concentration of
-    /// the distribution that predicts it. Changes nothing.
+    /// Returns the log-probability of every target of the batch, with the entropy and concentration
+    /// of the distribution that predicts it. Changes nothing.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NoPredictions`] if the learner does not report predictions, and an error
-    /// if the batch does not fit the model or the learner has stopped.
+    /// Returns [`PolicyError::NoPredictions`] if the learner does not report predictions, and an
+    /// error if the batch does not fit the model or the learner has stopped.
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
         let _ = batch;
         Err(PolicyError::NoPredictions)
@@ -257,8 +259,8 @@ pub trait Learner: Send + Sync {
     /// `batch.targets`. Changes nothing.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NoValueHead`] if the learner has no value head, and an error if the batch
-    /// does not fit the model or the learner has stopped.
+    /// Returns [`PolicyError::NoValueHead`] if the learner has no value head, and an error if the
+    /// batch does not fit the model or the learner has stopped.
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         let _ = batch;
         Err(PolicyError::NoValueHead)
@@ -267,15 +269,16 @@ pub trait Learner: Send + Sync {
     /// Adds the gradient of the loss over the batch to the accumulated gradient.
     ///
     /// # Errors
-    /// Returns an error if the batch does not fit the model or the loss, or if the learner has stopped.
+    /// Returns an error if the batch does not fit the model or the loss, or if the learner has
+    /// stopped.
     async fn forward_backward(
         &self,
         batch: Arc<TreeBatch>,
         loss: Loss,
     ) -> Result<ForwardBackward, PolicyError>;
 
-    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and returns the loss of each
-    /// term.
+    /// Adds the gradient like [`forward_backward`](Self::forward_backward), and returns the loss of
+    /// each term.
     ///
     /// # Errors
     /// Returns [`PolicyError::NoTerms`] if the learner does not report terms, and the errors of
@@ -295,27 +298,28 @@ pub trait Learner: Send + Sync {
     /// Returns an error if the learner has stopped.
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
 
-    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) into the existing
-    /// directory `folder`, with the optimizer state alongside if `with_optimiser` is set. Every file is
-    /// flushed to the disk. For atomicity, the caller must write into a temporary directory and then
-    /// rename it. Returns which files were written and where: a remote learner may keep them on its own
-    /// machine, under the same path.
+    /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) into the
+    /// existing directory `folder`, with the optimizer state alongside if `with_optimiser` is set.
+    /// Every file is flushed to the disk. For atomicity, the caller must write into a temporary
+    /// directory and then rename it. Returns which files were written and where: a remote learner
+    /// may keep them on its own machine, under the same path.
     ///
     /// # Errors
-    /// Returns an error with the file and the reason if a file cannot be written, and an error if the
-    /// learner has stopped.
+    /// Returns an error with the file and the reason if a file cannot be written, and an error if
+    /// the learner has stopped.
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError>;
 
-    /// Replaces the weights by those in the directory `folder`. If `with_optimiser` is set and `folder`
-    /// contains the optimizer state, it is loaded too; otherwise the optimizer state is reset. An
-    /// accumulated gradient is discarded.
+    /// Replaces the weights by those in the directory `folder`. If `with_optimiser` is set and
+    /// `folder` contains the optimizer state, it is loaded too; otherwise the optimizer state is
+    /// reset. An accumulated gradient is discarded.
     ///
     /// # Errors
-    /// Returns an error if a file is missing or does not fit the model, or if the learner has stopped.
+    /// Returns an error if a file is missing or does not fit the model, or if the learner has
+    /// stopped.
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError>;
 
-    /// Restores the initial weights and resets the optimizer state. The default does nothing, which is
-    /// right for a learner that was started with this process and that no other process trains.
+    /// Restores the initial weights and resets the optimizer state. The default does nothing, which
+    /// is right for a learner that was started with this process and that no other process trains.
     ///
     /// # Errors
     /// Returns an error if the initial weights cannot be read, or if the learner has stopped.
@@ -323,14 +327,14 @@ pub trait Learner: Send + Sync {
         Ok(())
     }
 
-    /// Returns the total time spent so far on handing over devices between this learner and samplers,
-    /// or `None` if the learner shares no devices with samplers.
+    /// Returns the total time spent so far on handing over devices between this learner and
+    /// samplers, or `None` if the learner shares no devices with samplers.
     fn handoff_time(&self) -> Option<Duration> {
         None
     }
 
-    /// Makes the current weights those of `version` and returns their location. Each sampler of this
-    /// policy must then [load](crate::Sampler::adopt) them.
+    /// Makes the current weights those of `version` and returns their location. Each sampler of
+    /// this policy must then [load](crate::Sampler::adopt) them.
     ///
     /// # Errors
     /// Returns an error if the learner has stopped.

@@ -1,15 +1,16 @@
 //! Traits through which other crates sample from models and train them.
 //!
-//! A [`Sampler`] samples tokens; a [`Learner`] turns batches into weight updates. Their methods are shaped
-//! like those of a service, so that the embedded engine, a vLLM server and a group of FSDP workers all fit
-//! behind them. A [`SampleStream`] yields tokens with their behavior log-probability and weight version. An
-//! [`Embedder`] turns texts into vectors for search.
+//! A [`Sampler`] samples tokens; a [`Learner`] turns batches into weight updates. Their methods are
+//! shaped like those of a service, so that the embedded engine, a vLLM server and a group of FSDP
+//! workers all fit behind them. A [`SampleStream`] yields tokens with their behavior
+//! log-probability and weight version. An [`Embedder`] turns texts into vectors for search.
 //!
-//! *Behavior log-probability*: log-softmax(logits / temperature) over the full vocabulary; at temperature 0
-//! (greedy, for evaluation) it is taken at temperature 1.
+//! *Behavior log-probability*: log-softmax(logits / temperature) over the full vocabulary; at
+//! temperature 0 (greedy, for evaluation) it is taken at temperature 1.
 //!
-//! A [`Grammar`] constrains the format of a completion. Samplers know no text: they get [`Grammars`] over
-//! their vocabulary, and query the [`Constraint`] of each completion for the tokens that may come next.
+//! A [`Grammar`] constrains the format of a completion. Samplers know no text: they get
+//! [`Grammars`] over their vocabulary, and query the [`Constraint`] of each completion for the
+//! tokens that may come next.
 //!
 //! # Example
 //! ```
@@ -44,16 +45,17 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs ends
-//!   the run with an error that names the pending operation, and a supervisor can restart the run.
-//!   Deadlines count only the time in which the process [runs](process_time), here and in every crate above.
-//! - **Errors** are serializable with a code. [`PolicyError::may_pass`] returns whether the same call
-//!   may succeed later.
+//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs
+//!   ends the run with an error that names the pending operation, and a supervisor can restart the
+//!   run. Deadlines count only the time in which the process [runs](process_time), here and in
+//!   every crate above.
+//! - **Errors** are serializable with a code. [`PolicyError::may_pass`] returns whether the same
+//!   call may succeed later.
 //!
 //! For tests of other crates, [`Simulator`] implements both traits over one small table, and
-//! [`crash_point`] marks the points at which tests kill the process. [`panics()`] converts panics of
-//! library calls on damaged files to errors, and [`environment`] selects the environment variables that
-//! child processes get.
+//! [`crash_point`] marks the points at which tests kill the process. [`panics()`] converts panics
+//! of library calls on damaged files to errors, and [`environment`] selects the environment
+//! variables that child processes get.
 //!
 //! Out of scope: prompts as text (`levade-text`), and every real model.
 

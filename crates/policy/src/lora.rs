@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 
 use serde::{Deserialize, Serialize};
 
-/// Options of a low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B A x,
-/// and only A and B are trained.
+/// Options of a low-rank adapter (Hu et al. 2021): a linear map W x becomes W x + (alpha / rank) B
+/// A x, and only A and B are trained.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct LoraOptions {
@@ -13,16 +13,18 @@ pub struct LoraOptions {
     pub rank: usize,
     /// Numerator of the scale.
     pub alpha: f32,
-    /// Projections that get an adapter: `q_proj` in every block, or a longer suffix of the module path,
-    /// such as `layers.0.self_attn.q_proj`.
+    /// Projections that get an adapter: `q_proj` in every block, or a longer suffix of the module
+    /// path, such as `layers.0.self_attn.q_proj`.
     pub targets: Vec<String>,
     /// Whether the scale is alpha / √rank instead (rsLoRA, Kalajdzievski 2023).
     #[serde(alias = "rank_stabilised")]
     pub rank_stabilized: bool,
-    /// Different ranks for some targets, by the same kind of name. The longest matching name applies.
+    /// Different ranks for some targets, by the same kind of name. The longest matching name
+    /// applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub ranks: BTreeMap<String, usize>,
-    /// Different alphas for some targets, by the same kind of name. The longest matching name applies.
+    /// Different alphas for some targets, by the same kind of name. The longest matching name
+    /// applies.
     #[serde(skip_serializing_if = "BTreeMap::is_empty")]
     pub alphas: BTreeMap<String, f32>,
 }
@@ -42,7 +44,8 @@ impl Default for LoraOptions {
 }
 
 impl LoraOptions {
-    /// Returns whether `name` is the path `module` or a suffix of it that starts at a path component.
+    /// Returns whether `name` is the path `module` or a suffix of it that starts at a path
+    /// component.
     pub fn matches_module(name: &str, module: &str) -> bool {
         module.strip_suffix(name).is_some_and(|rest| rest.is_empty() || rest.ends_with('.'))
     }
@@ -51,7 +54,8 @@ impl LoraOptions {
     /// module gets no adapter.
     pub fn rank_and_alpha(&self, module: &str) -> Option<(usize, f32)> {
         fn lookup<T: Copy>(by_name: &BTreeMap<String, T>, module: &str) -> Option<T> {
-            let named = by_name.iter().filter(|(name, _)| LoraOptions::matches_module(name, module));
+            let named =
+                by_name.iter().filter(|(name, _)| LoraOptions::matches_module(name, module));
             named.max_by_key(|(name, _)| name.len()).map(|(_, value)| *value)
         }
         let is_target = self.targets.iter().any(|target| Self::matches_module(target, module));

@@ -1,8 +1,8 @@
 //! Micro-batch plans: the division of an update, which determines the order of its sums.
 //!
-//! A learner proposes a plan for an update, and the caller records it. The learner then trains exactly
-//! as planned, or rejects the plan. An update with the same plan has the same bits, even if it is
-//! repeated after the process was killed.
+//! A learner proposes a plan for an update, and the caller records it. The learner then trains
+//! exactly as planned, or rejects the plan. An update with the same plan has the same bits, even if
+//! it is repeated after the process was killed.
 
 use levade_tree::{SequenceInput, Tokens, TreeBatch};
 use serde::{Deserialize, Serialize};
@@ -12,7 +12,8 @@ use crate::PolicyError;
 /// The sequences of an update before they are divided into micro-batches.
 #[derive(Debug, Clone, PartialEq, Eq, Default, Serialize, Deserialize)]
 pub struct UpdateSequences {
-    /// Token ids of the sequences, grouped by common prefix. A group should stay in one micro-batch.
+    /// Token ids of the sequences, grouped by common prefix. A group should stay in one
+    /// micro-batch.
     pub groups: Vec<Vec<Tokens>>,
     /// Maximum number of merged tokens of a micro-batch, unless a single sequence is longer.
     pub micro_batch_tokens: usize,
@@ -51,14 +52,19 @@ impl MicroBatchPlan {
     /// Creates a plan for one rank from the numbers of sequences in its micro-batches.
     pub fn from_sizes(sizes: impl IntoIterator<Item = usize>) -> Self {
         let mut next = 0..;
-        let micro_batch =
-            |size: usize| MicroBatch { rank: 0, paths: next.by_ref().take(size).collect::<Vec<u32>>() };
-        MicroBatchPlan { world_size: 1, micro_batches: sizes.into_iter().map(micro_batch).collect() }
+        let micro_batch = |size: usize| MicroBatch {
+            rank: 0,
+            paths: next.by_ref().take(size).collect::<Vec<u32>>(),
+        };
+        MicroBatchPlan {
+            world_size: 1,
+            micro_batches: sizes.into_iter().map(micro_batch).collect(),
+        }
     }
 
-    /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens each.
-    /// A group that fits into one micro-batch stays together; a larger group is divided between
-    /// sequences. A sequence that exceeds the limit gets its own micro-batch.
+    /// Fills micro-batches on one rank in order, with at most `micro_batch_tokens` merged tokens
+    /// each. A group that fits into one micro-batch stays together; a larger group is divided
+    /// between sequences. A sequence that exceeds the limit gets its own micro-batch.
     ///
     /// # Errors
     /// Returns an error if a sequence is empty.
@@ -89,15 +95,20 @@ impl MicroBatchPlan {
     /// sequences.
     ///
     /// # Errors
-    /// Returns [`PolicyError::MicroBatchPlan`] with the first difference if the number of ranks differs, a rank or
-    /// sequence does not exist, or a sequence is not in the plan exactly once.
+    /// Returns [`PolicyError::MicroBatchPlan`] with the first difference if the number of ranks
+    /// differs, a rank or sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
         let reject = |why: String| Err(PolicyError::PlanMismatch(why));
         if self.world_size != world_size {
-            return reject(format!("it was made for {} ranks, and there are {world_size}", self.world_size));
+            return reject(format!(
+                "it was made for {} ranks, and there are {world_size}",
+                self.world_size
+            ));
         }
         let mut seen = vec![false; num_sequences];
-        for (i, MicroBatch { rank, paths: batch_sequences }) in self.micro_batches.iter().enumerate() {
+        for (i, MicroBatch { rank, paths: batch_sequences }) in
+            self.micro_batches.iter().enumerate()
+        {
             if *rank >= world_size {
                 return reject(format!("micro-batch {i} is for rank {rank} of {world_size}"));
             }
@@ -109,7 +120,9 @@ impl MicroBatchPlan {
                         ));
                     }
                     Some(true) => {
-                        return reject(format!("micro-batch {i} has path {sequence}, which came before"));
+                        return reject(format!(
+                            "micro-batch {i} has path {sequence}, which came before"
+                        ));
                     }
                     Some(seen) => *seen = true,
                 }
@@ -131,10 +144,13 @@ impl MicroBatchPlan {
 }
 
 /// Returns the number of tokens of the sequences after merging.
-fn count_merged_tokens<'a>(sequences: impl IntoIterator<Item = &'a Tokens>) -> Result<usize, PolicyError> {
+fn count_merged_tokens<'a>(
+    sequences: impl IntoIterator<Item = &'a Tokens>,
+) -> Result<usize, PolicyError> {
     let input = |tokens: &Tokens| SequenceInput { tokens: tokens.clone(), targets: Vec::new() };
     let sequences: Vec<SequenceInput> = sequences.into_iter().map(input).collect();
-    let batch = TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+    let batch =
+        TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
     Ok(batch.tokens.len())
 }
 
@@ -149,8 +165,9 @@ mod tests {
 
     #[test]
     fn filled_keeps_fitting_groups_together() {
-        let group =
-            |first: u32| [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec();
+        let group = |first: u32| {
+            [vec![first, 1, 2], vec![first, 1, 3], vec![first, 4]].map(Tokens::from).to_vec()
+        };
         let filled = |micro_batch_tokens| {
             MicroBatchPlan::pack(&UpdateSequences {
                 groups: vec![group(10), Vec::new(), group(20)],
@@ -167,7 +184,10 @@ mod tests {
             micro_batch_tokens: 9,
         });
         assert!(empty.is_err());
-        assert_eq!(MicroBatchPlan::pack(&UpdateSequences::default()).unwrap(), MicroBatchPlan::default());
+        assert_eq!(
+            MicroBatchPlan::pack(&UpdateSequences::default()).unwrap(),
+            MicroBatchPlan::default()
+        );
     }
 
     #[test]
@@ -178,12 +198,16 @@ mod tests {
             complete.apply(&["a", "b", "c"]).collect::<Vec<_>>(),
             [vec![&"b", &"a"], vec![], vec![&"c"]]
         );
-        let why =
-            |plan: &MicroBatchPlan, sequences, ranks| plan.check(sequences, ranks).unwrap_err().to_string();
+        let why = |plan: &MicroBatchPlan, sequences, ranks| {
+            plan.check(sequences, ranks).unwrap_err().to_string()
+        };
         assert!(why(&complete, 3, 4).contains("made for 1 ranks, and there are 4"));
         assert!(why(&complete, 4, 1).contains("path 3 is in no micro-batch"));
         assert!(why(&complete, 2, 1).contains("micro-batch 2 has path 2, but there are 2"));
-        assert!(why(&plan(&[&[0], &[1, 0]]), 2, 1).contains("micro-batch 1 has path 0, which came before"));
+        assert!(
+            why(&plan(&[&[0], &[1, 0]]), 2, 1)
+                .contains("micro-batch 1 has path 0, which came before")
+        );
         let other = MicroBatch { rank: 2, paths: vec![0] };
         let far = MicroBatchPlan { world_size: 2, micro_batches: vec![other] };
         assert!(why(&far, 1, 2).contains("micro-batch 0 is for rank 2 of 2"));

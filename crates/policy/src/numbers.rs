@@ -17,15 +17,22 @@ pub(crate) fn write(file: &Path, numbers: &[f32], steps: Option<u64>) -> Result<
     save().map_err(|e| PolicyError::Storage(format!("cannot write {}: {e}", file.display())))
 }
 
-/// Reads `numbers` numbers, and the step count before them if `with_steps` is set; otherwise the count
-/// is 0.
-pub(crate) fn read(file: &Path, numbers: usize, with_steps: bool) -> Result<(Vec<f32>, u64), PolicyError> {
+/// Reads `numbers` numbers, and the step count before them if `with_steps` is set; otherwise the
+/// count is 0.
+pub(crate) fn read(
+    file: &Path,
+    numbers: usize,
+    with_steps: bool,
+) -> Result<(Vec<f32>, u64), PolicyError> {
     let bytes = std::fs::read(file)
         .map_err(|e| PolicyError::Storage(format!("cannot read {}: {e}", file.display())))?;
     let header = if with_steps { 8 } else { 0 };
     if bytes.len() != header + 4 * numbers {
         let (found, want) = (bytes.len(), header + 4 * numbers);
-        return Err(PolicyError::Storage(format!("{} has {found} bytes instead of {want}", file.display())));
+        return Err(PolicyError::Storage(format!(
+            "{} has {found} bytes instead of {want}",
+            file.display()
+        )));
     }
     let steps = bytes[..header].iter().rev().fold(0, |value, &byte| value << 8 | u64::from(byte));
     Ok((bytes[header..].as_chunks::<4>().0.iter().map(|&b| f32::from_le_bytes(b)).collect(), steps))

@@ -1,5 +1,5 @@
-//! Calls a library that panics on some damaged files: converts the panic to an error text and prints
-//! nothing.
+//! Calls a library that panics on some damaged files: converts the panic to an error text and
+//! prints nothing.
 
 use std::cell::Cell;
 use std::panic::{self, AssertUnwindSafe};
@@ -15,8 +15,8 @@ thread_local! {
 /// # Errors
 /// Returns the panic's message if `call` panics.
 pub fn catch_panic<T>(call: impl FnOnce() -> T) -> Result<T, String> {
-    // The hook applies to the process. It silences only threads that are inside `catch_panic`, and leaves
-    // panics of other threads to the previous hook.
+    // The hook applies to the process. It silences only threads that are inside `catch_panic`, and
+    // leaves panics of other threads to the previous hook.
     static HOOK: Once = Once::new();
     HOOK.call_once(|| {
         let before = panic::take_hook();

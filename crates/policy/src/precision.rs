@@ -9,8 +9,8 @@ pub enum Precision {
     /// 32-bit floats.
     #[default]
     F32,
-    /// bfloat16 with 8 bits of mantissa. It halves the memory, and doubles the speed if the processor
-    /// multiplies pairs.
+    /// bfloat16 with 8 bits of mantissa. It halves the memory, and doubles the speed if the
+    /// processor multiplies pairs.
     Bf16,
 }
 

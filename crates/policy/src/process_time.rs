@@ -1,9 +1,9 @@
 //! Deadlines and waits that count only the time in which this process ran.
 //!
-//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that sleeps)
-//! makes no progress, so a pause must not count toward its deadlines. A pause shows as a wait that
-//! takes far longer than requested. Waits are therefore divided into short ones, and each of these
-//! counts at most as long as it may take on a busy machine.
+//! A process that is stopped (SIGSTOP, Ctrl-Z, a frozen container, a debugger, a laptop that
+//! sleeps) makes no progress, so a pause must not count toward its deadlines. A pause shows as a
+//! wait that takes far longer than requested. Waits are therefore divided into short ones, and each
+//! of these counts at most as long as it may take on a busy machine.
 
 use std::future::Future;
 use std::sync::Arc;
@@ -13,16 +13,16 @@ use std::time::Duration;
 
 use tokio::time::Instant;
 
-/// Maximum interval between two readings of the clock, and the time that counts for an interval with a
-/// pause.
+/// Maximum interval between two readings of the clock, and the time that counts for an interval
+/// with a pause.
 const POLL_INTERVAL: Duration = Duration::from_secs(1);
 
-/// Maximum interval that counts in full: a busy machine may be this late. A longer interval contains a
-/// pause.
+/// Maximum interval that counts in full: a busy machine may be this late. A longer interval
+/// contains a pause.
 const MAX_INTERVAL: Duration = Duration::from_secs(2);
 
-/// Time since the start in which the process ran. It is accurate if [`elapsed`](Stopwatch::elapsed) is
-/// called at least once a second.
+/// Time since the start in which the process ran. It is accurate if [`elapsed`](Stopwatch::elapsed)
+/// is called at least once a second.
 #[derive(Debug, Clone, Copy)]
 pub struct Stopwatch {
     last_read: Instant,
@@ -72,11 +72,13 @@ impl Default for Clock {
 impl Clock {
     /// Returns how long the process has run since the clock was created.
     pub fn elapsed(&self) -> Duration {
-        self.started.elapsed().saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
+        self.started
+            .elapsed()
+            .saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
     }
 
-    /// Detects pauses, subtracts them from the clock, and calls `noticed` with each. The future never
-    /// finishes.
+    /// Detects pauses, subtracts them from the clock, and calls `noticed` with each. The future
+    /// never finishes.
     pub async fn track_pauses(self, mut on_pause: impl FnMut(Duration)) {
         let mut watch = Stopwatch::start();
         loop {

@@ -1,15 +1,15 @@
-//! Counter-based random numbers (Philox): a number is a pure function of its purpose, not of the time
-//! of the call.
+//! Counter-based random numbers (Philox): a number is a pure function of its purpose, not of the
+//! time of the call.
 //!
-//! A sampled token depends on the seed of the run, the stream of its call (`calls`) and its position in
-//! the sequence. An order of tasks depends on the seed and the epoch. The time of the computation and
-//! concurrent work have no influence.
+//! A sampled token depends on the seed of the run, the stream of its call (`calls`) and its
+//! position in the sequence. An order of tasks depends on the seed and the epoch. The time of the
+//! computation and concurrent work have no influence.
 
 /// Returns a uniform number in [0, 1) with 53 random bits, as a pure function of (`seed`, `stream`,
 /// `counter`).
 ///
-/// The generator is Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as 1,
-/// 2, 3", SC 2011). The key is the seed; the counter block is (stream, counter).
+/// The generator is Philox4x32 with 10 rounds (Salmon et al., "Parallel random numbers: as easy as
+/// 1, 2, 3", SC 2011). The key is the seed; the counter block is (stream, counter).
 pub fn uniform(seed: u64, stream: u64, counter: u64) -> f64 {
     let [a, b, _, _] = philox(
         [seed as u32, (seed >> 32) as u32],
@@ -50,7 +50,10 @@ mod tests {
             [0x408f_276d, 0x41c8_3b0e, 0xa20b_c7c6, 0x6d54_51fd]
         );
         assert_eq!(
-            philox([0xa409_3822, 0x299f_31d0], [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]),
+            philox(
+                [0xa409_3822, 0x299f_31d0],
+                [0x243f_6a88, 0x85a3_08d3, 0x1319_8a2e, 0x0370_7344]
+            ),
             [0xd16c_fe09, 0x94fd_cceb, 0x5001_e420, 0x2412_6ea1]
         );
     }

@@ -1,24 +1,26 @@
 //! Samples tokens from a policy: the trait [`Sampler`] and its types.
 //!
-//! A [`SampleRequest`] returns a [`SampleStream`] of tokens, each with its behavior log-probability and the
-//! version of the weights that sampled it.
+//! A [`SampleRequest`] returns a [`SampleStream`] of tokens, each with its behavior log-probability
+//! and the version of the weights that sampled it.
 //!
 //! # Guarantees of a sampler
-//! - **Behavior log-probabilities** are log-softmax(logits / T) over the full vocabulary, and T is recorded.
-//!   Top-p, penalties, biases (`adjust`) and grammars (`grammar`) change the distribution that a token is
-//!   sampled from, but neither this number nor the reported alternatives ([`SamplingParams::top_logprobs`]).
-//!   Tokens sampled with any of them are recorded as filtered and never trained.
-//! - **Log-probabilities of a prompt** ([`SamplingParams::prompt_logprobs`]) are those that a learner
-//!   computes. Such a prompt is computed completely, under one version of the weights.
-//! - **Published weights only.** A sampler does not sample from weights that changed and were not published,
-//!   nor from weights older than [`SampleRequest::min_version`]. Requests wait, or are rejected with the
-//!   version as the reason. The agent loop requests weights at least as new as those of the previous turn.
-//! - **Continuation.** A request that continues an aborted completion states how many tokens at the end of
-//!   its prompt belong to that completion ([`SamplingParams::sampled_before`]). It then samples the tokens that
-//!   would have followed.
-//! - **Load and pauses.** [`Load`] reports the work in progress and waiting; [`Sampler::paused`] reports how
-//!   long the sampler stood still, which deadlines of completions exclude. Counters of the device are
-//!   optional.
+//! - **Behavior log-probabilities** are log-softmax(logits / T) over the full vocabulary, and T is
+//!   recorded. Top-p, penalties, biases (`adjust`) and grammars (`grammar`) change the distribution
+//!   that a token is sampled from, but neither this number nor the reported alternatives
+//!   ([`SamplingParams::top_logprobs`]). Tokens sampled with any of them are recorded as filtered
+//!   and never trained.
+//! - **Log-probabilities of a prompt** ([`SamplingParams::prompt_logprobs`]) are those that a
+//!   learner computes. Such a prompt is computed completely, under one version of the weights.
+//! - **Published weights only.** A sampler does not sample from weights that changed and were not
+//!   published, nor from weights older than [`SampleRequest::min_version`]. Requests wait, or are
+//!   rejected with the version as the reason. The agent loop requests weights at least as new as
+//!   those of the previous turn.
+//! - **Continuation.** A request that continues an aborted completion states how many tokens at the
+//!   end of its prompt belong to that completion ([`SamplingParams::sampled_before`]). It then
+//!   samples the tokens that would have followed.
+//! - **Load and pauses.** [`Load`] reports the work in progress and waiting; [`Sampler::paused`]
+//!   reports how long the sampler stood still, which deadlines of completions exclude. Counters of
+//!   the device are optional.
 
 use std::collections::BTreeMap;
 use std::time::Duration;
@@ -41,21 +43,22 @@ const MAX_TOP_LOGPROBS: usize = 20;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SamplingParams {
-    /// Maximum number of new tokens. It may be 0 if `prompt_logprobs` is set: the completion is then
-    /// empty.
+    /// Maximum number of new tokens. It may be 0 if `prompt_logprobs` is set: the completion is
+    /// then empty.
     pub max_tokens: usize,
-    /// Divisor of the logits: 0 or in 0.01..=100. 0 selects the most likely token (greedy decoding).
+    /// Divisor of the logits: 0 or in 0.01..=100. 0 selects the most likely token (greedy
+    /// decoding).
     pub temperature: f32,
-    /// Probability in (0, 1] that the smallest set of most likely tokens to keep must reach; 1 keeps
-    /// all tokens.
+    /// Probability in (0, 1] that the smallest set of most likely tokens to keep must reach; 1
+    /// keeps all tokens.
     pub top_p: f32,
     /// Number of most likely tokens to keep; 0 keeps all.
     pub top_k: usize,
     /// Minimum probability of a kept token, as a fraction of that of the most likely token; 0 keeps
     /// all.
     pub min_p: f32,
-    /// Divisor of positive logits, and factor of negative ones, for tokens that occur in the prompt or
-    /// the completion; 1 disables the penalty.
+    /// Divisor of positive logits, and factor of negative ones, for tokens that occur in the prompt
+    /// or the completion; 1 disables the penalty.
     pub repetition_penalty: f32,
     /// Value in −2..=2, subtracted from the logits of tokens that occur in the completion.
     pub presence_penalty: f32,
@@ -63,28 +66,29 @@ pub struct SamplingParams {
     pub frequency_penalty: f32,
     /// Values in −100..=100, added to the logits of tokens, by token id.
     pub logit_bias: BTreeMap<u32, f32>,
-    /// Number of tokens at the start of the completion among which no token of `stop_ids` is sampled
-    /// and no stop string ends the completion.
+    /// Number of tokens at the start of the completion among which no token of `stop_ids` is
+    /// sampled and no stop string ends the completion.
     pub min_tokens: usize,
-    /// Number of most likely tokens reported with their log-probabilities at every position, at most
-    /// 20.
+    /// Number of most likely tokens reported with their log-probabilities at every position, at
+    /// most 20.
     pub top_logprobs: usize,
-    /// Number of most likely tokens reported at every position of the prompt, at most 20, in addition
-    /// to the log-probabilities of the prompt's own tokens; `None` reports neither. Such a prompt is
-    /// computed completely, even if parts of it are cached.
+    /// Number of most likely tokens reported at every position of the prompt, at most 20, in
+    /// addition to the log-probabilities of the prompt's own tokens; `None` reports neither. Such a
+    /// prompt is computed completely, even if parts of it are cached.
     pub prompt_logprobs: Option<usize>,
-    /// Number of tokens at the end of the prompt that an aborted request sampled for this completion.
-    /// Penalties and `min_tokens` count them; `max_tokens` does not.
+    /// Number of tokens at the end of the prompt that an aborted request sampled for this
+    /// completion. Penalties and `min_tokens` count them; `max_tokens` does not.
     #[serde(rename = "drawn_before")]
     pub sampled_before: usize,
     /// Token ids that end the completion. The completion includes the stop token.
     pub stop_ids: Vec<u32>,
-    /// Texts that end the completion, which includes the tokens that complete one. Requires a sampler
-    /// that knows its vocabulary.
+    /// Texts that end the completion, which includes the tokens that complete one. Requires a
+    /// sampler that knows its vocabulary.
     pub stop_strings: Vec<String>,
-    /// Output format of the completion. A token of `stop_ids` is allowed when the format is complete,
-    /// or when the format itself allows this token; it ends the completion in both cases. If the format
-    /// allows only the end, `min_tokens` is ignored. Requires a sampler that knows its vocabulary.
+    /// Output format of the completion. A token of `stop_ids` is allowed when the format is
+    /// complete, or when the format itself allows this token; it ends the completion in both cases.
+    /// If the format allows only the end, `min_tokens` is ignored. Requires a sampler that knows
+    /// its vocabulary.
     pub grammar: Option<Grammar>,
 }
 
@@ -132,8 +136,8 @@ impl SamplingParams {
     /// Checks that every value is in its range.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] with the name and range of the first invalid value, if there is
-    /// one.
+    /// Returns [`PolicyError::Invalid`] with the name and range of the first invalid value, if
+    /// there is one.
     pub fn validate(&self) -> Result<(), PolicyError> {
         let check = |ok: bool, name: &str, value: f32, range: &str| {
             if ok {
@@ -168,11 +172,17 @@ impl SamplingParams {
             "at least 1, or have prompt_logprobs beside it",
         )?;
         if self.grammar.is_some() && self.stop_ids.is_empty() {
-            let problem = "a grammar needs stop_ids: one of them ends the reply when its form is complete";
+            let problem =
+                "a grammar needs stop_ids: one of them ends the reply when its form is complete";
             return Err(PolicyError::Invalid(problem.into()));
         }
         let max = self.sampled_before.saturating_add(self.max_tokens);
-        check(self.min_tokens <= max, "min_tokens", self.min_tokens as f32, "at most what max_tokens allow")
+        check(
+            self.min_tokens <= max,
+            "min_tokens",
+            self.min_tokens as f32,
+            "at most what max_tokens allow",
+        )
     }
 }
 
@@ -183,15 +193,15 @@ pub struct SampleRequest {
     pub id: String,
     /// Name of the requested policy, because one address can serve several policies.
     pub policy: String,
-    /// Minimum version of the weights that sample the completion. A sampler with older weights waits
-    /// for this version, or rejects the request with [`PolicyError::Behind`].
+    /// Minimum version of the weights that sample the completion. A sampler with older weights
+    /// waits for this version, or rejects the request with [`PolicyError::Behind`].
     #[serde(rename = "least_version")]
     pub min_version: u64,
     /// Seed of the run.
     pub seed: u64,
-    /// Stream of random numbers within the run, unique to the call. The stream and the position of a
-    /// token determine the random number that samples it, so a completion does not depend on concurrent
-    /// requests.
+    /// Stream of random numbers within the run, unique to the call. The stream and the position of
+    /// a token determine the random number that samples it, so a completion does not depend on
+    /// concurrent requests.
     pub stream: u64,
     /// Token ids of the complete sequence so far.
     pub prompt: Vec<u32>,
@@ -203,8 +213,8 @@ impl SampleRequest {
     /// Checks the prompt and the parameters against a vocabulary of `vocabulary` tokens.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Invalid`] with the first invalid value and the valid ones, if there is
-    /// one.
+    /// Returns [`PolicyError::Invalid`] with the first invalid value and the valid ones, if there
+    /// is one.
     pub fn validate(&self, vocabulary: usize) -> Result<(), PolicyError> {
         self.params.validate()?;
         if let Some(token) = self.prompt.iter().find(|token| **token as usize >= vocabulary) {
@@ -212,7 +222,9 @@ impl SampleRequest {
                 "token {token} is outside the model's vocabulary of {vocabulary}; was the prompt made with another tokenizer?"
             )));
         }
-        if let Some(token) = self.params.logit_bias.keys().find(|token| **token as usize >= vocabulary) {
+        if let Some(token) =
+            self.params.logit_bias.keys().find(|token| **token as usize >= vocabulary)
+        {
             return Err(PolicyError::Invalid(format!(
                 "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
             )));
@@ -226,8 +238,8 @@ impl SampleRequest {
         Ok(())
     }
 
-    /// Checks that the prompt fits into a context of `context` tokens and, if `max_tokens` is not 0,
-    /// leaves room for at least one new token.
+    /// Checks that the prompt fits into a context of `context` tokens and, if `max_tokens` is not
+    /// 0, leaves room for at least one new token.
     ///
     /// # Errors
     /// Returns [`PolicyError::PromptTooLong`] if it does not.
@@ -240,7 +252,8 @@ impl SampleRequest {
     }
 }
 
-/// Token ids with their log-probabilities, most likely first; equally likely tokens are ordered by id.
+/// Token ids with their log-probabilities, most likely first; equally likely tokens are ordered by
+/// id.
 pub type TopLogprobs = Vec<(u32, f32)>;
 
 /// Reason why a completion ended.
@@ -262,11 +275,12 @@ pub enum FinishReason {
 /// Event of a [`SampleStream`].
 #[derive(Debug, Clone, PartialEq)]
 pub enum SampleEvent {
-    /// Log-probabilities of the next prompt tokens, if they were requested. The first token of a prompt
-    /// has none, because nothing predicts it. All such events precede the first sampled token.
+    /// Log-probabilities of the next prompt tokens, if they were requested. The first token of a
+    /// prompt has none, because nothing predicts it. All such events precede the first sampled
+    /// token.
     Prompt {
-        /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding: the
-        /// number that a learner computes for it.
+        /// log-softmax(logits / temperature) of each token, at temperature 1 for greedy decoding:
+        /// the number that a learner computes for it.
         logprobs: Vec<f32>,
         /// The most likely tokens at the position of each token; empty if none were requested.
         top: Vec<TopLogprobs>,
@@ -277,8 +291,8 @@ pub enum SampleEvent {
         tokens: Vec<u32>,
         /// Behavior log-probability of each token.
         logprobs: Vec<f32>,
-        /// The most likely tokens at the position of each token, from the distribution that `logprobs`
-        /// refers to; empty if none were requested.
+        /// The most likely tokens at the position of each token, from the distribution that
+        /// `logprobs` refers to; empty if none were requested.
         top: Vec<TopLogprobs>,
         /// Version of the weights that sampled the tokens.
         version: u64,
@@ -308,8 +322,8 @@ impl SampleStream {
         self.events.recv().await
     }
 
-    /// Waits for the rest of the completion and adds each event to `completion` as it arrives. If this
-    /// future is dropped, `completion` keeps the tokens received until then.
+    /// Waits for the rest of the completion and adds each event to `completion` as it arrives. If
+    /// this future is dropped, `completion` keeps the tokens received until then.
     ///
     /// # Errors
     /// Returns the error that the sampler reports, or [`PolicyError::Stopped`] if the stream ends
@@ -338,8 +352,8 @@ impl SampleStream {
     /// Waits for the completion, for at most `deadline`.
     ///
     /// # Errors
-    /// Returns the error that the sampler reports, [`PolicyError::Stopped`] if the stream ends early,
-    /// and [`PolicyError::Deadline`] if `deadline` passes, which also aborts the request.
+    /// Returns the error that the sampler reports, [`PolicyError::Stopped`] if the stream ends
+    /// early, and [`PolicyError::Deadline`] if `deadline` passes, which also aborts the request.
     pub async fn collect(mut self, deadline: Duration) -> Result<Completion, PolicyError> {
         let mut completion = Completion::default();
         match process_time::with_timeout(deadline, self.gather(&mut completion)).await {
@@ -394,9 +408,14 @@ impl Completion {
         }
     }
 
-    /// Converts the completion to a segment that continues `parent`. `params` are the parameters it was
-    /// sampled with, and `turn` is the index of the model call.
-    pub fn into_segment(self, parent: Option<SegmentId>, params: &SamplingParams, turn: u32) -> Segment {
+    /// Converts the completion to a segment that continues `parent`. `params` are the parameters it
+    /// was sampled with, and `turn` is the index of the model call.
+    pub fn into_segment(
+        self,
+        parent: Option<SegmentId>,
+        params: &SamplingParams,
+        turn: u32,
+    ) -> Segment {
         Segment {
             kind: Kind::Sampled,
             logprobs: self.logprobs,
@@ -431,8 +450,8 @@ pub struct DeviceStats {
     pub sampled: u64,
     /// Time spent on prefill and decoding, in seconds.
     pub busy_seconds: f64,
-    /// Integral over the busy time of the number of requests being decoded. Divided by `busy_seconds`,
-    /// it is the mean.
+    /// Integral over the busy time of the number of requests being decoded. Divided by
+    /// `busy_seconds`, it is the mean.
     pub running_seconds: f64,
     /// Integral over the busy time of the fraction of the key-value cache in use. Divided by
     /// `busy_seconds`, it is the mean.
@@ -444,18 +463,18 @@ pub struct DeviceStats {
 /// Samples tokens from a policy.
 #[async_trait]
 pub trait Sampler: Send + Sync {
-    /// Starts a completion and returns when the request has been accepted. Tokens then arrive on the
-    /// stream.
+    /// Starts a completion and returns when the request has been accepted. Tokens then arrive on
+    /// the stream.
     ///
     /// # Errors
-    /// Returns an error if the request is invalid or the sampler has stopped. Later errors arrive on
-    /// the stream.
+    /// Returns an error if the request is invalid or the sampler has stopped. Later errors arrive
+    /// on the stream.
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError>;
 
-    /// Aborts the requests of `stream`, or all requests if it is `None`, and returns their number. Each
-    /// request finishes with [`FinishReason::Aborted`] after the tokens sampled so far. A new request
-    /// whose prompt is the old one plus these tokens samples the tokens that would have followed, if
-    /// the weights are the same.
+    /// Aborts the requests of `stream`, or all requests if it is `None`, and returns their number.
+    /// Each request finishes with [`FinishReason::Aborted`] after the tokens sampled so far. A new
+    /// request whose prompt is the old one plus these tokens samples the tokens that would have
+    /// followed, if the weights are the same.
     ///
     /// # Errors
     /// Returns an error if the sampler has stopped.
@@ -476,8 +495,8 @@ pub trait Sampler: Send + Sync {
     }
 
     /// Returns how long the sampler has been paused since its start, up to now, because its device
-    /// trained or its weights were replaced. It decodes no requests in a pause, so deadlines exclude
-    /// this time. The call also returns during a pause.
+    /// trained or its weights were replaced. It decodes no requests in a pause, so deadlines
+    /// exclude this time. The call also returns during a pause.
     ///
     /// # Errors
     /// Returns an error if the sampler has stopped.
@@ -485,13 +504,13 @@ pub trait Sampler: Send + Sync {
         Ok(Duration::ZERO)
     }
 
-    /// Loads weights that a learner has published; the next sampled token uses them. The default is for
-    /// a sampler that shares its memory with the learner: it only checks that the sampler has this
-    /// version.
+    /// Loads weights that a learner has published; the next sampled token uses them. The default is
+    /// for a sampler that shares its memory with the learner: it only checks that the sampler has
+    /// this version.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the sampler cannot load these weights, and an error if it
-    /// has stopped.
+    /// Returns [`PolicyError::NotAdopted`] if the sampler cannot load these weights, and an error
+    /// if it has stopped.
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         weights.check_shared(self.version().await?)
     }
@@ -503,10 +522,11 @@ pub trait Sampler: Send + Sync {
     async fn version(&self) -> Result<u64, PolicyError>;
 }
 
-/// Bytes of every token of a vocabulary. With them a sampler detects stop strings without a tokenizer.
+/// Bytes of every token of a vocabulary. With them a sampler detects stop strings without a
+/// tokenizer.
 pub trait TokenBytes: Send + Sync {
-    /// Returns the bytes that `id` stands for within a text; `None` for special tokens and ids out of
-    /// range.
+    /// Returns the bytes that `id` stands for within a text; `None` for special tokens and ids out
+    /// of range.
     fn token_bytes(&self, id: u32) -> Option<&[u8]>;
 }
 
@@ -529,12 +549,18 @@ mod tests {
                 SamplingParams { presence_penalty: 2.5, ..plain.clone() },
                 "presence_penalty = 2.5, but it must be in -2..=2",
             ),
-            (SamplingParams { frequency_penalty: f32::NAN, ..plain.clone() }, "frequency_penalty = NaN, but"),
+            (
+                SamplingParams { frequency_penalty: f32::NAN, ..plain.clone() },
+                "frequency_penalty = NaN, but",
+            ),
             (
                 SamplingParams { logit_bias: [(3, 1.0), (5, -101.0)].into(), ..plain.clone() },
                 "logit_bias of token 5 = -101, but it must be in -100..=100",
             ),
-            (SamplingParams { logit_bias: [(9, 1.0)].into(), ..plain.clone() }, "logit_bias names token 9"),
+            (
+                SamplingParams { logit_bias: [(9, 1.0)].into(), ..plain.clone() },
+                "logit_bias names token 9",
+            ),
             (
                 SamplingParams { top_logprobs: 21, ..plain.clone() },
                 "top_logprobs = 21, but it must be at most 20",
@@ -547,7 +573,10 @@ mod tests {
                 SamplingParams { max_tokens: 0, ..plain.clone() },
                 "max_tokens = 0, but it must be at least 1, or",
             ),
-            (SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() }, "min_tokens = 5, but"),
+            (
+                SamplingParams { min_tokens: 5, max_tokens: 4, ..plain.clone() },
+                "min_tokens = 5, but",
+            ),
             (
                 SamplingParams { sampled_before: 3, ..plain.clone() },
                 "drawn_before = 3, but the prompt has only 2",
@@ -557,8 +586,15 @@ mod tests {
             assert!(error.contains(want), "{error}");
         }
         let endless = SamplingParams { grammar: Some(Grammar::JsonObject), ..plain.clone() };
-        assert!(request(endless).validate(9).unwrap_err().to_string().contains("a grammar needs stop_ids"));
-        let good = SamplingParams { min_tokens: 6, max_tokens: 4, sampled_before: 2, ..plain.clone() };
+        assert!(
+            request(endless)
+                .validate(9)
+                .unwrap_err()
+                .to_string()
+                .contains("a grammar needs stop_ids")
+        );
+        let good =
+            SamplingParams { min_tokens: 6, max_tokens: 4, sampled_before: 2, ..plain.clone() };
         request(good).validate(9).unwrap();
         let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..plain.clone() };
         request(scored).validate(9).unwrap();
@@ -568,10 +604,17 @@ mod tests {
     /// Parameters are stored as JSON, with biases by token id.
     #[test]
     fn sampling_params_round_trip_through_json() {
-        let params = SamplingParams { logit_bias: [(7, -1.5)].into(), top_logprobs: 3, ..Default::default() };
+        let params = SamplingParams {
+            logit_bias: [(7, -1.5)].into(),
+            top_logprobs: 3,
+            ..Default::default()
+        };
         let text = serde_json::to_string(&params).unwrap();
         assert!(text.contains(r#""logit_bias":{"7":-1.5}"#), "{text}");
         assert_eq!(serde_json::from_str::<SamplingParams>(&text).unwrap(), params);
-        assert_eq!(serde_json::from_str::<SamplingParams>("{}").unwrap(), SamplingParams::default());
+        assert_eq!(
+            serde_json::from_str::<SamplingParams>("{}").unwrap(),
+            SamplingParams::default()
+        );
     }
 }

@@ -1,15 +1,16 @@
-//! A tabular policy that implements both traits, with real sampling and training but no neural network.
+//! A tabular policy that implements both traits, with real sampling and training but no neural
+//! network.
 //!
-//! The distribution of the next token is a softmax over one row of a table, selected by the last few
-//! tokens. So sampling, exact log-probabilities, gradients and AdamW fit in a few hundred lines and run
-//! in microseconds, and everything above the traits (agent loops, batches, checkpoints, resume after a
-//! kill) can be tested to the bit without an engine.
+//! The distribution of the next token is a softmax over one row of a table, selected by the last
+//! few tokens. So sampling, exact log-probabilities, gradients and AdamW fit in a few hundred lines
+//! and run in microseconds, and everything above the traits (agent loops, batches, checkpoints,
+//! resume after a kill) can be tested to the bit without an engine.
 //!
 //! The simulator keeps the contracts of [`Sampler`] and [`Learner`], including batch invariance and
 //! bitwise equality of sampled and recomputed log-probabilities. It can simulate the timing of a
 //! device, and inject failures: whether a request fails depends only on the request, and whether a
-//! learner call fails depends only on its number. Out of scope: truncation (top-p, top-k, min-p), stop
-//! strings, and weights that another program can read.
+//! learner call fails depends only on its number. Out of scope: truncation (top-p, top-k, min-p),
+//! stop strings, and weights that another program can read.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
@@ -25,9 +26,9 @@ use crate::crash::crash_point;
 use crate::device::{Device, Timing};
 use crate::numbers::{read, write};
 use crate::{
-    Content, DeviceStats, ForwardBackward, Grammars, Learner, Load, Manifest, OptimParams, OptimReport,
-    PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TopLogprobs, WeightsAt, WeightsRef,
-    constrain, uniform,
+    Content, DeviceStats, ForwardBackward, Grammars, Learner, Load, Manifest, OptimParams,
+    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TopLogprobs,
+    WeightsAt, WeightsRef, constrain, uniform,
 };
 
 mod completion;
@@ -101,8 +102,8 @@ struct PublishedWeights {
     version: u64,
 }
 
-/// A tabular policy that samples and trains. As a critic, its value of a state is the first weight of
-/// the state's row.
+/// A tabular policy that samples and trains. As a critic, its value of a state is the first weight
+/// of the state's row.
 pub struct Simulator {
     config: SimulatorConfig,
     state: Mutex<State>,
@@ -183,12 +184,15 @@ impl Simulator {
         self.device.learn(batch.tokens.len()).await;
         let number = self.batches.fetch_add(1, Ordering::Relaxed);
         if uniform(self.config.seed, LEARNER_STREAM, number) < self.config.learner_failures {
-            return Err(PolicyError::Invalid("the simulator was told to fail on this batch".into()));
+            return Err(PolicyError::Invalid(
+                "the simulator was told to fail on this batch".into(),
+            ));
         }
         Ok(())
     }
 
-    /// Checks that every token of the batch is in the vocabulary and every sequence fits the context.
+    /// Checks that every token of the batch is in the vocabulary and every sequence fits the
+    /// context.
     fn check(&self, batch: &TreeBatch) -> Result<(), PolicyError> {
         let SimulatorConfig { vocabulary, context, .. } = self.config;
         if let Some(token) = batch.tokens.iter().find(|&&token| token as usize >= vocabulary) {
@@ -196,7 +200,12 @@ impl Simulator {
                 "token {token} is not in the vocabulary of {vocabulary}"
             )));
         }
-        match batch.nodes.iter().map(|node| (node.depth + node.len) as usize).find(|&len| len > context) {
+        match batch
+            .nodes
+            .iter()
+            .map(|node| (node.depth + node.len) as usize)
+            .find(|&len| len > context)
+        {
             Some(prompt) => Err(PolicyError::PromptTooLong { prompt, context }),
             None => Ok(()),
         }
@@ -234,8 +243,8 @@ impl Row {
 }
 
 impl SimulatorConfig {
-    /// Returns the index of the first weight of the row that the end of `history` selects (FNV-1a over
-    /// the last tokens and their number).
+    /// Returns the index of the first weight of the row that the end of `history` selects (FNV-1a
+    /// over the last tokens and their number).
     fn row(&self, history: &[u32]) -> usize {
         let recent = &history[history.len().saturating_sub(self.order)..];
         let mut hash = 0xcbf2_9ce4_8422_2325u64;
@@ -268,7 +277,9 @@ fn history(batch: &TreeBatch, predictor: u32, order: usize) -> Vec<u32> {
     let mut end = predictor + 1;
     loop {
         let start = batch.nodes[node].start;
-        reversed.extend(batch.tokens[start as usize..end as usize].iter().rev().take(order - reversed.len()));
+        reversed.extend(
+            batch.tokens[start as usize..end as usize].iter().rev().take(order - reversed.len()),
+        );
         match batch.nodes[node].parent {
             Some(parent) if reversed.len() < order => {
                 node = parent as usize;
@@ -293,10 +304,12 @@ impl Sampler for Simulator {
         }
         request.check_room(context)?;
         let constraint = constrain(self.grammars.as_ref(), &request).await?;
-        let handle = Arc::new(CompletionHandle { stream: request.stream, aborted: AtomicBool::new(false) });
+        let handle =
+            Arc::new(CompletionHandle { stream: request.stream, aborted: AtomicBool::new(false) });
         {
             let mut completions = self.completions.lock().unwrap_or_else(PoisonError::into_inner);
-            // Finished completions are removed before the list would grow, which bounds its capacity.
+            // Finished completions are removed before the list would grow, which bounds its
+            // capacity.
             if completions.len() == completions.capacity() {
                 completions.retain(|completion| completion.strong_count() > 0);
             }
@@ -393,7 +406,8 @@ impl Learner for Simulator {
         loss.check(&batch).map_err(|e| PolicyError::Invalid(e.to_string()))?;
         let mut guard = self.state();
         let state = &mut *guard;
-        let mut sums = ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
+        let mut sums =
+            ForwardBackward { tokens: batch.tokens.len() as u64, ..ForwardBackward::default() };
         for target in &batch.targets {
             let at = self.config.row(&history(&batch, target.predictor, self.config.order));
             if loss.trains_values() {
@@ -453,7 +467,8 @@ impl Learner for Simulator {
                 let step = (m / first) / ((v / second).sqrt() + f64::from(params.epsilon));
                 let weight = f64::from(state.weights[i]);
                 let decay = f64::from(params.weight_decay) * weight;
-                state.weights[i] = (weight - f64::from(params.learning_rate) * (step + decay)) as f32;
+                state.weights[i] =
+                    (weight - f64::from(params.learning_rate) * (step + decay)) as f32;
             }
         }
         state.gradient.fill(0.0);

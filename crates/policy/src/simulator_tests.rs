@@ -21,8 +21,12 @@ fn small() -> SimulatorConfig {
 }
 
 fn request(stream: u64, temperature: f32) -> SampleRequest {
-    let params =
-        SamplingParams { max_tokens: 12, temperature, stop_ids: vec![6], ..SamplingParams::default() };
+    let params = SamplingParams {
+        max_tokens: 12,
+        temperature,
+        stop_ids: vec![6],
+        ..SamplingParams::default()
+    };
     SampleRequest { seed: 5, stream, prompt: vec![1, 2, 3], params, ..SampleRequest::default() }
 }
 
@@ -39,7 +43,12 @@ fn sequence_input(
     let target = |i: usize| SequenceTarget {
         index: (prompt.len() + i) as u32,
         temperature,
-        term: Term { weight: 0.25, advantage, behavior: Some(completion.logprobs[i]), ..Term::default() },
+        term: Term {
+            weight: 0.25,
+            advantage,
+            behavior: Some(completion.logprobs[i]),
+            ..Term::default()
+        },
     };
     SequenceInput {
         tokens: prompt.iter().chain(&completion.tokens).copied().collect(),
@@ -85,7 +94,10 @@ async fn sampled_logprobs_match_learner_bitwise() {
         assert_eq!(sums.ratio, sums.terms as f64);
         let again = simulator.logprobs(batch.clone()).await.unwrap();
         for (target, logprob) in batch.targets.iter().zip(again) {
-            assert_eq!(batch.terms_of(target)[0].behavior.map(f32::to_bits), Some(logprob.to_bits()));
+            assert_eq!(
+                batch.terms_of(target)[0].behavior.map(f32::to_bits),
+                Some(logprob.to_bits())
+            );
         }
     }
 }
@@ -106,12 +118,19 @@ async fn prompt_logprobs_match_learner_bitwise() {
         let completion = complete(&simulator, request).await;
         let after = simulator.device_stats().await.unwrap().unwrap().prefilled;
         assert_eq!(after - before, 8, "computed whole");
-        assert!(completion.tokens.len() <= max_tokens && (max_tokens == 0) == completion.tokens.is_empty());
-        assert!(completion.prompt_top.len() == 7 && completion.prompt_top.iter().all(|top| top.len() == 2));
+        assert!(
+            completion.tokens.len() <= max_tokens
+                && (max_tokens == 0) == completion.tokens.is_empty()
+        );
+        assert!(
+            completion.prompt_top.len() == 7
+                && completion.prompt_top.iter().all(|top| top.len() == 2)
+        );
         let (tokens, logprobs) = (prompt[1..].to_vec(), completion.prompt_logprobs);
         let full = Completion { tokens, logprobs, ..Completion::default() };
-        let batch =
-            Arc::new(TreeBatch::merge(&[sequence_input(&prompt[..1], &full, behavior, 0.5)]).unwrap());
+        let batch = Arc::new(
+            TreeBatch::merge(&[sequence_input(&prompt[..1], &full, behavior, 0.5)]).unwrap(),
+        );
         let found = simulator.logprobs(batch).await.unwrap();
         assert_eq!(found, full.logprobs);
     }
@@ -161,14 +180,20 @@ async fn constrained_completions_match_grammar() {
         let completion = complete(&simulator, request.clone()).await;
         let (last, stairs) = completion.tokens.split_last().unwrap();
         assert_eq!((*last, stairs.last(), completion.finish), (6, Some(&4), FinishReason::StopId));
-        assert!([&[0], stairs].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2), "{stairs:?}");
+        assert!(
+            [&[0], stairs].concat().windows(2).all(|w| w[0] < w[1] && w[1] <= w[0] + 2),
+            "{stairs:?}"
+        );
         sampled.insert(stairs.to_vec());
         request.prompt.push(stairs[0]);
         request.params.sampled_before = 1;
         let rest = complete(&simulator, request.clone()).await;
         assert_eq!(rest.tokens, completion.tokens[1..]);
         request.params.sampled_before = 2;
-        assert!(simulator.sample(request).await.is_err(), "the prompt's own token is no part of the form");
+        assert!(
+            simulator.sample(request).await.is_err(),
+            "the prompt's own token is no part of the form"
+        );
         assert!(!completion.into_segment(None, &params, 0).is_target());
     }
     assert!(sampled.len() > 3, "{sampled:?}");
@@ -178,7 +203,8 @@ async fn constrained_completions_match_grammar() {
 async fn completions_are_independent_and_follow_the_distribution() {
     let simulator = Simulator::new(small());
     let standalone = complete(&simulator, request(3, 1.0)).await;
-    let (a, b) = tokio::join!(complete(&simulator, request(3, 1.0)), complete(&simulator, request(4, 1.0)));
+    let (a, b) =
+        tokio::join!(complete(&simulator, request(3, 1.0)), complete(&simulator, request(4, 1.0)));
     assert_eq!(a, standalone);
     assert_ne!(b, standalone);
     // A continued completion samples the same tokens, because positions are absolute.
@@ -199,7 +225,8 @@ async fn completions_are_independent_and_follow_the_distribution() {
         one.params.max_tokens = 1;
         counts[complete(&simulator, one).await.tokens[0] as usize] += 1.0 / trials as f64;
     }
-    let expected = simulator.config.softmax(&simulator.weights(), simulator.config.row(&[2, 3]), 0.6);
+    let expected =
+        simulator.config.softmax(&simulator.weights(), simulator.config.row(&[2, 3]), 0.6);
     for (count, p) in counts.iter().zip(&expected.probabilities) {
         // Five standard deviations of the observed frequency.
         assert!((count - p).abs() < 5.0 * (p * (1.0 - p) / trials as f64).sqrt(), "{count} {p}");
@@ -247,8 +274,11 @@ fn futures_block<T>(future: impl Future<Output = T>) -> T {
 #[tokio::test]
 async fn saved_training_state_resumes_bitwise() {
     let simulator = Simulator::new(small());
-    let demonstration = Completion { tokens: vec![5, 4, 6], logprobs: vec![0.0; 3], ..Completion::default() };
-    let batch = Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap());
+    let demonstration =
+        Completion { tokens: vec![5, 4, 6], logprobs: vec![0.0; 3], ..Completion::default() };
+    let batch = Arc::new(
+        TreeBatch::merge(&[sequence_input(&[1, 2, 3], &demonstration, 1.0, 0.0)]).unwrap(),
+    );
     let train = async |simulator: &Simulator, steps: usize| {
         let mut loss = 0.0;
         for _ in 0..steps {
@@ -334,8 +364,8 @@ async fn latency_preserves_tokens_and_respects_deadlines() {
     assert_eq!(complete(&slow, request(0, 1.0)).await, quick);
 }
 
-/// Time passes as on one machine: the time of a batch depends on its size, a prompt is computed once,
-/// excess sequences wait, and nothing is sampled during training.
+/// Time passes as on one machine: the time of a batch depends on its size, a prompt is computed
+/// once, excess sequences wait, and nothing is sampled during training.
 #[tokio::test(start_paused = true)]
 async fn simulated_time_matches_device_timing() {
     let millis = Duration::from_millis;
@@ -368,15 +398,16 @@ async fn simulated_time_matches_device_timing() {
     for stream in streams {
         stream.collect(Duration::from_secs(10)).await.unwrap();
     }
-    // Two sequences run concurrently, then the third. One token of each prompt is computed; the rest is
-    // cached.
+    // Two sequences run concurrently, then the third. One token of each prompt is computed; the
+    // rest is cached.
     let expected = millis(4 + 12 * 12) + millis(4 + 12 * 11);
     assert!(start.elapsed().abs_diff(expected) <= millis(2), "{:?}", start.elapsed());
     let stats = async || simulator.device_stats().await.unwrap().unwrap();
     let found = stats().await;
     assert_eq!((found.prefilled, found.prefix_hits, found.sampled), (6, 6, 48));
 
-    let batch = Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
+    let batch =
+        Arc::new(TreeBatch::merge(&[sequence_input(&[1, 2, 3], &first, 1.0, 0.5)]).unwrap());
     let stream = simulator.sample(endless(9)).await.unwrap();
     tokio::task::yield_now().await;
     let start = tokio::time::Instant::now();
@@ -394,7 +425,8 @@ async fn simulated_time_matches_device_timing() {
     assert_eq!(stats().await.prefilled, prefilled + 3);
 
     let fails = async |fraction| {
-        let simulator = Simulator::new(SimulatorConfig { learner_failures: fraction, ..config.clone() });
+        let simulator =
+            Simulator::new(SimulatorConfig { learner_failures: fraction, ..config.clone() });
         let mut failed = Vec::new();
         for _ in 0..40 {
             failed.push(simulator.logprobs(batch.clone()).await.is_err());
@@ -409,8 +441,13 @@ async fn simulated_time_matches_device_timing() {
 /// Entropy and Σ p² are those of the distribution formed by the log-probabilities of all tokens.
 #[tokio::test]
 async fn predictions_match_entropy_and_squared_probabilities() {
-    let config =
-        SimulatorConfig { vocabulary: 5, spread: 2.0, rows: 64, context: 8, ..SimulatorConfig::default() };
+    let config = SimulatorConfig {
+        vocabulary: 5,
+        spread: 2.0,
+        rows: 64,
+        context: 8,
+        ..SimulatorConfig::default()
+    };
     let simulator = Simulator::new(config);
     let sequence = |token| SequenceInput {
         tokens: vec![1, 2, token].into(),
@@ -428,8 +465,8 @@ async fn predictions_match_entropy_and_squared_probabilities() {
     assert!(found.concentrations.iter().all(|found| (f64::from(*found) - squares).abs() < 1e-5));
 }
 
-/// Compares penalties, biases and alternatives with a naive computation in f64. A completion that is
-/// truncated anywhere and continued is the same.
+/// Compares penalties, biases and alternatives with a naive computation in f64. A completion that
+/// is truncated anywhere and continued is the same.
 #[tokio::test]
 async fn adjusted_sampling_matches_naive_reference() {
     let simulator = Simulator::new(small());
@@ -443,7 +480,10 @@ async fn adjusted_sampling_matches_naive_reference() {
         request.params.logit_bias = [(2, -1.25), (5, 0.5)].into();
         (request.params.min_tokens, request.params.top_logprobs) = (4, 3);
         let completion = complete(&simulator, request.clone()).await;
-        assert_eq!((completion.top.len(), request.params.is_filtered()), (completion.tokens.len(), true));
+        assert_eq!(
+            (completion.top.len(), request.params.is_filtered()),
+            (completion.tokens.len(), true)
+        );
 
         let mut sequence = request.prompt.clone();
         for (i, token) in completion.tokens.iter().enumerate() {
@@ -451,8 +491,9 @@ async fn adjusted_sampling_matches_naive_reference() {
             let t = if temperature == 0.0 { 1.0 } else { f64::from(temperature) };
             let plain: Vec<f64> = weights[at..at + 7].iter().map(|z| f64::from(*z)).collect();
             let adjusted = |id: usize| {
-                let same =
-                    |tokens: &[u32]| tokens.iter().filter(|token| **token as usize == id).count() as f64;
+                let same = |tokens: &[u32]| {
+                    tokens.iter().filter(|token| **token as usize == id).count() as f64
+                };
                 let mut z = plain[id];
                 if same(&sequence) > 0.0 {
                     let penalty = f64::from(request.params.repetition_penalty);
@@ -467,7 +508,11 @@ async fn adjusted_sampling_matches_naive_reference() {
             let goal = uniform(5, stream, sequence.len() as u64) * masses.iter().sum::<f64>();
             let sampled = (0..7).find(|id| masses[..=*id].iter().sum::<f64>() > goal).unwrap();
             let best = (0..7).rev().max_by(|a, b| masses[*a].total_cmp(&masses[*b])).unwrap();
-            assert_eq!(*token as usize, if temperature == 0.0 { best } else { sampled }, "{stream} {i}");
+            assert_eq!(
+                *token as usize,
+                if temperature == 0.0 { best } else { sampled },
+                "{stream} {i}"
+            );
             // The recorded log-probabilities are those of the unadjusted distribution.
             let total: f64 = plain.iter().map(|z| (z / t).exp()).sum();
             let mut logprobs: Vec<(u32, f64)> =
@@ -493,7 +538,8 @@ async fn adjusted_sampling_matches_naive_reference() {
             (&completion.tokens[split..], &completion.top[split..])
         );
         rest.params.sampled_before = 0;
-        differ += usize::from(complete(&simulator, rest).await.tokens != completion.tokens[split..]);
+        differ +=
+            usize::from(complete(&simulator, rest).await.tokens != completion.tokens[split..]);
     }
     assert!(differ > 10, "what was drawn before counts: {differ}");
 }
@@ -505,18 +551,27 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
     let (full, reference) = (Simulator::new(small()), Simulator::new(small()));
     let mut sequences = Vec::new();
     for stream in 0..5 {
-        sequences.push(sequence_input(&[1, 2, 3], &complete(&full, request(stream, 1.0)).await, 1.0, 1.0));
+        sequences.push(sequence_input(
+            &[1, 2, 3],
+            &complete(&full, request(stream, 1.0)).await,
+            1.0,
+            1.0,
+        ));
     }
     let tokens = |range: std::ops::Range<usize>| {
         sequences[range].iter().map(|sequence| sequence.tokens.clone()).collect()
     };
-    let update = UpdateSequences { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
+    let update =
+        UpdateSequences { groups: vec![tokens(0..3), tokens(3..5)], micro_batch_tokens: 1 };
     let cut = full.plan(&update).await.unwrap();
     assert_eq!(cut, MicroBatchPlan::from_sizes([1; 5]));
     let request = TrainRequest { sequences: sequences.clone(), loss: CLIP, params: ADAM };
     let before = full.weights();
-    for tampered in [MicroBatchPlan::from_sizes([1; 4]), MicroBatchPlan { world_size: 4, ..cut.clone() }] {
-        let rejected = full.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
+    for tampered in
+        [MicroBatchPlan::from_sizes([1; 4]), MicroBatchPlan { world_size: 4, ..cut.clone() }]
+    {
+        let rejected =
+            full.train(request.clone(), &tampered, &mut || panic!("nothing is learnt from")).await;
         assert!(matches!(rejected, Err(PolicyError::PlanMismatch(_))), "{rejected:?}");
     }
     assert_eq!(full.weights(), before);
@@ -527,7 +582,10 @@ async fn train_follows_plan_or_rejects_it_unchanged() {
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         sums.push(reference.forward_backward(batch, CLIP).await.unwrap());
     }
-    assert_eq!((done, trained.sums, trained.step), (5, sums, reference.optim_step(ADAM).await.unwrap()));
+    assert_eq!(
+        (done, trained.sums, trained.step),
+        (5, sums, reference.optim_step(ADAM).await.unwrap())
+    );
     assert_eq!(full.weights(), reference.weights());
 }
 
@@ -537,9 +595,11 @@ async fn timely_train_names_late_micro_batch() {
     let timing = Timing { learn: Duration::from_secs(10), ..Timing::default() };
     let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..small() }));
     let of_len = |len| SequenceInput { tokens: vec![1; len].into(), targets: Vec::new() };
-    let request = TrainRequest { sequences: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
+    let request =
+        TrainRequest { sequences: [2, 2, 2, 3].map(of_len).into(), loss: CLIP, params: ADAM };
     let plan = MicroBatchPlan::from_sizes([1; 4]);
-    let with_deadline = |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));
+    let with_deadline =
+        |seconds| TimeoutPolicy::new(simulator.clone(), Duration::from_secs(seconds));
     let late = with_deadline(25).train(request.clone(), &plan, &mut || ()).await.unwrap_err();
     assert_eq!(late.to_string(), "waited 25s for micro-batch 4 of 4 to be learnt from");
     with_deadline(35).train(request, &plan, &mut || ()).await.unwrap();
@@ -564,6 +624,7 @@ async fn sample_waits_for_required_weight_version() {
     let completion = stream.collect(Duration::from_secs(10)).await.unwrap();
     assert_eq!((start.elapsed().as_secs(), completion.versions[0].version), (2, 2));
     let never = SampleRequest { min_version: 3, ..request(1, 1.0) };
-    let late = simulator.sample(never).await.unwrap().collect(Duration::from_secs(10)).await.unwrap_err();
+    let late =
+        simulator.sample(never).await.unwrap().collect(Duration::from_secs(10)).await.unwrap_err();
     assert_eq!(late.to_string(), "waited 10s for a reply from the sampler");
 }

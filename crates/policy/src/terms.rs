@@ -11,8 +11,8 @@ pub struct LossTerms {
     pub units: Vec<Vec<LossRow>>,
 }
 
-/// Losses of the terms of one predicted distribution: of all targets that the same token predicts at the same
-/// temperature.
+/// Losses of the terms of one predicted distribution: of all targets that the same token predicts
+/// at the same temperature.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LossRow {
     /// The terms, in the order in which the learner adds them.
@@ -58,10 +58,15 @@ impl LossRow {
             for (term, index) in batch.terms_of(target).iter().zip(target.first_term..) {
                 terms.push(LossTerm { term: index, logp, loss: loss.evaluate(logp, term).loss });
             }
-            weights.push(batch.terms_of(target).iter().map(|term| f64::from(term.weight)).sum::<f64>());
+            weights.push(
+                batch.terms_of(target).iter().map(|term| f64::from(term.weight)).sum::<f64>(),
+            );
         }
-        let bonus =
-            if loss.entropy == 0.0 { 0.0 } else { weights.iter().sum::<f64>() * loss.entropy * entropy };
+        let bonus = if loss.entropy == 0.0 {
+            0.0
+        } else {
+            weights.iter().sum::<f64>() * loss.entropy * entropy
+        };
         LossRow { terms, entropy, bonus }
     }
 

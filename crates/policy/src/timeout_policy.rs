@@ -11,18 +11,19 @@ use std::time::Duration;
 use crate::process_time::with_timeout;
 use crate::{
     DeviceStats, ForwardBackward, Learner, Load, LossTerms, Manifest, MicroBatchPlan, OptimParams,
-    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TrainReport, TrainRequest,
-    UpdateSequences, WeightsRef,
+    OptimReport, PolicyError, Predictions, SampleRequest, SampleStream, Sampler, TrainReport,
+    TrainRequest, UpdateSequences, WeightsRef,
 };
 use async_trait::async_trait;
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
 use tokio::sync::Notify;
 
-/// A policy whose calls finish within `timeout`, or fail with [`PolicyError::Deadline`] and the pending
-/// operation. A device that hangs therefore ends the run, which can resume from its last checkpoint,
-/// instead of blocking it. An update has this deadline for each micro-batch and for the optimizer step.
-/// The tokens of a completion arrive on its stream, whose reader sets their deadline.
+/// A policy whose calls finish within `timeout`, or fail with [`PolicyError::Deadline`] and the
+/// pending operation. A device that hangs therefore ends the run, which can resume from its last
+/// checkpoint, instead of blocking it. An update has this deadline for each micro-batch and for the
+/// optimizer step. The tokens of a completion arrive on its stream, whose reader sets their
+/// deadline.
 pub struct TimeoutPolicy<P: ?Sized> {
     policy: Arc<P>,
     timeout: Duration,
@@ -60,7 +61,8 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
         plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let (progress, num_done, batches) = (Notify::new(), AtomicUsize::new(0), plan.micro_batches.len());
+        let (progress, num_done, batches) =
+            (Notify::new(), AtomicUsize::new(0), plan.micro_batches.len());
         let mut on_done = || {
             done();
             num_done.fetch_add(1, Ordering::Relaxed);
@@ -85,12 +87,17 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
     }
 
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
-        self.wait(self.policy.logprobs(batch.clone()), || describe_batch("the log-probabilities", &batch))
-            .await
+        self.wait(self.policy.logprobs(batch.clone()), || {
+            describe_batch("the log-probabilities", &batch)
+        })
+        .await
     }
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
-        self.wait(self.policy.predictions(batch.clone()), || describe_batch("the predictions", &batch)).await
+        self.wait(self.policy.predictions(batch.clone()), || {
+            describe_batch("the predictions", &batch)
+        })
+        .await
     }
 
     async fn values(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
@@ -162,11 +169,13 @@ impl<P: Sampler + ?Sized> Sampler for TimeoutPolicy<P> {
     }
 
     async fn device_stats(&self) -> Result<Option<DeviceStats>, PolicyError> {
-        self.wait(self.policy.device_stats(), || "the sampler to say what its device did".into()).await
+        self.wait(self.policy.device_stats(), || "the sampler to say what its device did".into())
+            .await
     }
 
     async fn paused(&self) -> Result<Duration, PolicyError> {
-        self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into()).await
+        self.wait(self.policy.paused(), || "the sampler to say how long it stood still".into())
+            .await
     }
 
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
@@ -187,7 +196,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn exceeded_deadline_names_pending_operation() {
         let timing = Timing { update: Duration::from_secs(60), ..Timing::default() };
-        let simulator = Arc::new(Simulator::new(SimulatorConfig { timing, ..SimulatorConfig::default() }));
+        let simulator =
+            Arc::new(Simulator::new(SimulatorConfig { timing, ..SimulatorConfig::default() }));
         let params = OptimParams {
             learning_rate: 1e-3,
             beta1: 0.9,
@@ -200,7 +210,8 @@ mod tests {
         patient.optim_step(params).await.unwrap();
         patient.publish(1).await.unwrap();
         assert_eq!(patient.version().await.unwrap(), 1);
-        let hasty: TimeoutPolicy<dyn Learner> = TimeoutPolicy::new(simulator, Duration::from_secs(59));
+        let hasty: TimeoutPolicy<dyn Learner> =
+            TimeoutPolicy::new(simulator, Duration::from_secs(59));
         let error = hasty.optim_step(params).await.unwrap_err();
         assert_eq!(error.to_string(), "waited 59s for a step of the optimiser");
     }

@@ -1,7 +1,7 @@
 //! Loads published weights in all samplers of a policy, before one deadline.
 //!
-//! The error names the samplers that have not loaded them. The embedded engine, which shares memory with its
-//! learner, only checks that it has the version.
+//! The error names the samplers that have not loaded them. The embedded engine, which shares memory
+//! with its learner, only checks that it has the version.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -14,9 +14,9 @@ use crate::{PolicyError, Sampler, WeightsRef};
 /// Lets all samplers load published weights concurrently. Each sampler has a name that errors use.
 ///
 /// # Errors
-/// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the weights
-/// within `longest`, and [`PolicyError::NotAdopted`] with the name of the first sampler that rejects
-/// them. The remaining samplers may have loaded them.
+/// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the
+/// weights within `longest`, and [`PolicyError::NotAdopted`] with the name of the first sampler
+/// that rejects them. The remaining samplers may have loaded them.
 pub async fn update_sampler_weights(
     samplers: Vec<(String, Arc<dyn Sampler>)>,
     weights: &WeightsRef,
@@ -42,7 +42,10 @@ pub async fn update_sampler_weights(
     };
     with_timeout(timeout, all).await.unwrap_or_else(|| {
         let missing = missing.lock().unwrap_or_else(PoisonError::into_inner).join(", ");
-        Err(PolicyError::Deadline(timeout, format!("{missing} to adopt version {}", weights.version)))
+        Err(PolicyError::Deadline(
+            timeout,
+            format!("{missing} to adopt version {}", weights.version),
+        ))
     })
 }
 
@@ -91,11 +94,16 @@ mod tests {
         let start = tokio::time::Instant::now();
         update(vec![sampler("a", 40), sampler("b", 50)], &weights).await.unwrap();
         assert_eq!(start.elapsed(), Duration::from_secs(50), "both at once");
-        let hangs = update(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
+        let hangs =
+            update(vec![sampler("a", 1), sampler("b", 1 << 40)], &weights).await.unwrap_err();
         assert_eq!(hangs, "waited 60s for b to adopt version 3");
         let other = WeightsRef { version: 4, ..weights.clone() };
-        let rejection = update(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
-        assert!(rejection.contains("a: ") && rejection.contains("samples with version 3"), "{rejection}");
+        let rejection =
+            update(vec![sampler("a", 1), sampler("b", 1 << 40)], &other).await.unwrap_err();
+        assert!(
+            rejection.contains("a: ") && rejection.contains("samples with version 3"),
+            "{rejection}"
+        );
         let sent = WeightsRef { at: WeightsAt::Collective { group: "g".into() }, ..weights };
         let rejection = update(vec![sampler("a", 1)], &sent).await.unwrap_err();
         assert!(rejection.contains("takes no weights from elsewhere"), "{rejection}");

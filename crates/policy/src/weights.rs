@@ -94,8 +94,8 @@ impl Manifest {
     /// they replace any weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine, no
-    /// files are listed, or a file is missing, damaged or outside the directory.
+    /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine,
+    /// no files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
         let reject = |why: String| Err(PolicyError::WeightsNotLoaded(why));
         let dir = match &self.location {
@@ -186,8 +186,8 @@ impl WeightsRef {
     /// `version`, has these weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the sampler has another version, or if these weights are
-    /// not in memory.
+    /// Returns [`PolicyError::NotAdopted`] if the sampler has another version, or if these weights
+    /// are not in memory.
     pub fn check_shared(&self, version: u64) -> Result<(), PolicyError> {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),
@@ -213,14 +213,22 @@ mod tests {
         std::fs::write(dir.path().join("a"), "").unwrap();
         std::fs::write(dir.path().join("of others"), "x").unwrap();
         let content = Content::Adapter { base: "m".into() };
-        let manifest = Manifest::from_files(dir.path(), content, &["b".into(), "a".into()]).unwrap();
+        let manifest =
+            Manifest::from_files(dir.path(), content, &["b".into(), "a".into()]).unwrap();
         // The check value of CRC-32C (RFC 3720).
-        let files: Vec<(&str, u64, u32)> =
-            manifest.files.iter().map(|file| (file.name.as_str(), file.bytes, file.crc32c)).collect();
+        let files: Vec<(&str, u64, u32)> = manifest
+            .files
+            .iter()
+            .map(|file| (file.name.as_str(), file.bytes, file.crc32c))
+            .collect();
         assert_eq!(files, [("a", 0, 0), ("b", 9, 0xe306_9283)]);
         let text =
-            serde_json::to_string(&WeightsRef { version: 2, at: WeightsAt::Manifest(manifest) }).unwrap();
-        assert_eq!(serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(), text);
+            serde_json::to_string(&WeightsRef { version: 2, at: WeightsAt::Manifest(manifest) })
+                .unwrap();
+        assert_eq!(
+            serde_json::to_string(&serde_json::from_str::<WeightsRef>(&text).unwrap()).unwrap(),
+            text
+        );
         let missing = Manifest::from_files(dir.path(), Content::Full, &["c".into()]).unwrap_err();
         assert!(missing.to_string().contains("cannot read"), "{missing}");
     }
@@ -240,8 +248,13 @@ mod tests {
         std::fs::remove_file(dir.path().join("a")).unwrap();
         assert!(why(&manifest).contains("cannot read"));
         let outside = SavedFile { name: "../a".into(), bytes: 0, crc32c: 0 };
-        assert!(why(&Manifest { files: vec![outside], ..manifest.clone() }).contains("is no file within"));
-        assert!(why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files"));
+        assert!(
+            why(&Manifest { files: vec![outside], ..manifest.clone() })
+                .contains("is no file within")
+        );
+        assert!(
+            why(&Manifest { files: Vec::new(), ..manifest.clone() }).contains("lists no files")
+        );
         let location = WeightsLocation::Remote { machine: "east".into(), dir: "/w".into() };
         assert!(why(&Manifest { location, ..manifest }).contains("in /w on east"));
     }

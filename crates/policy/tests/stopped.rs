@@ -30,7 +30,13 @@ fn deadline_excludes_time_while_process_is_stopped() {
     assert!(lines.any(|line| line.ends_with("waiting")));
     let start = Instant::now();
     let send = |signal: &str| {
-        assert!(Command::new("kill").args([signal, &child.id().to_string()]).status().unwrap().success());
+        assert!(
+            Command::new("kill")
+                .args([signal, &child.id().to_string()])
+                .status()
+                .unwrap()
+                .success()
+        );
     };
     send("-STOP");
     std::thread::sleep(PAUSE);
@@ -46,6 +52,9 @@ fn deadline_excludes_time_while_process_is_stopped() {
 fn wait() {
     let runtime = tokio::runtime::Builder::new_current_thread().enable_time().build().unwrap();
     println!("waiting");
-    assert_eq!(runtime.block_on(process_time::with_timeout(LIMIT, std::future::pending::<()>())), None);
+    assert_eq!(
+        runtime.block_on(process_time::with_timeout(LIMIT, std::future::pending::<()>())),
+        None
+    );
     println!("late");
 }

@@ -28,8 +28,8 @@ pub struct PoolOptions {
     pub max_workers: usize,
     /// Maximum number of concurrent requests per worker, at least 1.
     pub max_requests: usize,
-    /// Grace period in which a worker must respond to a cancelled request. A worker that does not is
-    /// terminated, and its other requests fail. 0 terminates the worker at once.
+    /// Grace period in which a worker must respond to a cancelled request. A worker that does not
+    /// is terminated, and its other requests fail. 0 terminates the worker at once.
     pub cancel_grace: Duration,
 }
 

@@ -36,7 +36,8 @@ impl Pool {
     pub fn new(mut options: PoolOptions) -> Self {
         options.max_workers = options.max_workers.max(1);
         options.max_requests = options.max_requests.max(1);
-        let permits = options.max_workers.saturating_mul(options.max_requests).min(Semaphore::MAX_PERMITS);
+        let permits =
+            options.max_workers.saturating_mul(options.max_requests).min(Semaphore::MAX_PERMITS);
         Pool {
             options: Arc::new(options),
             permits: Arc::new(Semaphore::new(permits)),
@@ -51,9 +52,9 @@ impl Pool {
         Arc::clone(&self.permits).acquire_owned().await.ok()
     }
 
-    /// Reserves a slot on the worker with the lowest load, and waits until that worker is ready. Starts
-    /// a worker if all workers are busy. The slot needs no permit, so it does not count toward the
-    /// concurrent requests.
+    /// Reserves a slot on the worker with the lowest load, and waits until that worker is ready.
+    /// Starts a worker if all workers are busy. The slot needs no permit, so it does not count
+    /// toward the concurrent requests.
     ///
     /// # Errors
     /// Returns an error if no worker becomes ready.
@@ -101,15 +102,20 @@ impl Pool {
         workers.remove_ended();
         let max_requests = self.options.max_requests;
         let is_ready = |worker: &&Arc<Worker>| matches!(*worker.state.borrow(), State::Ready);
-        let has_idle_worker = workers.running.iter().filter(is_ready).any(|worker| worker.load() == 0);
+        let has_idle_worker =
+            workers.running.iter().filter(is_ready).any(|worker| worker.load() == 0);
         let mut starting = workers.running.iter().filter(|worker| !is_ready(worker));
-        let needs_worker = !has_idle_worker && !starting.any(|worker| worker.has_slot(max_requests));
-        let failure = workers.failure.clone().filter(|(since, _)| since.elapsed() < RESTART_INTERVAL);
+        let needs_worker =
+            !has_idle_worker && !starting.any(|worker| worker.has_slot(max_requests));
+        let failure =
+            workers.failure.clone().filter(|(since, _)| since.elapsed() < RESTART_INTERVAL);
         if needs_worker && failure.is_none() && workers.running.len() < self.options.max_workers {
             workers.running.push(Worker::start(&self.options)?);
         }
         // A starting worker is preferred to a full one, unless it is full, too.
-        let rank = |worker: &&Arc<Worker>| (!worker.has_slot(max_requests), !is_ready(worker), worker.load());
+        let rank = |worker: &&Arc<Worker>| {
+            (!worker.has_slot(max_requests), !is_ready(worker), worker.load())
+        };
         match (workers.running.iter().min_by_key(rank), failure) {
             (Some(worker), _) => Ok(worker.slot()),
             (None, Some((_, error))) => Err(error),

@@ -108,7 +108,8 @@ async fn worker_that_exits_fails_its_requests_and_is_replaced() {
 #[tokio::test]
 async fn worker_that_ignores_cancellation_is_terminated() {
     let pool = pool(1, 4);
-    let timeout = pool.request(Request::with_id("late", json!({ "sleep": 0.3 })), Duration::from_millis(200));
+    let timeout =
+        pool.request(Request::with_id("late", json!({ "sleep": 0.3 })), Duration::from_millis(200));
     assert_eq!(timeout.await.unwrap_err(), WorkerError::Timeout(Duration::from_millis(200)));
     let first = request_value(&pool, json!({})).await.unwrap();
     assert_eq!(first["count"], 2, "the worker let go of the request within the grace");
@@ -124,7 +125,9 @@ async fn worker_that_ignores_cancellation_is_terminated() {
 async fn zero_grace_terminates_worker_of_late_request() {
     let pool = Pool::new(PoolOptions { cancel_grace: Duration::ZERO, ..options(json!({}), 1, 1) });
     let first = request_value(&pool, json!({})).await.unwrap();
-    let late = pool.request(Request::new("late", json!({ "sleep": 30 })), Duration::from_millis(100)).await;
+    let late = pool
+        .request(Request::new("late", json!({ "sleep": 30 })), Duration::from_millis(100))
+        .await;
     assert!(matches!(late, Err(WorkerError::Timeout(_))), "{late:?}");
     assert_ne!(request_value(&pool, json!({})).await.unwrap()["process"], first["process"]);
 }
@@ -145,7 +148,8 @@ async fn failed_worker_start_returns_its_reason() {
     };
     let error = request_value(&Pool::new(rejected), json!({})).await.unwrap_err();
     assert_eq!(error, WorkerError::NotReady(r#"{"tools":[1]}"#.into()));
-    slow.handshake = Some(Handshake { timeout: Duration::from_millis(300), check: Arc::new(|_| Ok(())) });
+    slow.handshake =
+        Some(Handshake { timeout: Duration::from_millis(300), check: Arc::new(|_| Ok(())) });
     let error = request_value(&Pool::new(slow), json!({})).await.unwrap_err();
     assert_eq!(error.to_string(), "it was still loading after 300ms");
     let mut missing = options(json!({}), 1, 1);
@@ -159,7 +163,8 @@ async fn affinity_counts_as_load() {
     let pool = pool(2, 8);
     let first = pool.slot().await.unwrap().worker().affinity();
     let process = first.request(Request::new("test", json!({}))).await.unwrap()["process"].clone();
-    // The other worker is started because the first one has an affinity, and is used once it is ready.
+    // The other worker is started because the first one has an affinity, and is used once it is
+    // ready.
     let start = Instant::now();
     while request_value(&pool, json!({})).await.unwrap()["process"] == process {
         assert!(start.elapsed() < TEST_TIMEOUT);
@@ -188,8 +193,10 @@ async fn worker_without_handshake_may_print_other_lines() {
         id_key: "attempt",
         ..options(json!({}), 1, 1)
     });
-    let response =
-        pool.request(Request::with_id("a", json!({ "attempt": "", "x": 1 })), TEST_TIMEOUT).await.unwrap();
+    let response = pool
+        .request(Request::with_id("a", json!({ "attempt": "", "x": 1 })), TEST_TIMEOUT)
+        .await
+        .unwrap();
     assert_eq!(response, json!({ "attempt": "a", "x": 1 }));
     let strict = PoolOptions { launch: Launch::new(["echo", "hello"]), ..options(json!({}), 1, 1) };
     let error = request_value(&Pool::new(strict), json!({})).await.unwrap_err();

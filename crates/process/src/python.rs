@@ -18,7 +18,8 @@ pub fn python_command(interpreter: &str) -> Vec<String> {
 /// after those that it imports; the last one must be `serve`. `first` holds the data for
 /// `serve.main(first, line)`. All modules can import `levade_worker.protocol`.
 pub fn python_first_line(modules: &[(&str, &str)], mut first: Value) -> Value {
-    let modules: Vec<_> = [("protocol", PROTOCOL)].into_iter().chain(modules.iter().copied()).collect();
+    let modules: Vec<_> =
+        [("protocol", PROTOCOL)].into_iter().chain(modules.iter().copied()).collect();
     first["modules"] = json!(modules);
     first
 }

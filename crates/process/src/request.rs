@@ -57,7 +57,9 @@ pub enum WorkerError {
     #[error("a line of the worker is no answer: {0}")]
     InvalidLine(String),
     /// The worker did not respond to a cancelled request, and was terminated.
-    #[error("the worker was ended, since its request {id} went on for {grace:?} after it had been given up")]
+    #[error(
+        "the worker was ended, since its request {id} went on for {grace:?} after it had been given up"
+    )]
     Unresponsive {
         /// Id of the cancelled request.
         id: String,

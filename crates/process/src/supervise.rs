@@ -1,10 +1,10 @@
 //! The supervisor process, which runs a program and terminates it when this process exits.
 //!
 //! The first line of the supervisor's standard input is an order in JSON. The rest is the program's
-//! input, or bytes that ask the program to end. When the input ends, because the program must stop or
-//! because the parent was killed, the supervisor terminates the program and all that the program
-//! started. The supervisor does the same when the program exits. Processes that a program has detached
-//! become children of the supervisor (on Linux, as a subreaper), so that none escapes.
+//! input, or bytes that ask the program to end. When the input ends, because the program must stop
+//! or because the parent was killed, the supervisor terminates the program and all that the program
+//! started. The supervisor does the same when the program exits. Processes that a program has
+//! detached become children of the supervisor (on Linux, as a subreaper), so that none escapes.
 
 use std::io::{BufRead, Read, Write};
 use std::path::PathBuf;
@@ -34,16 +34,15 @@ struct Order {
     signals_end: bool,
 }
 
-/// Runs the program that the first line of the standard input names. Returns the program's exit code,
-/// or 128 plus the number of the signal that terminated it. A binary calls this function if its
-/// arguments are those of its [`Supervisor`](crate::Supervisor).
+/// Runs the program that the first line of the standard input names. Returns the program's exit
+/// code, or 128 plus the number of the signal that terminated it. A binary calls this function if
+/// its arguments are those of its [`Supervisor`](crate::Supervisor).
 pub fn supervise() -> ExitCode {
     let mut order = String::new();
     let read = std::io::stdin().lock().read_line(&mut order);
-    let order: Order = match read
-        .map_err(|error| error.to_string())
-        .and_then(|_| serde_json::from_str(&order).map_err(|error| format!("the order is damaged: {error}")))
-    {
+    let order: Order = match read.map_err(|error| error.to_string()).and_then(|_| {
+        serde_json::from_str(&order).map_err(|error| format!("the order is damaged: {error}"))
+    }) {
         Ok(order) => order,
         Err(why) => return fail(&why),
     };
@@ -72,7 +71,9 @@ pub fn supervise() -> ExitCode {
         // A separate thread writes, because the program may never read its input.
         std::thread::spawn(move || stdin.as_mut().map(|stdin| stdin.write_all(input.as_bytes())));
     }
-    let Some(leader) = Pid::from_raw(child.id() as i32) else { return fail("the program has no process") };
+    let Some(leader) = Pid::from_raw(child.id() as i32) else {
+        return fail("the program has no process");
+    };
     std::thread::spawn(move || {
         match signals_end {
             true => signal_end_on_input(leader),
@@ -96,8 +97,8 @@ pub fn supervise() -> ExitCode {
     ExitCode::from(code)
 }
 
-/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL repeatedly,
-/// because the program may still start processes. Never returns.
+/// Sends SIGTERM to the program and its descendants. After the grace period, sends SIGKILL
+/// repeatedly, because the program may still start processes. Never returns.
 fn terminate_until_gone(leader: Pid) {
     end(leader, Signal::TERM);
     let since = Instant::now();
@@ -172,8 +173,8 @@ fn fail(why: &str) -> ExitCode {
 /// Waits for the program, and reaps other children that exit meanwhile.
 fn wait_for_program(leader: Pid) -> u8 {
     loop {
-        // `wait` accepts any child. `waitpid(None)` would only accept children in this process's own
-        // group.
+        // `wait` accepts any child. `waitpid(None)` would only accept children in this process's
+        // own group.
         match wait(WaitOptions::empty()) {
             Ok(Some((pid, status))) if pid == leader => {
                 let signal = status.terminating_signal().map(|signal| 128 + signal);

@@ -20,12 +20,12 @@ const STOP_TIMEOUT: Duration = Duration::from_secs(10);
 /// Timeout for the end of the output of a program that has exited.
 const OUTPUT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Command that starts a [supervisor process](crate::supervise), which terminates its program with all
-/// descendants.
+/// Command that starts a [supervisor process](crate::supervise), which terminates its program with
+/// all descendants.
 ///
 /// Without a command (`Supervisor::default()`), programs are started directly. Dropping a [`Child`]
-/// then kills its process group, but detached processes survive, and so does the group if this process
-/// is killed.
+/// then kills its process group, but detached processes survive, and so does the group if this
+/// process is killed.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct Supervisor(pub Vec<String>);
 
@@ -65,8 +65,8 @@ impl Supervisor {
     /// Starts a program whose standard output and error this process reads.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be spawned. If a supervisor cannot start its program, the child
-    /// exits with code 127, and its standard error starts with `cannot start`.
+    /// Returns an error if the process cannot be spawned. If a supervisor cannot start its program,
+    /// the child exits with code 127, and its standard error starts with `cannot start`.
     pub fn start(&self, launch: &Launch, input: Input) -> Result<Child, String> {
         let order = self.order(launch, &input, false);
         let (text, has_more) = match (order, input) {
@@ -81,8 +81,8 @@ impl Supervisor {
     /// `log`.
     ///
     /// # Errors
-    /// Returns an error if the process cannot be spawned. Errors of the supervisor are written to the
-    /// log.
+    /// Returns an error if the process cannot be spawned. Errors of the supervisor are written to
+    /// the log.
     pub async fn serve(&self, launch: &Launch, log: File) -> Result<Child, String> {
         let order = self.order(launch, &Input::Piped, true).unwrap_or_default();
         let mut child = self.spawn(launch, order, false, Some(log))?;
@@ -93,15 +93,16 @@ impl Supervisor {
         Ok(child)
     }
 
-    /// Returns the first line for the supervisor process, or `None` without a supervisor. If `asks` is
-    /// set, each later byte asks the program to end.
+    /// Returns the first line for the supervisor process, or `None` without a supervisor. If `asks`
+    /// is set, each later byte asks the program to end.
     fn order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),
             Input::Piped => None,
         };
         let Launch { command, dir, .. } = launch;
-        let order = json!({ "command": command, "folder": dir, "input": input, "asks": signals_end });
+        let order =
+            json!({ "command": command, "folder": dir, "input": input, "asks": signals_end });
         (!self.0.is_empty()).then(|| format!("{order}\n"))
     }
 
@@ -119,7 +120,9 @@ impl Supervisor {
         command.args(arguments).env_clear().envs(launch.environment()).stdin(Stdio::piped());
         match log {
             Some(log) => {
-                let other = log.try_clone().map_err(|error| format!("its log cannot be written: {error}"))?;
+                let other = log
+                    .try_clone()
+                    .map_err(|error| format!("its log cannot be written: {error}"))?;
                 command.stdout(log).stderr(other);
             }
             None => drop(command.stdout(Stdio::piped()).stderr(Stdio::piped())),
@@ -127,8 +130,8 @@ impl Supervisor {
         if is_direct && !launch.dir.as_os_str().is_empty() {
             command.current_dir(&launch.dir);
         }
-        // With a group of its own, the child gets no Ctrl-C. This process does, and ends its children
-        // cleanly.
+        // With a group of its own, the child gets no Ctrl-C. This process does, and ends its
+        // children cleanly.
         command.process_group(0);
         let mut process = command.spawn().map_err(|error| match is_direct {
             true => format!("cannot start {program}: {error}"),
@@ -218,14 +221,14 @@ impl Child {
         self.process.stdout.take()
     }
 
-    /// Starts to read the standard error into `tail`. Later calls read nothing. If `name` is set, the
-    /// text is also logged under this name.
+    /// Starts to read the standard error into `tail`. Later calls read nothing. If `name` is set,
+    /// the text is also logged under this name.
     pub fn read_stderr(&mut self, tail: Tail, name: Option<String>) -> TailReader {
         TailReader::start(self.process.stderr.take(), tail, name)
     }
 
-    /// Waits until the program exits and returns its exit code. A code above 128 is 128 plus the number
-    /// of the terminating signal; `None` means that the supervisor was killed.
+    /// Waits until the program exits and returns its exit code. A code above 128 is 128 plus the
+    /// number of the terminating signal; `None` means that the supervisor was killed.
     ///
     /// # Errors
     /// Returns an error if waiting for the process fails.
@@ -249,8 +252,8 @@ impl Child {
         Ok(self.exit_code(status))
     }
 
-    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. If the state
-    /// of the process is unavailable, the process counts as exited with an unknown code.
+    /// Returns the exit code as [`Self::wait`] does, or `None` if the program is running. If the
+    /// state of the process is unavailable, the process counts as exited with an unknown code.
     pub fn try_wait(&mut self) -> Option<Option<i32>> {
         match self.process.try_wait() {
             Ok(status) => status.map(|status| self.exit_code(status)),
@@ -282,10 +285,11 @@ impl Child {
         }
     }
 
-    /// Terminates the program with all that it started, and returns when these processes have exited.
+    /// Terminates the program with all that it started, and returns when these processes have
+    /// exited.
     pub async fn stop(&mut self) {
-        // The supervisor detects the end of its input, unless it is blocked because the program does
-        // not read its own input. In that case, the signal stops it.
+        // The supervisor detects the end of its input, unless it is blocked because the program
+        // does not read its own input. In that case, the signal stops it.
         self.stdin = None;
         if self.is_piped
             && let Some(pid) = self.process.id().and_then(|id| Pid::from_raw(id as i32))
@@ -299,8 +303,8 @@ impl Child {
     }
 }
 
-/// A program that reads one text, with its output. Dropping it terminates the program with all that it
-/// started.
+/// A program that reads one text, with its output. Dropping it terminates the program with all that
+/// it started.
 #[derive(Debug)]
 pub struct ProgramRun {
     child: Child,
@@ -311,8 +315,8 @@ pub struct ProgramRun {
 /// Result of a [`ProgramRun`].
 #[derive(Debug)]
 pub struct RunOutput {
-    /// Exit code. A code above 128 is 128 plus the number of the terminating signal; `None` means that
-    /// the program was stopped or its supervisor was killed.
+    /// Exit code. A code above 128 is 128 plus the number of the terminating signal; `None` means
+    /// that the program was stopped or its supervisor was killed.
     pub code: Option<i32>,
     /// Standard output.
     pub stdout: Tail,
@@ -343,7 +347,8 @@ impl ProgramRun {
     /// # Errors
     /// Returns an error if waiting for the process fails.
     pub async fn wait(&mut self) -> Result<RunOutput, String> {
-        let code = self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
+        let code =
+            self.child.wait().await.map_err(|error| format!("cannot be waited for: {error}"))?;
         Ok(self.output(code).await)
     }
 
@@ -377,7 +382,8 @@ pub fn describe_exit(code: Option<i32>) -> String {
     }
 }
 
-/// Describes an exit code in the format of [`std::process::ExitStatus`]: `exit status: 1`, `signal: 9`.
+/// Describes an exit code in the format of [`std::process::ExitStatus`]: `exit status: 1`, `signal:
+/// 9`.
 pub fn exit_status(code: Option<i32>) -> String {
     match code {
         Some(code @ 129..=192) => format!("signal: {}", code - 128),

@@ -6,7 +6,11 @@ fn shell(script: &str) -> Launch {
 
 async fn run(launch: &Launch, input: &str) -> RunOutput {
     let supervisor = Supervisor::default();
-    ProgramRun::start(&supervisor, launch, input.into(), Tail::new(100, 100)).unwrap().wait().await.unwrap()
+    ProgramRun::start(&supervisor, launch, input.into(), Tail::new(100, 100))
+        .unwrap()
+        .wait()
+        .await
+        .unwrap()
 }
 
 #[tokio::test]
@@ -42,7 +46,8 @@ async fn program_gets_only_named_variables() {
 async fn dropped_run_kills_its_process_group() {
     let dir = tempfile::tempdir().unwrap();
     let launch = Launch { dir: dir.path().into(), ..shell("(sleep 0.4; touch late) & wait") };
-    let mut run = ProgramRun::start(&Supervisor::default(), &launch, String::new(), Tail::default()).unwrap();
+    let mut run =
+        ProgramRun::start(&Supervisor::default(), &launch, String::new(), Tail::default()).unwrap();
     let wait = tokio::time::timeout(Duration::from_millis(100), run.wait()).await;
     assert!(wait.is_err());
     drop(run);
@@ -52,9 +57,11 @@ async fn dropped_run_kills_its_process_group() {
 
 #[tokio::test]
 async fn start_rejects_missing_program_or_directory() {
-    for launch in
-        [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..shell("") }, Launch::default()]
-    {
+    for launch in [
+        Launch::new(["/no/such"]),
+        Launch { dir: "/no/such".into(), ..shell("") },
+        Launch::default(),
+    ] {
         let error = Supervisor::default().start(&launch, Input::Piped).unwrap_err();
         assert!(error.starts_with("cannot start") || error == "no program is named", "{error}");
     }

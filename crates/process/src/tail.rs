@@ -36,8 +36,8 @@ impl From<&str> for Tail {
 }
 
 impl Tail {
-    /// Creates an empty tail. It keeps at most `max_head` bytes of the stream's start and `max_tail`
-    /// bytes of its end.
+    /// Creates an empty tail. It keeps at most `max_head` bytes of the stream's start and
+    /// `max_tail` bytes of its end.
     pub fn new(max_head: usize, max_tail: usize) -> Self {
         Tail { head: Vec::new(), tail: Vec::new(), max_head, max_tail, dropped: 0 }
     }
@@ -59,8 +59,8 @@ impl Tail {
         self.head.is_empty() && self.tail.is_empty()
     }
 
-    /// Returns the kept text as lossy UTF-8. If the start of the stream is kept and bytes between the
-    /// start and the end are missing, a line in their place states their number.
+    /// Returns the kept text as lossy UTF-8. If the start of the stream is kept and bytes between
+    /// the start and the end are missing, a line in their place states their number.
     pub fn text(&self) -> String {
         let excess = self.tail.len().saturating_sub(self.max_tail);
         if excess == 0 && self.dropped == 0 {
@@ -90,7 +90,8 @@ pub struct TailReader {
 }
 
 impl TailReader {
-    /// Starts to read `stream` into `tail`. If `name` is set, the text is also logged under this name.
+    /// Starts to read `stream` into `tail`. If `name` is set, the text is also logged under this
+    /// name.
     ///
     /// # Panics
     /// Panics outside of a tokio runtime.
@@ -142,9 +143,9 @@ const MAX_LINES: usize = 10;
 /// Maximum number of characters shown of a line.
 const MAX_LINE_CHARS: usize = 300;
 
-/// Returns the lines of a program's output that best explain its failure, indented. These are the last
-/// 10 lines. If only an earlier line mentions an error, the first of these lines are replaced by the
-/// last line that mentions one and the lines after it.
+/// Returns the lines of a program's output that best explain its failure, indented. These are the
+/// last 10 lines. If only an earlier line mentions an error, the first of these lines are replaced
+/// by the last line that mentions one and the lines after it.
 pub fn explaining_lines(text: &str) -> Vec<String> {
     let lines: Vec<&str> = text.lines().filter(|line| !line.trim().is_empty()).collect();
     let last = lines.len().saturating_sub(MAX_LINES);
@@ -195,7 +196,9 @@ mod tests {
         let text = printed.text();
         assert!(text.starts_with("0\n1\n") && text.ends_with("399998\n399999\n"));
         let bytes: usize = (0..400_000).map(|line| format!("{line}\n").len()).sum();
-        assert!(text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT_BYTES)));
+        assert!(
+            text.contains(&format!("[… {} bytes are left out here …]", bytes - 2 * KEPT_BYTES))
+        );
         let mut short = Tail::new(KEPT_BYTES, KEPT_BYTES);
         short.push("ü".repeat(KEPT_BYTES - 1).as_bytes());
         assert_eq!(short.text(), "ü".repeat(KEPT_BYTES - 1));

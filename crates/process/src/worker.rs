@@ -22,7 +22,8 @@ use crate::tail::{Tail, TailReader};
 /// Maximum length of a line from a worker, in bytes.
 const MAX_LINE_BYTES: u64 = 16 << 20;
 
-/// Timeout for the exit of a worker that has closed its output, and for the end of its standard error.
+/// Timeout for the exit of a worker that has closed its output, and for the end of its standard
+/// error.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// State of a worker.
@@ -83,8 +84,8 @@ pub struct Slot {
     pub(crate) permit: Option<OwnedSemaphorePermit>,
 }
 
-/// Binds an attempt to a worker, so that the attempt's requests go to the same process. It counts as
-/// load when a worker is selected.
+/// Binds an attempt to a worker, so that the attempt's requests go to the same process. It counts
+/// as load when a worker is selected.
 #[derive(Debug)]
 pub struct Affinity {
     worker: Arc<Worker>,
@@ -119,12 +120,19 @@ impl Worker {
         let first = if options.handshake.is_some() { State::Starting } else { State::Ready };
         let (state, watched) = watch::channel(first);
         tokio::spawn(
-            Process { options: Arc::clone(options), state, open: HashMap::new() }.run(child, received),
+            Process { options: Arc::clone(options), state, open: HashMap::new() }
+                .run(child, received),
         );
-        Ok(Arc::new(Worker { messages, state: watched, busy: Arc::default(), affinities: Arc::default() }))
+        Ok(Arc::new(Worker {
+            messages,
+            state: watched,
+            busy: Arc::default(),
+            affinities: Arc::default(),
+        }))
     }
 
-    /// Returns the reason if the worker accepts no more requests, and `None` if it accepts requests.
+    /// Returns the reason if the worker accepts no more requests, and `None` if it accepts
+    /// requests.
     pub fn error(&self) -> Option<WorkerError> {
         match &*self.state.borrow() {
             State::Ended { error, .. } => Some(error.clone()),
@@ -163,7 +171,12 @@ impl Worker {
     /// Sends a request and ignores the response. The request is not cancelled.
     pub fn notify(self: &Arc<Self>, request: Request) {
         let Slot { busy, .. } = self.slot();
-        let open = PendingRequest { response: oneshot::channel().0, until: None, _busy: busy, _permit: None };
+        let open = PendingRequest {
+            response: oneshot::channel().0,
+            until: None,
+            _busy: busy,
+            _permit: None,
+        };
         let _ = self.messages.send(Message::Send { request, open });
     }
 }
@@ -375,7 +388,9 @@ async fn exit_error(child: &mut Child, stderr: &TailReader) -> WorkerError {
     let code = code.ok().flatten();
     let last_line = stderr.finish(EXIT_TIMEOUT).await.last_line();
     match last_line {
-        Some(why) if code == Some(127) && why.starts_with("cannot start") => WorkerError::NotStarted(why),
+        Some(why) if code == Some(127) && why.starts_with("cannot start") => {
+            WorkerError::NotStarted(why)
+        }
         last_line => WorkerError::Exited { code, last_line },
     }
 }

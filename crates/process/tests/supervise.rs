@@ -21,11 +21,14 @@ fn stdout(output: &std::process::Output) -> String {
     String::from_utf8_lossy(&output.stdout).into_owned()
 }
 
-/// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the script's
-/// input; if `asks` is set, later bytes ask the script to end.
+/// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the
+/// script's input; if `asks` is set, later bytes ask the script to end.
 fn start_supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Child {
-    let mut process =
-        Command::new(supervisor().0.remove(0)).stdin(Stdio::piped()).stdout(Stdio::piped()).spawn().unwrap();
+    let mut process = Command::new(supervisor().0.remove(0))
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .spawn()
+        .unwrap();
     let order = json!({ "command": ["sh", "-c", script], "folder": "", "input": input, "asks": signals_end });
     writeln!(process.stdin.as_mut().unwrap(), "{order}").unwrap();
     process
@@ -149,17 +152,28 @@ async fn dropped_child_kills_detached_processes() {
 
 #[tokio::test]
 async fn supervised_run_returns_start_error() {
-    for launch in [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..Launch::new(["true"]) }] {
-        let mut run = ProgramRun::start(&supervisor(), &launch, String::new(), Tail::default()).unwrap();
+    for launch in
+        [Launch::new(["/no/such"]), Launch { dir: "/no/such".into(), ..Launch::new(["true"]) }]
+    {
+        let mut run =
+            ProgramRun::start(&supervisor(), &launch, String::new(), Tail::default()).unwrap();
         let output = run.wait().await.unwrap();
         assert_eq!(output.code, Some(127));
         assert!(output.start_error().unwrap().starts_with("cannot start "), "{output:?}");
     }
     let run = |script: &str| {
-        ProgramRun::start(&supervisor(), &Launch::new(["sh", "-c", script]), "in".into(), Tail::default())
+        ProgramRun::start(
+            &supervisor(),
+            &Launch::new(["sh", "-c", script]),
+            "in".into(),
+            Tail::default(),
+        )
     };
     let output = run("cat; sleep 0.1; kill -9 $$").unwrap().wait().await.unwrap();
-    assert_eq!((output.code, output.stdout.text(), output.start_error()), (Some(137), "in".into(), None));
+    assert_eq!(
+        (output.code, output.stdout.text(), output.start_error()),
+        (Some(137), "in".into(), None)
+    );
     let output = run("echo begun; exec sleep 300").unwrap().stop().await;
     assert_eq!(output.code, None);
 }

@@ -208,7 +208,9 @@ impl AgentKeys {
         let mut messages = task.messages.clone();
         match messages.last_mut() {
             None => messages.push(Message::user(fill_prompt(&task.question))),
-            Some(last) if last.role == Role::User => last.content = fill_prompt(&last.content).into(),
+            Some(last) if last.role == Role::User => {
+                last.content = fill_prompt(&last.content).into()
+            }
             Some(_) => {}
         }
         if !self.system.is_empty() && !messages.iter().any(|message| message.role.instructs()) {

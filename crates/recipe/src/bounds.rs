@@ -160,7 +160,8 @@ pub(super) struct OutOfRange {
 pub(super) fn first_out_of_range(recipe: &mut Table) -> Option<OutOfRange> {
     let mut found = None;
     for (key, range, why) in BOUNDS {
-        let named_pattern = key.strip_prefix("agent.").map(|key| format!("{}.*.{key}", read::AGENTS));
+        let named_pattern =
+            key.strip_prefix("agent.").map(|key| format!("{}.*.{key}", read::AGENTS));
         for pattern in [Some((*key).to_owned()), named_pattern].into_iter().flatten() {
             visit_matches(recipe, &pattern, &mut |key, value| {
                 if found.is_none() && !is_within(range, value) {
@@ -201,7 +202,9 @@ fn describe_range(range: &Range, value: &Value) -> String {
         if short.len() + 2 < plain.len() { short } else { plain }
     };
     match range {
-        (Bound::Included(low), Bound::Included(high)) => format!("in {}..={}", number(low), number(high)),
+        (Bound::Included(low), Bound::Included(high)) => {
+            format!("in {}..={}", number(low), number(high))
+        }
         (Bound::Excluded(low), Bound::Included(high)) => {
             format!("in {}..={}, not {}", number(low), number(high), number(low))
         }
@@ -210,7 +213,9 @@ fn describe_range(range: &Range, value: &Value) -> String {
         }
         (Bound::Included(low), _) => format!("{finite}at least {}", number(low)),
         (Bound::Excluded(low), _) => format!("{finite}more than {}", number(low)),
-        (_, Bound::Included(high) | Bound::Excluded(high)) => format!("{finite}at most {}", number(high)),
+        (_, Bound::Included(high) | Bound::Excluded(high)) => {
+            format!("{finite}at most {}", number(high))
+        }
         (Bound::Unbounded, Bound::Unbounded) => "a finite number".into(),
     }
 }
@@ -228,7 +233,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
         std::fs::write(&file, text).unwrap();
-        let overrides: Vec<Override> = change.into_iter().map(|text| text.parse().unwrap()).collect();
+        let overrides: Vec<Override> =
+            change.into_iter().map(|text| text.parse().unwrap()).collect();
         Recipe::load(&file, &overrides).map_err(|error| error.to_string())
     }
 
@@ -277,7 +283,8 @@ mod tests {
                     }
                 });
             }
-            let (text, key, is_float) = keys.first().unwrap_or_else(|| panic!("no recipe has {pattern}"));
+            let (text, key, is_float) =
+                keys.first().unwrap_or_else(|| panic!("no recipe has {pattern}"));
             let (outside, inside) = values_around(range, *is_float);
             assert!(!outside.is_empty() && !inside.is_empty(), "{bound:?}");
             for value in outside {

@@ -15,7 +15,8 @@ fn assert_rejected(cases: &[(&[&str], &str)]) {
 #[test]
 fn normalizer_length_is_checked_in_all_phases() {
     let length = |phase: usize, length: &str| {
-        let change = format!("phase.{phase}.normaliser={{kind='rollout_sum_over', length={length}}}");
+        let change =
+            format!("phase.{phase}.normaliser={{kind='rollout_sum_over', length={length}}}");
         load(SMALL, &[&change]).unwrap_err()
     };
     for phase in [0, 1] {
@@ -32,9 +33,16 @@ fn normalizer_length_is_checked_in_all_phases() {
 #[test]
 fn phase_without_training_targets_is_rejected() {
     assert_rejected(&[
-        (&["agent.train=false"], "`agent.train` is false, but must be true for one agent at least: phase 0"),
         (
-            &["policy={a={kind='trained'}, b={kind='trained'}}", "agent.policy=a", "phase.1.policies=['b']"],
+            &["agent.train=false"],
+            "`agent.train` is false, but must be true for one agent at least: phase 0",
+        ),
+        (
+            &[
+                "policy={a={kind='trained'}, b={kind='trained'}}",
+                "agent.policy=a",
+                "phase.1.policies=['b']",
+            ],
             "`phase.1.policies` is b, but must be policies of which one plays an agent that is trained, one of `a`",
         ),
         (
@@ -42,14 +50,21 @@ fn phase_without_training_targets_is_rejected() {
             "`phase.1.only.agents` is browser, but must be agents of which one is trained in this phase, one of \
              `default`",
         ),
-        (&["phase.1.only.reward_from=nan"], "`phase.1.only.reward_from` is NaN, but must be a finite number"),
-        (&["phase.1.only.reward_to=-inf"], "`phase.1.only.reward_to` is -inf, but must be a finite number"),
+        (
+            &["phase.1.only.reward_from=nan"],
+            "`phase.1.only.reward_from` is NaN, but must be a finite number",
+        ),
+        (
+            &["phase.1.only.reward_to=-inf"],
+            "`phase.1.only.reward_to` is -inf, but must be a finite number",
+        ),
         (
             &["phase.1.advantage={kind='group', success=nan}"],
             "`phase.1.advantage.success` is NaN, but must be a number",
         ),
     ]);
-    let other_overrides = ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
+    let other_overrides =
+        ["agent.browser={train=false}", "phase.1.only.agents=['browser', 'default']"];
     load(SMALL, &other_overrides).unwrap();
     // There is nothing to train, and no phase that would train.
     load(SMALL, &["phase=[]", "agent.train=false"]).unwrap();
@@ -82,17 +97,27 @@ fn counts_above_limits_are_rejected() {
         ),
         (&["phase.1.groups=4000000"], "`phase.1.groups` is 4000000, but must be so small"),
         (&["phase.1.oversample=4000000"], "`phase.1.oversample` is 4000000, but must be so small"),
-        (&["phase.1.staleness=4294967295"], "`phase.1.staleness` is 4294967295, but must be so small"),
+        (
+            &["phase.1.staleness=4294967295"],
+            "`phase.1.staleness` is 4294967295, but must be so small",
+        ),
         (&["eval.tasks=16777217"], "`eval.tasks` is 16777217, but must be at most 16777216"),
-        (&["eval.unseen_wordings=16777217"], "`eval.unseen_wordings` is 16777217, but must be at most"),
+        (
+            &["eval.unseen_wordings=16777217"],
+            "`eval.unseen_wordings` is 16777217, but must be at most",
+        ),
         (
             &["eval.temperature=1", "eval.samples=4294967295"],
             "`eval.samples` is 4294967295, but must be at most 16777216 / (eval.tasks + eval.unseen_wordings), \
              which is 83886",
         ),
-        (&["tasks.0.train=4294967295"], "`tasks.0.train` is 4294967295, but must be at most 268435456"),
+        (
+            &["tasks.0.train=4294967295"],
+            "`tasks.0.train` is 4294967295, but must be at most 268435456",
+        ),
     ]);
-    load(SMALL, &["phase.1.steps=999999995", "phase.1.groups=1000000", "eval.tasks=16777216"]).unwrap();
+    load(SMALL, &["phase.1.steps=999999995", "phase.1.groups=1000000", "eval.tasks=16777216"])
+        .unwrap();
     assert_eq!(load(SMALL, &["phase.0.epochs=3"]).unwrap().phase[0].steps(), 15);
 }
 
@@ -101,7 +126,9 @@ fn counts_above_limits_are_rejected() {
 fn adaptive_kl_horizon_rejects_too_small_values() {
     let kl = |horizon: &str| {
         let adaptive = format!("adaptive={{target=0.1, horizon={horizon}}}");
-        let kl = format!("phase.1.kl={{estimator='k1', coefficient=0.1, apply_to='reward', {adaptive}}}");
+        let kl = format!(
+            "phase.1.kl={{estimator='k1', coefficient=0.1, apply_to='reward', {adaptive}}}"
+        );
         load(SMALL, &[&kl])
     };
     for horizon in ["6.4", "0", "-1", "nan", "inf"] {
@@ -158,7 +185,8 @@ fn scorers_with_unknown_sources_are_rejected() {
         let scorers = format!(
             "reward={{scorers=[{{name='a', kind='maths', when={{source={name}}}}}, {{name='b', kind='numeric'}}]}}"
         );
-        let tasks = "tasks=[{kind='file', path='data/gsm8k.jsonl.gz', held_out=1}, {kind='arithmetic'}]";
+        let tasks =
+            "tasks=[{kind='file', path='data/gsm8k.jsonl.gz', held_out=1}, {kind='arithmetic'}]";
         load(SMALL, &[tasks, &scorers]).map(|_| ())
     };
     for known in ["'gsm8k'", "'gsm8k.jsonl.gz'", "'arithmetic'", "['gsm8k', 'arithmetic']"] {
@@ -172,7 +200,10 @@ fn scorers_with_unknown_sources_are_rejected() {
         ("'xyz'", "the sources are gsm8k, arithmetic"),
     ] {
         let error = recipe(unknown).unwrap_err();
-        assert!(error.contains("`reward.scorers.0.when.source` is ") && error.contains(nearest), "{error}");
+        assert!(
+            error.contains("`reward.scorers.0.when.source` is ") && error.contains(nearest),
+            "{error}"
+        );
         assert!(error.contains("the sources are gsm8k, arithmetic"), "{error}");
     }
 }
@@ -180,13 +211,16 @@ fn scorers_with_unknown_sources_are_rejected() {
 #[test]
 fn penalty_coefficients_must_be_finite_and_in_range() {
     for (value, shown) in [("0", "0"), ("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
-        let change = format!("phase.1.kl={{estimator='k1', coefficient={value}, apply_to='reward'}}");
-        let want = format!("`phase.1.kl.coefficient` is {shown}, but must be finite and more than 0");
+        let change =
+            format!("phase.1.kl={{estimator='k1', coefficient={value}, apply_to='reward'}}");
+        let want =
+            format!("`phase.1.kl.coefficient` is {shown}, but must be finite and more than 0");
         assert_rejected(&[(&[&change], &want)]);
     }
     for (value, shown) in [("-1", "-1"), ("inf", "inf"), ("nan", "NaN")] {
         let change = format!("phase.1.overlong={{kind='penalize', buffer=2, factor={value}}}");
-        let want = format!("`phase.1.overlong.factor` is {shown}, but must be finite and at least 0");
+        let want =
+            format!("`phase.1.overlong.factor` is {shown}, but must be finite and at least 0");
         assert_rejected(&[(&[&change], &want)]);
     }
     load(SMALL, &["phase.1.kl.coefficient=1e-9"]).unwrap();

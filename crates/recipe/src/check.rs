@@ -13,7 +13,8 @@ use super::bounds::{OutOfRange, first_out_of_range};
 use super::keys::{EvalKeys, Phase, Recipe, SftKeys, TaskSource};
 use super::policy::PolicyKeys;
 use super::rl::{
-    Algorithm, CriticKeys, GroupBy, KlTarget, OverlongAttempts, ProximalPolicy, RlKeys, ZeroVarianceGroups,
+    Algorithm, CriticKeys, GroupBy, KlTarget, OverlongAttempts, ProximalPolicy, RlKeys,
+    ZeroVarianceGroups,
 };
 use super::{RecipeError, write};
 
@@ -86,7 +87,8 @@ impl Checker<'_> {
                 let external = matches!(recipe.policy.get(policy), Some(PolicyKeys::External(_)));
                 let range = "a policy of kind \"external\": its replies are imitated";
                 self.check(external, key("policy"), format!("\"{policy}\""), range)?;
-                let range = "left out beside `policy`: one of them writes the replies that are imitated";
+                let range =
+                    "left out beside `policy`: one of them writes the replies that are imitated";
                 let field = source.field.as_deref().unwrap_or_default();
                 self.check(source.field.is_none(), key("field"), format!("\"{field}\""), range)?;
             } else {
@@ -156,12 +158,16 @@ impl Checker<'_> {
             "left out: only `algorithm = \"pass_k\"` chooses the best of k; an advantage that is given by \
              itself has its own",
         )?;
-        if let Estimator::Group(GroupBaseline { compare: Compare::SecondBest { k: Some(k) }, .. }) = estimator
+        if let Estimator::Group(GroupBaseline {
+            compare: Compare::SecondBest { k: Some(k) }, ..
+        }) = estimator
         {
             let tasks = if keys.group_by == GroupBy::Step { keys.groups } else { 1 };
             let max_k = tasks * keys.group_size;
             let name = if passes { "k" } else { "advantage.compare.k" };
-            let range = format!("at least 2, and at most the number of attempts that are compared, {max_k}");
+            let range = format!(
+                "at least 2, and at most the number of attempts that are compared, {max_k}"
+            );
             self.check((2..=max_k).contains(&k), key(name), k, range)?;
         }
         let checks = [
@@ -171,7 +177,9 @@ impl Checker<'_> {
             estimator.check(),
             keys.correction.map_or(Ok(()), |correction| correction.check()),
         ];
-        for wrong in checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check())) {
+        for wrong in
+            checks.into_iter().chain(keys.rejection.iter().map(|rejection| rejection.check()))
+        {
             self.parameter(phase, wrong)?;
         }
         if let Estimator::OptimalToken { alignment, .. } = estimator {
@@ -183,7 +191,8 @@ impl Checker<'_> {
             )?;
         }
         self.high_entropy(phase, keys)?;
-        let parts = if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
+        let parts =
+            if let Estimator::Gdpo { weights, .. } = &estimator { weights.len() } else { 3 };
         self.check(
             parts == 3,
             key("advantage.weights"),
@@ -196,12 +205,14 @@ impl Checker<'_> {
             "\"value\"",
             "another: this one is the critic's, and trains no policy",
         )?;
-        let clip_options =
-            [("clip_low", keys.clip_low), ("clip_high", keys.clip_high), ("clip_dual", keys.clip_dual)];
+        let clip_options = [
+            ("clip_low", keys.clip_low),
+            ("clip_high", keys.clip_high),
+            ("clip_dual", keys.clip_dual),
+        ];
         for (name, value) in clip_options {
             let used = keys.loss.is_none() && keys.algorithm.uses_key(name);
-            let range =
-                "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
+            let range = "left out: the loss does not use it; what a loss is given by itself belongs into `loss`";
             self.check(used || value.is_none(), key(name), value.unwrap_or_default(), range)?;
         }
         if let Some(kl) = keys.kl {
@@ -273,8 +284,9 @@ impl Checker<'_> {
             // The agents that act are known only together with the tasks; see `check_tasks`.
             let max_buffer =
                 recipe.agents().iter().map(|(_, agent)| agent.max_tokens).max().unwrap_or(0) as u64;
-            let range =
-                format!("at least 1, and at most agent.max_tokens, {max_buffer}: it lies below that limit");
+            let range = format!(
+                "at least 1, and at most agent.max_tokens, {max_buffer}: it lies below that limit"
+            );
             self.check((1..=max_buffer).contains(&buffer), key("overlong.buffer"), buffer, range)?;
         }
         let (from, to) = (keys.only.reward_from, keys.only.reward_to);
@@ -284,8 +296,10 @@ impl Checker<'_> {
             from.unwrap_or_default(),
             "at most `reward_to`: else nothing is trained",
         )?;
-        let omits_groups =
-            matches!(keys.zero_variance_groups, Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill));
+        let omits_groups = matches!(
+            keys.zero_variance_groups,
+            Some(ZeroVarianceGroups::Drop | ZeroVarianceGroups::Refill)
+        );
         self.check(
             !omits_groups || keys.zero_variance_has_no_gradient(),
             key("zero_variance_groups"),
@@ -330,7 +344,8 @@ impl Recipe {
     pub(super) fn check(&self, file: &Path) -> Result<(), RecipeError> {
         let checker = Checker { file };
         let Recipe { run, model, tasks, eval, phase, .. } = self;
-        if let Some(OutOfRange { key, value, range }) = first_out_of_range(&mut write::write(self)?) {
+        if let Some(OutOfRange { key, value, range }) = first_out_of_range(&mut write::write(self)?)
+        {
             checker.check(false, key, value, range)?;
         }
         checker.check(!run.name.trim().is_empty(), "run.name", "empty", "a name")?;

@@ -40,17 +40,31 @@ impl Checker<'_> {
             match keys {
                 PolicyKeys::External(keys) => self.external(&key, keys)?,
                 PolicyKeys::Frozen(PolicyModel { lora: Some(_), .. }) => {
-                    self.check(false, key("lora"), "set", "left out: a frozen policy has nothing to learn")?;
+                    self.check(
+                        false,
+                        key("lora"),
+                        "set",
+                        "left out: a frozen policy has nothing to learn",
+                    )?;
                 }
                 PolicyKeys::Trained(_) | PolicyKeys::Frozen(_) => {}
             }
         }
         let learns = recipe.policies().iter().any(|(_, keys)| keys.is_trained());
-        self.check(learns || recipe.phase.is_empty(), "policy", "all frozen", "trained, at least one of them")
+        self.check(
+            learns || recipe.phase.is_empty(),
+            "policy",
+            "all frozen",
+            "trained, at least one of them",
+        )
     }
 
     /// Checks an external policy.
-    fn external(&self, key: &dyn Fn(&str) -> String, keys: &ExternalKeys) -> Result<(), RecipeError> {
+    fn external(
+        &self,
+        key: &dyn Fn(&str) -> String,
+        keys: &ExternalKeys,
+    ) -> Result<(), RecipeError> {
         let range = "an address with http:// or https://";
         let url = &keys.url;
         let is_omitted = url.is_empty() && !keys.base_urls.is_empty();
@@ -58,7 +72,12 @@ impl Checker<'_> {
         for (at, url) in keys.base_urls.iter().enumerate() {
             self.check(is_http(url), key(&format!("base_urls.{at}")), format!("\"{url}\""), range)?;
         }
-        self.check(!keys.model.is_empty(), key("model"), "\"\"", "the name that the model has there")
+        self.check(
+            !keys.model.is_empty(),
+            key("model"),
+            "\"\"",
+            "the name that the model has there",
+        )
     }
 
     /// Checks an agent with an external policy: only a program or an environment can call it, and
@@ -95,7 +114,8 @@ impl Checker<'_> {
             let (table, name) = (format!("tool.{i}"), keys.name());
             self.name(&table, name)?;
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
-            let range = format!("another name than that of tool.{first}: agents could not tell them apart");
+            let range =
+                format!("another name than that of tool.{first}: agents could not tell them apart");
             self.check(first == i, format!("{table}.name"), format!("\"{name}\""), range)?;
             let key = |key: &str| format!("{table}.{key}");
             match keys.check() {
@@ -136,8 +156,10 @@ impl Checker<'_> {
         };
         for name in only {
             let ok = agents.iter().any(|(agent, _)| agent == name);
-            let range =
-                format!("a list of agents, {}", format_choices(agents.iter().map(|(agent, _)| agent)));
+            let range = format!(
+                "a list of agents, {}",
+                format_choices(agents.iter().map(|(agent, _)| agent))
+            );
             self.check(ok, format!("phase.{index}.only.agents"), name, range)?;
         }
         // Agents that are left after all filters are trained.
@@ -145,7 +167,9 @@ impl Checker<'_> {
         let range = format!("true for one agent at least: phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
         let (trained, trainable_agents) = (recipe.trained_policies_in(phase), agents.clone());
-        agents.retain(|(_, keys)| recipe.policies_of(keys).iter().any(|policy| trained.contains(policy)));
+        agents.retain(|(_, keys)| {
+            recipe.policies_of(keys).iter().any(|policy| trained.contains(policy))
+        });
         self.check(
             !agents.is_empty(),
             format!("phase.{index}.policies"),
@@ -155,8 +179,10 @@ impl Checker<'_> {
                 format_choices(trainable_agents.iter().flat_map(|(_, keys)| recipe.policies_of(keys)))
             ),
         )?;
-        let range =
-            format!("agents of which one is trained in this phase, {}", format_choices(names(&agents)));
+        let range = format!(
+            "agents of which one is trained in this phase, {}",
+            format_choices(names(&agents))
+        );
         agents.retain(|(name, _)| only.is_empty() || only.iter().any(|only| only == name));
         self.check(!agents.is_empty(), format!("phase.{index}.only.agents"), only.join(", "), range)
     }
@@ -191,7 +217,12 @@ impl Checker<'_> {
             self.check(ok, key(&format!("policy.{at}.share")), share, "more than 0 and finite")?;
             let is_repeated = fractions[..at].iter().any(|other| other.name == *name);
             let range = "another policy than those before; add up its shares";
-            self.check(!is_repeated, key(&format!("policy.{at}.name")), format!("\"{name}\""), range)?;
+            self.check(
+                !is_repeated,
+                key(&format!("policy.{at}.name")),
+                format!("\"{name}\""),
+                range,
+            )?;
         }
         Ok(())
     }
@@ -209,16 +240,23 @@ impl Checker<'_> {
         }
         let agents = recipe.agents();
         // The built-in loop calls the policy with tokens.
-        let can_summarize = |keys: &AgentKeys| agent.kind.calls_over_http() || !recipe.may_be_external(keys);
+        let can_summarize =
+            |keys: &AgentKeys| agent.kind.calls_over_http() || !recipe.may_be_external(keys);
         let allowed: Vec<&str> =
             agents.iter().filter(|(_, keys)| can_summarize(keys)).map(|(name, _)| *name).collect();
-        let range = format!("left out, or an agent that can write summaries: {}", format_choices(&allowed));
+        let range =
+            format!("left out, or an agent that can write summaries: {}", format_choices(&allowed));
         let found = allowed.contains(&keys.agent.as_str());
         self.check(found, key("context.agent"), format!("\"{}\"", keys.agent), range)
     }
 
     /// Checks one agent, whose keys are in `table`.
-    pub(super) fn agent(&self, recipe: &Recipe, table: &str, agent: &AgentKeys) -> Result<(), RecipeError> {
+    pub(super) fn agent(
+        &self,
+        recipe: &Recipe,
+        table: &str,
+        agent: &AgentKeys,
+    ) -> Result<(), RecipeError> {
         let key = |name: &str| format!("{table}.{name}");
         if let Some(name) = table.strip_prefix("agent.") {
             self.name("agent", name)?;
@@ -234,7 +272,8 @@ impl Checker<'_> {
         if recipe.may_be_external(agent) {
             self.check_external_policy(&key, table, agent)?;
         }
-        let learns = policies.iter().any(|(name, keys)| agent_policies.contains(name) && keys.is_trained());
+        let learns =
+            policies.iter().any(|(name, keys)| agent_policies.contains(name) && keys.is_trained());
         let sampling = &agent.sampling;
         if let Some(t) = sampling.temperature {
             let ok = t == 0.0 || (0.01..=100.0).contains(&t);
@@ -258,7 +297,8 @@ impl Checker<'_> {
         self.program(&key, agent)?;
         for name in &agent.tools {
             let ok = ToolKeys::find(&recipe.tool, name).is_some();
-            let range = format!("a list of tools; {}", ToolKeys::describe_names(&recipe.tool, name));
+            let range =
+                format!("a list of tools; {}", ToolKeys::describe_names(&recipe.tool, name));
             self.check(ok, key("tools"), format!("[\"{name}\"]"), range)?;
         }
         self.context(recipe, &key, agent)?;

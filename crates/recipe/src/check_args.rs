@@ -10,8 +10,14 @@ type ReservedFlag = (&'static str, &'static str);
 
 /// Flags for the address of a server and for its model.
 const SERVER_FLAGS: [ReservedFlag; 3] = [
-    ("--host", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
-    ("--port", "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`"),
+    (
+        "--host",
+        "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`",
+    ),
+    (
+        "--port",
+        "the run chooses it; start the server yourself and name it in `cluster.samplers.urls`",
+    ),
     ("--model", "servers begin with the weights of `model.source`"),
 ];
 const VLLM_FLAGS: [ReservedFlag; 1] =
@@ -55,7 +61,11 @@ impl Checker<'_> {
             SamplersKeys::Vllm(_) => VLLM_FLAGS,
             SamplersKeys::Sglang(_) => SGLANG_FLAGS,
         };
-        self.args("cluster.samplers.args", &samplers.servers().args, SERVER_FLAGS.iter().chain(&kind_flags))
+        self.args(
+            "cluster.samplers.args",
+            &samplers.servers().args,
+            SERVER_FLAGS.iter().chain(&kind_flags),
+        )
     }
 
     /// Checks arguments of a learner's processes.

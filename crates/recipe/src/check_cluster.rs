@@ -25,8 +25,7 @@ impl Checker<'_> {
         let fits = !has_url || (is_http(&keys.url) && !keys.url.contains('@'));
         self.check(fits, key("url"), display_url(&keys.url), range)?;
         let has_token = !keys.token_env.is_empty();
-        let range =
-            "the name of the environment variable with the token of the group at `url`, and only with it";
+        let range = "the name of the environment variable with the token of the group at `url`, and only with it";
         self.check(has_url == has_token, key("token_env"), quoted(&keys.token_env), range)?;
         let defaults = TorchKeys::default();
         for (name, is_set) in [

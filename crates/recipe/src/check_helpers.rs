@@ -27,11 +27,16 @@ fn can_query(recipe: &Recipe, keys: &AgentKeys, other: &str, depth: usize) -> bo
     depth <= recipe.agents.len() + 1
         && tools
             .flat_map(|tool| {
-                called_agents(&tool).into_iter().map(|(_, name)| name.to_owned()).collect::<Vec<_>>()
+                called_agents(&tool)
+                    .into_iter()
+                    .map(|(_, name)| name.to_owned())
+                    .collect::<Vec<_>>()
             })
             .any(|name| {
                 name == other
-                    || recipe.agent_named(&name).is_some_and(|next| can_query(recipe, next, other, depth + 1))
+                    || recipe
+                        .agent_named(&name)
+                        .is_some_and(|next| can_query(recipe, next, other, depth + 1))
             })
 }
 
@@ -40,16 +45,20 @@ impl Checker<'_> {
     /// themselves.
     pub(super) fn helpers(&self, recipe: &Recipe) -> Result<(), RecipeError> {
         let agents = recipe.agents();
-        let is_callable = |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
+        let is_callable =
+            |keys: &AgentKeys| keys.kind == AgentKind::Tools && !recipe.may_be_external(keys);
         let names: Vec<&str> =
             agents.iter().filter(|(_, keys)| is_callable(keys)).map(|(name, _)| *name).collect();
         for (i, tool) in recipe.tool.iter().enumerate() {
             for (key, name) in called_agents(tool) {
                 let key = format!("tool.{i}.{key}");
-                let range =
-                    format!("an agent whose policy runs here, of kind \"tools\": {}", names.join(", "));
+                let range = format!(
+                    "an agent whose policy runs here, of kind \"tools\": {}",
+                    names.join(", ")
+                );
                 self.check(names.contains(&name), &key, format!("\"{name}\""), range)?;
-                let has_cycle = recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
+                let has_cycle =
+                    recipe.agent_named(name).is_some_and(|keys| can_query(recipe, keys, name, 0));
                 let range = format!(
                     "an agent that does not ask itself through its tools; [agent.{name}] has those of [agent] where it does \
                      not say `tools = []`"
@@ -70,12 +79,14 @@ mod tests {
     fn load(rest: &str) -> Result<Recipe, RecipeError> {
         let dir = tempfile::tempdir().unwrap();
         let file = dir.path().join("recipe.toml");
-        let head = "run = { name = 'x' }\nmodel = { source = './m' }\n[[tasks]]\nkind = 'arithmetic'\n";
+        let head =
+            "run = { name = 'x' }\nmodel = { source = './m' }\n[[tasks]]\nkind = 'arithmetic'\n";
         std::fs::write(&file, format!("{head}{rest}")).unwrap();
         Recipe::load(&file, &[])
     }
 
-    const CLERK: &str = "[[tool]]\nkind = 'agent'\nname = 'ask'\nagent = 'clerk'\ndescription = 'Sums.'\n";
+    const CLERK: &str =
+        "[[tool]]\nkind = 'agent'\nname = 'ask'\nagent = 'clerk'\ndescription = 'Sums.'\n";
 
     #[test]
     fn helper_agents_load_and_round_trip() {
@@ -108,19 +119,22 @@ mod tests {
 
     #[test]
     fn unsuitable_helper_agents_are_rejected() {
-        let own =
-            load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}")).unwrap_err();
+        let own = load(&format!("[agent]\ntools = ['ask']\n[agent.clerk]\nsystem = 'x'\n{CLERK}"))
+            .unwrap_err();
         assert!(own.to_string().contains("[agent.clerk] has those of [agent]"), "{own}");
-        let unknown_agent = load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
+        let unknown_agent =
+            load(&format!("[agent]\ntools = ['ask']\n{CLERK}")).unwrap_err().to_string();
         assert!(
-            unknown_agent.contains("`tool.0.agent` is \"clerk\"") && unknown_agent.contains("default"),
+            unknown_agent.contains("`tool.0.agent` is \"clerk\"")
+                && unknown_agent.contains("default"),
             "{unknown_agent}"
         );
         let program = load(&format!(
             "[agent]\ntools = ['ask']\n[agent.clerk]\nkind = 'program'\ncommand = ['x']\ntools = []\n{CLERK}"
         ));
         assert!(program.unwrap_err().to_string().contains("of kind \"tools\": default"));
-        let unnamed = load("[[tool]]\nkind = 'agent'\nagent = 'default'\ndescription = 'x'\n").unwrap_err();
+        let unnamed =
+            load("[[tool]]\nkind = 'agent'\nagent = 'default'\ndescription = 'x'\n").unwrap_err();
         assert!(unnamed.to_string().contains("it needs a `name`"), "{unnamed}");
     }
 }

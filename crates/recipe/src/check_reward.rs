@@ -31,14 +31,17 @@ impl Checker<'_> {
 
     /// Checks that the task sources that a scorer names exist.
     fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
-        let (named, known) = (scorer.when.fields().find(|(field, _)| *field == "source"), names_of(recipe));
+        let (named, known) =
+            (scorer.when.fields().find(|(field, _)| *field == "source"), names_of(recipe));
         for name in named.into_iter().flat_map(|(_, names)| names) {
-            let is_known = known.iter().any(|(source, files)| source == name || files.contains(name));
+            let is_known =
+                known.iter().any(|(source, files)| source == name || files.contains(name));
             let likeness = |other: &str| strsim::normalized_damerau_levenshtein(name, other);
             let all = known.iter().flat_map(|(source, files)| files.iter().chain([source]));
             let nearest = all.max_by(|a, b| likeness(a).total_cmp(&likeness(b)));
             let nearest = nearest.filter(|nearest| likeness(nearest) >= 0.5);
-            let meant = nearest.map_or(String::new(), |nearest| format!("; did you mean \"{nearest}\"?"));
+            let meant =
+                nearest.map_or(String::new(), |nearest| format!("; did you mean \"{nearest}\"?"));
             let sources: Vec<&str> = known.iter().map(|(source, _)| source.as_str()).collect();
             let range = format!(
                 "the name of a source of tasks, or of its file: the sources are {}{meant}",
@@ -65,7 +68,10 @@ fn names_of(recipe: &Recipe) -> Vec<(String, Vec<String>)> {
         }
         environment => {
             let options = environment.environment();
-            (options.map_or_else(String::new, |options| options.common().name.to_owned()), Vec::new())
+            (
+                options.map_or_else(String::new, |options| options.common().name.to_owned()),
+                Vec::new(),
+            )
         }
     };
     recipe.tasks.iter().map(name).collect()

@@ -13,8 +13,9 @@ impl Checker<'_> {
     /// Checks the number of attempts of an evaluation.
     pub(super) fn eval_attempts(&self, eval: &EvalKeys) -> Result<(), RecipeError> {
         let max_samples = MAX_ATTEMPTS / (eval.tasks + eval.unseen_wordings).max(1);
-        let range =
-            format!("at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {max_samples}");
+        let range = format!(
+            "at most {MAX_ATTEMPTS} / (eval.tasks + eval.unseen_wordings), which is {max_samples}"
+        );
         self.check(eval.samples as usize <= max_samples.max(1), "eval.samples", eval.samples, range)
     }
 
@@ -23,11 +24,20 @@ impl Checker<'_> {
     pub(super) fn step_attempts(&self, phase: usize, keys: &RlKeys) -> Result<(), RecipeError> {
         let RlKeys { groups, group_size, oversample: spare, staleness, .. } = *keys;
         let ahead = staleness as usize;
-        let attempts_per_group = group_size.checked_add(spare).and_then(|attempts| attempts.checked_add(1));
-        let attempts_per_step = attempts_per_group.and_then(|attempts| attempts.checked_mul(groups));
-        let all = attempts_per_step.and_then(|attempts| attempts.checked_mul(ahead.checked_add(1)?));
-        let counts = [("groups", groups), ("group_size", group_size), ("spare", spare), ("staleness", ahead)];
-        let (name, value) = counts.into_iter().fold(counts[0], |a, b| if b.1 > a.1 { b } else { a });
+        let attempts_per_group =
+            group_size.checked_add(spare).and_then(|attempts| attempts.checked_add(1));
+        let attempts_per_step =
+            attempts_per_group.and_then(|attempts| attempts.checked_mul(groups));
+        let all =
+            attempts_per_step.and_then(|attempts| attempts.checked_mul(ahead.checked_add(1)?));
+        let counts = [
+            ("groups", groups),
+            ("group_size", group_size),
+            ("spare", spare),
+            ("staleness", ahead),
+        ];
+        let (name, value) =
+            counts.into_iter().fold(counts[0], |a, b| if b.1 > a.1 { b } else { a });
         self.check(
             all.is_some_and(|all| all <= MAX_ATTEMPTS),
             format_args!("phase.{phase}.{name}"),

@@ -36,7 +36,8 @@ impl PolicyChoice {
 
 impl fmt::Display for PolicyChoice {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let names: Vec<String> = self.0.iter().map(|fraction| format!("\"{}\"", fraction.name)).collect();
+        let names: Vec<String> =
+            self.0.iter().map(|fraction| format!("\"{}\"", fraction.name)).collect();
         match &names[..] {
             [] => f.write_str("\"\""),
             names => f.write_str(&names.join(", ")),

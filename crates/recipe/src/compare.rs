@@ -87,8 +87,12 @@ fn can_differ(key: &str) -> bool {
 /// Returns whether a difference only changes the length of training, which a resumed run accepts:
 /// more steps of a phase, another success rate for early stopping, or an additional phase at the
 /// end.
-fn extends_training(Difference { key, before, now }: &Difference, is_sft: impl Fn(usize) -> bool) -> bool {
-    let more = || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
+fn extends_training(
+    Difference { key, before, now }: &Difference,
+    is_sft: impl Fn(usize) -> bool,
+) -> bool {
+    let more =
+        || before.as_ref().and_then(Value::as_integer) < now.as_ref().and_then(Value::as_integer);
     match key.split('.').collect::<Vec<_>>()[..] {
         ["phase", _, "steps"] => more(),
         // In an RL phase, this key is the number of passes over the attempts of a step.
@@ -112,7 +116,8 @@ pub struct Difference {
 
 impl fmt::Display for Difference {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        let show = |value: &Option<Value>| value.as_ref().map_or("not set".to_owned(), Value::to_string);
+        let show =
+            |value: &Option<Value>| value.as_ref().map_or("not set".to_owned(), Value::to_string);
         write!(f, "`{}` is {} now and was {}", self.key, show(&self.now), show(&self.before))
     }
 }
@@ -125,7 +130,12 @@ pub(super) fn difference(before: &Table, now: &Table) -> Option<Difference> {
         kind == Some("sft")
     };
     let mut found = Vec::new();
-    collect(String::new(), Some(&Value::Table(before.clone())), Some(&Value::Table(now.clone())), &mut found);
+    collect(
+        String::new(),
+        Some(&Value::Table(before.clone())),
+        Some(&Value::Table(now.clone())),
+        &mut found,
+    );
     found.into_iter().find(|one| !can_differ(&one.key) && !extends_training(one, is_sft))
 }
 

@@ -82,7 +82,12 @@ impl ContextKeys {
     /// Returns the policy for prompts of at most `most` tokens. If `most` is 0, prompts leave room
     /// for a completion of `max_tokens` in a context of `context` tokens, but may always use three
     /// quarters of it.
-    pub fn policy(&self, max_prompt_tokens: usize, max_tokens: usize, context: usize) -> ContextPolicy {
+    pub fn policy(
+        &self,
+        max_prompt_tokens: usize,
+        max_tokens: usize,
+        context: usize,
+    ) -> ContextPolicy {
         let (overflow, summary) = match self {
             ContextKeys::Fail => (Overflow::Fail, None),
             ContextKeys::TruncateMiddle(_) => (Overflow::TruncateMiddle, None),

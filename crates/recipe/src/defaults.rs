@@ -34,7 +34,9 @@ impl Recipe {
         });
         let how = match phases.next()?.bound {
             Bound::Clamp { high, .. } => {
-                format!("a token weighs at most {high} of its ratio (truncated importance sampling)")
+                format!(
+                    "a token weighs at most {high} of its ratio (truncated importance sampling)"
+                )
             }
             Bound::Mask { low, high } => {
                 format!("tokens whose ratio is outside of {low} to {high} count nothing (IcePop)")

@@ -23,19 +23,27 @@ impl Checker<'_> {
             }
             let CommonOptions { name, agent, .. } = options.common();
             let range = "a name that no other environment has: tasks are told apart by it";
-            self.check(!names.iter().any(|taken| taken == name), key("name"), format!("{name:?}"), range)?;
+            self.check(
+                !names.iter().any(|taken| taken == name),
+                key("name"),
+                format!("{name:?}"),
+                range,
+            )?;
             names.push(name.to_owned());
             let wanted = if agent.is_empty() { DEFAULT } else { agent };
             let agents = recipe.agents();
             let found = agents.iter().find(|(name, _)| *name == wanted);
             let Some((_, keys)) = found else {
-                let range = format!("left out, or {}", format_choices(agents.iter().map(|(name, _)| name)));
+                let range =
+                    format!("left out, or {}", format_choices(agents.iter().map(|(name, _)| name)));
                 return self.check(false, key("agent"), format!("{agent:?}"), range);
             };
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
             let leads = options.leads_attempts();
             let range = match leads {
-                true => format!("\"environment\" for the tasks of {name}, which leads its attempts itself"),
+                true => format!(
+                    "\"environment\" for the tasks of {name}, which leads its attempts itself"
+                ),
                 false => {
                     format!(
                         "another kind for the tasks of {name}, which scores answers and leads no attempts"

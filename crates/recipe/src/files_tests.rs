@@ -28,7 +28,8 @@ fn paths_resolve_from_recipe_or_working_directory() {
         }
     };
     let python = |python: &str| {
-        let scorer = format!("[reward.scorer]\nkind = 'python'\nfile = 'score.py'\npython = '{python}'");
+        let scorer =
+            format!("[reward.scorer]\nkind = 'python'\nfile = 'score.py'\npython = '{python}'");
         std::fs::write(&file, format!("{text}\n{scorer}")).unwrap();
         let scorer = Recipe::load(&file, &[]).unwrap().reward.scorer;
         std::fs::write(&file, text).unwrap();
@@ -43,16 +44,19 @@ fn paths_resolve_from_recipe_or_working_directory() {
     let scorer = "reward.scorer={kind='command', command=['true']}";
     assert_eq!(command(&[scorer]), here);
     assert_eq!(command(&[scorer, "reward.scorer.folder=scores"]), here.join("scores"));
-    let overrides =
-        ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"].map(|o| o.parse().unwrap());
+    let overrides = ["run.folder=other", "tasks.0.path=rows", "model.source=org/model"]
+        .map(|o| o.parse().unwrap());
     let recipe = Recipe::load(&file, &overrides).unwrap();
     assert_eq!(recipe.run.folder, here.join("other"));
     assert_eq!(path(&recipe), [here.join("rows")]);
     assert_eq!(recipe.model.source, "org/model");
 
     // Several files, each with its own path; and the old name of file sources.
-    std::fs::write(&file, text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"))
-        .unwrap();
+    std::fs::write(
+        &file,
+        text.replace("'./rows.jsonl'", "['a.json', '/b/*.json']").replace("jsonl", "file"),
+    )
+    .unwrap();
     let recipe = Recipe::load(&file, &[]).unwrap();
     assert_eq!(path(&recipe), [dir.path().join("a.json"), "/b/*.json".into()]);
     let recipe = Recipe::load(&file, &["tasks.0.path=['c', '/d']".parse().unwrap()]).unwrap();
@@ -79,7 +83,8 @@ fn repository_and_documentation_recipes_load() {
     }
     // A page shows only parts of a recipe; the remaining keys are those of a small recipe.
     let mut shown = 0;
-    let pages = files("docs").into_iter().filter(|file| file.extension().is_some_and(|end| end == "md"));
+    let pages =
+        files("docs").into_iter().filter(|file| file.extension().is_some_and(|end| end == "md"));
     for page in pages.chain([root.join("README.md")]) {
         let text = std::fs::read_to_string(&page).unwrap();
         for block in text.split("```toml\n").skip(1) {

@@ -132,8 +132,8 @@ pub struct EngineKeys {
     /// Maximum number of attempts in flight, including those that wait for a tool. 0 allows all
     /// attempts of a step and those that may run ahead of it. Results do not depend on it.
     pub concurrency: usize,
-    /// Maximum number of tokens of a micro-batch after merging shared prefixes, at least 1. It bounds memory.
-    /// A longer sequence is a micro-batch of its own, which is computed in chunks.
+    /// Maximum number of tokens of a micro-batch after merging shared prefixes, at least 1. It
+    /// bounds memory. A longer sequence is a micro-batch of its own, which is computed in chunks.
     pub micro_batch_tokens: usize,
     /// Precision of sampling and training. The trained weights are always f32.
     pub precision: Precision,
@@ -218,7 +218,9 @@ impl TaskSource {
     pub fn environment(&self) -> Option<EnvironmentOptions> {
         match self {
             TaskSource::Arithmetic(_) | TaskSource::File(_) => None,
-            TaskSource::ReasoningGym(options) => Some(EnvironmentOptions::ReasoningGym(options.clone())),
+            TaskSource::ReasoningGym(options) => {
+                Some(EnvironmentOptions::ReasoningGym(options.clone()))
+            }
             TaskSource::Verifiers(options) => Some(EnvironmentOptions::Verifiers(options.clone())),
             TaskSource::Gymnasium(options) => Some(EnvironmentOptions::Gymnasium(options.clone())),
             TaskSource::OpenEnv(options) => Some(EnvironmentOptions::OpenEnv(options.clone())),

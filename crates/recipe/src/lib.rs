@@ -192,7 +192,8 @@ impl Recipe {
         // Paths are strings in a recipe. A path that is not UTF-8 would be read back as another
         // path.
         if [&here, &dir].iter().any(|path| path.to_str().is_none()) {
-            let why = "the name of its folder, or of the working directory, is not UTF-8; rename it";
+            let why =
+                "the name of its folder, or of the working directory, is not UTF-8; rename it";
             return Err(io(std::io::Error::other(why)));
         }
         paths::resolve(&mut table, &dir);
@@ -227,9 +228,11 @@ impl Recipe {
     pub fn store_location(file: &Path) -> Result<Location, RecipeError> {
         let table = read_table(file)?;
         let store = table.get("run").and_then(|run| run.get("store"));
-        store.and_then(Value::as_str).unwrap_or_default().parse().map_err(|why: String| RecipeError::Key {
-            file: file.to_owned(),
-            source: ReadError::at_path(["run", "store"], why),
+        store.and_then(Value::as_str).unwrap_or_default().parse().map_err(|why: String| {
+            RecipeError::Key {
+                file: file.to_owned(),
+                source: ReadError::at_path(["run", "store"], why),
+            }
         })
     }
 
@@ -239,7 +242,8 @@ impl Recipe {
     /// Returns an error if a number is too large for TOML.
     pub fn to_toml(&self) -> Result<String, RecipeError> {
         let table = self.to_table()?;
-        toml::to_string_pretty(&table).map_err(|error| RecipeError::Write(write::to_write_error(error)))
+        toml::to_string_pretty(&table)
+            .map_err(|error| RecipeError::Write(write::to_write_error(error)))
     }
 
     /// Returns the first key whose difference prevents one recipe from continuing the other

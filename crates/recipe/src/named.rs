@@ -16,7 +16,8 @@ const TABLES: [&str; 4] = ["context", "match", "sampling", "variables"];
 /// itself.
 pub(super) fn split(table: &mut Table) {
     let Some(Value::Table(agent)) = table.get_mut(AGENT) else { return };
-    let is_agent = |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
+    let is_agent =
+        |(key, value): &(String, Value)| value.is_table() && !TABLES.contains(&key.as_str());
     let (named, own): (Vec<_>, Vec<_>) = std::mem::take(agent).into_iter().partition(is_agent);
     *agent = own.into_iter().collect();
     let with_shared_keys = |(name, value): (String, Value)| {

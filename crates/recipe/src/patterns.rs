@@ -8,7 +8,11 @@ use super::read::KIND;
 ///
 /// A part of a pattern is a key, or `*` for any key and any item of a list. `NAME:KIND` matches
 /// only tables of that kind.
-pub(super) fn visit_matches(table: &mut Table, pattern: &str, visit: &mut dyn FnMut(&str, &mut Value)) {
+pub(super) fn visit_matches(
+    table: &mut Table,
+    pattern: &str,
+    visit: &mut dyn FnMut(&str, &mut Value),
+) {
     let parts: Vec<&str> = pattern.split('.').collect();
     table.iter_mut().for_each(|(key, value)| visit_value("", key, value, &parts, visit));
 }
@@ -54,7 +58,9 @@ mod tests {
                 .unwrap();
         let mut found = |pattern: &str| {
             let mut found = Vec::new();
-            visit_matches(&mut table, pattern, &mut |key, value| found.push(format!("{key}={value}")));
+            visit_matches(&mut table, pattern, &mut |key, value| {
+                found.push(format!("{key}={value}"))
+            });
             found
         };
         assert_eq!(found("a.b"), ["a.b=1"]);

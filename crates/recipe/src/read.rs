@@ -10,7 +10,9 @@ use std::fmt;
 use std::marker::PhantomData;
 
 use serde::de::value::{MapAccessDeserializer, MapDeserializer, SeqDeserializer};
-use serde::de::{self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Unexpected, Visitor};
+use serde::de::{
+    self, Deserialize, Deserializer, IntoDeserializer, SeqAccess, Unexpected, Visitor,
+};
 use serde_path_to_error::Segment;
 use toml::{Table, Value};
 
@@ -45,7 +47,10 @@ enum Problem {
 impl ReadError {
     /// Creates an error for the value at `path`.
     pub(super) fn at_path<const N: usize>(path: [&str; N], why: impl fmt::Display) -> Self {
-        ReadError { path: path.map(str::to_owned).to_vec(), problem: Problem::Other(why.to_string()) }
+        ReadError {
+            path: path.map(str::to_owned).to_vec(),
+            problem: Problem::Other(why.to_string()),
+        }
     }
 
     /// Adds the keys of an outer struct to the known keys, if this is an unknown key of the struct
@@ -151,7 +156,11 @@ impl de::Error for ReadError {
     }
 
     fn invalid_type(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
-        Problem::InvalidValue { found: describe_found(found), expected: describe_expected(expected) }.into()
+        Problem::InvalidValue {
+            found: describe_found(found),
+            expected: describe_expected(expected),
+        }
+        .into()
     }
 
     fn invalid_value(found: Unexpected<'_>, expected: &dyn de::Expected) -> Self {
@@ -203,9 +212,10 @@ impl<'a> Reader<'a> {
     /// to.
     fn entries(self) -> Result<(Entries<'a>, &'static [&'static str]), &'a Value> {
         match self {
-            Reader::Value(Value::Table(table)) => {
-                Ok((table.iter().map(|(key, value)| (key.as_str(), Reader::Value(value))).collect(), &[]))
-            }
+            Reader::Value(Value::Table(table)) => Ok((
+                table.iter().map(|(key, value)| (key.as_str(), Reader::Value(value))).collect(),
+                &[],
+            )),
             Reader::Value(value) => Err(value),
             Reader::Part(entries, fields) => Ok((entries, fields)),
         }
@@ -231,7 +241,9 @@ impl<'a> Reader<'a> {
                 Err(at_kind(de::Error::unknown_variant(found, variants)))
             }
             Some(Reader::Value(other)) => Err(at_kind(wrong(other, "a text in quotes"))),
-            Some(Reader::Part(..)) => Err(at_kind(de::Error::custom("a part of a table is no text"))),
+            Some(Reader::Part(..)) => {
+                Err(at_kind(de::Error::custom("a part of a table is no text")))
+            }
         }
     }
 }
@@ -290,7 +302,8 @@ impl<'de> Deserializer<'de> for Reader<'de> {
         let (mut own, options) = match self {
             Reader::Value(Value::Table(table)) => {
                 let all = table.iter().map(|(key, value)| (key.as_str(), Reader::Value(value)));
-                let (own, options) = all.partition(|(key, _)| *key != OPTIONS && fields.contains(key));
+                let (own, options) =
+                    all.partition(|(key, _)| *key != OPTIONS && fields.contains(key));
                 (own, Reader::Part(options, fields))
             }
             // Only a kind, whose options are all defaults.
@@ -326,7 +339,10 @@ impl<'de> Deserializer<'de> for Reader<'de> {
 }
 
 /// Deserializes a list of at least one item, or one item that is a string.
-pub(super) fn one_or_several<'de, T, D>(deserializer: D, expected: &'static str) -> Result<Vec<T>, D::Error>
+pub(super) fn one_or_several<'de, T, D>(
+    deserializer: D,
+    expected: &'static str,
+) -> Result<Vec<T>, D::Error>
 where
     T: Deserialize<'de> + From<String>,
     D: Deserializer<'de>,
@@ -348,7 +364,11 @@ where
             while let Some(item) = items.next_element()? {
                 all.push(item);
             }
-            if all.is_empty() { Err(de::Error::invalid_value(Unexpected::Seq, &self)) } else { Ok(all) }
+            if all.is_empty() {
+                Err(de::Error::invalid_value(Unexpected::Seq, &self))
+            } else {
+                Ok(all)
+            }
         }
     }
     deserializer.deserialize_any(Items(expected, PhantomData))
@@ -441,7 +461,10 @@ mod tests {
                 "name = 'x'\npart = [{kind='smal'}]",
                 "`part.0.kind` is \"smal\", but must be one of `small`, `large`; did",
             ),
-            ("name = 'x'\npart = [{size=1}]", "`part.0.kind` (which may be \"small\" or \"large\")"),
+            (
+                "name = 'x'\npart = [{size=1}]",
+                "`part.0.kind` (which may be \"small\" or \"large\")",
+            ),
             ("name = 'x'\npart = [{kind='large'}]", "`part.0.size` is missing"),
             (
                 "name = 'x'\npart = [{kind='large', size=-1}]",

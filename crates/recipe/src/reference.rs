@@ -44,7 +44,9 @@ mod tests {
         let kept: Vec<u32> = (0..8).filter(|done| moving.has_separate_reference(*done)).collect();
         assert_eq!(kept, [4, 5, 7]);
         let fixed = keys(0);
-        assert!((0..8).all(|step| fixed.reference_step(step) == 0 && !fixed.updates_reference(step)));
+        assert!(
+            (0..8).all(|step| fixed.reference_step(step) == 0 && !fixed.updates_reference(step))
+        );
         assert!(!fixed.has_separate_reference(7));
     }
 }

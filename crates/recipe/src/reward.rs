@@ -116,8 +116,11 @@ pub struct WhenKeys {
 impl WhenKeys {
     /// Returns the fields that have a condition, each with its allowed values.
     pub fn fields(&self) -> impl Iterator<Item = (&'static str, &[String])> {
-        let all = [("source", &self.source), ("kind", &self.kind), ("data_source", &self.data_source)];
-        all.into_iter().filter(|(_, values)| !values.is_empty()).map(|(name, values)| (name, &values.0[..]))
+        let all =
+            [("source", &self.source), ("kind", &self.kind), ("data_source", &self.data_source)];
+        all.into_iter()
+            .filter(|(_, values)| !values.is_empty())
+            .map(|(name, values)| (name, &values.0[..]))
     }
 }
 

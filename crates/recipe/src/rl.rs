@@ -18,8 +18,8 @@ pub struct RlKeys {
     pub algorithm: Algorithm,
     /// Maximum number of steps, at least 1.
     pub steps: u32,
-    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`. If `eval.select` reserves
-    /// tasks for selection, their success counts.
+    /// Success rate, in 0..=1, at which the phase stops early; see `eval.every`. If `eval.select`
+    /// reserves tasks for selection, their success counts.
     #[serde(default)]
     pub until: Option<f64>,
     /// Names of the policies that the phase trains; by default all trained policies.
@@ -32,8 +32,8 @@ pub struct RlKeys {
     /// Sampling temperature, in 0.01..=100.
     #[serde(default = "unit")]
     pub temperature: f32,
-    /// Maximum age of a trained token, in weight versions. 0 alternates sampling and training; a larger
-    /// value lets attempts run ahead of training.
+    /// Maximum age of a trained token, in weight versions. 0 alternates sampling and training; a
+    /// larger value lets attempts run ahead of training.
     #[serde(default)]
     pub staleness: u32,
     /// Order in which a step selects complete groups if there are more than it needs.
@@ -41,11 +41,12 @@ pub struct RlKeys {
     pub prefer: GroupOrder,
     /// Peak learning rate.
     pub learning_rate: f32,
-    /// Advantage estimator; by default that of the algorithm. The components that GDPO weighs are the score
-    /// of the answer, the rest of the outcome, and the rewards of turns.
+    /// Advantage estimator; by default that of the algorithm. The components that GDPO weighs are
+    /// the score of the answer, the rest of the outcome, and the rewards of turns.
     #[serde(default)]
     pub advantage: Option<Estimator>,
-    /// For `pass_k`: number k of attempts in best-of-k, at least 2; by default all attempts of the group.
+    /// For `pass_k`: number k of attempts in best-of-k, at least 2; by default all attempts of the
+    /// group.
     #[serde(default)]
     pub k: Option<usize>,
     /// Loss of a token; by default that of the algorithm.
@@ -61,8 +62,8 @@ pub struct RlKeys {
     /// For losses with a clip: the upper bound of the ratio is 1 + `clip_high`.
     #[serde(default)]
     pub clip_high: Option<f64>,
-    /// For PPO's clip (dual clip): for a negative advantage A, the loss is at most −`clip_dual` × A. It must
-    /// be more than 1; by default there is no such bound.
+    /// For PPO's clip (dual clip): for a negative advantage A, the loss is at most −`clip_dual` ×
+    /// A. It must be more than 1; by default there is no such bound.
     #[serde(default)]
     pub clip_dual: Option<f64>,
     /// KL penalty against a reference; none by default.
@@ -74,13 +75,14 @@ pub struct RlKeys {
     /// Proximal policy: the denominator of the ratios in the loss.
     #[serde(default)]
     pub proximal: ProximalPolicy,
-    /// Importance weights of tokens that were not sampled by the weights at the start of the step. It needs
-    /// `proximal`; with `proximal`, the default is decoupled PPO's weight, at most 5 per token. Bounds of 1
-    /// and 1 disable the correction. The critic gives all tokens the same weight.
+    /// Importance weights of tokens that were not sampled by the weights at the start of the step.
+    /// It needs `proximal`; with `proximal`, the default is decoupled PPO's weight, at most 5 per
+    /// token. Bounds of 1 and 1 disable the correction. The critic gives all tokens the same
+    /// weight.
     #[serde(default)]
     pub correction: Option<Correction>,
-    /// Bounds on the distance from the weights that sampled a token. A token outside any of them is not
-    /// trained. It needs `proximal = "recompute"`.
+    /// Bounds on the distance from the weights that sampled a token. A token outside any of them is
+    /// not trained. It needs `proximal = "recompute"`.
     #[serde(default)]
     pub rejection: Vec<Rejection>,
     /// Treatment of groups whose rewards are all equal; by default that of the algorithm.
@@ -103,11 +105,12 @@ pub struct RlKeys {
     /// Selection of a group's attempts if more were started than it needs.
     #[serde(default)]
     pub oversample_keep: OversampleKeep,
-    /// Filter on the attempts that are trained. The remaining attempts still count in the baselines.
+    /// Filter on the attempts that are trained. The remaining attempts still count in the
+    /// baselines.
     #[serde(default)]
     pub only: TrainFilterKeys,
-    /// Maximum number of turns of an attempt that are trained, chosen at random; their weights are scaled up
-    /// for the turns that are left out. 0 trains all turns.
+    /// Maximum number of turns of an attempt that are trained, chosen at random; their weights are
+    /// scaled up for the turns that are left out. 0 trains all turns.
     #[serde(default)]
     #[serde(alias = "most_turns")]
     pub max_trained_turns: usize,
@@ -118,9 +121,10 @@ pub struct RlKeys {
     /// Number of passes over the attempts of a step.
     #[serde(default = "one_epoch")]
     pub epochs: u32,
-    /// Fraction of an update's tokens that keep their advantages: those with the highest entropy before the
-    /// step. In 0..=1 but not 0; 1 keeps all. The loss is still averaged over all tokens, and a KL penalty
-    /// still counts all tokens (Wang et al. 2025, "Beyond the 80/20 rule", with 0.2).
+    /// Fraction of an update's tokens that keep their advantages: those with the highest entropy
+    /// before the step. In 0..=1 but not 0; 1 keeps all. The loss is still averaged over all
+    /// tokens, and a KL penalty still counts all tokens (Wang et al. 2025, "Beyond the 80/20 rule",
+    /// with 0.2).
     #[serde(default = "unit_f64")]
     #[serde(alias = "high_entropy_share")]
     pub high_entropy_fraction: f64,
@@ -149,20 +153,20 @@ fn one_epoch() -> u32 {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Algorithm {
-    /// Advantages relative to the group's standard deviation, PPO's clip, mean over tokens (Shao et al.
-    /// 2024, as used since).
+    /// Advantages relative to the group's standard deviation, PPO's clip, mean over tokens (Shao et
+    /// al. 2024, as used since).
     #[default]
     Grpo,
-    /// GRPO that divides neither by the standard deviation nor by the length, but by `agent.max_tokens` (Liu
-    /// et al. 2025).
+    /// GRPO that divides neither by the standard deviation nor by the length, but by
+    /// `agent.max_tokens` (Liu et al. 2025).
     DrGrpo,
-    /// GRPO with a higher upper clip, and with new groups sampled in place of zero-variance groups (Yu et
-    /// al. 2025). The paper's length penalty is not part of it; it is set by `overlong`, with a buffer of a
-    /// fifth of the limit and a factor of 1.
+    /// GRPO with a higher upper clip, and with new groups sampled in place of zero-variance groups
+    /// (Yu et al. 2025). The paper's length penalty is not part of it; it is set by `overlong`,
+    /// with a buffer of a fifth of the limit and a factor of 1.
     Dapo,
-    /// Baseline: the mean of the other attempts of the group (leave-one-out; Ahmadian et al. 2024). Sums
-    /// over an attempt's tokens are divided by `agent.max_tokens`. This only scales the gradient; without
-    /// it, `optimiser.max_grad_norm` would clip every step.
+    /// Baseline: the mean of the other attempts of the group (leave-one-out; Ahmadian et al. 2024).
+    /// Sums over an attempt's tokens are divided by `agent.max_tokens`. This only scales the
+    /// gradient; without it, `optimiser.max_grad_norm` would clip every step.
     Rloo,
     /// REINFORCE with whitened returns and PPO's clip (Hu 2025).
     ReinforcePlusPlus,
@@ -170,11 +174,13 @@ pub enum Algorithm {
     ReinforcePlusPlusBaseline,
     /// Baseline: the group's mean reward weighted by length (Hao et al. 2025).
     Opo,
-    /// Baseline: a greedy attempt at the same task, sampled in addition to the group (Li et al. 2024).
+    /// Baseline: a greedy attempt at the same task, sampled in addition to the group (Li et al.
+    /// 2024).
     Remax,
     /// Plain policy gradient with group baselines (Chu et al. 2025).
     Gpg,
-    /// Reinforces the best of `k` attempts by its margin over the second best (Walder and Karkhanis 2025).
+    /// Reinforces the best of `k` attempts by its margin over the second best (Walder and Karkhanis
+    /// 2025).
     PassK,
     /// PPO's clip on the ratio of a complete sequence (Zheng et al. 2025).
     Gspo,
@@ -184,8 +190,8 @@ pub enum Algorithm {
     Cispo,
     /// A sigmoid gate in place of the clip (Gao et al. 2025).
     Sapo,
-    /// REINFORCE weighted by ratios within a trust region, with a leave-one-out baseline; normalized like
-    /// `rloo`.
+    /// REINFORCE weighted by ratios within a trust region, with a leave-one-out baseline;
+    /// normalized like `rloo`.
     Minirl,
     /// Critic, generalized advantage estimation, PPO's clip (Schulman et al. 2017).
     Ppo,
@@ -243,19 +249,24 @@ impl Algorithm {
             Algorithm::Remax => Estimator::ReMax,
             Algorithm::Gpg => group(Compare::MeanOfInformative, false),
             Algorithm::PassK => group(Compare::SecondBest { k }, true),
-            Algorithm::ReinforcePlusPlus => {
-                Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false }
-            }
+            Algorithm::ReinforcePlusPlus => Estimator::ReinforcePlusPlus {
+                gamma: 1.0,
+                counting: Counting::Exact,
+                one_turn: false,
+            },
             Algorithm::ReinforcePlusPlusBaseline => {
                 let (singleton, counting) = (Singleton::Zero, Counting::Exact);
                 Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: false }
             }
-            Algorithm::Ppo => Estimator::Gae { gamma: 1.0, lambda: 0.95, whiten: Some(Counting::Exact) },
+            Algorithm::Ppo => {
+                Estimator::Gae { gamma: 1.0, lambda: 0.95, whiten: Some(Counting::Exact) }
+            }
         }
     }
 
     fn loss(self, low: Option<f64>, high: Option<f64>, dual: Option<f64>) -> PolicyLoss {
-        let bounds = |default_low, default_high| (low.unwrap_or(default_low), high.unwrap_or(default_high));
+        let bounds =
+            |default_low, default_high| (low.unwrap_or(default_low), high.unwrap_or(default_high));
         let (low, high) = match self {
             Algorithm::Dapo => bounds(0.2, 0.28),
             // Bounds of the ratio of a complete sequence, of the order of magnitude in the paper.
@@ -295,7 +306,8 @@ impl Algorithm {
     }
 }
 
-/// KL penalty against a reference: the weights at the start of the phase, or those of an earlier step.
+/// KL penalty against a reference: the weights at the start of the phase, or those of an earlier
+/// step.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct KlKeys {
@@ -303,13 +315,14 @@ pub struct KlKeys {
     pub estimator: KlEstimator,
     /// Coefficient β, more than 0.
     pub coefficient: f64,
-    /// Whether each token's estimate is multiplied by its ratio, so that it is unbiased for tokens that
-    /// older weights sampled (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is that of the loss.
-    /// With `proximal`, `correction` supplies the remaining weight, to the policy that sampled the token.
+    /// Whether each token's estimate is multiplied by its ratio, so that it is unbiased for tokens
+    /// that older weights sampled (DeepSeek-V3.2). Only for a penalty in the loss. The ratio is
+    /// that of the loss. With `proximal`, `correction` supplies the remaining weight, to the policy
+    /// that sampled the token.
     #[serde(default)]
     pub importance_weighted: bool,
-    /// Interval, in steps of the phase, at which the reference takes the current weights. With 0, the
-    /// reference stays at the start of the phase.
+    /// Interval, in steps of the phase, at which the reference takes the current weights. With 0,
+    /// the reference stays at the start of the phase.
     #[serde(default)]
     pub reference_every: u32,
     /// Where the penalty is applied: in the loss or in the reward.
@@ -352,16 +365,16 @@ pub enum ProximalPolicy {
     #[default]
     #[serde(alias = "behaviour")]
     Behavior,
-    /// The weights at the start of the step (decoupled PPO). It needs an additional forward pass if other
-    /// weights sampled some of the tokens.
+    /// The weights at the start of the step (decoupled PPO). It needs an additional forward pass if
+    /// other weights sampled some of the tokens.
     Recompute,
-    /// An interpolation, by age, between the policy that sampled the token and the current policy. It is
-    /// computed in the loss, without an additional forward pass.
+    /// An interpolation, by age, between the policy that sampled the token and the current policy.
+    /// It is computed in the loss, without an additional forward pass.
     Interpolate,
 }
 
-/// Treatment of attempts in which no token was sampled, such as attempts that timed out before the first
-/// token.
+/// Treatment of attempts in which no token was sampled, such as attempts that timed out before the
+/// first token.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum EmptyAttempts {
@@ -376,8 +389,9 @@ pub enum EmptyAttempts {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum OversampleKeep {
-    /// The first attempts that end with a reward; the remaining attempts are cancelled. Attempts that end
-    /// first are short or had fast tools. If that correlates with success, the group is a biased sample.
+    /// The first attempts that end with a reward; the remaining attempts are cancelled. Attempts
+    /// that end first are short or had fast tools. If that correlates with success, the group is a
+    /// biased sample.
     #[default]
     Ended,
     /// The attempts that started first. Later ones only replace attempts that broke.
@@ -391,8 +405,8 @@ pub enum GroupBy {
     /// Attempts at the same task, with the same seed and the same seats.
     #[default]
     Task,
-    /// Attempts at the same task, separately for each agent name, so that the mean reward of a role or a
-    /// seat cancels out.
+    /// Attempts at the same task, separately for each agent name, so that the mean reward of a role
+    /// or a seat cancels out.
     Agent,
     /// All attempts of a step, for tasks of equal difficulty.
     Step,
@@ -413,7 +427,8 @@ pub struct TrainFilterKeys {
 impl TrainFilterKeys {
     /// Returns whether an attempt with this reward is trained.
     pub fn accepts_reward(&self, reward: f64) -> bool {
-        self.reward_from.is_none_or(|from| reward >= from) && self.reward_to.is_none_or(|to| reward <= to)
+        self.reward_from.is_none_or(|from| reward >= from)
+            && self.reward_to.is_none_or(|to| reward <= to)
     }
 
     /// Returns whether the tokens of an agent with this name are trained.
@@ -422,7 +437,8 @@ impl TrainFilterKeys {
     }
 }
 
-/// Treatment of groups whose rewards are all equal. With group advantages, these groups have no gradient.
+/// Treatment of groups whose rewards are all equal. With group advantages, these groups have no
+/// gradient.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ZeroVarianceGroups {
@@ -431,8 +447,8 @@ pub enum ZeroVarianceGroups {
     Keep,
     /// They are left out of the averages.
     Drop,
-    /// New groups are sampled in their place until the step is full, at most as many additional groups as
-    /// the step has (dynamic sampling, DAPO).
+    /// New groups are sampled in their place until the step is full, at most as many additional
+    /// groups as the step has (dynamic sampling, DAPO).
     Refill,
 }
 
@@ -447,8 +463,8 @@ pub enum OverlongAttempts {
     Mask,
     /// They are ignored completely.
     Drop,
-    /// They are treated as unfinished: advantages include the critic's value of the last state as future
-    /// reward. It needs a critic.
+    /// They are treated as unfinished: advantages include the critic's value of the last state as
+    /// future reward. It needs a critic.
     Bootstrap,
     /// The reward of an attempt decreases as the attempt approaches the token limit (soft overlong
     /// punishment, DAPO).
@@ -472,8 +488,8 @@ fn unit_f64() -> f64 {
 pub struct CriticKeys {
     /// Peak learning rate of the critic.
     pub learning_rate: f32,
-    /// Maximum change of a value from its old estimate, beyond which the loss has no gradient; 0 for no
-    /// bound.
+    /// Maximum change of a value from its old estimate, beyond which the loss has no gradient; 0
+    /// for no bound.
     pub clip: f64,
     /// Number of steps at the start of the phase in which only the critic is trained.
     pub warmup: u32,
@@ -484,7 +500,12 @@ pub struct CriticKeys {
 
 impl Default for CriticKeys {
     fn default() -> Self {
-        CriticKeys { learning_rate: 1e-5, clip: 0.5, warmup: 0, optimizer: OptimizerKeys::default() }
+        CriticKeys {
+            learning_rate: 1e-5,
+            clip: 0.5,
+            warmup: 0,
+            optimizer: OptimizerKeys::default(),
+        }
     }
 }
 
@@ -496,20 +517,25 @@ impl RlKeys {
 
     /// Returns the loss of the policy.
     pub fn loss(&self) -> Loss {
-        let policy =
-            self.loss.unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
+        let policy = self
+            .loss
+            .unwrap_or_else(|| self.algorithm.loss(self.clip_low, self.clip_high, self.clip_dual));
         let kl = self.kl.filter(|kl| kl.apply_to == KlTarget::Loss).map(|kl| kl.penalty());
         let interpolated = self
             .correction()
             .filter(|_| self.proximal == ProximalPolicy::Interpolate)
-            .map(|correction| InterpolatedProximal { by: Interpolation::LogLinear, bound: correction.bound });
+            .map(|correction| InterpolatedProximal {
+                by: Interpolation::LogLinear,
+                bound: correction.bound,
+            });
         Loss { policy, kl, entropy: self.entropy, interpolated }
     }
 
-    /// Returns the importance weights from the policy that sampled the tokens to the proximal policy, or
-    /// `None` if the two are the same.
+    /// Returns the importance weights from the policy that sampled the tokens to the proximal
+    /// policy, or `None` if the two are the same.
     pub fn correction(&self) -> Option<Correction> {
-        (self.proximal != ProximalPolicy::Behavior).then(|| self.correction.unwrap_or(Correction::DECOUPLED))
+        (self.proximal != ProximalPolicy::Behavior)
+            .then(|| self.correction.unwrap_or(Correction::DECOUPLED))
     }
 
     /// Returns the loss of the critic.
@@ -517,8 +543,8 @@ impl RlKeys {
         Loss::new(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
 
-    /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled tokens of
-    /// an attempt.
+    /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled
+    /// tokens of an attempt.
     pub fn normalizer(&self, max_tokens: usize) -> Normalizer {
         self.normalizer.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))
     }
@@ -539,11 +565,12 @@ impl RlKeys {
     /// Returns whether training needs the entropies or the squared probabilities of the policy's
     /// predictions.
     pub fn needs_predictions(&self) -> bool {
-        self.high_entropy_fraction < 1.0 || matches!(self.estimator(), Estimator::OptimalToken { .. })
+        self.high_entropy_fraction < 1.0
+            || matches!(self.estimator(), Estimator::OptimalToken { .. })
     }
 
-    /// Returns the number of attempts at each task of a step: those of its group, the oversampled ones, and
-    /// the greedy baseline.
+    /// Returns the number of attempts at each task of a step: those of its group, the oversampled
+    /// ones, and the greedy baseline.
     pub fn attempts_of_task(&self) -> usize {
         self.group_size + self.oversample + usize::from(self.needs_baseline())
     }
@@ -575,10 +602,13 @@ impl RlKeys {
         self.compares_attempts() && self.group_by != GroupBy::Step && !in_reward && !can_vary
     }
 
-    /// Returns whether the estimator depends on where in an attempt each part of its reward was earned.
+    /// Returns whether the estimator depends on where in an attempt each part of its reward was
+    /// earned.
     pub fn uses_reward_components(&self) -> bool {
-        let uses_total_reward =
-            matches!(self.estimator(), Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. });
+        let uses_total_reward = matches!(
+            self.estimator(),
+            Estimator::Group(_) | Estimator::ReinforcePlusPlusBaseline { .. }
+        );
         !uses_total_reward || self.group_by == GroupBy::Agent
     }
 

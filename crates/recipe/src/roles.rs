@@ -20,7 +20,8 @@ impl Recipe {
 
     /// Returns whether a policy trains an adapter.
     pub(super) fn has_adapter(&self) -> bool {
-        let adapts = |keys: &PolicyKeys| keys.model(&self.model).is_some_and(|model| model.lora.is_some());
+        let adapts =
+            |keys: &PolicyKeys| keys.model(&self.model).is_some_and(|model| model.lora.is_some());
         self.policies().iter().any(|(_, keys)| adapts(keys))
     }
 
@@ -60,7 +61,8 @@ impl Recipe {
 
     /// Returns whether an agent's policies include an external policy.
     pub fn may_be_external(&self, agent: &AgentKeys) -> bool {
-        let external = |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
+        let external =
+            |name: &String| matches!(self.policy.get(name), Some(PolicyKeys::External(_)));
         self.policies_of(agent).iter().any(external)
     }
 
@@ -75,7 +77,11 @@ impl Recipe {
 
     /// Returns the names of the trained policies, in order.
     pub fn trained_policies(&self) -> Vec<String> {
-        self.policies().into_iter().filter(|(_, keys)| keys.is_trained()).map(|(name, _)| name).collect()
+        self.policies()
+            .into_iter()
+            .filter(|(_, keys)| keys.is_trained())
+            .map(|(name, _)| name)
+            .collect()
     }
 
     /// Returns the names of the policies that a phase trains, in order: those that it names, or all
@@ -90,8 +96,10 @@ impl Recipe {
     /// Returns the names of the agents whose completions are not training targets.
     pub fn untrained_agents(&self) -> Vec<String> {
         let agents = self.agents();
-        let untrained = agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
-        let silent = agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
+        let untrained =
+            agents.iter().filter(|(_, keys)| !keys.train).map(|(name, _)| (*name).to_owned());
+        let silent =
+            agents.iter().filter(|(_, keys)| !keys.train || !keys.context.trains_summaries());
         let silent = silent.map(|(name, _)| summary_agent(name));
         // Only attempts of programs contain probe calls.
         let is_program = self.agent.kind != AgentKind::Tools;

@@ -40,14 +40,20 @@ fn context_policy_is_set_per_agent() {
     let own = recipe.agent.context_policy(8000);
     assert_eq!((own.budget.keep, own.summarizer_name("default")), (3, "short".to_owned()));
     let short = recipe.agent_named("short").unwrap().context_policy(8000);
-    assert_eq!((short.budget.max_tokens, short.budget.keep, short.is_summarizing()), (900, 2, false));
+    assert_eq!(
+        (short.budget.max_tokens, short.budget.keep, short.is_summarizing()),
+        (900, 2, false)
+    );
     // Summaries are not training targets unless the recipe trains them.
     let untrained = recipe.untrained_agents();
     assert!(untrained.contains(&"default.summary".to_owned()), "{untrained:?}");
     let trains = load(SMALL, &["agent.context={kind='summarize', train=true}"]).unwrap();
     assert_eq!(trains.untrained_agents(), Vec::<String>::new());
     let program = ["agent.kind='program'", "agent.command=['true']", "agent.tools=[]"];
-    assert_eq!(load(SMALL, &program).unwrap().untrained_agents(), ["default.summary", "default.probe"]);
+    assert_eq!(
+        load(SMALL, &program).unwrap().untrained_agents(),
+        ["default.summary", "default.probe"]
+    );
 }
 
 #[test]
@@ -97,7 +103,8 @@ fn several_scorers_round_trip() {
     assert!(text.contains("[[reward.scorers]]") && !text.contains("[reward.scorer]"), "{text}");
     assert_eq!(load(&text, &[]).unwrap(), recipe);
     // A run can be resumed with another treatment of a scorer that is permanently unavailable.
-    let dropped = load(&text, &["reward.scorers.1.unscored=drop", "reward.timeout_seconds=9"]).unwrap();
+    let dropped =
+        load(&text, &["reward.scorers.1.unscored=drop", "reward.timeout_seconds=9"]).unwrap();
     assert_eq!(dropped.difference(&recipe).unwrap(), None);
     let heavier = load(&text, &["reward.scorers.1.weight=0.5"]).unwrap();
     assert_eq!(heavier.difference(&recipe).unwrap().unwrap().key, "reward.scorers.1.weight");
@@ -105,8 +112,7 @@ fn several_scorers_round_trip() {
 
 #[test]
 fn tools_round_trip_through_toml() {
-    let tools =
-        "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
+    let tools = "tool=['calculator', {kind='calculator', name='sums', at_once=3, max_tokens=9, truncate='left'}]";
     let recipe = load(SMALL, &[tools]).unwrap();
     let [plain, sums] = &recipe.tool[..] else { panic!() };
     assert_eq!((plain.name(), plain.parallel, plain.seconds), ("calculator", true, None));
@@ -122,7 +128,8 @@ fn tools_round_trip_through_toml() {
 
 #[test]
 fn external_learner_round_trips() {
-    let learner = "cluster.learner={kind='torch', start=true, processes=2, python='env/bin/python'}";
+    let learner =
+        "cluster.learner={kind='torch', start=true, processes=2, python='env/bin/python'}";
     let recipe = load(SMALL, &[learner]).unwrap();
     let Some(LearnerKeys::Torch(keys)) = &recipe.cluster.learner else { panic!() };
     assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));

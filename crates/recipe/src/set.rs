@@ -19,7 +19,9 @@ pub enum SetError {
         found: String,
     },
     /// A list is indexed by something other than the number of an item.
-    #[error("--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0")]
+    #[error(
+        "--set {key}: `{inner}` is a list of {len}; name an item by its number, counted from 0"
+    )]
     NoItem {
         /// Complete path of the override.
         key: String,
@@ -52,9 +54,11 @@ impl std::str::FromStr for Override {
         }
         let value = value.trim();
         // A line break could inject a second key.
-        let parsed = if value.contains('\n') { None } else { format!("v = {value}").parse::<Table>().ok() };
-        let value =
-            parsed.and_then(|mut table| table.remove("v")).unwrap_or_else(|| Value::String(value.into()));
+        let parsed =
+            if value.contains('\n') { None } else { format!("v = {value}").parse::<Table>().ok() };
+        let value = parsed
+            .and_then(|mut table| table.remove("v"))
+            .unwrap_or_else(|| Value::String(value.into()));
         Ok(Override { path, value })
     }
 }
@@ -75,7 +79,9 @@ impl Override {
         for (depth, key) in rest.iter().enumerate() {
             let inner = || self.path[..=depth].join(".");
             target = match target {
-                Value::Table(table) => table.entry(key).or_insert_with(|| Value::Table(Table::new())),
+                Value::Table(table) => {
+                    table.entry(key).or_insert_with(|| Value::Table(Table::new()))
+                }
                 Value::Array(items) => {
                     let len = items.len();
                     let item = key.parse::<usize>().ok().and_then(|index| items.get_mut(index));
@@ -140,7 +146,10 @@ mod tests {
             ("=3", "give it as key=value"),
             ("a..b=3", "give it as key=value"),
             ("seed.x=3", "--set seed.x: `seed` is 1, which has no keys"),
-            ("phase.1.steps=3", "`phase` is a list of 1; name an item by its number, counted from 0"),
+            (
+                "phase.1.steps=3",
+                "`phase` is a list of 1; name an item by its number, counted from 0",
+            ),
             ("phase.last.steps=3", "`phase` is a list of 1"),
         ];
         for (text, want) in cases {

@@ -26,8 +26,7 @@ fn rl(recipe: &Recipe) -> RlKeys {
 
 #[test]
 fn external_samplers_round_trip_and_set_correction() {
-    let started =
-        "cluster.samplers={kind='vllm', start=true, count=2, python='env/bin/python', args=['--x']}";
+    let started = "cluster.samplers={kind='vllm', start=true, count=2, python='env/bin/python', args=['--x']}";
     let recipe = load(SMALL, &[started]).unwrap();
     let keys = recipe.cluster.samplers.as_ref().unwrap().servers();
     assert!(keys.python.is_absolute() && keys.python.ends_with("env/bin/python"));
@@ -44,7 +43,10 @@ fn external_samplers_round_trip_and_set_correction() {
     let by_dir = load(&text, &[learner]).unwrap();
     let by_group = load(&text, &[learner, "cluster.samplers.weights=group"]).unwrap();
     assert_eq!(by_group.difference(&by_dir).unwrap(), None);
-    assert_eq!(difference("cluster.samplers.in_flight=keep").unwrap().key, "cluster.samplers.in_flight");
+    assert_eq!(
+        difference("cluster.samplers.in_flight=keep").unwrap().key,
+        "cluster.samplers.in_flight"
+    );
     // Keys that a phase sets are kept.
     let plain = load(SMALL, &[started, "phase.0.proximal=interpolate"]).unwrap();
     assert_eq!(rl(&plain).correction, None);
@@ -57,7 +59,8 @@ fn external_samplers_round_trip_and_set_correction() {
 
 #[test]
 fn correction_default_depends_on_learner_precision() {
-    let learner = |dtype: &str| format!("cluster.learner={{kind='torch', start=true, dtype='{dtype}'}}");
+    let learner =
+        |dtype: &str| format!("cluster.learner={{kind='torch', start=true, dtype='{dtype}'}}");
     let bf16 = load(SMALL, &[&learner("bf16")]).unwrap();
     assert_eq!(rl(&bf16).correction, CorrectionDefault::Tis.correction());
     assert!(bf16.numerics_note().unwrap().contains("weighs at most 2 of its ratio"));
@@ -65,7 +68,10 @@ fn correction_default_depends_on_learner_precision() {
     assert_eq!((rl(&f32).correction, f32.numerics_note()), (None, None));
     let own = load(SMALL, &[&learner("bf16"), "phase.0.proximal=recompute"]).unwrap();
     assert_eq!(rl(&own).correction, None);
-    assert!(own.numerics_note().unwrap().contains("at most 5 of its ratio"), "the phase's own bound is told");
+    assert!(
+        own.numerics_note().unwrap().contains("at most 5 of its ratio"),
+        "the phase's own bound is told"
+    );
     let mask = "cluster.samplers={kind='vllm', start=true, correction='icepop'}";
     assert!(load(SMALL, &[mask]).unwrap().numerics_note().unwrap().contains("outside of 0.5 to 5"));
 }
@@ -73,9 +79,15 @@ fn correction_default_depends_on_learner_precision() {
 #[test]
 fn invalid_samplers_are_rejected_by_key() {
     for (change, want) in [
-        ("cluster.samplers={kind='vlm'}", "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`"),
+        (
+            "cluster.samplers={kind='vlm'}",
+            "`cluster.samplers.kind` is \"vlm\", but must be one of `vllm`",
+        ),
         ("cluster.samplers={kind='vllm'}", "`cluster.samplers.start` is false, but must be true"),
-        ("cluster.samplers={kind='vllm', start=true, urls=['http://h']}", "`cluster.samplers.start` is true"),
+        (
+            "cluster.samplers={kind='vllm', start=true, urls=['http://h']}",
+            "`cluster.samplers.start` is true",
+        ),
         (
             "cluster.samplers={kind='sglang', urls=['h:1']}",
             "`cluster.samplers.urls.0` is \"h:1\", but must be",
@@ -84,14 +96,23 @@ fn invalid_samplers_are_rejected_by_key() {
             "cluster.samplers={kind='vllm', urls=['http://me:secret@h']}",
             "is an address with a user, but must be",
         ),
-        ("cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}", "`cluster.samplers.urls.1`"),
+        (
+            "cluster.samplers={kind='vllm', urls=['http://h', 'http://h']}",
+            "`cluster.samplers.urls.1`",
+        ),
         (
             "cluster.samplers={kind='vllm', start=true, weights='group'}",
             "`cluster.samplers.weights` is \"group\", but must be \"folder\", or `cluster.learner.kind` \"torch\"",
         ),
-        ("cluster.samplers={kind='vllm', start=true, weights='wire'}", "`cluster.samplers.weights`"),
+        (
+            "cluster.samplers={kind='vllm', start=true, weights='wire'}",
+            "`cluster.samplers.weights`",
+        ),
         ("cluster.samplers={kind='vllm', start=true, count=0}", "`cluster.samplers.count` is 0"),
-        ("cluster.samplers={kind='vllm', start=true, tolerance=0}", "`cluster.samplers.tolerance` is 0"),
+        (
+            "cluster.samplers={kind='vllm', start=true, tolerance=0}",
+            "`cluster.samplers.tolerance` is 0",
+        ),
         (
             "cluster.samplers={kind='vllm', start=true, args=['--dtype', 'auto', '--port=9000']}",
             "`cluster.samplers.args.2` is \"--port=9000\", but must be another flag than --port: the run chooses it",
@@ -104,7 +125,10 @@ fn invalid_samplers_are_rejected_by_key() {
             "cluster.learner={kind='torch', start=true, args=['--host', 'localhost']}",
             "`cluster.learner.args.0` is \"--host\", but must be another flag than --host",
         ),
-        ("cluster.samplers={kind='vllm', start=true, count=99999}", "`cluster.samplers.count` is 99999"),
+        (
+            "cluster.samplers={kind='vllm', start=true, count=99999}",
+            "`cluster.samplers.count` is 99999",
+        ),
         (
             "cluster.samplers={kind='vllm', start=true, gpu=1}",
             "unknown key `cluster.samplers.gpu`; did you mean `gpus`?",
@@ -134,11 +158,17 @@ fn servers_with_gpu_learner_require_gpu_count() {
 
 #[test]
 fn adapters_reject_tensor_and_expert_parallelism() {
-    let learner = |keys: &str| format!("cluster.learner={{kind='torch', start=true, processes=2, {keys}}}");
+    let learner =
+        |keys: &str| format!("cluster.learner={{kind='torch', start=true, processes=2, {keys}}}");
     let lora = "model.lora={rank=4}";
-    for (keys, want) in [("tp=2", "`cluster.learner.tp` is 2"), ("ep=2", "`cluster.learner.ep` is 2")] {
+    for (keys, want) in
+        [("tp=2", "`cluster.learner.tp` is 2"), ("ep=2", "`cluster.learner.ep` is 2")]
+    {
         let error = load(SMALL, &[lora, &learner(keys)]).unwrap_err();
-        assert!(error.contains(&format!("{want}, but must be 1 where an adapter is trained")), "{error}");
+        assert!(
+            error.contains(&format!("{want}, but must be 1 where an adapter is trained")),
+            "{error}"
+        );
         load(SMALL, &[&learner(keys)]).unwrap();
     }
     load(SMALL, &[lora, &learner("cp=2")]).unwrap();
@@ -156,14 +186,23 @@ fn shared_placement_requires_servers_and_torch_learner() {
     // The run is the same under either placement.
     let disaggregated = load(SMALL, &[learner, samplers]).unwrap();
     assert_eq!(recipe.difference(&disaggregated).unwrap(), None);
-    assert_eq!(load(SMALL, &["cluster.placement=disaggregated"]).unwrap(), load(SMALL, &[]).unwrap());
+    assert_eq!(
+        load(SMALL, &["cluster.placement=disaggregated"]).unwrap(),
+        load(SMALL, &[]).unwrap()
+    );
     for (changes, want) in [
-        (&[][..], "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`"),
+        (
+            &[][..],
+            "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`",
+        ),
         (
             &[samplers],
             "`cluster.placement` is \"shared\", but must be \"apart\", or have a `cluster.learner`",
         ),
-        (&[learner], "`cluster.placement` is \"shared\", but must be \"apart\", or have `cluster.samplers`"),
+        (
+            &[learner],
+            "`cluster.placement` is \"shared\", but must be \"apart\", or have `cluster.samplers`",
+        ),
         (
             &[learner, samplers, "phase.0.staleness=1"],
             "`phase.0.staleness` is 1, but must be 0 with `cluster.placement` \"shared\": attempts cannot run ahead",

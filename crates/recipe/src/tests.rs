@@ -68,11 +68,23 @@ fn invalid_recipes_are_rejected_by_key() {
             &["run.store='http://h'"],
             "`run.store`: \"http://h\" names a service, but records in services do not exist yet",
         ),
-        (&["run.store=run.db"], "`run.store`: \"run.db\" is no location of a record; give \"sqlite:PATH\""),
-        (&["phase.0.lerning_rate=1"], "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?"),
-        (&["run.skip_phases=2"], "`run.skip_phases` is 2, but must be less than 2, the number of phases"),
+        (
+            &["run.store=run.db"],
+            "`run.store`: \"run.db\" is no location of a record; give \"sqlite:PATH\"",
+        ),
+        (
+            &["phase.0.lerning_rate=1"],
+            "unknown key `phase.0.lerning_rate`; did you mean `learning_rate`?",
+        ),
+        (
+            &["run.skip_phases=2"],
+            "`run.skip_phases` is 2, but must be less than 2, the number of phases",
+        ),
         (&["phase.1.kind=gppo"], "`phase.1.kind` is \"gppo\", but must be one of `sft`, `rl`"),
-        (&["cluster.learner.kind=torhc"], "`cluster.learner.kind` is \"torhc\", but must be one of `torch`"),
+        (
+            &["cluster.learner.kind=torhc"],
+            "`cluster.learner.kind` is \"torhc\", but must be one of `torch`",
+        ),
         (
             &["cluster.learner.kind=torch"],
             "`cluster.learner.start` is false, but must be true (the run starts",
@@ -106,7 +118,9 @@ fn invalid_recipes_are_rejected_by_key() {
             "`cluster.learner.ep` is 3, but must be a multiple of `tp` = 1, and a divisor of the 4 processes of a stage",
         ),
         (
-            &["cluster.learner={kind='torch', start=true, args=['--checkpoint-activations', '--tp=2']}"],
+            &[
+                "cluster.learner={kind='torch', start=true, args=['--checkpoint-activations', '--tp=2']}",
+            ],
             "`cluster.learner.args.1` is \"--tp=2\", but must be another flag than --tp: set `cluster.learner.tp`",
         ),
         (
@@ -129,8 +143,14 @@ fn invalid_recipes_are_rejected_by_key() {
             "`cluster.learner` is given, and 2 policies are trained, but must be left out unless",
         ),
         (&["phase.1.group_size=1"], "`phase.1.group_size` is 1, but must be at least 2"),
-        (&["phase.1.temperature=0"], "`phase.1.temperature` is 0, but must be in 0.01..=100: greedy"),
-        (&["phase.1.mini_batches=9"], "`phase.1.mini_batches` is 9, but must be at least 1, and at most"),
+        (
+            &["phase.1.temperature=0"],
+            "`phase.1.temperature` is 0, but must be in 0.01..=100: greedy",
+        ),
+        (
+            &["phase.1.mini_batches=9"],
+            "`phase.1.mini_batches` is 9, but must be at least 1, and at most",
+        ),
         (
             &["phase.0.learning_rate=fast"],
             "`phase.0.learning_rate` is the text \"fast\", but must be a number",
@@ -181,7 +201,10 @@ fn invalid_recipes_are_rejected_by_key() {
         (&["phase.0.optimizer.beta1=1"], "`phase.0.optimizer.beta1` is 1"),
         (&["tasks.0.operands=9"], "`tasks.0.operands` is 9, but must be in 2..=6"),
         (&["tasks.0.kind=csv"], "`tasks.0.kind` is \"csv\""),
-        (&["agent.prompt=Hello"], "`agent.prompt` is \"Hello\", but must be a text that contains {question}"),
+        (
+            &["agent.prompt=Hello"],
+            "`agent.prompt` is \"Hello\", but must be a text that contains {question}",
+        ),
         (
             &["agent.tools=['calculater']"],
             "`agent.tools` is [\"calculater\"], but must be a list of tools; there is calculator, sandbox; did \
@@ -209,10 +232,22 @@ fn invalid_recipes_are_rejected_by_key() {
             &["tool=[{kind='search', index='i', url='u'}]"],
             "`tool.0.index` is given beside `url`, but must be",
         ),
-        (&["tool=[{kind='search', index='i', key_env='K'}]"], "`tool.0.key_env` is K, but must be left out"),
-        (&["tool=[{kind='search', index='i', top_k=0}]"], "`tool.0.top_k` is 0, but must be in 1..=1000"),
-        (&["tool=[{kind='search', url='u', tries=0}]"], "`tool.0.tries` is 0, but must be in 1..=100"),
-        (&["tool=[{kind='calculator', seconds=0}]"], "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0"),
+        (
+            &["tool=[{kind='search', index='i', key_env='K'}]"],
+            "`tool.0.key_env` is K, but must be left out",
+        ),
+        (
+            &["tool=[{kind='search', index='i', top_k=0}]"],
+            "`tool.0.top_k` is 0, but must be in 1..=1000",
+        ),
+        (
+            &["tool=[{kind='search', url='u', tries=0}]"],
+            "`tool.0.tries` is 0, but must be in 1..=100",
+        ),
+        (
+            &["tool=[{kind='calculator', seconds=0}]"],
+            "`tool.0.seconds` is 0, but must be in 0..=1e9, not 0",
+        ),
         (
             &["tool=[{kind='calculator', max_token=9}]"],
             "unknown key `tool.0.max_token`; did you mean `max_tokens`?",
@@ -281,7 +316,10 @@ fn invalid_recipes_are_rejected_by_key() {
             &["reward={scorers=[{name='a', kind='numeric', when={source=[]}}]}"],
             "`reward.scorers.0.when.source` is a list, but must be a text",
         ),
-        (&["tasks.0={kind='file', path='rows', limit=0}"], "`tasks.0.limit` is 0, but must be at least 1"),
+        (
+            &["tasks.0={kind='file', path='rows', limit=0}"],
+            "`tasks.0.limit` is 0, but must be at least 1",
+        ),
         (
             &["tasks.0={kind='jsonl', path='rows', held_out='most'}"],
             "`tasks.0.held_out` is the text \"most\", but must be a whole number, at least 0, or \"all\"",
@@ -308,7 +346,10 @@ fn invalid_recipes_are_rejected_by_key() {
             &["phase.1.kl.importance_weighted=true", "phase.1.kl.apply_to=reward"],
             "`phase.1.kl.importance_weighted` is true, but must be left out where kl.apply_to",
         ),
-        (&["phase.1.overlong=bootstrap"], "`phase.1.overlong` is \"bootstrap\", but must be another"),
+        (
+            &["phase.1.overlong=bootstrap"],
+            "`phase.1.overlong` is \"bootstrap\", but must be another",
+        ),
         (
             &["phase.1.advantage={kind='optimal_token', alignment='position'}"],
             "`phase.1.advantage.alignment` is \"position\", but must be \"action_token\"",
@@ -321,7 +362,10 @@ fn invalid_recipes_are_rejected_by_key() {
             &["phase.1.high_entropy_fraction=0.2", "phase.1.loss={kind='direct', beta=0.1}"],
             "`phase.1.high_entropy_fraction` is 0.2, but must be 1 with the loss of `direct`",
         ),
-        (&["phase.1.kl.estimator=k1"], "`phase.1.kl.estimator` is \"k1\", but must be another in the loss"),
+        (
+            &["phase.1.kl.estimator=k1"],
+            "`phase.1.kl.estimator` is \"k1\", but must be another in the loss",
+        ),
         (
             &["phase.1.correction={bound={kind='clamp', high=2.0}}"],
             "`phase.1.proximal` is \"behaviour\", but must be \"recompute\" or \"interpolate\"",
@@ -341,7 +385,10 @@ fn invalid_recipes_are_rejected_by_key() {
             &["eval.samples=8"],
             "`eval.temperature` is 0, but must be in 0.01..=100 where `eval.samples` is more than 1",
         ),
-        (&["eval.temperature=-1"], "`eval.temperature` is -1, but must be 0, for the most likely token"),
+        (
+            &["eval.temperature=-1"],
+            "`eval.temperature` is -1, but must be 0, for the most likely token",
+        ),
         (&["eval.select=20"], "`eval.select` is 20, but must be at least 0 and less than 1"),
         (&["eval.top_p=0.9"], "`eval.top_p` is 0.9, but must be in 0..=1, not 0; greedy attempts"),
         (&["eval.temperature=1", "eval.top_p=0"], "`eval.top_p` is 0, but"),
@@ -376,7 +423,8 @@ fn critic_loss_is_rejected_for_policy() {
     let plain = SMALL.replace("kl = {", "# kl = {");
     let error = load(&plain, &["phase.1.loss=value"]).unwrap_err();
     assert!(
-        error.contains("`phase.1.loss` is \"value\", but must be another: this one is the critic's"),
+        error
+            .contains("`phase.1.loss` is \"value\", but must be another: this one is the critic's"),
         "{error}"
     );
 }
@@ -421,7 +469,8 @@ fn algorithm_defaults_match_papers() {
         assert_eq!(plain.correction(), Some(Correction::DECOUPLED));
         let bound = plain.loss().interpolated.map(|interpolated| interpolated.bound);
         assert_eq!(bound, (proximal == "interpolate").then_some(Correction::DECOUPLED.bound));
-        let without = keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
+        let without =
+            keys(&[&change, "phase.1.correction={bound={kind='clamp', low=1.0, high=1.0}}"]);
         assert_eq!(without.correction().unwrap().bound, Bound::Clamp { low: 1.0, high: 1.0 });
     }
     // k1 is a valid estimator if no gradient is taken of it.
@@ -452,7 +501,10 @@ fn concurrency_covers_step_and_attempts_ahead() {
     let step = ["engine.concurrency=0", "phase.1.groups=40", "phase.1.group_size=4"];
     assert_eq!(concurrency(&step), 160);
     assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2"]].concat()), 480);
-    assert_eq!(concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.oversample=1"]].concat()), 600);
+    assert_eq!(
+        concurrency(&[&step[..], &["phase.1.staleness=2", "phase.1.oversample=1"]].concat()),
+        600
+    );
     assert_eq!(
         concurrency(&[&step[..], &["phase.1.algorithm=remax"]].concat()),
         200,
@@ -465,8 +517,12 @@ fn concurrency_covers_step_and_attempts_ahead() {
 #[test]
 fn difference_ignores_keys_that_may_change() {
     let recipe = load(SMALL, &[]).unwrap();
-    let difference = |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
-    assert_eq!(difference(&["run.keep=9", "engine.threads=1", "engine.concurrency=3", "run.folder=x"]), None);
+    let difference =
+        |overrides: &[&str]| load(SMALL, overrides).unwrap().difference(&recipe).unwrap();
+    assert_eq!(
+        difference(&["run.keep=9", "engine.threads=1", "engine.concurrency=3", "run.folder=x"]),
+        None
+    );
     let fewer = difference(&["phase.1.steps=9"]).unwrap();
     assert_eq!(fewer.to_string(), "`phase.1.steps` is 9 now and was 10");
     assert_eq!(
@@ -483,7 +539,9 @@ fn difference_ignores_keys_that_may_change() {
     assert_eq!(dual.to_string(), "`phase.1.clip_dual` is 3.0 now and was not set");
     assert_eq!(difference(&["run.seed=2"]).unwrap().key, "run.seed");
     assert_eq!(
-        difference(&["phase.0={kind='rl', steps=1, groups=1, group_size=2, learning_rate=1}"]).unwrap().key,
+        difference(&["phase.0={kind='rl', steps=1, groups=1, group_size=2, learning_rate=1}"])
+            .unwrap()
+            .key,
         "phase.0.kind"
     );
 }

@@ -53,7 +53,10 @@ fn to_value(content: Content<'_>) -> Result<Option<Value>, WriteError> {
                     Value::Table(table)
                 }
                 Some(_) => {
-                    return Err(WriteError(format!("the contents of `{}` must be a table", found.variant)));
+                    return Err(WriteError(format!(
+                        "the contents of `{}` must be a table",
+                        found.variant
+                    )));
                 }
             }
         }
@@ -82,7 +85,9 @@ fn list(items: Vec<Content<'_>>) -> Result<Value, WriteError> {
 /// Name of the only field of a `serde_json` number, which contains its digits.
 const NUMBER: &str = "$serde_json::private::Number";
 
-fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) -> Result<Value, WriteError> {
+fn table<'a, K: AsRef<str>>(
+    fields: impl IntoIterator<Item = (K, Content<'a>)>,
+) -> Result<Value, WriteError> {
     let mut table = Table::new();
     for (key, content) in fields {
         match (key.as_ref(), to_value(content)?) {
@@ -99,8 +104,12 @@ fn table<'a, K: AsRef<str>>(fields: impl IntoIterator<Item = (K, Content<'a>)>) 
 
 /// Returns a JSON number as TOML from its digits.
 fn json_number(digits: &str) -> Result<Value, WriteError> {
-    let float =
-        || digits.parse().ok().filter(|float: &f64| float.is_finite() && digits.contains(['.', 'e', 'E']));
+    let float = || {
+        digits
+            .parse()
+            .ok()
+            .filter(|float: &f64| float.is_finite() && digits.contains(['.', 'e', 'E']))
+    };
     let number = digits.parse().map(Value::Integer).ok().or_else(|| float().map(Value::Float));
     number.ok_or_else(|| WriteError(format!("{digits} is too large for TOML")))
 }
@@ -115,15 +124,18 @@ mod tests {
     #[test]
     fn write_preserves_json_numbers() {
         let read = |text: &str| serde_json::from_str::<serde_json::Value>(text).unwrap();
-        let schema =
-            read(r#"{"a": {"minimum": 1e-08, "const": 1.10, "n": [3, -5, 2.5E3, 9223372036854775807]}}"#);
+        let schema = read(
+            r#"{"a": {"minimum": 1e-08, "const": 1.10, "n": [3, -5, 2.5E3, 9223372036854775807]}}"#,
+        );
         let table = write(&schema).unwrap();
         let numbers = |table: &Table| table["a"].clone();
         assert_eq!(numbers(&table).get("minimum"), Some(&Value::Float(1e-8)));
         assert_eq!(numbers(&table).get("const"), Some(&Value::Float(1.1)));
-        let items = [Value::Integer(3), Value::Integer(-5), Value::Float(2500.0), Value::Integer(i64::MAX)];
+        let items =
+            [Value::Integer(3), Value::Integer(-5), Value::Float(2500.0), Value::Integer(i64::MAX)];
         assert_eq!(numbers(&table).get("n"), Some(&Value::Array(items.to_vec())));
-        let too_large = write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
+        let too_large =
+            write(&json!({ "a": read("12345678901234567890123") })).unwrap_err().to_string();
         assert_eq!(too_large, "12345678901234567890123 is too large for TOML");
         assert!(write(&json!({ "a": read("1e400") })).is_err());
     }

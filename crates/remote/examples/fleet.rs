@@ -16,11 +16,12 @@ use std::time::Duration;
 
 use anyhow::Context as _;
 use levade_policy::{
-    Completion, Content, Learner, Manifest, OptimParams, SampleRequest, Sampler, WeightsAt, WeightsRef,
+    Completion, Content, Learner, Manifest, OptimParams, SampleRequest, Sampler, WeightsAt,
+    WeightsRef,
 };
 use levade_remote::{
-    GroupBackend, InFlight, LearnerOptions, LearnerRequirements, PublishingLearner, RemoteLearner, Router,
-    RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
+    GroupBackend, InFlight, LearnerOptions, LearnerRequirements, PublishingLearner, RemoteLearner,
+    Router, RouterOptions, Server, ServerKind, ServerOptions, TokenizerProbe, WeightBroadcast,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
@@ -92,7 +93,8 @@ impl LearnerHandle {
             export_dtype: "f32".into(),
         };
         let learner = RemoteLearner::connect(options, None, &expected).await?;
-        let broadcast = || Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), GroupBackend::Gloo));
+        let broadcast =
+            || Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), GroupBackend::Gloo));
         let push = (group.weights == Way::Group).then(broadcast);
         let learner = PublishingLearner::new(Arc::new(learner), "unused", fleet.tokens.clone())
             .with_broadcast(push.clone());
@@ -104,11 +106,16 @@ impl LearnerHandle {
         let path = |tokens: Vec<u32>| {
             let term = Term { weight: 0.1, ..Term::default() };
             let target = |index| SequenceTarget { index, temperature: 1.0, term };
-            SequenceInput { targets: (1..tokens.len() as u32).map(target).collect(), tokens: tokens.into() }
+            SequenceInput {
+                targets: (1..tokens.len() as u32).map(target).collect(),
+                tokens: tokens.into(),
+            }
         };
         let batch = TreeBatch::merge(&paths.into_iter().map(path).collect::<Vec<_>>())?;
-        let sums =
-            self.learner.forward_backward(Arc::new(batch), Loss::new(PolicyLoss::CrossEntropy)).await?;
+        let sums = self
+            .learner
+            .forward_backward(Arc::new(batch), Loss::new(PolicyLoss::CrossEntropy))
+            .await?;
         let params = OptimParams {
             learning_rate: command["rate"].as_f64().context("a rate")? as f32,
             beta1: 0.9,
@@ -165,8 +172,9 @@ async fn main() -> anyhow::Result<()> {
         }
         servers.push((url.clone(), server));
     }
-    let replicas =
-        servers.iter().map(|(url, server)| (url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
+    let replicas = servers
+        .iter()
+        .map(|(url, server)| (url.clone(), Arc::new(server.clone()) as Arc<dyn Sampler>));
     let options = RouterOptions {
         probe: fleet.tokens.clone(),
         probe_every: Duration::from_secs(5),
@@ -186,9 +194,12 @@ async fn main() -> anyhow::Result<()> {
             Some("adopt") => {
                 let (router, servers) = (Arc::clone(&router), servers.clone());
                 tokio::spawn(async move {
-                    let update_error =
-                        update_from_dir(&router, &command).await.err().map(|error| error.to_string());
-                    let differences: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
+                    let update_error = update_from_dir(&router, &command)
+                        .await
+                        .err()
+                        .map(|error| error.to_string());
+                    let differences: Vec<_> =
+                        servers.iter().map(|(_, server)| server.difference()).collect();
                     print_json(
                         &json!({ "adopted": command["version"], "error": update_error, "difference": differences }),
                     );
@@ -220,9 +231,13 @@ async fn main() -> anyhow::Result<()> {
                 let (router, servers) = (Arc::clone(&router), servers.clone());
                 let learning = learning.clone().context("a learner")?;
                 tokio::spawn(async move {
-                    let update_error =
-                        learning.publish(&router, &command).await.err().map(|error| error.to_string());
-                    let differences: Vec<_> = servers.iter().map(|(_, server)| server.difference()).collect();
+                    let update_error = learning
+                        .publish(&router, &command)
+                        .await
+                        .err()
+                        .map(|error| error.to_string());
+                    let differences: Vec<_> =
+                        servers.iter().map(|(_, server)| server.difference()).collect();
                     let pushes = learning.push.as_ref().map(|push| push.counts());
                     print_json(
                         &json!({ "adopted": command["version"], "error": update_error, "difference": differences,

@@ -52,7 +52,8 @@ impl Calls {
     /// Aborts the calls of a stream, or all calls. Returns how many were not aborted before.
     pub fn abort(&self, stream: Option<u64>) -> usize {
         let known = self.lock();
-        let meant = known.calls.values().filter(|call| stream.is_none_or(|stream| stream == call.stream));
+        let meant =
+            known.calls.values().filter(|call| stream.is_none_or(|stream| stream == call.stream));
         meant.filter(|call| !call.abort.send_replace(true)).count()
     }
 }

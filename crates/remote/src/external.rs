@@ -1,16 +1,16 @@
-//! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in messages.
+//! Client of OpenAI-compatible chat APIs: an opponent, a judge or a teacher that is called in
+//! messages.
 //!
-//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any way,
-//! its call passes to the next one: after an error status, a response that is not a completion or has no
-//! content, a connection that ends, or a wait that takes the server's part of the time. In the last case
-//! both servers work on the call, and the first response counts. A server that failed ranks behind the
-//! other servers for a while. A stream changes its server only before its first chunk, since returned
-//! chunks cannot be taken back.
+//! Among the servers of one model, the one with the fewest calls is used. If a server fails in any
+//! way, its call passes to the next one: after an error status, a response that is not a completion
+//! or has no content, a connection that ends, or a wait that takes the server's part of the time.
+//! In the last case both servers work on the call, and the first response counts. A server that
+//! failed ranks behind the other servers for a while. A stream changes its server only before its
+//! first chunk, since returned chunks cannot be taken back.
 //!
 //! # Guarantees
-//! - **Retries repeat nothing.** The same server is called again only if it
-//!   rejected the call (429, 503), if no connection was made, or if no byte of the response
-//!   arrived.
+//! - **Retries repeat nothing.** The same server is called again only if it rejected the call (429,
+//!   503), if no connection was made, or if no byte of the response arrived.
 //! - **Waits** between tries double, with jitter, and are at least as long as the server requests.
 //! - **Bounded.** Everything sent or received is bounded, in bytes and in time.
 //! - **Keys** come from the environment and never appear in errors or logs.
@@ -56,9 +56,9 @@ use waits::Waits;
 /// Options of an external policy.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExternalOptions {
-    /// Servers with their models, in order of preference. Among the servers of one model, the one with
-    /// the fewest calls is used, and on a tie the first. A server of another model is used only if these
-    /// fail.
+    /// Servers with their models, in order of preference. Among the servers of one model, the one
+    /// with the fewest calls is used, and on a tie the first. A server of another model is used
+    /// only if these fail.
     pub endpoints: Vec<Endpoint>,
     /// Maximum number of calls in flight. At least 1.
     pub max_running: usize,
@@ -66,15 +66,15 @@ pub struct ExternalOptions {
     pub requests_per_minute: u64,
     /// Maximum number of prompt and completion tokens per minute. 0 disables the limit.
     pub tokens_per_minute: u64,
-    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy, or of
-    /// whose response no byte arrived, are retried. Each endpoint is tried once in any case.
+    /// Maximum number of requests per call. At least 1. Only requests that were rejected as busy,
+    /// or of whose response no byte arrived, are retried. Each endpoint is tried once in any case.
     pub tries: usize,
     /// Timeout for a call, from the wait for a permit to the end of the completion.
     pub deadline: Duration,
     /// Timeout for the first bytes of a response, and for the next bytes of a stream.
     pub silence: Duration,
-    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers with a
-    /// certificate authority of their own.
+    /// PEM file of root certificates that are trusted in addition to Mozilla's list, for servers
+    /// with a certificate authority of their own.
     pub roots: Option<PathBuf>,
     /// Maximum size of a response, in bytes. At least 1.
     pub max_bytes: usize,
@@ -128,7 +128,9 @@ impl External {
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
         if options.endpoints.is_empty() {
-            return Err(ExternalError::Invalid("an external policy has no endpoint; give it one".into()));
+            return Err(ExternalError::Invalid(
+                "an external policy has no endpoint; give it one".into(),
+            ));
         }
         let sizes = [
             ("most_running", options.max_running),
@@ -153,8 +155,8 @@ impl External {
     /// Requests a streamed completion. Returns when its first chunk has arrived.
     ///
     /// # Errors
-    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if none
-    /// starts a response within the deadline and the maximum number of tries.
+    /// Returns the failure of the endpoint, or [`ExternalError::All`] with the failure of each, if
+    /// none starts a response within the deadline and the maximum number of tries.
     pub async fn stream(&self, request: &ChatRequest) -> Result<ChatStream, ExternalError> {
         self.call(request, true, ChatStream::start_response).await
     }
@@ -183,28 +185,38 @@ impl External {
         let mut waits = Waits::new(options.deadline, names.join(", "));
         let what = format!("a place among {} calls", options.max_running);
         let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
-        let permit = Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
+        let permit =
+            Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
         let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
         let what = format!("the limit requests_per_minute = {per_minute}");
         await_limit(&mut waits, what.clone(), limit, 1).await?;
-        let guessed = request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
+        let guessed =
+            request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
         let (per_minute, tokens) = (options.tokens_per_minute, self.0.tokens.as_ref());
-        await_limit(&mut waits, format!("the limit tokens_per_minute = {per_minute}"), tokens, guessed)
-            .await?;
+        await_limit(
+            &mut waits,
+            format!("the limit tokens_per_minute = {per_minute}"),
+            tokens,
+            guessed,
+        )
+        .await?;
         let mut course = Course::new(servers.len());
         let mut running = FuturesUnordered::new();
         loop {
             if let Some(number) = course.next(servers, options.tries, waits.remaining()) {
                 course.asked(number);
                 let (permit, mut waits, finish) = (permit.clone(), waits.clone(), &finish);
-                // The first request has waited for the limit before the time of any endpoint started.
-                let (is_again, what) = (course.request_counts.iter().sum::<usize>() > 1, what.clone());
+                // The first request has waited for the limit before the time of any endpoint
+                // started.
+                let (is_again, what) =
+                    (course.request_counts.iter().sum::<usize>() > 1, what.clone());
                 running.push(async move {
                     let request_future = async {
                         if is_again {
                             await_limit(&mut waits, what, limit, 1).await?;
                         }
-                        finish(self.send(request, stream, number, (permit, guessed), waits).await?).await
+                        finish(self.send(request, stream, number, (permit, guessed), waits).await?)
+                            .await
                     };
                     (number, request_future.await)
                 });
@@ -232,8 +244,8 @@ impl External {
         Err(course.error(servers, options.deadline))
     }
 
-    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes of the
-    /// response have arrived.
+    /// Calls an endpoint, after the pause that it requested, if any. Returns when the first bytes
+    /// of the response have arrived.
     async fn send(
         &self,
         request: &ChatRequest,
@@ -286,35 +298,51 @@ struct Course {
 impl Course {
     fn new(count: usize) -> Self {
         let failures = (0..count).map(|_| None).collect();
-        Course { request_counts: vec![0; count], is_running: vec![false; count], is_slow: false, failures }
+        Course {
+            request_counts: vec![0; count],
+            is_running: vec![false; count],
+            is_slow: false,
+            failures,
+        }
     }
 
-    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is left.
+    /// Returns the next endpoint to call. Returns `None` if one is running and not slow, or none is
+    /// left.
     fn next(&self, servers: &[Server], tries: usize, remaining: Duration) -> Option<usize> {
         if self.is_running.contains(&true) && !self.is_slow {
             return None;
         }
         let is_candidate = |number: &usize| match &self.failures[*number] {
             None => self.request_counts[*number] == 0,
-            Some(error) => error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries,
+            Some(error) => {
+                error.repeats_nothing() && self.request_counts.iter().sum::<usize>() < tries
+            }
         };
-        let free = (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_candidate);
+        let free =
+            (0..servers.len()).filter(|number| !self.is_running[*number]).filter(is_candidate);
         // Only servers of one model share load: which model responds must not depend on the load.
         let preference = |number: usize| {
-            servers.iter().position(|server| server.model == servers[number].model).unwrap_or(number)
+            servers
+                .iter()
+                .position(|server| server.model == servers[number].model)
+                .unwrap_or(number)
         };
         let ranked = free.map(|number| {
             let (rests_for, is_avoided, running) = servers[number].rank();
             ((rests_for, is_avoided, preference(number), running), number)
         });
         // A wait that would end after the deadline is useless.
-        ranked.min().filter(|((rests_for, ..), _)| *rests_for <= remaining).map(|(_, number)| number)
+        ranked
+            .min()
+            .filter(|((rests_for, ..), _)| *rests_for <= remaining)
+            .map(|(_, number)| number)
     }
 
     /// Returns the number of endpoints that were not called yet and are not pausing.
     fn num_untried(&self, servers: &[Server]) -> usize {
-        let is_free =
-            |number: &usize| self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero();
+        let is_free = |number: &usize| {
+            self.request_counts[*number] == 0 && servers[*number].rests_for().is_zero()
+        };
         (0..servers.len()).filter(is_free).count()
     }
 
@@ -326,8 +354,13 @@ impl Course {
     /// Marks the running endpoints as slow: they have taken their part of the time.
     fn slow(&mut self, servers: &[Server]) {
         self.is_slow = true;
-        for (server, _) in servers.iter().zip(&self.is_running).filter(|(_, is_running)| **is_running) {
-            warn!(endpoint = server.name, "a chat completion is slow, so another endpoint is asked, too");
+        for (server, _) in
+            servers.iter().zip(&self.is_running).filter(|(_, is_running)| **is_running)
+        {
+            warn!(
+                endpoint = server.name,
+                "a chat completion is slow, so another endpoint is asked, too"
+            );
             server.failed();
         }
     }
@@ -350,8 +383,8 @@ impl Course {
         self.failures[number] = Some(error);
     }
 
-    /// Records a response. As the request could be served, earlier errors that blamed it count against
-    /// their servers.
+    /// Records a response. As the request could be served, earlier errors that blamed it count
+    /// against their servers.
     fn served(&self, servers: &[Server], number: usize) {
         servers[number].note_success();
         for (server, error) in servers.iter().zip(&self.failures) {

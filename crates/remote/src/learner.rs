@@ -25,8 +25,9 @@ use std::sync::Arc;
 
 use async_trait::async_trait;
 use levade_policy::{
-    ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError, Predictions,
-    TrainReport, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation, WeightsRef,
+    ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
+    Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation,
+    WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -37,7 +38,8 @@ use crate::devices::{Offload, TransferReport};
 use crate::push::{BroadcastWeights, GroupInfo, GroupSpec, SendReport};
 use batch::{put_batch, put_paths, put_update_sequences};
 pub use description::{
-    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerRequirements, POLICY, REFERENCE,
+    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerRequirements, POLICY,
+    REFERENCE,
 };
 use group::{Call, Group};
 pub use link::{LearnerOptions, Processes};
@@ -107,7 +109,9 @@ impl RemoteLearner {
             self.call(verb, body, &|_| format!("{verb} of a batch of {tokens} tokens")).await?;
         let mut found = [const { Vec::new() }; N];
         for (slot, name) in found.iter_mut().zip(names) {
-            *slot = response.take_numbers(name, batch.targets.len()).map_err(|why| self.wrong(verb, &why))?;
+            *slot = response
+                .take_numbers(name, batch.targets.len())
+                .map_err(|why| self.wrong(verb, &why))?;
         }
         Ok(found)
     }
@@ -122,7 +126,10 @@ impl RemoteLearner {
     }
 
     fn wrong(&self, verb: &str, why: &str) -> PolicyError {
-        PolicyError::Invalid(format!("the answer of the learner at {} to {verb}: {why}", self.group.url()))
+        PolicyError::Invalid(format!(
+            "the answer of the learner at {} to {verb}: {why}",
+            self.group.url()
+        ))
     }
 
     /// Checks that files written by the learner can be read on this machine.
@@ -132,7 +139,8 @@ impl RemoteLearner {
             let path = dir.join(&file.name);
             let found = std::fs::metadata(&path).map(|found| found.len());
             if found.as_ref().ok() != Some(&file.bytes) {
-                let found = found.map_or_else(|error| error.to_string(), |bytes| format!("{bytes} bytes"));
+                let found =
+                    found.map_or_else(|error| error.to_string(), |bytes| format!("{bytes} bytes"));
                 return Err(PolicyError::Storage(format!(
                     "the learner at {} says that it wrote {} with {} bytes, and here there is: {found}; the folder of \
                      the run must be on a file system that both reach under the same path",
@@ -156,11 +164,15 @@ impl Sums {
     fn read(self) -> Result<ForwardBackward, String> {
         let Sums(mut fields) = self;
         let (null, zero) = (Value::Null, json!(0.0));
-        let lost: Vec<String> =
-            fields.iter().filter(|(_, value)| **value == null).map(|(name, _)| name.clone()).collect();
+        let lost: Vec<String> = fields
+            .iter()
+            .filter(|(_, value)| **value == null)
+            .map(|(name, _)| name.clone())
+            .collect();
         lost.iter().for_each(|name| drop(fields.insert(name.clone(), zero.clone())));
         let read = serde_json::from_value(Value::Object(fields));
-        let mut sums: ForwardBackward = read.map_err(|error| format!("its sums cannot be read: {error}"))?;
+        let mut sums: ForwardBackward =
+            read.map_err(|error| format!("its sums cannot be read: {error}"))?;
         for name in &lost {
             match name.as_str() {
                 "loss" => sums.loss = f64::NAN,
@@ -195,8 +207,8 @@ fn json_of(value: &impl serde::Serialize) -> Result<Value, PolicyError> {
     serde_json::to_value(value).map_err(|error| PolicyError::Invalid(error.to_string()))
 }
 
-/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner that
-/// computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
+/// Returns the parameters of a step as JSON, each number with all digits of its f32. So a learner
+/// that computes in f64 gets exactly the recorded value, instead of the shortest decimal for it.
 fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
     let mut json = json_of(params)?;
     for field in json.as_object_mut().into_iter().flat_map(|fields| fields.values_mut()) {
@@ -211,7 +223,10 @@ fn json_of_params(params: &OptimParams) -> Result<Value, PolicyError> {
 fn absolute_dir(dir: &Path) -> Result<String, PolicyError> {
     let absolute = std::path::absolute(dir).ok();
     absolute.and_then(|dir| dir.to_str().map(str::to_owned)).ok_or_else(|| {
-        PolicyError::Invalid(format!("the name of the folder {} is not UTF-8; rename it", dir.display()))
+        PolicyError::Invalid(format!(
+            "the name of the folder {} is not UTF-8; rename it",
+            dir.display()
+        ))
     })
 }
 
@@ -253,7 +268,9 @@ impl Learner for RemoteLearner {
         put_paths(&mut body, &sequences);
         let batches = micro_batch_plan.micro_batches.len();
         let what = |known: usize| match known {
-            known if known < batches => format!("micro-batch {} of {batches} to be learnt from", known + 1),
+            known if known < batches => {
+                format!("micro-batch {} of {batches} to be learnt from", known + 1)
+            }
             _ => "a step of the optimiser".into(),
         };
         let call = Call { learner: &self.name, verb: "train", body, what: &what };
@@ -277,7 +294,8 @@ impl Learner for RemoteLearner {
 
     async fn predictions(&self, batch: Arc<TreeBatch>) -> Result<Predictions, PolicyError> {
         let names = ["logprobs", "entropies", "concentrations"];
-        let [logprobs, entropies, concentrations] = self.numbers("predictions", names, &batch).await?;
+        let [logprobs, entropies, concentrations] =
+            self.numbers("predictions", names, &batch).await?;
         Ok(Predictions { logprobs, entropies, concentrations })
     }
 
@@ -302,12 +320,14 @@ impl Learner for RemoteLearner {
 
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError> {
         let body = Body::new(json!({ "params": json_of_params(&params)? }));
-        let mut response = self.call("optim_step", body, &|_| "a step of the optimiser".into()).await?;
+        let mut response =
+            self.call("optim_step", body, &|_| "a step of the optimiser".into()).await?;
         Ok(self.take::<Step>("optim_step", &mut response, "step")?.into())
     }
 
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError> {
-        let body = Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
+        let body =
+            Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
         let what = |_| format!("the weights to be written to {}", dir.display());
         let mut response = self.call("save", body, &what).await?;
         let manifest: Manifest = self.take("save", &mut response, "manifest")?;
@@ -316,7 +336,8 @@ impl Learner for RemoteLearner {
     }
 
     async fn load(&self, dir: &Path, with_optimizer: bool) -> Result<(), PolicyError> {
-        let body = Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
+        let body =
+            Body::new(json!({ "folder": absolute_dir(dir)?, "with_optimiser": with_optimizer }));
         let what = |_| format!("the weights to be read from {}", dir.display());
         self.call("load", body, &what).await.map(drop)
     }
@@ -337,7 +358,9 @@ impl Learner for RemoteLearner {
         let mut response = self.call("publish", body, &what).await?;
         let weights: WeightsRef = self.take("publish", &mut response, "weights")?;
         if weights.version != version {
-            return Err(self.wrong("publish", &format!("it is version {}, not {version}", weights.version)));
+            return Err(
+                self.wrong("publish", &format!("it is version {}, not {version}", weights.version))
+            );
         }
         if let WeightsAt::Manifest(manifest) = &weights.at {
             self.check_here(manifest)?;
@@ -354,13 +377,16 @@ impl BroadcastWeights for RemoteLearner {
     async fn open_group(&self, opening: &GroupSpec) -> Result<GroupInfo, PolicyError> {
         let what = |_| format!("the group {} to be opened", opening.group);
         let response = self.call("push_open", Body::new(json_of(opening)?), &what).await?;
-        serde_json::from_value(response.json).map_err(|error| self.wrong("push_open", &error.to_string()))
+        serde_json::from_value(response.json)
+            .map_err(|error| self.wrong("push_open", &error.to_string()))
     }
 
     async fn send_to(&self, group: &str) -> Result<SendReport, PolicyError> {
         let body = Body::new(json!({ "group": group }));
-        let response = self.call("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
-        serde_json::from_value(response.json).map_err(|error| self.wrong("push_send", &error.to_string()))
+        let response =
+            self.call("push_send", body, &|_| format!("weights to be sent to {group}")).await?;
+        serde_json::from_value(response.json)
+            .map_err(|error| self.wrong("push_send", &error.to_string()))
     }
 }
 
@@ -371,13 +397,15 @@ impl Offload for RemoteLearner {
         let body = Body::new(json!({ "keeps_weights": keeps_weights }));
         let what = |_| "weights and moments to be moved to the memory of the host".into();
         let response = self.call("offload", body, &what).await?;
-        serde_json::from_value(response.json).map_err(|error| self.wrong("offload", &error.to_string()))
+        serde_json::from_value(response.json)
+            .map_err(|error| self.wrong("offload", &error.to_string()))
     }
 
     async fn onload(&self) -> Result<TransferReport, PolicyError> {
         let what = |_| "weights and moments to be moved back to the devices".into();
         let response = self.call("onload", Body::new(json!({})), &what).await?;
-        serde_json::from_value(response.json).map_err(|error| self.wrong("onload", &error.to_string()))
+        serde_json::from_value(response.json)
+            .map_err(|error| self.wrong("onload", &error.to_string()))
     }
 }
 

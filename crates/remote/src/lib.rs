@@ -5,13 +5,13 @@
 //!   continues a call at another replica after a failure, distributes new weights, and limits
 //!   admission.
 //! - A [`Server`] is a vLLM or SGLang server as a sampler. [`PublishingLearner`] is a learner whose
-//!   weights such servers load from directories; [`WeightBroadcast`] broadcasts the weights into the
-//!   servers' memory.
+//!   weights such servers load from directories; [`WeightBroadcast`] broadcasts the weights into
+//!   the servers' memory.
 //! - A [`RemoteLearner`] is a [`Learner`](levade_policy::Learner) in other processes, such as a
 //!   group of PyTorch processes, over HTTP. The learner executes each request once, even if a
 //!   response is lost.
-//! - [`Colocation`] hand devices over between colocated servers and a learner: one side sleeps while the
-//!   other works.
+//! - [`Colocation`] hand devices over between colocated servers and a learner: one side sleeps
+//!   while the other works.
 //! - An [`External`] policy is a third-party model behind an OpenAI-compatible chat API: an
 //!   opponent, a judge or a teacher. Its requests consist of messages, and it returns a
 //!   [`ChatResponse`] or a [`ChatStream`].
@@ -70,14 +70,17 @@ pub use external::{
     ExternalError, ExternalOptions, Finish, Service, ServiceOptions, Usage,
 };
 pub use learner::{
-    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerOptions, LearnerRequirements,
-    POLICY, Processes, REFERENCE, RemoteLearner,
+    Adapter, CRITIC, Description, GroupLayout, LearnerDescription, LearnerOptions,
+    LearnerRequirements, POLICY, Processes, REFERENCE, RemoteLearner,
 };
 pub use mixture::Mixture;
 pub use publish::PublishingLearner;
 pub use push::{
-    BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, Meeting, Rendezvous, SendReport, WeightBroadcast,
+    BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, Meeting, Rendezvous, SendReport,
+    WeightBroadcast,
 };
 pub use router::{Choice, Health, PrefixOptions, ReplicaStatus, Router, RouterOptions};
-pub use server::{DirChecks, InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe};
+pub use server::{
+    DirChecks, InFlight, ProbeDifference, Server, ServerKind, ServerOptions, TokenizerProbe,
+};
 pub use turns::{ColocatedServer, Colocation};

@@ -18,13 +18,18 @@ impl Mixture {
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if there are no policies, a name occurs twice, a weight is
     /// negative or not finite, or all weights are 0.
-    pub fn new<N: Into<String>>(policies: impl IntoIterator<Item = (N, f64)>) -> Result<Self, PolicyError> {
-        let invalid = |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
+    pub fn new<N: Into<String>>(
+        policies: impl IntoIterator<Item = (N, f64)>,
+    ) -> Result<Self, PolicyError> {
+        let invalid =
+            |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
         let (mut sum, mut known) = (0.0, Vec::<(String, f64)>::new());
         for (name, weight) in policies {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
-                return invalid(format!("gives {name:?} the weight {weight}; weights are 0 or more"));
+                return invalid(format!(
+                    "gives {name:?} the weight {weight}; weights are 0 or more"
+                ));
             }
             if known.iter().any(|(other, _)| *other == name) {
                 return invalid(format!("has {name:?} twice; add up its weights"));
@@ -65,7 +70,8 @@ mod tests {
     #[test]
     fn pick_follows_weights_independently_per_role() {
         let mixture =
-            Mixture::new([("never", 0.0), ("policy", 4.0), ("external", 1.0), ("nor", 0.0)]).unwrap();
+            Mixture::new([("never", 0.0), ("policy", 4.0), ("external", 1.0), ("nor", 0.0)])
+                .unwrap();
         let picks = |role: &str| -> Vec<bool> {
             (0..10_000).map(|stream| mixture.pick(7, stream, role) == "policy").collect()
         };
@@ -87,7 +93,9 @@ mod tests {
     #[test]
     fn new_rejects_invalid_weights_and_names() {
         let error = |policies: &[(&str, f64)]| {
-            Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight))).unwrap_err().to_string()
+            Mixture::new(policies.iter().map(|(name, weight)| (*name, *weight)))
+                .unwrap_err()
+                .to_string()
         };
         assert!(error(&[]).contains("no policy of a weight above 0"));
         assert!(error(&[("a", 0.0)]).contains("no policy of a weight above 0"));

@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
-    Predictions, SavedFile, TrainReport, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation,
-    WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport,
+    PolicyError, Predictions, SavedFile, TrainReport, TrainRequest, UpdateSequences, WeightsAt,
+    WeightsLocation, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
@@ -76,16 +76,18 @@ impl PublishingLearner {
     /// already flushed its files, and this file is flushed too: a server on another machine may
     /// read it over a shared disk after this machine has failed.
     async fn with_probe(&self, dir: &Path, manifest: Manifest) -> Result<Manifest, PolicyError> {
-        let probe = ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
-        let text = serde_json::to_string(&probe).map_err(|error| PolicyError::Storage(error.to_string()))?;
+        let probe =
+            ProbeFile { tokens: self.probe.clone(), logprobs: self.logprobs_of_probe().await? };
+        let text = serde_json::to_string(&probe)
+            .map_err(|error| PolicyError::Storage(error.to_string()))?;
         let path = dir.join(PROBE);
         let written = File::create(&path).and_then(|mut file| {
             file.write_all(text.as_bytes())?;
             file.sync_all()
         });
-        let file = written
-            .and_then(|()| SavedFile::read(dir, PROBE))
-            .map_err(|error| PolicyError::Storage(format!("cannot write {}: {error}", path.display())))?;
+        let file = written.and_then(|()| SavedFile::read(dir, PROBE)).map_err(|error| {
+            PolicyError::Storage(format!("cannot write {}: {error}", path.display()))
+        })?;
         let mut files = manifest.files;
         files.push(file);
         files.sort_by(|a, b| a.name.cmp(&b.name));
@@ -93,13 +95,17 @@ impl PublishingLearner {
     }
 
     async fn logprobs_of_probe(&self) -> Result<Vec<f32>, PolicyError> {
-        let target =
-            |index: usize| SequenceTarget { index: index as u32, temperature: 1.0, term: Term::default() };
+        let target = |index: usize| SequenceTarget {
+            index: index as u32,
+            temperature: 1.0,
+            term: Term::default(),
+        };
         let path = SequenceInput {
             tokens: self.probe.clone().into(),
             targets: (1..self.probe.len()).map(target).collect(),
         };
-        let batch = TreeBatch::merge(&[path]).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+        let batch =
+            TreeBatch::merge(&[path]).map_err(|error| PolicyError::Invalid(error.to_string()))?;
         self.learner.logprobs(Arc::new(batch)).await
     }
 
@@ -108,7 +114,9 @@ impl PublishingLearner {
     fn prune(&self, newest: &Path) {
         let entries = std::fs::read_dir(&self.dir).into_iter().flatten().flatten();
         let mut found: Vec<(std::time::SystemTime, PathBuf)> = entries
-            .filter(|entry| entry.path() != newest && entry.file_name().to_string_lossy().starts_with('v'))
+            .filter(|entry| {
+                entry.path() != newest && entry.file_name().to_string_lossy().starts_with('v')
+            })
             .filter_map(|entry| Some((entry.metadata().ok()?.modified().ok()?, entry.path())))
             .collect();
         found.sort();
@@ -193,8 +201,13 @@ impl Learner for PublishingLearner {
         let weights = self.learner.publish(version).await?;
         let manifest = match weights.at {
             WeightsAt::Memory => self.write(version).await?,
-            WeightsAt::Manifest(Manifest { location: WeightsLocation::Local(dir), content, files }) => {
-                let manifest = Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
+            WeightsAt::Manifest(Manifest {
+                location: WeightsLocation::Local(dir),
+                content,
+                files,
+            }) => {
+                let manifest =
+                    Manifest { location: WeightsLocation::Local(dir.clone()), content, files };
                 self.with_probe(&dir, manifest).await?
             }
             other => return Ok(WeightsRef { at: other, ..weights }),

@@ -43,7 +43,9 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+use levade_policy::{
+    DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef,
+};
 use tokio::sync::oneshot;
 use tokio::task::JoinSet;
 
@@ -68,8 +70,8 @@ pub struct Router {
 }
 
 impl Router {
-    /// Creates a router over `replicas`, each with a name for errors and logs. Must be called within
-    /// a Tokio runtime.
+    /// Creates a router over `replicas`, each with a name for errors and logs. Must be called
+    /// within a Tokio runtime.
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if there are no replicas, two replicas have the same name,
@@ -121,7 +123,11 @@ impl Router {
     ///
     /// # Errors
     /// Returns [`PolicyError::Invalid`] if a replica with this name exists.
-    pub fn join(&self, name: impl Into<String>, sampler: Arc<dyn Sampler>) -> Result<(), PolicyError> {
+    pub fn join(
+        &self,
+        name: impl Into<String>,
+        sampler: Arc<dyn Sampler>,
+    ) -> Result<(), PolicyError> {
         let name = name.into();
         let Some(replica) = self.pool.join(name.clone(), sampler) else {
             return Err(PolicyError::Invalid(format!(

@@ -1,28 +1,29 @@
-//! Client that uses a vLLM or SGLang server as a sampler: tokens in, tokens out, over the server's HTTP
-//! API.
+//! Client that uses a vLLM or SGLang server as a sampler: tokens in, tokens out, over the server's
+//! HTTP API.
 //!
-//! **Weights** come as directories, or over a process group ([`WeightBroadcast`](crate::WeightBroadcast)) with the
-//! directory as fallback. The files are checked (sizes, checksums, shapes, configuration) before the
-//! server hears of them, because invalid weights would crash vLLM's engine. Then requests are held back,
-//! and the server pauses, loads the weights, drops its cache, gets a *label* (version and checksum of the
-//! weights), and resumes. Before other requests are sent, the log-probabilities of a probe are compared
-//! with those of the learner, which are in the directory (`probe.json`). A server that fails in between
-//! has version 0 until it has loaded weights completely: a router sends it the newest weights before it
-//! serves again.
+//! **Weights** come as directories, or over a process group
+//! ([`WeightBroadcast`](crate::WeightBroadcast)) with the directory as fallback. The files are
+//! checked (sizes, checksums, shapes, configuration) before the server hears of them, because
+//! invalid weights would crash vLLM's engine. Then requests are held back, and the server pauses,
+//! loads the weights, drops its cache, gets a *label* (version and checksum of the weights), and
+//! resumes. Before other requests are sent, the log-probabilities of a probe are compared with
+//! those of the learner, which are in the directory (`probe.json`). A server that fails in between
+//! has version 0 until it has loaded weights completely: a router sends it the newest weights
+//! before it serves again.
 //!
-//! **Versions of tokens** come from the server, which reports spans of labels. A token is returned at
-//! once if no weights were loaded since its request, and otherwise when its span is known.
+//! **Versions of tokens** come from the server, which reports spans of labels. A token is returned
+//! at once if no weights were loaded since its request, and otherwise when its span is known.
 //!
-//! **Log-probabilities** are those of log-softmax(logits / temperature) over the complete vocabulary, at
-//! temperature 1 for greedy decoding. With top-p, top-k, min-p, penalties or biases they are those of the
-//! modified distribution that was sampled from, and such segments are not training targets. They are not
-//! bitwise equal to the learner's.
+//! **Log-probabilities** are those of log-softmax(logits / temperature) over the complete
+//! vocabulary, at temperature 1 for greedy decoding. With top-p, top-k, min-p, penalties or biases
+//! they are those of the modified distribution that was sampled from, and such segments are not
+//! training targets. They are not bitwise equal to the learner's.
 //!
-//! **Sampling** depends on seed, stream and position and, on these servers, also on what else is computed
-//! at the time: a repeated request returns another completion.
+//! **Sampling** depends on seed, stream and position and, on these servers, also on what else is
+//! computed at the time: a repeated request returns another completion.
 //!
-//! A server may **sleep**: it has then released its device memory, including its weights. Requests wait
-//! until it has loaded weights again, which wakes it.
+//! A server may **sleep**: it has then released its device memory, including its weights. Requests
+//! wait until it has loaded weights again, which wakes it.
 //!
 //! Out of scope: several servers ([`Router`](crate::Router)), ownership of devices
 //! ([`Turns`](crate::Turns)), and starting servers.
@@ -140,15 +141,15 @@ impl Server {
     /// Returns its kind, version and model as text.
     ///
     /// # Errors
-    /// Returns an error that may pass if the server is unreachable. Returns an error that names the cause
-    /// if a flag is missing, the context is too short, or the tokenizer differs.
+    /// Returns an error that may pass if the server is unreachable. Returns an error that names the
+    /// cause if a flag is missing, the context is too short, or the tokenizer differs.
     pub async fn inspect(&self) -> Result<String, PolicyError> {
         let facts = self.0.facts().await?;
         Ok(format!("{} {} with {}", self.0.options.kind.name(), facts.program, facts.model))
     }
 
-    /// Returns the difference between the newest probe's log-probabilities and the learner's, or `None`
-    /// before the first probe.
+    /// Returns the difference between the newest probe's log-probabilities and the learner's, or
+    /// `None` before the first probe.
     pub fn difference(&self) -> Option<ProbeDifference> {
         *lock(&self.0.difference)
     }
@@ -174,8 +175,8 @@ impl Inner {
         Ok(facts)
     }
 
-    /// Returns the version of the weights that the server has loaded completely, or 0 if it is unknown,
-    /// as after a restart.
+    /// Returns the version of the weights that the server has loaded completely, or 0 if it is
+    /// unknown, as after a restart.
     async fn version(&self) -> Result<u64, PolicyError> {
         let gate = self.gate.borrow().clone();
         let Some(weights) = gate.weights.filter(|_| !gate.is_closed) else {
@@ -199,7 +200,9 @@ impl Sampler for Server {
             return Err(inner.http.rejection(why));
         }
         if !request.params.stop_strings.is_empty() && inner.options.tokens.is_none() {
-            return Err(inner.http.rejection("stop strings need a sampler that knows its vocabulary"));
+            return Err(inner
+                .http
+                .rejection("stop strings need a sampler that knows its vocabulary"));
         }
         let (events, stream) = SampleStream::channel();
         let (call_guard, aborted) = inner.calls.register(request.stream);

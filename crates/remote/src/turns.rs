@@ -28,8 +28,9 @@
 //! request is sent to a sleeping server, and no server is awake while the learner believes it to be
 //! asleep. A server whose process has exited occupies no device; if it comes back while the learner
 //! owns the devices, it is put to sleep before the next learner call. Supervisors start servers
-//! only while the samplers own the devices ([`Colocation::starts`], [`ColocatedServer::running`]): either the
-//! supervisor sees that ownership has ended, or the learner sees the process and waits for it.
+//! only while the samplers own the devices ([`Colocation::starts`], [`ColocatedServer::running`]):
+//! either the supervisor sees that ownership has ended, or the learner sees the process and waits
+//! for it.
 
 mod learner;
 mod sampler;
@@ -125,8 +126,8 @@ impl Colocation {
 
     /// Returns a channel that reports whether managed servers may be started now.
     ///
-    /// To start a server without racing a handoff, first set [`ColocatedServer::running`], then read this
-    /// channel again.
+    /// To start a server without racing a handoff, first set [`ColocatedServer::running`], then
+    /// read this channel again.
     pub fn starts(&self) -> watch::Receiver<bool> {
         self.starts.subscribe()
     }
@@ -163,7 +164,9 @@ impl Colocation {
         servers.iter().for_each(|colocated| colocated.server.set_waker(self.itself.clone()));
         let servers = servers.into_iter().map(Arc::new).collect();
         self.fleet.set(Fleet { router, servers, push }).map_err(|_| {
-            PolicyError::Invalid("the devices of a learner are shared with one set of servers".into())
+            PolicyError::Invalid(
+                "the devices of a learner are shared with one set of servers".into(),
+            )
         })
     }
 
@@ -207,7 +210,10 @@ impl Colocation {
         if changes {
             let moved = self.learner.onload().await?;
             self.add_handoff_time(start);
-            info!(seconds = start.elapsed().as_secs_f64(), moved.bytes, "the learner has the devices");
+            info!(
+                seconds = start.elapsed().as_secs_f64(),
+                moved.bytes, "the learner has the devices"
+            );
         }
         state.holder = Some(Side::Learner);
         Ok(state)
@@ -221,7 +227,9 @@ impl Colocation {
         let start = Instant::now();
         state.holder = None;
         let Some(fleet) = self.fleet.get() else {
-            return Err(PolicyError::Stopped("the servers that share the learner's devices".into()));
+            return Err(PolicyError::Stopped(
+                "the servers that share the learner's devices".into(),
+            ));
         };
         if let Some(push) = &fleet.push
             && push.offers(weights.version).await
@@ -256,11 +264,14 @@ impl Colocation {
     /// because they are known to be asleep.
     async fn all_sleep(&self, fleet: &Fleet, is_sure: bool) -> Result<(), PolicyError> {
         let mut calls = JoinSet::new();
-        for colocated in fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none()) {
+        for colocated in
+            fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none())
+        {
             let (colocated, sleep_timeout) = (Arc::clone(colocated), self.sleep_timeout);
             calls.spawn(async move { colocated.sleeps(sleep_timeout).await });
         }
-        // Waits for all servers even if one fails: the next caller then finds the other servers asleep.
+        // Waits for all servers even if one fails: the next caller then finds the other servers
+        // asleep.
         calls.join_all().await.into_iter().collect()
     }
 
@@ -315,7 +326,8 @@ impl ColocatedServer {
             }
         });
         asleep.await.unwrap_or_else(|| {
-            let what = format!("the sampler {} to give its devices to the learner: {last}", self.name);
+            let what =
+                format!("the sampler {} to give its devices to the learner: {last}", self.name);
             Err(PolicyError::Deadline(timeout, what))
         })
     }

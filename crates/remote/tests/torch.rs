@@ -35,10 +35,13 @@ fn paths() -> Vec<SequenceInput> {
     let path = |number: u32| {
         let first = if number < 3 { 1 } else { 10 * number };
         let token = |i: u32| if i < 6 { (first + i) % 60 } else { (7 * number + 3 * i) % 60 };
-        let term = Term { weight: 1.0 / 30.0, behavior: Some(-4.0), returns: 0.5, ..Term::default() };
+        let term =
+            Term { weight: 1.0 / 30.0, behavior: Some(-4.0), returns: 0.5, ..Term::default() };
         SequenceInput {
             tokens: (0..12).map(token).collect(),
-            targets: (6..12).map(|index| SequenceTarget { index, temperature: 0.9, term }).collect(),
+            targets: (6..12)
+                .map(|index| SequenceTarget { index, temperature: 0.9, term })
+                .collect(),
         }
     };
     (0..5).map(path).collect()
@@ -60,7 +63,8 @@ fn variable(name: &str) -> String {
 
 async fn connect() -> RemoteLearner {
     let config = Path::new(&variable("LEARNER_MODEL")).join("config.json");
-    let config: serde_json::Value = serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
+    let config: serde_json::Value =
+        serde_json::from_slice(&std::fs::read(config).unwrap()).unwrap();
     let expected = LearnerRequirements {
         model_type: config["model_type"].as_str().unwrap().into(),
         vocabulary: config["vocab_size"].as_u64().unwrap() as usize,
@@ -96,8 +100,9 @@ async fn torch_group_supports_every_verb() {
     for (number, path) in paths().iter().enumerate() {
         let separate = Arc::new(TreeBatch::merge(std::slice::from_ref(path)).unwrap());
         let separate = policy.logprobs(separate).await.unwrap();
-        let is_of =
-            |target: &Target| batch.terms_of(target).iter().any(|term| term.sequence as usize == number);
+        let is_of = |target: &Target| {
+            batch.terms_of(target).iter().any(|term| term.sequence as usize == number)
+        };
         let own_targets = batch.targets.iter().enumerate().filter(|(_, target)| is_of(target));
         let merged: Vec<f32> = own_targets.map(|(index, _)| before[index]).collect();
         assert!(max_difference(&separate, &merged) < 1e-4, "{separate:?} {merged:?}");
@@ -131,14 +136,20 @@ async fn torch_group_supports_every_verb() {
         world_size: policy.description().layout.world_size,
         ..MicroBatchPlan::from_sizes([4])
     };
-    assert!(matches!(policy.train(request(), &other, &mut || {}).await, Err(PolicyError::PlanMismatch(_))));
+    assert!(matches!(
+        policy.train(request(), &other, &mut || {}).await,
+        Err(PolicyError::PlanMismatch(_))
+    ));
 
     // Resuming from the saved middle reaches the same end, bit for bit.
     let after = policy.logprobs(batch.clone()).await.unwrap();
     policy.load(&saved, true).await.unwrap();
     for loss in &losses[2..] {
         let trained = policy.train(request(), &micro_batch_plan, &mut || {}).await.unwrap();
-        assert_eq!(trained.sums.iter().map(|sums| sums.loss).sum::<f64>().to_bits(), loss.to_bits());
+        assert_eq!(
+            trained.sums.iter().map(|sums| sums.loss).sum::<f64>().to_bits(),
+            loss.to_bits()
+        );
     }
     assert_eq!(policy.logprobs(batch.clone()).await.unwrap(), after);
 

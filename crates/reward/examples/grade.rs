@@ -1,6 +1,6 @@
-//! Grades mathematical or numeric answers. Reads JSON lines `{"text": …, "expected": …}` from standard
-//! input, and writes one line `{"value": …, "extracted": …, "micros": …}` per input line to standard
-//! output. `micros` is the grading time in microseconds.
+//! Grades mathematical or numeric answers. Reads JSON lines `{"text": …, "expected": …}` from
+//! standard input, and writes one line `{"value": …, "extracted": …, "micros": …}` per input line
+//! to standard output. `micros` is the grading time in microseconds.
 //!
 //! ```sh
 //! cargo run --release -p levade-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
@@ -29,18 +29,21 @@ fn main() -> Result<(), Box<dyn Error>> {
     };
     let mut out = io::BufWriter::new(io::stdout().lock());
     for (number, line) in io::stdin().lock().lines().enumerate() {
-        let line: Line =
-            serde_json::from_str(&line?).map_err(|error| format!("line {}: {error}", number + 1))?;
+        let line: Line = serde_json::from_str(&line?)
+            .map_err(|error| format!("line {}: {error}", number + 1))?;
         let started = Instant::now();
         let score = match &scorer {
             ScorerKind::Maths(scorer) => scorer.grade(&line.text, &line.expected)?,
             ScorerKind::Numeric(scorer) => scorer.grade(&line.text, &line.expected)?,
             other => {
-                return Err(format!("`{}` is not graded here: use maths or numeric", other.name()).into());
+                return Err(
+                    format!("`{}` is not graded here: use maths or numeric", other.name()).into()
+                );
             }
         };
         let micros = started.elapsed().as_secs_f64() * 1e6;
-        let verdict = json!({ "value": score.value, "extracted": score.extracted, "micros": micros });
+        let verdict =
+            json!({ "value": score.value, "extracted": score.extracted, "micros": micros });
         writeln!(out, "{verdict}")?;
     }
     Ok(())

@@ -157,7 +157,8 @@ impl AnswerScorer {
         let plain = (schema == Some("boxed")).then(|| without_text_commands(found));
         let best = plain.map_or(0.0, |plain| grade(&plain)).max(grade(found));
         let tags = text.matches(OPEN).count().max(text.matches(CLOSE).count());
-        let scale = if self.location == AnswerLocation::Tag && tags > self.max_tags { 0.25 } else { 1.0 };
+        let scale =
+            if self.location == AnswerLocation::Tag && tags > self.max_tags { 0.25 } else { 1.0 };
         let value = if best > 0.0 { best * scale } else { self.wrong };
         Ok(Score { value, extracted: Some(found.to_owned()) })
     }
@@ -215,9 +216,12 @@ fn parse_expected(expected: &Value) -> Result<Vec<ShortAnswer>, ScoreError> {
         one => texts(one),
     };
     // Every answer would contain an empty text.
-    let is_valid =
-        |found: &Vec<ShortAnswer>| !found.is_empty() && found.iter().all(|one| !one.text.is_empty());
-    found.filter(is_valid).ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
+    let is_valid = |found: &Vec<ShortAnswer>| {
+        !found.is_empty() && found.iter().all(|one| !one.text.is_empty())
+    };
+    found
+        .filter(is_valid)
+        .ok_or_else(|| ScoreError::ExpectedText { expected: expected.to_string() })
 }
 
 /// Partial rewards for the output format, as in Search-R1.

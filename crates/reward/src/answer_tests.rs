@@ -10,12 +10,18 @@ use crate::testing::{Dice, thousands};
 #[test]
 fn booleans_accept_yes_no_true_false() {
     for compare in [Comparison::Exact, Comparison::Contains, Comparison::F1] {
-        let scorer = AnswerScorer { compare, location: AnswerLocation::Text, ..AnswerScorer::default() };
+        let scorer =
+            AnswerScorer { compare, location: AnswerLocation::Text, ..AnswerScorer::default() };
         let grade = |text: &str, expected: Value| scorer.grade(text, &expected).unwrap().value;
         for answer in ["yes", "Yes.", "True", "TRUE!", " true "] {
-            assert_eq!((grade(answer, json!(true)), grade(answer, json!(false))), (1.0, 0.0), "{answer}");
+            assert_eq!(
+                (grade(answer, json!(true)), grade(answer, json!(false))),
+                (1.0, 0.0),
+                "{answer}"
+            );
         }
-        for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""] {
+        for wrong in ["no", "False.", "not true", "I do not know", "yes and no", "truest", "1", ""]
+        {
             assert_eq!(grade(wrong, json!(true)), 0.0, "{wrong}");
         }
         for wrong in ["I do not know", "not false", "nothing", "Norway", "no, yes"] {
@@ -57,7 +63,11 @@ fn exact_and_contains_scores_match_verl() {
         let expected = json!(["Beijing", "Peking"]);
         let of = |scorer: AnswerScorer| scorer.grade(text, &expected).unwrap().value;
         assert_eq!(of(AnswerScorer::default()), exact, "{text}");
-        assert_eq!(of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }), with_format, "{text}");
+        assert_eq!(
+            of(AnswerScorer { wrong: 0.1, ..AnswerScorer::default() }),
+            with_format,
+            "{text}"
+        );
         // In verl's contains mode, the number of tags has no effect.
         let compare = Comparison::Contains;
         assert_eq!(
@@ -112,8 +122,9 @@ fn exact_match_requires_equal_numbers() {
 #[test]
 fn exact_match_requires_equal_symbols() {
     let scorer = AnswerScorer { location: AnswerLocation::Text, ..AnswerScorer::default() };
-    let value =
-        |expected: &str, text: &str| scorer.grade(text, &expected.into()).map_or(0.0, |score| score.value);
+    let value = |expected: &str, text: &str| {
+        scorer.grade(text, &expected.into()).map_or(0.0, |score| score.value)
+    };
     for (expected, text) in [
         ("C++", "c++."),
         ("Paris", "**Paris**!"),
@@ -241,7 +252,11 @@ fn mentioned_tags_are_not_answers() {
         "<answer>Paris</answer> as </answer> asks",
         "<answer>x</answer><answer> Paris </answer> and <answer>",
     ] {
-        assert_eq!(AnswerScorer::default().grade(text, &"Paris".into()).unwrap().value, 1.0, "{text}");
+        assert_eq!(
+            AnswerScorer::default().grade(text, &"Paris".into()).unwrap().value,
+            1.0,
+            "{text}"
+        );
     }
 }
 
@@ -250,15 +265,18 @@ fn mentioned_tags_are_not_answers() {
 fn exact_match_distinguishes_generated_answers() {
     let scorer = AnswerScorer { location: AnswerLocation::Text, ..AnswerScorer::default() };
     let units = ["km", "metres", "dollars", "BC", "million", "°C", ""];
-    let frames =
-        ["{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},", "{}?"];
+    let frames = [
+        "{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},",
+        "{}?",
+    ];
     let (mut dice, mut right, mut found, mut wrong) = (Dice::new(1), 0, 0, 0);
     for _ in 0..6_000 {
         let (number, at) = (dice.number(40), dice.below(units.len()));
         let frame = frames[dice.below(frames.len())];
         let phrase = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
         let expected = serde_json::Value::from(phrase(&number, at));
-        let value = |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
+        let value =
+            |answer: String| scorer.grade(&frame.replace("{}", &answer), &expected).unwrap().value;
         let same = if dice.below(2) == 0 { thousands(&number) } else { number.clone() };
         right += 1;
         found += usize::from(value(phrase(&same, at)) == 1.0);
@@ -289,7 +307,8 @@ fn answer_schema_selects_answer_location() {
     }
     let none = json!({ "answer": "Beijing" });
     assert_eq!(scorer.grade_of("<answer>Beijing</answer>", &none).unwrap().value, 1.0);
-    let error = scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
+    let error =
+        scorer.check_task(&json!({ "answer": "x", "row": { "answer_schema": 5 } })).unwrap_err();
     assert!(error.to_string().contains("answer_schema is 5"), "{error}");
 }
 
@@ -299,8 +318,11 @@ fn f1_counts_shared_words() {
     assert_eq!(f1("new york city", "new york"), 0.8);
     assert_eq!(f1("york york", "york"), 2.0 / 3.0);
     assert_eq!((f1("", "x"), f1("x", "y")), (0.0, 0.0));
-    let scorer =
-        AnswerScorer { compare: Comparison::F1, location: AnswerLocation::Text, ..AnswerScorer::default() };
+    let scorer = AnswerScorer {
+        compare: Comparison::F1,
+        location: AnswerLocation::Text,
+        ..AnswerScorer::default()
+    };
     assert_eq!(scorer.grade("The New York City.", &"New York".into()).unwrap().value, 0.8);
 }
 

@@ -103,7 +103,9 @@ impl<'t> Cursor<'t> {
 /// Returns the length of the fence of `mark` characters at the start of a text, or 0 if there is
 /// none.
 fn fence_length(text: &str, mark: char) -> usize {
-    Some(text.len() - text.trim_start_matches(mark).len()).filter(|length| *length >= 3).unwrap_or(0)
+    Some(text.len() - text.trim_start_matches(mark).len())
+        .filter(|length| *length >= 3)
+        .unwrap_or(0)
 }
 
 /// Finds the opening fence of a line. `items` holds the columns of the enclosing list items, and is
@@ -225,14 +227,18 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
     while at < lines.len() {
         let line = lines[at];
         at += 1;
-        let Some(fence) = opening(line.trim_end_matches(['\n', '\r']), &mut items) else { continue };
+        let Some(fence) = opening(line.trim_end_matches(['\n', '\r']), &mut items) else {
+            continue;
+        };
         let body = || lines[at..].iter().copied().map_while(move |line| fence.inside(line));
         let is_closing = |after: &str| lenient || after.is_empty() || after.starts_with("</");
-        let closed =
-            |fits: &dyn Fn(&str) -> bool| body().position(|line| fence.closing(line).is_some_and(fits));
+        let closed = |fits: &dyn Fn(&str) -> bool| {
+            body().position(|line| fence.closing(line).is_some_and(fits))
+        };
         let is_last = !lenient && last_closing(fence.mark).is_none_or(|last| last < at);
         let end = if is_last { None } else { closed(&is_closing) }.or_else(|| closed(&|_| true));
-        let end = end.map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
+        let end = end
+            .map(|end| with_text(body().take(end).map(|line| fence.closing(line))).unwrap_or(end));
         // A block without a closing fence ends with the list item that contains it.
         let length = end.unwrap_or_else(|| {
             body().position(|line| fence.is_outside(line)).unwrap_or_else(|| body().count())
@@ -261,7 +267,9 @@ fn in_line<'t>(text: &'t str, known: &[&str]) -> Vec<Block<'t>> {
         let names = is_one_of(name, known) || (rest.is_some() && name == first.trim());
         match rest {
             Some(rest) if names => Block { language: name, code: rest.into() },
-            None if names => Block { language: name, code: inside.trim_start()[name.len()..].into() },
+            None if names => {
+                Block { language: name, code: inside.trim_start()[name.len()..].into() }
+            }
             _ => Block { language: "", code: inside.into() },
         }
     };
@@ -371,18 +379,30 @@ mod tests {
                 Some("def f():\n    return 1\n"),
             ),
             ("1. Code:\n\n   ```python\n   a\n\n   b\n   ```\n2. More", Some("a\n\nb\n")),
-            ("- x\n  - y\n\n    ```python\n    if a:\n        b\n    ```\n", Some("if a:\n    b\n")),
+            (
+                "- x\n  - y\n\n    ```python\n    if a:\n        b\n    ```\n",
+                Some("if a:\n    b\n"),
+            ),
             ("- ```python\n  a\n  ```\n- b", Some("a\n")),
             ("10) ~~~python\n    a\n    ~~~", Some("a\n")),
             ("* x\n\n\t```python\n\ta\n\t\tb\n\t```", Some("a\n\tb\n")),
-            ("1. Code:\n   ```python\ndef f():\n    return 1\n   ```", Some("def f():\n return 1\n")),
-            ("> ```python\n> def f():\n>     return 1\n> ```\nsaid", Some("def f():\n    return 1\n")),
+            (
+                "1. Code:\n   ```python\ndef f():\n    return 1\n   ```",
+                Some("def f():\n return 1\n"),
+            ),
+            (
+                "> ```python\n> def f():\n>     return 1\n> ```\nsaid",
+                Some("def f():\n    return 1\n"),
+            ),
             ("> ```python\n> a\nb", Some("a\n")),
             // Fences with only tags next to them.
             ("<solution>\n```python\na\n```\n</solution>", Some("a\n")),
             ("<solution>\n```python\na\n```</solution> and more", Some("a\n")),
             ("<solution>```python\na\n```</solution>", Some("a\n")),
-            ("- > ```python\n  > def f():\n  >     return 1\n  > ```", Some("def f():\n    return 1\n")),
+            (
+                "- > ```python\n  > def f():\n  >     return 1\n  > ```",
+                Some("def f():\n    return 1\n"),
+            ),
             ("> - ```python\n>   a\n>   ```\nsaid", Some("a\n")),
             // Blocks without a closing fence.
             ("- ```python\n  a\n\n  b\n\nSo it is.", Some("a\n\nb\n\n")),
@@ -397,7 +417,11 @@ mod tests {
         ] {
             assert_eq!(last(text).as_deref(), want, "{text:?}");
         }
-        assert!(has_fence("~~~python\na\n~~~") && has_fence("- ~~~\n  a") && !has_fence("x = ~~a\n# ~~~"));
+        assert!(
+            has_fence("~~~python\na\n~~~")
+                && has_fence("- ~~~\n  a")
+                && !has_fence("x = ~~a\n# ~~~")
+        );
     }
 
     proptest! {

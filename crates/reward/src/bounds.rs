@@ -49,7 +49,11 @@ const PHRASES: &[(Position, &str, &str)] = &[
         ">",
         "more than|greater than|larger than|bigger than|higher than|exceeding|exceeds|in excess of|north of",
     ),
-    (Any, "<", "less than|fewer than|smaller than|lower than|short of|shy of|just short of|south of"),
+    (
+        Any,
+        "<",
+        "less than|fewer than|smaller than|lower than|short of|shy of|just short of|south of",
+    ),
     (Any, "≈", "close to|almost|nearly|barely|hardly|scarcely|something like|ballpark of|near to"),
     (
         Any,
@@ -394,7 +398,8 @@ pub(crate) fn joined_behind(text: &str) -> Option<&'static str> {
     let mut parts = JOINED.iter().chain(&JOINED_BEHIND);
     let found = parts.find(|(part, _)| text.starts_with(part)).map(|(_, sign)| *sign);
     let denial = ["이 ", "가 ", "は", ""].iter().any(|particle| {
-        text.strip_prefix(particle).is_some_and(|rest| DENIALS.iter().any(|own| rest.starts_with(own)))
+        text.strip_prefix(particle)
+            .is_some_and(|rest| DENIALS.iter().any(|own| rest.starts_with(own)))
     });
     found.or(denial.then_some("≠"))
 }
@@ -411,8 +416,10 @@ pub(crate) fn joined_before(text: &str) -> Option<&'static str> {
 /// `words`, which must be in lower case.
 fn phrase(words: &[&str], fits: impl Fn(Position, &str) -> bool) -> Option<(&'static str, usize)> {
     let candidates = BY_WORD.get(*words.first()?)?;
-    let starts = |phrase: &Phrase| words.len() >= phrase.words.len() && words.starts_with(&phrase.words);
-    let found = candidates.iter().find(|phrase| fits(phrase.position, phrase.sign) && starts(phrase))?;
+    let starts =
+        |phrase: &Phrase| words.len() >= phrase.words.len() && words.starts_with(&phrase.words);
+    let found =
+        candidates.iter().find(|phrase| fits(phrase.position, phrase.sign) && starts(phrase))?;
     Some((found.sign, found.words.len()))
 }
 
@@ -433,7 +440,9 @@ pub(crate) fn bound(words: &[&str], before: bool) -> Option<(&'static str, usize
         return Some(("≠", 1));
     }
     let is_multiple = |word: &str| {
-        MULTIPLES.iter().any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
+        MULTIPLES
+            .iter()
+            .any(|end| word.strip_suffix(end).is_some_and(|rest| rest.starts_with('的')))
             || ["平方", "立方", "非"].contains(&word)
     };
     // 最大 means "at most", 最大值 means "maximum", and 最大公约数 means "greatest common divisor".

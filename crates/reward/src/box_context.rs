@@ -1,29 +1,44 @@
 //! Interprets the text around a box or a formula, which can change the answer in it.
 //!
-//! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5,
-//! `x > \boxed{5}` is x > 5 and `\boxed{5}` million is 5000000. A box does not state an answer if it
-//! is a factor, a part of a fraction or an operand, or if the words before it negate or bound its
+//! A sign, a bound and a word of magnitude belong to the answer: `-\boxed{5}` is -5, `x >
+//! \boxed{5}` is x > 5 and `\boxed{5}` million is 5000000. A box does not state an answer if it is
+//! a factor, a part of a fraction or an operand, or if the words before it negate or bound its
 //! content.
 
 use std::ops::Range;
 
-use crate::context::{is_relation, starts_factor, starts_operation, starts_relation, without_latex};
+use crate::context::{
+    is_relation, starts_factor, starts_operation, starts_relation, without_latex,
+};
 use crate::{doubts, languages, words};
 
 /// Maximum number of characters before and after a box that are examined.
 const REACH: usize = 300;
 
 /// White space and LaTeX commands that only change the layout.
-const SPACES: [&str; 12] =
-    [" ", "\\,", "\\;", "\\:", "\\!", "\\ ", "~", "\\quad", "\\qquad", "\\displaystyle", "\\left", "\\right"];
+const SPACES: [&str; 12] = [
+    " ",
+    "\\,",
+    "\\;",
+    "\\:",
+    "\\!",
+    "\\ ",
+    "~",
+    "\\quad",
+    "\\qquad",
+    "\\displaystyle",
+    "\\left",
+    "\\right",
+];
 
 /// LaTeX commands whose argument is an operand.
-const OPERATIONS: [&str; 8] = ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
+const OPERATIONS: [&str; 8] =
+    ["frac", "dfrac", "tfrac", "cfrac", "sqrt", "binom", "overline", "log"];
 
 /// LaTeX commands for operators and for factors.
 const FACTORS: [&str; 16] = [
-    "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp", "alpha",
-    "theta", "ast",
+    "cdot", "times", "div", "pm", "mp", "sqrt", "pi", "log", "ln", "sin", "cos", "tan", "exp",
+    "alpha", "theta", "ast",
 ];
 
 /// LaTeX commands whose argument is text. A box after such a command is not multiplied by the
@@ -46,11 +61,14 @@ const TEXTS: [&str; 14] = [
 ];
 
 /// Nouns for an extreme value. "a maximum of 5" states the value 5 rather than a bound.
-const EXTREMES: [&str; 8] = ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
+const EXTREMES: [&str; 8] =
+    ["minimum", "maximum", "min", "max", "limit", "bound", "minimal", "maximal"];
 
 /// Prepositions that do not bound a box directly after them: "from above \\boxed{5}".
-const PREPOSITIONS: [&str; 12] =
-    ["above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till", "but"];
+const PREPOSITIONS: [&str; 12] = [
+    "above", "below", "before", "from", "over", "under", "past", "to", "until", "within", "till",
+    "but",
+];
 
 /// Returns the answer that `inside`, the content at `range` in `text`, states together with the
 /// text around it. Returns `None` if the surrounding text shows that the content is not an answer.
@@ -97,7 +115,8 @@ fn group_start(text: &str) -> Option<usize> {
 
 /// Returns the answer with a sign or a bound before it. Returns `None` if the box is an operand.
 fn with_prefix(before: &str, inside: &str) -> Option<String> {
-    let opener = ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
+    let opener =
+        ["$", "\\(", "\\["].iter().filter_map(|open| Some((before.rfind(open)?, open.len()))).max();
     let is_formula = before.matches('$').count() % 2 == 1
         || before.rfind("\\(") > before.rfind("\\)")
         || before.rfind("\\[") > before.rfind("\\]");
@@ -127,8 +146,11 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
     }
     if is_relation(text) {
         let tokens: Vec<&str> = text.split_whitespace().collect();
-        let sides =
-            if is_formula { text.to_owned() } else { tokens[tokens.len().saturating_sub(2)..].join(" ") };
+        let sides = if is_formula {
+            text.to_owned()
+        } else {
+            tokens[tokens.len().saturating_sub(2)..].join(" ")
+        };
         return Some(format!("{sides} {inside}"));
     }
     if !command.is_empty() {
@@ -137,8 +159,9 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
     let Some(last) = text.chars().next_back() else { return kept };
     let rest = text[..text.len() - last.len_utf8()].trim_end();
     let previous = rest.chars().next_back();
-    let follows_operand = previous
-        .is_some_and(|c| c.is_ascii_digit() || matches!(c, ')' | '}') || (is_formula && c.is_alphabetic()));
+    let follows_operand = previous.is_some_and(|c| {
+        c.is_ascii_digit() || matches!(c, ')' | '}') || (is_formula && c.is_alphabetic())
+    });
     match last {
         '-' | '−' if follows_operand => None,
         '-' | '−' if is_formula || is_adjacent || previous == Some('=') => {
@@ -151,15 +174,15 @@ fn with_prefix(before: &str, inside: &str) -> Option<String> {
             }
         }
         '+' | '/' | '^' | '_' | '±' | '×' | '·' | '÷' | '√' if is_formula || follows_operand => {
-            if last == '+' && !follows_operand { kept } else { None }
+            if last == '+' && !follows_operand {
+                kept
+            } else {
+                None
+            }
         }
         '*' if follows_operand && !rest.ends_with('*') => None,
         _ if last.is_ascii_digit() || last == ')' => {
-            if is_formula || (is_adjacent && last.is_ascii_digit()) {
-                None
-            } else {
-                kept
-            }
+            if is_formula || (is_adjacent && last.is_ascii_digit()) { None } else { kept }
         }
         '}' if is_formula => {
             let head = &text[..group_start(text)?];
@@ -191,7 +214,8 @@ fn is_denied(before: &str) -> bool {
         Some("≠" | "≥" | "≤" | ">" | "<") => true,
         // An unreal condition: "If x were 2, the answer would be 5."
         _ => {
-            let sentence = plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
+            let sentence =
+                plain.rsplit(['.', '!', '?', ';']).next().unwrap_or_default().to_lowercase();
             let words: Vec<&str> = sentence.split_whitespace().collect();
             words.first() == Some(&"if") && words.contains(&"were") && words.contains(&"would")
         }
@@ -201,14 +225,16 @@ fn is_denied(before: &str) -> bool {
 /// Returns the answer with a magnitude or a unit after it. Returns `None` if the box is an operand.
 fn with_suffix(after: &str, inside: String) -> Option<String> {
     let line = after.split('\n').next().unwrap_or_default();
-    let end = ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
+    let end =
+        ["$", "\\)", "\\]"].iter().filter_map(|close| line.find(close)).min().unwrap_or(line.len());
     let own = line[..end].trim_start_matches('}');
     if let Some(raised) = own.trim_start().strip_prefix('^') {
         let is_mark = ["\\circ", "{\\circ", "°", "{°", "{\\text", "{th", "\\text", "\\degree"];
         return is_mark.iter().any(|mark| raised.starts_with(mark)).then_some(inside);
     }
     if own.starts_with('_') && own[1..].starts_with(|c: char| c.is_ascii_digit() || c == '{') {
-        let close = if own[1..].starts_with('{') { own.find('}').map(|at| at + 1) } else { Some(2) };
+        let close =
+            if own[1..].starts_with('{') { own.find('}').map(|at| at + 1) } else { Some(2) };
         return Some(format!("{inside}{}", &own[..close?]));
     }
     let is_factorial = own.starts_with('!') && end < line.len();
@@ -217,10 +243,11 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     }
     let mut rest = line;
     loop {
-        let shorter = ["}", "$", "\\)", "\\]", "**", "\\text{", "\\mathrm{", "\\textrm{", "\\mbox{"]
-            .iter()
-            .chain(&SPACES)
-            .find_map(|mark| rest.strip_prefix(mark));
+        let shorter =
+            ["}", "$", "\\)", "\\]", "**", "\\text{", "\\mathrm{", "\\textrm{", "\\mbox{"]
+                .iter()
+                .chain(&SPACES)
+                .find_map(|mark| rest.strip_prefix(mark));
         match shorter {
             Some(shorter) => rest = shorter,
             None => break,
@@ -231,7 +258,9 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     if word.is_empty() {
         return Some(inside);
     }
-    if words::magnitude(&word).is_some() || (lower.ends_with("ths") && words::denominator(&word).is_some()) {
+    if words::magnitude(&word).is_some()
+        || (lower.ends_with("ths") && words::denominator(&word).is_some())
+    {
         return Some(format!("{inside} {word}"));
     }
     if languages::leading_magnitude(&word).is_some() {
@@ -245,7 +274,8 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     }
     let is_bare = inside.chars().all(|c| c.is_ascii_digit() || "-.,%\\{}$/".contains(c));
     let is_change = words::direction(&lower).is_some_and(|(kind, _)| kind == "change");
-    let is_unit = word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
+    let is_unit =
+        word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
     match is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
         true => Some(format!("{inside}\\text{{ {word}}}")),
         false => Some(inside),

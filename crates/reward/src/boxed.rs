@@ -68,10 +68,10 @@ static THIN_SPACE: LazyLock<Regex> = LazyLock::new(|| pattern(r"\\[,;: ]|~"));
 /// LaTeX commands that turn an adjacent number into another value, or an equation into another
 /// relation.
 const COMPUTES: [&str; 42] = [
-    "sqrt", "pi", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos",
-    "arctan", "binom", "dbinom", "tbinom", "choose", "sum", "prod", "int", "infty", "lt", "gt", "le", "leq",
-    "ge", "geq", "ne", "neq", "bmod", "pmod", "mod", "lfloor", "lceil", "lvert", "vert", "gcd", "lcm", "max",
-    "min",
+    "sqrt", "pi", "log", "ln", "lg", "exp", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin",
+    "arccos", "arctan", "binom", "dbinom", "tbinom", "choose", "sum", "prod", "int", "infty", "lt",
+    "gt", "le", "leq", "ge", "geq", "ne", "neq", "bmod", "pmod", "mod", "lfloor", "lceil", "lvert",
+    "vert", "gcd", "lcm", "max", "min",
 ];
 
 /// LaTeX commands with arguments, with their number of arguments. In a unit (`\frac{m}{s^2}`), the
@@ -80,8 +80,9 @@ const WRAPS: [(&str, u32); 6] =
     [("frac", 2), ("dfrac", 2), ("tfrac", 2), ("cfrac", 2), ("overline", 1), ("bar", 1)];
 
 /// Letters that are not units. Directly after a number, they multiply it.
-const FACTORS: [&str; 15] =
-    ["x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda"];
+const FACTORS: [&str; 15] = [
+    "x", "y", "z", "n", "k", "e", "i", "π", "√", "alpha", "beta", "gamma", "theta", "phi", "lambda",
+];
 
 /// Kind of the token that was read last, ignoring white space.
 #[derive(PartialEq)]
@@ -130,7 +131,8 @@ pub(crate) fn only_number(text: &str) -> Option<Found> {
         if computes || (after_number && (last == Last::Operator || FACTORS.contains(&name))) {
             return None;
         }
-        let arguments = WRAPS.iter().find(|(wrap, _)| next == '\\' && *wrap == name).map_or(0, |(_, n)| *n);
+        let arguments =
+            WRAPS.iter().find(|(wrap, _)| next == '\\' && *wrap == name).map_or(0, |(_, n)| *n);
         for _ in 0..arguments {
             if has_numbers(&reader.skipped(Reader::skip_argument)) {
                 return None;
@@ -140,7 +142,8 @@ pub(crate) fn only_number(text: &str) -> Option<Found> {
 }
 
 fn is_operator(word: &str) -> bool {
-    let operators = ["+", "-", "−", "*", "/", "×", "·", "÷", "\\cdot", "\\times", "\\div", "\\pm", "\\mp"];
+    let operators =
+        ["+", "-", "−", "*", "/", "×", "·", "÷", "\\cdot", "\\times", "\\div", "\\pm", "\\mp"];
     operators.contains(&word)
 }
 
@@ -252,8 +255,10 @@ mod tests {
 
     #[test]
     fn only_number_parses_repeating_decimals() {
-        for (text, fraction) in [("0.\\overline{3}", "1/3"), ("0.1(6)", "1/6"), ("0.(27)", "3/11")] {
-            let values = [text, fraction].map(|text| only_number(text).and_then(|found| found.value));
+        for (text, fraction) in [("0.\\overline{3}", "1/3"), ("0.1(6)", "1/6"), ("0.(27)", "3/11")]
+        {
+            let values =
+                [text, fraction].map(|text| only_number(text).and_then(|found| found.value));
             assert!(values[0].is_some() && values[0] == values[1], "{text}");
         }
     }

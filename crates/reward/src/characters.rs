@@ -36,8 +36,10 @@ const RAISED: [(char, char); 22] = [
 ];
 
 /// Zeros of blocks of ten consecutive digits, from 0 to 9.
-const ZEROS: [char; 20] =
-    ['٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐', '０'];
+const ZEROS: [char; 20] = [
+    '٠', '۰', '߀', '०', '০', '੦', '૦', '୦', '௦', '౦', '೦', '൦', '๐', '໐', '༠', '၀', '០', '᠐', '᧐',
+    '０',
+];
 
 /// Characters that are replaced by another spelling.
 const SPELLED: [(char, &str); 68] = [
@@ -129,7 +131,9 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
         // ¹⁄₃: a fraction of superscript and subscript digits.
         let slash = at - 1 + raised.chars().count();
         let bottom: String = match chars.get(slash) {
-            Some('⁄' | '/' | '∕') => chars[slash + 1..].iter().map_while(|c| self::lowered(*c)).collect(),
+            Some('⁄' | '/' | '∕') => {
+                chars[slash + 1..].iter().map_while(|c| self::lowered(*c)).collect()
+            }
             _ => String::new(),
         };
         if !raised.is_empty() && !bottom.is_empty() {
@@ -161,7 +165,8 @@ pub(crate) fn spelled(text: &str) -> Cow<'_, str> {
             out.push_str("\\overline{");
             out.push(c);
             at += 1;
-            while chars.get(at).is_some_and(char::is_ascii_digit) && is_overlined(chars.get(at + 1)) {
+            while chars.get(at).is_some_and(char::is_ascii_digit) && is_overlined(chars.get(at + 1))
+            {
                 out.push(chars[at]);
                 at += 2;
             }
@@ -257,7 +262,8 @@ fn is_picture(c: char) -> bool {
 /// Returns whether a character is only decoration: a star, a check mark or an emoji. Signs that
 /// negate (❌, 👎) or doubt are excluded.
 pub(crate) fn is_decoration(c: char) -> bool {
-    let is_emoji = matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '👎' | '🚫' | '🛑' | '🤔');
+    let is_emoji =
+        matches!(c, '\u{1f300}'..='\u{1faff}') && !matches!(c, '👎' | '🚫' | '🛑' | '🤔');
     is_emoji || matches!(c, '✅' | '✔' | '☑' | '✓' | '⭐' | '★' | '☆' | '✨' | '\u{fe0f}')
 }
 

@@ -58,8 +58,11 @@ impl Chunk<'_> {
     /// but (x + 1) does not.
     pub fn explains(&self) -> bool {
         let is_word = |word: &str| word.chars().count() > 1;
-        let mut words =
-            self.text.split(|c: char| !c.is_alphabetic()).filter(|word| !word.is_empty()).peekable();
+        let mut words = self
+            .text
+            .split(|c: char| !c.is_alphabetic())
+            .filter(|word| !word.is_empty())
+            .peekable();
         self.text.starts_with('(')
             && !self.text.contains('\\')
             && match self.text.contains(',') {
@@ -79,8 +82,11 @@ impl Chunk<'_> {
             || words::number_word(&word).is_some()
             || words::denominator(&word).is_some()
             || words::direction(&word).is_some()
-            || ["am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock", "sq", "cu"]
-                .contains(&word.as_str())
+            || [
+                "am", "pm", "noon", "midnight", "percent", "per", "square", "cubic", "o'clock",
+                "sq", "cu",
+            ]
+            .contains(&word.as_str())
             || [
                 "squared",
                 "cubed",
@@ -138,7 +144,9 @@ fn length(text: &str) -> usize {
     // money.
     for (open, close) in [("$$", "$$"), ("$", "$"), ("\\(", "\\)"), ("\\[", "\\]")] {
         let Some(inside) = text.strip_prefix(open) else { continue };
-        let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else { continue };
+        let Some(end) = inside.find(close).map(|end| open.len() + end + close.len()) else {
+            continue;
+        };
         let is_amount = open == "$" && text[end..].starts_with(|c: char| c.is_ascii_digit());
         if end > open.len() + close.len() && !is_amount {
             let more = text[end..].find(char::is_whitespace).unwrap_or(text.len() - end);
@@ -167,7 +175,10 @@ fn chunk(raw: &str, at: usize) -> Chunk<'_> {
             stop = text[kept.len()..].chars().find(|c| *c != '.').or(Some('.'));
             // The period of an abbreviation.
             let is_short = |word: &str| word.contains('.') || words::units(word).is_some();
-            if stop == Some('.') && is_short(kept) && kept.chars().all(|c| c.is_alphabetic() || c == '.') {
+            if stop == Some('.')
+                && is_short(kept)
+                && kept.chars().all(|c| c.is_alphabetic() || c == '.')
+            {
                 stop = None;
             }
             text = kept;
@@ -221,8 +232,9 @@ pub(crate) fn without_marks(sentence: &str) -> String {
             let is_sign = mark == "==" && is_part(before) == is_part(after);
             !(is_sign || is_part(before) && is_part(after))
         };
-        if let Some(mark) =
-            ["**", "__", "==", "`", "\""].iter().find(|mark| rest.starts_with(**mark) && is_markup(mark))
+        if let Some(mark) = ["**", "__", "==", "`", "\""]
+            .iter()
+            .find(|mark| rest.starts_with(**mark) && is_markup(mark))
         {
             rest = &rest[mark.len()..];
             continue;
@@ -238,7 +250,10 @@ pub(crate) fn without_marks(sentence: &str) -> String {
         // A tag as in <b>12</b>, but not x < 3 and y > 5.
         if let Some((tag, _)) = near.strip_prefix('<').and_then(|rest| rest.split_once('>')) {
             let name = tag.strip_prefix('/').unwrap_or(tag);
-            if !name.is_empty() && name.len() < 20 && name.chars().all(|c| c.is_ascii_alphanumeric()) {
+            if !name.is_empty()
+                && name.len() < 20
+                && name.chars().all(|c| c.is_ascii_alphanumeric())
+            {
                 rest = &rest[tag.len() + "<>".len()..];
                 continue;
             }

@@ -1,9 +1,10 @@
 //! Scores final answers with a program of the user.
 //!
-//! The program is started once per answer. It reads one line of JSON, `{"text": …, "expected": …}`, from
-//! standard input, and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It must exit with
-//! code 0; otherwise, the error contains the last line of its standard error. The program's environment
-//! has the usual variables, such as `PATH` and `HOME`, and those that [`CommandKeys::environment`] names.
+//! The program is started once per answer. It reads one line of JSON, `{"text": …, "expected": …}`,
+//! from standard input, and prints a number in 0..=1, or `{"value": …, "extracted": …}`. It must
+//! exit with code 0; otherwise, the error contains the last line of its standard error. The
+//! program's environment has the usual variables, such as `PATH` and `HOME`, and those that
+//! [`CommandKeys::environment`] names.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -17,7 +18,8 @@ use serde_json::{Value, json};
 use crate::scorer::{answer_components, excerpt, expected_value};
 use crate::{Component, Score, ScoreError, Scorer, ScorerInput};
 
-/// Maximum number of bytes that are kept from the beginning, and from the end, of a program's output.
+/// Maximum number of bytes that are kept from the beginning, and from the end, of a program's
+/// output.
 const MAX_OUTPUT: usize = 512 << 10;
 
 /// Options of a program that scores final answers.
@@ -32,8 +34,8 @@ pub struct CommandKeys {
     /// Working directory of the program. Default: the directory of the recipe.
     #[serde(default)]
     pub folder: PathBuf,
-    /// Names of environment variables that the program gets in addition to the usual ones, such as `PATH`
-    /// and `HOME`.
+    /// Names of environment variables that the program gets in addition to the usual ones, such as
+    /// `PATH` and `HOME`.
     #[serde(default)]
     pub environment: Vec<String>,
 }
@@ -49,8 +51,8 @@ pub struct CommandScorer {
     supervisor: Supervisor,
 }
 
-/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if it is
-/// neither.
+/// Parses the output of a program, which is a number or an object with `value`. Returns `None` if
+/// it is neither.
 fn parse_score(text: &str) -> Option<Score> {
     let number = serde_json::from_str(text).map(|value| Score { value, extracted: None });
     number.or_else(|_| serde_json::from_str(text)).ok()
@@ -77,9 +79,10 @@ impl CommandKeys {
             return Err(self.broken("is not named: give a program and its arguments"));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
-            return Err(
-                self.broken(format!("has seconds = {}, but it must be in 0..=1e9, not 0", self.seconds))
-            );
+            return Err(self.broken(format!(
+                "has seconds = {}, but it must be in 0..=1e9, not 0",
+                self.seconds
+            )));
         }
         Ok(())
     }
@@ -98,8 +101,8 @@ impl CommandScorer {
     /// Runs the program on a final answer, and returns the score that it prints.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Command`] if the program cannot be started, fails, exceeds its timeout, or
-    /// prints anything except a score in 0..=1.
+    /// Returns [`ScoreError::Command`] if the program cannot be started, fails, exceeds its
+    /// timeout, or prints anything except a score in 0..=1.
     pub async fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.keys.check()?;
         let limit = Duration::from_secs_f64(self.keys.seconds);
@@ -114,22 +117,30 @@ impl CommandScorer {
         let (dir, passes) = (work_dir.clone(), environment.clone());
         let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
-        let started =
-            ProgramRun::start(&self.supervisor, &launch, question, Tail::new(MAX_OUTPUT, MAX_OUTPUT));
+        let started = ProgramRun::start(
+            &self.supervisor,
+            &launch,
+            question,
+            Tail::new(MAX_OUTPUT, MAX_OUTPUT),
+        );
         // Dropping `run` also ends all processes that the program has started.
-        let mut run = started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
+        let mut run =
+            started.map_err(|error| self.broken(format!("cannot be started: {error}")))?;
         let output = run.wait().await.map_err(|error| self.broken(error))?;
         if let Some(why) = output.start_error() {
             return Err(self.broken(format!("cannot be started: {why}")));
         }
         if output.code != Some(0) {
-            let last = output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
+            let last =
+                output.stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
             return Err(self.broken(format!("ended with {}: {last}", exit_status(output.code))));
         }
         let said = output.stdout.text();
         let Some(score) = parse_score(said.trim()) else {
             let start = excerpt(&said);
-            return Err(self.broken(format!("printed {start:?}, which is neither a number nor a score")));
+            return Err(
+                self.broken(format!("printed {start:?}, which is neither a number nor a score"))
+            );
         };
         if !(0.0..=1.0).contains(&score.value) {
             return Err(self.broken(format!("printed {}, but a score is in 0..=1", score.value)));
@@ -149,7 +160,8 @@ mod tests {
 
     fn shell(script: &str) -> CommandScorer {
         let command = vec!["sh".into(), "-c".into(), script.into()];
-        let keys = CommandKeys { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() };
+        let keys =
+            CommandKeys { command, seconds: 5.0, folder: PathBuf::new(), environment: Vec::new() };
         CommandScorer::new(keys, Supervisor::default())
     }
 
@@ -161,20 +173,28 @@ mod tests {
 
     #[tokio::test]
     async fn program_output_is_parsed_as_score() {
-        let scorer = shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
+        let scorer =
+            shell(r#"read line; case "$line" in *'"expected":"72"'*) echo 0.5;; *) echo 0;; esac"#);
         let score = scorer.grade("it is 72", &"72".into()).await.unwrap();
         assert_eq!(score, Score { value: 0.5, extracted: None });
         assert_eq!(scorer.grade("it is 72", &"73".into()).await.unwrap().value, 0.0);
         let input = testing::scorer_input("x", json!({ "answer": "1E5", "answer_number": 1e5 }));
-        let number = shell(r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#);
+        let number =
+            shell(r#"read line; case "$line" in *'"expected":"'*) echo 0;; *) echo 1;; esac"#);
         assert_eq!(number.score(&input).await.unwrap(), [Component::score(1.0)]);
-        let full = shell(r#"echo '{"value": 1, "extracted": "72"}'"#).grade("", &Value::Null).await.unwrap();
+        let full = shell(r#"echo '{"value": 1, "extracted": "72"}'"#)
+            .grade("", &Value::Null)
+            .await
+            .unwrap();
         assert_eq!(full, Score { value: 1.0, extracted: Some("72".into()) });
-        for number in ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#] {
+        for number in
+            ["0.50", "5e-1", r#"{"value": 0.50}"#, r#"{"extracted": null, "value": 5E-1}"#]
+        {
             let score = shell(&format!("echo '{number}'")).grade("", &Value::Null).await.unwrap();
             assert_eq!(score, Score { value: 0.5, extracted: None }, "{number}");
         }
-        // A program that does not read its standard input, even if the input exceeds a pipe's buffer.
+        // A program that does not read its standard input, even if the input exceeds a pipe's
+        // buffer.
         let deaf = shell("echo 1").grade(&"x".repeat(1 << 20), &Value::Null).await.unwrap();
         assert_eq!(deaf.value, 1.0);
     }

@@ -1,8 +1,8 @@
 //! Checks whether a text states a short answer.
 //!
 //! The answer must occur as separate words, with its numbers and symbols: the text "nice" does not
-//! contain "ice", "C#" does not contain "C", and 5-6 does not contain 5. An occurrence does not count if
-//! the words around it deny the answer ("not Paris", "Paris is wrong").
+//! contain "ice", "C#" does not contain "C", and 5-6 does not contain 5. An occurrence does not
+//! count if the words around it deny the answer ("not Paris", "Paris is wrong").
 
 use std::ops::Range;
 use std::sync::LazyLock;
@@ -15,8 +15,8 @@ use crate::retraction::{REJECTIONS, takes_back};
 use crate::short::{ShortAnswer, normalize};
 use crate::{Rational, doubts, numbers};
 
-/// Returns whether a text states an answer at least once without a denial. Returns false if the answer
-/// contains neither words nor digits.
+/// Returns whether a text states an answer at least once without a denial. Returns false if the
+/// answer contains neither words nor digits.
 pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     let words = want.text.split(' ').count();
     if !want.has_words {
@@ -33,14 +33,16 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
         TOKEN.find_iter(text).map(|found| (found.start(), found.end())).collect();
     tokens.iter().enumerate().any(|(first, (start, end))| {
         let token = &text[*start..*end];
-        let first_word = normalize(POSSESSIVE.find(token).map_or(token, |owned| &token[..owned.start()]));
+        let first_word =
+            normalize(POSSESSIVE.find(token).map_or(token, |owned| &token[..owned.start()]));
         let is_article = first_word == "a" && want.symbols.contains(&'A');
         if !(want.text.starts_with(&first_word) || is_article)
             || (first_word.is_empty() && want.symbols.is_empty())
         {
             return false;
         }
-        // Articles and separate marks are not counted as words, so more tokens than `words` are tried.
+        // Articles and separate marks are not counted as words, so more tokens than `words` are
+        // tried.
         let ends = tokens[first..].iter().take(2 * words + 4).map(|(_, end)| *end);
         let mut fits = ends.take_while(|end| {
             let has_initials = INITIALS.is_match(&text[*start..*end]);
@@ -58,7 +60,8 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
             let owner = start + POSSESSIVE.find(span).map_or(span.len(), |owned| owned.start());
             let word = start + span.trim_end_matches(|c: char| !c.is_alphanumeric()).len();
             let unquoted = start + span.trim_end_matches(['"', '\'', '.', ',', '!', '?']).len();
-            let is_it = |end: usize| ShortAnswer::new(&text[*start..end.max(*start)], false).equals(want);
+            let is_it =
+                |end: usize| ShortAnswer::new(&text[*start..end.max(*start)], false).equals(want);
             let is_stated = || {
                 !is_denied(&text[..*start], &text[word.min(owner)..])
                     && is_own_value(*start..end)
@@ -72,16 +75,17 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
     })
 }
 
-/// Returns the value of the number that starts in a byte range of a text, according to [`numbers`]. Thus
-/// "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does not contain
-/// exactly one number.
+/// Returns the value of the number that starts in a byte range of a text, according to [`numbers`].
+/// Thus "5 million" and "fewer than 5" do not have the value 5. Returns `None` if the range does
+/// not contain exactly one number.
 fn value(text: &str, range: Range<usize>) -> Option<Rational> {
     let digit = range.start + text[range.clone()].find(|c: char| c.is_ascii_digit())?;
     let is_only = numbers::count(&text[range]) == 1;
     numbers::at(text, digit).filter(|_| is_only)?.value
 }
 
-/// Returns whether a text states an answer in a script that is written without spaces between words.
+/// Returns whether a text states an answer in a script that is written without spaces between
+/// words.
 fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
     let own = ShortAnswer::new(text, false);
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
@@ -111,10 +115,11 @@ fn is_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
     let near = BUT.replace_all(&before[start..], "except");
     let near = SURE.replace_all(&near, "");
-    let near = RELATIVE.replace_all(&near, |found: &Captures<'_>| match HOLDS.is_match(&found[0]) {
-        true => found[0].to_owned(),
-        false => String::new(),
-    });
+    let near =
+        RELATIVE.replace_all(&near, |found: &Captures<'_>| match HOLDS.is_match(&found[0]) {
+            true => found[0].to_owned(),
+            false => String::new(),
+        });
     let clause = CLAUSE.split(&near).last().unwrap_or_default();
     let clause = NO.replace(clause, "");
     let end = after.char_indices().nth(1000).map_or(after.len(), |(end, _)| end);
@@ -131,10 +136,12 @@ fn is_denied(before: &str, after: &str) -> bool {
 static TOKEN: LazyLock<Regex> = LazyLock::new(|| pattern(r"[^\s\u2014]+"));
 static POSSESSIVE: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?:'|\u2019)s?[.,;:!?)]*$"));
 /// Scripts that are written without spaces between words: Han, Kana, and scripts of Southeast Asia.
-static JOINED_SCRIPT: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]"));
-static DENIED_JOINED: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$"));
+static JOINED_SCRIPT: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"[\p{Han}\p{Hiragana}\p{Katakana}\p{Thai}\p{Lao}\p{Khmer}\p{Myanmar}]")
+});
+static DENIED_JOINED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?:不是|不为|并非|並非|不在|而非|没有|沒有|不选|不叫|不可能[是为])$")
+});
 /// Punctuation in these scripts.
 static MARKS: LazyLock<Regex> = LazyLock::new(|| pattern(r"[，。；：！？、]|[,;:!?]"));
 /// A Markdown link, with its text in group 1.
@@ -168,13 +175,18 @@ static SURE: LazyLock<Regex> = LazyLock::new(|| {
 static NO: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*(?:no|non|nein|não|nee|нет)\s*,"));
 /// A denial within the subject: "the city that is not in Spain is". It does not deny the answer.
 static RELATIVE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$")
+    pattern(
+        r"(?i)\b(?:that|which|who)\s+(?:\w+\s+not|\w+n['\u{2019}]t)\s[^.!?,;:]*\s(?:is|was|are)\s*$",
+    )
 });
 /// Words in such a subject with which it does deny the answer: "the one that is not correct is".
 static HOLDS: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b")
+    pattern(
+        r"(?i)\b(?:right|correct|true|valid|fits?|works?|match(?:es)?|holds?|answers?|possible)\b",
+    )
 });
-/// A denial in the clause before the answer. Most denials must be at most six words before the answer.
+/// A denial in the clause before the answer. Most denials must be at most six words before the
+/// answer.
 static DENIES: LazyLock<Regex> = LazyLock::new(|| {
     let expression = concat!(
         r"(?i)(?:\b(?:not|cannot|never|nothing|nobody|hardly|scarcely|whether|doubt(?:s|ed)?|wrong|incorrect|false|unlikely|impossible",
@@ -317,10 +329,15 @@ mod tests {
         ] {
             assert!(!states(text, "7"), "{text}");
         }
-        for text in ["It has 7 rooms.", "7, since 3 + 4 is that", "There are 7 dogs and 9 cats.", "$7"] {
+        for text in
+            ["It has 7 rooms.", "7, since 3 + 4 is that", "There are 7 dogs and 9 cats.", "$7"]
+        {
             assert!(states(text, "7"), "{text}");
         }
-        assert!(states("It costs $30 million.", "$30 million") && !states("It costs $30 million.", "$30"));
+        assert!(
+            states("It costs $30 million.", "$30 million")
+                && !states("It costs $30 million.", "$30")
+        );
         assert!(!states("4 1/3", "1/3") && states("It is 1/3.", "1/3"));
     }
 

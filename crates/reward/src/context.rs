@@ -70,7 +70,9 @@ static REMAINDER: LazyLock<Regex> = LazyLock::new(|| {
 
 /// A measure in a larger unit, before one in a smaller unit: `1 hour and`, `$1 and`.
 static MEASURE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$")
+    pattern(
+        r"(?:([$€£])\s*\d[\d.,]*|\d[\d.,]*\s*(\p{L}+|°))[$*]*\s*,?\s*(?:and|und|et|y|e|и|又)?\s*$",
+    )
 });
 
 /// The left side of an equation for a function of one unknown: `log x =`, `sqrt(x) =`.
@@ -94,10 +96,11 @@ static SEVERAL: LazyLock<Regex> = LazyLock::new(|| {
 });
 
 /// Closing marks after a number: the second `**` of `**42** million`.
-const CLOSERS: [&str; 14] = ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
+const CLOSERS: [&str; 14] =
+    ["**", "__", "\\)", "\\]", "*", "_", "$", "}", "\"", "”", "»", "`", "」", "』"];
 
-/// Returns the number of characters at the start of `after` that close marks opened in `before`; 0 if
-/// there are none.
+/// Returns the number of characters at the start of `after` that close marks opened in `before`; 0
+/// if there are none.
 fn closing_marks(before: &str, after: &str) -> usize {
     let (mut rest, mut before) = (after, before);
     loop {
@@ -120,7 +123,8 @@ fn closing_marks(before: &str, after: &str) -> usize {
             "』" => "『",
             same => same,
         };
-        // The opening `$` of a formula can have been parsed as a currency sign, so it is not required.
+        // The opening `$` of a formula can have been parsed as a currency sign, so it is not
+        // required.
         if opener != "$" {
             let Some(at) = before.rfind(opener).filter(|at| before.len() - at < 40) else { break };
             before = &before[..at];
@@ -130,7 +134,8 @@ fn closing_marks(before: &str, after: &str) -> usize {
     after[..after.len() - rest.len()].chars().count()
 }
 
-/// Returns whether the number after `before` is one of several solutions: "the solutions are 43 and".
+/// Returns whether the number after `before` is one of several solutions: "the solutions are 43
+/// and".
 pub(crate) fn is_one_of_several(before: &str) -> bool {
     SEVERAL.is_match(before)
 }
@@ -160,7 +165,8 @@ impl NumberPosition<'_> {
         self.chars[self.range.clone()].iter().collect()
     }
 
-    /// Applies the text before the number to `parse_change`. Returns whether the number keeps a value.
+    /// Applies the text before the number to `parse_change`. Returns whether the number keeps a
+    /// value.
     fn before(&self, change: &mut Change) -> bool {
         let start = self.range.start.saturating_sub(REACH);
         let line: String = self.chars[start..self.range.start].iter().collect();
@@ -202,12 +208,15 @@ impl NumberPosition<'_> {
             Some(Effect::Negates) => change.factor = change.factor.take().map(Rational::negate),
             None => {}
         }
-        // Words belong to the number only if spaces, quotes, brackets or hyphens separate them from it.
+        // Words belong to the number only if spaces, quotes, brackets or hyphens separate them from
+        // it.
         if !sentence.is_empty() && !sentence.ends_with([' ', '*', '(', '"', '\'', '-']) {
             return true;
         }
-        let words: Vec<&str> =
-            sentence.split(|c: char| c.is_whitespace() || c == '*').filter(|w| !w.is_empty()).collect();
+        let words: Vec<&str> = sentence
+            .split(|c: char| c.is_whitespace() || c == '*')
+            .filter(|w| !w.is_empty())
+            .collect();
         let lower: Vec<String> = words
             .iter()
             .map(|word| word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase())
@@ -231,11 +240,13 @@ impl NumberPosition<'_> {
             return true;
         }
         if let Some(factor) = words::multiplier(last) {
-            change.factor = change.factor.take().and_then(|one| one.times(&Rational::from(factor as i64)));
+            change.factor =
+                change.factor.take().and_then(|one| one.times(&Rational::from(factor as i64)));
             return true;
         }
-        let is_part =
-            |word: &&str| word.rsplit('-').next().is_some_and(|part| words::denominator(part).is_some());
+        let is_part = |word: &&str| {
+            word.rsplit('-').next().is_some_and(|part| words::denominator(part).is_some())
+        };
         if *last == "of" && rest.last().is_some_and(is_part) {
             return false;
         }
@@ -253,8 +264,10 @@ impl NumberPosition<'_> {
                 && pair[0].trim_end_matches([',', ';', '$']).ends_with(|c: char| c.is_ascii_digit())
         };
         let is_other = |word: &&str| word.ends_with([';', ':', '.']);
-        let own =
-            line_words.iter().rposition(is_other).filter(|at| line_words[at + 1..].first() != Some(&"or"));
+        let own = line_words
+            .iter()
+            .rposition(is_other)
+            .filter(|at| line_words[at + 1..].first() != Some(&"or"));
         if line_words[own.map_or(0, |at| at + 1)..].windows(2).rev().take(3).any(is_guess) {
             return false;
         }
@@ -271,22 +284,27 @@ impl NumberPosition<'_> {
             return true;
         }
         // A ratio or an operand: `1 in 6`, `the sum of 3 and 5`.
-        let is_operation =
-            |word: &&str| ["sum", "product", "difference", "quotient", "ratio", "lcm", "gcd"].contains(word);
+        let is_operation = |word: &&str| {
+            ["sum", "product", "difference", "quotient", "ratio", "lcm", "gcd"].contains(word)
+        };
         let reach = lower.len().saturating_sub(6);
         let is_operand = *last == "and" && lower[reach..].iter().any(is_operation);
         *last != "in" && !is_operand
     }
 
-    /// Applies the text after the number to `parse_change`. Returns whether the number keeps a value.
+    /// Applies the text after the number to `parse_change`. Returns whether the number keeps a
+    /// value.
     fn after(&self, change: &mut Change) -> bool {
         let mut end = self.range.end;
         if self.char_at(end) == Some('_')
             && self.char_at(end + 1).is_some_and(|c| c.is_ascii_digit() || c == '{')
         {
             let braced = usize::from(self.char_at(end + 1) == Some('{'));
-            let digits: String =
-                self.chars[end + 1 + braced..].iter().take_while(|c| c.is_ascii_digit()).take(3).collect();
+            let digits: String = self.chars[end + 1 + braced..]
+                .iter()
+                .take_while(|c| c.is_ascii_digit())
+                .take(3)
+                .collect();
             change.base = digits.parse().ok();
             return change.base.is_some();
         }
@@ -315,7 +333,11 @@ impl NumberPosition<'_> {
         if line.starts_with(':') && line[1..].starts_with(|c: char| c.is_ascii_digit()) {
             return false;
         }
-        if starts_operation(&line) || starts_relation(&line) || starts_factor(&line) || self.is_joined(1) {
+        if starts_operation(&line)
+            || starts_relation(&line)
+            || starts_factor(&line)
+            || self.is_joined(1)
+        {
             return false;
         }
         if REMAINDER.is_match(&line) || (!self.formula && is_ordinal(&line)) {
@@ -325,7 +347,8 @@ impl NumberPosition<'_> {
         let opened: String =
             self.chars[self.range.start.saturating_sub(REACH)..self.range.end].iter().collect();
         end += closing_marks(&opened, &line);
-        let line: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
+        let line: String =
+            self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
         if LARGE_PART.is_match(&line) || REMAINDER.is_match(&line) {
             return false;
         }
@@ -346,7 +369,8 @@ impl NumberPosition<'_> {
             end = next - (length - used);
             change.range.end = end;
         }
-        let rest: String = self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
+        let rest: String =
+            self.chars[end.min(stop)..stop].iter().take_while(|c| **c != '\n').collect();
         if let Some((bottom, used)) = words::part(rest.trim_start()) {
             let part = Rational::from(1).divide(&Rational::from(bottom));
             change.factor = change.factor.take().zip(part).and_then(|(own, part)| own.times(&part));
@@ -381,14 +405,17 @@ impl NumberPosition<'_> {
             let next = words.get(at + 1);
             words[at] == "or"
                 && next.is_some_and(|next| {
-                    next.starts_with(|c: char| c.is_ascii_digit()) || words::number_word(next).is_some()
+                    next.starts_with(|c: char| c.is_ascii_digit())
+                        || words::number_word(next).is_some()
                 })
         };
-        // Bounds: `5 or more`, `5 people at least`. A single word after a noun is ignored, because it can
-        // belong to the text that follows.
+        // Bounds: `5 or more`, `5 people at least`. A single word after a noun is ignored, because
+        // it can belong to the text that follows.
         let reach = sentence.split([',', ';', '(', ':', '=']).next().unwrap_or_default();
-        let reach =
-            reach.split(|c: char| !c.is_alphanumeric() && c != '\'').filter(|word| !word.is_empty()).count();
+        let reach = reach
+            .split(|c: char| !c.is_alphanumeric() && c != '\'')
+            .filter(|word| !word.is_empty())
+            .count();
         let bounds = (0..words.len().min(3)).any(|at| {
             let bound = bounds::phrase_behind(&words[at..]).filter(|_| at < reach);
             bound.is_some_and(|(_, length)| at == 0 || length > 1) || is_guess(at)
@@ -400,7 +427,9 @@ impl NumberPosition<'_> {
             .contains(words.first().unwrap_or(&""))
             || words.first() == Some(&"pi")
             || (words.first() == Some(&"in")
-                && words.get(1).is_some_and(|base| ["binary", "octal", "hexadecimal"].contains(base)));
+                && words
+                    .get(1)
+                    .is_some_and(|base| ["binary", "octal", "hexadecimal"].contains(base)));
         let times = ["am", "pm", "a", "p"].contains(words.first().unwrap_or(&""))
             && (words[0].len() == 2 || words.get(1) == Some(&"m"));
         let below = words.windows(2).take(3).any(|pair| pair == ["below", "zero"]);
@@ -410,31 +439,37 @@ impl NumberPosition<'_> {
         !bounds && !times && !is_function && !is_half
     }
 
-    /// Returns up to 320 characters before the number, enough for its sentence and the previous one.
+    /// Returns up to 320 characters before the number, enough for its sentence and the previous
+    /// one.
     fn text_before(&self) -> String {
         self.chars[self.range.start.saturating_sub(4 * REACH)..self.range.start].iter().collect()
     }
 
-    /// Returns whether the number is the argument of a function with a one-letter name, or a factor in
-    /// brackets: `f(42)`, `2(42)`.
+    /// Returns whether the number is the argument of a function with a one-letter name, or a factor
+    /// in brackets: `f(42)`, `2(42)`.
     fn is_argument(&self) -> bool {
         let mut at = self.range.start;
         while at > 0 && matches!(self.chars[at - 1], ' ' | '$') {
             at -= 1;
         }
-        let Some(open) = at.checked_sub(1).filter(|open| self.chars[*open] == '(') else { return false };
-        let before = |steps: usize| open.checked_sub(steps).and_then(|at| self.char_at(at)).unwrap_or(' ');
-        let closes = self.chars[self.range.end..].iter().find(|c| !matches!(c, ' ' | '$')) == Some(&')');
-        let is_letter = before(1).is_ascii_alphabetic() && !before(2).is_alphanumeric() && before(2) != '\\';
+        let Some(open) = at.checked_sub(1).filter(|open| self.chars[*open] == '(') else {
+            return false;
+        };
+        let before =
+            |steps: usize| open.checked_sub(steps).and_then(|at| self.char_at(at)).unwrap_or(' ');
+        let closes =
+            self.chars[self.range.end..].iter().find(|c| !matches!(c, ' ' | '$')) == Some(&')');
+        let is_letter =
+            before(1).is_ascii_alphabetic() && !before(2).is_alphanumeric() && before(2) != '\\';
         closes && (is_letter || before(1) == ')' || before(1).is_ascii_digit())
     }
 
     /// Returns whether the number continues a measure in a larger unit: `1 hour and 42 minutes`.
     fn continues_measure(&self, line: &str) -> bool {
         let found = MEASURE.captures(line);
-        let Some(large) = found
-            .and_then(|found| found.get(1).or_else(|| found.get(2)).map(|unit| unit.as_str().to_owned()))
-        else {
+        let Some(large) = found.and_then(|found| {
+            found.get(1).or_else(|| found.get(2)).map(|unit| unit.as_str().to_owned())
+        }) else {
             return false;
         };
         let after: String =
@@ -454,8 +489,9 @@ impl NumberPosition<'_> {
         self.chars[end..self.chars.len().min(end + 4 * REACH)].iter().collect()
     }
 
-    /// Returns whether a comma or a point without a space joins the number to other digits: a decimal
-    /// comma, a list or a version. `side` is -1 for digits before the number and 1 for digits after it.
+    /// Returns whether a comma or a point without a space joins the number to other digits: a
+    /// decimal comma, a list or a version. `side` is -1 for digits before the number and 1 for
+    /// digits after it.
     fn is_joined(&self, side: isize) -> bool {
         let edge = if side < 0 { self.range.start } else { self.range.end.saturating_sub(1) };
         let neighbor = |steps: isize| self.char_at(edge.checked_add_signed(steps * side)?);
@@ -464,20 +500,32 @@ impl NumberPosition<'_> {
 
     fn multiply(&self, change: &mut Change, factor: u64) -> bool {
         let factor = Rational::new(i128::from(factor), 1);
-        change.factor = change.factor.take().zip(factor).and_then(|(own, factor)| own.times(&factor));
+        change.factor =
+            change.factor.take().zip(factor).and_then(|(own, factor)| own.times(&factor));
         change.factor.is_some()
     }
 
-    /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens and LaTeX
-    /// markup before the word are skipped.
+    /// Returns the word at or after the index `char_at`, and the index of its end. Spaces, hyphens
+    /// and LaTeX markup before the word are skipped.
     fn word_at(&self, at: usize) -> Option<(String, usize)> {
         let rest: String = self.chars[at..self.chars.len().min(at + REACH)].iter().collect();
         let mut text = rest.as_str();
         loop {
             let before = text;
-            for space in
-                [" ", "~", "\\,", "\\ ", "\\;", "\\text{", "\\textrm{", "\\mathrm{", "\\mbox{", "$", "-", "}"]
-            {
+            for space in [
+                " ",
+                "~",
+                "\\,",
+                "\\ ",
+                "\\;",
+                "\\text{",
+                "\\textrm{",
+                "\\mathrm{",
+                "\\mbox{",
+                "$",
+                "-",
+                "}",
+            ] {
                 text = text.strip_prefix(space).unwrap_or(text);
             }
             if text == before {
@@ -491,8 +539,8 @@ impl NumberPosition<'_> {
         (!word.is_empty()).then(|| (word.clone(), at + skipped + word.chars().count()))
     }
 
-    /// Returns whether the number is one of several in brackets: a pair (also `(1,234)`), an interval or
-    /// a set.
+    /// Returns whether the number is one of several in brackets: a pair (also `(1,234)`), an
+    /// interval or a set.
     fn is_in_tuple(&self) -> bool {
         let inner = |c: &char| c.is_ascii_digit() || " .,;-−+/\\{}$^_∞πfractdqopi".contains(*c);
         let before = self.chars[..self.range.start].iter().rev().take(REACH);

@@ -52,11 +52,16 @@ impl Decimal {
     /// Creates a decimal from a float. An integer gets all of its digits, and another value the
     /// shortest decimal that is closest to it. Returns `None` if the value is not finite.
     pub fn from_f64(value: f64) -> Option<Self> {
-        Decimal::parse(&if value.fract() == 0.0 { format!("{value:.0}") } else { value.to_string() })
+        Decimal::parse(&if value.fract() == 0.0 {
+            format!("{value:.0}")
+        } else {
+            value.to_string()
+        })
     }
 
     pub fn is_value_of(&self, other: &Decimal) -> bool {
-        (self.negative, self.exponent, &self.digits) == (other.negative, other.exponent, &other.digits)
+        (self.negative, self.exponent, &self.digits)
+            == (other.negative, other.exponent, &other.digits)
     }
 
     /// Returns the nearest f64.
@@ -89,7 +94,11 @@ impl Decimal {
         // If both numbers have the same sign, each entry is in −9..=9. Otherwise all entries have
         // the same sign. In both cases the sign of the difference is the sign of its highest
         // non-zero entry. Make it positive, then carry.
-        if signed_digits.iter().rev().find(|signed_digit| **signed_digit != 0).is_some_and(|place| *place < 0)
+        if signed_digits
+            .iter()
+            .rev()
+            .find(|signed_digit| **signed_digit != 0)
+            .is_some_and(|place| *place < 0)
         {
             signed_digits.iter_mut().for_each(|signed_digit| *signed_digit = -*signed_digit);
         }
@@ -98,8 +107,11 @@ impl Decimal {
             let sum = *signed_digit + carry;
             (*signed_digit, carry) = (sum.rem_euclid(10), sum.div_euclid(10));
         }
-        let text: String =
-            signed_digits.iter().rev().map(|signed_digit| char::from(b'0' + *signed_digit as u8)).collect();
+        let text: String = signed_digits
+            .iter()
+            .rev()
+            .map(|signed_digit| char::from(b'0' + *signed_digit as u8))
+            .collect();
         format!("{text}e{low}").parse().unwrap_or(f64::INFINITY)
     }
 
@@ -123,7 +135,8 @@ impl Decimal {
 
     /// Returns whether the value is an integer multiple of `step`, which must not be 0.
     pub fn is_multiple_of(&self, step: &Decimal) -> bool {
-        let to_integer = |number: &Decimal| BigInt::parse_bytes(&number.digits, 10).unwrap_or_default();
+        let to_integer =
+            |number: &Decimal| BigInt::parse_bytes(&number.digits, 10).unwrap_or_default();
         let (value, step_digits) = (to_integer(self), to_integer(step));
         let tens = self.exponent.saturating_sub(step.exponent);
         // The last digit of the value is not 0, so the value is not a multiple of ten steps.

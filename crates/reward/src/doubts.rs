@@ -1,9 +1,9 @@
 //! Detects whether a sentence states a number, or bounds, denies, supposes or doubts the number.
 //!
-//! Words before a number govern the number if only filler words are in between: "it can't be 5", "at
-//! least about 5". A doubt or a supposition governs its complete clause: "maybe she has 5". Words after a
-//! number can retract the number ("5 is wrong", "5. No, that is wrong"). A text that states that the
-//! problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
+//! Words before a number govern the number if only filler words are in between: "it can't be 5",
+//! "at least about 5". A doubt or a supposition governs its complete clause: "maybe she has 5".
+//! Words after a number can retract the number ("5 is wrong", "5. No, that is wrong"). A text that
+//! states that the problem was not solved gives no answer ("I cannot compute it. Maybe 5.").
 
 use crate::bounds::{bound, joined_before};
 use crate::retraction::retracts;
@@ -42,8 +42,8 @@ const GIVING_UP: &str = "cannot be determined|can't be determined|cannot be comp
     nie wiem|bilmiyorum|hesaplayamıyorum|weet het niet|नहीं पता|पता नहीं|لا أعرف|لا أدري|不知道|\
     无法计算|无法确定|无法求|无法得出|无法回答|无法解|不确定|我猜|猜测|わからない|分からない|わかりません|分かりません|모르|알 수 없";
 
-/// Phrases that state the same only if their subject is the model: I cannot find, but not "she cannot
-/// find".
+/// Phrases that state the same only if their subject is the model: I cannot find, but not "she
+/// cannot find".
 const OWN_GIVING_UP: &str = "cannot compute|can't compute|could not compute|couldn't compute|cannot solve|can't solve|\
     cannot determine|can't determine|cannot calculate|can't calculate|cannot find|can't find|cannot answer|\
     can't answer|could not determine|couldn't determine|could not find|couldn't find|could not solve|\
@@ -85,7 +85,8 @@ const AUXILIARIES: &str = "does would can could will did";
 const NO: &str = "no nope not nein non não нет nee wrong";
 
 /// Words that answer a question with yes.
-const YES: &str = "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
+const YES: &str =
+    "yes yeah yep correct right indeed ja oui sí sim да tak evet 是 对 是的 对的 はい 네";
 
 /// Words for "too": `5 is too low`.
 const TOO: [&str; 5] = ["too", "zu", "trop", "demasiado", "слишком"];
@@ -100,12 +101,13 @@ fn contains_word(list: &str, word: &str) -> bool {
 /// Splits a text into lower-case words. Apostrophes belong to their word.
 fn split_words(text: &str) -> Vec<String> {
     let word = |word: &str| word.trim_matches(['\'', '-']).replace('’', "'").to_lowercase();
-    let parts = text.split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));
+    let parts = text
+        .split(|c: char| !(c.is_alphanumeric() || "'’-\u{93c}\u{64b}".contains(c) || is_mark(c)));
     parts.map(word).filter(|word| !word.is_empty()).collect()
 }
 
-/// Returns whether a character is a vowel sign of Hindi, or a mark of Arabic or Thai. These are parts of
-/// words.
+/// Returns whether a character is a vowel sign of Hindi, or a mark of Arabic or Thai. These are
+/// parts of words.
 fn is_mark(c: char) -> bool {
     matches!(c, '\u{900}'..='\u{903}' | '\u{93a}'..='\u{94f}' | '\u{64b}'..='\u{65f}' | '\u{e31}'..='\u{e4e}')
 }
@@ -119,8 +121,9 @@ fn first_chars(text: &str, count: usize) -> &str {
     &text[..text.char_indices().nth(count).map_or(text.len(), |(at, _)| at)]
 }
 
-/// Returns the effect of the words before a number: the sign of a bound, "≠", "maybe" or "supposed", or
-/// another effect of the table in [`bounds`](crate::bounds). Returns `None` if the number is stated.
+/// Returns the effect of the words before a number: the sign of a bound, "≠", "maybe" or
+/// "supposed", or another effect of the table in [`bounds`](crate::bounds). Returns `None` if the
+/// number is stated.
 pub(crate) fn governing(before: &str) -> Option<&'static str> {
     let before = last_chars(before, REACH);
     let clause = before.rsplit(STOPS).next().unwrap_or_default();
@@ -153,8 +156,9 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
     }
     let all = split_words(clause);
     // In Portuguese, "mais de" means `more than`; in French, "mais" means `but`.
-    let is_compared =
-        |at: usize| all.get(at + 1).is_some_and(|next| ["de", "do", "que"].contains(&next.as_str()));
+    let is_compared = |at: usize| {
+        all.get(at + 1).is_some_and(|next| ["de", "do", "que"].contains(&next.as_str()))
+    };
     let is_reset = |at: &usize| {
         (contains_word(RESETS, &all[*at]) && !(all[*at] == "mais" && is_compared(*at)))
             || all[*at].starts_with(|c: char| c.is_ascii_digit())
@@ -162,7 +166,8 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
     let start = (0..all.len()).rev().find(is_reset).map_or(0, |at| at + 1);
     let words: Vec<&str> = all[start..].iter().map(String::as_str).collect();
     // "all but 5", "anything but 5"
-    let is_exception = start > 1 && all[start - 1] == "but" && contains_word(EXCEPTED, &all[start - 2]);
+    let is_exception =
+        start > 1 && all[start - 1] == "but" && contains_word(EXCEPTED, &all[start - 2]);
     if is_exception && words.iter().all(|word| contains_word(FILLERS, word)) {
         return Some("≠");
     }
@@ -172,13 +177,15 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
         let is_near = match sign {
             "maybe" | "supposed" => true,
             "≠" => {
-                let carries = |word: &&str| contains_word(CARRIERS, word) || contains_word(FILLERS, word);
+                let carries =
+                    |word: &&str| contains_word(CARRIERS, word) || contains_word(FILLERS, word);
                 between.iter().all(carries)
             }
             _ => between.iter().all(|word| contains_word(FILLERS, word)),
         };
         // "It adds up to 5" states 5.
-        let is_sum = sign == "≤" && at.checked_sub(1).is_some_and(|at| contains_word(SUMS, words[at]));
+        let is_sum =
+            sign == "≤" && at.checked_sub(1).is_some_and(|at| contains_word(SUMS, words[at]));
         if is_near && !is_sum {
             return Some(sign);
         }
@@ -186,18 +193,20 @@ pub(crate) fn governing(before: &str) -> Option<&'static str> {
     None
 }
 
-/// Returns whether the last clause of a text consists only of a supposition or a doubt: "Angenommen, ".
+/// Returns whether the last clause of a text consists only of a supposition or a doubt:
+/// "Angenommen, ".
 pub(crate) fn is_supposed(before: &str) -> bool {
     let before = last_chars(before, REACH).trim_end().trim_end_matches([',', ':']);
     let clause = split_words(before.rsplit(STOPS).next().unwrap_or_default());
     let clause: Vec<&str> = clause.iter().map(String::as_str).collect();
     clause.first() == Some(&"were")
-        || bound(&clause, false)
-            .is_some_and(|(sign, length)| ["supposed", "maybe"].contains(&sign) && length == clause.len())
+        || bound(&clause, false).is_some_and(|(sign, length)| {
+            ["supposed", "maybe"].contains(&sign) && length == clause.len()
+        })
 }
 
-/// Words at the start of a clause that suppose the value of a variable, or try a single number: let x =
-/// 5, try 5.
+/// Words at the start of a clause that suppose the value of a variable, or try a single number: let
+/// x = 5, try 5.
 const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test check consider when whenever say take wenn sei \
     seien angenommen setze si soit soient supposons supongamos sea sean se sia supponiamo suponha seja als stel если пусть jeśli";
 
@@ -205,19 +214,23 @@ const SUPPOSES: &str = "if let let's suppose assume assuming supposing try test 
 const JOINED_SUPPOSES: [&str; 11] =
     ["假设", "假如", "如果", "假定", "若", "设", "令", "当", "もし", "仮に", "만약"];
 
-/// Words that start a condition (`CONDITIONS`), which ends with a comma or with a word of `CONCLUDES`.
+/// Words that start a condition (`CONDITIONS`), which ends with a comma or with a word of
+/// `CONCLUDES`.
 const CONDITIONS: &str = "if when wenn falls si quando se если jeśli eğer";
 const CONCLUDES: &str = "then dann alors entonces então allora то wtedy 则 那么 就";
 
 /// Words that can precede a word of `SUPPOSES` at the start of a clause.
-const CLAUSE_STARTS: &str = "and so but now then also again next first finally und aber et mais y pero e ma";
+const CLAUSE_STARTS: &str =
+    "and so but now then also again next first finally und aber et mais y pero e ma";
 
-/// Returns whether the number between `before` and `after` is supposed: it is in a condition ("if the
-/// answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
+/// Returns whether the number between `before` and `after` is supposed: it is in a condition ("if
+/// the answer is 5, then"), or it is a trial value ("let x = 5", "try 5").
 pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let before = last_chars(before, REACH);
-    let clause =
-        before.rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；']).next().unwrap_or_default();
+    let clause = before
+        .rsplit(['.', ';', '!', '?', ',', ':', '\n', '。', '，', '；'])
+        .next()
+        .unwrap_or_default();
     let trimmed = clause.trim_start_matches([' ', '$', '(', '*']);
     // For example `Angenommen, x = 5`.
     let earlier = &before[..before.len() - clause.len()];
@@ -230,11 +243,15 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
         return true;
     }
     let list = split_words(clause);
-    let list: Vec<&str> =
-        list.iter().map(String::as_str).skip_while(|word| contains_word(CLAUSE_STARTS, word)).collect();
+    let list: Vec<&str> = list
+        .iter()
+        .map(String::as_str)
+        .skip_while(|word| contains_word(CLAUSE_STARTS, word))
+        .collect();
     let own = &after[..sentence_end(after)];
     // For example `It would be 5 if it rained`.
-    let conditional = ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
+    let conditional =
+        ["would", "wäre", "serait", "sería", "seria"].iter().any(|word| list.contains(word));
     if conditional {
         let rest = split_words(own);
         let is_perfect = list.ends_with(&["have", "been"]);
@@ -248,8 +265,9 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
     let lower = clause.to_lowercase().replace('’', "'");
     let behind = lower.find(first).map_or("", |at| &lower[at + first.len()..]);
     let behind = behind.trim_start();
-    let behind =
-        ["that ", "we ", "try "].iter().fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
+    let behind = ["that ", "we ", "try "]
+        .iter()
+        .fold(behind, |text, word| text.strip_prefix(word).unwrap_or(text));
     if is_name_before(behind) {
         return true;
     }
@@ -272,24 +290,29 @@ pub(crate) fn is_condition(before: &str, after: &str) -> bool {
         || split_words(behind).iter().any(|word| contains_word(CONCLUDES, word))
 }
 
-/// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x =,
-/// $x_1 =.
+/// Returns whether a text consists of the name of one variable and an equals sign, `be` or `is`: x
+/// =, $x_1 =.
 fn is_name_before(text: &str) -> bool {
     let text = text.trim_matches([' ', '$', '\\', '(']);
-    let name =
-        text.strip_suffix('=').or_else(|| text.strip_suffix(" be")).or_else(|| text.strip_suffix(" is"));
+    let name = text
+        .strip_suffix('=')
+        .or_else(|| text.strip_suffix(" be"))
+        .or_else(|| text.strip_suffix(" is"));
     let name = name.map(|name| name.trim_end_matches([' ', ':', '$']));
     name.is_some_and(|name| {
         let letters = name.chars().filter(|c| c.is_alphabetic()).count();
         (1..=3).contains(&letters)
             && !name.contains(char::is_whitespace)
             && name.chars().next().is_some_and(char::is_alphabetic)
-            && name.chars().all(|c| c.is_alphanumeric() || matches!(c, '_' | '{' | '}' | '\'' | '(' | ')'))
+            && name
+                .chars()
+                .all(|c| c.is_alphanumeric() || matches!(c, '_' | '{' | '}' | '\'' | '(' | ')'))
     })
 }
 
-/// Returns whether the text before a number states that the problem was not solved. The sentence of the
-/// number counts, and the previous sentence too if at most two words precede the number in its own.
+/// Returns whether the text before a number states that the problem was not solved. The sentence of
+/// the number counts, and the previous sentence too if at most two words precede the number in its
+/// own.
 pub(crate) fn gives_up(before: &str) -> bool {
     let before = last_chars(before, REACH).to_lowercase().replace('’', "'");
     let is_stop = |c: char| matches!(c, '.' | '!' | '?' | '\n');
@@ -304,20 +327,22 @@ pub(crate) fn gives_up(before: &str) -> bool {
         phrases.chain(OWN_GIVING_UP.split('|').map(|phrase| (phrase, true))).any(|(phrase, own)| {
             text.rfind(phrase).is_some_and(|at| {
                 let behind = &text[at + phrase.len()..];
-                (!own || is_own(&text[..at])) && !behind.contains(|c: char| c.is_ascii_digit() || c == '=')
+                (!own || is_own(&text[..at]))
+                    && !behind.contains(|c: char| c.is_ascii_digit() || c == '=')
             })
         })
     };
     if has_phrase(own) {
         return true;
     }
-    let is_bare = !own.contains(|c: char| c.is_ascii_digit() || c == '=') && split_words(own).len() < 3;
+    let is_bare =
+        !own.contains(|c: char| c.is_ascii_digit() || c == '=') && split_words(own).len() < 3;
     let previous = rest.trim_end_matches(|c: char| is_stop(c) || c == ' ').rsplit(is_stop).next();
     is_bare && previous.is_some_and(has_phrase)
 }
 
-/// Returns whether the text after a number denies or retracts the number. If `asks`, a question without
-/// another number also counts, unless its answer is yes.
+/// Returns whether the text after a number denies or retracts the number. If `asks`, a question
+/// without another number also counts, unless its answer is yes.
 pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);
@@ -349,8 +374,8 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         let list = split_words(clause);
         let reason = |word: &&str| !["because", "since", "as", "so"].contains(word);
         let list: Vec<&str> = list.iter().map(String::as_str).take_while(reason).collect();
-        // The clause `(wrong)` of `5 (wrong)` is complete; in `5, not 6`, another number truncates the
-        // clause.
+        // The clause `(wrong)` of `5 (wrong)` is complete; in `5, not 6`, another number truncates
+        // the clause.
         let is_complete = !has_digit || at + 1 < clauses.len();
         // In English, "12 wrong" can be the number of wrong answers; "12 неверно" cannot.
         let is_bare_denial = list.len() == 1
@@ -373,7 +398,8 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     let is_waiting = !follows.is_empty()
         && follows.len() < 4
         && follows.iter().all(|word| {
-            contains_word(NO, word) || contains_word("wait hmm sorry oops actually moment warte", word)
+            contains_word(NO, word)
+                || contains_word("wait hmm sorry oops actually moment warte", word)
         })
         && (contains_word(NO, follows[0]) || follows.len() > 1);
     let is_impossible = matches!(&follows[..], ["that" | "this" | "it", rest @ ..]
@@ -386,8 +412,9 @@ pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
         || retracts(next.trim_start_matches(['.', '!', ')', '*', ' ', '$', '"', '\n']))
 }
 
-/// Returns whether the words at index `at` deny the number before them: is wrong, isn't right, doesn't
-/// work. Plural verbs do not count, because the subject is then a noun: 12 answers are wrong.
+/// Returns whether the words at index `at` deny the number before them: is wrong, isn't right,
+/// doesn't work. Plural verbs do not count, because the subject is then a noun: 12 answers are
+/// wrong.
 fn is_denial(words: &[&str], at: usize) -> bool {
     let word = words[at];
     let before = |by: usize| at.checked_sub(by).map(|at| words[at]);
@@ -408,16 +435,20 @@ fn is_denial(words: &[&str], at: usize) -> bool {
     let light = |word: &str| contains_word(LIGHT, word);
     let skipped = (1..4).take_while(|by| light(next(*by))).count();
     let next_word = next(1 + skipped);
-    let holds =
-        contains_word(HOLDS, next_word) && next_word != "answer" || (next_word == "answer" && skipped > 0);
-    let is_long = word == "not" && at == 1 && before(1).is_some_and(|word| contains_word(AUXILIARIES, word));
+    let holds = contains_word(HOLDS, next_word) && next_word != "answer"
+        || (next_word == "answer" && skipped > 0);
+    let is_long =
+        word == "not" && at == 1 && before(1).is_some_and(|word| contains_word(AUXILIARIES, word));
     // For example `5 is not an integer solution`.
     let is_solution = word == "not"
         && follows_verb
         && (1..5).any(|by| ["solution", "answer", "root", "option"].contains(&next(by)))
         && ["a", "an", "the"].contains(&next(1));
     let is_act = (is_short && at == 0 || is_long) && contains_word(ACTS, next(1));
-    (contains_word(WRONG, word) && word != "out" && !["to", "that", "for"].contains(&next(1)) && follows_verb)
+    (contains_word(WRONG, word)
+        && word != "out"
+        && !["to", "that", "for"].contains(&next(1))
+        && follows_verb)
         || (denies && (holds || (next(1) == "be" && words.len() == at + 2)))
         || is_act
         || is_solution
@@ -427,8 +458,8 @@ fn is_denial(words: &[&str], at: usize) -> bool {
         || (TOO.contains(&word) && before(1).is_some_and(is_verb))
 }
 
-/// Returns the byte index of the stop that ends the first sentence of a text; the text's length if there
-/// is none.
+/// Returns the byte index of the stop that ends the first sentence of a text; the text's length if
+/// there is none.
 fn sentence_end(text: &str) -> usize {
     let bytes = text.as_bytes();
     let ends = |at: &usize| match bytes[*at] {

@@ -13,13 +13,13 @@ use crate::{Component, ScoreError, Scorer, ScorerInput};
 pub struct FormatScorer {
     /// Text that is checked. Default: the final assistant message with its reasoning.
     pub text: SolutionText,
-    /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order, and tags
-    /// must not be nested.
+    /// Names of tags, such as `think`. Each tag must open and close exactly once, in this order,
+    /// and tags must not be nested.
     pub tags: Vec<String>,
     /// Whether only white space is allowed outside of the tags.
     pub only: bool,
-    /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning and end
-    /// of the text, and `.` also matches a line break.
+    /// Regular expression that must match somewhere in the text. `^` and `$` match the beginning
+    /// and end of the text, and `.` also matches a line break.
     pub pattern: Option<String>,
     /// Minimum number of characters. 0 (the default) disables the limit.
     #[serde(alias = "least_chars")]
@@ -27,8 +27,8 @@ pub struct FormatScorer {
     /// Maximum number of characters. 0 (the default) disables the limit.
     #[serde(alias = "most_chars")]
     pub max_chars: usize,
-    /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If false
-    /// (the default), the score is 1 only if all conditions hold.
+    /// Whether the score is the fraction of conditions that hold. Each tag is one condition. If
+    /// false (the default), the score is 1 only if all conditions hold.
     pub partial: bool,
 }
 
@@ -57,14 +57,24 @@ impl FormatScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         self.expression()?;
-        if self.tags.is_empty() && self.pattern.is_none() && self.min_chars == 0 && self.max_chars == 0 {
-            return invalid("no condition is set: give tags, a pattern, min_chars or max_chars".into());
+        if self.tags.is_empty()
+            && self.pattern.is_none()
+            && self.min_chars == 0
+            && self.max_chars == 0
+        {
+            return invalid(
+                "no condition is set: give tags, a pattern, min_chars or max_chars".into(),
+            );
         }
         if self.only && self.tags.is_empty() {
-            return invalid("only = true says that there is nothing outside of tags: give tags".into());
+            return invalid(
+                "only = true says that there is nothing outside of tags: give tags".into(),
+            );
         }
         match self.tags.iter().find(|tag| tag.is_empty() || tag.contains(['<', '>', '/'])) {
-            Some(tag) => invalid(format!("tags has {tag:?}, but a tag is a name, such as \"think\"")),
+            Some(tag) => {
+                invalid(format!("tags has {tag:?}, but a tag is a name, such as \"think\""))
+            }
             None => Ok(()),
         }
     }
@@ -72,7 +82,8 @@ impl FormatScorer {
     fn expression(&self) -> Result<Option<Regex>, ScoreError> {
         let Some(pattern) = &self.pattern else { return Ok(None) };
         let expression = Regex::new(&format!("(?s){pattern}"));
-        let invalid = |error| ScoreError::Unusable(format!("pattern is no regular expression: {error}"));
+        let invalid =
+            |error| ScoreError::Unusable(format!("pattern is no regular expression: {error}"));
         expression.map(Some).map_err(invalid)
     }
 
@@ -87,8 +98,10 @@ impl FormatScorer {
         for tag in &self.tags {
             let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
             let once = text.matches(&open).count() == 1 && text.matches(&close).count() == 1;
-            let span =
-                text.find(&open).zip(text.find(&close)).filter(|(open, close)| *open >= end && close > open);
+            let span = text
+                .find(&open)
+                .zip(text.find(&close))
+                .filter(|(open, close)| *open >= end && close > open);
             conditions.push(once && span.is_some());
             if let Some((start, last)) = span {
                 outside.push_str(&text[end..start]);
@@ -142,7 +155,11 @@ mod tests {
             ("", 0.0, 0.0),
         ] {
             assert_eq!(tags().grade(text).unwrap(), full_score, "{text}");
-            assert_eq!(FormatScorer { partial: true, ..tags() }.grade(text).unwrap(), partial, "{text}");
+            assert_eq!(
+                FormatScorer { partial: true, ..tags() }.grade(text).unwrap(),
+                partial,
+                "{text}"
+            );
         }
         let only = FormatScorer { only: true, ..tags() };
         assert_eq!(only.grade(right).unwrap(), 0.0);
@@ -151,12 +168,18 @@ mod tests {
 
     #[test]
     fn grade_checks_pattern_and_length() {
-        let scorer =
-            FormatScorer { pattern: Some("^So .*\\d$".into()), max_chars: 9, ..FormatScorer::default() };
+        let scorer = FormatScorer {
+            pattern: Some("^So .*\\d$".into()),
+            max_chars: 9,
+            ..FormatScorer::default()
+        };
         for (text, value) in [("So\u{20}it\n5", 1.0), ("so it 5", 0.0), ("So it is 5 5", 0.0)] {
             assert_eq!(scorer.grade(text).unwrap(), value, "{text}");
         }
-        assert_eq!(FormatScorer { min_chars: 2, ..FormatScorer::default() }.grade("é").unwrap(), 0.0);
+        assert_eq!(
+            FormatScorer { min_chars: 2, ..FormatScorer::default() }.grade("é").unwrap(),
+            0.0
+        );
     }
 
     #[tokio::test]
@@ -171,12 +194,18 @@ mod tests {
     fn check_rejects_invalid_options() {
         for (scorer, want) in [
             (FormatScorer::default(), "no form is asked for"),
-            (FormatScorer { pattern: Some("(".into()), ..FormatScorer::default() }, "no regular expression"),
+            (
+                FormatScorer { pattern: Some("(".into()), ..FormatScorer::default() },
+                "no regular expression",
+            ),
             (
                 FormatScorer { only: true, pattern: Some("a".into()), ..FormatScorer::default() },
                 "only = true",
             ),
-            (FormatScorer { tags: vec!["<think>".into()], ..FormatScorer::default() }, "a tag is a name"),
+            (
+                FormatScorer { tags: vec!["<think>".into()], ..FormatScorer::default() },
+                "a tag is a name",
+            ),
         ] {
             assert!(scorer.check().unwrap_err().to_string().contains(want), "{want}");
         }

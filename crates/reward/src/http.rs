@@ -21,7 +21,8 @@ pub struct HttpKeys {
     /// Whether the attempts of a group are posted in one request.
     #[serde(default)]
     pub group: bool,
-    /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default: 60.
+    /// Timeout for a response, including all retries, in seconds. Above 0 and at most 1e9. Default:
+    /// 60.
     #[serde(default = "minute")]
     pub seconds: f64,
     /// Maximum number of requests, with growing pauses, if the service is unavailable or busy. In
@@ -61,10 +62,16 @@ impl HttpKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if !["http://", "https://"].iter().any(|scheme| self.url.starts_with(scheme)) {
-            return invalid(format!("url = {:?}, but it must begin with http:// or https://", self.url));
+            return invalid(format!(
+                "url = {:?}, but it must begin with http:// or https://",
+                self.url
+            ));
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
-            return invalid(format!("seconds = {}, but it must be in 0..=1e9, not 0", self.seconds));
+            return invalid(format!(
+                "seconds = {}, but it must be in 0..=1e9, not 0",
+                self.seconds
+            ));
         }
         for (name, value) in [("tries", self.tries), ("concurrency", self.concurrency)] {
             if !(1..=10_000).contains(&value) {
@@ -126,7 +133,9 @@ impl Scorer for HttpScorer {
             let shown = crate::scorer::excerpt(&response.to_string());
             self.unusable(&format!("{shown:?}, which is no list of {} scores", group.len()))
         })?;
-        each.iter().map(|response| components(response).map_err(|what| self.unusable(&what))).collect()
+        each.iter()
+            .map(|response| components(response).map_err(|what| self.unusable(&what)))
+            .collect()
     }
 }
 
@@ -149,7 +158,9 @@ mod tests {
         }
     }
 
-    fn scripted(responses: Vec<Result<Value, ScoreError>>) -> (Arc<ScriptedService>, Arc<HttpScorer>) {
+    fn scripted(
+        responses: Vec<Result<Value, ScoreError>>,
+    ) -> (Arc<ScriptedService>, Arc<HttpScorer>) {
         let service = Arc::new(ScriptedService(Mutex::new(responses), Mutex::default()));
         (service.clone(), HttpScorer::new(HttpKeys::new("http://h/score"), service))
     }
@@ -157,8 +168,11 @@ mod tests {
     #[tokio::test]
     async fn service_returns_number_or_components() {
         let unavailable = ScoreError::Unavailable("away".into());
-        let responses =
-            [Ok(json!(0.5)), Ok(json!({"score": 1, "style": 0.25, "why": "x"})), Err(unavailable.clone())];
+        let responses = [
+            Ok(json!(0.5)),
+            Ok(json!({"score": 1, "style": 0.25, "why": "x"})),
+            Err(unavailable.clone()),
+        ];
         let (service, scorer) = scripted(responses.to_vec());
         let input = scorer_input("72", json!({ "answer": "72" }));
         assert_eq!(scorer.score(&input).await.unwrap(), [Component::score(0.5)]);
@@ -177,13 +191,23 @@ mod tests {
         for response in [json!("good"), json!(null), json!({"value": 1}), json!([1])] {
             let (_, scorer) = scripted(vec![Ok(response.clone())]);
             let error = scorer.score(&scorer_input("", json!({}))).await.unwrap_err();
-            assert!(error.to_string().starts_with("the scorer at http://h/score answered"), "{error}");
+            assert!(
+                error.to_string().starts_with("the scorer at http://h/score answered"),
+                "{error}"
+            );
             assert!(!error.is_temporary());
         }
         let (_, scorer) = scripted(vec![Ok(json!([1, {"score": 0}])), Ok(json!([1]))]);
         let group = [scorer_input("a", json!({})), scorer_input("b", json!({}))];
         let components = scorer.score_group(&group).await.unwrap();
         assert_eq!(components, [[Component::score(1.0)], [Component::score(0.0)]]);
-        assert!(scorer.score_group(&group).await.unwrap_err().to_string().contains("no list of 2 scores"));
+        assert!(
+            scorer
+                .score_group(&group)
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("no list of 2 scores")
+        );
     }
 }

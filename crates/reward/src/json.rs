@@ -1,9 +1,9 @@
 //! Parses JSON with all digits of its numbers, and without mistaking an object for a number.
 //!
-//! With its feature `arbitrary_precision`, `serde_json` represents a number internally as an object with
-//! a private key. It therefore parses an object that has only this key, such as
-//! `{"$serde_json::private::Number": "5"}`, as a number. Text from a model or a data set is parsed with
-//! this module instead, which distinguishes the two.
+//! With its feature `arbitrary_precision`, `serde_json` represents a number internally as an object
+//! with a private key. It therefore parses an object that has only this key, such as
+//! `{"$serde_json::private::Number": "5"}`, as a number. Text from a model or a data set is parsed
+//! with this module instead, which distinguishes the two.
 
 use std::fmt;
 
@@ -99,7 +99,8 @@ enum Key {
 }
 
 /// Distinguishes keys of objects from the private key of a number. When an option is requested,
-/// `serde_json` passes a key of an object to `visit_some`, and the private key always to `visit_str`.
+/// `serde_json` passes a key of an object to `visit_some`, and the private key always to
+/// `visit_str`.
 struct KeySeed;
 
 impl<'de> DeserializeSeed<'de> for KeySeed {
@@ -137,7 +138,8 @@ mod tests {
     #[test]
     fn parse_keeps_objects_with_the_private_key() {
         for inner in ["\"5\"", "5", "\"x\"", "null", "{}", "\"5\", \"b\": 1"] {
-            let text = format!("[{{\"{PRIVATE}\": {inner}}}, {{\"a\": {{\"{PRIVATE}\": {inner}}}}}]");
+            let text =
+                format!("[{{\"{PRIVATE}\": {inner}}}, {{\"a\": {{\"{PRIVATE}\": {inner}}}}}]");
             let value = parse(&text).unwrap();
             assert!(value[0].is_object() && value[1]["a"].is_object(), "{text}");
             assert_eq!(value[0], value[1]["a"]);
@@ -165,8 +167,10 @@ mod tests {
             "{1: 2}",
         ] {
             let own = serde_json::from_str::<Value>(text);
-            let (own, found) =
-                (own.map_err(|error| error.to_string()), parse(text).map_err(|error| error.to_string()));
+            let (own, found) = (
+                own.map_err(|error| error.to_string()),
+                parse(text).map_err(|error| error.to_string()),
+            );
             assert_eq!(found.is_ok(), own.is_ok(), "{text}");
             if let (Ok(found), Ok(own)) = (found, own) {
                 assert_eq!((found.to_string(), &found), (own.to_string(), &own), "{text}");

@@ -1,8 +1,8 @@
 //! Interprets words before and after numbers in languages other than English.
 //!
-//! A word changes a number as its English counterpart in [`words`](crate::words) does. A second guess
-//! (`4 или 5`) or a range leaves no value, a sign negates, and a magnitude multiplies. Words for bounds
-//! are in [`bounds`](crate::bounds), for all languages.
+//! A word changes a number as its English counterpart in [`words`](crate::words) does. A second
+//! guess (`4 или 5`) or a range leaves no value, a sign negates, and a magnitude multiplies. Words
+//! for bounds are in [`bounds`](crate::bounds), for all languages.
 //!
 //! Languages: German, Spanish, French, Italian, Portuguese, Dutch, Russian, Polish, Turkish, Hindi,
 //! Arabic, Chinese, Japanese and Korean, with a few words of Vietnamese and Scandinavian languages.
@@ -18,8 +18,8 @@ pub(crate) enum Effect {
 
 /// Words between two numbers of a range or of alternatives.
 pub(crate) const JOINS: [&str; 19] = [
-    "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya", "या",
-    "albo", "eller", "do",
+    "oder", "bis", "o", "u", "a", "ou", "à", "até", "of", "или", "lub", "أو", "tot", "veya", "ya",
+    "या", "albo", "eller", "do",
 ];
 
 /// Counterparts of [`JOINS`] in scripts without spaces.
@@ -27,8 +27,20 @@ const JOINED_JOINS: [&str; 12] =
     ["或者", "或是", "还是", "或", "至", "到", "または", "もしくは", "から", "또는", "에서", "〜"];
 
 /// Words before the first number of a range (`BETWEEN`) and before its second number (`AND`).
-const BETWEEN: [&str; 12] =
-    ["between", "zwischen", "entre", "tra", "fra", "tussen", "между", "między", "from", "von", "от", "либо"];
+const BETWEEN: [&str; 12] = [
+    "between",
+    "zwischen",
+    "entre",
+    "tra",
+    "fra",
+    "tussen",
+    "между",
+    "między",
+    "from",
+    "von",
+    "от",
+    "либо",
+];
 const AND: [&str; 11] = ["and", "und", "y", "et", "e", "en", "и", "i", "to", "до", "bis"];
 
 /// Words for minus before a negative number.
@@ -161,8 +173,8 @@ const MAGNITUDES: [(u64, &[&str]); 9] = [
     (1_000_000_000_000, &["billionen", "billón", "billones", "трлн", "триллион", "триллионов"]),
 ];
 
-/// Characters of magnitude, written without a space after the number and before the unit, with their
-/// factor.
+/// Characters of magnitude, written without a space after the number and before the unit, with
+/// their factor.
 const JOINED_MAGNITUDES: [(char, u64); 9] = [
     ('百', 100),
     ('千', 1000),
@@ -178,8 +190,8 @@ const JOINED_MAGNITUDES: [(char, u64); 9] = [
 /// Characters that form a unit with a preceding 千, such as 千克 (kilogram).
 const KILO: &str = "克米瓦卡赫帕焦伏字";
 
-/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns `None`
-/// if the text leaves the number unchanged.
+/// Returns how `sentence`, the text before a number in its sentence, changes the number. Returns
+/// `None` if the text leaves the number unchanged.
 pub(crate) fn before(sentence: &str) -> Option<Effect> {
     let text = sentence.trim_end().to_lowercase();
     let joined = JOINED_JOINS.iter().find_map(|join| text.strip_suffix(join));
@@ -192,12 +204,16 @@ pub(crate) fn before(sentence: &str) -> Option<Effect> {
     if !sentence.ends_with([' ', '*', '(', '"']) {
         return None;
     }
-    let words: Vec<&str> =
-        text.split([' ', '*', '(', '"', ':']).map(str::trim).filter(|word| !word.is_empty()).collect();
+    let words: Vec<&str> = text
+        .split([' ', '*', '(', '"', ':'])
+        .map(str::trim)
+        .filter(|word| !word.is_empty())
+        .collect();
     let (last, rest) = words.split_last()?;
     let is_number = |word: &&str| word.contains(|c: char| c.is_ascii_digit());
     let follows_number = rest.last().is_some_and(is_number);
-    let is_range = AND.contains(last) && rest.iter().rev().take(6).any(|word| BETWEEN.contains(word));
+    let is_range =
+        AND.contains(last) && rest.iter().rev().take(6).any(|word| BETWEEN.contains(word));
     if is_range || (JOINS.contains(last) && follows_number) {
         return Some(Effect::NoValue);
     }
@@ -213,7 +229,8 @@ pub(crate) fn is_joined(after: &str) -> bool {
     let text = after.trim_start().to_lowercase();
     let starts_number =
         |rest: &str| rest.trim_start_matches([' ', '$']).starts_with(|c: char| c.is_ascii_digit());
-    let joined = JOINED_JOINS.iter().find_map(|join| text.strip_prefix(join)).is_some_and(starts_number);
+    let joined =
+        JOINED_JOINS.iter().find_map(|join| text.strip_prefix(join)).is_some_and(starts_number);
     joined
         || text.split_once(' ').is_some_and(|(word, rest)| {
             word != "of"
@@ -224,7 +241,8 @@ pub(crate) fn is_joined(after: &str) -> bool {
 
 /// Returns the factor of a word of magnitude in lower case, such as `millionen` or `百万`.
 pub(crate) fn magnitude(word: &str) -> Option<u64> {
-    let named = MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
+    let named =
+        MAGNITUDES.iter().find(|(_, words)| words.contains(&word)).map(|(factor, _)| *factor);
     let factor = |c| if c == '十' { Some(10) } else { joined_magnitude(c) };
     let product = || word.chars().try_fold(1u64, |product, c| product.checked_mul(factor(c)?));
     named.or_else(|| product().filter(|product| *product > 1))
@@ -234,7 +252,8 @@ fn joined_magnitude(c: char) -> Option<u64> {
     JOINED_MAGNITUDES.iter().find(|(own, _)| *own == c).map(|(_, factor)| *factor)
 }
 
-/// Returns the factor of the character of magnitude with which a word starts: 万 in 万元, but not 千 in 千克.
+/// Returns the factor of the character of magnitude with which a word starts: 万 in 万元, but not 千 in
+/// 千克.
 pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     let mut chars = word.chars();
     let first = chars.next()?;
@@ -242,8 +261,8 @@ pub(crate) fn leading_magnitude(word: &str) -> Option<u64> {
     joined_magnitude(first).filter(|_| !is_kilo)
 }
 
-/// Converts a number in Chinese words to digits: 十二 to 12, 三分之一 to 1/3, 三点五 to 3.5, 负五 to -5. Returns
-/// `None` if the text is not such a number.
+/// Converts a number in Chinese words to digits: 十二 to 12, 三分之一 to 1/3, 三点五 to 3.5, 负五 to -5.
+/// Returns `None` if the text is not such a number.
 pub(crate) fn chinese_number(text: &str) -> Option<String> {
     if let Some(rest) = text.strip_prefix(['负', '負']) {
         return chinese_number(rest)

@@ -1,14 +1,15 @@
 //! Scorers: compute the score of an attempt from its recorded data.
 //!
-//! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, outcome, final text and tokens, and data
-//! from its tools) and returns [`Component`]s. It scores attempts individually, or all attempts of a
-//! group together. The store holds all of this input, so scoring can be repeated at any time.
+//! A [`Scorer`] reads the [`Evidence`] of an attempt (its task, outcome, final text and tokens, and
+//! data from its tools) and returns [`Component`]s. It scores attempts individually, or all
+//! attempts of a group together. The store holds all of this input, so scoring can be repeated at
+//! any time.
 //!
 //! A [`CommandScorer`] runs a program of the user, and a [`PythonScorer`] a Python function. Their
-//! processes receive only named environment variables and end with the scorer. An [`HttpScorer`] calls a
-//! service, a [`JudgeScorer`] queries a language model, and a [`CodeScorer`] runs tests in a sandbox. The
-//! binary passes the network client or the sandbox to these scorers, because this crate contains neither.
-//! A [`SqlScorer`] runs queries; a [`SchemaScorer`] validates JSON.
+//! processes receive only named environment variables and end with the scorer. An [`HttpScorer`]
+//! calls a service, a [`JudgeScorer`] queries a language model, and a [`CodeScorer`] runs tests in
+//! a sandbox. The binary passes the network client or the sandbox to these scorers, because this
+//! crate contains neither. A [`SqlScorer`] runs queries; a [`SchemaScorer`] validates JSON.
 //!
 //! # Example
 //! ```
@@ -22,10 +23,10 @@
 //!
 //! # Guarantees
 //! - **Model output never causes an error.** An invalid expected answer does.
-//! - **A scorer that cannot score returns an error**, never a score of 0. The recipe decides what happens to
-//!   the attempt.
-//! - **Answer comparison is pure.** Scorers that compare the final answer with the expected answer give the
-//!   same text the same score.
+//! - **A scorer that cannot score returns an error**, never a score of 0. The recipe decides what
+//!   happens to the attempt.
+//! - **Answer comparison is pure.** Scorers that compare the final answer with the expected answer
+//!   give the same text the same score.
 //!
 //! [`Rational`] provides the exact arithmetic that compares and computes answers.
 //!
@@ -77,7 +78,9 @@ use services::UnconnectedScorer;
 
 pub use answer::{AnswerLocation, AnswerScorer, Comparison, FormatScore, f1};
 pub use choice::{ChoiceScorer, OPTION_LABELS, OPTION_TEXTS, split_letters};
-pub use code::{CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, TestScoring};
+pub use code::{
+    CodeKeys, CodeScorer, Isolation, Program, ProgramEnd, ProgramResult, Runner, TestScoring,
+};
 pub use command::{CommandKeys, CommandScorer};
 pub use format::FormatScorer;
 pub use http::{HttpKeys, HttpScorer};
@@ -252,11 +255,11 @@ impl ScorerKind {
 
     /// Creates the scorer.
     ///
-    /// The kinds `http`, `judge`, `code` and `environment` need a client, a sandbox or an environment.
-    /// For them, this function returns a scorer that always fails; use [`HttpScorer::new`],
-    /// [`JudgeScorer::new`] or [`CodeScorer::new`] instead. Scorers that start processes should be
-    /// created with a [`Supervisor`] ([`CommandScorer::new`], [`PythonScorer::new`]), so that the
-    /// processes end with this process.
+    /// The kinds `http`, `judge`, `code` and `environment` need a client, a sandbox or an
+    /// environment. For them, this function returns a scorer that always fails; use
+    /// [`HttpScorer::new`], [`JudgeScorer::new`] or [`CodeScorer::new`] instead. Scorers that start
+    /// processes should be created with a [`Supervisor`] ([`CommandScorer::new`],
+    /// [`PythonScorer::new`]), so that the processes end with this process.
     pub fn scorer(&self) -> Arc<dyn Scorer> {
         match self {
             ScorerKind::Numeric(scorer) => Arc::new(*scorer),
@@ -266,10 +269,13 @@ impl ScorerKind {
             ScorerKind::Format(scorer) => Arc::new(scorer.clone()),
             ScorerKind::JsonSchema(scorer) => Arc::new(scorer.clone()),
             ScorerKind::Sql(scorer) => Arc::new(scorer.clone()),
-            ScorerKind::Command(keys) => Arc::new(CommandScorer::new(keys.clone(), Supervisor::default())),
-            ScorerKind::Code(_) | ScorerKind::Http(_) | ScorerKind::Judge(_) | ScorerKind::Environment(_) => {
-                Arc::new(UnconnectedScorer(self.name()))
+            ScorerKind::Command(keys) => {
+                Arc::new(CommandScorer::new(keys.clone(), Supervisor::default()))
             }
+            ScorerKind::Code(_)
+            | ScorerKind::Http(_)
+            | ScorerKind::Judge(_)
+            | ScorerKind::Environment(_) => Arc::new(UnconnectedScorer(self.name())),
             ScorerKind::Python(keys) => PythonScorer::new(keys.clone(), Supervisor::default()),
             ScorerKind::Program(scorer) => Arc::new(*scorer),
         }

@@ -12,8 +12,8 @@
 //! A percent sign is a unit like any other: 50% is parsed as 50.
 //!
 //! These are not parsed: numbers spelled as words ("five"), decimal commas, and digits that are
-//! part of a word (`x25`, `H2O`, `x_{2}`) or the exponent of a word (`cm^2`). [`context`](crate::context)
-//! determines which numbers have no value of their own.
+//! part of a word (`x25`, `H2O`, `x_{2}`) or the exponent of a word (`cm^2`).
+//! [`context`](crate::context) determines which numbers have no value of their own.
 
 use std::ops::Range;
 
@@ -197,7 +197,8 @@ impl Reader {
 
     /// Returns the name of the LaTeX command that is next, without its backslash.
     pub fn command(&self) -> Option<String> {
-        let name = || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
+        let name =
+            || self.chars[self.at + 1..].iter().take_while(|c| c.is_ascii_alphabetic()).collect();
         (self.peek(0) == Some('\\')).then(name)
     }
 
@@ -216,7 +217,9 @@ impl Reader {
             }
             // Markdown emphasis.
             Some('_')
-                if !self.before().is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
+                if !self
+                    .before()
+                    .is_some_and(|c| c.is_alphanumeric() || matches!(c, ')' | '}' | ']')) =>
             {
                 while self.peek(0) == Some('_') {
                     self.at += 1;
@@ -262,7 +265,8 @@ impl Reader {
                     }
                     None
                 });
-                // A brace that is not closed within [`MAX_BRACED_CHARS`] characters does not open a group.
+                // A brace that is not closed within [`MAX_BRACED_CHARS`] characters does not open a
+                // group.
                 if group.is_none() {
                     self.at += 1;
                 }
@@ -296,9 +300,12 @@ impl Reader {
 
     /// Applies the effects of the surrounding text to a number.
     pub fn in_context(&self, found: Found) -> Found {
-        let Change { factor, base, range, about } =
-            NumberPosition { chars: &self.chars, range: found.range.clone(), formula: self.formula }
-                .parse_change();
+        let Change { factor, base, range, about } = NumberPosition {
+            chars: &self.chars,
+            range: found.range.clone(),
+            formula: self.formula,
+        }
+        .parse_change();
         let own = match (base, found.value) {
             (Some(base), Some(value)) => in_base(&value, base),
             (_, value) => value,
@@ -318,7 +325,9 @@ impl Reader {
         let mut negative = false;
         if let Some('-' | '−' | '+') = self.peek(0) {
             // After an operand, the character is an operator or a hyphen: 10-7, page-3.
-            if before.is_some_and(|c| c.is_ascii_alphanumeric() || matches!(c, ')' | ']' | '}' | '%' | '_')) {
+            if before.is_some_and(|c| {
+                c.is_ascii_alphanumeric() || matches!(c, ')' | ']' | '}' | '%' | '_')
+            }) {
                 return None;
             }
             let sign = self.at;
@@ -382,7 +391,8 @@ impl Reader {
         if !negative {
             self.take("+");
         }
-        let UnsignedNumber { value, .. } = self.attempt(Self::fraction).or_else(|| self.quotient())?;
+        let UnsignedNumber { value, .. } =
+            self.attempt(Self::fraction).or_else(|| self.quotient())?;
         self.skip_spaces();
         self.take("}").then_some(value.map(|v| if negative { v.negate() } else { v }))
     }
@@ -440,11 +450,13 @@ impl Reader {
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }
         if let Some(block) = self.attempt(|r| r.period(decimals)) {
-            let ninths =
-                Rational::from(10).power(block.len() as i32).and_then(|p| p.minus(&Rational::from(1)));
+            let ninths = Rational::from(10)
+                .power(block.len() as i32)
+                .and_then(|p| p.minus(&Rational::from(1)));
             let unit = Rational::from(10).power(-(decimals as i32));
-            let repeated =
-                Rational::parse(&block).zip(ninths).and_then(|(block, by)| block.divide(&by)?.times(&unit?));
+            let repeated = Rational::parse(&block)
+                .zip(ninths)
+                .and_then(|(block, by)| block.divide(&by)?.times(&unit?));
             let value = value.zip(repeated).and_then(|(value, repeated)| value.plus(&repeated));
             return Some(UnsignedNumber { value, decimals: 0, is_integer: false });
         }

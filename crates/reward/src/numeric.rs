@@ -20,11 +20,11 @@ pub enum NumberLocation {
     LastNumber,
     /// The first number after the last `####`, on the same line (the format of GSM8K).
     Hashes,
-    /// The number in the last `\boxed{…}`. A box with several numbers, or with an expression that would
-    /// have to be computed, has no answer.
+    /// The number in the last `\boxed{…}`. A box with several numbers, or with an expression that
+    /// would have to be computed, has no answer.
     Boxed,
-    /// The first number after the last "answer is", including in other languages, on the same line or the
-    /// next.
+    /// The first number after the last "answer is", including in other languages, on the same line
+    /// or the next.
     AnswerIs,
 }
 
@@ -35,8 +35,8 @@ pub enum Tolerance {
     /// The values are equal: 0.5, .50 and 1/2 are the same number.
     #[default]
     Exact,
-    /// The answer, rounded to the decimals of the expected number, equals that number: 3.1416 matches
-    /// 3.14.
+    /// The answer, rounded to the decimals of the expected number, equals that number: 3.1416
+    /// matches 3.14.
     AsWritten,
     /// |answer − expected| ≤ max(absolute, relative × |expected|).
     Within {
@@ -49,8 +49,8 @@ pub enum Tolerance {
 
 /// Scores 1 if the text's final number is the expected one, else 0.
 ///
-/// The caller passes only the text of the final assistant message, so numbers in tool calls and tool
-/// results never count.
+/// The caller passes only the text of the final assistant message, so numbers in tool calls and
+/// tool results never count.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct NumericScorer {
@@ -72,13 +72,13 @@ impl Scorer for NumericScorer {
 }
 
 impl NumericScorer {
-    /// Grades a final text against the expected answer: a JSON number, a text that contains one number
-    /// (`"1,234"`), or a list of these, any of which is correct.
+    /// Grades a final text against the expected answer: a JSON number, a text that contains one
+    /// number (`"1,234"`), or a list of these, any of which is correct.
     ///
     /// # Errors
-    /// Returns an error if an expected answer is not a single number that can be compared exactly, or if
-    /// a tolerance is negative or not finite. The content of `text` never causes an error: if it cannot
-    /// be parsed, the score is 0.
+    /// Returns an error if an expected answer is not a single number that can be compared exactly,
+    /// or if a tolerance is negative or not finite. The content of `text` never causes an error: if
+    /// it cannot be parsed, the score is 0.
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let targets = expected_numbers(expected)?;
@@ -112,8 +112,13 @@ impl NumericScorer {
                 let text = to_readable(text);
                 let stated = stated_answer(&text)?;
                 // The answer may be on the next line.
-                let is_next = stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
-                first_stated(if is_next { stated.trim_start_matches([':', ' ', '*', '\n']) } else { stated })
+                let is_next =
+                    stated.lines().next().is_some_and(|line| !line.contains(char::is_alphanumeric));
+                first_stated(if is_next {
+                    stated.trim_start_matches([':', ' ', '*', '\n'])
+                } else {
+                    stated
+                })
             }
             NumberLocation::Boxed => {
                 let (inside, range) = last_box_and_range(text)?;
@@ -139,7 +144,8 @@ impl NumericScorer {
             Tolerance::Exact => false,
             Tolerance::AsWritten => {
                 // Half a unit of the last decimal, in either direction.
-                let power = i32::try_from(decimals).ok().and_then(|power| Rational::from(10).power(-power));
+                let power =
+                    i32::try_from(decimals).ok().and_then(|power| Rational::from(10).power(-power));
                 let bound = power.and_then(|unit| unit.divide(&Rational::from(2)));
                 decimals > 0 && bound.is_some_and(|bound| distance.compare(&bound).is_le())
             }
@@ -153,7 +159,9 @@ impl NumericScorer {
 /// Parses one or several expected numbers.
 fn expected_numbers(expected: &Value) -> Result<Vec<Found>, ScoreError> {
     match expected {
-        Value::Array(several) if !several.is_empty() => several.iter().map(expected_number).collect(),
+        Value::Array(several) if !several.is_empty() => {
+            several.iter().map(expected_number).collect()
+        }
         one => expected_number(one).map(|one| vec![one]),
     }
 }
@@ -172,8 +180,8 @@ fn expected_number(expected: &Value) -> Result<Found, ScoreError> {
     }
 }
 
-/// Returns the first number of the first line. It has no value if its sentence states more than this
-/// number.
+/// Returns the first number of the first line. It has no value if its sentence states more than
+/// this number.
 fn first_stated(text: &str) -> Option<Found> {
     let mut found = numbers::first_of_line(text)?;
     let line = text.lines().next()?;
@@ -194,9 +202,12 @@ fn first_stated(text: &str) -> Option<Found> {
 fn without_addition(sentence: &str) -> &str {
     let adds = |text: &str| {
         let mut words = text.split_whitespace();
-        let is_number = words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
+        let is_number =
+            words.next().is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit()));
         let next = words.next().map(|word| word.trim_end_matches(['.', ',', '!', ')']));
-        is_number && next.is_some_and(|next| ["more", "fewer", "less", "remaining", "each"].contains(&next))
+        is_number
+            && next
+                .is_some_and(|next| ["more", "fewer", "less", "remaining", "each"].contains(&next))
     };
     let end = sentence.match_indices(", ").find(|(at, _)| adds(&sentence[at + 2..]));
     end.map_or(sentence, |(at, _)| &sentence[..at])
@@ -218,7 +229,11 @@ mod tests {
         extracted: Option<&str>,
     ) {
         let score = NumericScorer { extract, tolerance }.grade(text, &expected).unwrap();
-        assert_eq!((score.value, score.extracted.as_deref()), (value, extracted), "{text:?} for {expected}");
+        assert_eq!(
+            (score.value, score.extracted.as_deref()),
+            (value, extracted),
+            "{text:?} for {expected}"
+        );
     }
 
     #[test]
@@ -313,7 +328,9 @@ mod tests {
     fn any_listed_expected_answer_is_accepted() {
         let scorer = NumericScorer { tolerance: Tolerance::AsWritten, ..NumericScorer::default() };
         let expected = json!(["1{,}234", 5, "0.33"]);
-        for (answer, value) in [("1234", 1.0), ("5.0", 1.0), ("1/3", 1.0), ("6", 0.0), ("5.001", 0.0)] {
+        for (answer, value) in
+            [("1234", 1.0), ("5.0", 1.0), ("1/3", 1.0), ("6", 0.0), ("5.001", 0.0)]
+        {
             assert_eq!(scorer.grade(answer, &expected).unwrap().value, value, "{answer}");
         }
         let error = scorer.grade("5", &json!([5, "five"])).unwrap_err().to_string();

@@ -19,8 +19,8 @@ pub enum RewardSource {
     LastLine,
 }
 
-/// Scorer that takes the rewards that the program of an attempt reports. If the attempt came to its own
-/// end and the program reported no reward, the attempt is unscored.
+/// Scorer that takes the rewards that the program of an attempt reports. If the attempt came to its
+/// own end and the program reported no reward, the attempt is unscored.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct ProgramScorer {
@@ -58,16 +58,19 @@ impl Scorer for ProgramScorer {
         let program = input.toolbox_data().get("program").unwrap_or(&Value::Null);
         match self.from {
             RewardSource::LastLine => last_line(input, &program["last_line"]),
-            RewardSource::Posted => {
-                posted(input, &program["rewards"], "the program has posted no reward to LEVADE_REWARD_URL")
-            }
+            RewardSource::Posted => posted(
+                input,
+                &program["rewards"],
+                "the program has posted no reward to LEVADE_REWARD_URL",
+            ),
         }
     }
 }
 
 /// Scores an attempt without a reward.
 ///
-/// An attempt that was truncated or failed gets 0, because it ended before it could report a reward.
+/// An attempt that was truncated or failed gets 0, because it ended before it could report a
+/// reward.
 ///
 /// # Errors
 /// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.
@@ -82,7 +85,11 @@ fn last_line(input: &ScorerInput, line: &Value) -> Result<Vec<Component>, ScoreE
     let text = line.as_str().unwrap_or_default();
     let parsed = crate::json::parse(text).unwrap_or_default();
     if let Some(rewards) = parsed.get(REWARDS) {
-        return posted(input, rewards, "the last line of the program has no reward among its `rewards`");
+        return posted(
+            input,
+            rewards,
+            "the last line of the program has no reward among its `rewards`",
+        );
     }
     let value = match &parsed {
         Value::Number(number) => number.as_f64(),
@@ -119,7 +126,9 @@ fn posted(input: &ScorerInput, rewards: &Value, why: &str) -> Result<Vec<Compone
             (None, Some(agent)) => Some(CreditTarget::Agent(agent)),
             (None, None) => None,
         };
-        match components.iter_mut().find(|component| component.name == name && component.credit_target == on)
+        match components
+            .iter_mut()
+            .find(|component| component.name == name && component.credit_target == on)
         {
             Some(component) => component.value += value,
             None => components.push(Component { credit_target: on, ..Component::new(name, value) }),

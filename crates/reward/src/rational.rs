@@ -44,8 +44,8 @@ impl Rational {
         (value.numer().bits().max(value.denom().bits()) <= MAX_BITS).then_some(Rational(value))
     }
 
-    /// Parses digits with an optional sign, decimal point and exponent (`-12`, `.5`, `3.`, `1.5e-3`). Returns
-    /// `None` for any other text and for numbers of more than 4,096 bits.
+    /// Parses digits with an optional sign, decimal point and exponent (`-12`, `.5`, `3.`,
+    /// `1.5e-3`). Returns `None` for any other text and for numbers of more than 4,096 bits.
     pub fn parse(text: &str) -> Option<Self> {
         let (negative, text) = match text.as_bytes().first()? {
             b'-' => (true, &text[1..]),
@@ -149,7 +149,9 @@ impl Rational {
         }
         let bits = self.numerator().bits().max(self.denominator().bits());
         let is_unit = self.is_integer() && bits <= 1;
-        if !is_unit && bits.saturating_sub(1).saturating_mul(exponent.unsigned_abs().into()) > MAX_BITS {
+        if !is_unit
+            && bits.saturating_sub(1).saturating_mul(exponent.unsigned_abs().into()) > MAX_BITS
+        {
             return None;
         }
         let odd = exponent.rem_euclid(2);

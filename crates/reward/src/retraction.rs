@@ -1,4 +1,5 @@
-//! Detects retractions of a statement, such as "wait, 13", "which is wrong" and "but it should be 13".
+//! Detects retractions of a statement, such as "wait, 13", "which is wrong" and "but it should be
+//! 13".
 
 use std::sync::LazyLock;
 
@@ -11,7 +12,8 @@ use crate::pattern::pattern;
 const RETRACTIONS: [&str; 9] =
     ["wait", "actually", "sorry", "oops", "hmm", "correction", "nope", "scratch", "mistake"];
 
-/// Words that retract a statement only as the first word of a sentence, most of them in other languages.
+/// Words that retract a statement only as the first word of a sentence, most of them in other
+/// languages.
 const FIRST_RETRACTIONS: [&str; 18] = [
     "moment",
     "warte",
@@ -36,8 +38,8 @@ const FIRST_RETRACTIONS: [&str; 18] = [
 /// Words for no.
 const DENIALS: [&str; 6] = ["no", "nein", "non", "não", "nee", "нет"];
 
-/// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`): which is
-/// wrong.
+/// Words that deny a statement (`WRONG`), after a verb (`WRONG_IS`) and a subject (`SUBJECTS`):
+/// which is wrong.
 const WRONG: [&str; 16] = [
     "wrong",
     "incorrect",
@@ -56,9 +58,11 @@ const WRONG: [&str; 16] = [
     "errado",
     "неверно",
 ];
-const WRONG_IS: [&str; 11] = ["is", "was", "be", "ist", "war", "est", "es", "é", "that's", "it's", "c'est"];
+const WRONG_IS: [&str; 11] =
+    ["is", "was", "be", "ist", "war", "est", "es", "é", "that's", "it's", "c'est"];
 const SUBJECTS: [&str; 14] = [
-    "which", "that", "this", "it", "answer", "das", "dies", "was", "ce", "cela", "eso", "esto", "isso", "это",
+    "which", "that", "this", "it", "answer", "das", "dies", "was", "ce", "cela", "eso", "esto",
+    "isso", "это",
 ];
 
 /// Words that start a contrast (`CONTRASTS`), and words between them and the corrected value
@@ -66,9 +70,9 @@ const SUBJECTS: [&str; 14] = [
 const CONTRASTS: [&str; 11] =
     ["but", "however", "yet", "aber", "doch", "sondern", "mais", "pero", "sino", "mas", "но"];
 const RESTATES: [&str; 32] = [
-    "it", "it's", "that", "this", "the", "answer", "correct", "actual", "real", "true", "right", "is",
-    "should", "must", "be", "really", "actually", "in", "fact", "es", "ist", "muss", "sollte", "sein",
-    "c'est", "est", "doit", "être", "debe", "ser", "realidad", "en",
+    "it", "it's", "that", "this", "the", "answer", "correct", "actual", "real", "true", "right",
+    "is", "should", "must", "be", "really", "actually", "in", "fact", "es", "ist", "muss",
+    "sollte", "sein", "c'est", "est", "doit", "être", "debe", "ser", "realidad", "en",
 ];
 
 /// Words that introduce another value in addition to a stated one.
@@ -99,8 +103,8 @@ pub(crate) fn takes_back(sentence: &str) -> bool {
     TAKES_BACK.is_match(sentence)
 }
 
-/// Returns whether a text starts by retracting the statement before it. A single word, such as "wait",
-/// counts only if the text contains a digit.
+/// Returns whether a text starts by retracting the statement before it. A single word, such as
+/// "wait", counts only if the text contains a digit.
 pub(crate) fn retracts(text: &str) -> bool {
     let near = &text[..text.char_indices().nth(MAX_CHARS).map_or(text.len(), |(at, _)| at)];
     let near = without_marks(near);
@@ -109,7 +113,8 @@ pub(crate) fn retracts(text: &str) -> bool {
     let end = chunks.iter().position(is_end).map_or(chunks.len(), |at| at + 1);
     let is_condition = chunks.first().is_some_and(|first| first.is_any(&["if", "unless"]));
     if !is_condition && is_denied(&chunks[..end.min(8)], false)
-        || chunks.first().is_some_and(|first| first.is_any(&CONTRASTS)) && is_contrasted(&chunks[..end])
+        || chunks.first().is_some_and(|first| first.is_any(&CONTRASTS))
+            && is_contrasted(&chunks[..end])
     {
         return true;
     }
@@ -117,19 +122,24 @@ pub(crate) fn retracts(text: &str) -> bool {
         return false;
     }
     let mut words = text.split_whitespace().map(|word| {
-        (word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase(), word.ends_with([',', '.', '!']))
+        (
+            word.trim_matches(|c: char| !c.is_alphanumeric()).to_lowercase(),
+            word.ends_with([',', '.', '!']),
+        )
     });
     match words.find(|(word, _)| !word.is_empty()) {
         Some((word, stops)) if DENIALS.contains(&word.as_str()) => {
             stops || words.next().is_some_and(|(next, _)| RETRACTIONS.contains(&next.as_str()))
         }
-        Some((word, _)) => RETRACTIONS.contains(&word.as_str()) || FIRST_RETRACTIONS.contains(&word.as_str()),
+        Some((word, _)) => {
+            RETRACTIONS.contains(&word.as_str()) || FIRST_RETRACTIONS.contains(&word.as_str())
+        }
         None => false,
     }
 }
 
-/// Returns whether chunks deny the statement before them. `is_tail` is true if the chunks are in the same
-/// sentence as the statement.
+/// Returns whether chunks deny the statement before them. `is_tail` is true if the chunks are in
+/// the same sentence as the statement.
 fn is_denied(chunks: &[Chunk], is_tail: bool) -> bool {
     (1..chunks.len().min(20)).any(|at| {
         let is_wrong = chunks[at].is_any(&WRONG)
@@ -155,8 +165,9 @@ fn is_contrasted(chunks: &[Chunk]) -> bool {
     (0..chunks.len()).any(|at| chunks[at].is_any(&CONTRASTS) && is_other(&chunks[at + 1..]))
 }
 
-/// Returns whether the rest of the sentence after a statement retracts the statement or gives another
-/// value. Examples are "no, 13", "but it might be 13", "and 13 otherwise" and "if x > 0 and 13 if x < 0".
+/// Returns whether the rest of the sentence after a statement retracts the statement or gives
+/// another value. Examples are "no, 13", "but it might be 13", "and 13 otherwise" and "if x > 0 and
+/// 13 if x < 0".
 pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
     let is_value = |chunk: &Chunk| chunk.has_value();
     let is_retraction = |at: usize| {
@@ -169,11 +180,13 @@ pub(crate) fn is_spoiled(tail: &[Chunk]) -> bool {
             || tail[at - 1].stop.is_some()
             || tail[at - 1].kind == Kind::Operator
             || tail[at - 1].is_any(&["no", "oh", "but", "or", "and", "well"]);
-        let is_other = (is_start && tail[at].is_any(&RETRACTIONS)) || tail[at].is_any(&ALTERNATIVES);
+        let is_other =
+            (is_start && tail[at].is_any(&RETRACTIONS)) || tail[at].is_any(&ALTERNATIVES);
         (is_other && !is_than) || is_no || is_then
     };
     // Conditions after "because" belong to the reason, and not to the value.
-    let reason = tail.iter().position(|chunk| chunk.is_any(&["because", "since"])).unwrap_or(tail.len());
+    let reason =
+        tail.iter().position(|chunk| chunk.is_any(&["because", "since"])).unwrap_or(tail.len());
     let conditions = tail[..reason].iter().filter(|chunk| chunk.is_any(&["if", "when"])).count();
     is_denied(tail, true)
         || is_contrasted(tail)

@@ -16,10 +16,11 @@ use crate::{Component, Score, ScoreError, Scorer, ScorerInput, blocks, json};
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct SchemaScorer {
-    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the schema
-    /// itself: nothing is fetched.
+    /// The schema of all tasks that have none of their own. `$ref` may refer only to parts of the
+    /// schema itself: nothing is fetched.
     pub schema: Option<Map<String, Value>>,
-    /// Field of a task or of its row that contains the task's own schema, as an object or as JSON text.
+    /// Field of a task or of its row that contains the task's own schema, as an object or as JSON
+    /// text.
     pub field: Option<String>,
 }
 
@@ -38,7 +39,8 @@ impl SchemaScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         match (&self.schema, &self.field) {
             (None, None) => Err(ScoreError::Unusable(
-                "no schema is given: give `schema`, or `field`, the field of a task that has it".into(),
+                "no schema is given: give `schema`, or `field`, the field of a task that has it"
+                    .into(),
             )),
             (Some(schema), _) => compiled(&Value::Object(schema.clone())).map(drop),
             _ => Ok(()),
@@ -55,10 +57,9 @@ impl SchemaScorer {
             // Tabular data sets store the schema as JSON text.
             (Some(Value::String(text)), ..) => {
                 let schema = json::parse(text);
-                compiled(
-                    &schema
-                        .map_err(|error| ScoreError::Unusable(format!("the schema is no JSON: {error}")))?,
-                )
+                compiled(&schema.map_err(|error| {
+                    ScoreError::Unusable(format!("the schema is no JSON: {error}"))
+                })?)
             }
             (Some(own), ..) => compiled(own),
             (None, Some(schema), _) => compiled(&Value::Object(schema.clone())),
@@ -71,8 +72,8 @@ impl SchemaScorer {
         }
     }
 
-    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names or in a
-    /// code block. The score is 1 or 0.
+    /// Grades a final answer. The answer is JSON, or contains JSON in the tag that the task names
+    /// or in a code block. The score is 1 or 0.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if there is no schema, or if the schema is invalid.
@@ -116,8 +117,8 @@ enum Bound {
     MultipleOf,
 }
 
-/// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`, so it
-/// finds that 598731845373330050.5 is at most 598731845373330050.
+/// Keywords that this module evaluates on exact decimals. The library rounds some numbers to `f64`,
+/// so it finds that 598731845373330050.5 is at most 598731845373330050.
 const KEYWORDS: [(&str, Bound); 5] = [
     ("minimum", Bound::Minimum),
     ("maximum", Bound::Maximum),
@@ -142,7 +143,9 @@ impl<'i> Keyword<'i> for Limit {
     fn validate(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
         match self.is_valid(instance) {
             true => Ok(()),
-            false => Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword))),
+            false => {
+                Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword)))
+            }
         }
     }
 
@@ -160,11 +163,12 @@ impl<'i> Keyword<'i> for Limit {
     }
 }
 
-/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the last
-/// code block, whichever parses first.
+/// Returns the JSON in a text, parsed and as written: the complete text, the text in `tag`, or the
+/// last code block, whichever parses first.
 fn json_of<'t>(text: &'t str, tag: &str) -> Option<(Value, Cow<'t, str>)> {
     let block = blocks::last_in(text, &["json", "jsonc", "json5"]);
-    let candidates: [Option<Cow<str>>; 3] = [Some(text.into()), text_in_tag(text, tag).map(Cow::from), block];
+    let candidates: [Option<Cow<str>>; 3] =
+        [Some(text.into()), text_in_tag(text, tag).map(Cow::from), block];
     candidates.into_iter().flatten().find_map(|written| {
         let json = json::parse(written.trim_start_matches('\u{feff}').trim()).ok()?;
         Some((json, written))
@@ -256,7 +260,8 @@ mod tests {
             (r#"{"minimum": 5}"#, r#""4""#, 1.0),
             (r#"{"maximum": 5}"#, "1e99999999999", 0.0),
         ] {
-            let row: Value = serde_json::from_str(&format!("{{\"row\": {{\"format\": {schema}}}}}")).unwrap();
+            let row: Value =
+                serde_json::from_str(&format!("{{\"row\": {{\"format\": {schema}}}}}")).unwrap();
             own.check_task(&row).unwrap();
             assert_eq!(own.grade(text, &row).unwrap().value, value, "{schema} {text}");
         }
@@ -291,7 +296,8 @@ mod tests {
         }
     }
 
-    /// Compares numbers that equal an expected constant, or differ in one respect that changes the value.
+    /// Compares numbers that equal an expected constant, or differ in one respect that changes the
+    /// value.
     #[test]
     fn grade_distinguishes_generated_numbers() {
         let frames = [
@@ -310,11 +316,14 @@ mod tests {
                 format!("{{\"const\": {number}}}"),
                 format!("{{\"enum\": [\"x\", {number}]}}"),
                 format!("{{\"minimum\": {number}, \"maximum\": {number}}}"),
-                format!("{{\"items\": {{\"const\": {number}}}, \"minItems\": 1, \"type\": \"array\"}}"),
+                format!(
+                    "{{\"items\": {{\"const\": {number}}}, \"minItems\": 1, \"type\": \"array\"}}"
+                ),
             ];
             let kind = dice.below(4);
             let row: Value =
-                serde_json::from_str(&format!("{{\"row\": {{\"format\": {}}}}}", schema[kind])).unwrap();
+                serde_json::from_str(&format!("{{\"row\": {{\"format\": {}}}}}", schema[kind]))
+                    .unwrap();
             let frame = frames[dice.below(frames.len())];
             let value = |number: &str| {
                 let json = if kind == 3 { format!("[{number}]") } else { number.to_owned() };
@@ -340,7 +349,10 @@ mod tests {
     fn task_schema_is_read_from_field() {
         let own = SchemaScorer { field: Some("format".into()), schema: None };
         let task = json!({ "row": { "format": { "type": "integer" } } });
-        assert_eq!((own.grade("5", &task).unwrap().value, own.grade("x", &task).unwrap().value), (1.0, 0.0));
+        assert_eq!(
+            (own.grade("5", &task).unwrap().value, own.grade("x", &task).unwrap().value),
+            (1.0, 0.0)
+        );
         let text = json!({ "row": { "format": "{\"type\": \"array\"}" } });
         assert_eq!(own.grade("[5]", &text).unwrap().value, 1.0);
         for (task, want) in [
@@ -348,12 +360,17 @@ mod tests {
             (json!({ "format": { "type": "nothing" } }), "the schema cannot be used"),
             (json!({ "format": "{" }), "the schema is no JSON"),
             // External references are not fetched.
-            (json!({ "format": { "$ref": "https://example.com/schema.json" } }), "the schema cannot be used"),
+            (
+                json!({ "format": { "$ref": "https://example.com/schema.json" } }),
+                "the schema cannot be used",
+            ),
             (json!({ "format": { "$ref": "file:///etc/passwd" } }), "the schema cannot be used"),
         ] {
             let error = own.check_task(&task).unwrap_err().to_string();
             assert!(error.contains(want), "{error}");
         }
-        assert!(SchemaScorer::default().check().unwrap_err().to_string().contains("no schema is given"));
+        assert!(
+            SchemaScorer::default().check().unwrap_err().to_string().contains("no schema is given")
+        );
     }
 }

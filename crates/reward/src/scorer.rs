@@ -9,8 +9,8 @@ use serde_json::{Map, Value};
 
 use crate::{Score, ScoreError};
 
-/// Input of a scorer: all data about one attempt. It is collected before the attempt's sessions close and
-/// is kept in the store, so that the attempt can be scored at any later time.
+/// Input of a scorer: all data about one attempt. It is collected before the attempt's sessions
+/// close and is kept in the store, so that the attempt can be scored at any later time.
 #[derive(Debug, Clone)]
 pub struct ScorerInput {
     /// Identifier of the attempt.
@@ -24,14 +24,14 @@ pub struct ScorerInput {
 }
 
 impl ScorerInput {
-    /// Returns the text of the final answer, without reasoning and tool calls. Empty unless the attempt
-    /// ended with an answer.
+    /// Returns the text of the final answer, without reasoning and tool calls. Empty unless the
+    /// attempt ended with an answer.
     pub fn text(&self) -> &str {
         &self.outcome.final_text
     }
 
-    /// Returns the final assistant message, with its reasoning between `<think>` and `</think>`. Empty
-    /// unless the attempt ended with an answer.
+    /// Returns the final assistant message, with its reasoning between `<think>` and `</think>`.
+    /// Empty unless the attempt ended with an answer.
     pub fn full_text(&self) -> String {
         match self.reasoning().trim() {
             "" => self.text().to_owned(),
@@ -59,8 +59,8 @@ impl ScorerInput {
         expected(&self.task)
     }
 
-    /// Returns the expected answer for programs and functions. If the task stores a number as the string
-    /// of its digits, this is the number (`answer_number`).
+    /// Returns the expected answer for programs and functions. If the task stores a number as the
+    /// string of its digits, this is the number (`answer_number`).
     pub fn expected_value(&self) -> &Value {
         expected_value(&self.task)
     }
@@ -71,13 +71,14 @@ pub(crate) fn expected(task: &Value) -> &Value {
     task.get("answer").unwrap_or(&Value::Null)
 }
 
-/// Returns the expected answer of a task for programs and functions, see [`ScorerInput::expected_value`].
+/// Returns the expected answer of a task for programs and functions, see
+/// [`ScorerInput::expected_value`].
 pub(crate) fn expected_value(task: &Value) -> &Value {
     task.get("answer_number").filter(|number| number.is_number()).unwrap_or(expected(task))
 }
 
-/// Returns a field of a task. If the task does not have it, or it is null, returns the field of the data
-/// set row that the task was read from.
+/// Returns a field of a task. If the task does not have it, or it is null, returns the field of the
+/// data set row that the task was read from.
 pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
     let row_field = || task.get("row")?.get(name);
     task.get(name).filter(|value| !value.is_null()).or_else(row_field)
@@ -85,9 +86,9 @@ pub fn task_field<'t>(task: &'t Value, name: &str) -> Option<&'t Value> {
 
 /// Scores attempts, individually or all attempts of a group together.
 ///
-/// Model output never causes an error. If a scorer cannot score now, because a service is unavailable, it
-/// returns an error that [may be temporary](ScoreError::may_pass), never a score of 0. A scorer can be
-/// called repeatedly for the same attempt, and concurrently for many attempts.
+/// Model output never causes an error. If a scorer cannot score now, because a service is
+/// unavailable, it returns an error that [may be temporary](ScoreError::may_pass), never a score of
+/// 0. A scorer can be called repeatedly for the same attempt, and concurrently for many attempts.
 #[async_trait]
 pub trait Scorer: Debug + Send + Sync {
     /// Returns whether the scorer scores all attempts of a group together
@@ -96,8 +97,8 @@ pub trait Scorer: Debug + Send + Sync {
         false
     }
 
-    /// Returns whether only the program or environment that ran an attempt at this task can report its
-    /// score.
+    /// Returns whether only the program or environment that ran an attempt at this task can report
+    /// its score.
     fn needs_reported_score(&self, _task: &Value) -> bool {
         false
     }
@@ -118,14 +119,15 @@ pub trait Scorer: Debug + Send + Sync {
         Ok(())
     }
 
-    /// Scores an attempt. One component is named [`Component::SCORE`]; further components are optional.
+    /// Scores an attempt. One component is named [`Component::SCORE`]; further components are
+    /// optional.
     ///
     /// # Errors
     /// Returns an error if the scorer fails. Model output is never a reason.
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError>;
 
-    /// Scores the attempts of a group relative to each other. Returns the components of each attempt, in
-    /// the order of `group`.
+    /// Scores the attempts of a group relative to each other. Returns the components of each
+    /// attempt, in the order of `group`.
     ///
     /// # Errors
     /// Returns an error if the scorer cannot score all of the attempts.
@@ -134,14 +136,14 @@ pub trait Scorer: Debug + Send + Sync {
     }
 }
 
-/// Returns the components of a scorer that looks only at the final answer: the grade in `graded`, or 0 if
-/// the attempt ended without an answer.
+/// Returns the components of a scorer that looks only at the final answer: the grade in `graded`,
+/// or 0 if the attempt ended without an answer.
 pub(crate) fn answer_components(
     input: &ScorerInput,
     graded: Result<Score, ScoreError>,
 ) -> Result<Vec<Component>, ScoreError> {
-    // An error in `graded` is returned even without an answer, so that an invalid task is found whatever
-    // the model writes.
+    // An error in `graded` is returned even without an answer, so that an invalid task is found
+    // whatever the model writes.
     let Score { value, extracted } = graded?;
     let score = if input.is_answered() {
         Component { extracted, ..Component::score(value) }

@@ -38,7 +38,8 @@ pub trait Chat: Debug + Send + Sync {
     /// # Errors
     /// Returns [`ScoreError::Unavailable`] if no endpoint responds now, and
     /// [`ScoreError::Unusable`] if the prompt is rejected.
-    async fn complete(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError>;
+    async fn complete(&self, system: &str, prompt: &str, seed: u64)
+    -> Result<ChatText, ScoreError>;
 }
 
 /// A scorer that needs an external service or a sandbox, and has not been given one. Scoring always
@@ -71,6 +72,7 @@ pub(crate) fn components(response: &Value) -> Result<Vec<Component>, String> {
         return Err(format!("{shown:?}, which is neither a number nor {{\"score\": number, …}}"));
     };
     let extra = extra.into_iter().flatten().filter(|(name, _)| *name != Component::SCORE);
-    let extra = extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
+    let extra =
+        extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
     Ok([Component::score(score)].into_iter().chain(extra).collect())
 }

@@ -1,9 +1,10 @@
 //! Normalizes short answers and compares their words, numbers and symbols.
 //!
-//! Words are normalized as by SQuAD's evaluation script. That normalization removes all punctuation, even
-//! a sign, a decimal point or an operator. Two answers are therefore equal only if their numbers and
-//! symbols are equal as well. Quotation marks and sentence punctuation of other scripts are removed like
-//! those of ASCII. Minus signs, en dashes and full-width characters are read as their ASCII counterparts.
+//! Words are normalized as by SQuAD's evaluation script. That normalization removes all
+//! punctuation, even a sign, a decimal point or an operator. Two answers are therefore equal only
+//! if their numbers and symbols are equal as well. Quotation marks and sentence punctuation of
+//! other scripts are removed like those of ASCII. Minus signs, en dashes and full-width characters
+//! are read as their ASCII counterparts.
 
 use std::sync::LazyLock;
 
@@ -12,8 +13,8 @@ use unicode_normalization::UnicodeNormalization;
 
 use crate::pattern::pattern;
 
-/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs, hyphens, en
-/// dashes, primes and apostrophes.
+/// Returns a text composed (NFC). ASCII characters replace full-width characters, minus signs,
+/// hyphens, en dashes, primes and apostrophes.
 fn plain(text: &str) -> String {
     let narrow = |c: char| match c {
         '\u{ff01}'..='\u{ff5e}' => char::from_u32(c as u32 - 0xfee0).unwrap_or(c),
@@ -27,9 +28,9 @@ fn plain(text: &str) -> String {
 
 /// Returns the form of a [`plain`] text that is compared.
 ///
-/// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a number,
-/// it loses its article, quotes, markup, final punctuation and trailing zeros of the decimals, and its
-/// currency symbol is moved before it.
+/// Spaces within initials (`J. R.`) and ranges (`1 - 2`) are removed. If the complete text is a
+/// number, it loses its article, quotes, markup, final punctuation and trailing zeros of the
+/// decimals, and its currency symbol is moved before it.
 fn canonical_text(plain: &str) -> String {
     let text = INITIALS.replace_all(plain, "$1$2");
     let text = INITIALS.replace_all(&text, "$1$2");
@@ -46,7 +47,10 @@ fn canonical_text(plain: &str) -> String {
         format!("{}{}{before}{integer}{point}{decimals}{behind}", group_text(1), group_text(2))
     };
     match ONLY_NUMBER.captures(bare) {
-        Some(found) if found.get(3).is_some_and(|integer| !integer.is_empty()) || found.get(4).is_some() => {
+        Some(found)
+            if found.get(3).is_some_and(|integer| !integer.is_empty())
+                || found.get(4).is_some() =>
+        {
             number(&found)
         }
         _ => text.into_owned(),
@@ -70,19 +74,22 @@ static NAMED_A: LazyLock<Regex> = LazyLock::new(|| {
 
 /// Returns whether a character is a quotation mark or sentence punctuation outside of ASCII.
 fn is_mark(c: char) -> bool {
-    matches!(c, '\u{2018}'..='\u{201f}' | '«' | '»' | '‹' | '›' | '…' | '¿' | '¡' | '\u{3001}' | '\u{3002}')
-        || matches!(c, '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{3017}' | '।' | '؟' | '،' | '؛')
+    matches!(
+        c,
+        '\u{2018}'..='\u{201f}' | '«' | '»' | '‹' | '›' | '…' | '¿' | '¡' | '\u{3001}' | '\u{3002}'
+    ) || matches!(c, '\u{3008}'..='\u{3011}' | '\u{3014}'..='\u{3017}' | '।' | '؟' | '،' | '؛')
 }
 
-/// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and the
-/// articles a, an and the. The last word is always kept: no noun follows it, so it is not an article
-/// (vitamin A, The The).
+/// Returns a text in lower case and composed (NFC), with single spaces, and without punctuation and
+/// the articles a, an and the. The last word is always kept: no noun follows it, so it is not an
+/// article (vitamin A, The The).
 pub fn normalize(text: &str) -> String {
     normalized_words(&plain(text))
 }
 
 fn normalized_words(plain: &str) -> String {
-    let plain: String = plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
+    let plain: String =
+        plain.chars().filter(|c| !c.is_ascii_punctuation() && !is_mark(*c)).collect();
     let plain = plain.to_lowercase();
     let plain = plain.trim_end();
     let mut kept = String::with_capacity(plain.len());
@@ -105,8 +112,8 @@ fn normalized_words(plain: &str) -> String {
 }
 
 /// Returns the numbers in a text with signs and decimal points, but without thousands separators.
-/// Normalization removes signs and decimal points, so a comparison of words would make `1.5` equal to 15,
-/// `-3` to 3 and `1/2` to 12.
+/// Normalization removes signs and decimal points, so a comparison of words would make `1.5` equal
+/// to 15, `-3` to 3 and `1/2` to 12.
 fn numbers(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
@@ -160,22 +167,25 @@ fn numbers(text: &str) -> Vec<String> {
     found
 }
 
-/// Returns the characters of punctuation in a text that carry meaning: operators, charges and parts of
-/// names, but not sentence punctuation, quotation marks and emphasis. Normalization removes them all, so
-/// a comparison of words would make `C++` equal to C, `a<b` to a>b and the blood group O- to O+.
+/// Returns the characters of punctuation in a text that carry meaning: operators, charges and parts
+/// of names, but not sentence punctuation, quotation marks and emphasis. Normalization removes them
+/// all, so a comparison of words would make `C++` equal to C, `a<b` to a>b and the blood group O-
+/// to O+.
 fn symbols(text: &str) -> Vec<char> {
     let text = text.trim().trim_start_matches("...");
     let chars: Vec<char> = text.chars().collect();
-    let is =
-        |at: Option<usize>, fits: fn(char) -> bool| at.and_then(|at| chars.get(at)).is_some_and(|c| fits(*c));
+    let is = |at: Option<usize>, fits: fn(char) -> bool| {
+        at.and_then(|at| chars.get(at)).is_some_and(|c| fits(*c))
+    };
     let run = |letters: &mut dyn Iterator<Item = &char>| {
         letters.take_while(|c| c.is_alphanumeric()).take(3).count()
     };
     // Whether one of the 100 characters before `at` opens a quotation, which the quote at `at` then
     // closes.
     let is_opened = |at: usize, quote: char| {
-        let starts =
-            |at: usize| at == 0 || !chars[at - 1].is_alphanumeric() && !"'\"".contains(chars[at - 1]);
+        let starts = |at: usize| {
+            at == 0 || !chars[at - 1].is_alphanumeric() && !"'\"".contains(chars[at - 1])
+        };
         (at.saturating_sub(100)..at).any(|at| chars[at] == quote && starts(at))
     };
     let is_symbol = |(at, c): &(usize, &char)| {
@@ -184,7 +194,8 @@ fn symbols(text: &str) -> Vec<char> {
         let digit = |c: char| c.is_ascii_digit();
         let starts = before.is_none() || is(before, space);
         let is_inner = is(before, word) && is(after, word);
-        let has_letters = is_inner && (is(before, char::is_alphabetic) || is(after, char::is_alphabetic));
+        let has_letters =
+            is_inner && (is(before, char::is_alphabetic) || is(after, char::is_alphabetic));
         let (left, right) = match is_inner {
             true => (run(&mut chars[..*at].iter().rev()), run(&mut chars[at + 1..].iter())),
             false => (0, 0),
@@ -195,7 +206,8 @@ fn symbols(text: &str) -> Vec<char> {
             // +5 equals 5; a sign before digits belongs to the number.
             '+' => !(starts && is(after, digit)),
             '-' => {
-                let leads = starts && is(after, |c| !c.is_whitespace() && !c.is_ascii_digit() && c != '.');
+                let leads =
+                    starts && is(after, |c| !c.is_whitespace() && !c.is_ascii_digit() && c != '.');
                 let is_flag = starts && is(after, |c| c == '-') && is(Some(at + 2), word);
                 let ends = is(before, word) && !is(after, |c| c.is_alphanumeric() || c == '-');
                 // True for 5 - 3, but not for Paris - France.
@@ -251,7 +263,8 @@ fn leads_to_digit<'c>(mut chars: impl Iterator<Item = &'c char>) -> bool {
 
 /// A short answer in normalized form.
 pub(crate) struct ShortAnswer {
-    /// The text before normalization of its words, with punctuation, as returned by [`canonical_text`].
+    /// The text before normalization of its words, with punctuation, as returned by
+    /// [`canonical_text`].
     pub written: String,
     /// Normalized words; the trimmed original text if it consists of punctuation only.
     pub text: String,
@@ -259,8 +272,8 @@ pub(crate) struct ShortAnswer {
     pub has_words: bool,
     pub numbers: Vec<String>,
     pub symbols: Vec<char>,
-    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I do not
-    /// know" contains "no".
+    /// Whether an answer must equal this one even if the scorer compares by containment or F1: "I
+    /// do not know" contains "no".
     pub closed: bool,
 }
 
@@ -278,8 +291,8 @@ impl ShortAnswer {
         }
     }
 
-    /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want` is
-    /// closed.
+    /// Returns whether this answer equals the expected answer `want`. Symbols are ignored if `want`
+    /// is closed.
     pub fn equals(&self, want: &ShortAnswer) -> bool {
         let same = self.text == want.text && self.numbers == want.numbers;
         same && (want.closed || self.symbols == want.symbols)

@@ -39,8 +39,8 @@ impl Dice {
         std::iter::once(first).chain(rest).collect()
     }
 
-    /// Returns a random integer or decimal, with a minus sign in half of the cases. The integer part has
-    /// at most `most` digits, and the decimal part at most 6.
+    /// Returns a random integer or decimal, with a minus sign in half of the cases. The integer
+    /// part has at most `most` digits, and the decimal part at most 6.
     pub fn number(&mut self, max_digits: usize) -> String {
         let sign = if self.below(2) == 0 { "-" } else { "" };
         let integer = self.digits(max_digits);
@@ -53,8 +53,8 @@ impl Dice {
         }
     }
 
-    /// Returns a different number: with the last digit one higher or lower, with the opposite sign, or
-    /// ten times as large.
+    /// Returns a different number: with the last digit one higher or lower, with the opposite sign,
+    /// or ten times as large.
     pub fn changed(&mut self, number: &str) -> String {
         let (sign, size) = number.strip_prefix('-').map_or(("", number), |size| ("-", size));
         let last = size.len() - 1;
@@ -77,8 +77,9 @@ impl Dice {
 
 /// Returns a number with commas between groups of three digits.
 pub(crate) fn thousands(number: &str) -> String {
-    let (integer, decimals) =
-        number.split_once('.').map_or((number, None), |(integer, decimals)| (integer, Some(decimals)));
+    let (integer, decimals) = number
+        .split_once('.')
+        .map_or((number, None), |(integer, decimals)| (integer, Some(decimals)));
     let (sign, integer) = integer.strip_prefix('-').map_or(("", integer), |integer| ("-", integer));
     let mut grouped = String::new();
     for (at, digit) in integer.chars().enumerate() {
@@ -87,5 +88,8 @@ pub(crate) fn thousands(number: &str) -> String {
         }
         grouped.push(digit);
     }
-    format!("{sign}{grouped}{}", decimals.map(|decimals| format!(".{decimals}")).unwrap_or_default())
+    format!(
+        "{sign}{grouped}{}",
+        decimals.map(|decimals| format!(".{decimals}")).unwrap_or_default()
+    )
 }

@@ -29,20 +29,29 @@ const UNITS: [(&str, &[&str]); 87] = [
             "个小时",
         ],
     ),
-    ("day", &["day", "days", "tag", "tage", "tagen", "jour", "jours", "día", "días", "dia", "dias", "天"]),
+    (
+        "day",
+        &[
+            "day", "days", "tag", "tage", "tagen", "jour", "jours", "día", "días", "dia", "dias",
+            "天",
+        ],
+    ),
     (
         "week",
         &[
-            "week", "weeks", "wk", "wks", "woche", "wochen", "semaine", "semaines", "semana", "semanas",
-            "周", "星期",
+            "week", "weeks", "wk", "wks", "woche", "wochen", "semaine", "semaines", "semana",
+            "semanas", "周", "星期",
         ],
     ),
-    ("month", &["month", "months", "monat", "monate", "monaten", "mois", "mes", "meses", "月", "个月"]),
+    (
+        "month",
+        &["month", "months", "monat", "monate", "monaten", "mois", "mes", "meses", "月", "个月"],
+    ),
     (
         "year",
         &[
-            "year", "years", "yr", "yrs", "jahr", "jahre", "jahren", "ans", "années", "año", "años", "anos",
-            "年",
+            "year", "years", "yr", "yrs", "jahr", "jahre", "jahren", "ans", "années", "año",
+            "años", "anos", "年",
         ],
     ),
     ("decade", &["decade", "decades"]),
@@ -233,13 +242,16 @@ const PREFIXES: [(&str, &[&str]); 9] = [
 fn prefixed(word: &str) -> Option<Vec<(&'static str, i32)>> {
     let lower = word.to_lowercase();
     for (unit, sign, name) in PREFIXED {
-        let by_name = lower.strip_suffix(name).or_else(|| lower.strip_suffix('s')?.strip_suffix(name));
+        let by_name =
+            lower.strip_suffix(name).or_else(|| lower.strip_suffix('s')?.strip_suffix(name));
         let by_sign = word.strip_suffix(sign);
         let prefix = PREFIXES.iter().find(|(prefix, signs)| {
             by_name == Some(*prefix) || by_sign.is_some_and(|own| signs.contains(&own))
         });
         if let Some((prefix, _)) = prefix {
-            return Some([(*prefix, 1), (unit, 1)].into_iter().filter(|(of, _)| !of.is_empty()).collect());
+            return Some(
+                [(*prefix, 1), (unit, 1)].into_iter().filter(|(of, _)| !of.is_empty()).collect(),
+            );
         }
     }
     None

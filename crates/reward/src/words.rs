@@ -66,8 +66,12 @@ impl About {
 
     fn is_same_direction(&self, other: &About) -> bool {
         let of = |about: &About, kind| -> Vec<&str> {
-            let mut of: Vec<&str> =
-                about.directions.iter().filter(|(own, _)| *own == kind).map(|(_, word)| *word).collect();
+            let mut of: Vec<&str> = about
+                .directions
+                .iter()
+                .filter(|(own, _)| *own == kind)
+                .map(|(_, word)| *word)
+                .collect();
             of.sort_unstable();
             of.dedup();
             of
@@ -80,12 +84,15 @@ impl About {
 
     fn is_same_unit(&self, other: &About) -> bool {
         let (a, b) = (&self.units, &other.units);
-        let is = |units: &[(&str, i32)], of: &[&str]| matches!(units, [(unit, 1)] if of.contains(unit));
+        let is =
+            |units: &[(&str, i32)], of: &[&str]| matches!(units, [(unit, 1)] if of.contains(unit));
         let is_degree = |units: &[(&str, i32)]| is(units, &["degree"]);
         let is_heat = |units: &[(&str, i32)]| is(units, &["celsius", "fahrenheit"]);
         // An amount of money may omit what it is paid for: $12 for 12 dollars per hour.
         let is_rate = |rate: &[(&str, i32)], amount: &[(&str, i32)]| {
-            is(amount, &MONEY) && rate.contains(&amount[0]) && rate.iter().all(|u| u == &amount[0] || u.1 < 0)
+            is(amount, &MONEY)
+                && rate.contains(&amount[0])
+                && rate.iter().all(|u| u == &amount[0] || u.1 < 0)
         };
         a.is_empty()
             || b.is_empty()
@@ -179,16 +186,24 @@ const FILLERS: [&str; 34] = [
 
 /// Returns whether a word is part of a number in words.
 fn is_number(word: &str) -> bool {
-    let is_sign = ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
-    is_sign || number_word(word).is_some() || magnitude(word).is_some() || multiplier(word).is_some()
+    let is_sign =
+        ["half", "halves", "minus", "negative", "plus", "neg", "mil", "mio", "mrd"].contains(&word);
+    is_sign
+        || number_word(word).is_some()
+        || magnitude(word).is_some()
+        || multiplier(word).is_some()
 }
 
 /// Returns a noun without its plural ending.
 fn singular(word: &str) -> String {
     let stem = match word {
-        _ if word.ends_with("ies") && word.len() > 4 => return format!("{}y", &word[..word.len() - 3]),
+        _ if word.ends_with("ies") && word.len() > 4 => {
+            return format!("{}y", &word[..word.len() - 3]);
+        }
         _ if word.ends_with("ss") || word.len() < 4 => word,
-        _ if ["shes", "ches", "xes", "sses"].iter().any(|end| word.ends_with(end)) => &word[..word.len() - 2],
+        _ if ["shes", "ches", "xes", "sses"].iter().any(|end| word.ends_with(end)) => {
+            &word[..word.len() - 2]
+        }
         _ => word.strip_suffix('s').unwrap_or(word),
     };
     stem.to_owned()
@@ -286,7 +301,8 @@ pub(crate) fn number_word(word: &str) -> Option<u64> {
         "eighteen",
         "nineteen",
     ];
-    const TENS: [&str; 8] = ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
+    const TENS: [&str; 8] =
+        ["twenty", "thirty", "forty", "fifty", "sixty", "seventy", "eighty", "ninety"];
     let word = word.to_lowercase();
     let index_in = |list: &[&str]| list.iter().position(|own| *own == word).map(|at| at as u64);
     index_in(&ONES).or_else(|| index_in(&TENS).map(|at| 10 * (at + 2)))
@@ -362,7 +378,9 @@ mod tests {
 
     #[test]
     fn number_words_have_values() {
-        for (word, want) in [("Millionen", Some(1_000_000)), ("百万", Some(1_000_000)), ("eggs", None)] {
+        for (word, want) in
+            [("Millionen", Some(1_000_000)), ("百万", Some(1_000_000)), ("eggs", None)]
+        {
             assert_eq!(magnitude(word), want, "{word}");
         }
         assert_eq!(

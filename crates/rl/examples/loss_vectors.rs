@@ -1,5 +1,5 @@
-//! Writes test vectors of every loss at random terms, and of merging, as JSON to stdout. Learners in
-//! other languages are tested with them (`python/levade_torch/tests/vectors.json`).
+//! Writes test vectors of every loss at random terms, and of merging, as JSON to stdout. Learners
+//! in other languages are tested with them (`python/levade_torch/tests/vectors.json`).
 //!
 //! `cargo run -p levade-rl --example loss_vectors > python/levade_torch/tests/vectors.json`
 
@@ -7,8 +7,8 @@
 
 use levade_rl::correction::Bound;
 use levade_rl::{
-    Divergence, InterpolatedProximal, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss, PolicyLoss,
-    TrustRegion,
+    Divergence, InterpolatedProximal, Interpolation, KeepGradient, KlEstimator, KlPenalty, Loss,
+    PolicyLoss, TrustRegion,
 };
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 use serde_json::{Value, json};
@@ -43,7 +43,8 @@ fn losses() -> Vec<Loss> {
     let trust = TrustRegion { cap: 2.0, strict: false, age_decay: 0.1 };
     let strict = TrustRegion { strict: true, ..trust };
     let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
-    let divergence = |measure| PolicyLoss::Divergence { measure, below: 0.1, above: 0.15, cap: 1.5 };
+    let divergence =
+        |measure| PolicyLoss::Divergence { measure, below: 0.1, above: 0.15, cap: 1.5 };
     let mut losses: Vec<Loss> = [
         PolicyLoss::CrossEntropy,
         PolicyLoss::Reinforce,
@@ -103,9 +104,17 @@ fn term(random: &mut Random) -> (f32, Term) {
         behavior: random.sometimes(behaviour),
         proximal: random.sometimes(proximal),
         reference: random.sometimes(reference),
-        sequence_log_ratio: if random.next() < 0.1 { Some(12.0) } else { Some(random.uniform_in(-0.6, 0.6)) },
+        sequence_log_ratio: if random.next() < 0.1 {
+            Some(12.0)
+        } else {
+            Some(random.uniform_in(-0.6, 0.6))
+        },
         selected: random.next() < 0.5,
-        correction: if random.next() < 0.2 { Some(0.0) } else { Some(1.5).filter(|_| random.next() < 0.5) },
+        correction: if random.next() < 0.2 {
+            Some(0.0)
+        } else {
+            Some(1.5).filter(|_| random.next() < 0.5)
+        },
         age: random.below(4),
         version: 0,
     };
@@ -121,12 +130,24 @@ fn evaluated_terms(random: &mut Random) -> Vec<Value> {
     let of = |loss: &Loss| -> Value {
         let found = points.iter().map(|(logp, term)| loss.evaluate(*logp, term));
         let rows: Vec<Value> = found
-            .map(|e| json!([e.loss, e.derivative, e.ratio, e.log_ratio, e.clipped, e.dual, e.dropped, e.kl]))
+            .map(|e| {
+                json!([
+                    e.loss,
+                    e.derivative,
+                    e.ratio,
+                    e.log_ratio,
+                    e.clipped,
+                    e.dual,
+                    e.dropped,
+                    e.kl
+                ])
+            })
             .collect();
         json!({ "loss": loss, "evaluated": rows })
     };
     let losses: Vec<Value> = losses().iter().map(of).collect();
-    let points: Vec<Value> = points.iter().map(|(at, term)| json!({ "at": at, "term": term })).collect();
+    let points: Vec<Value> =
+        points.iter().map(|(at, term)| json!({ "at": at, "term": term })).collect();
     vec![json!(points), json!(losses)]
 }
 
@@ -134,8 +155,10 @@ fn merged_batches(random: &mut Random) -> Vec<Value> {
     let batch = |random: &mut Random| {
         let letters = 2 + random.below(3);
         let sequence = |random: &mut Random| {
-            let tokens: Vec<u32> = (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
-            let chosen = (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
+            let tokens: Vec<u32> =
+                (0..1 + random.below(14)).map(|_| random.below(letters)).collect();
+            let chosen =
+                (1..tokens.len() as u32).filter(|_| random.next() < 0.6).collect::<Vec<_>>();
             let targets = chosen.into_iter().map(|index| SequenceTarget {
                 index,
                 temperature: if random.next() < 0.3 { 0.7 } else { 1.0 },
@@ -143,7 +166,8 @@ fn merged_batches(random: &mut Random) -> Vec<Value> {
             });
             SequenceInput { targets: targets.collect(), tokens: tokens.into() }
         };
-        let sequences: Vec<SequenceInput> = (0..1 + random.below(9)).map(|_| sequence(random)).collect();
+        let sequences: Vec<SequenceInput> =
+            (0..1 + random.below(9)).map(|_| sequence(random)).collect();
         let merged = TreeBatch::merge(&sequences).unwrap();
         json!({ "paths": sequences, "merged": merged })
     };
@@ -153,6 +177,7 @@ fn merged_batches(random: &mut Random) -> Vec<Value> {
 fn main() {
     let mut random = Random(7);
     let [points, losses] = evaluated_terms(&mut random).try_into().unwrap();
-    let vectors = json!({ "points": points, "losses": losses, "merged": merged_batches(&mut random) });
+    let vectors =
+        json!({ "points": points, "losses": losses, "merged": merged_batches(&mut random) });
     println!("{vectors}");
 }

@@ -1,30 +1,32 @@
-//! Metrics over several attempts per task: expected score of the best, the worst or the majority of k
-//! attempts.
+//! Metrics over several attempts per task: expected score of the best, the worst or the majority of
+//! k attempts.
 //!
-//! Each is an expectation over the choice of k of a task's n attempts, without replacement. Best and
-//! worst are exact, the majority is estimated from random samples. For scores of 0 and 1, the best of k
-//! is pass@k (Chen et al. 2021, equation 1).
+//! Each is an expectation over the choice of k of a task's n attempts, without replacement. Best
+//! and worst are exact, the majority is estimated from random samples. For scores of 0 and 1, the
+//! best of k is pass@k (Chen et al. 2021, equation 1).
 
 use std::collections::BTreeMap;
 
 use crate::stats::SplitMix;
 
-/// Returns the expected score of the best of k attempts. `k` must be from 1 to the number of scores.
+/// Returns the expected score of the best of k attempts. `k` must be from 1 to the number of
+/// scores.
 pub fn best_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(f64::total_cmp);
     expected_last_of(&sorted, k)
 }
 
-/// Returns the expected score of the worst of k attempts. `k` must be from 1 to the number of scores.
+/// Returns the expected score of the worst of k attempts. `k` must be from 1 to the number of
+/// scores.
 pub fn worst_of(scores: &[f64], k: usize) -> f64 {
     let mut sorted = scores.to_vec();
     sorted.sort_by(|a, b| b.total_cmp(a));
     expected_last_of(&sorted, k)
 }
 
-/// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in which the
-/// i-th score is the last of k.
+/// Computes Σ s_i C(i, k − 1) / C(n, k), with i from 0: C(i, k − 1) is the number of choices in
+/// which the i-th score is the last of k.
 fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     let n = sorted.len();
     // Probability that the i-th is the last of k, starting from the end: k / n for the last score.
@@ -38,10 +40,17 @@ fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     sum
 }
 
-/// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k. Among
-/// equally frequent answers, the one sampled first wins. An answer's score is the mean over the sampled
-/// attempts that gave it. Attempts without an answer do not vote; a sample without any answer scores 0.
-pub fn majority_of(final_answers: &[Option<&str>], scores: &[f64], k: usize, samples: u32, seed: u64) -> f64 {
+/// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k.
+/// Among equally frequent answers, the one sampled first wins. An answer's score is the mean over
+/// the sampled attempts that gave it. Attempts without an answer do not vote; a sample without any
+/// answer scores 0.
+pub fn majority_of(
+    final_answers: &[Option<&str>],
+    scores: &[f64],
+    k: usize,
+    samples: u32,
+    seed: u64,
+) -> f64 {
     let mut random = SplitMix(seed);
     let mut indices: Vec<usize> = (0..final_answers.len()).collect();
     let mut sum = 0.0;
@@ -56,7 +65,8 @@ pub fn majority_of(final_answers: &[Option<&str>], scores: &[f64], k: usize, sam
             vote.0 += 1;
             vote.2 += scores[indices[sampled]];
         }
-        let majority = votes.values().max_by_key(|(count, first, _)| (*count, std::cmp::Reverse(*first)));
+        let majority =
+            votes.values().max_by_key(|(count, first, _)| (*count, std::cmp::Reverse(*first)));
         sum += majority.map_or(0.0, |(count, _, score)| score / *count as f64);
     }
     sum / f64::from(samples)
@@ -92,15 +102,20 @@ mod tests {
         let (final_answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
         assert_eq!(majority_of(&final_answers, &scores, 4, 50, 1), 1.0);
         assert!((majority_of(&final_answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
-        // Of three sampled attempts, two answer "7" unless one of them is missing; then the first one
-        // decides: 1 in 3 of the 2 in 4.
-        assert!((majority_of(&final_answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03);
+        // Of three sampled attempts, two answer "7" unless one of them is missing; then the first
+        // one decides: 1 in 3 of the 2 in 4.
+        assert!(
+            (majority_of(&final_answers, &scores, 3, 4000, 2) - (0.5 + 0.5 / 3.0)).abs() < 0.03
+        );
         assert_eq!(
             majority_of(&final_answers, &scores, 2, 9, 5),
             majority_of(&final_answers, &scores, 2, 9, 5)
         );
         // One answer wins against any number of attempts without one.
-        assert_eq!(majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1), 1.0);
+        assert_eq!(
+            majority_of(&[None, None, None, Some("7")], &[0.0, 0.0, 0.0, 1.0], 4, 50, 1),
+            1.0
+        );
         assert_eq!(majority_of(&[None, None], &[0.0, 0.0], 2, 50, 1), 0.0);
     }
 

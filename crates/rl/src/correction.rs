@@ -1,10 +1,10 @@
 //! Off-policy corrections: importance weights, and rejection of tokens that are too far off-policy.
 //!
-//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: its log-probability under
-//! the weights at the start of the step, minus that under the weights that sampled it. It differs from 0
-//! for tokens from older versions, and if the sampler's numerics differ from the trainer's. Importance
-//! weights multiply the policy part of a token's loss, not its penalty. A rejected token has no loss. The
-//! denominators in the terms' weights do not change.
+//! A *log-ratio* here is log p_proximal − log p_behaviour of an action token: its log-probability
+//! under the weights at the start of the step, minus that under the weights that sampled it. It
+//! differs from 0 for tokens from older versions, and if the sampler's numerics differ from the
+//! trainer's. Importance weights multiply the policy part of a token's loss, not its penalty. A
+//! rejected token has no loss. The denominators in the terms' weights do not change.
 
 use serde::{Deserialize, Serialize};
 
@@ -90,10 +90,13 @@ impl Bound {
 }
 
 impl Correction {
-    /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in AReaL and
-    /// MiniRL (Zheng et al. 2025).
-    pub const DECOUPLED: Correction =
-        Correction { level: Level::Token, bound: Bound::Clamp { low: 0.0, high: 5.0 }, normalize: false };
+    /// Per-token weight of decoupled PPO (Hilton et al. 2022, equation 2), truncated at 5 as in
+    /// AReaL and MiniRL (Zheng et al. 2025).
+    pub const DECOUPLED: Correction = Correction {
+        level: Level::Token,
+        bound: Bound::Clamp { low: 0.0, high: 5.0 },
+        normalize: false,
+    };
 
     /// Checks the bounds.
     ///
@@ -103,7 +106,12 @@ impl Correction {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         RlError::check_non_negative("lower bound of the correction", low)?;
         RlError::check_positive("upper bound of the correction", high)?;
-        RlError::check_range(low <= high, "lower bound of the correction", low, "at most the upper one")
+        RlError::check_range(
+            low <= high,
+            "lower bound of the correction",
+            low,
+            "at most the upper one",
+        )
     }
 
     /// Returns the weight of every token of every sequence. `paths` has their log-ratios.
@@ -129,8 +137,8 @@ impl Correction {
         weights
     }
 
-    /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the bounds.
-    /// `paths` has the log-ratios of sequences. Returns `None` if there are no tokens.
+    /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the
+    /// bounds. `paths` has the log-ratios of sequences. Returns `None` if there are no tokens.
     pub fn out_of_bounds_fraction(&self, sequences: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         let (mut all, mut outside) = (0usize, 0usize);
@@ -151,8 +159,8 @@ pub struct Rejection {
     /// Span of tokens that the statistic is computed over.
     #[serde(default)]
     pub over: StatisticSpan,
-    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower bound,
-    /// as is usual for the other statistics, which are never negative.
+    /// Lower bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`]. `None` means no lower
+    /// bound, as is usual for the other statistics, which are never negative.
     #[serde(default)]
     pub low: Option<f64>,
     /// Upper bound: a ratio for [`Statistic::K1`] and [`Statistic::Ratio`].
@@ -198,15 +206,20 @@ impl Rejection {
     /// Checks the bounds.
     ///
     /// # Errors
-    /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the upper
-    /// one.
+    /// Returns an error if a bound is invalid for the statistic, or if the lower bound is above the
+    /// upper one.
     pub fn check(&self) -> Result<(), RlError> {
         RlError::check_positive("upper bound of the rejection", self.high)?;
         let Some(low) = self.low else { return Ok(()) };
         if matches!(self.statistic, Statistic::K1 | Statistic::Ratio) {
             RlError::check_positive("lower bound of the rejection", low)?;
         }
-        RlError::check_range(low <= self.high, "lower bound of the rejection", low, "at most the upper one")
+        RlError::check_range(
+            low <= self.high,
+            "lower bound of the rejection",
+            low,
+            "at most the upper one",
+        )
     }
 
     /// Returns whether each token of each sequence is kept. `paths` has their log-ratios.
@@ -285,10 +298,11 @@ pub struct Mismatch {
 }
 
 impl Mismatch {
-    /// Computes the metrics of sequences, each a list of (log p_proximal, log p_behaviour) of its action
-    /// tokens. All metrics are 0 if there are no tokens.
+    /// Computes the metrics of sequences, each a list of (log p_proximal, log p_behaviour) of its
+    /// action tokens. All metrics are 0 if there are no tokens.
     pub fn new(sequences: &[Vec<Pair>], counting: Counting) -> Self {
-        let sequences: Vec<&Vec<Pair>> = sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
+        let sequences: Vec<&Vec<Pair>> =
+            sequences.iter().filter(|sequence| !sequence.is_empty()).collect();
         let tokens = || sequences.iter().flat_map(|sequence| sequence.iter().copied());
         if tokens().next().is_none() {
             return Mismatch::default();
@@ -334,7 +348,8 @@ impl Mismatch {
 
 /// Returns Pearson's correlation, or 1 if either side is constant.
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
-    let mean = |component: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(component));
+    let mean =
+        |component: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(component));
     let (mean_a, mean_b) = (mean(|(a, _)| a), mean(|(_, b)| b));
     let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
     for (a, b) in pairs {
@@ -351,11 +366,14 @@ mod tests {
 
     #[test]
     fn check_rejects_invalid_bounds() {
-        let correction = |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
+        let correction =
+            |low, high| Correction { bound: Bound::Mask { low, high }, ..Correction::DECOUPLED };
         for (low, high) in [(0.0, 5.0), (0.5, 2.0), (1.0, 1.0)] {
             assert_eq!(correction(low, high).check(), Ok(()));
         }
-        for (low, high) in [(-1.0, 5.0), (2.0, 0.5), (0.0, 0.0), (0.0, f64::INFINITY), (f64::NAN, 5.0)] {
+        for (low, high) in
+            [(-1.0, 5.0), (2.0, 0.5), (0.0, 0.0), (0.0, f64::INFINITY), (f64::NAN, 5.0)]
+        {
             let found = correction(low, high).check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{low} {high}: {found:?}");
         }
@@ -367,10 +385,12 @@ mod tests {
             inverted: false,
         };
         use Statistic::{K1, K2};
-        for (statistic, low, high) in [(K1, None, 2.0), (K1, Some(0.5), 2.0), (K2, Some(-1.0), 0.5)] {
+        for (statistic, low, high) in [(K1, None, 2.0), (K1, Some(0.5), 2.0), (K2, Some(-1.0), 0.5)]
+        {
             assert_eq!(rejection(statistic, low, high).check(), Ok(()));
         }
-        for (statistic, low, high) in [(K1, Some(0.0), 2.0), (K1, Some(3.0), 2.0), (K2, None, 0.0)] {
+        for (statistic, low, high) in [(K1, Some(0.0), 2.0), (K1, Some(3.0), 2.0), (K2, None, 0.0)]
+        {
             let found = rejection(statistic, low, high).check();
             assert!(matches!(found, Err(RlError::Parameter { .. })), "{low:?} {high}: {found:?}");
         }
@@ -391,7 +411,8 @@ mod tests {
     /// If every ratio is outside the bounds, the mean is 0, and the weights are not divided by it.
     #[test]
     fn normalization_keeps_all_zero_weights() {
-        let correction = Correction { bound: Bound::Mask { low: 0.5, high: 2.0 }, ..Correction::DECOUPLED };
+        let correction =
+            Correction { bound: Bound::Mask { low: 0.5, high: 2.0 }, ..Correction::DECOUPLED };
         let correction = Correction { normalize: true, ..correction };
         assert_eq!(correction.weights(&[vec![3.0, -3.0]], Counting::Exact), [[0.0, 0.0]]);
         // Of 1, 2 and 0, with a mean of 1.

@@ -36,7 +36,8 @@ pub enum RlError {
         /// Description of the valid range.
         range: &'static str,
     },
-    /// The loss needs a ratio, but the token has no log-probability under the policy that sampled it.
+    /// The loss needs a ratio, but the token has no log-probability under the policy that sampled
+    /// it.
     #[error(
         "term {term} (path {sequence}) has no behaviour log-probability, which a loss of ratios needs: train \
          demonstrations with cross-entropy, or record the log-probabilities of sampled tokens"
@@ -80,7 +81,9 @@ pub enum RlError {
         sequence: u32,
     },
     /// A rollout lacks values that the estimator needs.
-    #[error("the advantage needs {needed} {what}, one for each action token, but there are {found}")]
+    #[error(
+        "the advantage needs {needed} {what}, one for each action token, but there are {found}"
+    )]
     Missing {
         /// Kind of the values.
         what: &'static str,
@@ -106,7 +109,9 @@ pub enum RlError {
         group: u64,
     },
     /// A number of a term is infinite or NaN.
-    #[error("term {term} (path {sequence}) has {what} {value}: only finite numbers can be trained on")]
+    #[error(
+        "term {term} (path {sequence}) has {what} {value}: only finite numbers can be trained on"
+    )]
     NotFinite {
         /// Index of the term in the batch.
         term: usize,

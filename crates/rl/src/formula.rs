@@ -4,9 +4,9 @@ use crate::Loss;
 use crate::loss::PolicyLoss;
 
 impl Loss {
-    /// Returns the formula of one term's loss, without its weight. Symbols: p is the token's probability, ρ
-    /// the ratio to the old policy, A the advantage, x = ln ρ, c the correction, D the KL estimate, H the
-    /// entropy, and sg(·) marks a factor without gradient.
+    /// Returns the formula of one term's loss, without its weight. Symbols: p is the token's
+    /// probability, ρ the ratio to the old policy, A the advantage, x = ln ρ, c the correction, D
+    /// the KL estimate, H the entropy, and sg(·) marks a factor without gradient.
     pub fn formula(&self) -> String {
         let mut text = self.policy.formula();
         if self.policy != PolicyLoss::CrossEntropy && !self.trains_values() {
@@ -56,7 +56,9 @@ impl PolicyLoss {
                 format!("max(−A ρ, −A clip(ρ, {}, {})), ρ of the sequence", 1.0 - low, 1.0 + high)
             }
             PolicyLoss::GeometricMean { low, high } => {
-                format!("−A times the geometric mean of the sequence's ρ, each x clipped at −{low} or {high}")
+                format!(
+                    "−A times the geometric mean of the sequence's ρ, each x clipped at −{low} or {high}"
+                )
             }
             PolicyLoss::SoftGate { positive, negative } => {
                 format!("−(4/τ) A sigmoid(τ (ρ − 1)), τ = {positive} if A > 0, else {negative}")
@@ -86,7 +88,9 @@ mod tests {
     #[test]
     fn clip_formula_contains_all_parts() {
         let keep = |in_value_only| Some(KeepGradient { below: 0.5, above: 0.25, in_value_only });
-        let of = |dual, trust, keep| PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula();
+        let of = |dual, trust, keep| {
+            PolicyLoss::Clip { low: 0.5, high: 1.0, dual, trust, keep }.formula()
+        };
         let clip = "max(−A ρ, −A clip(ρ, 0.5, 2))";
         assert_eq!(of(None, None, None), clip);
         assert_eq!(of(Some(3.0), None, None), format!("{clip}, at most −3 A if A < 0"));

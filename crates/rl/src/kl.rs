@@ -31,8 +31,8 @@ pub enum KlEstimator {
 impl KlEstimator {
     /// Returns the estimate and its derivative with respect to log p, at x = log p − log p_ref.
     ///
-    /// The exponent of K3 is clamped like every log-ratio. Its derivative ignores the clamp, which would
-    /// otherwise remove the gradient from the tokens that are farthest from the reference.
+    /// The exponent of K3 is clamped like every log-ratio. Its derivative ignores the clamp, which
+    /// would otherwise remove the gradient from the tokens that are farthest from the reference.
     pub fn estimate(self, x: f64) -> (f64, f64) {
         match self {
             KlEstimator::K1 => (x, 1.0),
@@ -56,20 +56,21 @@ pub struct KlPenalty {
     pub estimator: KlEstimator,
     /// Coefficient β.
     pub coefficient: f64,
-    /// Whether, in the loss, an estimate is multiplied by the token's ratio ρ to the behavior policy. The
-    /// estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI 2025, DeepSeek-V3.2,
-    /// section 3.1).
+    /// Whether, in the loss, an estimate is multiplied by the token's ratio ρ to the behavior
+    /// policy. The estimate is then unbiased for tokens that other weights sampled (DeepSeek-AI
+    /// 2025, DeepSeek-V3.2, section 3.1).
     #[serde(default)]
     pub importance_weighted: bool,
 }
 
 impl KlPenalty {
-    /// Returns a token's divergence and its derivative with respect to log p, at x = log p − log p_ref.
-    /// `log_ratio` is log p − log p_behaviour, and is used only if the penalty is importance-weighted.
+    /// Returns a token's divergence and its derivative with respect to log p, at x = log p − log
+    /// p_ref. `log_ratio` is log p − log p_behaviour, and is used only if the penalty is
+    /// importance-weighted.
     ///
-    /// The weighted divergence is ρ k, and the gradient goes through both factors: ρ (k + k′). For K1 and
-    /// K3 this is the gradient of the divergence, in expectation over samples of the behavior policy. If
-    /// K2's gradient replaces the estimator's own, it is multiplied by ρ.
+    /// The weighted divergence is ρ k, and the gradient goes through both factors: ρ (k + k′). For
+    /// K1 and K3 this is the gradient of the divergence, in expectation over samples of the
+    /// behavior policy. If K2's gradient replaces the estimator's own, it is multiplied by ρ.
     pub fn evaluate(&self, x: f64, log_ratio: f64) -> (f64, f64) {
         let (value, derivative) = self.estimator.estimate(x);
         if !self.importance_weighted {
@@ -84,9 +85,9 @@ impl KlPenalty {
         }
     }
 
-    /// Subtracts the penalty from the reward of every action token of a sequence, in place of a penalty
-    /// in the loss: r − β KL. `logps` are those of the policy at the start of the step. Returns the mean
-    /// divergence over the sequence's tokens.
+    /// Subtracts the penalty from the reward of every action token of a sequence, in place of a
+    /// penalty in the loss: r − β KL. `logps` are those of the policy at the start of the step.
+    /// Returns the mean divergence over the sequence's tokens.
     pub fn apply_to_rewards(
         &self,
         rewards: &mut [f64],
@@ -94,8 +95,10 @@ impl KlPenalty {
         references: &[f64],
         counting: Counting,
     ) -> f64 {
-        let found =
-            logps.iter().zip(references).map(|(logp, reference)| self.estimator.estimate(logp - reference).0);
+        let found = logps
+            .iter()
+            .zip(references)
+            .map(|(logp, reference)| self.estimator.estimate(logp - reference).0);
         let found: Vec<f64> = found.collect();
         rewards.iter_mut().zip(&found).for_each(|(reward, kl)| *reward -= self.coefficient * kl);
         counting.mean(found.into_iter())
@@ -105,26 +108,27 @@ impl KlPenalty {
 /// Bound on the controller's relative error (KL − target) / target; larger errors are clipped.
 const MAX_RELATIVE_ERROR: f64 = 0.2;
 
-/// Controller that adjusts β until the divergence reaches a target (Ziegler et al. 2019, section 2.2).
+/// Controller that adjusts β until the divergence reaches a target (Ziegler et al. 2019, section
+/// 2.2).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AdaptiveKl {
     /// Target of the divergence, greater than 0.
     pub target: f64,
-    /// Number of rollouts in which β changes by 100 % at a relative error of 1. Must be greater than
-    /// [`AdaptiveKl::min_horizon`].
+    /// Number of rollouts in which β changes by 100 % at a relative error of 1. Must be greater
+    /// than [`AdaptiveKl::min_horizon`].
     pub horizon: f64,
 }
 
 impl AdaptiveKl {
-    /// Returns the horizon at which a step of `rollouts` could set β to 0. β would then stay 0, because
-    /// steps multiply it by a factor.
+    /// Returns the horizon at which a step of `rollouts` could set β to 0. β would then stay 0,
+    /// because steps multiply it by a factor.
     pub fn min_horizon(&self, rollouts: usize) -> f64 {
         MAX_RELATIVE_ERROR * rollouts as f64
     }
 
-    /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is clipped
-    /// to ± 0.2. β is never below 0.
+    /// Returns β after a step of `rollouts` with a divergence of `found`. The relative error is
+    /// clipped to ± 0.2. β is never below 0.
     pub fn next(&self, coefficient: f64, found: f64, rollouts: usize) -> f64 {
         let error = (found / self.target - 1.0).clamp(-MAX_RELATIVE_ERROR, MAX_RELATIVE_ERROR);
         (coefficient * (1.0 + error * rollouts as f64 / self.horizon)).max(0.0)
@@ -219,7 +223,8 @@ mod tests {
     /// A ratio beyond the bound is clamped, and has no further gradient.
     #[test]
     fn kl_stays_finite_at_extreme_ratios() {
-        let penalty = KlPenalty { estimator: KlEstimator::K3, coefficient: 1.0, importance_weighted: true };
+        let penalty =
+            KlPenalty { estimator: KlEstimator::K3, coefficient: 1.0, importance_weighted: true };
         let (k3, derivative) = KlEstimator::K3.estimate(0.5);
         assert_eq!(penalty.evaluate(0.5, 500.0), (20f64.exp() * k3, 20f64.exp() * derivative));
         assert_eq!(penalty.evaluate(0.5, 0.0), (k3, derivative + k3));

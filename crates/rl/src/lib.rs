@@ -1,11 +1,11 @@
 //! Advantages, losses and group statistics of reinforcement learning, as pure functions.
 //!
-//! A loss is a plain sum over [`Term`](levade_tree::Term)s. Every normalizer (per token, per sequence,
-//! per rollout, global) is folded into the terms' explicit weights before a learner receives them.
-//! Therefore gradients do not depend on packing, micro-batch size or the number of workers.
-//! [`Loss::evaluate`] returns one term's value and its derivative with respect to the token's
-//! log-probability; a learner needs nothing else of an algorithm. [`prepare`] and [`correction`] compute
-//! the values of a complete sequence or update that a loss needs first.
+//! A loss is a plain sum over [`Term`](levade_tree::Term)s. Every normalizer (per token, per
+//! sequence, per rollout, global) is folded into the terms' explicit weights before a learner
+//! receives them. Therefore gradients do not depend on packing, micro-batch size or the number of
+//! workers. [`Loss::evaluate`] returns one term's value and its derivative with respect to the
+//! token's log-probability; a learner needs nothing else of an algorithm. [`prepare`] and
+//! [`correction`] compute the values of a complete sequence or update that a loss needs first.
 //!
 //! # Example
 //! ```
@@ -27,8 +27,8 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Sources.** Formulas name their source, and pass the vectors in `tests/` if there are any. If a
-//!   reference is wrong, the default is right, and a named option reproduces the reference.
+//! - **Sources.** Formulas name their source, and pass the vectors in `tests/` if there are any. If
+//!   a reference is wrong, the default is right, and a named option reproduces the reference.
 //! - **Pure.** No I/O and no clock.
 
 mod advantage;

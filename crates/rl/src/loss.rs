@@ -1,9 +1,9 @@
 //! Losses and their derivatives with respect to a token's log-probability.
 //!
-//! All arithmetic is in f64. [`Loss::check`] checks once per batch that every term has what the loss
-//! needs; after that [`Loss::evaluate`] cannot fail. [`prepare`](crate::prepare) computes the values of a
-//! complete sequence or update that a loss needs (the ratio of a sequence, tokens to mark or drop), and
-//! the terms store them: a learner computes only sums over tokens.
+//! All arithmetic is in f64. [`Loss::check`] checks once per batch that every term has what the
+//! loss needs; after that [`Loss::evaluate`] cannot fail. [`prepare`](crate::prepare) computes the
+//! values of a complete sequence or update that a loss needs (the ratio of a sequence, tokens to
+//! mark or drop), and the terms store them: a learner computes only sums over tokens.
 
 use levade_tree::{Term, TreeBatch};
 use serde::{Deserialize, Serialize};
@@ -22,8 +22,9 @@ pub struct Loss {
     /// Penalty for the divergence from the frozen reference, if any. Terms then have `reference`.
     #[serde(default)]
     pub kl: Option<KlPenalty>,
-    /// Coefficient of an entropy bonus: it is multiplied by the entropy, in nats, of the distribution
-    /// that the token was sampled from, and subtracted from the term's loss. 0 means no bonus.
+    /// Coefficient of an entropy bonus: it is multiplied by the entropy, in nats, of the
+    /// distribution that the token was sampled from, and subtracted from the term's loss. 0 means
+    /// no bonus.
     #[serde(default)]
     pub entropy: f64,
     /// Interpolated proximal policy, used in place of the terms' `proximal`.
@@ -41,15 +42,15 @@ pub enum PolicyLoss {
     Reinforce,
     /// −A ρ: REINFORCE, corrected for the policy that sampled the token.
     ImportanceSampling,
-    /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds below and
-    /// above 1 and, for negative advantages, the dual clip of Ye et al. 2020.
+    /// PPO's clipped surrogate (Schulman et al. 2017), which GRPO shares, with separate bounds
+    /// below and above 1 and, for negative advantages, the dual clip of Ye et al. 2020.
     Clip {
         /// The ratio is clipped below at 1 − `low`.
         low: f64,
         /// The ratio is clipped above at 1 + `high`.
         high: f64,
-        /// For a negative advantage A, the loss is at most −`dual` × A. Greater than 1; `None` means no
-        /// bound.
+        /// For a negative advantage A, the loss is at most −`dual` × A. Greater than 1; `None`
+        /// means no bound.
         #[serde(default)]
         dual: Option<f64>,
         /// Tokens outside this region have no loss.
@@ -103,8 +104,8 @@ pub enum PolicyLoss {
         /// Coefficient β of the penalty.
         beta: f64,
     },
-    /// −A sg(min(ρ, cap)) log p, and no loss if the token's probability has diverged too far from the old
-    /// one.
+    /// −A sg(min(ρ, cap)) log p, and no loss if the token's probability has diverged too far from
+    /// the old one.
     Divergence {
         /// Measure of the divergence.
         measure: Divergence,
@@ -141,15 +142,15 @@ pub enum PolicyLoss {
     },
     /// ½ (V − R)², with R the return: regression of a value head. `logp` is then the value V.
     Value {
-        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least that of V
-        /// clamped to ± this around the terms' `value`. `None` means no clipping.
+        /// PPO's clipping (Schulman et al. 2017, as in the authors' code): the loss is at least
+        /// that of V clamped to ± this around the terms' `value`. `None` means no clipping.
         #[serde(default)]
         clip: Option<f64>,
     },
 }
 
-/// Trust region: a token has no loss if its ratio has left [1 − low·cap·decay, 1 + high·cap·decay] in the
-/// direction of its advantage (AgentRL).
+/// Trust region: a token has no loss if its ratio has left [1 − low·cap·decay, 1 + high·cap·decay]
+/// in the direction of its advantage (AgentRL).
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct TrustRegion {
@@ -159,8 +160,8 @@ pub struct TrustRegion {
     /// Whether the bounds are those of the loss: cap × decay = 1.
     #[serde(default)]
     pub strict: bool,
-    /// Rate in decay = exp(−`age_decay` × age). The age is the number of versions between the weights
-    /// that sampled the token and those being trained.
+    /// Rate in decay = exp(−`age_decay` × age). The age is the number of versions between the
+    /// weights that sampled the token and those being trained.
     #[serde(default)]
     pub age_decay: f64,
 }
@@ -178,7 +179,8 @@ impl Default for TrustRegion {
 impl TrustRegion {
     /// Returns the lower and the upper bound of the ratio.
     pub fn bounds(&self, low: f64, high: f64, age: f64) -> (f64, f64) {
-        let scale = if self.strict { 1.0 } else { self.cap * (-self.age_decay * age).min(0.0).exp() };
+        let scale =
+            if self.strict { 1.0 } else { self.cap * (-self.age_decay * age).min(0.0).exp() };
         (1.0 - low * scale, 1.0 + high * scale)
     }
 
@@ -217,8 +219,9 @@ pub enum Divergence {
 pub struct Point {
     /// Current log-probability of the token, or the current value for a loss of values.
     pub logp: f64,
-    /// Log-probability under the policy in the denominator of ratios: the proximal policy if there is
-    /// one, otherwise the policy that sampled the token. `None` means the current policy (ratio 1).
+    /// Log-probability under the policy in the denominator of ratios: the proximal policy if there
+    /// is one, otherwise the policy that sampled the token. `None` means the current policy (ratio
+    /// 1).
     pub old: Option<f64>,
     /// Log-probability under the policy that sampled the token. `None` means the same as `old`.
     pub behaviour: Option<f64>,
@@ -234,8 +237,8 @@ pub struct Point {
     pub sequence_log_ratio: Option<f64>,
     /// Whether [`prepare`](crate::prepare) has selected this token.
     pub marked: bool,
-    /// Whether the token is not trained: its weight is 0, and statistics of its sequence or update ignore
-    /// it.
+    /// Whether the token is not trained: its weight is 0, and statistics of its sequence or update
+    /// ignore it.
     pub masked: bool,
     /// Number of versions between the weights that sampled the token and those being trained.
     pub age: f64,
@@ -313,15 +316,18 @@ impl Loss {
 
     /// Returns whether the loss uses ratios to the policy that sampled the token.
     pub fn uses_ratios(&self) -> bool {
-        !matches!(self.policy, PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. })
+        !matches!(
+            self.policy,
+            PolicyLoss::CrossEntropy | PolicyLoss::Reinforce | PolicyLoss::Value { .. }
+        )
     }
 
     /// Checks the parameters of the loss, and that every term of the batch has what the loss needs.
     /// Learners call this once per batch, before any work.
     ///
     /// # Errors
-    /// Returns an error that names the parameter if one is out of range, or the first term that lacks a
-    /// value or has one that is not finite.
+    /// Returns an error that names the parameter if one is out of range, or the first term that
+    /// lacks a value or has one that is not finite.
     pub fn check(&self, batch: &TreeBatch) -> Result<(), RlError> {
         self.check_parameters()?;
         let needs_value = matches!(self.policy, PolicyLoss::Value { clip: Some(_) });
@@ -330,7 +336,8 @@ impl Loss {
             matches!(self.policy, PolicyLoss::Gspo { .. } | PolicyLoss::GeometricMean { .. });
         for (index, term) in batch.terms.iter().enumerate() {
             let sequence = term.sequence;
-            if (self.uses_ratios() || weighs) && term.behavior.is_none() && term.proximal.is_none() {
+            if (self.uses_ratios() || weighs) && term.behavior.is_none() && term.proximal.is_none()
+            {
                 return Err(RlError::NoBehavior { term: index, sequence });
             }
             if self.kl.is_some() && term.reference.is_none() {
@@ -367,7 +374,8 @@ impl Loss {
     /// Returns an error that names the parameter if one is out of range.
     pub fn check_parameters(&self) -> Result<(), RlError> {
         let (check_range, check_fraction) = (RlError::check_range, RlError::check_fraction);
-        let (check_positive, check_non_negative) = (RlError::check_positive, RlError::check_non_negative);
+        let (check_positive, check_non_negative) =
+            (RlError::check_positive, RlError::check_non_negative);
         let trusted = |trust: &TrustRegion| {
             check_positive("cap of the trust region", trust.cap)?;
             check_non_negative("age_decay of the trust region", trust.age_decay)
@@ -455,11 +463,12 @@ impl Loss {
         self.kl.map_or(Ok(()), |kl| check_non_negative("KL coefficient", kl.coefficient))
     }
 
-    /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the value
-    /// for a loss of values. The weight is not applied.
+    /// Returns one term's loss and its derivative at log-probability `logp` of the token, or at the
+    /// value for a loss of values. The weight is not applied.
     ///
-    /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old log-probability
-    /// counts as on-policy (ratio 1), and a term without its reference has no penalty.
+    /// [`Loss::check`] must have accepted the batch. Otherwise a term without its old
+    /// log-probability counts as on-policy (ratio 1), and a term without its reference has no
+    /// penalty.
     pub fn evaluate(&self, logp: f32, term: &Term) -> TermLoss {
         self.at(&self.point(logp, term))
     }
@@ -467,8 +476,13 @@ impl Loss {
     /// Returns the point of a term, with the interpolated proximal policy if the loss has one.
     pub fn point(&self, logp: f32, term: &Term) -> Point {
         let point = Point::new(logp, term);
-        match self.interpolated.and_then(|interpolated| interpolated.proximal_and_weight(logp, term)) {
-            Some((proximal, weight)) => Point { old: Some(proximal), correction: Some(weight), ..point },
+        match self
+            .interpolated
+            .and_then(|interpolated| interpolated.proximal_and_weight(logp, term))
+        {
+            Some((proximal, weight)) => {
+                Point { old: Some(proximal), correction: Some(weight), ..point }
+            }
             None => point,
         }
     }
@@ -530,8 +544,12 @@ impl Loss {
                 let beyond = (keep.below, keep.above);
                 surrogate::clipped_keeping(x, advantage, low, high, beyond, keep.in_value_only)
             }
-            PolicyLoss::ClipCov { low, high, .. } => surrogate::clipped(x, advantage, low, high, None),
-            PolicyLoss::Clip { low, high, dual, .. } => surrogate::clipped(x, advantage, low, high, dual),
+            PolicyLoss::ClipCov { low, high, .. } => {
+                surrogate::clipped(x, advantage, low, high, None)
+            }
+            PolicyLoss::Clip { low, high, dual, .. } => {
+                surrogate::clipped(x, advantage, low, high, dual)
+            }
             PolicyLoss::MiniRl { .. } => surrogate::weighted_reinforce(logp, x, advantage),
             PolicyLoss::Cispo { low, high } => surrogate::cispo(logp, x, advantage, low, high),
             PolicyLoss::Gspo { low, high } => {
@@ -555,7 +573,9 @@ impl Loss {
             PolicyLoss::KlCov { coefficient, .. } => {
                 surrogate::penalized(x, advantage, if at.marked { coefficient } else { 0.0 })
             }
-            PolicyLoss::Value { clip } => surrogate::value_loss(logp, at.returns, clip.zip(at.value)),
+            PolicyLoss::Value { clip } => {
+                surrogate::value_loss(logp, at.returns, clip.zip(at.value))
+            }
         }
     }
 }

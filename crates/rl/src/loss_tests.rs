@@ -23,12 +23,13 @@ fn cross_entropy_needs_no_log_probabilities() {
 
 #[test]
 fn ratio_uses_proximal_policy() {
-    let term = Term { advantage: 1.0, behavior: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
+    let term =
+        Term { advantage: 1.0, behavior: Some(-9.0), proximal: Some(-1.0), ..Term::default() };
     assert_eq!(CLIP.evaluate(-1.0, &term).ratio, 1.0);
 }
 
-/// At log p = −2, equal to the proximal policy's, the policy loss is −2, and the penalty is x² / 2 = 1 /
-/// 2 with a derivative of −1.
+/// At log p = −2, equal to the proximal policy's, the policy loss is −2, and the penalty is x² / 2
+/// = 1 / 2 with a derivative of −1.
 #[test]
 fn correction_weights_only_policy_loss() {
     let kl = KlPenalty { estimator: KlEstimator::K2, coefficient: 0.5, importance_weighted: false };
@@ -67,7 +68,11 @@ fn batch(last: Term) -> TreeBatch {
 
 #[test]
 fn check_reports_first_invalid_term() {
-    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
+    let kl = Some(KlPenalty {
+        estimator: KlEstimator::K3,
+        coefficient: 0.1,
+        importance_weighted: false,
+    });
     let full = Term { sequence: 7, behavior: Some(-1.0), reference: Some(-1.0), ..Term::default() };
     let loss = Loss { kl, ..CLIP };
     assert_eq!(loss.check(&batch(full)), Ok(()));
@@ -77,32 +82,49 @@ fn check_reports_first_invalid_term() {
     assert_eq!(loss.check(&batch(bare)), Err(RlError::NoReference { term: 1, sequence: 7 }));
     assert_eq!(Loss { kl: None, ..loss }.check(&batch(bare)), Ok(()));
     // A loss without ratios needs the old policy if its penalty is importance-weighted.
-    let weighted = KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
+    let weighted =
+        KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: true };
     let bare = Term { behavior: None, ..full };
     let reinforce = Loss { kl, ..Loss::new(PolicyLoss::Reinforce) };
     assert_eq!(reinforce.check(&batch(bare)), Ok(()));
     let reinforce = Loss { kl: Some(weighted), ..reinforce };
     assert_eq!(reinforce.check(&batch(bare)), Err(RlError::NoBehavior { term: 1, sequence: 7 }));
     let of_paths = Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 });
-    assert_eq!(of_paths.check(&batch(full)), Err(RlError::NoSequenceRatio { term: 1, sequence: 7 }));
+    assert_eq!(
+        of_paths.check(&batch(full)),
+        Err(RlError::NoSequenceRatio { term: 1, sequence: 7 })
+    );
     let wild = loss.check(&batch(Term { weight: f32::INFINITY, ..full }));
-    assert!(matches!(wild, Err(RlError::NotFinite { term: 1, sequence: 7, what: "weight", .. })), "{wild:?}");
+    assert!(
+        matches!(wild, Err(RlError::NotFinite { term: 1, sequence: 7, what: "weight", .. })),
+        "{wild:?}"
+    );
     let trust = TrustRegion { cap: 0.0, ..TrustRegion::default() };
-    let covarying =
-        |lower, upper| Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.1, lower, upper });
+    let covarying = |lower, upper| {
+        Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.1, lower, upper })
+    };
     assert_eq!(covarying(1.0, 5.0).check(&batch(full)), Ok(()));
     for rejected in [
         covarying(5.0, 1.0),
         covarying(1.0, 1.0),
         Loss::clip(1.5, 0.2),
         Loss::clip(0.2, f64::NAN),
-        Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.0), trust: None, keep: None }),
+        Loss::new(PolicyLoss::Clip {
+            low: 0.2,
+            high: 0.2,
+            dual: Some(1.0),
+            trust: None,
+            keep: None,
+        }),
         Loss::new(PolicyLoss::MiniRl { low: 0.2, high: 0.2, trust }),
         Loss::new(PolicyLoss::SoftGate { positive: 0.0, negative: 1.0 }),
         Loss { entropy: f64::INFINITY, ..CLIP },
         Loss { entropy: 0.1, ..Loss::new(PolicyLoss::Value { clip: None }) },
     ] {
-        assert!(matches!(rejected.check(&batch(full)), Err(RlError::Parameter { .. })), "{rejected:?}");
+        assert!(
+            matches!(rejected.check(&batch(full)), Err(RlError::Parameter { .. })),
+            "{rejected:?}"
+        );
     }
 }
 
@@ -127,7 +149,13 @@ fn trust_region_drops_tokens_outside() {
 
 #[test]
 fn clip_cov_drops_marked_tokens() {
-    let loss = Loss::new(PolicyLoss::ClipCov { low: 0.2, high: 0.2, fraction: 0.5, lower: 1.0, upper: 5.0 });
+    let loss = Loss::new(PolicyLoss::ClipCov {
+        low: 0.2,
+        high: 0.2,
+        fraction: 0.5,
+        lower: 1.0,
+        upper: 5.0,
+    });
     let at = |marked| {
         let got = loss.at(&Point { advantage: 2.0, marked, ..Point::default() });
         (got.loss, got.derivative, got.clipped, got.dropped)
@@ -136,8 +164,8 @@ fn clip_cov_drops_marked_tokens() {
     assert_eq!(at(true), (0.0, 0.0, true, true));
 }
 
-/// Cross-entropy, a penalty on the log-ratio, a penalty on marked tokens and a value loss have gradients
-/// without an advantage. So have KL penalties and entropy bonuses.
+/// Cross-entropy, a penalty on the log-ratio, a penalty on marked tokens and a value loss have
+/// gradients without an advantage. So have KL penalties and entropy bonuses.
 #[test]
 fn losses_report_gradient_without_advantage() {
     let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
@@ -148,7 +176,11 @@ fn losses_report_gradient_without_advantage() {
     for policy in [PolicyLoss::Reinforce, PolicyLoss::ImportanceSampling, CLIP.policy] {
         assert!(!Loss::new(policy).moves_without_advantage(), "{policy:?}");
     }
-    let kl = Some(KlPenalty { estimator: KlEstimator::K3, coefficient: 0.1, importance_weighted: false });
+    let kl = Some(KlPenalty {
+        estimator: KlEstimator::K3,
+        coefficient: 0.1,
+        importance_weighted: false,
+    });
     assert!(Loss { kl, ..CLIP }.moves_without_advantage());
     assert!(Loss { entropy: 0.1, ..CLIP }.moves_without_advantage());
     assert!(Loss { entropy: -0.1, ..CLIP }.moves_without_advantage());
@@ -173,14 +205,18 @@ fn trust_region_narrows_with_age() {
         (20.0, 0.891_732, 1.162_402),
     ] {
         let (lower, upper) = trust.bounds(0.2, 0.3, age);
-        assert!((lower - low).abs() < 1e-6 && (upper - high).abs() < 1e-6, "{age}: {lower} {upper}");
+        assert!(
+            (lower - low).abs() < 1e-6 && (upper - high).abs() < 1e-6,
+            "{age}: {lower} {upper}"
+        );
     }
     let strict = TrustRegion { strict: true, ..trust };
     assert_eq!(strict.bounds(0.2, 0.3, 9.0), (0.8, 1.3));
 }
 
 proptest! {
-    /// Central differences, away from kinks, of every loss whose `slope` is the derivative of its value.
+    /// Central differences, away from kinks, of every loss whose `slope` is the derivative of its
+    /// value.
     #[test]
     fn slope_matches_finite_differences(
         logp in -6.0f64..-0.1,

@@ -12,7 +12,8 @@ pub enum Counting {
     /// The number of values.
     #[default]
     Exact,
-    /// The number of values plus 10⁻⁸, which changes results by about as much. For comparisons with verl.
+    /// The number of values plus 10⁻⁸, which changes results by about as much. For comparisons with
+    /// verl.
     Verl,
 }
 
@@ -33,7 +34,8 @@ impl Counting {
 
     /// Returns the variance around `mean` with denominator n − 1, or 0 for fewer than two values.
     pub fn variance(self, values: impl Iterator<Item = f64>, mean: f64) -> f64 {
-        let (sum, n) = values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
+        let (sum, n) =
+            values.fold((0.0, 0.0), |(sum, n), v| (sum + (v - mean) * (v - mean), n + 1.0));
         if n < 2.0 { 0.0 } else { sum / self.denominator(n) * n / (n - 1.0) }
     }
 }
@@ -66,15 +68,17 @@ impl Whitening {
     }
 }
 
-/// Subtracts the mean and divides by the standard deviation. If all values are equal, they become 0.
+/// Subtracts the mean and divides by the standard deviation. If all values are equal, they become
+/// 0.
 pub fn whiten<'a>(values: impl Iterator<Item = &'a mut f64>, counting: Counting) {
     let values: Vec<&mut f64> = values.collect();
-    let whitening = Whitening::from_values(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
+    let whitening =
+        Whitening::from_values(&values.iter().map(|v| **v).collect::<Vec<_>>(), counting);
     values.into_iter().for_each(|value| *value = whitening.apply(*value));
 }
 
-/// Returns the fraction of the returns' variance that a critic's values explain, as in verl: 1 − var(R −
-/// V) / (var R + 1e-5).
+/// Returns the fraction of the returns' variance that a critic's values explain, as in verl: 1 −
+/// var(R − V) / (var R + 1e-5).
 pub fn explained_variance(returns: &[f64], values: &[f64]) -> f64 {
     let variance = |values: &[f64]| {
         let mean = Counting::Exact.mean(values.iter().copied());

@@ -1,10 +1,11 @@
-//! Statistics of complete sequences and updates that some losses need before they are sums over tokens.
+//! Statistics of complete sequences and updates that some losses need before they are sums over
+//! tokens.
 //!
 //! Each function reads points with known current log-probabilities, and writes its results into the
-//! points. The log-probabilities come from a forward pass before the training pass, or from the store if
-//! the weights that sampled the tokens are those being trained. No gradient flows through the results:
-//! they are constants during an evaluation, and the learner's forward pass yields the same
-//! log-probabilities again.
+//! points. The log-probabilities come from a forward pass before the training pass, or from the
+//! store if the weights that sampled the tokens are those being trained. No gradient flows through
+//! the results: they are constants during an evaluation, and the learner's forward pass yields the
+//! same log-probabilities again.
 
 use crate::loss::Point;
 use crate::moments::Counting;
@@ -20,9 +21,9 @@ pub fn sequence_ratios(sequence: &mut [Point]) {
     sequence.iter_mut().for_each(|point| point.sequence_log_ratio = Some(mean));
 }
 
-/// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in the
-/// direction of the point's advantage. Marks the points that were not clipped, and sets advantages to
-/// their mean. Means are over trained points.
+/// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in
+/// the direction of the point's advantage. Marks the points that were not clipped, and sets
+/// advantages to their mean. Means are over trained points.
 pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
         let x = point.log_ratio();
@@ -37,30 +38,31 @@ pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
     let mean = mean_of(sequence, clipped);
     let advantage = mean_of(sequence, |point| point.advantage);
     for point in sequence {
-        point.marked = !point.masked && point.advantage != 0.0 && clipped(point) == point.log_ratio();
+        point.marked =
+            !point.masked && point.advantage != 0.0 && clipped(point) == point.log_ratio();
         point.sequence_log_ratio = Some(mean);
         point.advantage = advantage;
     }
 }
 
-/// Returns (A − mean A) (log p − mean log p) of every point of an update. The means are over trained
-/// points.
+/// Returns (A − mean A) (log p − mean log p) of every point of an update. The means are over
+/// trained points.
 fn covariances(points: &[Point]) -> Vec<f64> {
     let advantage = mean_of(points, |point| point.advantage);
     let logp = mean_of(points, |point| point.logp);
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
-/// Returns the indices of the trained points, and the number of points in a fraction `share` of them, at
-/// least 1.
+/// Returns the indices of the trained points, and the number of points in a fraction `share` of
+/// them, at least 1.
 fn trained_indices(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
     let indices: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
     let count = ((indices.len() as f64 * fraction) as usize).max(1);
     (indices, count)
 }
 
-/// KL-Cov: marks the fraction `share` of an update's trained points, at least one, whose log-probability
-/// and advantage have the largest covariance.
+/// KL-Cov: marks the fraction `share` of an update's trained points, at least one, whose
+/// log-probability and advantage have the largest covariance.
 pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     let covariances = covariances(points);
     let (mut order, count) = trained_indices(points, fraction);
@@ -68,10 +70,10 @@ pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     order.into_iter().take(count).for_each(|i| points[i].marked = true);
 }
 
-/// Clip-Cov: returns the indices of the points that lose their gradient. They are a fraction `share` of
-/// an update's trained points, at least one, from those that are not `clipped` already and whose
-/// covariance is strictly between `lower` and `upper`. `random` returns a number for each index; points
-/// with the smallest numbers are selected.
+/// Clip-Cov: returns the indices of the points that lose their gradient. They are a fraction
+/// `share` of an update's trained points, at least one, from those that are not `clipped` already
+/// and whose covariance is strictly between `lower` and `upper`. `random` returns a number for each
+/// index; points with the smallest numbers are selected.
 pub fn select_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -81,7 +83,8 @@ pub fn select_covarying(
     random: impl Fn(usize) -> f64,
 ) -> Vec<usize> {
     let covariances = covariances(points);
-    let eligible = |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
+    let eligible =
+        |&i: &usize| lower < covariances[i] && covariances[i] < upper && !clipped(&points[i]);
     let (indices, count) = trained_indices(points, fraction);
     let mut chosen: Vec<usize> = indices.into_iter().filter(eligible).collect();
     chosen.sort_by(|a, b| random(*a).total_cmp(&random(*b)).then(a.cmp(b)));
@@ -89,9 +92,9 @@ pub fn select_covarying(
     chosen
 }
 
-/// Returns the smallest entropy among the fraction `share` of tokens, at least one, with the highest
-/// entropies. Training only tokens with at least this entropy trains the decisions in a text (Wang et al.
-/// 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
+/// Returns the smallest entropy among the fraction `share` of tokens, at least one, with the
+/// highest entropies. Training only tokens with at least this entropy trains the decisions in a
+/// text (Wang et al. 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
 pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
     let mut falling = entropies.to_vec();
     falling.sort_by(|a, b| b.total_cmp(a));
@@ -99,8 +102,8 @@ pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {
     falling.get(count - 1).copied().unwrap_or(f64::INFINITY)
 }
 
-/// M2PO: drops the tokens with the largest absolute log-ratios until the mean square of the remaining
-/// ones is at most `threshold`. Returns whether each token is kept.
+/// M2PO: drops the tokens with the largest absolute log-ratios until the mean square of the
+/// remaining ones is at most `threshold`. Returns whether each token is kept.
 pub fn second_moment_mask(log_ratios: &[f64], threshold: f64) -> Vec<bool> {
     let mut order: Vec<usize> = (0..log_ratios.len()).collect();
     let square = |i: usize| log_ratios[i] * log_ratios[i];
@@ -128,7 +131,8 @@ mod tests {
             let threshold = entropy_threshold(&entropies, fraction);
             entropies.iter().filter(|entropy| **entropy >= threshold).count()
         };
-        // The paper's fraction: two of ten. Also 7 of 10, although 0.7 in f64 is less than seven tenths.
+        // The paper's fraction: two of ten. Also 7 of 10, although 0.7 in f64 is less than seven
+        // tenths.
         assert_eq!([kept(0.2), kept(0.7), kept(1.0), kept(0.0)], [2, 7, 10, 1]);
         assert_eq!(entropy_threshold(&[0.5, 0.5, 0.25], 0.4), 0.5);
         assert_eq!(entropy_threshold(&[], 0.2), f64::INFINITY);
@@ -136,8 +140,10 @@ mod tests {
 
     #[test]
     fn clip_cov_selects_tokens_by_covariance() {
-        // Advantages of −1 and 1, log-probabilities of −1 and −3: covariances of ±1 with the mean of −2.
-        let point = |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
+        // Advantages of −1 and 1, log-probabilities of −1 and −3: covariances of ±1 with the mean
+        // of −2.
+        let point =
+            |advantage, logp| Point { advantage, logp, old: Some(logp), ..Point::default() };
         let points = [point(1.0, -1.0), point(1.0, -3.0), point(-1.0, -3.0), point(-1.0, -1.0)];
         let chosen = |fraction, lower, upper, clipped: &[usize]| {
             let is_clipped = |p: &Point| clipped.iter().any(|i| points[*i] == *p);
@@ -156,7 +162,8 @@ mod tests {
     #[test]
     fn geometric_means_ignore_ratio_without_advantage() {
         let point = |advantage, x| Point { advantage, logp: x, old: Some(0.0), ..Point::default() };
-        let mut sequence = [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
+        let mut sequence =
+            [point(2.0, 0.25), point(0.0, 0.5), point(0.0, -0.5), point(-4.0, -0.05)];
         set_geometric_means(&mut sequence, 0.1, 0.2);
         // (0.2 + 0 + 0 − 0.05) / 4, and a sum of advantages of −2.
         assert!(
@@ -167,8 +174,8 @@ mod tests {
         assert_eq!(sequence.map(|p| p.marked), [false, false, false, true]);
     }
 
-    /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13 without the
-    /// second.
+    /// Squares of 0.25, 1, 4 and 0.01: means of 1.315, of 0.42 without the third and of 0.13
+    /// without the second.
     #[test]
     fn second_moment_mask_drops_largest_log_ratios() {
         let kept = |threshold| second_moment_mask(&[0.5, -1.0, 2.0, 0.1], threshold);
@@ -183,7 +190,8 @@ mod tests {
     /// Untrained points do not change means, fractions or marks, wherever they are.
     #[test]
     fn statistics_ignore_masked_points() {
-        let point = |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };
+        let point =
+            |advantage, logp, x| Point { advantage, logp, old: Some(logp - x), ..Point::default() };
         let masked = Point { masked: true, ..point(-50.0, -9.0, 7.0) };
         let with_masked = |points: &[Point]| -> Vec<Point> {
             std::iter::once(masked).chain(points.iter().flat_map(|p| [*p, masked])).collect()
@@ -196,29 +204,52 @@ mod tests {
         let mut ratios = with_masked(&sequence);
         sequence_ratios(&mut ratios);
         // (0.5 − 0.2 + 0.3) / 3.
-        assert!(ratios.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{ratios:?}");
+        assert!(
+            ratios.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12),
+            "{ratios:?}"
+        );
 
         let mut means = with_masked(&sequence);
         set_geometric_means(&mut means, 0.1, 0.4);
         // (0.4 − 0.1 + 0.3) / 3, and advantages of 2, −1 and 2.
-        assert!(means.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12), "{means:?}");
+        assert!(
+            means.iter().all(|p| (p.sequence_log_ratio.unwrap() - 0.2).abs() < 1e-12),
+            "{means:?}"
+        );
         assert!(means.iter().all(|p| (p.advantage - 1.0).abs() < 1e-12), "{means:?}");
         assert_eq!(means.iter().filter(|p| p.masked && p.marked).count(), 0);
-        assert_eq!(trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(), [false, false, true]);
+        assert_eq!(
+            trained(&means).iter().map(|p| p.marked).collect::<Vec<_>>(),
+            [false, false, true]
+        );
 
-        // Advantages of 1 and 3, log-probabilities of −1 and −3: covariances of 1, −1, 1 and −1; half of
-        // four.
-        let update =
-            [point(3.0, -1.0, 0.0), point(3.0, -3.0, 0.0), point(1.0, -3.0, 0.0), point(1.0, -1.0, 0.0)];
+        // Advantages of 1 and 3, log-probabilities of −1 and −3: covariances of 1, −1, 1 and −1;
+        // half of four.
+        let update = [
+            point(3.0, -1.0, 0.0),
+            point(3.0, -3.0, 0.0),
+            point(1.0, -3.0, 0.0),
+            point(1.0, -1.0, 0.0),
+        ];
         let mut marked = with_masked(&update);
         mark_covarying(&mut marked, 0.5);
         assert_eq!(marked.iter().filter(|p| p.masked && p.marked).count(), 0);
-        assert_eq!(trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(), [true, false, true, false]);
+        assert_eq!(
+            trained(&marked).iter().map(|p| p.marked).collect::<Vec<_>>(),
+            [true, false, true, false]
+        );
         // A quarter is one, the first of two equal ones. All nine positions would have yielded two.
-        let chosen = select_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
-        assert_eq!(chosen, [1]);
         let chosen =
-            select_covarying(&with_masked(&update), |_| false, 1.0, 0.5, f64::INFINITY, |i| i as f64);
+            select_covarying(&with_masked(&update), |_| false, 0.25, 0.5, 1.5, |i| i as f64);
+        assert_eq!(chosen, [1]);
+        let chosen = select_covarying(
+            &with_masked(&update),
+            |_| false,
+            1.0,
+            0.5,
+            f64::INFINITY,
+            |i| i as f64,
+        );
         assert_eq!(chosen, [1, 5]);
 
         let mut nothing = [masked];

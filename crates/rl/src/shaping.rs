@@ -1,16 +1,16 @@
 //! Reward shaping by length and by effort.
 
-/// Returns DAPO's penalty for completions near the length limit (Yu et al. 2025, equation 13): 0 up to
-/// `limit` − `buffer` sampled tokens, then linear to −`factor` at `limit` and beyond. `tokens` counts
-/// sampled tokens only, because the model does not control the length of tool results.
+/// Returns DAPO's penalty for completions near the length limit (Yu et al. 2025, equation 13): 0 up
+/// to `limit` − `buffer` sampled tokens, then linear to −`factor` at `limit` and beyond. `tokens`
+/// counts sampled tokens only, because the model does not control the length of tool results.
 pub fn overlong(tokens: u64, limit: u64, buffer: u64, factor: f64) -> f64 {
     let over = tokens as f64 - (limit as f64 - buffer as f64);
     (-over / buffer as f64 * factor).min(0.0)
 }
 
-/// Returns bonuses by rank that sum to 0: `spread` / 2 for the smallest effort, −`spread` / 2 for the
-/// largest, equal bonuses for equal efforts. The signs are inverted if `more_is_better`. AgentRL uses
-/// this for turns: fewer are better for correct answers, more for wrong ones.
+/// Returns bonuses by rank that sum to 0: `spread` / 2 for the smallest effort, −`spread` / 2 for
+/// the largest, equal bonuses for equal efforts. The signs are inverted if `more_is_better`.
+/// AgentRL uses this for turns: fewer are better for correct answers, more for wrong ones.
 pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64> {
     let n = efforts.len();
     if n < 2 {
@@ -29,8 +29,8 @@ pub fn rank_bonus(efforts: &[f64], spread: f64, more_is_better: bool) -> Vec<f64
 mod tests {
     use super::*;
 
-    /// With a limit of 20 and a buffer of 4, the penalty is 0 up to 16, then grows by half of the factor
-    /// for every two tokens.
+    /// With a limit of 20 and a buffer of 4, the penalty is 0 up to 16, then grows by half of the
+    /// factor for every two tokens.
     #[test]
     fn overlong_penalty_grows_near_limit() {
         let found = [10, 16, 18, 20, 22].map(|tokens| overlong(tokens, 20, 4, 2.0));
@@ -45,6 +45,9 @@ mod tests {
         let found = rank_bonus(&[9.0, 1.0, 1.0, 4.0], 6.0, false);
         let near = found.iter().zip([-3.0, 2.0, 2.0, -1.0]).all(|(f, w)| (f - w).abs() < 1e-12);
         assert!(near && found.len() == 4, "{found:?}");
-        assert_eq!((rank_bonus(&[5.0], 1.0, false), rank_bonus(&[], 1.0, true)), (vec![0.0], vec![]));
+        assert_eq!(
+            (rank_bonus(&[5.0], 1.0, false), rank_bonus(&[], 1.0, true)),
+            (vec![0.0], vec![])
+        );
     }
 }

@@ -1,4 +1,5 @@
-//! Confidence intervals for evaluations: of a success rate, and of a difference between two evaluations.
+//! Confidence intervals for evaluations: of a success rate, and of a difference between two
+//! evaluations.
 //!
 //! All functions are pure; the bootstrap takes its seed from the caller.
 
@@ -29,8 +30,8 @@ impl Interval {
     }
 }
 
-/// Computes Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal approximation,
-/// it is accurate near 0 and 1 and for few trials. It assumes independent trials.
+/// Computes Wilson's 95 % score interval for a proportion (Wilson 1927). Unlike the normal
+/// approximation, it is accurate near 0 and 1 and for few trials. It assumes independent trials.
 ///
 /// # Errors
 /// Returns an error if there are no trials, or more successes than trials.
@@ -64,22 +65,26 @@ pub struct ScorePair {
 }
 
 /// Computes the mean of after − before, for scores from 0 to 1, with a 95 % interval by the cluster
-/// bootstrap. Complete clusters are resampled with replacement, as many as there are, `resamples` times.
-/// The interval is between the 2.5 % and 97.5 % quantiles of the mean difference (Efron & Tibshirani
-/// 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
+/// bootstrap. Complete clusters are resampled with replacement, as many as there are, `resamples`
+/// times. The interval is between the 2.5 % and 97.5 % quantiles of the mean difference (Efron &
+/// Tibshirani 1993, sections 8 and 13; Field & Welsh 2007 for clusters).
 ///
-/// The bootstrap resamples observed values only, so its interval would be a point if all differences are
-/// equal. The interval therefore also extends as far as unobserved clusters could move the mean: none of
-/// n clusters was of that kind, which bounds their fraction by z² / (n + z²), Wilson's bound for 0 of n,
-/// at either end of the range. The bootstrap interval is wider unless there are few clusters or almost no
-/// variation.
+/// The bootstrap resamples observed values only, so its interval would be a point if all
+/// differences are equal. The interval therefore also extends as far as unobserved clusters could
+/// move the mean: none of n clusters was of that kind, which bounds their fraction by z² / (n +
+/// z²), Wilson's bound for 0 of n, at either end of the range. The bootstrap interval is wider
+/// unless there are few clusters or almost no variation.
 ///
 /// The result depends only on the pairs (in any order, up to the rounding of sums), `resamples` and
 /// `seed`.
 ///
 /// # Errors
 /// Returns an error if there are no pairs or no resamples, or if a score is not finite.
-pub fn paired_difference(pairs: &[ScorePair], resamples: u32, seed: u64) -> Result<Interval, RlError> {
+pub fn paired_difference(
+    pairs: &[ScorePair],
+    resamples: u32,
+    seed: u64,
+) -> Result<Interval, RlError> {
     let mut clusters: BTreeMap<u64, (f64, f64)> = BTreeMap::new();
     for (index, pair) in pairs.iter().enumerate() {
         let difference = pair.after - pair.before;
@@ -94,8 +99,8 @@ pub fn paired_difference(pairs: &[ScorePair], resamples: u32, seed: u64) -> Resu
     bootstrap(&clusters.into_values().collect::<Vec<_>>(), (-1.0, 1.0), resamples, seed)
 }
 
-/// Computes the mean of independent scores from 0 to 1, with a 95 % interval as in [`paired_difference`].
-/// For only failures or only successes, it is Wilson's interval.
+/// Computes the mean of independent scores from 0 to 1, with a 95 % interval as in
+/// [`paired_difference`]. For only failures or only successes, it is Wilson's interval.
 ///
 /// # Errors
 /// Returns an error if there are no scores or no resamples, or if a score is not finite.
@@ -124,12 +129,15 @@ fn bootstrap(
     };
     let mut random = SplitMix(seed);
     let mut means: Vec<f64> = (0..resamples)
-        .map(|_| mean(total(&mut (0..clusters.len()).map(|_| clusters[random.below(clusters.len())]))))
+        .map(|_| {
+            mean(total(&mut (0..clusters.len()).map(|_| clusters[random.below(clusters.len())])))
+        })
         .collect();
     means.sort_by(f64::total_cmp);
     let estimate = mean(total(&mut clusters.iter().copied()));
     let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
-    let (lowest, highest) = (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
+    let (lowest, highest) =
+        (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
     let unseen = Z_95 * Z_95 / (clusters.len() as f64 + Z_95 * Z_95);
     Ok(Interval {
         estimate,
@@ -145,13 +153,13 @@ fn quantile(sorted: &[f64], q: f64) -> f64 {
     sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
 }
 
-/// The SplitMix64 generator (Steele, Lea & Flood, OOPSLA 2014): small, and sufficient to sample indices.
-/// Token sampling uses a counter-based generator in another crate.
+/// The SplitMix64 generator (Steele, Lea & Flood, OOPSLA 2014): small, and sufficient to sample
+/// indices. Token sampling uses a counter-based generator in another crate.
 pub(crate) struct SplitMix(pub u64);
 
 impl SplitMix {
-    /// Returns an index below `n`. `n` must be at least 1. The bias of the multiplication is below n /
-    /// 2⁶⁴.
+    /// Returns an index below `n`. `n` must be at least 1. The bias of the multiplication is below
+    /// n / 2⁶⁴.
     pub fn below(&mut self, n: usize) -> usize {
         self.0 = self.0.wrapping_add(0x9E37_79B9_7F4A_7C15);
         let mut z = self.0;
@@ -168,8 +176,8 @@ mod tests {
 
     use super::*;
 
-    /// 10 of 100 and 0 of 10: values computed by hand from Wilson's formula. At 0, they also agree with
-    /// the closed form z² / (n + z²).
+    /// 10 of 100 and 0 of 10: values computed by hand from Wilson's formula. At 0, they also agree
+    /// with the closed form z² / (n + z²).
     #[test]
     fn wilson_matches_known_values() {
         let i = wilson(10, 100).unwrap();
@@ -193,8 +201,8 @@ mod tests {
         assert_eq!(quantile(&[3.0], 0.5), 3.0);
     }
 
-    /// The published first numbers of the generator for the seed 1234567. An index below 2⁶³ is half of
-    /// the number.
+    /// The published first numbers of the generator for the seed 1234567. An index below 2⁶³ is
+    /// half of the number.
     #[test]
     fn split_mix_matches_published_numbers() {
         let mut random = SplitMix(1_234_567);
@@ -224,13 +232,17 @@ mod tests {
         assert!(matches!(paired_difference(&bad, 10, 1), Err(RlError::Score { index: 0, .. })));
     }
 
-    /// For independent differences, the interval must agree with the normal approximation, mean ± 1.96
-    /// σ/√n.
+    /// For independent differences, the interval must agree with the normal approximation, mean ±
+    /// 1.96 σ/√n.
     #[test]
     fn bootstrap_agrees_with_normal_approximation() {
         let n = 400;
         let pairs: Vec<_> = (0..n)
-            .map(|i| ScorePair { cluster: i, before: 0.0, after: if i % 4 == 0 { 1.0 } else { 0.0 } })
+            .map(|i| ScorePair {
+                cluster: i,
+                before: 0.0,
+                after: if i % 4 == 0 { 1.0 } else { 0.0 },
+            })
             .collect();
         let got = paired_difference(&pairs, 4000, 3).unwrap();
         let half = Z_95 * (0.25f64 * 0.75 / n as f64).sqrt();
@@ -270,12 +282,20 @@ mod tests {
         near(mean_score(&[0.5; 10], 200, 1).unwrap(), 0.5 - half, 0.5 + half);
         // A little variation does not make the interval smaller than no variation.
         let few = |right: f64| mean_score(&[0.0, 0.0, 0.0, 0.0, right], 2000, 1).unwrap();
-        assert!(few(0.125).high > few(0.0).high && few(0.0).high > 0.4, "{:?} {:?}", few(0.125), few(0.0));
+        assert!(
+            few(0.125).high > few(0.0).high && few(0.0).high > 0.4,
+            "{:?} {:?}",
+            few(0.125),
+            few(0.0)
+        );
         // Scores outside 0..=1 extend the range.
         let outside = mean_score(&[-2.0; 4], 200, 1).unwrap();
         assert!(outside.low == -2.0 && outside.high > -2.0 && outside.high < 1.0, "{outside:?}");
         assert_eq!(mean_score(&[], 10, 1), Err(RlError::NoObservations));
-        assert!(matches!(mean_score(&[0.0, f64::NAN], 10, 1), Err(RlError::Score { index: 1, .. })));
+        assert!(matches!(
+            mean_score(&[0.0, f64::NAN], 10, 1),
+            Err(RlError::Score { index: 1, .. })
+        ));
     }
 
     /// Copies of an observation in one cluster add no information: the interval must not shrink.

@@ -1,11 +1,11 @@
-//! Formulas of policy losses for one token, in f64: value, derivative with respect to log p, and whether
-//! a bound removed the derivative.
+//! Formulas of policy losses for one token, in f64: value, derivative with respect to log p, and
+//! whether a bound removed the derivative.
 //!
-//! Symbols: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor that
-//! counts as a constant.
+//! Symbols: x = log p − log p_old, ρ = exp(x), A the advantage. "sg" (stop gradient) marks a factor
+//! that counts as a constant.
 
-/// Bound on the absolute log-ratio in the exponential, so that a ratio stays finite and one token cannot
-/// dominate a batch. Beyond the bound, the exponential is constant and has no gradient.
+/// Bound on the absolute log-ratio in the exponential, so that a ratio stays finite and one token
+/// cannot dominate a batch. Beyond the bound, the exponential is constant and has no gradient.
 pub const LOG_RATIO_BOUND: f64 = 20.0;
 
 /// Value, derivative with respect to log p, and whether a bound removed the derivative.
@@ -20,7 +20,8 @@ pub struct Surrogate {
 
 impl Surrogate {
     /// Loss of a dropped token: 0, clipped.
-    pub const DROPPED: Surrogate = Surrogate { loss: 0.0, derivative: 0.0, clipped: true, dual: false };
+    pub const DROPPED: Surrogate =
+        Surrogate { loss: 0.0, derivative: 0.0, clipped: true, dual: false };
 
     fn new(loss: f64, derivative: f64, clipped: bool) -> Self {
         Surrogate { loss, derivative, clipped, dual: false }
@@ -66,8 +67,8 @@ pub fn importance_sampling(x: f64, advantage: f64) -> Surrogate {
 
 /// Computes max(−Aρ, −A·clip(ρ, 1 − low, 1 + high)), for A < 0 at most −A·dual.
 ///
-/// Schulman et al. 2017 (equation 7), with separate lower and upper bounds (DAPO, Yu et al. 2025) and the
-/// dual clip of Ye et al. 2020 (equation 5).
+/// Schulman et al. 2017 (equation 7), with separate lower and upper bounds (DAPO, Yu et al. 2025)
+/// and the dual clip of Ye et al. 2020 (equation 5).
 pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -> Surrogate {
     let mut surrogate = importance_sampling(x, advantage);
     let bounded = -advantage * clip(bounded_exp(x).0, low, high);
@@ -82,10 +83,10 @@ pub fn clipped(x: f64, advantage: f64, low: f64, high: f64, dual: Option<f64>) -
     }
 }
 
-/// Computes PPO's clipped loss, with part of the gradient kept where clipping would remove it: `beyond`
-/// (1 − low) A or `beyond` (1 + high) A (CE-GPPO, Su et al. 2025). `beyond` = (below, above). With
-/// `in_value_only`, the kept part is a constant divided by sg(ρ) and has no gradient, as in AgentRL's
-/// code.
+/// Computes PPO's clipped loss, with part of the gradient kept where clipping would remove it:
+/// `beyond` (1 − low) A or `beyond` (1 + high) A (CE-GPPO, Su et al. 2025). `beyond` = (below,
+/// above). With `in_value_only`, the kept part is a constant divided by sg(ρ) and has no gradient,
+/// as in AgentRL's code.
 pub fn clipped_keeping(
     x: f64,
     advantage: f64,
@@ -134,7 +135,10 @@ pub fn soft_gate(x: f64, advantage: f64, positive: f64, negative: f64) -> Surrog
     let (ratio, derivative) = bounded_exp(x);
     let tau = if advantage > 0.0 { positive } else { negative };
     let gate = 1.0 / (1.0 + (-tau * (ratio - 1.0)).exp());
-    Surrogate::free(-advantage * 4.0 / tau * gate, -advantage * 4.0 * gate * (1.0 - gate) * derivative)
+    Surrogate::free(
+        -advantage * 4.0 / tau * gate,
+        -advantage * 4.0 * gate * (1.0 - gate) * derivative,
+    )
 }
 
 /// Computes −(A log p − ½ β x²) (DRO, Richemond et al. 2024, with the log-ratio to the old policy).
@@ -142,9 +146,9 @@ pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
     Surrogate::free(-(advantage * logp - 0.5 * beta * x * x), -(advantage - beta * x))
 }
 
-/// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the old one
-/// by more than `below` or `above` in the direction of A (DPPO, as in verl). `left` is the signed
-/// divergence, positive if p has increased.
+/// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the
+/// old one by more than `below` or `above` in the direction of A (DPPO, as in verl). `left` is the
+/// signed divergence, positive if p has increased.
 pub fn divergence_masked(
     logp: f64,
     x: f64,
@@ -162,8 +166,8 @@ pub fn divergence_masked(
     Surrogate::free(-advantage * weight * logp, -advantage * weight)
 }
 
-/// Returns the signed divergence of `logp` from `old` as total variation of the event "this token": p −
-/// p_old.
+/// Returns the signed divergence of `logp` from `old` as total variation of the event "this token":
+/// p − p_old.
 pub fn total_variation(logp: f64, old: f64) -> f64 {
     logp.exp() - old.exp()
 }
@@ -188,9 +192,9 @@ pub fn penalized(x: f64, advantage: f64, coefficient: f64) -> Surrogate {
     }
 }
 
-/// Computes −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et al. 2025). The
-/// derivative of r with respect to this token's log p is r if the token's own ratio is not clipped
-/// (`moves`), otherwise 0. The weights must divide by the length of the sequence.
+/// Computes −A r, with r the geometric mean of a sequence's clipped ratios (GMPO, Zhao et al.
+/// 2025). The derivative of r with respect to this token's log p is r if the token's own ratio is
+/// not clipped (`moves`), otherwise 0. The weights must divide by the length of the sequence.
 pub fn geometric_mean(sequence_log_ratio: f64, advantage: f64, moves: bool) -> Surrogate {
     let (ratio, derivative) = bounded_exp(sequence_log_ratio);
     if moves {
@@ -200,9 +204,9 @@ pub fn geometric_mean(sequence_log_ratio: f64, advantage: f64, moves: bool) -> S
     }
 }
 
-/// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025): every
-/// token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the mean of x
-/// over the sequence's tokens, limited to 10.
+/// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025):
+/// every token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the
+/// mean of x over the sequence's tokens, limited to 10.
 pub fn sequence_clipped(sequence_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let bounded = sequence_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);
@@ -220,7 +224,8 @@ mod tests {
         (got.loss, got.derivative, got.clipped)
     }
 
-    /// Ratios of 1/2, 1 and 2, with bounds of 0.8 and 1.3. A half and a quarter of the gradient are kept.
+    /// Ratios of 1/2, 1 and 2, with bounds of 0.8 and 1.3. A half and a quarter of the gradient are
+    /// kept.
     #[test]
     fn clip_keeps_part_of_gradient_beyond_bounds() {
         let (half, double) = (0.5f64.ln(), 2f64.ln());
@@ -242,13 +247,19 @@ mod tests {
             near(kept(x, 0.0, false), 0.0, 0.0, false);
         }
         // Bounds of exactly 1 are not exceeded by a ratio of 1.
-        let tight = |advantage| loss_parts(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
+        let tight =
+            |advantage| loss_parts(clipped_keeping(0.0, advantage, 0.0, 0.0, (0.5, 0.25), false));
         assert_eq!([tight(-1.0), tight(1.0)], [(1.0, 1.0, false), (-1.0, -1.0, false)]);
         // Value only: 2 · 0.4 / 0.5, and −2 · 0.325 / 2.
         near(kept(half, -2.0, true), 1.6, 0.0, true);
         near(kept(double, 2.0, true), -0.325, 0.0, true);
         // If the kept value equals the free one (0.3125 · 0.8 / 0.5), nothing changes.
-        near(loss_parts(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)), 0.5, 0.5, false);
+        near(
+            loss_parts(clipped_keeping(half, -1.0, 0.2, 0.3, (0.3125, 0.0), true)),
+            0.5,
+            0.5,
+            false,
+        );
     }
 
     /// A bound that is reached but not exceeded does not change the gradient.
@@ -268,7 +279,8 @@ mod tests {
     #[test]
     fn sequence_log_ratio_above_10_has_no_gradient() {
         let far = 10f64.exp();
-        let at = |sequence_log_ratio| loss_parts(sequence_clipped(sequence_log_ratio, -1.0, 0.2, 0.3));
+        let at =
+            |sequence_log_ratio| loss_parts(sequence_clipped(sequence_log_ratio, -1.0, 0.2, 0.3));
         assert_eq!([at(10.0), at(11.0)], [(far, far, false), (far, 0.0, true)]);
     }
 
@@ -284,7 +296,9 @@ mod tests {
     /// Ratios of 1/2, 1 and 2 have weights of 0.8, 1 and 1.3.
     #[test]
     fn cispo_reports_clipped_weights() {
-        for (ratio, weight, is_clipped) in [(0.5f64, 0.8, true), (1.0, 1.0, false), (2.0, 1.3, true)] {
+        for (ratio, weight, is_clipped) in
+            [(0.5f64, 0.8, true), (1.0, 1.0, false), (2.0, 1.3, true)]
+        {
             let got = loss_parts(cispo(-3.0, ratio.ln(), 2.0, 0.2, 0.3));
             assert_eq!(got, (weight * 6.0, -weight * 2.0, is_clipped), "{ratio}");
         }

@@ -1,9 +1,10 @@
-//! Normalizers as explicit per-token weights, so that a loss is a plain sum, independent of packing.
+//! Normalizers as explicit per-token weights, so that a loss is a plain sum, independent of
+//! packing.
 //!
-//! The input has the number of trained tokens and the group of each rollout of a step. The result is one
-//! weight per rollout, for each of its tokens. Denominators count rollouts, not the parts (sequences,
-//! micro-batches) into which a rollout is split. Rollouts without trained tokens have no loss and do not
-//! count.
+//! The input has the number of trained tokens and the group of each rollout of a step. The result
+//! is one weight per rollout, for each of its tokens. Denominators count rollouts, not the parts
+//! (sequences, micro-batches) into which a rollout is split. Rollouts without trained tokens have
+//! no loss and do not count.
 
 use std::collections::BTreeMap;
 
@@ -25,8 +26,8 @@ pub struct RolloutTokens {
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Normalizer {
-    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long rollouts have larger
-    /// weights.
+    /// Mean over the tokens of the step (DAPO, Yu et al. 2025, equation 8): long rollouts have
+    /// larger weights.
     #[default]
     TokenMean,
     /// Sum over the tokens of the step.
@@ -36,11 +37,12 @@ pub enum Normalizer {
     /// Mean over rollouts of the mean over their tokens (GRPO, Shao et al. 2024, equation 3): all
     /// rollouts have equal weights, so each token of a long one has a smaller weight.
     RolloutMean,
-    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al. 2025):
-    /// no length bias, with the scale of a mean.
+    /// Mean over rollouts of the sum over their tokens, divided by a constant (Dr.GRPO, Liu et al.
+    /// 2025): no length bias, with the scale of a mean.
     RolloutSumOver {
         /// The constant, usually the maximum completion length in tokens. Greater than 0, and its
-        /// reciprocal must be positive and finite in single precision, the type of a token's weight.
+        /// reciprocal must be positive and finite in single precision, the type of a token's
+        /// weight.
         length: f64,
     },
     /// Mean over groups of the mean over the tokens of the group: all tasks have equal weights,
@@ -54,8 +56,8 @@ impl Normalizer {
     /// Checks the parameters of the normalizer.
     ///
     /// # Errors
-    /// Returns an error if the length is not greater than 0, or if it is so small or large that weights
-    /// are infinite or 0.
+    /// Returns an error if the length is not greater than 0, or if it is so small or large that
+    /// weights are infinite or 0.
     pub fn check(&self) -> Result<(), RlError> {
         let Normalizer::RolloutSumOver { length } = *self else { return Ok(()) };
         let name = "length of the normaliser";
@@ -71,8 +73,8 @@ impl Normalizer {
         self.weights_counted(rollouts, Counting::Exact)
     }
 
-    /// Returns the weights of [`Normalizer::weights`], with a choice of the denominator of means over a
-    /// rollout's tokens.
+    /// Returns the weights of [`Normalizer::weights`], with a choice of the denominator of means
+    /// over a rollout's tokens.
     pub fn weights_counted(&self, rollouts: &[RolloutTokens], counting: Counting) -> Vec<f64> {
         let mut total = 0u64;
         let mut counted = 0u64;
@@ -98,7 +100,9 @@ impl Normalizer {
                 Normalizer::RolloutMean => counted as f64 * tokens,
                 Normalizer::RolloutSumOver { length } => counted as f64 * length,
                 Normalizer::GroupTokenMean => groups.len() as f64 * group_tokens as f64,
-                Normalizer::GroupRolloutMean => groups.len() as f64 * group_rollouts as f64 * tokens,
+                Normalizer::GroupRolloutMean => {
+                    groups.len() as f64 * group_rollouts as f64 * tokens
+                }
             })
         };
         rollouts.iter().map(|r| each(r).map_or(0.0, f64::recip)).collect()

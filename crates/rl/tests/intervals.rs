@@ -2,8 +2,8 @@
 
 use levade_rl::{ScorePair, paired_difference};
 
-/// Half of the clusters have nine pairs with a difference of 1, the other half one pair with a difference
-/// of 0. The mean over pairs is 0.9; the mean over the means of clusters would be 0.5.
+/// Half of the clusters have nine pairs with a difference of 1, the other half one pair with a
+/// difference of 0. The mean over pairs is 0.9; the mean over the means of clusters would be 0.5.
 #[test]
 fn bootstrap_weights_clusters_by_pairs() {
     let pairs: Vec<ScorePair> = (0..400u64)

@@ -17,14 +17,19 @@ async fn main() -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Prints the events of a run, and asks the run to stop after `steps_left` steps. Returns how the run
-/// ended.
-async fn watch(mut run: Run, mut steps_left: Option<u32>) -> anyhow::Result<Option<levade_trainer::RunEnd>> {
+/// Prints the events of a run, and asks the run to stop after `steps_left` steps. Returns how the
+/// run ended.
+async fn watch(
+    mut run: Run,
+    mut steps_left: Option<u32>,
+) -> anyhow::Result<Option<levade_trainer::RunEnd>> {
     while let Some(event) = run.next().await {
         if !event.is_progress() {
             println!("{}", serde_json::to_string(&event)?);
         }
-        if let (Event::Training(Training::Step { .. }), Some(remaining_steps)) = (&event, &mut steps_left) {
+        if let (Event::Training(Training::Step { .. }), Some(remaining_steps)) =
+            (&event, &mut steps_left)
+        {
             *remaining_steps -= 1;
             if *remaining_steps == 0 {
                 run.stop();

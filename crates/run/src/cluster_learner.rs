@@ -69,8 +69,8 @@ impl Handles {
     }
 }
 
-/// Starts or connects to the learner of a recipe, and checks that it fits the run. Returns `None` if
-/// the embedded engine trains. A learner that is started is added to `children`.
+/// Starts or connects to the learner of a recipe, and checks that it fits the run. Returns `None`
+/// if the embedded engine trains. A learner that is started is added to `children`.
 ///
 /// # Errors
 /// Returns an error if the learner cannot be started or reached, does not fit the model, or has a
@@ -89,8 +89,9 @@ pub async fn start(
              leave out the penalty and the critic, or train all weights",
         ));
     }
-    let uniform =
-        |lora: &&LoraOptions| lora.ranks.is_empty() && lora.alphas.is_empty() && !lora.rank_stabilized;
+    let uniform = |lora: &&LoraOptions| {
+        lora.ranks.is_empty() && lora.alphas.is_empty() && !lora.rank_stabilized
+    };
     if wants.lora.is_some_and(|lora| !uniform(&lora)) {
         return Err(unusable(
             "`cluster.learner` of kind \"torch\" trains adapters of one rank and scale; leave out `model.lora.ranks`, \
@@ -170,9 +171,11 @@ fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     let (dir, config) = (learner.join("model"), "config.json");
     // The configuration is written last, so that its presence marks a complete directory.
     if !dir.join(config).exists() {
-        std::fs::create_dir_all(&dir).with_context(|| format!("cannot create {}", dir.display()))?;
+        std::fs::create_dir_all(&dir)
+            .with_context(|| format!("cannot create {}", dir.display()))?;
         let parameters = files.config.parameters().into_iter();
-        let tensors: Vec<(String, Vec<usize>)> = parameters.map(|one| (one.name, one.shape)).collect();
+        let tensors: Vec<(String, Vec<usize>)> =
+            parameters.map(|one| (one.name, one.shape)).collect();
         let mut failed = None;
         let written = write_safetensors_with(&dir.join("model.safetensors"), &tensors, |index| {
             let (name, shape) = &tensors[index];
@@ -220,8 +223,9 @@ fn compare(root: &Path, now: &GroupLayout, host: &Host) -> anyhow::Result<()> {
         )));
     }
     for change in now.changes(&before) {
-        let note =
-            format!("of the learner, {change}: from here on its numbers can differ in their last bits");
+        let note = format!(
+            "of the learner, {change}: from here on its numbers can differ in their last bits"
+        );
         host.setup("note", note);
     }
     Ok(())
@@ -232,8 +236,7 @@ mod tests {
     use super::*;
 
     fn layout(world_size: u32) -> GroupLayout {
-        let facts =
-            serde_json::json!({ "world_size": world_size, "processes": world_size, "torch": "2.15.0" });
+        let facts = serde_json::json!({ "world_size": world_size, "processes": world_size, "torch": "2.15.0" });
         serde_json::from_value(facts).unwrap()
     }
 

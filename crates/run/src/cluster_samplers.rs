@@ -1,5 +1,5 @@
-//! `[cluster.samplers]`: connects to the servers that sample for a recipe. If the recipe asks for it,
-//! starts and supervises them.
+//! `[cluster.samplers]`: connects to the servers that sample for a recipe. If the recipe asks for
+//! it, starts and supervises them.
 
 mod process;
 
@@ -62,8 +62,8 @@ pub struct Requirements<'a> {
     pub gpus: GpuAllocation,
 }
 
-/// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they are
-/// not colocated.
+/// Returns the device handoff between the learner and the samplers of a recipe, or `None` if they
+/// are not colocated.
 pub fn colocation(recipe: &Recipe, group: &RemoteLearner) -> Option<Arc<Colocation>> {
     let samplers = recipe.cluster.samplers.as_ref()?.servers();
     let is_colocated = recipe.cluster.placement == Placement::Colocated;
@@ -98,9 +98,11 @@ pub async fn start(
     let mut text_tokens = wants.chat.tokenizer().encode(PROBE);
     text_tokens.truncate(wants.context.saturating_sub(1).max(2));
     let push = with_broadcast(keys, wants);
-    let publishing = PublishingLearner::new(Arc::clone(&learner), dir.join("weights"), text_tokens.clone())
-        .with_broadcast(push.clone());
-    let options = ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
+    let publishing =
+        PublishingLearner::new(Arc::clone(&learner), dir.join("weights"), text_tokens.clone())
+            .with_broadcast(push.clone());
+    let options =
+        ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
     let (mut named_servers, mut processes) = (Vec::new(), Vec::new());
     let model = dir.join("model");
     if keys.start {
@@ -114,7 +116,10 @@ pub async fn start(
             let backend = push.as_ref().map(|push| push.backend());
             let precision = recipe.engine.precision;
             let spec = Spec::new(samplers, wants, &dir, &model, number, precision, backend)?;
-            host.setup("sampler", format!("{}, its log is {}", spec.name, display::path(&spec.log)));
+            host.setup(
+                "sampler",
+                format!("{}, its log is {}", spec.name, display::path(&spec.log)),
+            );
             let server = Server::new(ServerOptions { url: spec.url.clone(), ..options.clone() })?;
             named_servers.push((spec.name.clone(), server));
             let may = wants.colocation.map(|colocation| colocation.starts());
@@ -131,7 +136,8 @@ pub async fn start(
     }
     let start_timeout = if keys.start { keys.start_timeout() } else { options.silence };
     // A server that is still starting could not be put to sleep.
-    let servers = await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
+    let servers =
+        await_servers(&named_servers, &processes, start_timeout, wants.colocation.is_some());
     tokio::select! {
         there = servers => there?,
         // If the learner has exited, it must be restarted first.
@@ -145,8 +151,10 @@ pub async fn start(
     }
     let server_names: Vec<String> = named_servers.iter().map(|(name, _)| name.clone()).collect();
     let running: Vec<_> = processes.iter().map(Process::running).collect();
-    let server_handles: Vec<Server> = named_servers.iter().map(|(_, server)| server.clone()).collect();
-    let router = Arc::new(router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes));
+    let server_handles: Vec<Server> =
+        named_servers.iter().map(|(_, server)| server.clone()).collect();
+    let router =
+        Arc::new(router(keys, wants.name, text_tokens, named_servers)?.keep_alive(processes));
     let learner: Arc<dyn Learner> = Arc::new(publishing);
     if let Some(colocation) = wants.colocation {
         let running = running.into_iter().map(Some).chain(std::iter::repeat(None));
@@ -158,7 +166,13 @@ pub async fn start(
     if !keys.urls_file.as_os_str().is_empty() {
         let fixed = keys.urls.iter().cloned().collect();
         let server_names = server_names.into_iter().collect();
-        tokio::spawn(follow(keys.urls_file.clone(), Arc::downgrade(&router), options, fixed, server_names));
+        tokio::spawn(follow(
+            keys.urls_file.clone(),
+            Arc::downgrade(&router),
+            options,
+            fixed,
+            server_names,
+        ));
     }
     Ok(Some(Handles { sampler: router, learner }))
 }
@@ -204,14 +218,18 @@ fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
         return Ok(Vec::new());
     }
     let text = std::fs::read_to_string(file).map_err(|error| {
-        unusable(format!("cluster.samplers.urls_file: cannot read {}: {error}", display::path(file)))
+        unusable(format!(
+            "cluster.samplers.urls_file: cannot read {}: {error}",
+            display::path(file)
+        ))
     })?;
-    let lines = text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
+    let lines =
+        text.lines().map(str::trim).filter(|line| !line.is_empty() && !line.starts_with('#'));
     Ok(lines.map(str::to_owned).collect())
 }
 
-/// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an external
-/// learner.
+/// Returns the weight broadcast to the servers' memory, if the recipe enables it and has an
+/// external learner.
 fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
     let backend = match learner.description().layout.device.starts_with("cuda") {
@@ -247,9 +265,13 @@ fn options(samplers: &SamplersKeys, wants: &Requirements<'_>, tokens: Vec<u32>) 
     }
 }
 
-/// Writes the model that servers start with: the learner's current weights, or the base model of its
-/// adapter.
-async fn write_model(dir: &Path, wants: &Requirements<'_>, learner: &Arc<dyn Learner>) -> anyhow::Result<()> {
+/// Writes the model that servers start with: the learner's current weights, or the base model of
+/// its adapter.
+async fn write_model(
+    dir: &Path,
+    wants: &Requirements<'_>,
+    learner: &Arc<dyn Learner>,
+) -> anyhow::Result<()> {
     if wants.lora.is_some() {
         let path = wants.files.path();
         if !path.is_dir() {
@@ -282,8 +304,8 @@ async fn await_learner_exit(group: Option<&RemoteLearner>) -> PolicyError {
 /// Waits until one server responds, or until all respond if `all` is true.
 ///
 /// # Errors
-/// Returns an error if a server was started with unsuitable options, exited soon after its start, or
-/// did not respond in time.
+/// Returns an error if a server was started with unsuitable options, exited soon after its start,
+/// or did not respond in time.
 async fn await_servers(
     named_servers: &[(String, Server)],
     processes: &[Process],
@@ -299,7 +321,9 @@ async fn await_servers(
                     Ok(_) => answering += 1,
                     Err(error) if error.is_transient() => last = format!(": {error}"),
                     Err(error) => {
-                        return Err(unusable(format!("the sampler {name} cannot be used: {error}")));
+                        return Err(unusable(format!(
+                            "the sampler {name} cannot be used: {error}"
+                        )));
                     }
                 }
             }
@@ -313,9 +337,9 @@ async fn await_servers(
         }
     });
     let who = if all { "not every sampler" } else { "no sampler" };
-    found
-        .await
-        .unwrap_or_else(|| Err(anyhow::anyhow!("{who} answered within {} s{last}", start_timeout.as_secs())))
+    found.await.unwrap_or_else(|| {
+        Err(anyhow::anyhow!("{who} answered within {} s{last}", start_timeout.as_secs()))
+    })
 }
 
 fn router(
@@ -335,14 +359,17 @@ fn router(
         silence: seconds(keys.silent_seconds),
         response_timeout: seconds(keys.response_seconds),
         // The sum of the timeouts for pausing, reading and probing.
-        update_timeout: seconds(keys.update_seconds + 4.0 * keys.response_seconds + keys.silent_seconds)
-            .max(if keys.start { keys.start_timeout() } else { Duration::ZERO }),
+        update_timeout: seconds(
+            keys.update_seconds + 4.0 * keys.response_seconds + keys.silent_seconds,
+        )
+        .max(if keys.start { keys.start_timeout() } else { Duration::ZERO }),
         probe,
         probe_within: seconds(keys.silent_seconds),
         ..RouterOptions::default()
     };
-    let named_servers =
-        named_servers.into_iter().map(|(name, server)| (name, Arc::new(server) as Arc<dyn Sampler>));
+    let named_servers = named_servers
+        .into_iter()
+        .map(|(name, server)| (name, Arc::new(server) as Arc<dyn Sampler>));
     Ok(Router::new(named_servers.collect(), options)?)
 }
 

@@ -1,4 +1,5 @@
-//! Access to run directories from outside of a run: the recipe, the store, and the newest checkpoint.
+//! Access to run directories from outside of a run: the recipe, the store, and the newest
+//! checkpoint.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -10,8 +11,8 @@ use levade_trainer::{seconds, started_at};
 
 use crate::failure::unusable;
 
-/// File with the resolved recipe, which a run writes first. Together with a store or a lock file, it
-/// identifies a run directory.
+/// File with the resolved recipe, which a run writes first. Together with a store or a lock file,
+/// it identifies a run directory.
 pub const RECIPE: &str = "recipe.toml";
 /// Default file of the store. Directories from older builds have no lock file.
 pub const STORE_FILE: &str = "run.db";
@@ -19,8 +20,8 @@ pub const STORE_FILE: &str = "run.db";
 const LOCK: &str = "lock";
 /// Directory of the checkpoints.
 pub const CHECKPOINTS: &str = "checkpoints";
-/// Directory, within a checkpoint, of the trained policies other than the first. The first policy is
-/// in the checkpoint itself.
+/// Directory, within a checkpoint, of the trained policies other than the first. The first policy
+/// is in the checkpoint itself.
 pub const POLICIES: &str = "policies";
 /// File that is written last into a checkpoint.
 pub const STATE: &str = "trainer.json";
@@ -34,8 +35,8 @@ pub struct RunDir {
 impl RunDir {
     /// Returns the run in a directory, or `None` if the directory contains no run.
     pub fn find(path: &Path) -> Option<Self> {
-        let is_run =
-            path.join(RECIPE).is_file() && [STORE_FILE, LOCK].iter().any(|file| path.join(file).is_file());
+        let is_run = path.join(RECIPE).is_file()
+            && [STORE_FILE, LOCK].iter().any(|file| path.join(file).is_file());
         is_run.then(|| RunDir { root: path.to_owned() })
     }
 
@@ -61,8 +62,8 @@ impl RunDir {
             Some(policies) => policies.parent()?,
             None => &path,
         };
-        let is_checkpoint =
-            path.join(STATE).is_file() && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
+        let is_checkpoint = path.join(STATE).is_file()
+            && path.parent()?.file_name().is_some_and(|name| name == CHECKPOINTS);
         if is_checkpoint { Self::find(path.parent()?.parent()?) } else { None }
     }
 
@@ -74,8 +75,8 @@ impl RunDir {
         Ok(Recipe::load(&self.root.join(RECIPE), &[])?)
     }
 
-    /// Returns the start time of the run as a Unix timestamp in seconds. Chat templates see it as the
-    /// current time.
+    /// Returns the start time of the run as a Unix timestamp in seconds. Chat templates see it as
+    /// the current time.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be read.
@@ -91,7 +92,8 @@ impl RunDir {
     /// Opens the store of attempts and steps for reading.
     ///
     /// # Errors
-    /// Returns an error if the recipe names no location of a store, or if the store cannot be opened.
+    /// Returns an error if the recipe names no location of a store, or if the store cannot be
+    /// opened.
     pub async fn open_store(&self) -> anyhow::Result<Arc<dyn Store>> {
         let location = Recipe::store_location(&self.root.join(RECIPE))?;
         Ok(location.open(&self.root, Access::Read).await?)

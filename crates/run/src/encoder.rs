@@ -19,8 +19,8 @@ pub struct Prefixes {
     pub passage: Option<String>,
 }
 
-/// Fetches an encoder to this machine if necessary, and loads it. `threads` is the number of threads;
-/// 0 uses all cores.
+/// Fetches an encoder to this machine if necessary, and loads it. `threads` is the number of
+/// threads; 0 uses all cores.
 ///
 /// # Errors
 /// Returns an error if the encoder cannot be fetched, or if its type is not supported.

@@ -1,7 +1,7 @@
 //! `events.jsonl`: the events of a run, recorded in its directory.
 //!
-//! Each line is an event with its time. Progress events are omitted. Every process that worked on the
-//! run adds lines. The store and the checkpoints, not this file, decide where a run continues.
+//! Each line is an event with its time. Progress events are omitted. Every process that worked on
+//! the run adds lines. The store and the checkpoints, not this file, decide where a run continues.
 
 use std::fs::{File, OpenOptions};
 use std::io::Write;
@@ -48,7 +48,8 @@ impl EventsFile {
         if event.is_progress() {
             return;
         }
-        let time = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
+        let time =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0.0, |since| since.as_secs_f64());
         let line = RecordedEvent { time, event: event.clone() };
         let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
         match serde_json::to_string(&line) {
@@ -56,7 +57,9 @@ impl EventsFile {
             Err(error) => tracing::warn!(%error, "cannot write an event as JSON"),
         }
         // The training loop starts once the run owns the directory.
-        if matches!(event, Event::Training(levade_trainer::Event::Started { .. })) && state.file.is_none() {
+        if matches!(event, Event::Training(levade_trainer::Event::Started { .. }))
+            && state.file.is_none()
+        {
             match OpenOptions::new().create(true).append(true).open(&self.path) {
                 Ok(file) => state.file = Some(file),
                 Err(error) => {

@@ -5,14 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use levade_call::{
-    ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind, SamplingOptions,
-    ToolChoice,
+    ApiError, ChatApi, ChatCompletion, ChatDelta, ChatQuery, Constraint, ErrorKind,
+    SamplingOptions, ToolChoice,
 };
 use levade_policy::FinishReason;
 use levade_recipe::{ExternalKeys, Phase, PolicyKeys, Recipe};
 use levade_remote::{
-    ChatEvent, ChatParams, ChatRequest, ChatResponse, Endpoint, External, ExternalError, ExternalOptions,
-    Finish,
+    ChatEvent, ChatParams, ChatRequest, ChatResponse, Endpoint, External, ExternalError,
+    ExternalOptions, Finish,
 };
 use serde_json::{Map, Value, json};
 use tokio::sync::mpsc::{self, UnboundedReceiver, UnboundedSender};
@@ -36,7 +36,8 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
         if let Some(PolicyKeys::External(keys)) = recipe.policy.get(&name)
             && !external_apis.contains_key(&name)
         {
-            let api = responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
+            let api =
+                responder(keys).map_err(|error| unusable(format!("policy.{name}: {error}")))?;
             external_apis.insert(name, api);
         }
     }
@@ -48,9 +49,13 @@ pub fn external_apis(recipe: &Recipe) -> anyhow::Result<ExternalApis> {
 /// # Errors
 /// Returns an error if an address is invalid, or if the API key is missing.
 pub fn responder(keys: &ExternalKeys) -> Result<Arc<dyn ChatApi>, ExternalError> {
-    let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } = keys.clone();
-    let endpoint =
-        |url: &str| Endpoint { base_url: url.to_owned(), model: model.clone(), key_env: key_env.clone() };
+    let ExternalKeys { model, key_env, concurrency, requests_per_minute, seconds, .. } =
+        keys.clone();
+    let endpoint = |url: &str| Endpoint {
+        base_url: url.to_owned(),
+        model: model.clone(),
+        key_env: key_env.clone(),
+    };
     let options = ExternalOptions {
         endpoints: keys.urls().map(endpoint).collect(),
         max_running: concurrency,
@@ -109,10 +114,11 @@ impl ChatApi for CompleteApi {
 }
 
 async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
-    let mut response = api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
-        true => ApiError::new(ErrorKind::Invalid, error.to_string()),
-        false => api_error(error),
-    })?;
+    let mut response =
+        api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
+            true => ApiError::new(ErrorKind::Invalid, error.to_string()),
+            false => api_error(error),
+        })?;
     // The text of a completion is used even if its tool calls are malformed.
     if response.message().is_err() {
         response.tool_calls.clear();
@@ -126,7 +132,9 @@ pub fn is_rejected(error: &ExternalError) -> bool {
     let is_rejection = |error: &ExternalError| {
         matches!(
             error,
-            ExternalError::Invalid(_) | ExternalError::Rejected { .. } | ExternalError::Protocol { .. }
+            ExternalError::Invalid(_)
+                | ExternalError::Rejected { .. }
+                | ExternalError::Protocol { .. }
         )
     };
     error.failures().iter().all(is_rejection)
@@ -160,13 +168,16 @@ async fn stream_completion(
 /// # Errors
 /// Returns an error if the query has a format constraint that chat APIs do not support.
 fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
-    let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } = query;
+    let ChatQuery { messages, tools, tool_choice, parallel_calls, constraint, sampling, .. } =
+        query;
     let mut extra = Map::new();
     let choice = match tool_choice {
         ToolChoice::Auto => None,
         ToolChoice::None => Some(json!("none")),
         ToolChoice::Required => Some(json!("required")),
-        ToolChoice::Named(name) => Some(json!({ "type": "function", "function": { "name": name } })),
+        ToolChoice::Named(name) => {
+            Some(json!({ "type": "function", "function": { "name": name } }))
+        }
     };
     // Servers reject both fields if there are no tools.
     if !tools.is_empty() {
@@ -186,8 +197,14 @@ fn request(query: ChatQuery) -> Result<ChatRequest, ApiError> {
 
 /// Returns the sampling options for which [`ChatParams`] has no field.
 fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
-    let SamplingOptions { top_k, min_p, repetition_penalty, presence_penalty, frequency_penalty, .. } =
-        sampling;
+    let SamplingOptions {
+        top_k,
+        min_p,
+        repetition_penalty,
+        presence_penalty,
+        frequency_penalty,
+        ..
+    } = sampling;
     // Writes the short decimal form, such as 0.7, instead of all digits of the nearest `f32`.
     let decimal = |value: &f32| value.to_string().parse::<f64>().unwrap_or(f64::from(*value));
     let bias = sampling.logit_bias.as_ref().map(|bias| {
@@ -213,9 +230,9 @@ fn extra_params(sampling: &SamplingOptions) -> Map<String, Value> {
 fn response_format(constraint: Constraint) -> Result<Value, ApiError> {
     match constraint {
         Constraint::JsonObject => Ok(json!({ "type": "json_object" })),
-        Constraint::JsonSchema(schema) => {
-            Ok(json!({ "type": "json_schema", "json_schema": { "name": "reply", "schema": schema } }))
-        }
+        Constraint::JsonSchema(schema) => Ok(
+            json!({ "type": "json_schema", "json_schema": { "name": "reply", "schema": schema } }),
+        ),
         Constraint::Regex(_) | Constraint::Grammar(_) => {
             let message = "a policy of others keeps to JSON alone, not to expressions and grammars";
             Err(ApiError::field("structured_outputs", message))
@@ -243,8 +260,9 @@ fn completion(response: &ChatResponse) -> Result<ChatCompletion, ApiError> {
 /// Converts an error of an API. It is the caller's error if every endpoint reports that.
 fn api_error(error: ExternalError) -> ApiError {
     let failures = error.failures();
-    let is_callers =
-        |error: &ExternalError| matches!(error, ExternalError::Invalid(_) | ExternalError::Rejected { .. });
+    let is_callers = |error: &ExternalError| {
+        matches!(error, ExternalError::Invalid(_) | ExternalError::Rejected { .. })
+    };
     let pause = |error: &ExternalError| match error {
         ExternalError::Busy { retry_after, .. } => Some(*retry_after),
         _ => None,
@@ -318,7 +336,8 @@ mod tests {
             json!({ "choices": [], "usage": { "prompt_tokens": 7, "completion_tokens": 2 } }),
         ];
         let body: String = chunks.iter().map(|chunk| format!("data: {chunk}\n\n")).collect();
-        let head = "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
+        let head =
+            "HTTP/1.1 200 OK\r\ncontent-type: text/event-stream\r\nconnection: close\r\n\r\n";
         let (url, served) = server(format!("{head}{body}data: [DONE]\n\n")).await;
         let parts = deltas(url).await;
         let texts: Vec<&str> = parts

@@ -9,8 +9,8 @@ use levade_recipe::{LearnerKeys, Placement, Recipe};
 use crate::display;
 use crate::failure::unusable;
 
-/// Variables that set which GPUs a process sees, and in which order. They are passed on to processes
-/// that compute.
+/// Variables that set which GPUs a process sees, and in which order. They are passed on to
+/// processes that compute.
 pub const VISIBLE: [&str; 2] = ["CUDA_VISIBLE_DEVICES", "CUDA_DEVICE_ORDER"];
 
 /// Returns the names of the variables that a process of a run gets: the variables that the recipe
@@ -39,7 +39,8 @@ impl GpuAllocation {
             Some(LearnerKeys::Torch(keys)) if keys.start => keys.gpus,
             _ => 0,
         };
-        let started = recipe.cluster.samplers.as_ref().map(|keys| keys.servers()).filter(|keys| keys.start);
+        let started =
+            recipe.cluster.samplers.as_ref().map(|keys| keys.servers()).filter(|keys| keys.start);
         GpuAllocation {
             learner,
             server: started.map_or(0, |keys| keys.gpus),
@@ -51,7 +52,11 @@ impl GpuAllocation {
     /// Returns the number of GPUs that the run takes in total.
     pub fn all(&self) -> u32 {
         let servers = self.server.saturating_mul(self.servers);
-        if self.is_colocated { self.learner.max(servers) } else { self.learner.saturating_add(servers) }
+        if self.is_colocated {
+            self.learner.max(servers)
+        } else {
+            self.learner.saturating_add(servers)
+        }
     }
 
     /// Returns the index of the first GPU of server `number`.
@@ -93,7 +98,8 @@ impl GpuAllocation {
     /// # Errors
     /// Returns an error if `visible` lists fewer GPUs than the learner takes.
     pub fn check_learner(&self, visible: Option<&str>) -> anyhow::Result<()> {
-        let Some((visible, count)) = visible.map(|visible| (visible, names_of(visible).len())) else {
+        let Some((visible, count)) = visible.map(|visible| (visible, names_of(visible).len()))
+        else {
             return Ok(());
         };
         if count >= self.learner as usize {
@@ -128,8 +134,12 @@ mod tests {
 
     #[test]
     fn servers_follow_learner_or_are_colocated() {
-        let gpus_of = |allocation: GpuAllocation, number| allocation.server_gpus(number, None).unwrap();
-        assert_eq!((gpus_of(DISAGGREGATED, 0), gpus_of(DISAGGREGATED, 1)), ("2".into(), "3".into()));
+        let gpus_of =
+            |allocation: GpuAllocation, number| allocation.server_gpus(number, None).unwrap();
+        assert_eq!(
+            (gpus_of(DISAGGREGATED, 0), gpus_of(DISAGGREGATED, 1)),
+            ("2".into(), "3".into())
+        );
         let colocated = GpuAllocation { is_colocated: true, server: 2, ..DISAGGREGATED };
         assert_eq!((gpus_of(colocated, 0), gpus_of(colocated, 1)), ("0,1".into(), "2,3".into()));
         assert_eq!((DISAGGREGATED.all(), colocated.all()), (4, 4));
@@ -142,12 +152,19 @@ mod tests {
         assert_eq!(named(0, "7,5,GPU-ab,0").unwrap(), "GPU-ab");
         for few in ["4,5,6", "", "0,1,2,-1,3"] {
             let error = named(0, few).unwrap_err().to_string();
-            assert!(error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"), "{error}");
+            assert!(
+                error.contains("CUDA_VISIBLE_DEVICES=") && error.contains("it takes 4: 2 of"),
+                "{error}"
+            );
         }
         assert!(
-            DISAGGREGATED.check_learner(Some("3,4")).is_ok() && DISAGGREGATED.check_learner(None).is_ok()
+            DISAGGREGATED.check_learner(Some("3,4")).is_ok()
+                && DISAGGREGATED.check_learner(None).is_ok()
         );
         let error = DISAGGREGATED.check_learner(Some("3")).unwrap_err().to_string();
-        assert!(error.contains("lets this run use 1 GPU, and `cluster.learner.gpus` is 2"), "{error}");
+        assert!(
+            error.contains("lets this run use 1 GPU, and `cluster.learner.gpus` is 2"),
+            "{error}"
+        );
     }
 }

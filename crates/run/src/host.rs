@@ -49,8 +49,8 @@ pub enum Event {
         /// The checkpoint from which the run can be resumed.
         checkpoint: Option<PathBuf>,
     },
-    /// The run was asked to stop, and its external learner ended before it. The newest checkpoint is
-    /// kept.
+    /// The run was asked to stop, and its external learner ended before it. The newest checkpoint
+    /// is kept.
     StoppedWithLearner,
     /// The run failed.
     Failed {
@@ -72,8 +72,8 @@ impl Event {
     }
 }
 
-/// The process that a run is part of: the supervisor of its child processes, and the receiver of its
-/// events. The default has no supervising program and discards events.
+/// The process that a run is part of: the supervisor of its child processes, and the receiver of
+/// its events. The default has no supervising program and discards events.
 #[derive(Clone)]
 pub struct Host {
     supervisor: Supervisor,
@@ -81,8 +81,8 @@ pub struct Host {
 }
 
 impl Host {
-    /// Creates a host. `receive` is called for each event, from the task of the run, and must return
-    /// immediately.
+    /// Creates a host. `receive` is called for each event, from the task of the run, and must
+    /// return immediately.
     pub fn new(supervisor: Supervisor, receive: impl Fn(Event) + Send + Sync + 'static) -> Self {
         Host { supervisor, receive: Arc::new(receive) }
     }

@@ -4,8 +4,8 @@
 //! The crates below depend on each other only through traits. This crate reads the parts of a run
 //! from a recipe, creates them, and passes them to the training loop. [`start`] returns a [`Run`]
 //! immediately: a task of this process that reports [`Event`]s and can be stopped. [`resume`]
-//! continues a run, in the same or another process. The `levade` binary calls this crate, as does any
-//! program that embeds training.
+//! continues a run, in the same or another process. The `levade` binary calls this crate, as does
+//! any program that embeds training.
 //!
 //! # Guarantees
 //! - **Events.** Each event is owned and can be serialized to JSON. The file `events.jsonl` in the

@@ -7,8 +7,8 @@ use std::sync::Arc;
 use anyhow::Context as _;
 use levade_engine::{Adapter, Engine, EngineOptions, PlannedAdapter, attention_shape};
 use levade_model::{
-    AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens, TokenizerSource,
-    default_cache, fetch, write_tokenizer_config,
+    AdapterConfig, ModelConfig, ModelError, ModelFiles, Progress, Source, SpecialTokens,
+    TokenizerSource, default_cache, fetch, write_tokenizer_config,
 };
 use levade_policy::{Learner, LoraOptions, Precision, TokenBytes};
 use levade_recipe::Recipe;
@@ -19,8 +19,8 @@ use crate::display;
 use crate::failure::unusable;
 use crate::host::{Event, Host};
 
-/// Maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget is less,
-/// the quarter is the maximum, but the cache always holds one sequence of the full context.
+/// Maximum memory for the KV cache when sampling, in MiB. If a quarter of the memory budget is
+/// less, the quarter is the maximum, but the cache always holds one sequence of the full context.
 const KV_MEMORY_MB: u64 = 1024;
 
 /// A model that was found: its files, and its adapter if the source is an adapter.
@@ -35,8 +35,8 @@ pub struct ResolvedModel {
 }
 
 impl ResolvedModel {
-    /// Returns the files that determine the model's completions. For a directory, these are the files
-    /// with weights, configurations and templates.
+    /// Returns the files that determine the model's completions. For a directory, these are the
+    /// files with weights, configurations and templates.
     ///
     /// # Errors
     /// Returns an error if the directory cannot be listed.
@@ -51,7 +51,8 @@ impl ResolvedModel {
         };
         let entries = std::fs::read_dir(path).and_then(Iterator::collect::<io::Result<Vec<_>>>);
         let entries = entries.with_context(|| format!("cannot list {}", path.display()))?;
-        let mut files: Vec<PathBuf> = entries.iter().map(std::fs::DirEntry::path).filter(is_read).collect();
+        let mut files: Vec<PathBuf> =
+            entries.iter().map(std::fs::DirEntry::path).filter(is_read).collect();
         files.sort();
         Ok(files)
     }
@@ -65,14 +66,19 @@ pub fn open(source: &str, base: Option<&str>, host: &Host) -> anyhow::Result<Res
     open_at(get(source, host)?, base, host)
 }
 
-/// Opens a model on this machine. For an adapter, also opens its base model: `base` if set, otherwise
-/// the base that the adapter names.
+/// Opens a model on this machine. For an adapter, also opens its base model: `base` if set,
+/// otherwise the base that the adapter names.
 ///
 /// # Errors
-/// Returns an error if the model cannot be opened, or if the base model cannot be fetched or opened.
+/// Returns an error if the model cannot be opened, or if the base model cannot be fetched or
+/// opened.
 pub fn open_at(path: PathBuf, base: Option<&str>, host: &Host) -> anyhow::Result<ResolvedModel> {
     if !path.join(AdapterConfig::FILE).exists() {
-        return Ok(ResolvedModel { files: print_notes(ModelFiles::open(&path)?, host), adapter: None, path });
+        return Ok(ResolvedModel {
+            files: print_notes(ModelFiles::open(&path)?, host),
+            adapter: None,
+            path,
+        });
     }
     let config = AdapterConfig::open(&path)?;
     note(&config.notes, host);
@@ -128,7 +134,8 @@ pub fn get(source: &str, host: &Host) -> anyhow::Result<PathBuf> {
 /// Returns a description of a model in one line.
 pub fn describe(files: &ModelFiles) -> String {
     let ModelConfig { family, layers, hidden, vocabulary, context, .. } = &files.config;
-    let parameters: usize = files.config.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
+    let parameters: usize =
+        files.config.parameters().iter().map(|p| p.shape.iter().product::<usize>()).sum();
     let family = serde_json::to_value(family).ok();
     let family = family.as_ref().and_then(serde_json::Value::as_str).unwrap_or_default().to_owned();
     format!(
@@ -154,8 +161,8 @@ pub fn chat(files: &ModelFiles, options: ChatOptions) -> anyhow::Result<Chat> {
     }
 }
 
-/// Returns the engine options that a recipe sets for a model with `adapters`. [`with_cache`] adds the
-/// memory of the KV cache.
+/// Returns the engine options that a recipe sets for a model with `adapters`. [`with_cache`] adds
+/// the memory of the KV cache.
 pub fn options_without_cache(
     recipe: &Recipe,
     context: Option<usize>,
@@ -205,14 +212,18 @@ pub fn sampling_options(
 }
 
 /// Returns the options with a memory budget of `memory_mb` MiB. 0 means the free memory.
-pub fn with_memory_limit(config: &ModelConfig, options: EngineOptions, memory_mb: usize) -> EngineOptions {
+pub fn with_memory_limit(
+    config: &ModelConfig,
+    options: EngineOptions,
+    memory_mb: usize,
+) -> EngineOptions {
     let options = EngineOptions { memory_mb, ..options };
     EngineOptions { kv_memory_mb: kv_memory_mb(config, &options), ..options }
 }
 
-/// Returns the memory for the KV cache, in MiB: a quarter of the budget but at most [`KV_MEMORY_MB`],
-/// and less if the engine would not fit otherwise. The cache always holds one sequence of the full
-/// context, so that the scheduler never has to reject a sequence.
+/// Returns the memory for the KV cache, in MiB: a quarter of the budget but at most
+/// [`KV_MEMORY_MB`], and less if the engine would not fit otherwise. The cache always holds one
+/// sequence of the full context, so that the scheduler never has to reject a sequence.
 fn kv_memory_mb(config: &ModelConfig, options: &EngineOptions) -> usize {
     let one_sequence =
         attention_shape(config).sequence_bytes(config.layers, options.precision, options.context);
@@ -284,10 +295,12 @@ pub fn companions(files: &ModelFiles, chat: &Chat) -> anyhow::Result<ExtraFiles>
     Ok(Arc::new(move |dir: &Path| {
         std::fs::write(dir.join("tokenizer.json"), &tokenizer)?;
         let settings = dir.join("tokenizer_config.json");
-        write_tokenizer_config(&settings, &special, Some(&template), context).map_err(|error| match error {
-            ModelError::Io { cause, .. } => cause,
-            ModelError::DiskFull { .. } => io::ErrorKind::StorageFull.into(),
-            other => io::Error::other(other),
+        write_tokenizer_config(&settings, &special, Some(&template), context).map_err(|error| {
+            match error {
+                ModelError::Io { cause, .. } => cause,
+                ModelError::DiskFull { .. } => io::ErrorKind::StorageFull.into(),
+                other => io::Error::other(other),
+            }
         })
     }))
 }
@@ -307,17 +320,23 @@ mod tests {
         assert!(bound.kv_memory_mb <= 2 && free.kv_memory_mb >= bound.kv_memory_mb);
     }
 
-    /// Heads whose width is not a multiple of the block width are padded. The estimate must equal the
-    /// memory that the engine uses.
+    /// Heads whose width is not a multiple of the block width are padded. The estimate must equal
+    /// the memory that the engine uses.
     #[test]
     fn cache_holds_sequence_of_full_context() {
-        let config = ModelConfig { kv_heads: 32, heads: 32, layers: 64, head_dim: 40, ..tiny_config() };
+        let config =
+            ModelConfig { kv_heads: 32, heads: 32, layers: 64, head_dim: 40, ..tiny_config() };
         for precision in [Precision::F32, Precision::Bf16] {
             for (context, memory_mb) in [(100, 8), (100, 0), (9_000, 0), (20_000, 100)] {
-                let options = EngineOptions { precision, context, memory_mb, ..EngineOptions::default() };
+                let options =
+                    EngineOptions { precision, context, memory_mb, ..EngineOptions::default() };
                 let bytes = kv_memory_mb(&config, &options) << 20;
                 let cache = Cache::new(attention_shape(&config), config.layers, precision, bytes);
-                assert!(cache.capacity() >= context, "{precision}: {} of {context}", cache.capacity());
+                assert!(
+                    cache.capacity() >= context,
+                    "{precision}: {} of {context}",
+                    cache.capacity()
+                );
             }
         }
     }

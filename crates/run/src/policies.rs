@@ -62,16 +62,16 @@ struct PolicySpec {
     elsewhere: bool,
 }
 
-/// Starts the policies of a recipe: engines or adapters for sampling and training, and frozen copies
-/// for penalties. First checks that the memory suffices, and reports the memory that the engines
-/// take. `now` is the start of the run as a Unix timestamp in seconds.
+/// Starts the policies of a recipe: engines or adapters for sampling and training, and frozen
+/// copies for penalties. First checks that the memory suffices, and reports the memory that the
+/// engines take. `now` is the start of the run as a Unix timestamp in seconds.
 ///
-/// Processes that this function starts, such as a learner and servers, are added to `children`, even
-/// if a later step fails.
+/// Processes that this function starts, such as a learner and servers, are added to `children`,
+/// even if a later step fails.
 ///
 /// # Errors
-/// Returns an error if a model cannot be fetched, if the options do not fit it, or if the memory does
-/// not suffice.
+/// Returns an error if a model cannot be fetched, if the options do not fit it, or if the memory
+/// does not suffice.
 pub async fn start(
     recipe: &Recipe,
     now: u64,
@@ -85,8 +85,9 @@ pub async fn start(
     planned.memory(recipe)?;
     let models = planned.into_models();
     let elsewhere = learner_elsewhere(recipe, &models, host, children).await?;
-    let colocation =
-        elsewhere.as_ref().and_then(|elsewhere| cluster_samplers::colocation(recipe, elsewhere.group()));
+    let colocation = elsewhere
+        .as_ref()
+        .and_then(|elsewhere| cluster_samplers::colocation(recipe, elsewhere.group()));
     // With colocated devices, every user of the learner's devices waits for their handoff.
     let colocate = |learner| match &colocation {
         Some(colocation) => colocation.learner(learner),
@@ -108,24 +109,35 @@ pub async fn start(
                 name: wanted.name.clone(),
                 context: Engine::context(&policy),
                 sampler: Arc::new(policy.clone()),
-                learner: wanted.trained.then(|| match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
-                    Some(elsewhere) => PolicyLearner {
-                        learner: colocate(elsewhere.policy()),
-                        reference: wanted.reference.then(|| colocate(elsewhere.reference())),
-                        critic: wanted.critic.then(|| colocate(elsewhere.critic())),
-                        extra_files: companions.clone(),
-                    },
-                    None => PolicyLearner {
-                        learner: Arc::new(policy),
-                        reference: reference.map(learner),
-                        critic: critic.map(learner),
-                        extra_files: companions.clone(),
-                    },
+                learner: wanted.trained.then(|| {
+                    match elsewhere.as_ref().filter(|_| wanted.elsewhere) {
+                        Some(elsewhere) => PolicyLearner {
+                            learner: colocate(elsewhere.policy()),
+                            reference: wanted.reference.then(|| colocate(elsewhere.reference())),
+                            critic: wanted.critic.then(|| colocate(elsewhere.critic())),
+                            extra_files: companions.clone(),
+                        },
+                        None => PolicyLearner {
+                            learner: Arc::new(policy),
+                            reference: reference.map(learner),
+                            critic: critic.map(learner),
+                            extra_files: companions.clone(),
+                        },
+                    }
                 }),
             };
             let group = elsewhere.as_ref().filter(|_| wanted.elsewhere).map(Handles::group);
             let of_group = (group, colocation.as_ref());
-            sampled_elsewhere(recipe, model, wanted, &chat, of_group, &mut policy, (host, children)).await?;
+            sampled_elsewhere(
+                recipe,
+                model,
+                wanted,
+                &chat,
+                of_group,
+                &mut policy,
+                (host, children),
+            )
+            .await?;
             policies.push(policy);
         }
     }
@@ -138,8 +150,11 @@ pub async fn start(
                 backends.push(ChatBackend::Api(Arc::clone(other)));
                 continue;
             }
-            let owner = models.iter().find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
-            let nowhere = || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
+            let owner = models
+                .iter()
+                .find(|model| model.policies.iter().any(|wanted| wanted.name == policy));
+            let nowhere =
+                || unusable(format!("the policy {policy:?} of the agent {name:?} runs nowhere"));
             let files = &owner.ok_or_else(nowhere)?.found.files;
             let chat = Arc::new(model::chat(files, chat_options(keys, Some(now)))?);
             first.get_or_insert_with(|| Arc::clone(&chat));
@@ -163,7 +178,8 @@ pub async fn start(
     Ok(StartedPolicies { policies, agents, fingerprint, model_files, teachers })
 }
 
-/// Starts the external learner of the policy that is trained, if the recipe has an external learner.
+/// Starts the external learner of the policy that is trained, if the recipe has an external
+/// learner.
 async fn learner_elsewhere(
     recipe: &Recipe,
     models: &[Model],
@@ -206,7 +222,8 @@ async fn sampled_elsewhere(
         colocation,
         gpus: GpuAllocation::of(recipe),
     };
-    let started = cluster_samplers::start(recipe, &wants, learns.learner.clone(), host, children).await?;
+    let started =
+        cluster_samplers::start(recipe, &wants, learns.learner.clone(), host, children).await?;
     let Some(cluster_samplers::Handles { sampler, learner }) = started else { return Ok(()) };
     policy.sampler = sampler;
     learns.learner = learner;
@@ -214,17 +231,20 @@ async fn sampled_elsewhere(
 }
 
 /// Returns the choice of the policy that plays an agent in an attempt, or `None` if the agent has
-/// fewer than two policies. Policies are chosen in proportion to their weights, as a function of the
-/// run's seed, the attempt's stream and the agent.
+/// fewer than two policies. Policies are chosen in proportion to their weights, as a function of
+/// the run's seed, the attempt's stream and the agent.
 fn pick(name: &str, keys: &AgentKeys) -> anyhow::Result<Option<PolicyPicker>> {
     let policy_weights = keys.policy.weights();
     if policy_weights.len() < 2 {
         return Ok(None);
     }
     let mixture = Mixture::new(
-        policy_weights.iter().map(|policy_weight| (policy_weight.name.clone(), policy_weight.weight)),
+        policy_weights
+            .iter()
+            .map(|policy_weight| (policy_weight.name.clone(), policy_weight.weight)),
     )?;
-    let names: Vec<String> = policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
+    let names: Vec<String> =
+        policy_weights.iter().map(|policy_weight| policy_weight.name.clone()).collect();
     let role = name.to_owned();
     Ok(Some(Arc::new(move |seed, stream| {
         let picked = mixture.pick(seed, stream, &role);
@@ -239,7 +259,11 @@ fn models(recipe: &Recipe, host: &Host) -> anyhow::Result<Vec<Model>> {
         let Some(own) = keys.model(&recipe.model) else { continue };
         let trains = |phase: &&Phase| recipe.trained_policies_in(phase).contains(&name);
         let needs = |needs: fn(&RlKeys) -> bool| {
-            recipe.phase.iter().filter(trains).any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
+            recipe
+                .phase
+                .iter()
+                .filter(trains)
+                .any(|phase| matches!(phase, Phase::Rl(keys) if needs(keys)))
         };
         let wanted = PolicySpec {
             trained: matches!(keys, PolicyKeys::Trained(_)),
@@ -279,14 +303,21 @@ struct Engines {
 
 impl Model {
     /// Starts the policies of this model, in their order.
-    async fn start(&self, recipe: &Recipe, chat: &Chat, host: &Host) -> anyhow::Result<Vec<Engines>> {
+    async fn start(
+        &self,
+        recipe: &Recipe,
+        chat: &Chat,
+        host: &Host,
+    ) -> anyhow::Result<Vec<Engines>> {
         self.check()?;
         let mut started: BTreeMap<&str, Engines> = BTreeMap::new();
         let (full, adapter_policies) = self.split_by_adapter();
         // Policies with full weights start first, because the adapters get the remaining memory.
         for wanted in full {
-            started
-                .insert(&wanted.name, self.start_full(recipe, wanted, chat, host)?.with_value_head().await?);
+            started.insert(
+                &wanted.name,
+                self.start_full(recipe, wanted, chat, host)?.with_value_head().await?,
+            );
         }
         if !adapter_policies.is_empty() {
             self.start_adapters(recipe, &adapter_policies, (chat, host), &mut started).await?;
@@ -303,10 +334,12 @@ impl Model {
         host: &Host,
     ) -> anyhow::Result<Engines> {
         let files = &self.found.files;
-        let FullModel { policy, reference, critic, also } = self.full_options(recipe, wanted, None)?;
+        let FullModel { policy, reference, critic, also } =
+            self.full_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
-        let (reference, critic) = (reference.map(start).transpose()?, critic.map(start).transpose()?);
+        let (reference, critic) =
+            (reference.map(start).transpose()?, critic.map(start).transpose()?);
         Ok(Engines { policy, reference, critic })
     }
 
@@ -330,7 +363,8 @@ impl Model {
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
         let silent = EngineOptions { critic: true, ..silent };
-        let (reference, critic) = (wanted.reference.then_some(frozen), wanted.critic.then_some(silent));
+        let (reference, critic) =
+            (wanted.reference.then_some(frozen), wanted.critic.then_some(silent));
         let (mut also, mut taken) = (String::new(), 0u64);
         for (options, name) in [(&reference, "the frozen copy"), (&critic, "the critic")] {
             if let Some(options) = options {
@@ -360,7 +394,11 @@ impl Model {
         let mut adapters = Vec::new();
         for PolicySpec { lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else { continue };
-            let all = [(true, !elsewhere), (*reference && !elsewhere, false), (*critic && !elsewhere, true)];
+            let all = [
+                (true, !elsewhere),
+                (*reference && !elsewhere, false),
+                (*critic && !elsewhere, true),
+            ];
             let planned = |(_, learns)| PlannedAdapter { lora: lora.clone(), learns };
             adapters.extend(all.into_iter().filter(|(needed, _)| *needed).map(planned));
         }

@@ -39,7 +39,8 @@ pub fn when(name: &str, keys: &AgentKeys) -> anyhow::Result<CallPattern> {
 /// post.
 fn takes_rewards(reward: &RewardKeys) -> bool {
     let is_program = |kind: &str| kind == "program";
-    is_program(reward.scorer.name()) || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
+    is_program(reward.scorer.name())
+        || reward.scorers.iter().any(|keys| is_program(keys.scorer.name()))
 }
 
 /// Gateway that the run's programs call. It ends with the process.
@@ -60,8 +61,12 @@ impl ProgramGateway {
         let listener = bound.context("no port is free on 127.0.0.1")?;
         let address = format!("http://{}", listener.local_addr()?);
         // Attempts limit the number of calls, and the sampler's own queue orders them.
-        let options =
-            Options { open: false, running: 1 << 20, permit_timeout: Duration::MAX, ..Options::default() };
+        let options = Options {
+            open: false,
+            running: 1 << 20,
+            permit_timeout: Duration::MAX,
+            ..Options::default()
+        };
         let gateway = Gateway::new(Vec::new(), options);
         let served = gateway.clone();
         tokio::spawn(async move {

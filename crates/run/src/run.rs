@@ -27,8 +27,8 @@ const EXIT_TIMEOUT: Duration = Duration::from_secs(30);
 /// Starts a run in the directory that its recipe names. Must be called within a tokio runtime.
 ///
 /// # Errors
-/// Returns an error if the directory already contains a run, or if another process works in it. Later
-/// errors are returned by [`Run::end`].
+/// Returns an error if the directory already contains a run, or if another process works in it.
+/// Later errors are returned by [`Run::end`].
 pub fn start(recipe: Recipe) -> anyhow::Result<Run> {
     launch(recipe, StartMode::Fresh, Supervisor::default())
 }
@@ -37,14 +37,14 @@ pub fn start(recipe: Recipe) -> anyhow::Result<Run> {
 /// store. The final weights are the same as without the interruption.
 ///
 /// # Errors
-/// Returns an error if the directory contains no run, if the run's store was in memory, or if another
-/// process works on the run.
+/// Returns an error if the directory contains no run, if the run's store was in memory, or if
+/// another process works on the run.
 pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
     launch(recipe, StartMode::Resume, Supervisor::default())
 }
 
-/// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and learners,
-/// so that they exit even if this process is killed. A binary that calls
+/// Starts or continues a run. `supervisor` supervises the run's tools, scorers, servers and
+/// learners, so that they exit even if this process is killed. A binary that calls
 /// [`levade_process::supervise`] for the argument `keep` passes [`Supervisor::from_current_exe`].
 ///
 /// # Errors
@@ -61,13 +61,14 @@ pub fn launch(recipe: Recipe, start: StartMode, supervisor: Supervisor) -> anyho
     let (stop, clock) = (StopFlag::default(), Clock::default());
     // Uses a blocking thread, because fetching and opening models blocks.
     let (runtime, clocked, flag) = (Handle::current(), clock.clone(), stop.clone());
-    let task =
-        tokio::task::spawn_blocking(move || runtime.block_on(drive(recipe, start, host, clocked, flag)));
+    let task = tokio::task::spawn_blocking(move || {
+        runtime.block_on(drive(recipe, start, host, clocked, flag))
+    });
     Ok(Run { dir, events, stop, clock, task })
 }
 
-/// A run of this process. Dropping it asks the run to stop. A dropped runtime waits until the run has
-/// ended.
+/// A run of this process. Dropping it asks the run to stop. A dropped runtime waits until the run
+/// has ended.
 pub struct Run {
     dir: PathBuf,
     events: UnboundedReceiver<Event>,
@@ -103,9 +104,9 @@ impl Run {
         &self.dir
     }
 
-    /// Waits until the run ends, and discards its further events. Returns `None` if the run was asked
-    /// to stop and its external learner ended first. Such a run can still be resumed from its newest
-    /// checkpoint.
+    /// Waits until the run ends, and discards its further events. Returns `None` if the run was
+    /// asked to stop and its external learner ended first. Such a run can still be resumed from its
+    /// newest checkpoint.
     ///
     /// # Errors
     /// Returns the error that ended the run. Everything up to the newest checkpoint and every
@@ -144,7 +145,8 @@ async fn drive(
     let mut restarts = Restarts::new(&recipe);
     let ended = loop {
         match run_once(&recipe, start, &host, &stop).await {
-            // When a job is stopped, all of its processes often receive the signal at the same time.
+            // When a job is stopped, all of its processes often receive the signal at the same
+            // time.
             Err(error) if elsewhere && stop.is_stopped() && is_lost(&error) => break Ok(None),
             Err(error) if restarts.allow(&error, &dir, &host) => start = StartMode::Resume,
             ended => break ended.map(Some),
@@ -178,9 +180,14 @@ fn is_lost(error: &anyhow::Error) -> bool {
     matches!(of_policy, Some(PolicyError::Stopped(_) | PolicyError::Deadline(..)))
 }
 
-/// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked to
-/// stop, or it fails.
-async fn run_once(recipe: &Recipe, start: StartMode, host: &Host, stop: &StopFlag) -> anyhow::Result<RunEnd> {
+/// Trains from the start or the newest checkpoint, until all phases are complete, the run is asked
+/// to stop, or it fails.
+async fn run_once(
+    recipe: &Recipe,
+    start: StartMode,
+    host: &Host,
+    stop: &StopFlag,
+) -> anyhow::Result<RunEnd> {
     let dir = &recipe.run.folder;
     // Starting a learner would otherwise replace the learner of another process in this directory.
     LockedRunDir::check(&recipe.run, start)?;
@@ -191,14 +198,16 @@ async fn run_once(recipe: &Recipe, start: StartMode, host: &Host, stop: &StopFla
         let StartedPolicies { policies, agents, fingerprint, model_files, teachers } =
             policies::start(recipe, started_at, &environments, host, &mut children).await?;
         let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
-        let parts = RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
+        let parts =
+            RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
         let mut trainer = Trainer::new(recipe.clone(), parts, start).await?;
         numerics::compare(dir, &fingerprint, host);
         numerics::record(dir, &fingerprint)?;
         Ok(trainer.run(&mut host.clone(), stop).await?)
     };
     let ended = ended.await;
-    // Wait for the processes of the learner and the servers, because the next ones need their memory.
+    // Wait for the processes of the learner and the servers, because the next ones need their
+    // memory.
     let running = child::await_exits(children, EXIT_TIMEOUT).await;
     if !running.is_empty() {
         let running = running.join(", ");
@@ -221,7 +230,8 @@ struct Restarts {
 
 impl Restarts {
     fn new(recipe: &Recipe) -> Self {
-        let max = recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
+        let max =
+            recipe.cluster.learner.as_ref().map_or(0, |LearnerKeys::Torch(keys)| keys.restarts);
         Restarts { max, is_durable: recipe.run.store.is_durable(), failures: 0, newest: None }
     }
 

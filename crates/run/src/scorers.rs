@@ -15,8 +15,8 @@ use levade_policy::{FinishReason, SamplingParams};
 use levade_recipe::RewardKeys;
 use levade_remote::{Endpoint, ExternalError, ExternalOptions, Service, ServiceOptions};
 use levade_reward::{
-    self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer, PythonScorer,
-    ScoreError, Scorer, ScorerKind,
+    self as reward, ChatText, CommandScorer, HttpKeys, HttpScorer, JudgeKeys, JudgeScorer,
+    PythonScorer, ScoreError, Scorer, ScorerKind,
 };
 use levade_text::Message;
 use levade_trainer::CustomScorers;
@@ -30,8 +30,8 @@ use crate::{external, testbed};
 /// environments. API keys are read from environment variables.
 ///
 /// # Errors
-/// Returns an error that names the scorer if an address or a setting is invalid, or if an API key is
-/// missing.
+/// Returns an error that names the scorer if an address or a setting is invalid, or if an API key
+/// is missing.
 pub fn custom_scorers(
     keys: &RewardKeys,
     environments: &Environments,
@@ -46,9 +46,13 @@ pub fn custom_scorers(
             ScorerKind::Http(keys) => http(keys).map_err(|error| error.to_string()),
             ScorerKind::Judge(keys) => judge(keys).map_err(|error| error.to_string()),
             ScorerKind::Code(keys) => testbed::scorer(keys),
-            ScorerKind::Command(keys) => Ok(Arc::new(CommandScorer::new(keys.clone(), supervisor.clone()))),
+            ScorerKind::Command(keys) => {
+                Ok(Arc::new(CommandScorer::new(keys.clone(), supervisor.clone())))
+            }
             ScorerKind::Python(keys) => Ok(PythonScorer::new(keys.clone(), supervisor.clone())),
-            ScorerKind::Environment(_) => Ok(Arc::new(EnvironmentScorer::new(environments.clone()))),
+            ScorerKind::Environment(_) => {
+                Ok(Arc::new(EnvironmentScorer::new(environments.clone())))
+            }
             _ => continue,
         };
         let made = made.map_err(|why| unusable(format!("the scorer {}: {why}", scorer.name)))?;
@@ -72,7 +76,8 @@ fn http(keys: &HttpKeys) -> Result<Arc<dyn Scorer>, ExternalError> {
 /// Returns warnings about scorers that work but are unsafe, each with a remedy.
 pub fn notes(keys: &RewardKeys) -> Vec<&'static str> {
     let kinds = keys.scorers.iter().map(|scorer| &scorer.scorer).chain([&keys.scorer]);
-    let note = |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.warning() } else { None };
+    let note =
+        |kind: &ScorerKind| if let ScorerKind::Judge(keys) = kind { keys.warning() } else { None };
     kinds.filter_map(note).collect()
 }
 
@@ -90,8 +95,11 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
         deadline: timeout,
         ..ExternalOptions::default()
     })?;
-    let sampling =
-        SamplingParams { max_tokens: keys.max_tokens, temperature: keys.temperature, ..Default::default() };
+    let sampling = SamplingParams {
+        max_tokens: keys.max_tokens,
+        temperature: keys.temperature,
+        ..Default::default()
+    };
     let party = Party::new(
         "judge",
         Backend::Messages(api),
@@ -134,7 +142,12 @@ impl fmt::Debug for Judge {
 
 #[async_trait]
 impl reward::Chat for Judge {
-    async fn complete(&self, system: &str, prompt: &str, seed: u64) -> Result<ChatText, ScoreError> {
+    async fn complete(
+        &self,
+        system: &str,
+        prompt: &str,
+        seed: u64,
+    ) -> Result<ChatText, ScoreError> {
         let system = Some(system).filter(|system| !system.is_empty()).map(Message::system);
         let messages = system.into_iter().chain([Message::user(prompt)]).collect();
         let mut request = Request::new(Input::Messages(messages));
@@ -147,8 +160,9 @@ impl reward::Chat for Judge {
             ..SamplingOptions::default()
         };
         let recorder = Recorder::standalone(Some(seed), Arc::default());
-        let called =
-            async { call(&recorder, &self.0, request, CallOptions::default()).await?.completion().await };
+        let called = async {
+            call(&recorder, &self.0, request, CallOptions::default()).await?.completion().await
+        };
         let end = called.await.map_err(|error| match error.kind {
             // If the server rejects this prompt, another prompt may succeed. Any other error is an
             // outage, after which the run waits for the server.
@@ -199,7 +213,10 @@ mod tests {
     }
 
     fn named(name: &str, scorer: ScorerKind) -> ScorerKeys {
-        ScorerKeys { name: name.into(), ..RewardKeys { scorer, ..RewardKeys::default() }.single_scorer() }
+        ScorerKeys {
+            name: name.into(),
+            ..RewardKeys { scorer, ..RewardKeys::default() }.single_scorer()
+        }
     }
 
     #[tokio::test]
@@ -244,8 +261,12 @@ mod tests {
             ..JudgeKeys::new("", "")
         };
         let only = RewardKeys { scorer: ScorerKind::Judge(keys), ..RewardKeys::default() };
-        let error =
-            custom_scorers(&only, &Environments::default(), &Host::default()).unwrap_err().to_string();
-        assert!(error.starts_with("the scorer judge: ") && error.contains("LEVADE_NO_SUCH_KEY"), "{error}");
+        let error = custom_scorers(&only, &Environments::default(), &Host::default())
+            .unwrap_err()
+            .to_string();
+        assert!(
+            error.starts_with("the scorer judge: ") && error.contains("LEVADE_NO_SUCH_KEY"),
+            "{error}"
+        );
     }
 }

@@ -21,9 +21,11 @@ use tokio::sync::OnceCell;
 pub fn scorer(keys: &CodeKeys) -> Result<Arc<dyn Scorer>, String> {
     let runner: Arc<dyn Runner> = match &keys.url {
         Some(url) => Arc::new(RemoteRunner::new(keys, url)?),
-        None => {
-            Arc::new(LocalRunner { options: options(keys), limits: limits(keys), started: OnceCell::new() })
-        }
+        None => Arc::new(LocalRunner {
+            options: options(keys),
+            limits: limits(keys),
+            started: OnceCell::new(),
+        }),
     };
     Ok(CodeScorer::new(keys.clone(), runner))
 }
@@ -121,7 +123,11 @@ impl RemoteRunner {
         });
         let service = Remote::new(url, key.transpose()?).map_err(|error| error.to_string())?;
         let permits = if keys.concurrency > 0 { keys.concurrency } else { REQUESTS };
-        Ok(RemoteRunner { service, limits: limits(keys), permits: tokio::sync::Semaphore::new(permits) })
+        Ok(RemoteRunner {
+            service,
+            limits: limits(keys),
+            permits: tokio::sync::Semaphore::new(permits),
+        })
     }
 }
 
@@ -146,22 +152,29 @@ impl Runner for RemoteRunner {
         };
         let closed = |_| ScoreError::Unavailable("the sandbox is closed".into());
         let _permit = self.permits.acquire().await.map_err(closed)?;
-        let response = self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
+        let response =
+            self.service.run_code(&request).await.map_err(|error| score_error(&error))?;
         Ok(to_ran(response))
     }
 }
 
-/// Converts a response of the service. If the program did not compile, the result of the compiler is
-/// used.
+/// Converts a response of the service. If the program did not compile, the result of the compiler
+/// is used.
 fn to_ran(response: CodeResponse) -> ProgramResult {
     let compiled = response.compile_result.filter(|_| response.run_result.is_none());
     let Some(result) = response.run_result.or(compiled) else {
-        return ProgramResult { stdout: String::new(), is_complete: true, end: ProgramEnd::Exit(1) };
+        return ProgramResult {
+            stdout: String::new(),
+            is_complete: true,
+            end: ProgramEnd::Exit(1),
+        };
     };
     let end = match (result.status, result.return_code) {
         (CommandStatus::TimeLimitExceeded, _) => ProgramEnd::TimeLimit,
         (CommandStatus::Finished, code) => ProgramEnd::Exit(code.unwrap_or(1)),
-        (CommandStatus::Error, code) => ProgramEnd::Exit(code.filter(|code| *code != 0).unwrap_or(1)),
+        (CommandStatus::Error, code) => {
+            ProgramEnd::Exit(code.filter(|code| *code != 0).unwrap_or(1))
+        }
     };
     ProgramResult { stdout: result.stdout.unwrap_or_default(), is_complete: true, end }
 }

@@ -21,7 +21,12 @@ fn keys() -> CodeKeys {
 fn evidence(code_block: &str, tests: Value) -> ScorerInput {
     let outcome = Outcome::demonstrated(code_block);
     let task = json!({ "row": { "tests": tests } });
-    ScorerInput { attempt: AttemptId::from_bytes([1; 16]), task, outcome, trajectory: Arc::default() }
+    ScorerInput {
+        attempt: AttemptId::from_bytes([1; 16]),
+        task,
+        outcome,
+        trajectory: Arc::default(),
+    }
 }
 
 async fn score(scorer: &Arc<dyn Scorer>, program: &str, tests: Value) -> Vec<f64> {
@@ -63,12 +68,16 @@ async fn misbehaving_programs_affect_only_their_score() {
     assert!(start.elapsed() < Duration::from_secs(60), "{:?}", start.elapsed());
     assert_eq!(score(&local_scorer, ADD, tests()).await, [1.0, 1.0, 0.0]);
     let asserts = json!(["assert add(1, 2) == 3", "assert add(1, 2) == 4"]);
-    assert_eq!(score(&local_scorer, "def add(a, b):\n    return a + b", asserts).await, [0.5, 0.5, 0.0]);
+    assert_eq!(
+        score(&local_scorer, "def add(a, b):\n    return a + b", asserts).await,
+        [0.5, 0.5, 0.0]
+    );
     // Output beyond the limit of kept output must neither pass nor hide a wrong part.
     let long = json!([{ "input": "", "output": "1\n".repeat(100_000) }]);
     assert_eq!(score(&local_scorer, "print('1\\n' * 100000)", long.clone()).await[0], 1.0);
     assert_eq!(
-        score(&local_scorer, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long).await[0],
+        score(&local_scorer, "print('1\\n' * 90000 + '2\\n' * 400000 + '1\\n' * 10000)", long)
+            .await[0],
         0.0
     );
 }
@@ -76,8 +85,12 @@ async fn misbehaving_programs_affect_only_their_score() {
 #[tokio::test]
 async fn service_runs_programs() {
     let options = Options { protection: Demand::BestEffort, ..Options::default() };
-    let service =
-        Service::new(Sandbox::start(options).await.unwrap(), Limits::default(), &[], Default::default());
+    let service = Service::new(
+        Sandbox::start(options).await.unwrap(),
+        Limits::default(),
+        &[],
+        Default::default(),
+    );
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
     tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
@@ -85,12 +98,17 @@ async fn service_runs_programs() {
     remote.check_ready(&Value::Null).await.unwrap();
     assert_eq!(score(&remote, ADD, tests()).await, [1.0, 1.0, 0.0]);
     assert_eq!(score(&remote, "while True: pass", tests()).await, [0.0, 0.0, 1.0]);
-    assert_eq!(score(&remote, "def f(x):\n    return x", json!(["assert f(2) == 2"])).await[0], 1.0);
+    assert_eq!(
+        score(&remote, "def f(x):\n    return x", json!(["assert f(2) == 2"])).await[0],
+        1.0
+    );
 
-    let unreachable = scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
+    let unreachable =
+        scorer(&CodeKeys { url: Some("http://127.0.0.1:9".into()), ..keys() }).unwrap();
     let error = unreachable.score(&evidence("```\n1\n```", tests())).await.unwrap_err();
     assert!(error.is_temporary(), "{error}");
     assert!(unreachable.check_ready(&Value::Null).await.is_err());
-    let keyed = CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
+    let keyed =
+        CodeKeys { url: Some("http://h".into()), key_env: Some("LEVADE_NO_SUCH".into()), ..keys() };
     assert!(scorer(&keyed).unwrap_err().contains("LEVADE_NO_SUCH"));
 }

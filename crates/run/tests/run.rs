@@ -28,7 +28,9 @@ async fn watch(mut run: Run, steps: usize) -> (Vec<Event>, RunEnd) {
 
 /// Waits until a run has finished, and returns its weights.
 async fn finish(run: Run) -> Vec<u8> {
-    let RunEnd::Finished(summary) = run.end().await.unwrap().unwrap() else { panic!("the run was stopped") };
+    let RunEnd::Finished(summary) = run.end().await.unwrap().unwrap() else {
+        panic!("the run was stopped")
+    };
     weights(&summary.checkpoint.unwrap())
 }
 
@@ -45,16 +47,20 @@ fn recorded(recipe: &Recipe) -> Vec<Event> {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resumed_run_ends_with_same_weights() {
     let root = tempfile::tempdir().unwrap();
-    let full_weights = finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
+    let full_weights =
+        finish(start(tiny::recipe(root.path(), "whole", &[]).unwrap()).unwrap()).await;
 
     let recipe = tiny::recipe(root.path(), "stopped", &[]).unwrap();
     let (events, ended) = watch(start(recipe.clone()).unwrap(), 2).await;
     let RunEnd::Stopped { done: stopped_after, steps: 5, .. } = ended else { panic!("{ended:?}") };
     // The request reaches the run while its third step samples, or soon after.
     assert!((2..5).contains(&stopped_after), "{stopped_after}");
-    let is_stop = |event: &Event| matches!(event, Event::Stopped { done, .. } if *done == stopped_after);
+    let is_stop =
+        |event: &Event| matches!(event, Event::Stopped { done, .. } if *done == stopped_after);
     assert!(events.last().is_some_and(is_stop), "{:?}", events.last());
-    assert!(events.iter().any(|event| matches!(event, Event::Setup { part, .. } if part == "memory")));
+    assert!(
+        events.iter().any(|event| matches!(event, Event::Setup { part, .. } if part == "memory"))
+    );
     let (more, ended) = watch(resume(recipe.clone()).unwrap(), usize::MAX).await;
     let RunEnd::Finished(summary) = ended else { panic!("{ended:?}") };
     assert_eq!(weights(&summary.checkpoint.unwrap()), full_weights);

@@ -1,9 +1,10 @@
-//! A cgroup (version 2) for each run. The kernel charges all memory to it, and counts its processes and
-//! time.
+//! A cgroup (version 2) for each run. The kernel charges all memory to it, and counts its processes
+//! and time.
 //!
-//! Cgroups are optional. They are used if this process can create one that limits memory: as root with
-//! a writable cgroup file system, or in a subtree that systemd delegates (`systemd-run --user --scope
-//! -p Delegate=yes`). Otherwise the memory watch (`memory.rs`) and the call filter enforce the limit.
+//! Cgroups are optional. They are used if this process can create one that limits memory: as root
+//! with a writable cgroup file system, or in a subtree that systemd delegates (`systemd-run --user
+//! --scope -p Delegate=yes`). Otherwise the memory watch (`memory.rs`) and the call filter enforce
+//! the limit.
 
 use std::fs;
 use std::io::Write;
@@ -21,7 +22,8 @@ const PREFIX: &str = "levade-sandbox-";
 /// Additional memory of a run beyond its limits, in bytes, for the pages that its keeper modifies.
 const SUPERVISOR_MEMORY: u64 = 16 << 20;
 
-/// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a fork.
+/// Additional processes of a run beyond its limit: the keeper, the runner and a reserve during a
+/// fork.
 const EXTRA_PROCESSES: u32 = 4;
 
 /// Timeout for the kernel to release the cgroups of ended runs.
@@ -44,14 +46,16 @@ pub(crate) struct Group {
 }
 
 impl Groups {
-    /// Creates a parent cgroup, as close as possible to that of this process. Returns an error if no
-    /// cgroup that limits memory can be created.
+    /// Creates a parent cgroup, as close as possible to that of this process. Returns an error if
+    /// no cgroup that limits memory can be created.
     pub(crate) fn create() -> Result<Arc<Self>, String> {
-        let mounts = fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
+        let mounts =
+            fs::read_to_string("/proc/self/mountinfo").map_err(|error| error.to_string())?;
         let own = fs::read_to_string("/proc/self/cgroup").map_err(|error| error.to_string())?;
         let (mount, own) = find_cgroup(&mounts, &own).ok_or("cgroup version 2 is not mounted")?;
         let mut why = format!("{}: no cgroup there limits memory", mount.display());
-        // Tries the closest ancestors first, so that the limits of this process apply to runs as well.
+        // Tries the closest ancestors first, so that the limits of this process apply to runs as
+        // well.
         let mut above = Some(own.as_path());
         while let Some(parent) = above.filter(|path| path.starts_with(&mount)) {
             match Groups::create_in(parent) {
@@ -76,8 +80,9 @@ impl Groups {
         let trial = Arc::new(groups);
         let group = Group::create(&trial, &Limits::default())?;
         let mut child = std::process::Command::new("sleep").arg("60").spawn()?;
-        let moved =
-            group.processes().and_then(|to| fs::File::from(to).write_all(child.id().to_string().as_bytes()));
+        let moved = group
+            .processes()
+            .and_then(|to| fs::File::from(to).write_all(child.id().to_string().as_bytes()));
         let _ = child.kill();
         let _ = child.wait();
         moved?;
@@ -85,7 +90,8 @@ impl Groups {
         Arc::into_inner(trial).ok_or_else(|| std::io::Error::other("the trial is still in use"))
     }
 
-    /// Removes directories of ended runs if the kernel permits it now. Returns whether all are removed.
+    /// Removes directories of ended runs if the kernel permits it now. Returns whether all are
+    /// removed.
     fn release(&self) -> bool {
         let mut ended = self.ended.lock().unwrap_or_else(PoisonError::into_inner);
         ended.retain(|path| fs::remove_dir(path).is_err() && path.exists());
@@ -158,7 +164,9 @@ impl Drop for Group {
 fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
     let mount = mounts.lines().find_map(|line| {
         let (mount_fields, filesystem_fields) = line.split_once(" - ")?;
-        filesystem_fields.starts_with("cgroup2 ").then(|| mount_fields.split(' ').collect::<Vec<_>>())
+        filesystem_fields
+            .starts_with("cgroup2 ")
+            .then(|| mount_fields.split(' ').collect::<Vec<_>>())
     })?;
     let (root, at) = (mount.get(3)?, PathBuf::from(mount.get(4)?));
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
@@ -189,8 +197,10 @@ fn delegate(parent: &Path) -> std::io::Result<()> {
 fn remove_stale(parent: &Path) {
     for entry in fs::read_dir(parent).into_iter().flatten().flatten() {
         let name = entry.file_name();
-        let pid =
-            name.to_str().and_then(|name| name.strip_prefix(PREFIX)).and_then(|name| name.split('.').next());
+        let pid = name
+            .to_str()
+            .and_then(|name| name.strip_prefix(PREFIX))
+            .and_then(|name| name.split('.').next());
         if pid.is_some_and(|pid| !Path::new("/proc").join(pid).exists()) {
             for run in fs::read_dir(entry.path()).into_iter().flatten().flatten() {
                 let _ = fs::remove_dir(run.path());
@@ -211,7 +221,10 @@ mod tests {
         let found = find_cgroup(mounts, "0::/user.slice/run-1.scope\n").unwrap();
         assert_eq!(found.1, Path::new("/sys/fs/cgroup/user.slice/run-1.scope"));
         let inside = "30 25 0:26 /docker/1 /sys/fs/cgroup rw - cgroup2 cgroup rw\n";
-        assert_eq!(find_cgroup(inside, "0::/docker/1/a\n").unwrap().1, Path::new("/sys/fs/cgroup/a"));
+        assert_eq!(
+            find_cgroup(inside, "0::/docker/1/a\n").unwrap().1,
+            Path::new("/sys/fs/cgroup/a")
+        );
         assert_eq!(find_cgroup(inside, "4:memory:/\n"), None);
         assert_eq!(find_cgroup("25 1 0:22 / /sys rw - sysfs sysfs rw\n", "0::/\n"), None);
     }
@@ -277,7 +290,9 @@ mod tests {
         assert_eq!(*groups.ended.lock().unwrap(), std::slice::from_ref(&busy));
         let ends = std::thread::spawn(move || {
             std::thread::sleep(Duration::from_millis(100));
-            fs::read_dir(busy).unwrap().for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
+            fs::read_dir(busy)
+                .unwrap()
+                .for_each(|file| fs::remove_file(file.unwrap().path()).unwrap());
         });
         drop(groups);
         assert!(!dir.path().join("runs").exists());

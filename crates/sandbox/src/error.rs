@@ -1,4 +1,5 @@
-//! Errors of the sandbox itself. Faults of the code that it runs are an [`Outcome`](crate::Outcome).
+//! Errors of the sandbox itself. Faults of the code that it runs are an
+//! [`Outcome`](crate::Outcome).
 
 /// Reason why code was not run, or was not run to its end.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
@@ -19,8 +20,8 @@ pub enum SandboxError {
         /// Reason for the failure.
         why: String,
     },
-    /// The request is invalid or cannot be fulfilled, for instance because of an option, a path or a
-    /// language.
+    /// The request is invalid or cannot be fulfilled, for instance because of an option, a path or
+    /// a language.
     #[error("{0}")]
     Request(String),
     /// The concurrency limit is reached and the queue is full.

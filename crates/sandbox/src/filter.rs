@@ -1,13 +1,13 @@
 //! Lists of permitted system calls, as programs for the kernel's filter (seccomp).
 //!
 //! The filter is an allow list. A call that is not on it, including calls of later kernels, returns
-//! ENOSYS, which libraries interpret as an older kernel. The list contains what interpreters, numerical
-//! libraries, shells and compilers need.
+//! ENOSYS, which libraries interpret as an older kernel. The list contains what interpreters,
+//! numerical libraries, shells and compilers need.
 //!
 //! It excludes mounts, namespaces, memory of other processes, keys, modules, clocks, and interfaces
-//! with a history of vulnerabilities (io_uring, bpf, userfaultfd, perf). It also excludes three groups
-//! whose memory cannot be attributed to a process: file notifications (inotify), moving pages between
-//! files and sockets (splice, tee, sendfile), and descriptors in messages (sendmsg).
+//! with a history of vulnerabilities (io_uring, bpf, userfaultfd, perf). It also excludes three
+//! groups whose memory cannot be attributed to a process: file notifications (inotify), moving
+//! pages between files and sockets (splice, tee, sendfile), and descriptors in messages (sendmsg).
 //!
 //! Sockets are limited to connected pairs. Without calls that address a socket by name, code cannot
 //! reach a service of the host through a directory that it can read.
@@ -96,10 +96,11 @@ const REJECTED_CALLS: &[libc::c_long] = &numbers! {
 
 /// Calls that succeed without effect. The files of a run are in memory, so that they need no
 /// synchronization, and the disks of the host are not burdened.
-const NO_EFFECT_CALLS: &[libc::c_long] = &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
+const NO_EFFECT_CALLS: &[libc::c_long] =
+    &numbers! { SYS_fsync SYS_fdatasync SYS_sync_file_range SYS_syncfs };
 
-/// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file descriptions
-/// and changes of the pipe size are excluded.
+/// Permitted commands of `fcntl`. Leases, notifications (`F_NOTIFY`), locks of open file
+/// descriptions and changes of the pipe size are excluded.
 const CONTROLS: &[libc::c_int] = &[
     libc::F_DUPFD,
     libc::F_GETFD,
@@ -127,11 +128,16 @@ const PR_SCHED_CORE: libc::c_int = 62;
 /// `prctl(PR_SET_MEMORY_MERGE)`: merges pages with those of other processes.
 const PR_SET_MEMORY_MERGE: libc::c_int = 67;
 
-/// Options of `prctl` that fail: further filters (whose memory is limited for all users together), the
-/// memory layout of a process, merging its pages, and options that hide a process from the memory
-/// watch.
-const PROCESS_OPTIONS: [libc::c_int; 5] =
-    [libc::PR_SET_SECCOMP, libc::PR_SET_MM, libc::PR_SET_DUMPABLE, PR_SCHED_CORE, PR_SET_MEMORY_MERGE];
+/// Options of `prctl` that fail: further filters (whose memory is limited for all users together),
+/// the memory layout of a process, merging its pages, and options that hide a process from the
+/// memory watch.
+const PROCESS_OPTIONS: [libc::c_int; 5] = [
+    libc::PR_SET_SECCOMP,
+    libc::PR_SET_MM,
+    libc::PR_SET_DUMPABLE,
+    PR_SCHED_CORE,
+    PR_SET_MEMORY_MERGE,
+];
 
 /// Socket options that attach programs to sockets: `SO_ATTACH_FILTER`, `SO_ATTACH_BPF`,
 /// `SO_ATTACH_REUSEPORT_CBPF`, `SO_ATTACH_REUSEPORT_EBPF`.
@@ -170,12 +176,13 @@ fn bits(index: u8, mask: u64, value: u64) -> Result<SeccompRule, String> {
     all(vec![argument(index, Compare::MaskedEq(mask), value)?])
 }
 
-/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a run
-/// to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
+/// Returns the calls that fail with EACCES. `counted` is whether the kernel charges all memory of a
+/// run to its cgroup. If not, memory that cannot be attributed to a process is rejected as well.
 fn rejection_rules(counted: bool) -> Result<Rules, String> {
-    let mut rejection_rules: Rules = REJECTED_CALLS.iter().map(|number| (*number, Vec::new())).collect();
-    // Rejects families other than local sockets, and datagrams, which can be sent to a name without a
-    // connection.
+    let mut rejection_rules: Rules =
+        REJECTED_CALLS.iter().map(|number| (*number, Vec::new())).collect();
+    // Rejects families other than local sockets, and datagrams, which can be sent to a name without
+    // a connection.
     let connected = [libc::SOCK_STREAM as u64, libc::SOCK_SEQPACKET as u64];
     let mut pairs = vec![all(vec![argument(0, Compare::Ne, libc::AF_UNIX as u64)?])?];
     for kind in (0..16).filter(|kind| !connected.contains(kind)) {
@@ -185,16 +192,17 @@ fn rejection_rules(counted: bool) -> Result<Rules, String> {
     let unknown = CONTROLS.iter().map(|command| argument(1, Compare::Ne, *command as u64));
     rejection_rules.insert(libc::SYS_fcntl, vec![all(unknown.collect::<Result<_, _>>()?)?]);
     // These calls insert input into the terminal of the user who started the service.
-    rejection_rules.insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
+    rejection_rules
+        .insert(libc::SYS_ioctl, any(1, [libc::TIOCSTI, libc::TIOCLINUX, libc::TIOCSETD])?);
     rejection_rules.insert(libc::SYS_setsockopt, any(2, SOCKET_PROGRAMS)?);
     rejection_rules.insert(libc::SYS_prctl, any(0, PROCESS_OPTIONS.map(|option| option as u64))?);
     // These merge pages with those of other processes, or evict pages of shared files from memory.
     let advice = [libc::MADV_MERGEABLE, libc::MADV_COLD, libc::MADV_PAGEOUT];
     rejection_rules.insert(libc::SYS_madvise, any(2, advice.map(|advice| advice as u64))?);
-    // The first rule rejects setting limits of another process. The keeper runs as the same user as the
-    // code, which could otherwise lower the keeper's limits so that it cannot report. The second rule
-    // rejects setting the size of core dumps together with a query of it, which `no_effect_rules` cannot
-    // answer.
+    // The first rule rejects setting limits of another process. The keeper runs as the same user as
+    // the code, which could otherwise lower the keeper's limits so that it cannot report. The
+    // second rule rejects setting the size of core dumps together with a query of it, which
+    // `no_effect_rules` cannot answer.
     let core = argument(1, Compare::Eq, u64::from(libc::RLIMIT_CORE))?;
     let other = all(vec![argument(0, Compare::Ne, 0)?, pointer(2, Compare::Ne)?])?;
     let has_set = all(vec![core, pointer(2, Compare::Ne)?, pointer(3, Compare::Ne)?])?;
@@ -228,8 +236,8 @@ fn no_effect_rules() -> Result<Rules, String> {
         all(vec![level, argument(2, Compare::Eq, *option as u64)?])
     });
     ignored.insert(libc::SYS_setsockopt, sizes.collect::<Result<_, _>>()?);
-    // A host that pipes core dumps to a program does so at any size limit except 1 byte, which the fork
-    // server has set.
+    // A host that pipes core dumps to a program does so at any size limit except 1 byte, which the
+    // fork server has set.
     let core = |index| argument(index, Compare::Eq, u64::from(libc::RLIMIT_CORE));
     let sets = all(vec![core(1)?, pointer(2, Compare::Ne)?, pointer(3, Compare::Eq)?])?;
     ignored.insert(libc::SYS_prlimit64, vec![sets]);
@@ -239,8 +247,8 @@ fn no_effect_rules() -> Result<Rules, String> {
     Ok(ignored)
 }
 
-/// Filter programs in the kernel's binary format, in loading order. If two programs reject a call, the
-/// error of the program loaded last is returned.
+/// Filter programs in the kernel's binary format, in loading order. If two programs reject a call,
+/// the error of the program loaded last is returned.
 pub(crate) struct Programs {
     /// Programs of the fork server, which all its descendants inherit. Loading the long list takes
     /// longer than everything that a run does afterwards. These programs also permit the calls that
@@ -260,7 +268,8 @@ pub(crate) fn programs(counted: bool) -> Result<Programs, String> {
     let allowed = [COMMON_CALLS, HERE, BUILDER_CALLS, &[libc::SYS_clone]].into_iter().flatten();
     let allowed: Rules = allowed.map(|number| (*number, Vec::new())).collect();
     let program = |rules, otherwise, action| -> Result<Vec<u8>, String> {
-        let filter = SeccompFilter::new(rules, otherwise, action, arch).map_err(|error| error.to_string())?;
+        let filter = SeccompFilter::new(rules, otherwise, action, arch)
+            .map_err(|error| error.to_string())?;
         Ok(bytes(filter.try_into().map_err(|error: seccompiler::BackendError| error.to_string())?))
     };
     let errno = |number: libc::c_int| SeccompAction::Errno(number as u32);

@@ -1,4 +1,5 @@
-//! A running jail as seen from outside: reads its output, and enforces its memory limit and deadline.
+//! A running jail as seen from outside: reads its output, and enforces its memory limit and
+//! deadline.
 
 use std::fmt;
 use std::os::fd::OwnedFd;
@@ -29,8 +30,8 @@ const WATCH_INTERVAL: Duration = Duration::from_millis(50);
 /// Interval between memory observations between the calls of a session.
 const IDLE_WATCH_INTERVAL: Duration = Duration::from_millis(500);
 
-/// Minimum interval between memory observations, as a multiple of the duration of an observation. Many
-/// processes in the jail must not keep this process busy.
+/// Minimum interval between memory observations, as a multiple of the duration of an observation.
+/// Many processes in the jail must not keep this process busy.
 const MIN_INTERVAL_FACTOR: u32 = 4;
 
 /// Maximum interval between memory observations during a call.
@@ -126,7 +127,12 @@ enum JailMessage {
 }
 
 impl Jail {
-    pub(crate) fn new(streams: Streams, limits: &Limits, jailed: bool, group: Option<Group>) -> Self {
+    pub(crate) fn new(
+        streams: Streams,
+        limits: &Limits,
+        jailed: bool,
+        group: Option<Group>,
+    ) -> Self {
         Jail {
             line: streams.line,
             cells: streams.cells,
@@ -174,8 +180,8 @@ impl Jail {
                 }
                 _ = deadline.as_mut() => return Ok(Event::Late),
                 () = sleep_until(look_at), if self.watch.is_some() => {
-                    // This runs in a separate thread, because a run can make the observation long, and
-                    // other runs must not wait for it.
+                    // This runs in a separate thread, because a run can make the observation long,
+                    // and other runs must not wait for it.
                     self.looking = self.watch.take().map(|watch| tokio::task::spawn_blocking(|| watch.observe()));
                     self.next_look = Instant::now();
                 }
@@ -199,7 +205,10 @@ impl Jail {
         }
     }
 
-    fn read_event(&mut self, frame: std::io::Result<Option<Vec<u8>>>) -> Result<Option<Event>, SandboxError> {
+    fn read_event(
+        &mut self,
+        frame: std::io::Result<Option<Vec<u8>>>,
+    ) -> Result<Option<Event>, SandboxError> {
         let broken = |why: &str| SandboxError::Broken(why.to_owned());
         let frame = frame.map_err(|error| broken(&error.to_string()))?;
         let Some(frame) = frame else {
@@ -243,7 +252,8 @@ impl Jail {
         cpu: f64,
         woken: oneshot::Receiver<()>,
     ) -> (Self, Option<EventResult>) {
-        (self.interval, self.next_look) = (IDLE_WATCH_INTERVAL, Instant::now() + IDLE_WATCH_INTERVAL);
+        (self.interval, self.next_look) =
+            (IDLE_WATCH_INTERVAL, Instant::now() + IDLE_WATCH_INTERVAL);
         let mut never: Deadline = Box::pin(std::future::pending());
         let happened = tokio::select! {
             biased;
@@ -282,8 +292,8 @@ impl Jail {
         }
     }
 
-    /// Returns the processor time of the run as observed from outside, in seconds. Returns 0 without
-    /// observation.
+    /// Returns the processor time of the run as observed from outside, in seconds. Returns 0
+    /// without observation.
     pub(crate) fn cpu_seconds(&self) -> f64 {
         let group = self.group.as_ref().and_then(Group::cpu_seconds);
         group.or(self.watch.as_ref().map(|watch| watch.cpu)).unwrap_or(0.0)
@@ -304,8 +314,9 @@ impl Jail {
         (std::mem::replace(&mut self.out, empty()), std::mem::replace(&mut self.err, empty()))
     }
 
-    /// Ends all processes at once, without the keeper's report, because they must not allocate further
-    /// memory until the keeper is scheduled. Without a PID namespace, the keeper has to end them.
+    /// Ends all processes at once, without the keeper's report, because they must not allocate
+    /// further memory until the keeper is scheduled. Without a PID namespace, the keeper has to end
+    /// them.
     pub(crate) async fn stop_at_once(&mut self) -> Option<Report> {
         if self.jailed && self.supervisor.is_some() {
             return self.kill_without_report();
@@ -313,8 +324,8 @@ impl Jail {
         self.stop().await
     }
 
-    /// Ends all processes and waits for the keeper's report. Returns `None` if the keeper does not send
-    /// it.
+    /// Ends all processes and waits for the keeper's report. Returns `None` if the keeper does not
+    /// send it.
     pub(crate) async fn stop(&mut self) -> Option<Report> {
         let _ = self.line.write(STOP).await;
         let mut deadline = deadline(STOP_GRACE);
@@ -332,12 +343,15 @@ impl Jail {
     ///
     /// # Errors
     /// Returns an error if the keeper has exited.
-    pub(crate) async fn fetch_files(&mut self, report: &Report) -> Result<Vec<FetchedFile>, SandboxError> {
+    pub(crate) async fn fetch_files(
+        &mut self,
+        report: &Report,
+    ) -> Result<Vec<FetchedFile>, SandboxError> {
         let mut files = Vec::with_capacity(report.files.len());
         for (name, size, why) in &report.files {
             let content = self.line.bytes(*size).await;
-            let content =
-                content.map_err(|error| SandboxError::Broken(format!("fetching {name:?}: {error}")))?;
+            let content = content
+                .map_err(|error| SandboxError::Broken(format!("fetching {name:?}: {error}")))?;
             files.push((name.clone(), why.clone().map_or(Ok(content), Err)));
         }
         Ok(files)
@@ -362,9 +376,9 @@ async fn wait_for_observation(
     looking: &mut Option<JoinHandle<MemoryWatch>>,
 ) -> Result<MemoryWatch, SandboxError> {
     match looking {
-        Some(looking) => {
-            looking.await.map_err(|error| SandboxError::Broken(format!("the memory watch: {error}")))
-        }
+        Some(looking) => looking
+            .await
+            .map_err(|error| SandboxError::Broken(format!("the memory watch: {error}"))),
         None => std::future::pending().await,
     }
 }

@@ -3,8 +3,8 @@
 //! A [`Sandbox`] runs Python and shell code behind isolation mechanisms of the Linux kernel. Each
 //! mechanism is called a wall and has a name ([`Protection`]). If a wall is missing, no code runs
 //! unless the caller accepts that. A [`Run`] starts with its own files and leaves nothing behind. A
-//! [`Session`] keeps an interpreter between cells, as a notebook does. Starting either takes two forks
-//! of an interpreter that is already running (`zygote`), and each gets its own jail.
+//! [`Session`] keeps an interpreter between cells, as a notebook does. Starting either takes two
+//! forks of an interpreter that is already running (`zygote`), and each gets its own jail.
 //!
 //! # Example
 //! ```
@@ -23,21 +23,21 @@
 //! ```
 //!
 //! # Guarantees
-//! - **The host is invisible.** Code sees the interpreter and libraries, read-only, and five harmless
-//!   devices. It sees no other file, process, network, abstract socket, terminal, environment variable
-//!   or descriptor.
+//! - **The host is invisible.** Code sees the interpreter and libraries, read-only, and five
+//!   harmless devices. It sees no other file, process, network, abstract socket, terminal,
+//!   environment variable or descriptor.
 //! - **Runs are isolated from each other**, and cannot see the memory of the service.
 //! - **Complete cleanup.** Processes, files, mounts and descriptors of a run are removed when its
 //!   outcome is returned, when the run is dropped, or when this process is killed.
-//! - **Limits are enforced** on wall-clock time, memory, processes, files and output. Output beyond its
-//!   limit is truncated; a run that exceeds another limit is ended. Both are reported.
+//! - **Limits are enforced** on wall-clock time, memory, processes, files and output. Output beyond
+//!   its limit is truncated; a run that exceeds another limit is ended. Both are reported.
 //! - **Output of any length is read.** Its start and end are kept, and it never delays a run.
 //! - **Code cannot cause a sandbox error.** Everything that it does is an outcome.
 //!
-//! Out of scope: virtual machines. Code and host share a kernel, so a kernel vulnerability can break
-//! the sandbox; the list of system calls (`filter.rs`) excludes those with the most vulnerabilities.
-//! The runs of one sandbox share the memory layout of their interpreter. The sandbox needs Linux; other
-//! systems can use [`service`] on a Linux machine.
+//! Out of scope: virtual machines. Code and host share a kernel, so a kernel vulnerability can
+//! break the sandbox; the list of system calls (`filter.rs`) excludes those with the most
+//! vulnerabilities. The runs of one sandbox share the memory layout of their interpreter. The
+//! sandbox needs Linux; other systems can use [`service`] on a Linux machine.
 
 mod cgroup;
 mod error;

@@ -8,8 +8,8 @@ use serde::{Deserialize, Serialize};
 pub struct Limits {
     /// Maximum wall-clock time of a run, or of a cell of a session, in seconds.
     pub seconds: f64,
-    /// Maximum memory, in MiB. It applies to each process and, observed from outside, to all processes
-    /// together.
+    /// Maximum memory, in MiB. It applies to each process and, observed from outside, to all
+    /// processes together.
     pub memory_mb: u64,
     /// Maximum number of processes and threads at a time.
     pub processes: u32,
@@ -21,8 +21,8 @@ pub struct Limits {
     pub disk_mb: u64,
     /// Maximum number of files and directories.
     pub files: u64,
-    /// Number of bytes that are kept of standard output, and as many of standard error, from the start
-    /// and the end.
+    /// Number of bytes that are kept of standard output, and as many of standard error, from the
+    /// start and the end.
     pub output_bytes: usize,
     /// Maximum total size of the fetched files, in MiB.
     pub fetch_mb: u64,
@@ -79,7 +79,10 @@ impl Limits {
             ("fetch_mb", self.fetch_mb, 0),
         ] {
             if value < minimum || value > 1 << 30 {
-                return Err(format!("`{name}` is {value}, but must be from {minimum} to {}", 1 << 30));
+                return Err(format!(
+                    "`{name}` is {value}, but must be from {minimum} to {}",
+                    1 << 30
+                ));
             }
         }
         Ok(())

@@ -1,11 +1,11 @@
-//! Memory of a jail, counted from outside: the pages of its processes, and the kernel memory that they
-//! use.
+//! Memory of a jail, counted from outside: the pages of its processes, and the kernel memory that
+//! they use.
 //!
-//! Resident pages are only a part of what code can allocate. The kernel also keeps page tables, buffers
-//! of pipes and sockets, watched descriptors, mappings and locks, none of which is in a process's
-//! resident size. Each is counted here at the maximum that the kernel allocates for it, so that the sum
-//! is an upper bound. The call filter (`filter.rs`) rejects memory that cannot be counted this way;
-//! docs/sandbox.md has the table.
+//! Resident pages are only a part of what code can allocate. The kernel also keeps page tables,
+//! buffers of pipes and sockets, watched descriptors, mappings and locks, none of which is in a
+//! process's resident size. Each is counted here at the maximum that the kernel allocates for it,
+//! so that the sum is an upper bound. The call filter (`filter.rs`) rejects memory that cannot be
+//! counted this way; docs/sandbox.md has the table.
 
 use std::collections::{BTreeSet, HashSet};
 use std::fs;
@@ -17,9 +17,9 @@ const PAGE: u64 = 4096;
 /// Maximum memory of a pipe, in bytes: 16 pages and its kernel structures.
 const MAX_PIPE_BYTES: u64 = 68 << 10;
 
-/// Maximum kernel memory of a thread, in bytes: its kernel stack, its kernel structures, and one pipe.
-/// A blocked call keeps its pipe alive after the descriptor is closed, when no list of descriptors
-/// shows it.
+/// Maximum kernel memory of a thread, in bytes: its kernel stack, its kernel structures, and one
+/// pipe. A blocked call keeps its pipe alive after the descriptor is closed, when no list of
+/// descriptors shows it.
 const MAX_THREAD_BYTES: u64 = (32 << 10) + MAX_PIPE_BYTES;
 
 /// Maximum memory of any other descriptor, in bytes. Files of /proc keep a buffer for the longest
@@ -29,8 +29,8 @@ const DESCRIPTOR: u64 = 32 << 10;
 /// Memory of a descriptor that `epoll` watches, in bytes.
 const WATCHED_RECORD_BYTES: u64 = 320;
 
-/// Maximum memory of a descriptor that a blocked `poll` or `select` holds, even after it is closed, in
-/// bytes: at most an `epoll` that watches [`MAX_RECORDS`] descriptors.
+/// Maximum memory of a descriptor that a blocked `poll` or `select` holds, even after it is closed,
+/// in bytes: at most an `epoll` that watches [`MAX_RECORDS`] descriptors.
 const MAX_POLLED_BYTES: u64 = DESCRIPTOR + MAX_RECORDS * WATCHED_RECORD_BYTES;
 
 /// Memory of a mapping, with its reverse mapping and its name, in bytes.
@@ -49,13 +49,13 @@ const BUFFER: u64 = 212_992;
 /// (`pipe-user-pages-soft`); further pipes are smaller.
 const MAX_PIPES: usize = 256;
 
-/// Maximum number of descriptors that `epoll` watches in a run. The kernel limits their number for all
-/// runs of a user together (`fs.epoll.max_user_watches`, 4 % of memory).
+/// Maximum number of descriptors that `epoll` watches in a run. The kernel limits their number for
+/// all runs of a user together (`fs.epoll.max_user_watches`, 4 % of memory).
 const MAX_WATCHED: u64 = 1 << 16;
 
-/// Maximum number of file range locks in a run, and of descriptors that one `epoll` watches unless its
-/// process has a larger descriptor table. /proc shows them as one record, which each descriptor of such
-/// a file keeps.
+/// Maximum number of file range locks in a run, and of descriptors that one `epoll` watches unless
+/// its process has a larger descriptor table. /proc shows them as one record, which each descriptor
+/// of such a file keeps.
 const MAX_RECORDS: u64 = 256;
 
 /// Maximum number of mappings of a run. It bounds the duration of an observation.
@@ -137,16 +137,20 @@ impl MemoryWatch {
         let exact = || {
             let owners = found.iter().filter(|process| !process.shares_memory(&found));
             kernel
-                + owners.map(|process| process.proportional_memory().unwrap_or(process.resident)).sum::<u64>()
+                + owners
+                    .map(|process| process.proportional_memory().unwrap_or(process.resident))
+                    .sum::<u64>()
         };
         // The exact sum of a process with many mappings takes long to read, so the kernel memory is
         // checked first.
-        self.exceeded = is_crowding || kernel > self.limit || sum > self.limit && exact() > self.limit;
+        self.exceeded =
+            is_crowding || kernel > self.limit || sum > self.limit && exact() > self.limit;
         self
     }
 
     /// Returns the kernel memory of processes, in bytes. Also returns whether they use so much of a
-    /// resource shared by all runs that other runs could lack it, or use memory that cannot be counted.
+    /// resource shared by all runs that other runs could lack it, or use memory that cannot be
+    /// counted.
     fn kernel(&self, processes: &[(u32, BTreeSet<u32>)], found: &[Process]) -> (u64, bool) {
         let mut mappings = 0;
         for process in found {
@@ -161,7 +165,8 @@ impl MemoryWatch {
         (bytes + mappings * MAPPING + locks * LOCK, is_crowding)
     }
 
-    /// Returns the same values for threads, page tables and descriptors, without mappings and locks.
+    /// Returns the same values for threads, page tables and descriptors, without mappings and
+    /// locks.
     fn descriptors(&self, processes: &[Process]) -> (u64, bool) {
         let (mut watched, mut is_crowding) = (0, false);
         let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
@@ -169,7 +174,9 @@ impl MemoryWatch {
             if watched > MAX_WATCHED {
                 break;
             }
-            bytes += process.threads * MAX_THREAD_BYTES + process.polled * MAX_POLLED_BYTES + process.tables;
+            bytes += process.threads * MAX_THREAD_BYTES
+                + process.polled * MAX_POLLED_BYTES
+                + process.tables;
             let Some(descriptors) = process.descriptors() else {
                 if !process.has_ended() {
                     bytes += process.table_size * MAX_PIPE_BYTES;
@@ -192,10 +199,13 @@ impl MemoryWatch {
         }
         // The sockets that the run received at its start belong to the service.
         let listed = fs::read_to_string(format!("/proc/{}/net/unix", self.supervisor)).ok();
-        let listed = listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
+        let listed =
+            listed.filter(|_| self.has_network).map(|text| text.lines().count().saturating_sub(1));
         let sockets = listed.unwrap_or(sockets.len()) as u64;
         is_crowding |= pipes.len() > MAX_PIPES || watched > MAX_WATCHED;
-        bytes += pipes.len() as u64 * MAX_PIPE_BYTES + sockets * self.socket + watched * WATCHED_RECORD_BYTES;
+        bytes += pipes.len() as u64 * MAX_PIPE_BYTES
+            + sockets * self.socket
+            + watched * WATCHED_RECORD_BYTES;
         (bytes, is_crowding)
     }
 }
@@ -253,8 +263,8 @@ impl Process {
         living.unwrap_or(empty)
     }
 
-    /// Returns the proportional memory of the process, in bytes: a shared page counts in part. Returns
-    /// `None` if it cannot be read.
+    /// Returns the proportional memory of the process, in bytes: a shared page counts in part.
+    /// Returns `None` if it cannot be read.
     fn proportional_memory(&self) -> Option<u64> {
         let text = fs::read_to_string(format!("/proc/{}/smaps_rollup", self.thread)).ok()?;
         let line = |name: &str| text.lines().find_map(|line| line.strip_prefix(name));
@@ -262,17 +272,18 @@ impl Process {
         Some((kib(line("Pss:")?)? + line("SwapPss:").and_then(kib).unwrap_or(0)) << 10)
     }
 
-    /// Returns whether an earlier process in the list has the same address space, as a child of `vfork`
-    /// has.
+    /// Returns whether an earlier process in the list has the same address space, as a child of
+    /// `vfork` has.
     fn shares_memory(&self, of: &[Process]) -> bool {
         const VIRTUAL_MEMORY: libc::c_int = 1;
         let earlier = of.iter().take_while(|process| process.thread != self.thread);
-        let mut alike =
-            earlier.filter(|process| process.resident > 0 && process.virtual_size == self.virtual_size);
+        let mut alike = earlier
+            .filter(|process| process.resident > 0 && process.virtual_size == self.virtual_size);
         alike.any(|process| {
             // SAFETY: kcmp takes numbers only, and has no effect.
-            let order =
-                unsafe { libc::syscall(libc::SYS_kcmp, process.thread, self.thread, VIRTUAL_MEMORY, 0, 0) };
+            let order = unsafe {
+                libc::syscall(libc::SYS_kcmp, process.thread, self.thread, VIRTUAL_MEMORY, 0, 0)
+            };
             order == 0
         })
     }
@@ -282,19 +293,23 @@ impl Process {
         let listed = fs::read_dir(format!("/proc/{}/fd", self.thread)).ok()?;
         let read = listed.flatten().filter_map(|entry| {
             let target = fs::read_link(entry.path()).ok()?;
-            Some((entry.file_name().to_string_lossy().into_owned(), target.to_string_lossy().into_owned()))
+            Some((
+                entry.file_name().to_string_lossy().into_owned(),
+                target.to_string_lossy().into_owned(),
+            ))
         });
         Some(read.collect())
     }
 
     /// Returns the number of descriptors that an `epoll` descriptor watches.
     fn count_watched(&self, descriptor: &str) -> u64 {
-        let text =
-            fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.thread)).unwrap_or_default();
+        let text = fs::read_to_string(format!("/proc/{}/fdinfo/{descriptor}", self.thread))
+            .unwrap_or_default();
         text.lines().filter(|line| line.starts_with("tfd:")).count() as u64
     }
 
-    /// Returns the number of mappings, or the maximum that the process can have if they cannot be read.
+    /// Returns the number of mappings, or the maximum that the process can have if they cannot be
+    /// read.
     fn mappings(&self) -> u64 {
         match fs::read(format!("/proc/{}/maps", self.thread)) {
             Ok(text) => text.iter().filter(|byte| **byte == b'\n').count() as u64,
@@ -303,14 +318,19 @@ impl Process {
         }
     }
 
-    /// Returns whether the process has released its memory, or no longer exists. Only root can read the
-    /// descriptors and mappings of such a process. An unreadable list therefore does not show whether
-    /// the process still uses memory.
+    /// Returns whether the process has released its memory, or no longer exists. Only root can read
+    /// the descriptors and mappings of such a process. An unreadable list therefore does not show
+    /// whether the process still uses memory.
     fn has_ended(&self) -> bool {
-        let Ok(text) = fs::read_to_string(format!("/proc/{}/status", self.pid)) else { return true };
-        let has_one_thread =
-            text.lines().filter_map(|line| line.strip_prefix("Threads:")).any(|count| count.trim() == "1");
-        // The first thread of a process may end before the remaining threads, which keep the memory.
+        let Ok(text) = fs::read_to_string(format!("/proc/{}/status", self.pid)) else {
+            return true;
+        };
+        let has_one_thread = text
+            .lines()
+            .filter_map(|line| line.strip_prefix("Threads:"))
+            .any(|count| count.trim() == "1");
+        // The first thread of a process may end before the remaining threads, which keep the
+        // memory.
         has_one_thread && !text.contains("\nVmRSS:")
     }
 }
@@ -318,18 +338,20 @@ impl Process {
 /// Calls that hold files while they wait. On other processors the C library uses only `ppoll` and
 /// `pselect`.
 #[cfg(target_arch = "x86_64")]
-const POLLS: [libc::c_long; 4] = [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_select, libc::SYS_pselect6];
+const POLLS: [libc::c_long; 4] =
+    [libc::SYS_poll, libc::SYS_ppoll, libc::SYS_select, libc::SYS_pselect6];
 #[cfg(not(target_arch = "x86_64"))]
 const POLLS: [libc::c_long; 2] = [libc::SYS_ppoll, libc::SYS_pselect6];
 
-/// Returns the number of descriptors that a thread waits for in `poll`, or that are below the bound of
-/// its `select`. The kernel holds their files until the call ends, even if the descriptors are closed
-/// meanwhile and no list of descriptors shows them.
+/// Returns the number of descriptors that a thread waits for in `poll`, or that are below the bound
+/// of its `select`. The kernel holds their files until the call ends, even if the descriptors are
+/// closed meanwhile and no list of descriptors shows them.
 fn count_polled(thread: u32) -> u64 {
     // The text has the number of the call and its arguments, or "running".
     let text = fs::read_to_string(format!("/proc/{thread}/syscall")).unwrap_or_default();
     let fields: Vec<&str> = text.split_whitespace().collect();
-    let call = fields.first().and_then(|number| number.parse().ok()).filter(|call| POLLS.contains(call));
+    let call =
+        fields.first().and_then(|number| number.parse().ok()).filter(|call| POLLS.contains(call));
     let argument = match call {
         None => return 0,
         Some(libc::SYS_pselect6) => 1,
@@ -337,7 +359,9 @@ fn count_polled(thread: u32) -> u64 {
         Some(libc::SYS_select) => 1,
         Some(_) => 2,
     };
-    let count = fields.get(argument).and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
+    let count = fields
+        .get(argument)
+        .and_then(|text| u64::from_str_radix(text.strip_prefix("0x")?, 16).ok());
     count.unwrap_or(0)
 }
 
@@ -352,7 +376,8 @@ fn stat(pid: u32) -> Option<Stat> {
     let text = fs::read_to_string(format!("/proc/{pid}/stat")).ok()?;
     // The process name before this position can contain any character.
     let fields: Vec<&str> = text.rsplit_once(')')?.1.split_whitespace().collect();
-    let ticks = fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
+    let ticks =
+        fields.get(11..15)?.iter().filter_map(|field| field.parse::<u64>().ok()).sum::<u64>();
     Some(Stat { cpu: ticks as f64 / TICKS, is_busy: fields.first() == Some(&"R") })
 }
 
@@ -375,7 +400,9 @@ fn descendants(supervisor: u32) -> Vec<(u32, BTreeSet<u32>)> {
         let (pid, threads_of) = found[at].clone();
         for thread in threads_of {
             let children = wait_until_stable(|| children(pid, thread));
-            found.extend(children.into_iter().map(|child| (child, wait_until_stable(|| threads(child)))));
+            found.extend(
+                children.into_iter().map(|child| (child, wait_until_stable(|| threads(child)))),
+            );
         }
         at += 1;
     }
@@ -388,12 +415,14 @@ fn threads(pid: u32) -> BTreeSet<u32> {
 }
 
 fn children(pid: u32, thread: u32) -> BTreeSet<u32> {
-    let text = fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
+    let text =
+        fs::read_to_string(format!("/proc/{pid}/task/{thread}/children")).unwrap_or_default();
     text.split_whitespace().filter_map(|pid| pid.parse().ok()).collect()
 }
 
-/// Returns every entry that a listing contains, reading until two readings in a row agree. If an entry
-/// disappears during a reading, the kernel can skip another entry, because it resumes by position.
+/// Returns every entry that a listing contains, reading until two readings in a row agree. If an
+/// entry disappears during a reading, the kernel can skip another entry, because it resumes by
+/// position.
 fn wait_until_stable(list: impl Fn() -> BTreeSet<u32>) -> BTreeSet<u32> {
     let mut last = list();
     let mut all = last.clone();

@@ -23,7 +23,9 @@ fn memory_of_children_is_counted() {
     let found = descendants(me);
     let (pid, threads) = found.iter().find(|(pid, _)| *pid == child.id()).unwrap();
     let process = Process::read(*pid, threads);
-    assert!(process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0);
+    assert!(
+        process.resident > 0 && process.tables > 0 && process.proportional_memory().unwrap() > 0
+    );
     assert!(process.mappings() > 5 && process.descriptors().unwrap().len() >= 3);
     assert!(exceeds(me, 1) && !exceeds(me, 1 << 40));
     child.kill().unwrap();
@@ -76,7 +78,9 @@ fn polled_counts_descriptors_of_blocked_poll() {
 fn children_are_found_while_sibling_threads_exit() {
     for _ in 0..300 {
         let before: Vec<_> = (0..16)
-            .map(|n| std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n))))
+            .map(|n| {
+                std::thread::spawn(move || std::thread::sleep(Duration::from_micros(400 + 37 * n)))
+            })
             .collect();
         let (sender, id) = mpsc::channel();
         let (end, ends) = mpsc::channel::<()>();
@@ -105,7 +109,8 @@ struct Program {
 }
 
 impl Program {
-    /// Starts a program and waits until it has run `code`, which keeps its objects in the list `kept`.
+    /// Starts a program and waits until it has run `code`, which keeps its objects in the list
+    /// `kept`.
     fn start(code: &str) -> Self {
         // Descriptors that the program inherits from the tests must not count.
         let before = "import os\nos.closerange(3, 4096)\nkept = []";
@@ -254,12 +259,19 @@ fn mappings_of_process_are_counted() {
     let (pid, threads) = program.process();
     let found = Process::read(pid, &threads);
     let listed: u64 = program.output.lines().next().unwrap().parse().unwrap();
-    assert!(listed > 500 && found.mappings().abs_diff(listed) < 10, "{listed}, {}", found.mappings());
+    assert!(
+        listed > 500 && found.mappings().abs_diff(listed) < 10,
+        "{listed}, {}",
+        found.mappings()
+    );
     let watch = MemoryWatch::new(program.supervisor.id(), 1 << 40, false);
     let both = watch.kernel(&[], &[found]).0;
     let (pid, threads) = program.process();
     let found = Process::read(pid, &threads);
-    assert_eq!(both - watch.descriptors(std::slice::from_ref(&found)).0, found.mappings() * MAPPING);
+    assert_eq!(
+        both - watch.descriptors(std::slice::from_ref(&found)).0,
+        found.mappings() * MAPPING
+    );
 }
 
 /// Creates a process of two threads whose directories in /proc cannot be read.
@@ -353,7 +365,8 @@ fn processor_time_is_counted_once() {
 #[test]
 fn shared_pages_count_once_toward_limit() {
     // The child shares the 64 MiB of its parent.
-    let program = Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
+    let program =
+        Program::start("kept = b'x' * (64 << 20)\nif os.fork() == 0: os.read(0, 1); os._exit(0)");
     let exceeds = |mib: u64| exceeds(program.supervisor.id(), mib << 20);
     assert!(descendants(program.supervisor.id()).len() == 2 && exceeds(60));
     // Each of the two processes counts for half of the shared pages.

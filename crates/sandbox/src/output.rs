@@ -2,7 +2,8 @@
 
 use std::collections::VecDeque;
 
-/// Output of a stream: all bytes if they are within the limit, otherwise the first and the last ones.
+/// Output of a stream: all bytes if they are within the limit, otherwise the first and the last
+/// ones.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]
 pub struct CapturedOutput {
     head: Vec<u8>,
@@ -21,7 +22,8 @@ impl CapturedOutput {
     /// Appends received bytes.
     pub(crate) fn push(&mut self, bytes: &[u8]) {
         self.total += bytes.len() as u64;
-        let room = (self.max_bytes - self.max_bytes / 2).saturating_sub(self.head.len()).min(bytes.len());
+        let room =
+            (self.max_bytes - self.max_bytes / 2).saturating_sub(self.head.len()).min(bytes.len());
         let (first, rest) = bytes.split_at(room);
         self.head.extend_from_slice(first);
         let keeps = self.max_bytes / 2;
@@ -44,7 +46,11 @@ impl CapturedOutput {
             return String::from_utf8_lossy(&all).into_owned();
         }
         let (head, tail) = (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&tail));
-        format!("{head}\n[... {} of {} bytes are left out ...]\n{tail}", self.omitted_bytes(), self.total)
+        format!(
+            "{head}\n[... {} of {} bytes are left out ...]\n{tail}",
+            self.omitted_bytes(),
+            self.total
+        )
     }
 }
 
@@ -60,8 +66,13 @@ mod tests {
             bytes.chunks(length).for_each(|chunk| kept.push(chunk));
             assert_eq!((kept.total, kept.omitted_bytes()), (1000, 900));
             let text = kept.text();
-            let (head, tail) = text.split_once("\n[... 900 of 1000 bytes are left out ...]\n").unwrap();
-            assert_eq!((head.as_bytes(), tail.as_bytes()), (&bytes[..50], &bytes[950..]), "{length}");
+            let (head, tail) =
+                text.split_once("\n[... 900 of 1000 bytes are left out ...]\n").unwrap();
+            assert_eq!(
+                (head.as_bytes(), tail.as_bytes()),
+                (&bytes[..50], &bytes[950..]),
+                "{length}"
+            );
         }
         let mut full = CapturedOutput::new(100);
         full.push(&bytes[..60]);

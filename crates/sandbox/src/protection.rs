@@ -79,7 +79,8 @@ impl Protection {
     /// Creates a protection with all walls except the missing ones.
     pub(crate) fn with_missing(missing: Vec<MissingWall>) -> Self {
         let stands = |name: &&str| !missing.iter().any(|wall| wall.name == **name);
-        let achieved = WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
+        let achieved =
+            WALLS.iter().map(|(name, _)| *name).filter(stands).map(str::to_owned).collect();
         Protection { achieved, missing }
     }
 
@@ -106,7 +107,8 @@ impl fmt::Display for Protection {
     }
 }
 
-/// Formats the missing walls with their reasons for an error. Walls with the same reason are grouped.
+/// Formats the missing walls with their reasons for an error. Walls with the same reason are
+/// grouped.
 pub(crate) fn reasons(missing: &[MissingWall]) -> String {
     let mut grouped: Vec<(&str, Vec<&str>)> = Vec::new();
     for wall in missing {
@@ -127,16 +129,25 @@ pub(crate) fn advice(missing: &[MissingWall]) -> String {
     if lacks("user-namespace") {
         let switches = [
             ("/proc/sys/user/max_user_namespaces", "0", "sysctl user.max_user_namespaces=65536"),
-            ("/proc/sys/kernel/unprivileged_userns_clone", "0", "sysctl kernel.unprivileged_userns_clone=1"),
+            (
+                "/proc/sys/kernel/unprivileged_userns_clone",
+                "0",
+                "sysctl kernel.unprivileged_userns_clone=1",
+            ),
             (
                 "/proc/sys/kernel/apparmor_restrict_unprivileged_userns",
                 "1",
                 "sysctl kernel.apparmor_restrict_unprivileged_userns=0",
             ),
         ];
-        let off = |path: &str, value| std::fs::read_to_string(path).is_ok_and(|text| text.trim() == value);
+        let off = |path: &str, value| {
+            std::fs::read_to_string(path).is_ok_and(|text| text.trim() == value)
+        };
         ways.extend(
-            switches.iter().filter(|(path, value, _)| off(path, *value)).map(|(.., way)| (*way).to_owned()),
+            switches
+                .iter()
+                .filter(|(path, value, _)| off(path, *value))
+                .map(|(.., way)| (*way).to_owned()),
         );
         if ways.is_empty() {
             ways.push(

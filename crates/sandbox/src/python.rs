@@ -44,11 +44,12 @@ const SYSTEM: [&str; 12] = [
 ];
 
 /// Directories that are too broad to be exposed to code for an interpreter.
-const BROAD_DIRS: [&str; 12] =
-    ["/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work"];
+const BROAD_DIRS: [&str; 12] = [
+    "/", "/root", "/home", "/etc", "/var", "/tmp", "/proc", "/sys", "/dev", "/run", "/mnt", "/work",
+];
 
-/// Directories that each run has of its own. Exposed paths inside them appear alongside the files of
-/// the run.
+/// Directories that each run has of its own. Exposed paths inside them appear alongside the files
+/// of the run.
 const PRIVATE_DIRS: [&str; 3] = ["/work", "/tmp", "/dev/shm"];
 
 /// A usable interpreter.
@@ -83,7 +84,10 @@ impl Python {
         let wrong = |why: String| SandboxError::Python { python: named.display().to_string(), why };
         let program = if named.is_dir() { named.join("bin/python3") } else { named.to_owned() };
         let mut command = Command::new(&program);
-        command.args(["-I", "-c", PROBE_SCRIPT]).stdin(std::process::Stdio::null()).kill_on_drop(true);
+        command
+            .args(["-I", "-c", PROBE_SCRIPT])
+            .stdin(std::process::Stdio::null())
+            .kill_on_drop(true);
         let outcome = tokio::time::timeout(TIMEOUT, command.output()).await;
         let output = outcome
             .map_err(|_| wrong(format!("it said nothing for {TIMEOUT:?}")))?
@@ -109,16 +113,22 @@ impl Python {
         let mut separate_dirs = Vec::new();
         for path in also {
             let path = std::fs::canonicalize(path).map_err(|error| {
-                SandboxError::Request(format!("read = {:?} cannot be shown to code: {error}", path.display()))
+                SandboxError::Request(format!(
+                    "read = {:?} cannot be shown to code: {error}",
+                    path.display()
+                ))
             })?;
             if PRIVATE_DIRS.iter().any(|own| path == Path::new(own)) {
                 return Err(SandboxError::Request(format!(
                     "read = {path:?} cannot be shown to code, which has a folder of its own there; name what is in it"
                 )));
             }
-            let Some(text) = path.to_str().filter(|text| !["/", "/proc", "/sys", "/dev"].contains(text))
+            let Some(text) =
+                path.to_str().filter(|text| !["/", "/proc", "/sys", "/dev"].contains(text))
             else {
-                return Err(SandboxError::Request(format!("read = {path:?} cannot be shown to code")));
+                return Err(SandboxError::Request(format!(
+                    "read = {path:?} cannot be shown to code"
+                )));
             };
             let kind = std::fs::metadata(&path).map(|found| found.file_type());
             if kind.is_ok_and(|kind| !kind.is_dir() && !kind.is_file()) {
@@ -131,7 +141,12 @@ impl Python {
             }
             add(&mut read, text);
         }
-        Ok(Python { executable: result.executable.into(), version: result.version, read, separate_dirs })
+        Ok(Python {
+            executable: result.executable.into(),
+            version: result.version,
+            read,
+            separate_dirs,
+        })
     }
 }
 
@@ -154,12 +169,17 @@ mod tests {
         let python = Python::find(Path::new("python3"), &[]).await.unwrap();
         assert!(python.version.starts_with("3."), "{}", python.version);
         assert!(python.executable.is_absolute());
-        assert!(!python.read.iter().any(|folder| BROAD_DIRS.contains(&folder.as_str())), "{:?}", python.read);
+        assert!(
+            !python.read.iter().any(|folder| BROAD_DIRS.contains(&folder.as_str())),
+            "{:?}",
+            python.read
+        );
     }
 
     #[tokio::test]
     async fn find_names_unusable_interpreter_or_path() {
-        for (named, part) in [("/nowhere/python", "No such file"), ("/bin/cat", "it is no Python")] {
+        for (named, part) in [("/nowhere/python", "No such file"), ("/bin/cat", "it is no Python")]
+        {
             let error = Python::find(Path::new(named), &[]).await.unwrap_err().to_string();
             assert!(error.contains(named) && error.contains(part), "{error}");
         }

@@ -1,4 +1,5 @@
-//! Client of SandboxFusion's API, served by [`service`](crate::service) and by other implementations.
+//! Client of SandboxFusion's API, served by [`service`](crate::service) and by other
+//! implementations.
 
 use std::time::Duration;
 
@@ -13,7 +14,8 @@ use serde::de::DeserializeOwned;
 use crate::error::SandboxError;
 use crate::service::{CodeResponse, JupyterResponse, RunCode, RunJupyter, Status};
 
-/// Maximum time of a request beyond the run time of its code, for connecting and waiting in the queue.
+/// Maximum time of a request beyond the run time of its code, for connecting and waiting in the
+/// queue.
 const MAX_OVERHEAD: Duration = Duration::from_secs(60);
 
 /// Wait before a busy service is called again. It doubles with each retry, up to `MAX_RETRY_PAUSE`.
@@ -42,7 +44,9 @@ impl Remote {
     /// Returns an error if the URL does not start with `http://` or `https://`.
     pub fn new(url: &str, key: Option<String>) -> Result<Self, SandboxError> {
         if !url.starts_with("http://") && !url.starts_with("https://") {
-            return Err(SandboxError::Request(format!("url = {url:?} must begin with http:// or https://")));
+            return Err(SandboxError::Request(format!(
+                "url = {url:?} must begin with http:// or https://"
+            )));
         }
         // The user who configures a service may call it at any address.
         let http = Client::new(Hosts::allow_all(), None)
@@ -67,7 +71,8 @@ impl Remote {
     /// # Errors
     /// Returns an error if the service cannot be reached, is busy, rejects the request, or fails.
     pub async fn run_jupyter(&self, request: &RunJupyter) -> Result<JupyterResponse, SandboxError> {
-        let response: JupyterResponse = self.post("run_jupyter", request, request.total_timeout).await?;
+        let response: JupyterResponse =
+            self.post("run_jupyter", request, request.total_timeout).await?;
         self.check_status(response.status, &response.message)?;
         Ok(response)
     }
@@ -88,7 +93,8 @@ impl Remote {
     ) -> Result<A, SandboxError> {
         let broken = |why: String| SandboxError::Broken(why);
         let url = format!("{}/{path}", self.url);
-        let body = Bytes::from(serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?);
+        let body =
+            Bytes::from(serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?);
         let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + MAX_OVERHEAD;
         let (mut pause, mut waited) = (INITIAL_RETRY_PAUSE, Duration::ZERO);
         let (status, text) = loop {
@@ -124,12 +130,13 @@ impl Remote {
         let mut headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         if let Some(key) = &self.key {
-            let value = HeaderValue::from_str(&format!("Bearer {key}")).map_err(|error| broken(&error))?;
+            let value =
+                HeaderValue::from_str(&format!("Bearer {key}")).map_err(|error| broken(&error))?;
             headers.insert(AUTHORIZATION, value);
         }
         let request = ClientRequest { method: Method::POST, url: url.clone(), headers, body };
-        // The limit uses this process's clock, which excludes time when it was stopped. `levade_http`
-        // does not know that clock, so its deadline is only a fallback.
+        // The limit uses this process's clock, which excludes time when it was stopped.
+        // `levade_http` does not know that clock, so its deadline is only a fallback.
         let bounds = Bounds { deadline: limit * 4, bytes: MAX_BYTES, redirects: MAX_REDIRECTS };
         let response = process_time::with_timeout(limit, self.http.send(request, bounds)).await;
         let response = response.ok_or_else(|| broken(&format!("no answer within {limit:?}")))?;
@@ -156,16 +163,21 @@ mod tests {
         let response = move || {
             let first = count.fetch_add(1, Ordering::Relaxed) == 0;
             let full = (StatusCode::TOO_MANY_REQUESTS, r#"{"detail": "full"}"#);
-            let done = (StatusCode::OK, r#"{"status": "Success", "run_result": {"status": "Finished"}}"#);
+            let done =
+                (StatusCode::OK, r#"{"status": "Success", "run_result": {"status": "Finished"}}"#);
             std::future::ready(if first { full } else { done })
         };
         let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
         let url = format!("http://{}", listener.local_addr().unwrap());
         let router = Router::new().route("/run_code", post(response));
         let server = tokio::spawn(async move { axum::serve(listener, router).await });
-        let request: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
-        let response =
-            Remote::new(&format!("{url}/run_code"), None).unwrap().run_code(&request).await.unwrap();
+        let request: RunCode =
+            serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
+        let response = Remote::new(&format!("{url}/run_code"), None)
+            .unwrap()
+            .run_code(&request)
+            .await
+            .unwrap();
         assert_eq!((response.status, requests.load(Ordering::Relaxed)), (Status::Success, 2));
         server.abort();
     }

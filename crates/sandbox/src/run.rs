@@ -77,8 +77,8 @@ pub enum EndReason {
 }
 
 impl EndReason {
-    /// Returns the exit code as in Python's `subprocess`, with signals as negative numbers, or `None`
-    /// if the time limit was exceeded.
+    /// Returns the exit code as in Python's `subprocess`, with signals as negative numbers, or
+    /// `None` if the time limit was exceeded.
     pub fn return_code(&self) -> Option<i32> {
         match self {
             EndReason::Exit(code) => Some(*code),
@@ -100,8 +100,8 @@ pub struct Outcome {
     pub stderr: CapturedOutput,
     /// Wall-clock time, in seconds. It includes the start of the jail.
     pub seconds: f64,
-    /// Processor time of all processes, in seconds. Without a cgroup, the time of a child is missing if
-    /// its parent did not wait for it and it ended between two observations.
+    /// Processor time of all processes, in seconds. Without a cgroup, the time of a child is
+    /// missing if its parent did not wait for it and it ended between two observations.
     pub cpu_seconds: f64,
     /// Content of the requested files that exist.
     pub files: BTreeMap<String, Vec<u8>>,
@@ -125,7 +125,8 @@ pub(crate) fn main_file(language: Language, files: &BTreeMap<String, Vec<u8>>) -
 /// Checks that a path is inside the work directory.
 ///
 /// # Errors
-/// Returns an error that names the path if it is not relative, or contains empty parts, `.` or `..`.
+/// Returns an error that names the path if it is not relative, or contains empty parts, `.` or
+/// `..`.
 pub(crate) fn check_path(path: &str) -> Result<(), SandboxError> {
     let is_inside = !path.is_empty()
         && !path.starts_with('/')
@@ -167,10 +168,12 @@ pub(crate) async fn follow(
     run: &Run,
 ) -> Result<(Outcome, Jail), SandboxError> {
     let started = Instant::now();
-    let files: Vec<&[u8]> = run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
+    let files: Vec<&[u8]> =
+        run.files.values().map(Vec::as_slice).chain([run.code.as_bytes()]).collect();
     let group = zygote.group(&run.limits)?;
     let streams = zygote.spawn(order, &files, &run.stdin, group.as_ref()).await;
-    let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
+    let streams =
+        streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
     let (ended, report) = wait_for_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
     let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });

@@ -92,7 +92,8 @@ impl Sandbox {
             tracing::debug!(%why, "runs get no cgroup; memory is watched");
             None
         });
-        let mut setup = Setup { python, preload: options.preload.clone(), full, namespaces: true, groups };
+        let mut setup =
+            Setup { python, preload: options.preload.clone(), full, namespaces: true, groups };
         let mut zygote = Zygote::start(&setup).await?;
         let mut missing = std::mem::take(&mut zygote.missing);
         if !missing.is_empty() && !full {
@@ -101,7 +102,8 @@ impl Sandbox {
         }
         // A run reveals which further walls are missing.
         setup.full = false;
-        let dir_error = |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
+        let dir_error =
+            |error: std::io::Error| SandboxError::Broken(format!("no folder for work: {error}"));
         let scratch = if setup.namespaces { None } else { Some(scratch().map_err(dir_error)?) };
         let mut inner = Inner {
             running: Semaphore::new(options.concurrency.max(1)),
@@ -118,7 +120,10 @@ impl Sandbox {
             missing.extend(inner.probe_walls(&zygote).await?);
         }
         if full && !missing.is_empty() {
-            return Err(SandboxError::Protection { missing: reasons(&missing), way_out: advice(&missing) });
+            return Err(SandboxError::Protection {
+                missing: reasons(&missing),
+                way_out: advice(&missing),
+            });
         }
         inner.setup.full = full;
         inner.protection = Protection::with_missing(missing);
@@ -243,17 +248,21 @@ impl Inner {
             scratch.path().join(number.to_string()).to_string_lossy().into_owned()
         });
         let main = main_file(run.language, &run.files);
-        let shell = ["/bin/bash", "/bin/sh"].into_iter().find(|path| std::path::Path::new(path).exists());
+        let shell =
+            ["/bin/bash", "/bin/sh"].into_iter().find(|path| std::path::Path::new(path).exists());
         let home = dir.clone().unwrap_or_else(|| "/work".into());
         let command = match run.language {
             Language::Python => None,
-            Language::Shell => Some(vec![shell.unwrap_or("/bin/sh").to_owned(), format!("{home}/{main}")]),
+            Language::Shell => {
+                Some(vec![shell.unwrap_or("/bin/sh").to_owned(), format!("{home}/{main}")])
+            }
         };
         let Limits { memory_mb, processes, open_files, file_mb, disk_mb, files, .. } = run.limits;
-        // A session may exist for long, so its processor time is not limited. In a run, threads may use
-        // all processors until the deadline.
+        // A session may exist for long, so its processor time is not limited. In a run, threads may
+        // use all processors until the deadline.
         let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
-        let cpu = if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
+        let cpu =
+            if session { 1 << 30 } else { (run.limits.seconds.ceil() as u64 + 2) * processors };
         let code = (main.clone(), run.code.len());
         let sizes = run.files.iter().map(|(name, content)| (name.clone(), content.len()));
         Order {
@@ -280,7 +289,8 @@ impl Inner {
 }
 
 impl Outcome {
-    /// Returns the exit code as in Python's `subprocess`, or `None` if the run exceeded its time limit.
+    /// Returns the exit code as in Python's `subprocess`, or `None` if the run exceeded its time
+    /// limit.
     pub fn return_code(&self) -> Option<i32> {
         self.ended.return_code()
     }

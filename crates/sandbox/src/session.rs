@@ -41,9 +41,9 @@ pub struct Session {
     _permit: OwnedSemaphorePermit,
 }
 
-/// An interpreter between two cells. Threads and processes that cells have left continue to run. Their
-/// memory is limited to that of the session, and their processor time between two cells to the time
-/// limit of a cell. Dropping this value ends them.
+/// An interpreter between two cells. Threads and processes that cells have left continue to run.
+/// Their memory is limited to that of the session, and their processor time between two cells to
+/// the time limit of a cell. Dropping this value ends them.
 #[derive(Debug)]
 struct IdleSession {
     watch: JoinHandle<(Jail, Option<EventResult>)>,
@@ -60,7 +60,9 @@ impl IdleSession {
     async fn end(self) -> Result<(Jail, Option<EventResult>), SandboxError> {
         // The observing task may have ended already.
         let _ = self.wake.send(());
-        self.watch.await.map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
+        self.watch
+            .await
+            .map_err(|error| SandboxError::Broken(format!("watching a session: {error}")))
     }
 }
 
@@ -71,14 +73,15 @@ pub struct Cell {
     pub stdout: CapturedOutput,
     /// Standard error, without the traceback.
     pub stderr: CapturedOutput,
-    /// Values that the cell displayed, formatted with `repr`: that of its last expression, and those
-    /// passed to `display`.
+    /// Values that the cell displayed, formatted with `repr`: that of its last expression, and
+    /// those passed to `display`.
     pub shown: Vec<String>,
     /// Exception that ended the cell, if any.
     pub error: Option<CellError>,
     /// How the interpreter ended if the cell ended it. All variables are then lost.
     pub ended: Option<EndReason>,
-    /// Whether the cell started without variables because an earlier cell had ended the interpreter.
+    /// Whether the cell started without variables because an earlier cell had ended the
+    /// interpreter.
     pub is_fresh: bool,
     /// Wall-clock time, in seconds, without the time in the queue.
     pub seconds: f64,
@@ -102,8 +105,8 @@ struct CellResult {
 }
 
 impl Sandbox {
-    /// Opens a session: an interpreter that keeps its variables between cells. The interpreter starts
-    /// with the first cell.
+    /// Opens a session: an interpreter that keeps its variables between cells. The interpreter
+    /// starts with the first cell.
     ///
     /// # Errors
     /// Returns an error if the request is invalid or too many sessions are open.
@@ -154,22 +157,33 @@ impl Session {
             };
             break match event {
                 Event::Cell(response) => {
-                    let response = handed.as_ref().and_then(|_| serde_json::from_slice(&response).ok());
+                    let response =
+                        handed.as_ref().and_then(|_| serde_json::from_slice(&response).ok());
                     let Some(CellResult { shown, error }) = response else {
                         // The code has written to the runner's channel, which it must not use.
                         jail.stop().await;
                         break EndReason::Signal(libc::SIGKILL);
                     };
                     let (stdout, stderr) = jail.take_output(&limits);
-                    (self.idle, self.is_fresh) = (Some(IdleSession::new(jail, limits.seconds)), false);
+                    (self.idle, self.is_fresh) =
+                        (Some(IdleSession::new(jail, limits.seconds)), false);
                     let seconds = started_at.elapsed().as_secs_f64();
-                    return Ok(Cell { stdout, stderr, shown, error, ended: None, is_fresh, seconds });
+                    return Ok(Cell {
+                        stdout,
+                        stderr,
+                        shown,
+                        error,
+                        ended: None,
+                        is_fresh,
+                        seconds,
+                    });
                 }
                 Event::Observed(_) => continue,
                 Event::NoCells if handed.as_ref().is_some_and(Result::is_ok) => continue,
-                Event::NoCells => {
-                    jail.stop().await.map_or(EndReason::Signal(libc::SIGKILL), |report| end_reason(&report))
-                }
+                Event::NoCells => jail
+                    .stop()
+                    .await
+                    .map_or(EndReason::Signal(libc::SIGKILL), |report| end_reason(&report)),
                 Event::Ended(report) => end_reason(&report),
                 Event::Late => {
                     jail.stop().await;
@@ -187,7 +201,15 @@ impl Session {
         }
         let (stdout, stderr) = jail.take_output(&limits);
         let seconds = started_at.elapsed().as_secs_f64();
-        Ok(Cell { stdout, stderr, shown: Vec::new(), error: None, ended: Some(ended), is_fresh, seconds })
+        Ok(Cell {
+            stdout,
+            stderr,
+            shown: Vec::new(),
+            error: None,
+            ended: Some(ended),
+            is_fresh,
+            seconds,
+        })
     }
 
     /// Ends the interpreter and returns the requested files. A file that cannot be returned has an
@@ -195,7 +217,9 @@ impl Session {
     ///
     /// # Errors
     /// Returns an error if the sandbox itself fails.
-    pub async fn finish(mut self) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
+    pub async fn finish(
+        mut self,
+    ) -> Result<BTreeMap<String, Result<Vec<u8>, String>>, SandboxError> {
         let Some(resting) = self.idle.take() else { return Ok(BTreeMap::new()) };
         let report = match resting.end().await? {
             (_, Some(Ok(Event::OverMemory | Event::Late))) => return Ok(BTreeMap::new()),
@@ -225,7 +249,8 @@ impl Session {
         let contents: Vec<&[u8]> = run.files.values().map(Vec::as_slice).collect();
         let group = zygote.group(limits)?;
         let streams = zygote.spawn(&order, &contents, &[], group.as_ref()).await;
-        let streams = streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
+        let streams =
+            streams.map_err(|error| SandboxError::Broken(format!("the fork server: {error}")))?;
         Ok(Jail::new(streams, limits, zygote.jailed, group))
     }
 }

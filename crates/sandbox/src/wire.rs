@@ -1,4 +1,5 @@
-//! Communication with processes in jails: descriptors over sockets, and length-prefixed JSON frames.
+//! Communication with processes in jails: descriptors over sockets, and length-prefixed JSON
+//! frames.
 //!
 //! Data from a jail is bounded and never trusted, because a runner can write anything to its
 //! descriptors.
@@ -8,8 +9,8 @@ use std::mem::MaybeUninit;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
 use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
-    SendFlags, recvmsg, sendmsg,
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer,
+    SendAncillaryMessage, SendFlags, recvmsg, sendmsg,
 };
 use tokio::io::Interest;
 use tokio::net::{UnixDatagram, UnixStream};
@@ -76,9 +77,11 @@ impl Frames {
     /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before.
     async fn fill(&mut self, size: usize) -> io::Result<bool> {
         while self.buffer.len() < size {
-            let (stream, buffer, descriptor) = (&self.stream, &mut self.buffer, &mut self.descriptor);
-            let read =
-                stream.async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor)).await?;
+            let (stream, buffer, descriptor) =
+                (&self.stream, &mut self.buffer, &mut self.descriptor);
+            let read = stream
+                .async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor))
+                .await?;
             if read == 0 {
                 return Ok(false);
             }
@@ -100,12 +103,17 @@ impl Frames {
     }
 }
 
-fn receive(from: BorrowedFd<'_>, into: &mut Vec<u8>, descriptor: &mut Option<OwnedFd>) -> io::Result<usize> {
+fn receive(
+    from: BorrowedFd<'_>,
+    into: &mut Vec<u8>,
+    descriptor: &mut Option<OwnedFd>,
+) -> io::Result<usize> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut bytes = vec![0; 64 << 10];
     let slices = &mut [io::IoSliceMut::new(&mut bytes)];
-    let received = recvmsg(from, slices, &mut control, RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC)?;
+    let received =
+        recvmsg(from, slices, &mut control, RecvFlags::DONTWAIT | RecvFlags::CMSG_CLOEXEC)?;
     for message in control.drain() {
         if let RecvAncillaryMessage::ScmRights(fds) = message {
             *descriptor = fds.last().or(descriptor.take());

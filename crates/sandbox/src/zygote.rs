@@ -1,19 +1,20 @@
-//! The fork server: a Python interpreter that has started in a jail, and forks a separate jail for each
-//! run.
+//! The fork server: a Python interpreter that has started in a jail, and forks a separate jail for
+//! each run.
 //!
 //! The fork server is a Python process (`zygote/*.py`) in its own namespaces, with a read-only root
 //! that contains an interpreter, libraries and five devices. For each run it forks a *keeper*, the
-//! supervisor of that run, into new namespaces. The keeper forks the *runner*, which drops all rights
-//! (resource limits, capabilities, Landlock, list of system calls) and executes the code.
+//! supervisor of that run, into new namespaces. The keeper forks the *runner*, which drops all
+//! rights (resource limits, capabilities, Landlock, list of system calls) and executes the code.
 //!
-//! Everything that a run leaves ends with the keeper, and the keeper ends when its caller has exited.
-//! The fork server loads most of the call filter once for all runs. The runner exits without finalizing
-//! the interpreter, because finalization would copy the memory that it shares with the fork server.
+//! Everything that a run leaves ends with the keeper, and the keeper ends when its caller has
+//! exited. The fork server loads most of the call filter once for all runs. The runner exits
+//! without finalizing the interpreter, because finalization would copy the memory that it shares
+//! with the fork server.
 //!
-//! This module passes the descriptors and the description of a run. This process decides on the filter,
-//! limits and directories, observes the run from outside (`jail`, `memory`, `cgroup`), and trusts
-//! nothing that a runner reports. All steps after the fork are in Python: only a process itself can
-//! drop its rights, and code starts fast only in an interpreter that is already running.
+//! This module passes the descriptors and the description of a run. This process decides on the
+//! filter, limits and directories, observes the run from outside (`jail`, `memory`, `cgroup`), and
+//! trusts nothing that a runner reports. All steps after the fork are in Python: only a process
+//! itself can drop its rights, and code starts fast only in an interpreter that is already running.
 
 use std::io::{Seek, Write};
 use std::os::fd::{AsFd, OwnedFd};
@@ -48,8 +49,8 @@ const PROGRAM: &str = concat!(
     include_str!("zygote/server.py")
 );
 
-/// User id of the code on the host if this process is root. It is outside all ranges that are usually
-/// assigned.
+/// User id of the code on the host if this process is root. It is outside all ranges that are
+/// usually assigned.
 const USER: u32 = 0x7000_0d5e;
 
 /// Timeout for the fork server to start and to import the preloaded modules.
@@ -58,7 +59,8 @@ const START_TIMEOUT: Duration = Duration::from_secs(60);
 /// A fork server.
 pub(crate) struct Zygote {
     control: UnixDatagram,
-    /// The process exits when the control socket closes. Dropping it kills the process if necessary.
+    /// The process exits when the control socket closes. Dropping it kills the process if
+    /// necessary.
     _process: Child,
     /// Whether each run has its own namespaces.
     pub jailed: bool,
@@ -126,11 +128,13 @@ impl Zygote {
     /// # Errors
     /// Returns an error if the server does not start, or a module cannot be imported.
     pub(crate) async fn start(setup: &Setup) -> Result<Self, SandboxError> {
-        let broken = |what: &str, error: std::io::Error| SandboxError::Broken(format!("{what}: {error}"));
+        let broken =
+            |what: &str, error: std::io::Error| SandboxError::Broken(format!("{what}: {error}"));
         let (ours, theirs) =
             socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)
                 .map_err(|error| broken("no socket", error.into()))?;
-        rustix::io::ioctl_fionbio(&ours, true).map_err(|error| broken("no socket", error.into()))?;
+        rustix::io::ioctl_fionbio(&ours, true)
+            .map_err(|error| broken("no socket", error.into()))?;
         let mut command = Command::new(&setup.python.executable);
         command
             .args(["-I", "-X", "utf8", "-B", "-c", PROGRAM])
@@ -142,15 +146,18 @@ impl Zygote {
             .stdout(Stdio::null())
             .stderr(Stdio::piped())
             .kill_on_drop(true);
-        let mut process =
-            command.spawn().map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
+        let mut process = command
+            .spawn()
+            .map_err(|error| broken(&setup.python.executable.display().to_string(), error))?;
         drop(command);
         let stderr_text = read_stderr_tail(process.stderr.take());
-        // This is a SEQPACKET socket: packets in order over a connection that reports when the peer has
-        // exited. tokio has no type for it.
-        let control = UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
+        // This is a SEQPACKET socket: packets in order over a connection that reports when the peer
+        // has exited. tokio has no type for it.
+        let control =
+            UnixDatagram::from_std(ours.into()).map_err(|error| broken("no socket", error))?;
         let filters = filter::programs(setup.groups.is_some()).map_err(SandboxError::Broken)?;
-        let hex = |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
+        let hex =
+            |bytes: &Vec<u8>| bytes.iter().map(|byte| format!("{byte:02x}")).collect::<String>();
         let config = json!({
             "namespaces": setup.namespaces,
             "read": setup.python.read,
@@ -184,8 +191,9 @@ impl Zygote {
                 )));
             }
         };
-        let greeting: ZygoteHello = serde_json::from_slice(&greeting)
-            .map_err(|error| SandboxError::Broken(format!("the fork server's greeting: {error}")))?;
+        let greeting: ZygoteHello = serde_json::from_slice(&greeting).map_err(|error| {
+            SandboxError::Broken(format!("the fork server's greeting: {error}"))
+        })?;
         if let Some((module, why)) = greeting.preload.first_key_value() {
             return Err(SandboxError::Request(format!(
                 "preload: the module {module:?} cannot be loaded in the jail: {why}"
@@ -206,14 +214,17 @@ impl Zygote {
         let mut polled = [rustix::event::PollFd::new(&self.control, rustix::event::PollFlags::IN)];
         // The server sends nothing after its greeting, so the socket becomes readable only when the
         // server exits.
-        !matches!(rustix::event::poll(&mut polled, Some(&rustix::time::Timespec::default())), Ok(1..))
+        !matches!(
+            rustix::event::poll(&mut polled, Some(&rustix::time::Timespec::default())),
+            Ok(1..)
+        )
     }
 
     /// Creates the cgroup of a run, if this process can create cgroups.
     ///
     /// # Errors
-    /// Returns an error if the kernel rejects it. Then the run must not start, because the call filter
-    /// relies on the cgroup.
+    /// Returns an error if the kernel rejects it. Then the run must not start, because the call
+    /// filter relies on the cgroup.
     pub(crate) fn group(&self, limits: &Limits) -> Result<Option<Group>, SandboxError> {
         let created = self.groups.as_ref().map(|groups| Group::create(groups, limits)).transpose();
         created.map_err(|error| SandboxError::Broken(format!("the cgroup of the run: {error}")))
@@ -266,20 +277,25 @@ impl Zygote {
     }
 }
 
-/// Creates the standard input of a run: an immutable file. Code can read its size, read at any offset
-/// and open the file again.
+/// Creates the standard input of a run: an immutable file. Code can read its size, read at any
+/// offset and open the file again.
 fn input_file(bytes: &[u8]) -> std::io::Result<std::fs::File> {
-    let mut file =
-        std::fs::File::from(memfd_create("stdin", MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?);
+    let mut file = std::fs::File::from(memfd_create(
+        "stdin",
+        MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING,
+    )?);
     file.write_all(bytes)?;
     file.rewind()?;
     fchmod(&file, Mode::from_raw_mode(0o444))?;
-    fcntl_add_seals(&file, SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE)?;
+    fcntl_add_seals(
+        &file,
+        SealFlags::SEAL | SealFlags::SHRINK | SealFlags::GROW | SealFlags::WRITE,
+    )?;
     Ok(file)
 }
 
-/// Creates a pipe for output and returns its read end and its write end. Code of another user can open
-/// the write end again, for writing only, as `/dev/stdout` does.
+/// Creates a pipe for output and returns its read end and its write end. Code of another user can
+/// open the write end again, for writing only, as `/dev/stdout` does.
 fn output_pipe() -> std::io::Result<(OwnedFd, OwnedFd)> {
     let (read, write) = pipe_with(PipeFlags::CLOEXEC)?;
     fchmod(&write, Mode::from_raw_mode(0o622))?;

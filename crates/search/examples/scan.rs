@@ -1,9 +1,9 @@
 //! Measures the throughput of searches, for `bench/search.py`.
 //!
-//! - `scan bm25 FOLDER QUERIES THREADS` prints the queries per second of the index in `FOLDER`. `QUERIES` is
-//!   a JSONL file with a `question` per line.
-//! - `scan vectors COUNT DIMENSIONS THREADS` generates random vectors, and prints the times of writing them,
-//!   of a single query and of a batch of 32 queries.
+//! - `scan bm25 FOLDER QUERIES THREADS` prints the queries per second of the index in `FOLDER`.
+//!   `QUERIES` is a JSONL file with a `question` per line.
+//! - `scan vectors COUNT DIMENSIONS THREADS` generates random vectors, and prints the times of
+//!   writing them, of a single query and of a batch of 32 queries.
 
 use std::path::Path;
 use std::time::Instant;
@@ -20,7 +20,8 @@ fn main() -> Result<(), Error> {
         ["vectors", count, dimensions, threads] => {
             vectors(count.parse()?, dimensions.parse()?, threads.parse()?)
         }
-        _ => Err("usage: scan bm25 FOLDER QUERIES THREADS | scan vectors COUNT DIMENSIONS THREADS".into()),
+        _ => Err("usage: scan bm25 FOLDER QUERIES THREADS | scan vectors COUNT DIMENSIONS THREADS"
+            .into()),
     }
 }
 
@@ -30,7 +31,8 @@ fn bm25(dir: &str, queries: &str, threads: usize) -> Result<(), Error> {
         let row: Value = serde_json::from_str(line)?;
         Ok(row["question"].as_str().unwrap_or_default().to_owned())
     };
-    let queries = std::fs::read_to_string(queries)?.lines().map(question).collect::<Result<Vec<_>, _>>()?;
+    let queries =
+        std::fs::read_to_string(queries)?.lines().map(question).collect::<Result<Vec<_>, _>>()?;
     index.bm25(&queries, 3, threads)?;
     let mut rates = Vec::new();
     for _ in 0..5 {

@@ -1,8 +1,9 @@
 //! Builds an index atomically: either the complete index exists, or none that opens.
 //!
-//! All files are written into a directory next to the index, `.NAME.building`, with the manifest last.
-//! Then that directory is renamed to the index. If the process is killed in between, it leaves a
-//! directory that is not an index. The next build of an index of this name clears that directory.
+//! All files are written into a directory next to the index, `.NAME.building`, with the manifest
+//! last. Then that directory is renamed to the index. If the process is killed in between, it
+//! leaves a directory that is not an index. The next build of an index of this name clears that
+//! directory.
 
 use std::fs::{File, TryLockError};
 use std::path::{Path, PathBuf};
@@ -56,8 +57,8 @@ pub struct DenseModel<'a> {
 ///
 /// # Errors
 /// Returns an error if a row of the corpus is invalid, `folder` is not empty or cannot be replaced,
-/// another process is building the same index, the model fails, or a file cannot be written. If the index
-/// cannot be completed, its files are removed.
+/// another process is building the same index, the model fails, or a file cannot be written. If the
+/// index cannot be completed, its files are removed.
 pub fn build(
     corpus: &Path,
     dir: &Path,
@@ -137,14 +138,15 @@ impl BuildDir {
     }
 
     fn clear(self) {
-        // Only the original error is reported. Files that cannot be removed now are removed by the next
-        // build.
+        // Only the original error is reported. Files that cannot be removed now are removed by the
+        // next build.
         let _ = std::fs::remove_dir_all(&self.location);
     }
 }
 
-/// Tests that an existing empty directory can be replaced, by replacing it with another empty directory.
-/// A directory that cannot be replaced, such as a mount point, thus fails before hours of work.
+/// Tests that an existing empty directory can be replaced, by replacing it with another empty
+/// directory. A directory that cannot be replaced, such as a mount point, thus fails before hours
+/// of work.
 fn check_replaceable(dir: &Path) -> std::io::Result<()> {
     if !dir.exists() {
         return Ok(());
@@ -185,8 +187,13 @@ impl<'a> DenseWriter<'a> {
         let texts = std::mem::take(&mut self.waiting);
         let work = self.model.embedder.embed(&texts, TextRole::Passage);
         let vectors = self.model.runtime.block_on(process_time::with_timeout(BATCH_TIMEOUT, work));
-        let late = || PolicyError::Deadline(BATCH_TIMEOUT, format!("the vectors of {} texts", texts.len()));
-        vectors.unwrap_or_else(|| Err(late()))?.iter().try_for_each(|vector| self.writer.add(vector))
+        let late = || {
+            PolicyError::Deadline(BATCH_TIMEOUT, format!("the vectors of {} texts", texts.len()))
+        };
+        vectors
+            .unwrap_or_else(|| Err(late()))?
+            .iter()
+            .try_for_each(|vector| self.writer.add(vector))
     }
 
     fn finish(mut self) -> Result<Dense, SearchError> {
@@ -237,8 +244,8 @@ fn write(
     crash_point("search_files");
     let manifest = Manifest { schema: SCHEMA, passages, analyzer, dense, files: files(location)? };
     let path = location.join(MANIFEST);
-    let text =
-        serde_json::to_vec_pretty(&manifest).map_err(|error| SearchError::Internal(error.to_string()))?;
+    let text = serde_json::to_vec_pretty(&manifest)
+        .map_err(|error| SearchError::Internal(error.to_string()))?;
     std::fs::write(&path, text).map_err(SearchError::io("write", &path))?;
     [path.as_path(), &lexical_dir, location].into_iter().try_for_each(flush)?;
     Ok(manifest)

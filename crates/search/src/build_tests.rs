@@ -6,7 +6,11 @@ use crate::{Index, Mode, Searcher};
 
 fn sample_passages() -> Vec<Passage> {
     let to_passage = |at: usize| {
-        passage(&format!("p{at}"), "Numbers", &format!("The number {at} is followed by {}.", at + 1))
+        passage(
+            &format!("p{at}"),
+            "Numbers",
+            &format!("The number {at} is followed by {}.", at + 1),
+        )
     };
     (0..600).map(to_passage).collect()
 }
@@ -28,7 +32,8 @@ fn build_creates_index_and_reports_progress() {
     );
     assert_eq!(manifest, *Index::open(&index, true).unwrap().manifest());
     // Only the corpus and the index remain.
-    let names: Vec<_> = fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
+    let names: Vec<_> =
+        fs::read_dir(dir.path()).unwrap().map(|entry| entry.unwrap().file_name()).collect();
     assert_eq!(names.len(), 2, "{names:?}");
     let second_error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
     assert!(matches!(second_error, SearchError::Exists(_)), "{second_error}");
@@ -40,7 +45,8 @@ fn failed_build_leaves_no_files() {
     let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
     let build = |contents: &str| {
         fs::write(&corpus, contents).unwrap();
-        let error = super::build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
+        let error =
+            super::build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();
         assert_eq!(fs::read_dir(dir.path()).unwrap().count(), 1, "{error}");
         error.to_string()
     };
@@ -59,20 +65,28 @@ fn open_rejects_unsupported_schema_with_advice() {
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 3, \"unknown\": []")).unwrap();
     let error = Index::open(&made.index, false).err().unwrap().to_string();
-    assert!(error.contains("an index of schema 3, and this version of Levade reads schema 2"), "{error}");
+    assert!(
+        error.contains("an index of schema 3, and this version of Levade reads schema 2"),
+        "{error}"
+    );
     assert!(error.ends_with("levade search index CORPUS --out FOLDER"), "{error}");
 }
 
 #[test]
 fn chinese_words_are_found_since_schema_2() {
-    let passages = [passage("a", "", "埃达写了第一个程序。"), passage("b", "", "程序在机器上运行。")];
+    let passages =
+        [passage("a", "", "埃达写了第一个程序。"), passage("b", "", "程序在机器上运行。")];
     let made = try_make(&passages, Analyzer::English, false).unwrap();
     let found = |query: &str| {
         let index = Index::open(&made.index, true).unwrap();
-        index.bm25(&[query.into()], 5, 1).unwrap()[0].iter().map(|(row, _)| *row).collect::<Vec<_>>()
+        index.bm25(&[query.into()], 5, 1).unwrap()[0]
+            .iter()
+            .map(|(row, _)| *row)
+            .collect::<Vec<_>>()
     };
     assert_eq!((found("第一个程序"), found("机器")), (vec![0, 1], vec![1]));
-    // If the manifest has schema 1, queries are split as in schema 1: a run of characters is one term.
+    // If the manifest has schema 1, queries are split as in schema 1: a run of characters is one
+    // term.
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
     fs::write(&path, text.replace("\"schema\": 2", "\"schema\": 1")).unwrap();
@@ -95,7 +109,8 @@ fn open_names_path_that_is_no_index() {
 fn build_follows_symlink_to_empty_directory() {
     use std::os::unix::fs::symlink;
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, disk, link) = (dir.path().join("c.jsonl"), dir.path().join("disk"), dir.path().join("link"));
+    let (corpus, disk, link) =
+        (dir.path().join("c.jsonl"), dir.path().join("disk"), dir.path().join("link"));
     write_corpus(&corpus, &sample_passages()[..3]);
     fs::create_dir_all(disk.join("index")).unwrap();
     symlink(disk.join("index"), &link).unwrap();
@@ -171,8 +186,8 @@ fn manifest_rejects_file_names_outside_index() {
     }
 }
 
-/// Runs itself as a child process that is killed at each crash point. Afterwards, no index opens, and the
-/// next build succeeds.
+/// Runs itself as a child process that is killed at each crash point. Afterwards, no index opens,
+/// and the next build succeeds.
 #[test]
 #[cfg(unix)]
 fn killed_build_leaves_no_index_that_opens() {
@@ -219,7 +234,8 @@ fn concurrent_builds_of_index_are_rejected() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn concurrent_searches_match_sequential_searches() {
-    let (made, index) = tokio::task::spawn_blocking(|| make(&sample_passages(), true)).await.unwrap();
+    let (made, index) =
+        tokio::task::spawn_blocking(|| make(&sample_passages(), true)).await.unwrap();
     let hybrid = Searcher::new(index, Mode::Hybrid, Some(letters()), 2).unwrap();
     let queries: Vec<String> = (0..40).map(|at| format!("what follows the number {at}")).collect();
     let mut separate = Vec::new();
@@ -240,15 +256,23 @@ async fn concurrent_searches_match_sequential_searches() {
 #[tokio::test(flavor = "multi_thread")]
 async fn dense_modes_require_vectors_and_their_model() {
     let plain = || tokio::task::spawn_blocking(|| make(&sample_passages()[..3], false));
-    let open_error = |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
+    let open_error =
+        |index, mode, model| Searcher::new(index, mode, model, 1).err().unwrap().to_string();
     let (_made, index) = plain().await.unwrap();
     let error = open_error(index, Mode::Dense, Some(letters()));
     assert!(error.contains("has no vectors") && error.contains("--dense MODEL"), "{error}");
-    let (made, index) = tokio::task::spawn_blocking(|| make(&sample_passages()[..3], true)).await.unwrap();
-    assert!(open_error(index, Mode::Hybrid, None).contains("a hybrid search needs the model \"letters\""));
+    let (made, index) =
+        tokio::task::spawn_blocking(|| make(&sample_passages()[..3], true)).await.unwrap();
+    assert!(
+        open_error(index, Mode::Hybrid, None)
+            .contains("a hybrid search needs the model \"letters\"")
+    );
     let path = made.index.join(MANIFEST);
     let text = fs::read_to_string(&path).unwrap();
-    fs::write(&path, text.replace("\"fingerprint\": \"letters\"", "\"fingerprint\": \"digits\"")).unwrap();
+    fs::write(&path, text.replace("\"fingerprint\": \"letters\"", "\"fingerprint\": \"digits\""))
+        .unwrap();
     let index = Index::open(&made.index, true).unwrap();
-    assert!(open_error(index, Mode::Dense, Some(letters())).contains("is not the one that embedded"));
+    assert!(
+        open_error(index, Mode::Dense, Some(letters())).contains("is not the one that embedded")
+    );
 }

@@ -1,4 +1,5 @@
-//! A client of retrieval servers: Levade's, Search-R1's, or any other with a compatible `/retrieve`.
+//! A client of retrieval servers: Levade's, Search-R1's, or any other with a compatible
+//! `/retrieve`.
 
 use std::fmt;
 use std::time::Duration;
@@ -24,8 +25,8 @@ const MAX_RETRY_INTERVAL: Duration = Duration::from_secs(5);
 pub struct Retries {
     /// Maximum number of requests, including the first. 0 means 1. Defaults to 3.
     pub tries: u32,
-    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults to
-    /// 0.25 seconds.
+    /// Wait before the first retry. It doubles with each further retry, up to 5 seconds. Defaults
+    /// to 0.25 seconds.
     pub pause: Duration,
     /// Timeout for each request. Defaults to 10 seconds.
     pub deadline: Duration,
@@ -53,29 +54,32 @@ impl fmt::Debug for Client {
 }
 
 impl Client {
-    /// Creates a client of the server at `url`, which includes the path (`http://host:8000/retrieve`).
-    /// The client sends `key` as bearer token, if set.
+    /// Creates a client of the server at `url`, which includes the path
+    /// (`http://host:8000/retrieve`). The client sends `key` as bearer token, if set.
     ///
     /// # Errors
     /// Returns an error if `url` is not an HTTP or HTTPS URL with a host, or TLS cannot be set up.
     pub fn new(url: &str, key: Option<String>, retries: Retries) -> Result<Self, SearchError> {
-        let unfit =
-            |why: String| SearchError::Query(format!("the address {url:?} of a retrieval server {why}"));
+        let unfit = |why: String| {
+            SearchError::Query(format!("the address {url:?} of a retrieval server {why}"))
+        };
         let parsed: Uri = url.parse().map_err(|error| unfit(format!("cannot be read: {error}")))?;
         if !matches!(parsed.scheme_str(), Some("http" | "https")) || parsed.host().is_none() {
             return Err(unfit("must begin with http:// or https:// and name a host".into()));
         }
         // The user configured this server, so every host is allowed, including private addresses.
-        let http =
-            Http::new(Hosts::allow_all(), None).map_err(|error| SearchError::Internal(error.to_string()))?;
+        let http = Http::new(Hosts::allow_all(), None)
+            .map_err(|error| SearchError::Internal(error.to_string()))?;
         Ok(Client { http, url: parsed, key, retries })
     }
 
-    /// Requests the `count` best passages for each query. Returns the number of retries and the result.
-    /// Transient failures are retried, which is safe because a search changes nothing on the server.
+    /// Requests the `count` best passages for each query. Returns the number of retries and the
+    /// result. Transient failures are retried, which is safe because a search changes nothing on
+    /// the server.
     ///
     /// # Errors
-    /// The result is the last error if all requests failed, or the first error that is not transient.
+    /// The result is the last error if all requests failed, or the first error that is not
+    /// transient.
     pub async fn retrieve(
         &self,
         queries: &[String],
@@ -88,7 +92,8 @@ impl Client {
         loop {
             let deadline = self.retries.deadline;
             let tried =
-                process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count)).await;
+                process_time::with_timeout(deadline, self.send(body.clone(), queries.len(), count))
+                    .await;
             let late = || self.failure(format!("no answer within {deadline:?}"), true);
             let error = match tried.unwrap_or_else(|| Err(late())) {
                 Err(error @ SearchError::Server { may_pass: true, .. }) => error,
@@ -103,21 +108,33 @@ impl Client {
         }
     }
 
-    async fn send(&self, body: Bytes, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+    async fn send(
+        &self,
+        body: Bytes,
+        queries: usize,
+        count: usize,
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
         let mut headers =
             HeaderMap::from_iter([(CONTENT_TYPE, HeaderValue::from_static("application/json"))]);
         if let Some(key) = &self.key {
             let value = HeaderValue::from_str(&format!("Bearer {key}"));
-            headers.insert(AUTHORIZATION, value.map_err(|error| self.failure(error.to_string(), false))?);
+            headers.insert(
+                AUTHORIZATION,
+                value.map_err(|error| self.failure(error.to_string(), false))?,
+            );
         }
-        let request = ClientRequest { method: Method::POST, url: self.url.to_string(), headers, body };
-        // The timeout in `retrieve` excludes pauses of this process, which `levade_http` does not detect.
-        // The deadline here is only a safety net.
+        let request =
+            ClientRequest { method: Method::POST, url: self.url.to_string(), headers, body };
+        // The timeout in `retrieve` excludes pauses of this process, which `levade_http` does not
+        // detect. The deadline here is only a safety net.
         let bounds = Bounds { deadline: self.retries.deadline * 4, bytes: MAX_BYTES, redirects: 0 };
         let ClientResponse { status, body: response, .. } =
             self.http.send(request, bounds).await.map_err(|error| {
-                let way_out =
-                    if matches!(error, HttpError::TooLarge { .. }) { "; ask for fewer passages" } else { "" };
+                let way_out = if matches!(error, HttpError::TooLarge { .. }) {
+                    "; ask for fewer passages"
+                } else {
+                    ""
+                };
                 self.failure(format!("{error}{way_out}"), error.is_transient())
             })?;
         if status != StatusCode::OK {
@@ -129,7 +146,9 @@ impl Client {
             self.failure(format!("the answer is no JSON ({error}): {}", excerpt(&response)), false)
         })?;
         let found = read(&response, queries, count);
-        found.map_err(|why| self.failure(format!("the answer is not that of /retrieve: {why}"), false))
+        found.map_err(|why| {
+            self.failure(format!("the answer is not that of /retrieve: {why}"), false)
+        })
     }
 
     fn failure(&self, why: String, may_pass: bool) -> SearchError {
@@ -144,7 +163,8 @@ impl Client {
 /// Parses `{"result": [[{"document", "score"}]]}`, with one list per query. Reranker servers return
 /// documents as strings, and some servers return documents without scores.
 fn read(response: &Value, queries: usize, count: usize) -> Result<Vec<Vec<Hit>>, String> {
-    let lists = response.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
+    let lists =
+        response.get("result").and_then(Value::as_array).ok_or("it has no list `result`")?;
     if lists.len() != queries {
         return Err(format!("it has {} results for {queries} queries", lists.len()));
     }
@@ -159,7 +179,10 @@ fn hit(value: &Value) -> Result<Hit, String> {
     let document = value.get("document").unwrap_or(value);
     let score = value.get("score").and_then(Value::as_f64).unwrap_or_default() as f32;
     if let Some(contents) = document.as_str() {
-        return Ok(Hit { passage: Passage::from_contents(String::new(), contents.to_owned()), score });
+        return Ok(Hit {
+            passage: Passage::from_contents(String::new(), contents.to_owned()),
+            score,
+        });
     }
     let text = |key: &str| document.get(key).and_then(Value::as_str).map(str::to_owned);
     let id = match document.get("id") {
@@ -175,7 +198,8 @@ fn hit(value: &Value) -> Result<Hit, String> {
     Ok(Hit { passage, score })
 }
 
-/// Returns the message of a JSON error (`error.message` or `detail`), or else the start of the response.
+/// Returns the message of a JSON error (`error.message` or `detail`), or else the start of the
+/// response.
 fn error_text(response: &[u8]) -> String {
     let value: Value = serde_json::from_slice(response).unwrap_or_default();
     let message = value["error"]["message"].as_str().or_else(|| value["detail"].as_str());

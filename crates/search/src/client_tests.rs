@@ -16,8 +16,8 @@ fn fast_retries() -> Retries {
 /// The remaining responses of a mock server: status and body.
 type Responses = Arc<Mutex<Vec<(u16, String)>>>;
 
-/// Starts a mock server that returns `answers` in order and repeats the last one. A status of 0 never
-/// responds. Returns its URL.
+/// Starts a mock server that returns `answers` in order and repeats the last one. A status of 0
+/// never responds. Returns its URL.
 async fn server(responses: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}/retrieve", listener.local_addr().unwrap());
@@ -38,7 +38,10 @@ async fn server(responses: Vec<(u16, String)>) -> String {
 }
 
 fn ok_response() -> (u16, String) {
-    (200, r#"{"result": [[{"document": {"id": "1", "contents": "\"T\"\nx"}, "score": 0.5}]]}"#.into())
+    (
+        200,
+        r#"{"result": [[{"document": {"id": "1", "contents": "\"T\"\nx"}, "score": 0.5}]]}"#.into(),
+    )
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -65,7 +68,8 @@ async fn retrieve_matches_searcher_of_own_server() {
 async fn transient_failures_are_retried() {
     let busy = || (503, String::from("later"));
     let url = server(vec![busy(), (429, String::new()), ok_response()]).await;
-    let (failed, found) = Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
+    let (failed, found) =
+        Client::new(&url, None, fast_retries()).unwrap().retrieve(&["q".into()], 3).await;
     assert_eq!((failed, found.unwrap()[0][0].passage.title.as_str()), (2, "T"));
     for (response, why) in [
         (busy(), "503 Service Unavailable: later"),
@@ -80,7 +84,10 @@ async fn transient_failures_are_retried() {
         assert!(failed == 2 && error.to_string().starts_with(&url), "{error}");
     }
     let closed = Client::new("http://127.0.0.1:9/retrieve", None, fast_retries()).unwrap();
-    assert!(matches!(closed.retrieve(&["q".into()], 1).await, (2, Err(SearchError::Server { .. }))));
+    assert!(matches!(
+        closed.retrieve(&["q".into()], 1).await,
+        (2, Err(SearchError::Server { .. }))
+    ));
 }
 
 #[tokio::test(flavor = "multi_thread")]
@@ -104,7 +111,8 @@ async fn unusable_responses_fail_without_retry() {
 #[test]
 fn hit_parses_documents_of_all_servers() {
     let of = |value: Value| hit(&value).unwrap();
-    let plain = |id: &str, title: &str, text: &str, score| Hit { passage: passage(id, title, text), score };
+    let plain =
+        |id: &str, title: &str, text: &str, score| Hit { passage: passage(id, title, text), score };
     let document = json!({ "document": { "id": 7, "contents": "\"T\"\nx" }, "score": 1.5 });
     assert_eq!(of(document), plain("7", "T", "x", 1.5));
     assert_eq!(of(json!({ "id": "7", "contents": "x" })), plain("7", "", "x", 0.0));

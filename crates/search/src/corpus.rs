@@ -1,8 +1,8 @@
 //! Reads corpora: JSONL files with one passage per line.
 //!
-//! A row has an `id` (`_id` in BEIR's files), and either `text` with an optional `title`, or `contents`
-//! as in Search-R1's files. Blank lines are skipped. The first invalid row results in an error that names
-//! its line.
+//! A row has an `id` (`_id` in BEIR's files), and either `text` with an optional `title`, or
+//! `contents` as in Search-R1's files. Blank lines are skipped. The first invalid row results in an
+//! error that names its line.
 
 use std::collections::HashSet;
 use std::fs::File;
@@ -15,7 +15,8 @@ use xxhash_rust::xxh3::xxh3_128;
 
 use crate::{Passage, SearchError};
 
-/// Maximum length of a line, in bytes. Longer lines are rejected, because they would fill the memory.
+/// Maximum length of a line, in bytes. Longer lines are rejected, because they would fill the
+/// memory.
 const MAX_LINE_BYTES: u64 = 64 << 20;
 
 /// An iterator over the passages of a corpus file.
@@ -81,17 +82,18 @@ impl Corpus {
         loop {
             self.buffer.clear();
             let mut line = self.file.by_ref().take(MAX_LINE_BYTES);
-            let read =
-                line.read_until(b'\n', &mut self.buffer).map_err(SearchError::io("read", &self.path))?;
+            let read = line
+                .read_until(b'\n', &mut self.buffer)
+                .map_err(SearchError::io("read", &self.path))?;
             if read == 0 {
                 return Ok(None);
             }
             self.line += 1;
             self.read += read as u64;
             if read as u64 == MAX_LINE_BYTES && !self.buffer.ends_with(b"\n") {
-                return Err(
-                    self.row_error(format!("it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"))
-                );
+                return Err(self.row_error(format!(
+                    "it is longer than {MAX_LINE_BYTES} bytes; cut it into passages"
+                )));
             }
             let mut bytes = self.buffer.as_slice();
             if self.line == 1 {
@@ -102,7 +104,10 @@ impl Corpus {
             }
             let passage = parse(bytes).map_err(|why| self.row_error(why))?;
             if !self.ids.insert(xxh3_128(passage.id.as_bytes())) {
-                let why = format!("the id {:?} is that of an earlier row; ids must be unique", passage.id);
+                let why = format!(
+                    "the id {:?} is that of an earlier row; ids must be unique",
+                    passage.id
+                );
                 return Err(self.row_error(why));
             }
             return Ok(Some(passage));
@@ -130,27 +135,39 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     let line = std::str::from_utf8(line).map_err(|error| match decompressor(line) {
         Some(unpack) => format!("it is compressed; unpack the file first ({unpack})"),
         None => {
-            format!("it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)", error.valid_up_to())
+            format!(
+                "it is not UTF-8 from byte {} on; convert the file (iconv -t utf-8)",
+                error.valid_up_to()
+            )
         }
     })?;
     if !line.trim_start().starts_with('{') {
         return Err(format!("it is not a JSON object, but begins {:?}", line_start(line)));
     }
     let row: Row = serde_json::from_str(line).map_err(|error| {
-        format!("it is not a JSON object with an id and a text: {}", without_line(&error.to_string()))
+        format!(
+            "it is not a JSON object with an id and a text: {}",
+            without_line(&error.to_string())
+        )
     })?;
     let id = match Some(row.id).filter(|id| !id.is_null()).unwrap_or(row.other_id) {
         Value::String(id) if !id.is_empty() => id,
         Value::Number(id) if id.is_i64() || id.is_u64() => id.to_string(),
         Value::Null => return Err("`id` is missing; give every row one of its own".into()),
-        other => return Err(format!("`id` is {}, but must be a text or a whole number", excerpt(&other))),
+        other => {
+            return Err(format!(
+                "`id` is {}, but must be a text or a whole number",
+                excerpt(&other)
+            ));
+        }
     };
     let text = |key: &str, value| match value {
         Value::String(text) => Ok(Some(text)),
         Value::Null => Ok(None),
         other => Err(format!("`{key}` is {}, but must be a text", excerpt(&other))),
     };
-    let (title, contents) = (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
+    let (title, contents) =
+        (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
     let passage = match (text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
@@ -169,7 +186,8 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
     Ok(passage)
 }
 
-/// Returns the program that decompresses a file with this start, or `None` if the file is not compressed.
+/// Returns the program that decompresses a file with this start, or `None` if the file is not
+/// compressed.
 fn decompressor(start: &[u8]) -> Option<&'static str> {
     let kinds: [(&[u8], &str); 4] = [
         (b"\x1f\x8b", "gunzip"),

@@ -121,8 +121,8 @@ impl SearchError {
         SearchError::Damaged { path: path.to_path_buf(), why: why.into() }
     }
 
-    /// Returns whether the user can fix the cause, such as a missing file, an invalid corpus or a full
-    /// disk.
+    /// Returns whether the user can fix the cause, such as a missing file, an invalid corpus or a
+    /// full disk.
     pub fn is_user_error(&self) -> bool {
         match self {
             SearchError::Io { cause, .. } => matches!(

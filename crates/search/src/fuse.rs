@@ -1,9 +1,10 @@
-//! Combines ranked lists by reciprocal-rank fusion (Cormack, Clarke and Büttcher 2009). The score of a
-//! row is Σ 1 / (60 + rank) over the lists that contain the row, with ranks from 1.
+//! Combines ranked lists by reciprocal-rank fusion (Cormack, Clarke and Büttcher 2009). The score
+//! of a row is Σ 1 / (60 + rank) over the lists that contain the row, with ranks from 1.
 
 use std::collections::HashMap;
 
-/// The constant of the paper. It prevents the first ranks of a single list from dominating the result.
+/// The constant of the paper. It prevents the first ranks of a single list from dominating the
+/// result.
 const RANK_CONSTANT: f32 = 60.0;
 
 /// Fuses `lists`, each of which is sorted best first, and returns the `count` best rows with their

@@ -1,7 +1,8 @@
 //! The HTTP service: Search-R1's `/retrieve`, Agent-R1's `/search`, and `/health`.
 //!
-//! Responses have the formats that clients of Search-R1 and Agent-R1 expect. Errors are returned as JSON,
-//! `{"error": {"code", "message"}, "detail"}`; `detail` is for clients that expect FastAPI's format.
+//! Responses have the formats that clients of Search-R1 and Agent-R1 expect. Errors are returned as
+//! JSON, `{"error": {"code", "message"}, "detail"}`; `detail` is for clients that expect FastAPI's
+//! format.
 
 use std::sync::Arc;
 use std::time::Instant;
@@ -27,10 +28,11 @@ const RETRY_AFTER: u64 = 1;
 /// Options of the HTTP service.
 #[derive(Debug, Clone)]
 pub struct HttpOptions {
-    /// API keys, one of which each request except `/health` must carry. If empty, no key is required.
+    /// API keys, one of which each request except `/health` must carry. If empty, no key is
+    /// required.
     pub keys: Vec<String>,
-    /// Host names that the service accepts if it requires no key, and origins whose web pages can call
-    /// it.
+    /// Host names that the service accepts if it requires no key, and origins whose web pages can
+    /// call it.
     pub access: Access,
     /// Number of passages per query if the request does not set it. Defaults to 3.
     pub top_k: usize,
@@ -86,7 +88,9 @@ impl From<SearchError> for ErrorResponse {
         let status = match &error {
             SearchError::Query(_) => StatusCode::BAD_REQUEST,
             SearchError::Busy(_) => StatusCode::SERVICE_UNAVAILABLE,
-            SearchError::Embedding(error) if error.is_transient() => StatusCode::SERVICE_UNAVAILABLE,
+            SearchError::Embedding(error) if error.is_transient() => {
+                StatusCode::SERVICE_UNAVAILABLE
+            }
             _ => StatusCode::INTERNAL_SERVER_ERROR,
         };
         ErrorResponse::new(status, error.to_string())
@@ -104,7 +108,9 @@ impl IntoResponse for ErrorResponse {
             response.headers_mut().insert(header::RETRY_AFTER, RETRY_AFTER.into());
         }
         if status == StatusCode::UNAUTHORIZED {
-            response.headers_mut().insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
+            response
+                .headers_mut()
+                .insert(header::WWW_AUTHENTICATE, HeaderValue::from_static("Bearer"));
         }
         response
     }
@@ -165,13 +171,18 @@ impl Service {
         self.admit(request.headers())?;
         let (parts, body) = request.into_parts();
         let body = service::read_body(&parts.headers, body, self.options.body_bytes).await;
-        let body = body.map_err(|Rejection { status, message }| ErrorResponse::new(status, message))?;
+        let body =
+            body.map_err(|Rejection { status, message }| ErrorResponse::new(status, message))?;
         service::read_json(&body).map_err(|malformed| ErrorResponse::invalid(malformed.message))
     }
 
     /// Finds passages for `queries`. A `top_k` of `None` or 0 requests the default number, as in
     /// Search-R1.
-    async fn find(&self, queries: Vec<String>, top_k: Option<usize>) -> Result<Vec<Vec<Hit>>, ErrorResponse> {
+    async fn find(
+        &self,
+        queries: Vec<String>,
+        top_k: Option<usize>,
+    ) -> Result<Vec<Vec<Hit>>, ErrorResponse> {
         let count = top_k.filter(|count| *count > 0).unwrap_or(self.options.top_k);
         Ok(self.searcher.search(queries, count).await?)
     }
@@ -184,7 +195,9 @@ impl Service {
             (None, Some(query)) => vec![query],
             (None, None) => return Err(ErrorResponse::invalid("`query` or `queries` is missing")),
             (Some(_), Some(_)) => {
-                return Err(ErrorResponse::invalid("`query` and `queries` are both there; give one of them"));
+                return Err(ErrorResponse::invalid(
+                    "`query` and `queries` are both there; give one of them",
+                ));
             }
         };
         let found = self.find(queries.clone(), search.top_k).await?;
@@ -219,7 +232,10 @@ async fn retrieve(
     Ok(Json(json!({ "result": lists.collect::<Vec<_>>() })))
 }
 
-async fn search(State(service): State<SharedState>, request: Request) -> Result<Json<Value>, ErrorResponse> {
+async fn search(
+    State(service): State<SharedState>,
+    request: Request,
+) -> Result<Json<Value>, ErrorResponse> {
     let search = service.read(request).await?;
     service.search(search).await
 }
@@ -238,8 +254,11 @@ async fn search_by_url(
             "queries" => search.queries.get_or_insert_default().push(value),
             "top_k" => {
                 let count = value.parse();
-                let why =
-                    |_| ErrorResponse::invalid(format!("`top_k` is {value:?}, but must be a whole number"));
+                let why = |_| {
+                    ErrorResponse::invalid(format!(
+                        "`top_k` is {value:?}, but must be a whole number"
+                    ))
+                };
                 search.top_k = Some(count.map_err(why)?);
             }
             _ => {}

@@ -61,19 +61,21 @@ async fn retrieve_matches_search_r1_format() {
     // Search-R1's clients depend on the names of keys at every level, but not on their order.
     assert!(response.to_string().starts_with(r#"{"result":[[{"document":{"id":"7","contents":"#));
 
-    // Without scores, documents are not wrapped. If topk is null, 0 or missing, the default number is
-    // returned.
+    // Without scores, documents are not wrapped. If topk is null, 0 or missing, the default number
+    // is returned.
     for body in [
         r#"{"queries": ["program engine"]}"#,
         r#"{"queries": ["program engine"], "topk": null, "return_scores": false}"#,
         r#"{"queries": ["program engine"], "topk": 0}"#,
     ] {
         let (_, response) = bench.post("/retrieve", body).await;
-        let ids: Vec<_> = response["result"][0].as_array().unwrap().iter().map(|hit| &hit["id"]).collect();
+        let ids: Vec<_> =
+            response["result"][0].as_array().unwrap().iter().map(|hit| &hit["id"]).collect();
         assert_eq!(ids, ["9", "a", "7"], "{body}");
     }
     assert_eq!(bench.post("/retrieve", r#"{"queries": []}"#).await, (200, json!({ "result": [] })));
-    let (_, nothing) = bench.post("/retrieve", r#"{"queries": ["zebra"], "return_scores": true}"#).await;
+    let (_, nothing) =
+        bench.post("/retrieve", r#"{"queries": ["zebra"], "return_scores": true}"#).await;
     assert_eq!(nothing, json!({ "result": [[]] }));
 }
 
@@ -103,7 +105,10 @@ async fn search_matches_agent_r1_format() {
         assert!(response["total_time"].as_f64() >= response["search_time"].as_f64());
         assert!(response["query_results"][0]["results"][0]["score"].take().is_number());
         let result = json!({ "score": null, "document": ada });
-        assert_eq!(response["query_results"], json!([{ "query": "first program", "results": [result] }]));
+        assert_eq!(
+            response["query_results"],
+            json!([{ "query": "first program", "results": [result] }])
+        );
     }
     let (_, response) = bench.get("/search?queries=engine&queries=program").await;
     assert_eq!(response["query_results"].as_array().unwrap().len(), 2);
@@ -113,7 +118,8 @@ async fn search_matches_agent_r1_format() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn invalid_requests_return_json_errors() {
-    let bench = bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
+    let bench =
+        bench(Mode::Bm25, HttpOptions { body_bytes: 300_000, ..HttpOptions::default() }).await;
     let too_many = json!({ "queries": vec!["x"; crate::MAX_QUERIES + 1] }).to_string();
     let too_long = json!({ "queries": ["x".repeat(crate::MAX_QUERY_BYTES + 1)] }).to_string();
     for (path, body, status, why) in [
@@ -150,7 +156,8 @@ async fn invalid_requests_return_json_errors() {
 
 #[tokio::test(flavor = "multi_thread")]
 async fn only_health_responds_without_key() {
-    let options = HttpOptions { keys: vec!["secret".into(), "other".into()], ..HttpOptions::default() };
+    let options =
+        HttpOptions { keys: vec!["secret".into(), "other".into()], ..HttpOptions::default() };
     let bench = bench(Mode::Bm25, options).await;
     for path in ["/retrieve", "/search"] {
         assert_eq!(bench.post(path, r#"{"queries": ["x"]}"#).await.0, 401);
@@ -175,7 +182,8 @@ async fn only_health_responds_without_key() {
 async fn foreign_origins_are_rejected_without_keys() {
     let origins = ["http://localhost:3000".to_owned()];
     let keyed = HttpOptions { keys: vec!["secret".into()], ..HttpOptions::default() };
-    let allowing = HttpOptions { access: Access::new(&[], &origins).unwrap(), ..HttpOptions::default() };
+    let allowing =
+        HttpOptions { access: Access::new(&[], &origins).unwrap(), ..HttpOptions::default() };
     for (options, host, origin, status) in [
         (HttpOptions::default(), "localhost:8000", None, 200),
         (HttpOptions::default(), "evil.example", None, 403),
@@ -188,7 +196,8 @@ async fn foreign_origins_are_rejected_without_keys() {
         if let Some(origin) = origin {
             request = request.header("origin", origin);
         }
-        let response = bench.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
+        let response =
+            bench.router.clone().oneshot(request.body(Body::empty()).unwrap()).await.unwrap();
         assert_eq!(response.status().as_u16(), status, "{host} {origin:?}");
         let cors = response.headers().get("access-control-allow-origin");
         assert_eq!(cors.is_some(), status == 200 && origin.is_some());

@@ -9,8 +9,8 @@ use crate::{Hit, SearchError};
 
 /// Subdirectory of an index with the inverted index.
 pub(crate) const LEXICAL: &str = "bm25";
-/// Maximum size, in bytes, of an index whose checksums are verified at every opening. This takes about a
-/// second.
+/// Maximum size, in bytes, of an index whose checksums are verified at every opening. This takes
+/// about a second.
 const ALWAYS_CHECKED: u64 = 1 << 30;
 
 /// An open index. Any number of threads can search it concurrently.
@@ -22,11 +22,12 @@ pub struct Index {
 }
 
 impl Index {
-    /// Opens the index in `dir`, and compares the sizes of its files with the manifest. Checksums are
-    /// also compared if `verify` is true or the index has at most 1 GiB.
+    /// Opens the index in `dir`, and compares the sizes of its files with the manifest. Checksums
+    /// are also compared if `verify` is true or the index has at most 1 GiB.
     ///
     /// # Errors
-    /// Returns an error if `dir` is not an index, its schema is not supported, or a file is damaged.
+    /// Returns an error if `dir` is not an index, its schema is not supported, or a file is
+    /// damaged.
     pub fn open(dir: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(dir)?;
         manifest.check(dir, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
@@ -50,8 +51,8 @@ impl Index {
         &self.dir
     }
 
-    /// Returns rows and BM25 scores of the `count` best passages for each query, best first. Uses up to
-    /// `threads` threads.
+    /// Returns rows and BM25 scores of the `count` best passages for each query, best first. Uses
+    /// up to `threads` threads.
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
@@ -67,7 +68,9 @@ impl Index {
             return queries.iter().map(search_query).collect();
         }
         std::thread::scope(|scope| {
-            let part = |part| scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(search_query)));
+            let part = |part| {
+                scope.spawn(move || Vec::from_iter(<[String]>::iter(part).map(search_query)))
+            };
             let parts: Vec<_> = queries.chunks(fraction).map(part).collect();
             let mut all = Vec::with_capacity(queries.len());
             for part in parts {
@@ -80,8 +83,9 @@ impl Index {
         })
     }
 
-    /// Returns rows and inner products of the `count` best passages for each query vector, best first.
-    /// The inner product is the cosine if the model normalizes its vectors. Uses up to `threads` threads.
+    /// Returns rows and inner products of the `count` best passages for each query vector, best
+    /// first. The inner product is the cosine if the model normalizes its vectors. Uses up to
+    /// `threads` threads.
     ///
     /// # Errors
     /// Returns an error if the index has no vectors, or vectors of another number of dimensions.
@@ -105,7 +109,9 @@ impl Index {
     /// # Errors
     /// Returns an error if the index is damaged.
     pub fn hits(&self, rows: &[(u32, f32)]) -> Result<Vec<Hit>, SearchError> {
-        let hit = |(row, score): &(u32, f32)| Ok(Hit { passage: self.lexical.passage(*row)?, score: *score });
+        let hit = |(row, score): &(u32, f32)| {
+            Ok(Hit { passage: self.lexical.passage(*row)?, score: *score })
+        };
         rows.iter().map(hit).collect()
     }
 }

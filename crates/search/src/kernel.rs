@@ -1,10 +1,10 @@
 //! Computes inner products of vectors with the SIMD instructions of the processor.
 //!
-//! The 8-bit product is computed exactly in integers. The f32 product is accumulated in sixteen fixed
-//! lanes. Neither result depends on the processor.
+//! The 8-bit product is computed exactly in integers. The f32 product is accumulated in sixteen
+//! fixed lanes. Neither result depends on the processor.
 
-/// Defines a function that is also compiled for AVX2 and FMA, and selects that version if the processor
-/// supports them. The body is plain Rust that the compiler vectorizes.
+/// Defines a function that is also compiled for AVX2 and FMA, and selects that version if the
+/// processor supports them. The body is plain Rust that the compiler vectorizes.
 macro_rules! widened {
     ($(#[$meta:meta])* fn $name:ident($($arg:ident: $ty:ty),*) -> $ret:ty $body:block) => {
         $(#[$meta])*
@@ -20,7 +20,8 @@ macro_rules! widened {
 
             #[cfg(target_arch = "x86_64")]
             if is_x86_feature_detected!("avx2") && is_x86_feature_detected!("fma") {
-                // SAFETY: the condition above has checked that the processor has these instructions.
+                // SAFETY: the condition above has checked that the processor has these
+                // instructions.
                 return unsafe { avx2($($arg),*) };
             }
             body($($arg),*)

@@ -1,10 +1,10 @@
 //! Ranks passages by BM25 over an inverted index (tantivy).
 //!
-//! Scores are Robertson and Zaragoza's BM25 with k₁ = 1.2 and b = 0.75, over title and text as one field.
-//! The idf is Lucene's, which is never negative: ln(1 + (N − n + ½) / (n + ½)) for a term in n of N
-//! passages. Passage lengths are rounded down to one of 256 values, which are exact up to 40 terms. The
-//! document number of a passage in the index is its row in the corpus. Passages with equal scores are in
-//! the order of their rows.
+//! Scores are Robertson and Zaragoza's BM25 with k₁ = 1.2 and b = 0.75, over title and text as one
+//! field. The idf is Lucene's, which is never negative: ln(1 + (N − n + ½) / (n + ½)) for a term in
+//! n of N passages. Passage lengths are rounded down to one of 256 values, which are exact up to 40
+//! terms. The document number of a passage in the index is its row in the corpus. Passages with
+//! equal scores are in the order of their rows.
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -17,7 +17,9 @@ use tantivy::query::{BooleanQuery, BoostQuery, Occur, Query, TermQuery};
 use tantivy::schema::{
     FAST, Field, IndexRecordOption, STORED, Schema, TextFieldIndexing, TextOptions, Value,
 };
-use tantivy::tokenizer::{Language, LowerCaser, RemoveLongFilter, Stemmer, StopWordFilter, TextAnalyzer};
+use tantivy::tokenizer::{
+    Language, LowerCaser, RemoveLongFilter, Stemmer, StopWordFilter, TextAnalyzer,
+};
 use tantivy::{
     DocAddress, Index, IndexReader, IndexWriter, ReloadPolicy, TantivyDocument, TantivyError, Term,
 };
@@ -25,8 +27,8 @@ use tantivy::{
 use crate::words::WordTokenizer;
 use crate::{Passage, SearchError};
 
-/// Name of the analyzer in the inverted index. It is a former name of the project, which stored indices
-/// contain.
+/// Name of the analyzer in the inverted index. It is a former name of the project, which stored
+/// indices contain.
 const ANALYZER: &str = "dressage";
 /// Memory for postings, in bytes. When it is full, they are written as a segment.
 const WRITER_MEMORY: usize = 256 << 20;
@@ -45,7 +47,8 @@ pub enum Analyzer {
 }
 
 impl Analyzer {
-    /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its own.
+    /// Creates the analyzer. If `divides` is true, each Han or Hiragana character is a word of its
+    /// own.
     fn build(self, divides: bool) -> TextAnalyzer {
         let analyzer_builder = TextAnalyzer::builder(WordTokenizer::new(divides))
             .filter(RemoveLongFilter::limit(MAX_TERM_BYTES))
@@ -117,7 +120,8 @@ impl LexicalWriter {
         let index = Index::create_in_dir(dir, schema).map_err(&to_error)?;
         index.tokenizers().register(ANALYZER, analyzer.build(true));
         // With one thread, each segment is a range of rows in order.
-        let writer: IndexWriter = index.writer_with_num_threads(1, WRITER_MEMORY).map_err(&to_error)?;
+        let writer: IndexWriter =
+            index.writer_with_num_threads(1, WRITER_MEMORY).map_err(&to_error)?;
         writer.set_merge_policy(Box::new(NoMergePolicy));
         Ok(LexicalWriter { writer, fields, rows: 0 })
     }
@@ -175,12 +179,18 @@ pub struct LexicalIndex {
 }
 
 impl LexicalIndex {
-    /// Opens the inverted index in `dir`. `divides` is whether its analyzer made each Han or Hiragana
-    /// character a word of its own.
+    /// Opens the inverted index in `dir`. `divides` is whether its analyzer made each Han or
+    /// Hiragana character a word of its own.
     ///
     /// # Errors
-    /// Returns an error if a file is missing or damaged, or the number of passages is not `passages`.
-    pub fn open(dir: &Path, analyzer: Analyzer, divides: bool, passages: u64) -> Result<Self, SearchError> {
+    /// Returns an error if a file is missing or damaged, or the number of passages is not
+    /// `passages`.
+    pub fn open(
+        dir: &Path,
+        analyzer: Analyzer,
+        divides: bool,
+        passages: u64,
+    ) -> Result<Self, SearchError> {
         let analyzer = analyzer.build(divides);
         let to_error = to_search_error(dir);
         let opened = catch_panic(|| {
@@ -196,14 +206,16 @@ impl LexicalIndex {
             (searcher.num_docs(), searcher.segment_readers().len())
         };
         if schema != wanted || rows != passages || segments != 1 {
-            let why = format!("it has {rows} passages in {segments} segments, and the index {passages} in 1");
+            let why = format!(
+                "it has {rows} passages in {segments} segments, and the index {passages} in 1"
+            );
             return Err(SearchError::damaged_error(dir, why));
         }
         Ok(LexicalIndex { reader, analyzer, fields, dir: dir.to_owned() })
     }
 
-    /// Returns rows and scores of the `count` best passages for `text`, best first. A term that occurs n
-    /// times in `text` has weight n. If `text` has no terms, the result is empty.
+    /// Returns rows and scores of the `count` best passages for `text`, best first. A term that
+    /// occurs n times in `text` has weight n. If `text` has no terms, the result is empty.
     ///
     /// # Errors
     /// Returns an error if the index is damaged.
@@ -217,9 +229,13 @@ impl LexicalIndex {
         }
         let clauses = weights.into_iter().map(|(term, weight)| {
             let term = Term::from_field_text(self.fields.contents, &term);
-            let term_query: Box<dyn Query> = Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs));
-            let query =
-                if weight == 1 { term_query } else { Box::new(BoostQuery::new(term_query, weight as f32)) };
+            let term_query: Box<dyn Query> =
+                Box::new(TermQuery::new(term, IndexRecordOption::WithFreqs));
+            let query = if weight == 1 {
+                term_query
+            } else {
+                Box::new(BoostQuery::new(term_query, weight as f32))
+            };
             (Occur::Should, query)
         });
         let query = BooleanQuery::new(clauses.collect());
@@ -236,12 +252,16 @@ impl LexicalIndex {
     /// # Errors
     /// Returns an error if the row does not exist, or the index is damaged.
     pub fn passage(&self, row: u32) -> Result<Passage, SearchError> {
-        let found = catch_panic(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
+        let found =
+            catch_panic(|| self.reader.searcher().doc::<TantivyDocument>(DocAddress::new(0, row)));
         let found = found.map_err(|panic| SearchError::damaged_error(&self.dir, panic))?;
         let document = found.map_err(to_search_error(&self.dir))?;
         let text = |field| {
-            let value = document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
-            value.ok_or_else(|| SearchError::damaged_error(&self.dir, format!("passage {row} lacks a field")))
+            let value =
+                document.get_first(field).and_then(|value| value.as_str().map(str::to_owned));
+            value.ok_or_else(|| {
+                SearchError::damaged_error(&self.dir, format!("passage {row} lacks a field"))
+            })
         };
         Ok(Passage {
             id: text(self.fields.id)?,

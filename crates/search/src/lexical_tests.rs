@@ -5,8 +5,8 @@ use proptest::prelude::*;
 use super::*;
 use crate::testing::{make, passage, try_make};
 
-/// Rounds a passage length as the index does: exact up to 40, then down to a table whose steps double
-/// every eight entries.
+/// Rounds a passage length as the index does: exact up to 40, then down to a table whose steps
+/// double every eight entries.
 fn rounded_length(length: u32) -> f64 {
     f64::from(tantivy::fieldnorm::FieldNormReader::id_to_fieldnorm(
         tantivy::fieldnorm::FieldNormReader::fieldnorm_to_id(length),
@@ -129,6 +129,7 @@ fn merged_segments_preserve_row_order() {
     assert_eq!(rows, (0..50).collect::<Vec<u32>>());
     assert_eq!(lexical.passage(33).unwrap().id, "33");
     assert!(lexical.passage(50).is_err());
-    let other = LexicalIndex::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
+    let other =
+        LexicalIndex::open(dir.path(), Analyzer::Plain, true, 51).err().unwrap().to_string();
     assert!(other.contains("it has 50 passages in 1 segments, and the index 51 in 1"), "{other}");
 }

@@ -1,10 +1,10 @@
 //! Local retrieval: search indices of passages on disk, and an HTTP service for them.
 //!
 //! [`build()`] builds an index from a JSONL file: an inverted index for BM25 and, if it is passed a
-//! model, the embedding vectors of the passages. [`Index::open`] opens an index. A [`Searcher`] runs
-//! queries from async code: by BM25, by vectors, or by both with reciprocal-rank fusion. [`router`]
-//! serves a searcher over HTTP with the request and response formats of Search-R1's `/retrieve` and
-//! Agent-R1's `/search`. A [`Client`] calls a `/retrieve` server.
+//! model, the embedding vectors of the passages. [`Index::open`] opens an index. A [`Searcher`]
+//! runs queries from async code: by BM25, by vectors, or by both with reciprocal-rank fusion.
+//! [`router`] serves a searcher over HTTP with the request and response formats of Search-R1's
+//! `/retrieve` and Agent-R1's `/search`. A [`Client`] calls a `/retrieve` server.
 //!
 //! # Example
 //! ```
@@ -32,11 +32,11 @@
 //! ```
 //!
 //! # Guarantees
-//! - **An index is complete or does not open.** [`Index::open`] rejects an index if its schema is not
-//!   supported, or if its files have changed since they were written. Files are compared by size, and also by
-//!   checksum if the index is small or the caller requests it.
-//! - **Results depend only on the index and the query.** Passages with equal scores are in the order of the
-//!   corpus, and vector search is exact, not approximate.
+//! - **An index is complete or does not open.** [`Index::open`] rejects an index if its schema is
+//!   not supported, or if its files have changed since they were written. Files are compared by
+//!   size, and also by checksum if the index is small or the caller requests it.
+//! - **Results depend only on the index and the query.** Passages with equal scores are in the
+//!   order of the corpus, and vector search is exact, not approximate.
 //!
 //! Out of scope: embedding models (`levade-engine`), and the search tool that an agent calls.
 

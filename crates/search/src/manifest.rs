@@ -1,4 +1,5 @@
-//! The manifest of an index: its schema, analyzer and model, and the size and checksum of each file.
+//! The manifest of an index: its schema, analyzer and model, and the size and checksum of each
+//! file.
 //!
 //! The manifest is the last file to be written, so a directory without a manifest is not an index.
 
@@ -64,8 +65,8 @@ impl Manifest {
     /// Reads the manifest of the index in `folder`.
     ///
     /// # Errors
-    /// Returns [`SearchError::NotAnIndex`] if there is no manifest, [`SearchError::Schema`] if its schema
-    /// is not supported, and another error if the manifest cannot be read or parsed.
+    /// Returns [`SearchError::NotAnIndex`] if there is no manifest, [`SearchError::Schema`] if its
+    /// schema is not supported, and another error if the manifest cannot be read or parsed.
     pub fn read(dir: &Path) -> Result<Self, SearchError> {
         let path = dir.join(MANIFEST);
         let none = |why: &str| SearchError::NotAnIndex { path: dir.to_owned(), why: why.into() };
@@ -84,16 +85,21 @@ impl Manifest {
         struct SchemaVersion {
             schema: u64,
         }
-        let damaged = |error: serde_json::Error| SearchError::damaged_error(&path, error.to_string());
+        let damaged =
+            |error: serde_json::Error| SearchError::damaged_error(&path, error.to_string());
         let SchemaVersion { schema } = serde_json::from_slice(&text).map_err(damaged)?;
         if !(MIN_SCHEMA..=SCHEMA).contains(&schema) {
-            return Err(SearchError::Schema { path: dir.to_owned(), found: schema, wanted: SCHEMA });
+            return Err(SearchError::Schema {
+                path: dir.to_owned(),
+                found: schema,
+                wanted: SCHEMA,
+            });
         }
         serde_json::from_slice(&text).map_err(damaged)
     }
 
-    /// Compares the sizes of the files in `folder` with the manifest and, if `whole` is true, also their
-    /// checksums.
+    /// Compares the sizes of the files in `folder` with the manifest and, if `whole` is true, also
+    /// their checksums.
     ///
     /// # Errors
     /// Returns an error that names the first file that is missing, unreadable or different.
@@ -108,7 +114,8 @@ impl Manifest {
                 Err(error) => return Err(SearchError::io("read", &path)(error)),
             };
             if bytes != entry.bytes {
-                let why = format!("it has {bytes} bytes, and had {} when it was written", entry.bytes);
+                let why =
+                    format!("it has {bytes} bytes, and had {} when it was written", entry.bytes);
                 return Err(SearchError::damaged_error(&path, why));
             }
             if with_checksums && checksum(&path)? != entry.crc32c {

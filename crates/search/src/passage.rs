@@ -14,9 +14,9 @@ pub struct Passage {
 }
 
 impl Passage {
-    /// Creates a passage from `contents` in Search-R1's format: the title in quotes on the first line,
-    /// followed by the text. In any other format, all of `contents` becomes the text, without a title. In
-    /// both cases, [`Passage::contents`] returns `contents` unchanged.
+    /// Creates a passage from `contents` in Search-R1's format: the title in quotes on the first
+    /// line, followed by the text. In any other format, all of `contents` becomes the text, without
+    /// a title. In both cases, [`Passage::contents`] returns `contents` unchanged.
     pub fn from_contents(id: String, contents: String) -> Self {
         let titled = contents.split_once('\n').and_then(|(first, text)| {
             let title = first.strip_prefix('"')?.strip_suffix('"')?;
@@ -42,8 +42,8 @@ impl Passage {
 pub struct Hit {
     /// The passage that was found.
     pub passage: Passage,
-    /// Score; higher is better. Depending on the mode, the BM25 score, the cosine similarity or the sum
-    /// of reciprocal ranks.
+    /// Score; higher is better. Depending on the mode, the BM25 score, the cosine similarity or the
+    /// sum of reciprocal ranks.
     pub score: f32,
 }
 

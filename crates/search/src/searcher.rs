@@ -11,15 +11,16 @@ use tokio::sync::Semaphore;
 use crate::fuse::fuse;
 use crate::{Hit, Index, SearchError};
 
-/// Maximum number of queries per request: 2.5 times those of a Search-R1 step (512 prompts, 5 attempts
-/// each).
+/// Maximum number of queries per request: 2.5 times those of a Search-R1 step (512 prompts, 5
+/// attempts each).
 pub const MAX_QUERIES: usize = 6_400;
 /// Maximum number of passages per query.
 pub const MAX_RESULTS: usize = 1_000;
-/// Maximum length of a query, in bytes. Every term of a query is looked up, so longer texts are rejected.
+/// Maximum length of a query, in bytes. Every term of a query is looked up, so longer texts are
+/// rejected.
 pub const MAX_QUERY_BYTES: usize = 64 << 10;
-/// Maximum bytes of the passages in one response, which is held in memory completely, and then again as
-/// JSON.
+/// Maximum bytes of the passages in one response, which is held in memory completely, and then
+/// again as JSON.
 const MAX_BYTES: usize = 256 << 20;
 /// Minimum length of the ranked lists that are fused.
 const MIN_FUSED_LENGTH: usize = 100;
@@ -80,13 +81,13 @@ struct Inner {
 }
 
 impl Searcher {
-    /// Creates a searcher over `index`. Up to `threads` requests are searched at once, each on up to
-    /// `threads` threads; 0 means the number of cores. Dense and hybrid modes require the `embedder` that
-    /// embedded the passages.
+    /// Creates a searcher over `index`. Up to `threads` requests are searched at once, each on up
+    /// to `threads` threads; 0 means the number of cores. Dense and hybrid modes require the
+    /// `embedder` that embedded the passages.
     ///
     /// # Errors
-    /// In dense and hybrid mode, returns [`SearchError::NoVectors`] if the index has no vectors, or if
-    /// `embedder` is missing or a different model.
+    /// In dense and hybrid mode, returns [`SearchError::NoVectors`] if the index has no vectors, or
+    /// if `embedder` is missing or a different model.
     pub fn new(
         index: Index,
         mode: Mode,
@@ -133,22 +134,29 @@ impl Searcher {
     /// Returns the `count` best passages for each query, best first.
     ///
     /// # Errors
-    /// Returns [`SearchError::Query`] if more than [`MAX_QUERIES`] queries or [`MAX_RESULTS`] passages
-    /// are requested, `count` is 0, a query is longer than [`MAX_QUERY_BYTES`] bytes, or the passages found
-    /// exceed 256 MiB. Returns [`SearchError::Busy`] if no permit becomes available within a minute.
-    /// Returns another error if the model fails or the index is damaged.
-    pub async fn search(&self, queries: Vec<String>, count: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+    /// Returns [`SearchError::Query`] if more than [`MAX_QUERIES`] queries or [`MAX_RESULTS`]
+    /// passages are requested, `count` is 0, a query is longer than [`MAX_QUERY_BYTES`] bytes, or
+    /// the passages found exceed 256 MiB. Returns [`SearchError::Busy`] if no permit becomes
+    /// available within a minute. Returns another error if the model fails or the index is damaged.
+    pub async fn search(
+        &self,
+        queries: Vec<String>,
+        count: usize,
+    ) -> Result<Vec<Vec<Hit>>, SearchError> {
         check(&queries, count)?;
         if queries.is_empty() {
             return Ok(Vec::new());
         }
         let inner = &self.0;
         let vectors = match (inner.mode, &inner.embedder) {
-            (Mode::Dense | Mode::Hybrid, Some(embedder)) => embed(embedder.as_ref(), &queries).await?,
+            (Mode::Dense | Mode::Hybrid, Some(embedder)) => {
+                embed(embedder.as_ref(), &queries).await?
+            }
             _ => Vec::new(),
         };
         let permit =
-            process_time::with_timeout(QUEUE_TIMEOUT, Arc::clone(&inner.permits).acquire_owned()).await;
+            process_time::with_timeout(QUEUE_TIMEOUT, Arc::clone(&inner.permits).acquire_owned())
+                .await;
         let Some(Ok(permit)) = permit else { return Err(SearchError::Busy(QUEUE_TIMEOUT)) };
         let inner = Arc::clone(inner);
         let work = move || {
@@ -186,7 +194,8 @@ fn check(queries: &[String], count: usize) -> Result<(), SearchError> {
 
 async fn embed(embedder: &dyn Embedder, queries: &[String]) -> Result<Vec<Vec<f32>>, SearchError> {
     let vectors =
-        process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query)).await;
+        process_time::with_timeout(EMBEDDING_TIMEOUT, embedder.embed(queries, TextRole::Query))
+            .await;
     let late = || {
         let task_text = format!("the vectors of {} queries", queries.len());
         PolicyError::Deadline(EMBEDDING_TIMEOUT, task_text)
@@ -224,12 +233,17 @@ impl Inner {
 ///
 /// # Errors
 /// Returns an error if the passages have more than `most` bytes in total, or the index is damaged.
-fn hits(index: &Index, rows: &[Vec<(u32, f32)>], max_bytes: usize) -> Result<Vec<Vec<Hit>>, SearchError> {
+fn hits(
+    index: &Index,
+    rows: &[Vec<(u32, f32)>],
+    max_bytes: usize,
+) -> Result<Vec<Vec<Hit>>, SearchError> {
     let mut bytes = 0;
     let mut found = Vec::with_capacity(rows.len());
     for rows in rows {
         let hits = index.hits(rows)?;
-        let size = |hit: &Hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len();
+        let size =
+            |hit: &Hit| hit.passage.id.len() + hit.passage.title.len() + hit.passage.text.len();
         bytes += hits.iter().map(size).sum::<usize>();
         if bytes > max_bytes {
             return Err(SearchError::Query(format!(

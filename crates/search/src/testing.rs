@@ -19,7 +19,8 @@ pub fn passage(id: &str, title: &str, text: &str) -> Passage {
 
 /// Writes passages to a corpus file, one JSON object per line.
 pub fn write_corpus(path: &Path, passages: &[Passage]) {
-    let lines: Vec<String> = passages.iter().map(|passage| serde_json::to_string(passage).unwrap()).collect();
+    let lines: Vec<String> =
+        passages.iter().map(|passage| serde_json::to_string(passage).unwrap()).collect();
     std::fs::write(path, lines.join("\n")).unwrap();
 }
 
@@ -30,7 +31,11 @@ pub struct TestIndex {
 }
 
 /// Builds an index of `passages`, with vectors of [`Letters`] if `dense` is true.
-pub fn try_make(passages: &[Passage], analyzer: Analyzer, dense: bool) -> Result<TestIndex, SearchError> {
+pub fn try_make(
+    passages: &[Passage],
+    analyzer: Analyzer,
+    dense: bool,
+) -> Result<TestIndex, SearchError> {
     let dir = tempfile::tempdir().unwrap();
     let (corpus, index) = (dir.path().join("corpus.jsonl"), dir.path().join("index"));
     write_corpus(&corpus, passages);

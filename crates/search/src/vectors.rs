@@ -1,14 +1,14 @@
 //! Stores vectors on disk, and finds the best inner products by an exact scan.
 //!
-//! Memory-mapped files hold each vector twice: in f32, and as 8-bit codes with one scale. A search scans
-//! the codes of all vectors, which are a quarter of the bytes. Then it rescores in f32 the vectors that
-//! may be among the best. Let q be a query, x a vector, and q̂ and x̂ their 8-bit quantizations. The
-//! error of a product of codes is bounded (Cauchy–Schwarz):
+//! Memory-mapped files hold each vector twice: in f32, and as 8-bit codes with one scale. A search
+//! scans the codes of all vectors, which are a quarter of the bytes. Then it rescores in f32 the
+//! vectors that may be among the best. Let q be a query, x a vector, and q̂ and x̂ their 8-bit
+//! quantizations. The error of a product of codes is bounded (Cauchy–Schwarz):
 //!
 //! |q·x − q̂·x̂| ≤ |q − q̂| |x| + |q̂| |x − x̂|
 //!
-//! The result is therefore exactly that of a scan in f32, in the same order: higher scores first, and
-//! equal scores by row.
+//! The result is therefore exactly that of a scan in f32, in the same order: higher scores first,
+//! and equal scores by row.
 
 use std::cmp::Reverse;
 use std::collections::BinaryHeap;
@@ -28,13 +28,15 @@ const CODES: &str = "vectors.i8";
 const SCALES: &str = "vectors.scale";
 /// Maximum absolute value of a code.
 const MAX_CODE: f32 = 127.0;
-/// Rows per block. All queries scan a block before the next one, so that its codes stay in the cache.
+/// Rows per block. All queries scan a block before the next one, so that its codes stay in the
+/// cache.
 const BLOCK: usize = 128;
 /// Minimum work per thread: rows × dimensions × queries, in bytes of codes.
 const MIN_WORK_PER_THREAD: usize = 1 << 20;
 /// Bound on the error of rounding in f32, as a fraction of |q| |x|.
 const ROUNDING_ERROR: f32 = 1e-5;
-/// Maximum number of queries per scan. Each query has candidates on every thread, which take memory.
+/// Maximum number of queries per scan. Each query has candidates on every thread, which take
+/// memory.
 const MAX_QUERIES_PER_SCAN: usize = 256;
 /// Minimum number of candidates of a query before those below the current threshold are dropped.
 const MIN_PRUNED_CANDIDATES: usize = 4096;
@@ -66,8 +68,8 @@ impl VectorWriter {
     /// Appends the vector of the next row.
     ///
     /// # Errors
-    /// Returns an error if the vector has a different length, a number is not finite, or a file cannot be
-    /// written, for example because the disk is full.
+    /// Returns an error if the vector has a different length, a number is not finite, or a file
+    /// cannot be written, for example because the disk is full.
     pub fn add(&mut self, vector: &[f32]) -> Result<(), SearchError> {
         if vector.len() != self.dimensions || !vector.iter().all(|x| x.is_finite()) {
             return Err(SearchError::Internal(format!(
@@ -112,11 +114,13 @@ impl QuantizedVector {
     fn new(vector: &[f32]) -> Self {
         let largest = vector.iter().fold(0f32, |max_abs, x| max_abs.max(x.abs()));
         let scale = largest / MAX_CODE;
-        // If the vector is zero, or so small that its scale underflows, all codes are 0 and the residual
-        // is |x|.
+        // If the vector is zero, or so small that its scale underflows, all codes are 0 and the
+        // residual is |x|.
         let inverse = if scale > f32::MIN_POSITIVE { 1.0 / scale } else { 0.0 };
-        let codes: Vec<i16> =
-            vector.iter().map(|x| (x * inverse).round().clamp(-MAX_CODE, MAX_CODE) as i16).collect();
+        let codes: Vec<i16> = vector
+            .iter()
+            .map(|x| (x * inverse).round().clamp(-MAX_CODE, MAX_CODE) as i16)
+            .collect();
         let distance = |(x, code): (&f32, &i16)| f64::from(x - scale * f32::from(*code)).powi(2);
         let residual = vector.iter().zip(&codes).map(distance).sum::<f64>().sqrt() as f32;
         QuantizedVector { codes, scale, residual }
@@ -151,8 +155,8 @@ struct Candidates {
     count: usize,
     /// The `count` best products of codes so far, as a heap with the smallest on top.
     top: BinaryHeap<Reverse<TotalF32>>,
-    /// Candidate rows with their products of codes. They include every row within twice the bound of the
-    /// smallest product in `top`, and rows that were within it when they were added.
+    /// Candidate rows with their products of codes. They include every row within twice the bound
+    /// of the smallest product in `top`, and rows that were within it when they were added.
     candidates: Vec<(u32, f32)>,
 }
 
@@ -182,7 +186,9 @@ impl Candidates {
     /// Returns the minimum product of codes with which a row can still be among the best.
     fn min_product(&self, bound: f32) -> f32 {
         match self.top.peek() {
-            Some(Reverse(TotalF32(min_product))) if self.top.len() == self.count => min_product - 2.0 * bound,
+            Some(Reverse(TotalF32(min_product))) if self.top.len() == self.count => {
+                min_product - 2.0 * bound
+            }
             _ => f32::NEG_INFINITY,
         }
     }
@@ -210,19 +216,25 @@ impl Candidates {
 }
 
 impl Vectors {
-    /// Opens the vectors in `dir`: `rows` vectors of `dimensions` numbers. `residual` is the maximum
-    /// distance between a vector and its 8-bit quantization, as [`VectorWriter::finish`] returned it.
+    /// Opens the vectors in `dir`: `rows` vectors of `dimensions` numbers. `residual` is the
+    /// maximum distance between a vector and its 8-bit quantization, as [`VectorWriter::finish`]
+    /// returned it.
     ///
     /// # Errors
-    /// Returns an error if a file is missing or has an unexpected size, `dimensions` is 0 or `residual`
-    /// is not finite.
-    pub fn open(dir: &Path, rows: u64, dimensions: usize, residual: f32) -> Result<Self, SearchError> {
+    /// Returns an error if a file is missing or has an unexpected size, `dimensions` is 0 or
+    /// `residual` is not finite.
+    pub fn open(
+        dir: &Path,
+        rows: u64,
+        dimensions: usize,
+        residual: f32,
+    ) -> Result<Self, SearchError> {
         let mapped = |name: &str, width: usize| {
             let path = dir.join(name);
             let file = File::open(&path).map_err(SearchError::io("open", &path))?;
-            // SAFETY: the map is read-only, and Levade never writes to a file of an index in place. If
-            // another program truncates the file meanwhile, this process ends with a bus error, like any
-            // program that maps its files.
+            // SAFETY: the map is read-only, and Levade never writes to a file of an index in place.
+            // If another program truncates the file meanwhile, this process ends with a bus error,
+            // like any program that maps its files.
             let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
             let wanted = rows.checked_mul(width as u64);
             match wanted == Some(bytes.len() as u64) {
@@ -244,8 +256,8 @@ impl Vectors {
         let scales = mapped(SCALES, 4)?;
         let scales: Vec<f32> =
             scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
-        // The bound |x̂| ≤ scale · 127 · √d would be coarse, so the exact norms are computed in one pass
-        // over the codes.
+        // The bound |x̂| ≤ scale · 127 · √d would be coarse, so the exact norms are computed in one
+        // pass over the codes.
         let max_norm = scales.iter().zip(codes.chunks_exact(dimensions)).fold(
             0f32,
             |max_norm_so_far, (scale, codes)| {
@@ -261,8 +273,8 @@ impl Vectors {
         self.dimensions
     }
 
-    /// Returns the rows and inner products of the `count` best vectors for each query, best first. Uses
-    /// up to `threads` threads.
+    /// Returns the rows and inner products of the `count` best vectors for each query, best first.
+    /// Uses up to `threads` threads.
     ///
     /// # Errors
     /// Returns an error if a query has a different number of dimensions.
@@ -291,7 +303,8 @@ impl Vectors {
         Ok(found)
     }
 
-    /// Returns rows and inner products for `queries`, which are answered in one scan over the vectors.
+    /// Returns rows and inner products for `queries`, which are answered in one scan over the
+    /// vectors.
     fn scan_batch(
         &self,
         queries: &[Vec<f32>],
@@ -303,39 +316,48 @@ impl Vectors {
         let work = rows.saturating_mul(self.dimensions).saturating_mul(queries.len());
         let threads = threads.min(work / MIN_WORK_PER_THREAD).clamp(1, rows);
         let fraction = rows.div_ceil(threads);
-        let parts = std::thread::scope(|scope| {
-            let handles: Vec<_> = (1..threads)
-                .map(|thread| rows.min(thread * fraction)..rows.min((thread + 1) * fraction))
-                .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
-                .collect();
-            let mut parts = vec![self.scan(&queries, 0..fraction.min(rows), count)];
-            for handle in handles {
-                let part = handle.join();
-                parts.push(part.map_err(|_| SearchError::Internal("a thread of the scan panicked".into()))?);
-            }
-            Ok::<_, SearchError>(parts)
-        })?;
+        let parts =
+            std::thread::scope(|scope| {
+                let handles: Vec<_> = (1..threads)
+                    .map(|thread| rows.min(thread * fraction)..rows.min((thread + 1) * fraction))
+                    .map(|range| scope.spawn(|| self.scan(&queries, range, count)))
+                    .collect();
+                let mut parts = vec![self.scan(&queries, 0..fraction.min(rows), count)];
+                for handle in handles {
+                    let part = handle.join();
+                    parts.push(part.map_err(|_| {
+                        SearchError::Internal("a thread of the scan panicked".into())
+                    })?);
+                }
+                Ok::<_, SearchError>(parts)
+            })?;
         let mut merged: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
         for (all, part) in parts.into_iter().flat_map(|part| part.into_iter().enumerate()) {
             let merged = &mut merged[all];
             part.top.iter().for_each(|Reverse(TotalF32(product))| merged.push_top(*product));
             merged.candidates.extend(part.candidates);
         }
-        Ok(queries.iter().zip(merged).map(|(query, candidates)| self.rescore(query, candidates)).collect())
+        Ok(queries
+            .iter()
+            .zip(merged)
+            .map(|(query, candidates)| self.rescore(query, candidates))
+            .collect())
     }
 
     fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
         let quantised = QuantizedVector::new(exact);
         let (length, rounded) = (norm(exact), norm(exact) + quantised.residual);
         let max_norm = self.max_norm + self.residual;
-        let bound =
-            quantised.residual * max_norm + rounded * self.residual + ROUNDING_ERROR * length * max_norm;
+        let bound = quantised.residual * max_norm
+            + rounded * self.residual
+            + ROUNDING_ERROR * length * max_norm;
         Query { exact, quantised, bound }
     }
 
     /// Scans the codes of `rows` and returns the candidates of each query.
     fn scan(&self, queries: &[Query], rows: Range<usize>, count: usize) -> Vec<Candidates> {
-        let mut candidates: Vec<Candidates> = queries.iter().map(|_| Candidates::new(count)).collect();
+        let mut candidates: Vec<Candidates> =
+            queries.iter().map(|_| Candidates::new(count)).collect();
         let width = self.dimensions;
         for block in rows.clone().step_by(BLOCK) {
             let block = block..rows.end.min(block + BLOCK);
@@ -359,7 +381,9 @@ impl Vectors {
         let (min_product, width) = (candidates.min_product(query.bound), 4 * self.dimensions);
         let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);
         let mut scored: Vec<(u32, f32)> = kept
-            .map(|(row, _)| (*row, dot(&self.values[*row as usize * width..][..width], query.exact)))
+            .map(|(row, _)| {
+                (*row, dot(&self.values[*row as usize * width..][..width], query.exact))
+            })
             .collect();
         scored.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
         scored.truncate(candidates.count);

@@ -12,7 +12,8 @@ fn write_vectors(dir: &Path, vectors: &[Vec<f32>]) -> Vectors {
 
 /// Returns the best rows of a scan in f32, as reference.
 fn exact_search(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, f32)> {
-    let bytes = |vector: &Vec<f32>| vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
+    let bytes =
+        |vector: &Vec<f32>| vector.iter().flat_map(|x| x.to_le_bytes()).collect::<Vec<u8>>();
     let mut all: Vec<(u32, f32)> =
         vectors.iter().enumerate().map(|(row, x)| (row as u32, dot(&bytes(x), query))).collect();
     all.sort_by(|a, b| b.1.total_cmp(&a.1).then(a.0.cmp(&b.0)));
@@ -20,12 +21,16 @@ fn exact_search(vectors: &[Vec<f32>], query: &[f32], count: usize) -> Vec<(u32, 
     all
 }
 
-/// Generates clustered vectors, some of them equal, with differences of very different sizes. Rounding
-/// affects their order the most.
+/// Generates clustered vectors, some of them equal, with differences of very different sizes.
+/// Rounding affects their order the most.
 fn vectors() -> impl Strategy<Value = Vec<Vec<f32>>> {
     (1usize..40).prop_flat_map(|dimensions| {
         let centre = prop::collection::vec(-1f32..1.0, dimensions);
-        let step = (0usize..4, prop::sample::select(vec![0f32, 1e-6, 1e-3, 1e-2, 1.0]), 0usize..dimensions);
+        let step = (
+            0usize..4,
+            prop::sample::select(vec![0f32, 1e-6, 1e-3, 1e-2, 1.0]),
+            0usize..dimensions,
+        );
         let steps = prop::collection::vec(step, 1..300);
         (prop::collection::vec(centre, 4), steps).prop_map(|(centres, steps)| {
             let to_vector = |(at, size, dimension): (usize, f32, usize)| {
@@ -66,7 +71,8 @@ fn search_is_independent_of_thread_count() {
         state = state.wrapping_mul(1664525).wrapping_add(1013904223);
         (state >> 8) as f32 / (1 << 24) as f32 - 0.5
     };
-    let mut vectors: Vec<Vec<f32>> = (0..70_000).map(|_| (0..width).map(|_| next()).collect()).collect();
+    let mut vectors: Vec<Vec<f32>> =
+        (0..70_000).map(|_| (0..width).map(|_| next()).collect()).collect();
     vectors[60_000] = vectors[17].clone();
     vectors[35_000] = vectors[17].clone();
     let dir = tempfile::tempdir().unwrap();
@@ -74,17 +80,23 @@ fn search_is_independent_of_thread_count() {
     for threads in [1, 2, 3, 7] {
         for row in [17, 69_999] {
             let wanted = exact_search(&vectors, &vectors[row], 10);
-            assert_eq!(found.search(&[vectors[row].clone()], 10, threads).unwrap()[0], wanted, "{threads}");
+            assert_eq!(
+                found.search(&[vectors[row].clone()], 10, threads).unwrap()[0],
+                wanted,
+                "{threads}"
+            );
         }
     }
 }
 
 #[test]
 fn search_preserves_order_across_query_chunks() {
-    let vectors: Vec<Vec<f32>> = (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
+    let vectors: Vec<Vec<f32>> =
+        (0..40).map(|row| vec![(row as f32).cos(), (row as f32).sin()]).collect();
     let dir = tempfile::tempdir().unwrap();
     let found = write_vectors(dir.path(), &vectors);
-    let queries: Vec<Vec<f32>> = vectors.iter().cycle().take(2 * MAX_QUERIES_PER_SCAN + 3).cloned().collect();
+    let queries: Vec<Vec<f32>> =
+        vectors.iter().cycle().take(2 * MAX_QUERIES_PER_SCAN + 3).cloned().collect();
     let all = found.search(&queries, 3, 2).unwrap();
     assert_eq!(all.len(), queries.len());
     for (query, found) in queries.iter().zip(&all) {

@@ -1,7 +1,7 @@
 //! Splits a text into words: runs of letters and digits.
 //!
-//! Each Han or Hiragana character is a word of its own, as in Lucene's standard tokenizer. Chinese and
-//! Japanese are written without spaces, so complete sentences would otherwise be single words.
+//! Each Han or Hiragana character is a word of its own, as in Lucene's standard tokenizer. Chinese
+//! and Japanese are written without spaces, so complete sentences would otherwise be single words.
 
 use tantivy::tokenizer::{Token, TokenStream, Tokenizer};
 
@@ -14,7 +14,8 @@ pub struct WordTokenizer {
 }
 
 impl WordTokenizer {
-    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its own.
+    /// Creates a tokenizer. If `divides` is true, each Han or Hiragana character is a word of its
+    /// own.
     pub fn new(divides: bool) -> Self {
         WordTokenizer { divides, token: Token::default() }
     }

@@ -1,16 +1,16 @@
-//! Measures the store: the time for which async workers are blocked when many attempts end at the same
-//! time, and the cost of a long attempt.
+//! Measures the store: the time for which async workers are blocked when many attempts end at the
+//! same time, and the cost of a long attempt.
 //!
 //! ```sh
 //! cargo run --release -p levade-store --features testing --example record
 //! ```
 //!
-//! Without an argument, both measurements run. `-- ends` runs only the first, in which 64 attempts of 8k
-//! tokens end at the same time. `-- long` runs only the second, with an attempt of up to 100 turns and
-//! 128k tokens, and a fork in each turn.
+//! Without an argument, both measurements run. `-- ends` runs only the first, in which 64 attempts
+//! of 8k tokens end at the same time. `-- long` runs only the second, with an attempt of up to 100
+//! turns and 128k tokens, and a fork in each turn.
 //!
-//! Each stage of `bench_long` runs in its own process, so that the peak memory of the stages is measured
-//! separately.
+//! Each stage of `bench_long` runs in its own process, so that the peak memory of the stages is
+//! measured separately.
 #![allow(clippy::unwrap_used, reason = "a measurement ends where something fails")]
 
 use std::path::Path;
@@ -52,7 +52,9 @@ fn main() {
         }
         ["ends"] => bench_ends(),
         ["long"] => bench_long(),
-        ["long", stage, turns, file] => run_long_stage(stage, turns.parse().unwrap(), Path::new(file)),
+        ["long", stage, turns, file] => {
+            run_long_stage(stage, turns.parse().unwrap(), Path::new(file))
+        }
         _ => eprintln!("usage: record [ends | long]"),
     }
 }
@@ -82,7 +84,8 @@ fn attempt(group: u32, sample: u32) -> Attempt {
         let context = trajectory
             .push(Segment::context(parent, make_tokens(TOKENS / 8, turn + 16 * group), turn))
             .unwrap();
-        parent = Some(trajectory.push(sampled(Some(context), TOKENS / 8, turn + 16 * sample)).unwrap());
+        parent =
+            Some(trajectory.push(sampled(Some(context), TOKENS / 8, turn + 16 * sample)).unwrap());
     }
     let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group, sample };
     Attempt {
@@ -140,13 +143,19 @@ async fn measure_delay<T>(work: impl Future<Output = T>) -> (T, Duration) {
 enum WriteMode {
     /// One call records the complete attempt.
     Complete,
-    /// The attempt was started before; one call appends the segments and another one records the end.
+    /// The attempt was started before; one call appends the segments and another one records the
+    /// end.
     Incremental,
     /// The async worker blocks until the disk has the data, one attempt at a time.
     Blocking,
 }
 
-async fn record(store: Arc<dyn Store>, write_lock: Arc<Mutex<()>>, attempt: Arc<Attempt>, way: WriteMode) {
+async fn record(
+    store: Arc<dyn Store>,
+    write_lock: Arc<Mutex<()>>,
+    attempt: Arc<Attempt>,
+    way: WriteMode,
+) {
     match way {
         WriteMode::Complete => drop(store.record_attempt(&attempt).await.unwrap()),
         WriteMode::Incremental => {
@@ -166,8 +175,12 @@ fn start_of(attempt: &Attempt) -> AttemptStart {
 }
 
 fn bench_ends() {
-    println!("{ATTEMPTS} attempts of {TOKENS} tokens end at once, 2 workers, worst of {ROUNDS} rounds");
-    println!("| backend | way | longest in a worker, ms | a task late by, ms | idle, ms | attempts/s |");
+    println!(
+        "{ATTEMPTS} attempts of {TOKENS} tokens end at once, 2 workers, worst of {ROUNDS} rounds"
+    );
+    println!(
+        "| backend | way | longest in a worker, ms | a task late by, ms | idle, ms | attempts/s |"
+    );
     println!("|---|---|---|---|---|---|");
     let ways = [
         (WriteMode::Complete, "whole"),
@@ -190,23 +203,28 @@ fn bench_ends() {
                     .unwrap();
                 let round_result = runtime.block_on(async {
                     let store: Arc<dyn Store> = match backend {
-                        "sqlite" => Arc::new(Sqlite::open(&dir.path().join("run.db"), &run()).await.unwrap()),
+                        "sqlite" => Arc::new(
+                            Sqlite::open(&dir.path().join("run.db"), &run()).await.unwrap(),
+                        ),
                         _ => Arc::new(Memory::new(run())),
                     };
-                    let made: Vec<_> = (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
+                    let made: Vec<_> =
+                        (0..ATTEMPTS).map(|i| Arc::new(attempt(i / 8, i % 8))).collect();
                     if way == WriteMode::Incremental {
                         for attempt in &made {
                             store.start(&start_of(attempt)).await.unwrap();
                         }
                     }
-                    let ((), idle) = measure_delay(tokio::time::sleep(Duration::from_millis(100))).await;
+                    let ((), idle) =
+                        measure_delay(tokio::time::sleep(Duration::from_millis(100))).await;
                     let max_poll = Arc::new(AtomicU64::new(0));
                     let write_lock = Arc::new(Mutex::new(()));
                     let start = Instant::now();
                     let all = async {
                         let mut tasks = tokio::task::JoinSet::new();
                         for attempt in made {
-                            let inner = Box::pin(record(store.clone(), write_lock.clone(), attempt, way));
+                            let inner =
+                                Box::pin(record(store.clone(), write_lock.clone(), attempt, way));
                             tasks.spawn(PollTimer { inner, max_poll: max_poll.clone() });
                         }
                         tasks.join_all().await;
@@ -238,7 +256,8 @@ fn add_long_turn(trajectory: &mut Trajectory, turn: u32, parent: Option<SegmentI
     let context = make_tokens(LONG / TURNS - SAMPLED, turn);
     let context = trajectory.push(Segment::context(parent, context, turn)).unwrap();
     let completion = trajectory.push(sampled(Some(context), SAMPLED, turn)).unwrap();
-    let fork = Segment { after: Some(SAMPLED / 2), ..sampled(Some(completion), SAMPLED, turn + 1000) };
+    let fork =
+        Segment { after: Some(SAMPLED / 2), ..sampled(Some(completion), SAMPLED, turn + 1000) };
     trajectory.push(fork).unwrap();
     completion
 }
@@ -274,7 +293,8 @@ fn peak_memory() -> u64 {
 fn run_long_stage(stage: &str, turns: u32, file: &Path) {
     let slot = AttemptSlot { purpose: Purpose::Train, phase: 0, step: 0, group: 0, sample: 0 };
     let id = AttemptId::new(&run(), &slot, 0);
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     let (before, start) = (peak_memory(), Instant::now());
     let new = runtime.block_on(async {
         if stage == "record" {
@@ -310,7 +330,10 @@ fn run_long_stage(stage: &str, turns: u32, file: &Path) {
                     input
                 };
                 let sequences: Vec<SequenceInput> = sequences.map(input).collect();
-                assert_eq!(TreeBatch::merge(&sequences).unwrap().tokens.len() as u64, tokens(trajectory));
+                assert_eq!(
+                    TreeBatch::merge(&sequences).unwrap().tokens.len() as u64,
+                    tokens(trajectory)
+                );
             } else {
                 assert_eq!(sequences.map(|path| path.len()).max(), Some(2 * turns as usize + 1));
             }

@@ -4,7 +4,8 @@ use levade_tree::{AttemptId, AttemptSlot, RunId, Segment, SegmentId, Trajectory}
 
 use crate::error::Failure;
 use crate::{
-    Attempt, AttemptStart, End, PerToken, PlannedSequence, Status, StepPlan, StepReward, WriteOutcome,
+    Attempt, AttemptStart, End, PerToken, PlannedSequence, Status, StepPlan, StepReward,
+    WriteOutcome,
 };
 
 /// Checks that the id of an attempt is derived from its run, slot and try.
@@ -21,7 +22,11 @@ pub(crate) fn check_name(
 }
 
 /// Checks that the score, the reward and its parts are finite.
-fn check_finite(score: Option<f64>, reward: Option<f64>, step_rewards: &[StepReward]) -> Result<(), Failure> {
+fn check_finite(
+    score: Option<f64>,
+    reward: Option<f64>,
+    step_rewards: &[StepReward],
+) -> Result<(), Failure> {
     let numbers = [("score", score), ("reward", reward)];
     let step_rewards =
         step_rewards.iter().map(|step_rewards| ("part of a reward", Some(step_rewards.reward)));
@@ -55,11 +60,17 @@ fn check_segment(segment: &Segment) -> Result<(), Failure> {
     if segment.temperature.is_finite() {
         return Ok(());
     }
-    Err(Failure::Unstorable(format!("segment {} has temperature {}", segment.id.0, segment.temperature)))
+    Err(Failure::Unstorable(format!(
+        "segment {} has temperature {}",
+        segment.id.0, segment.temperature
+    )))
 }
 
 /// Checks a repeated start of an attempt against the stored attempt.
-pub(crate) fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
+pub(crate) fn check_restart(
+    stored: &Attempt,
+    start: &AttemptStart,
+) -> Result<WriteOutcome, Failure> {
     if stored.task != start.task {
         return Err(Failure::Conflict(start.slot.to_string(), "task"));
     }
@@ -69,8 +80,8 @@ pub(crate) fn check_restart(stored: &Attempt, start: &AttemptStart) -> Result<Wr
     }
 }
 
-/// Checks the end of an attempt against the stored attempt. Returns [`Recorded::Now`] if the end must be
-/// written, and [`Recorded::Before`] if the attempt already has this end.
+/// Checks the end of an attempt against the stored attempt. Returns [`Recorded::Now`] if the end
+/// must be written, and [`Recorded::Before`] if the attempt already has this end.
 pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Failure> {
     match stored.status {
         Status::Running => Ok(WriteOutcome::Written),
@@ -89,8 +100,9 @@ pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Fai
 /// Returns those of the `given` segments that are not stored yet, in the form in which they must be
 /// stored.
 ///
-/// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its number
-/// of tokens. Both are called only for segments that `given` refers to, by their id or as a parent.
+/// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
+/// number of tokens. Both are called only for segments that `given` refers to, by their id or as a
+/// parent.
 pub(crate) fn new_segments(
     attempt: &Attempt,
     len: u32,
@@ -103,7 +115,8 @@ pub(crate) fn new_segments(
         let mut incoming = incoming.clone();
         let (id, next) = (incoming.id, len + new.len() as u32);
         if id.0 > next {
-            let what = format!("segment {} would leave a gap after the {next} that are there", id.0);
+            let what =
+                format!("segment {} would leave a gap after the {next} that are there", id.0);
             return Err(Failure::Unstorable(what));
         }
         if id.0 >= len && attempt.status != Status::Running {
@@ -112,11 +125,16 @@ pub(crate) fn new_segments(
         let parent_len = match incoming.parent.filter(|_| incoming.after.is_some()) {
             None => 0,
             Some(parent) if parent.0 < len => tokens(parent)?,
-            Some(parent) => new.get((parent.0 - len) as usize).map_or(0, |parent| parent.tokens.len()),
+            Some(parent) => {
+                new.get((parent.0 - len) as usize).map_or(0, |parent| parent.tokens.len())
+            }
         };
-        incoming.validate(id.0, parent_len).map_err(|error| Failure::Unstorable(error.to_string()))?;
+        incoming
+            .validate(id.0, parent_len)
+            .map_err(|error| Failure::Unstorable(error.to_string()))?;
         check_segment(&incoming)?;
-        let existing = if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
+        let existing =
+            if id.0 < len { stored(id)? } else { new.get((id.0 - len) as usize).cloned() };
         match existing {
             Some(existing) if same_segment(&existing, &incoming) => {}
             Some(_) => return Err(Failure::Conflict(attempt.slot.to_string(), "segment")),
@@ -137,7 +155,8 @@ fn end_difference(stored: &End, end: &End) -> Option<&'static str> {
     (stored.reward != end.reward || stored.step_rewards != end.step_rewards).then_some("reward")
 }
 
-/// Returns the first field in which two attempts with the same id differ, or `None` if they are equal.
+/// Returns the first field in which two attempts with the same id differ, or `None` if they are
+/// equal.
 pub(crate) fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
     if a.task != b.task {
         return Some("task");
@@ -151,8 +170,8 @@ fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
 }
 
-/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a NaN
-/// equals itself.
+/// Returns whether two segments are equal. Log-probabilities are compared by their bits, so that a
+/// NaN equals itself.
 fn same_segment(x: &Segment, y: &Segment) -> bool {
     x.parent == y.parent
         && x.after == y.after

@@ -1,4 +1,5 @@
-//! Errors of a store. Callers handle an error by its code, and a service can map the code to a response.
+//! Errors of a store. Callers handle an error by its code, and a service can map the code to a
+//! response.
 
 use std::error::Error;
 use std::path::PathBuf;
@@ -57,7 +58,8 @@ pub enum StoreError {
         /// Location of the store.
         location: String,
     },
-    /// The file can be read only through a copy, because it cannot be written, and copying it failed.
+    /// The file can be read only through a copy, because it cannot be written, and copying it
+    /// failed.
     #[error(
         "the record {location} cannot be written here, and a copy to read cannot be made: {source}; copy the folder of the run to \
          where it can be written, or set TMPDIR to a place with room"
@@ -168,7 +170,9 @@ pub enum StoreError {
         key: String,
     },
     /// A different value is recorded under the key.
-    #[error("{key} is already recorded in {location} with another {field}; a record is never overwritten")]
+    #[error(
+        "{key} is already recorded in {location} with another {field}; a record is never overwritten"
+    )]
     Conflict {
         /// Location of the store.
         location: String,
@@ -177,8 +181,8 @@ pub enum StoreError {
         /// First field in which the stored and the new value differ.
         field: &'static str,
     },
-    /// The attempt has ended: no segment can be appended, and its end cannot be changed. An abandoned
-    /// attempt cannot be started again.
+    /// The attempt has ended: no segment can be appended, and its end cannot be changed. An
+    /// abandoned attempt cannot be started again.
     #[error("{key} in {location} is {} and takes nothing more; make another try", status.name())]
     Ended {
         /// Location of the store.
@@ -220,9 +224,9 @@ impl StoreError {
             StoreError::Version { .. } => Code::Version,
             StoreError::Deadline { .. } => Code::Unavailable,
             StoreError::Stopped { .. } => Code::Internal,
-            StoreError::Empty { .. } | StoreError::NotDurable { .. } | StoreError::Unknown { .. } => {
-                Code::NotFound
-            }
+            StoreError::Empty { .. }
+            | StoreError::NotDurable { .. }
+            | StoreError::Unknown { .. } => Code::NotFound,
             StoreError::Conflict { .. } | StoreError::Ended { .. } => Code::Conflict,
             StoreError::Corrupt { .. } => Code::Corrupt,
             StoreError::Unstorable { .. } => Code::Invalid,
@@ -266,7 +270,9 @@ impl Failure {
     pub fn into_error(self, location: &str, action: &'static str, key: String) -> StoreError {
         let location = location.to_owned();
         match self {
-            Failure::Backend(code, source) => StoreError::Failed { location, action, key, code, source },
+            Failure::Backend(code, source) => {
+                StoreError::Failed { location, action, key, code, source }
+            }
             Failure::Unknown => StoreError::Unknown { location, key },
             Failure::Conflict(key, field) => StoreError::Conflict { location, key, field },
             Failure::Ended(status) => StoreError::Ended { location, key, status },

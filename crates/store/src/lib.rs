@@ -1,22 +1,25 @@
-//! Durable storage of a run: attempts with their segments, plans of training steps, and evaluations.
+//! Durable storage of a run: attempts with their segments, plans of training steps, and
+//! evaluations.
 //!
-//! A run can be audited from any version of the weights back to the tokens that produced it, and it can
-//! be replayed. To this end a [`StepPlan`] lists, in order, the attempts that a step trains on, with the
-//! advantage and loss weight of each token. The attempts hold every token with its log-probability and
-//! the version of the weights that sampled it.
+//! A run can be audited from any version of the weights back to the tokens that produced it, and it
+//! can be replayed. To this end a [`StepPlan`] lists, in order, the attempts that a step trains on,
+//! with the advantage and loss weight of each token. The attempts hold every token with its
+//! log-probability and the version of the weights that sampled it.
 //!
-//! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store` and
-//! opens the backend that it names:
+//! All access goes through one trait, [`Store`]. A [`Location`] parses the recipe key `run.store`
+//! and opens the backend that it names:
 //! - [`Sqlite`] keeps the run in one file.
-//! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no record. It
-//!   holds every attempt until the last handle is dropped, and then all data is lost. A run with this backend
-//!   can neither be resumed nor read by another process ([`StoreError::NotKept`]).
+//! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no
+//!   record. It holds every attempt until the last handle is dropped, and then all data is lost. A
+//!   run with this backend can neither be resumed nor read by another process
+//!   ([`StoreError::NotKept`]).
 //!
 //! # Life of an attempt
-//! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt that
-//! waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its score; its
-//! tokens do not change. An attempt whose process exited is [`Abandoned`](Status::Abandoned): it is never
-//! trained on, and the next try is another attempt. A complete attempt can also be recorded in one call.
+//! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt
+//! that waits for its score first ends as [`Unscored`](Status::Unscored) and ends again with its
+//! score; its tokens do not change. An attempt whose process exited is
+//! [`Abandoned`](Status::Abandoned): it is never trained on, and the next try is another attempt. A
+//! complete attempt can also be recorded in one call.
 //!
 //! # Example
 //! ```
@@ -35,24 +38,25 @@
 //! # Guarantees of every backend
 //! One suite of tests checks these for all backends.
 //! - **Atomic.** A call writes everything or nothing.
-//! - **Idempotent.** Recording an equal value again is a no-op. Recording a different value under the same
-//!   key returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten.
-//! - **Exact.** Token ids, log-probabilities and versions keep every bit; so do rewards and scores, except
-//!   that −0 reads back as 0.
-//! - **Async.** Calls never block an async worker on the disk. Calls that wait have a deadline, and the error
-//!   names the operation that timed out.
+//! - **Idempotent.** Recording an equal value again is a no-op. Recording a different value under
+//!   the same key returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever
+//!   overwritten.
+//! - **Exact.** Token ids, log-probabilities and versions keep every bit; so do rewards and scores,
+//!   except that −0 reads back as 0.
+//! - **Async.** Calls never block an async worker on the disk. Calls that wait have a deadline, and
+//!   the error names the operation that timed out.
 //! - **Errors have codes** ([`Code`]) and report whether a retry can succeed.
 //!
 //! # Guarantees of `Sqlite`
-//! - **A committed write survives** the end of the process and a power failure: `synchronous = FULL` flushes
-//!   the log at every commit. With the weaker `NORMAL`, a power failure could leave a checkpoint without the
-//!   attempts that it was trained on. Concurrent writes share a commit.
-//! - **A prompt is stored once**, however many attempts start with it. A fork within a segment stores only
-//!   its new tokens.
+//! - **A committed write survives** the end of the process and a power failure: `synchronous =
+//!   FULL` flushes the log at every commit. With the weaker `NORMAL`, a power failure could leave a
+//!   checkpoint without the attempts that it was trained on. Concurrent writes share a commit.
+//! - **A prompt is stored once**, however many attempts start with it. A fork within a segment
+//!   stores only its new tokens.
 //! - **Several handles**, in one process or many, can read and write at the same time.
 //! - **Reading needs no write permission** and no writable directory ([`Sqlite::open_existing`]).
-//! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened only for
-//!   reading, a copy is migrated and the file stays unchanged.
+//! - **A file of an earlier build is migrated** when it is opened for writing. When it is opened
+//!   only for reading, a copy is migrated and the file stays unchanged.
 //!
 //! Out of scope: the contents of tasks and evaluations, which this crate stores as opaque JSON.
 
@@ -72,8 +76,9 @@ pub use error::{Code, StoreError};
 pub use location::{Access, Location};
 pub use memory::Memory;
 pub use record::{
-    AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, HighEntropy,
-    PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries, Update, WriteOutcome,
+    AppliedKlPenalty, Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt,
+    HighEntropy, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward, Tries,
+    Update, WriteOutcome,
 };
 pub use sqlite::{SCHEMA_VERSION, Sqlite};
 pub use store::Store;

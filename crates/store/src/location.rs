@@ -35,13 +35,14 @@ pub enum Location {
     Memory,
 }
 
-/// The purpose for which a store is opened. A caller that writes must hold the lock of the run directory.
+/// The purpose for which a store is opened. A caller that writes must hold the lock of the run
+/// directory.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Access<'a> {
     /// Writes a new run with this id. An existing file is accepted if it belongs to the same run.
     Start(&'a RunId),
-    /// Continues an existing store, whatever its run id. If the process that started the run was killed
-    /// before it had created the store, a store is created for the run with this id.
+    /// Continues an existing store, whatever its run id. If the process that started the run was
+    /// killed before it had created the store, a store is created for the run with this id.
     Resume(&'a RunId),
     /// Reads an existing store, even while another process writes it.
     Read,
@@ -51,23 +52,32 @@ impl Location {
     /// Opens the store of the run in the directory `run_dir`.
     ///
     /// # Errors
-    /// - Returns [`StoreError::NotKept`] if the location is [`Memory`](Self::Memory) and `access` is not
-    ///   [`Start`](Access::Start).
-    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the file does
-    ///   not exist, and otherwise the errors of [`Sqlite::open_existing`].
-    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file exists, and the
-    ///   errors of [`Sqlite::open`] if it does not.
+    /// - Returns [`StoreError::NotKept`] if the location is [`Memory`](Self::Memory) and `access`
+    ///   is not [`Start`](Access::Start).
+    /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
+    ///   file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
+    /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file
+    ///   exists, and the errors of [`Sqlite::open`] if it does not.
     /// - For [`Start`](Access::Start), returns the errors of [`Sqlite::open`], including
     ///   [`StoreError::OtherRun`] if the file belongs to another run.
-    pub async fn open(&self, run_dir: &Path, access: Access<'_>) -> Result<Arc<dyn Store>, StoreError> {
+    pub async fn open(
+        &self,
+        run_dir: &Path,
+        access: Access<'_>,
+    ) -> Result<Arc<dyn Store>, StoreError> {
         let (file, access) = match (self, access) {
             (Location::Sqlite(file), access) => (run_dir.join(file), access),
-            (Location::Memory, Access::Start(run)) => return Ok(Arc::new(Memory::new(run.clone()))),
-            (Location::Memory, _) => return Err(StoreError::NotDurable { run_dir: run_dir.to_owned() }),
+            (Location::Memory, Access::Start(run)) => {
+                return Ok(Arc::new(Memory::new(run.clone())));
+            }
+            (Location::Memory, _) => {
+                return Err(StoreError::NotDurable { run_dir: run_dir.to_owned() });
+            }
         };
         let store = match access {
             Access::Read if !file.exists() => {
-                let (location, source) = (file.display().to_string(), std::io::ErrorKind::NotFound.into());
+                let (location, source) =
+                    (file.display().to_string(), std::io::ErrorKind::NotFound.into());
                 return Err(StoreError::Open {
                     location,
                     code: Code::NotFound,
@@ -117,9 +127,9 @@ impl FromStr for Location {
             None if text.is_empty() => Ok(Self::default()),
             Some(("sqlite", path)) if !path.is_empty() => Ok(Location::Sqlite(path.into())),
             Some(("memory", "")) => Ok(Location::Memory),
-            Some(("http" | "https" | "mongodb" | "mongodb+srv", _)) => {
-                Err(format!("\"{text}\" names a service, but records in services do not exist yet; {KNOWN}"))
-            }
+            Some(("http" | "https" | "mongodb" | "mongodb+srv", _)) => Err(format!(
+                "\"{text}\" names a service, but records in services do not exist yet; {KNOWN}"
+            )),
             _ => Err(format!("\"{text}\" is no location of a record; {KNOWN}")),
         }
     }

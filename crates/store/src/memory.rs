@@ -9,8 +9,8 @@ use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment, SegmentId};
 use crate::checks;
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, Status, StepPlan, Store, StoreError,
-    Tries, WriteOutcome,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, Status, StepPlan, Store,
+    StoreError, Tries, WriteOutcome,
 };
 
 /// Location of the store in messages.
@@ -18,8 +18,8 @@ const LOCATION: &str = "memory";
 
 /// A store in memory. All data is lost when the last handle is dropped or the process exits.
 ///
-/// It keeps the same contract as the durable backends, and holds every attempt with all its tokens, so
-/// memory use grows with the run. Calls complete at once and never time out.
+/// It keeps the same contract as the durable backends, and holds every attempt with all its tokens,
+/// so memory use grows with the run. Calls complete at once and never time out.
 #[derive(Debug)]
 pub struct Memory {
     run: RunId,
@@ -48,7 +48,8 @@ impl Memory {
         key: impl ToString,
         work: impl FnOnce(&mut Contents) -> Result<T, Failure>,
     ) -> Result<T, StoreError> {
-        // Every write checks its input before it changes anything, so a panic leaves the data consistent.
+        // Every write checks its input before it changes anything, so a panic leaves the data
+        // consistent.
         let mut contents = self.contents.lock().unwrap_or_else(PoisonError::into_inner);
         work(&mut contents).map_err(|failure| failure.into_error(LOCATION, action, key.to_string()))
     }
@@ -103,7 +104,11 @@ impl Store for Memory {
         })
     }
 
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError> {
+    async fn append(
+        &self,
+        id: &AttemptId,
+        segments: &[Segment],
+    ) -> Result<WriteOutcome, StoreError> {
         self.with_contents("record", format_args!("attempt {id}"), |contents| {
             let attempt = contents.get_mut(id)?;
             let stored = attempt.trajectory.segments();
@@ -115,7 +120,8 @@ impl Store for Memory {
                 |id| Ok(at(id).cloned()),
                 |id| Ok(at(id).map_or(0, |segment| segment.tokens.len())),
             )?;
-            let recorded = if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
+            let recorded =
+                if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
             for segment in new {
                 let pushed = attempt.trajectory.push(segment);
                 pushed.map_err(|error| Failure::Backend(Code::Internal, error.into()))?;
@@ -132,7 +138,8 @@ impl Store for Memory {
                 return Ok(WriteOutcome::AlreadyRecorded);
             }
             let End { outcome, score, reward, step_rewards, status } = end.clone();
-            (attempt.outcome, attempt.step_rewards, attempt.status) = (outcome, step_rewards, status);
+            (attempt.outcome, attempt.step_rewards, attempt.status) =
+                (outcome, step_rewards, status);
             (attempt.score, attempt.reward) = (normalize_zero(score), normalize_zero(reward));
             Ok(WriteOutcome::Written)
         })
@@ -141,7 +148,8 @@ impl Store for Memory {
     async fn abandon_running(&self) -> Result<u64, StoreError> {
         self.with_contents("record", "attempts that run", |contents| {
             let mut abandoned = 0;
-            for attempt in contents.attempts.values_mut().filter(|attempt| attempt.status == Status::Running)
+            for attempt in
+                contents.attempts.values_mut().filter(|attempt| attempt.status == Status::Running)
             {
                 attempt.status = Status::Abandoned;
                 abandoned += 1;
@@ -159,7 +167,8 @@ impl Store for Memory {
             let mut new: BTreeMap<AttemptId, &Attempt> = BTreeMap::new();
             for attempt in attempts {
                 checks::check_attempt(&self.run, attempt)?;
-                let stored = contents.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
+                let stored =
+                    contents.attempts.get(&attempt.id).or_else(|| new.get(&attempt.id).copied());
                 match stored.map(|stored| checks::difference(stored, attempt)) {
                     None => drop(new.insert(attempt.id, attempt)),
                     Some(None) => {}
@@ -168,9 +177,11 @@ impl Store for Memory {
                     }
                 }
             }
-            let recorded = if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
+            let recorded =
+                if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
             for attempt in new.into_values() {
-                let (score, reward) = (normalize_zero(attempt.score), normalize_zero(attempt.reward));
+                let (score, reward) =
+                    (normalize_zero(attempt.score), normalize_zero(attempt.reward));
                 contents.insert(Attempt { score, reward, ..attempt.clone() });
             }
             Ok(recorded)
@@ -192,15 +203,18 @@ impl Store for Memory {
     async fn tries(&self, slot: &AttemptSlot) -> Result<Tries, StoreError> {
         self.with_contents("read", slot, |contents| {
             let next = contents.tries_in_slot(slot).next_back().map_or(0, |last| last.number + 1);
-            let failed =
-                contents.tries_in_slot(slot).filter(|attempt| attempt.status == Status::Superseded).count();
+            let failed = contents
+                .tries_in_slot(slot)
+                .filter(|attempt| attempt.status == Status::Superseded)
+                .count();
             Ok(Tries { next, failed: failed as u32 })
         })
     }
 
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError> {
         self.with_contents("read", format_args!("tasks for {}", purpose.name()), |contents| {
-            let matching = contents.attempts.values().filter(|attempt| attempt.slot.purpose == purpose);
+            let matching =
+                contents.attempts.values().filter(|attempt| attempt.slot.purpose == purpose);
             let distinct: BTreeMap<String, serde_json::Value> =
                 matching.map(|attempt| (attempt.task.to_string(), attempt.task.clone())).collect();
             Ok(distinct.into_values().collect())
@@ -224,7 +238,8 @@ impl Store for Memory {
                         sampled_tokens: attempt.trajectory.sampled_tokens() as u64,
                         tokens: segments.iter().map(|segment| segment.tokens.len() as u64).sum(),
                     };
-                    // Tries are iterated in order, so the last one that counts replaces the earlier ones.
+                    // Tries are iterated in order, so the last one that counts replaces the earlier
+                    // ones.
                     found.insert(*slot, summary);
                 }
             }
@@ -245,7 +260,9 @@ impl Store for Memory {
         self.with_contents("record", key.clone(), |contents| {
             checks::check_plan(plan)?;
             match contents.steps.get(&(plan.phase, plan.step)) {
-                Some(stored) if checks::same_plan(stored, plan) => Ok(WriteOutcome::AlreadyRecorded),
+                Some(stored) if checks::same_plan(stored, plan) => {
+                    Ok(WriteOutcome::AlreadyRecorded)
+                }
                 Some(_) => Err(Failure::Conflict(key, "plan")),
                 None => {
                     contents.steps.insert((plan.phase, plan.step), plan.clone());
@@ -261,7 +278,9 @@ impl Store for Memory {
     }
 
     async fn planned_steps(&self) -> Result<Vec<(u32, u32)>, StoreError> {
-        self.with_contents("read", "the ledger", |contents| Ok(contents.steps.keys().copied().collect()))
+        self.with_contents("read", "the ledger", |contents| {
+            Ok(contents.steps.keys().copied().collect())
+        })
     }
 
     async fn record_eval(
@@ -271,7 +290,9 @@ impl Store for Memory {
     ) -> Result<WriteOutcome, StoreError> {
         self.with_contents("record", key, |contents| match contents.evals.get(&key) {
             // Compared as text, as in SQLite: two numbers are equal if their text is equal.
-            Some(stored) if to_json_text(stored) == to_json_text(result) => Ok(WriteOutcome::AlreadyRecorded),
+            Some(stored) if to_json_text(stored) == to_json_text(result) => {
+                Ok(WriteOutcome::AlreadyRecorded)
+            }
             Some(_) => Err(Failure::Conflict(key.to_string(), "result")),
             None => {
                 contents.evals.insert(key, result.clone());

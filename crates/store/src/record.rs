@@ -79,11 +79,11 @@ pub struct Attempt {
     pub outcome: Outcome,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,
-    /// Total reward that training reinforces: the score after reward shaping. `None` if the attempt must
-    /// not be trained on.
+    /// Total reward that training reinforces: the score after reward shaping. `None` if the attempt
+    /// must not be trained on.
     pub reward: Option<f64>,
-    /// Parts of the reward that were credited before the end of the attempt, each to one segment, turn or
-    /// agent. The remainder is credited to the outcome.
+    /// Parts of the reward that were credited before the end of the attempt, each to one segment,
+    /// turn or agent. The remainder is credited to the outcome.
     pub step_rewards: Vec<StepReward>,
     /// State of the attempt.
     pub status: Status,
@@ -159,9 +159,9 @@ pub struct End {
 pub struct Tries {
     /// Index of the next try: one more than the index of the last started try, or 0.
     pub next: u32,
-    /// Number of superseded tries. Abandoned tries are not counted: this number selects the random number
-    /// stream of the next try, so that a run that was killed and resumed samples the same tokens as an
-    /// undisturbed run.
+    /// Number of superseded tries. Abandoned tries are not counted: this number selects the random
+    /// number stream of the next try, so that a run that was killed and resumed samples the same
+    /// tokens as an undisturbed run.
     pub failed: u32,
 }
 
@@ -225,8 +225,8 @@ impl From<&Attempt> for FailedAttempt {
     }
 }
 
-/// One value per trained token of a sequence, run-length encoded as (value, tokens). A run of 0 tokens
-/// extends to the end of the sequence.
+/// One value per trained token of a sequence, run-length encoded as (value, tokens). A run of 0
+/// tokens extends to the end of the sequence.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PerToken(Vec<(f32, u32)>);
 
@@ -238,8 +238,8 @@ impl PerToken {
 
     /// Creates a list from one value per token, in as few runs as possible.
     ///
-    /// If all values are equal, the list applies to a sequence of any length. If `values` is empty, every
-    /// token gets 0.
+    /// If all values are equal, the list applies to a sequence of any length. If `values` is empty,
+    /// every token gets 0.
     pub fn new(values: impl IntoIterator<Item = f32>) -> Self {
         let mut runs: Vec<(f32, u32)> = Vec::new();
         for value in values {
@@ -255,8 +255,8 @@ impl PerToken {
         }
     }
 
-    /// Iterates over the values, one per token. The iterator never ends if the last run extends to the
-    /// end of the sequence.
+    /// Iterates over the values, one per token. The iterator never ends if the last run extends to
+    /// the end of the sequence.
     pub fn iter(&self) -> impl Iterator<Item = f32> + '_ {
         self.0.iter().flat_map(|&(value, len)| {
             std::iter::repeat_n(value, if len == 0 { usize::MAX } else { len as usize })
@@ -265,7 +265,11 @@ impl PerToken {
 
     /// Serializes each run as a little-endian `f32` and `u32`.
     pub(crate) fn to_bytes(&self) -> Vec<u8> {
-        self.0.iter().flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()]).flatten().collect()
+        self.0
+            .iter()
+            .flat_map(|(value, len)| [value.to_le_bytes(), len.to_le_bytes()])
+            .flatten()
+            .collect()
     }
 
     /// Parses the output of [`to_bytes`](Self::to_bytes). Returns `None` if bytes are missing.
@@ -273,7 +277,9 @@ impl PerToken {
         let (chunks, []) = bytes.as_chunks::<4>() else { return None };
         let (runs, []) = chunks.as_chunks::<2>() else { return None };
         Some(PerToken(
-            runs.iter().map(|[value, len]| (f32::from_le_bytes(*value), u32::from_le_bytes(*len))).collect(),
+            runs.iter()
+                .map(|[value, len]| (f32::from_le_bytes(*value), u32::from_le_bytes(*len)))
+                .collect(),
         ))
     }
 
@@ -290,8 +296,8 @@ impl PerToken {
 
 /// A sequence that a step trains on: the segments from a root to `leaf`.
 ///
-/// The sampled and demonstrated segments are the targets, except those that an earlier leaf of the same
-/// attempt already trains.
+/// The sampled and demonstrated segments are the targets, except those that an earlier leaf of the
+/// same attempt already trains.
 #[derive(Debug, Clone, PartialEq)]
 pub struct PlannedSequence {
     /// Attempt that contains the sequence.
@@ -333,8 +339,8 @@ pub struct StepPlan {
     pub phase: u32,
     /// Index of the step within the phase, from 0.
     pub step: u32,
-    /// Positions of the step's groups in the phase's task order, including zero-variance groups. Empty
-    /// for demonstrations.
+    /// Positions of the step's groups in the phase's task order, including zero-variance groups.
+    /// Empty for demonstrations.
     pub group_positions: Vec<u64>,
     /// Plans of the policies that the step trains, in training order.
     pub policies: Vec<PolicyPlan>,
@@ -389,8 +395,8 @@ pub struct HighEntropy {
     pub tokens: u64,
     /// Number of tokens that kept their advantages.
     pub kept: u64,
-    /// Minimum entropy of a kept token, in nats: one threshold for each subset of the groups that has its
-    /// own update.
+    /// Minimum entropy of a kept token, in nats: one threshold for each subset of the groups that
+    /// has its own update.
     pub thresholds: Vec<f64>,
 }
 

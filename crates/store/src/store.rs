@@ -6,20 +6,21 @@ use async_trait::async_trait;
 use levade_tree::{AttemptId, AttemptSlot, Purpose, RunId, Segment};
 
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError, Tries,
-    WriteOutcome,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, StoreError,
+    Tries, WriteOutcome,
 };
 
 /// The store of one run. Share it as `Arc<dyn Store>`.
 ///
-/// When a write returns, it is as durable as the backend allows. Every write can be repeated: a write of
-/// an equal value returns [`Recorded::Before`], a write of a different value returns
-/// [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A write may still
-/// be committed after its future is dropped. Every call returns before a deadline that the backend sets.
+/// When a write returns, it is as durable as the backend allows. Every write can be repeated: a
+/// write of an equal value returns [`Recorded::Before`], a write of a different value returns
+/// [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A write may
+/// still be committed after its future is dropped. Every call returns before a deadline that the
+/// backend sets.
 ///
 /// Every method can return an error if the backend fails or does not respond
-/// ([`Code::Unavailable`](crate::Code::Unavailable)). A read also returns an error if stored bytes are
-/// damaged.
+/// ([`Code::Unavailable`](crate::Code::Unavailable)). A read also returns an error if stored bytes
+/// are damaged.
 #[async_trait]
 pub trait Store: Debug + Send + Sync {
     /// Returns the id of the run whose data the store holds.
@@ -39,30 +40,37 @@ pub trait Store: Debug + Send + Sync {
     /// Appends all of `segments`, or none of them, to a running attempt.
     ///
     /// The id of a segment is its index in the trajectory. Segments that are already recorded are
-    /// compared with the stored ones. The cost depends on the number of `segments`, not on the length of
-    /// the stored trajectory.
+    /// compared with the stored ones. The cost depends on the number of `segments`, not on the
+    /// length of the stored trajectory.
     ///
     /// # Errors
-    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if a
-    /// different segment is recorded under an id, and [`StoreError::Over`] if a segment is new but the
-    /// attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has a temperature
-    /// that is not finite, or does not fit the trajectory: its parent, the position of its fork or its
-    /// number of values per token.
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError>;
+    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if
+    /// a different segment is recorded under an id, and [`StoreError::Over`] if a segment is new
+    /// but the attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has
+    /// a temperature that is not finite, or does not fit the trajectory: its parent, the position
+    /// of its fork or its number of values per token.
+    async fn append(
+        &self,
+        id: &AttemptId,
+        segments: &[Segment],
+    ) -> Result<WriteOutcome, StoreError>;
 
-    /// Records the end of an attempt that is running or ended as [`Unscored`](crate::Status::Unscored).
+    /// Records the end of an attempt that is running or ended as
+    /// [`Unscored`](crate::Status::Unscored).
     ///
     /// # Errors
-    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if it
-    /// already has a different end, and [`StoreError::Over`] if it was abandoned with a different end.
-    /// Returns [`StoreError::Unstorable`] if the status is [`Running`](crate::Status::Running) or if a
-    /// score, a reward or a part of a reward is not finite.
+    /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if
+    /// it already has a different end, and [`StoreError::Over`] if it was abandoned with a
+    /// different end. Returns [`StoreError::Unstorable`] if the status is
+    /// [`Running`](crate::Status::Running) or if a score, a reward or a part of a reward is not
+    /// finite.
     async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError>;
 
-    /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their number.
+    /// Marks all running attempts as [`Abandoned`](crate::Status::Abandoned) and returns their
+    /// number.
     ///
-    /// Call this when resuming a run whose process has exited, or after a run has ended. No process may
-    /// be generating attempts of the run at the same time.
+    /// Call this when resuming a run whose process has exited, or after a run has ended. No process
+    /// may be generating attempts of the run at the same time.
     ///
     /// # Errors
     /// Returns an error if writing fails.
@@ -72,8 +80,8 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Conflict`] if a different attempt is recorded under an id, and
-    /// [`StoreError::Unstorable`] if an id does not belong to this run, slot and try, or if a score,
-    /// reward or temperature is not finite.
+    /// [`StoreError::Unstorable`] if an id does not belong to this run, slot and try, or if a
+    /// score, reward or temperature is not finite.
     async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError>;
 
     /// Records one complete attempt in one write.
@@ -109,7 +117,8 @@ pub trait Store: Debug + Send + Sync {
     /// Returns an error if reading fails.
     async fn tasks(&self, purpose: Purpose) -> Result<Vec<serde_json::Value>, StoreError>;
 
-    /// Returns summaries of the tries that count for `purpose`, sorted by phase, step, group and sample.
+    /// Returns summaries of the tries that count for `purpose`, sorted by phase, step, group and
+    /// sample.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -117,8 +126,8 @@ pub trait Store: Debug + Send + Sync {
 
     /// Returns the attempts for `purpose` that broke, sorted by slot and try.
     ///
-    /// These are failed attempts, superseded tries, and abandoned attempts whose outcome has an error. An
-    /// attempt whose process was killed is not listed.
+    /// These are failed attempts, superseded tries, and abandoned attempts whose outcome has an
+    /// error. An attempt whose process was killed is not listed.
     ///
     /// # Errors
     /// Returns an error if reading fails.
@@ -128,8 +137,8 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Conflict`] if a different plan is recorded for the step, and
-    /// [`StoreError::Unstorable`] if a number in the plan is not finite or a micro-batch plan does not
-    /// fit the sequences of its update.
+    /// [`StoreError::Unstorable`] if a number in the plan is not finite or a micro-batch plan does
+    /// not fit the sequences of its update.
     async fn record_step(&self, plan: &StepPlan) -> Result<WriteOutcome, StoreError>;
 
     /// Returns the plan of a training step, or `None` if none is recorded.
@@ -148,8 +157,11 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Conflict`] if a different result is recorded under `key`.
-    async fn record_eval(&self, key: EvalKey, result: &serde_json::Value)
-    -> Result<WriteOutcome, StoreError>;
+    async fn record_eval(
+        &self,
+        key: EvalKey,
+        result: &serde_json::Value,
+    ) -> Result<WriteOutcome, StoreError>;
 
     /// Returns the results of all evaluations, sorted by phase and step.
     ///

@@ -1,5 +1,5 @@
-//! Test helpers: waits for futures in synchronous tests, and compares a killed run with an undisturbed
-//! one.
+//! Test helpers: waits for futures in synchronous tests, and compares a killed run with an
+//! undisturbed one.
 
 use std::collections::HashMap;
 use std::future::Future;
@@ -24,8 +24,8 @@ pub fn wait<T: Send>(future: impl Future<Output = T> + Send) -> T {
     })
 }
 
-/// Maps each attempt that counts to the id and try number that it would have in a run without abandoned
-/// attempts. That number is the number of superseded tries before it.
+/// Maps each attempt that counts to the id and try number that it would have in a run without
+/// abandoned attempts. That number is the number of superseded tries before it.
 ///
 /// # Errors
 /// Returns an error if reading fails.
@@ -57,7 +57,10 @@ pub async fn ids_without_abandoned(
 ///
 /// # Panics
 /// Panics if the plan trains on an attempt that is not in `names`.
-pub fn plan_without_abandoned(plan: &StepPlan, names: &HashMap<AttemptId, (AttemptId, u32)>) -> StepPlan {
+pub fn plan_without_abandoned(
+    plan: &StepPlan,
+    names: &HashMap<AttemptId, (AttemptId, u32)>,
+) -> StepPlan {
     let mut plan = plan.clone();
     let updates = plan.policies.iter_mut().flat_map(|policy_plan| &mut policy_plan.updates);
     for sequence in updates.flat_map(|update| &mut update.sequences) {

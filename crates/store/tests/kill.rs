@@ -1,5 +1,5 @@
-//! Kills a writing process at a random moment. All data that it reported as recorded must be complete,
-//! and no other write may be stored in part.
+//! Kills a writing process at a random moment. All data that it reported as recorded must be
+//! complete, and no other write may be stored in part.
 
 #![allow(clippy::unwrap_used)] // clippy exempts #[test] functions, but not their helpers
 
@@ -11,10 +11,12 @@ use std::sync::Arc;
 
 use levade_policy::MicroBatchPlan;
 use levade_store::{
-    Attempt, AttemptStart, PerToken, PlannedSequence, PolicyPlan, Sqlite, Status, StepPlan, Store, Update,
+    Attempt, AttemptStart, PerToken, PlannedSequence, PolicyPlan, Sqlite, Status, StepPlan, Store,
+    Update,
 };
 use levade_tree::{
-    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory,
+    VersionRun,
 };
 use serde_json::json;
 use tokio::task::JoinSet;
@@ -93,8 +95,8 @@ async fn write(store: &dyn Store, sample: u32) {
     store.end(&id, &whole.end()).await.unwrap();
 }
 
-/// The child process: writes until it is killed, and prints each completed write. Returns at once when
-/// run as a normal test.
+/// The child process: writes until it is killed, and prints each completed write. Returns at once
+/// when run as a normal test.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn child() {
     let Ok(file) = std::env::var(FILE) else { return };
@@ -147,7 +149,11 @@ async fn recorded_data_survives_process_kill() {
         }
         // Each writer may have completed at most one more attempt without reporting it.
         let present = store.summaries(Purpose::Train).await.unwrap();
-        assert!(present.len() - recorded.len() <= WRITERS as usize, "{} of {recorded:?}", present.len());
+        assert!(
+            present.len() - recorded.len() <= WRITERS as usize,
+            "{} of {recorded:?}",
+            present.len()
+        );
         for summary in present {
             let whole = attempt(summary.slot.sample);
             assert_eq!(store.attempt(&summary.id).await.unwrap(), Some(whole));

@@ -80,14 +80,17 @@ mod tests {
 
     #[test]
     fn annotated_solution_becomes_turns() {
-        let solution =
-            "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
+        let solution = "Tom has 3*4 = <<3*4=12>>12 red balls.\nHe gives half away: $<<12/2=6.00>>6 left.\n#### 6";
         let got = parse_annotations(solution, 2).unwrap();
         let steps: Vec<_> = got
             .calls
             .iter()
             .map(|c| {
-                (c.content.as_str(), c.call.arguments["expression"].as_str().unwrap(), c.result.as_str())
+                (
+                    c.content.as_str(),
+                    c.call.arguments["expression"].as_str().unwrap(),
+                    c.result.as_str(),
+                )
             })
             .collect();
         assert_eq!(
@@ -101,7 +104,8 @@ mod tests {
 
     #[test]
     fn annotated_results_come_from_calculator() {
-        let result = |solution: &str| parse_annotations(solution, 9).map(|d| d.calls[0].result.clone());
+        let result =
+            |solution: &str| parse_annotations(solution, 9).map(|d| d.calls[0].result.clone());
         assert_eq!(result("<<.5*3=1.5>>1.5 #### 1.5"), Ok("1.5".to_owned()));
         assert_eq!(result("<<10/3=3.33>>3.33 #### 3"), Ok("3.3333333333".to_owned()));
         assert_eq!(result("<<10/3=3.34>>3.34 #### 3"), Err(SkipReason::Disagrees));

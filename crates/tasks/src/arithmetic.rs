@@ -99,7 +99,8 @@ impl Arithmetic {
         let term = Term::sample(&numbers, &mut sampler);
         let use_words = sampler.uniform() < self.options.words;
         let reserved = split == Split::HeldOutWording;
-        let wording = Wording::sample(&term, reserved, use_words, self.options.stories, &mut sampler);
+        let wording =
+            Wording::sample(&term, reserved, use_words, self.options.stories, &mut sampler);
         let term = wording.reorder(term);
         let answer = term.value().to_string();
         let call = DemonstratedCall {
@@ -128,7 +129,8 @@ impl Arithmetic {
     fn numbers(&self, sampler: &mut TaskRng) -> Vec<i128> {
         let ArithmeticOptions { operands, min_digits, max_digits, .. } = self.options;
         let mut number = || {
-            let digits = min_digits + sampler.uniform_index((max_digits - min_digits + 1) as usize) as u32;
+            let digits =
+                min_digits + sampler.uniform_index((max_digits - min_digits + 1) as usize) as u32;
             let min_value = 10usize.pow(digits - 1);
             (min_value + sampler.uniform_index(9 * min_value)) as i128
         };
@@ -175,7 +177,8 @@ mod tests {
 
     #[test]
     fn generator_omits_stories_when_disabled() {
-        let options = ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
+        let options =
+            ArithmeticOptions { words: 1.0, stories: false, ..ArithmeticOptions::default() };
         let generator = Arithmetic::new(options, 3).unwrap();
         for split in SPLITS {
             let is_story = |i| generator.task(split, i).template.unwrap().starts_with("story");
@@ -215,8 +218,13 @@ mod tests {
 
     #[test]
     fn splits_share_no_operands_across_seeds() {
-        let options =
-            ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, words: 0.5, stories: true };
+        let options = ArithmeticOptions {
+            operands: 2,
+            min_digits: 1,
+            max_digits: 2,
+            words: 0.5,
+            stories: true,
+        };
         let of = |seed, split| -> BTreeSet<Vec<i128>> {
             let generator = Arithmetic::new(options, seed).unwrap();
             (0..3000).map(|index| operands(&generator.task(split, index))).collect()
@@ -262,7 +270,8 @@ mod tests {
     #[test]
     fn words_fraction_matches_option() {
         let fraction = |words| {
-            let generator = Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
+            let generator =
+                Arithmetic::new(ArithmeticOptions { words, ..Default::default() }, 1).unwrap();
             let symbols = |task: &Task| task.template.as_ref().unwrap().starts_with("symbols");
             (0..1000).filter(|&index| !symbols(&generator.task(Split::Train, index))).count()
         };
@@ -278,7 +287,12 @@ mod tests {
             options_error(ArithmeticOptions { operands: 1, ..fine }),
             "operands = 1, but it must be in 2..=6"
         );
-        assert!(options_error(ArithmeticOptions { min_digits: 5, ..fine }).starts_with("max_digits = 4"));
-        assert!(options_error(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN"));
+        assert!(
+            options_error(ArithmeticOptions { min_digits: 5, ..fine })
+                .starts_with("max_digits = 4")
+        );
+        assert!(
+            options_error(ArithmeticOptions { words: f64::NAN, ..fine }).starts_with("words = NaN")
+        );
     }
 }

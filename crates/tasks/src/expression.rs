@@ -325,7 +325,11 @@ impl Parser {
 }
 
 fn approximate(value: f64, at: usize) -> Result<Number, ExpressionError> {
-    if value.is_finite() { Ok(Number::Approximate(value)) } else { Err(ExpressionError::TooLarge { at }) }
+    if value.is_finite() {
+        Ok(Number::Approximate(value))
+    } else {
+        Err(ExpressionError::TooLarge { at })
+    }
 }
 
 /// Returns whether a fraction fits 128-bit integers. Only such fractions are exact.
@@ -337,7 +341,12 @@ fn is_zero(value: &Number) -> bool {
     value.to_f64() == 0.0
 }
 
-fn apply(operation: Operation, lhs: Number, rhs: Number, at: usize) -> Result<Number, ExpressionError> {
+fn apply(
+    operation: Operation,
+    lhs: Number,
+    rhs: Number,
+    at: usize,
+) -> Result<Number, ExpressionError> {
     if matches!(operation, Operation::DividedBy) && is_zero(&rhs) {
         return Err(ExpressionError::DivisionByZero { at });
     }
@@ -422,7 +431,8 @@ fn round(value: &Rational) -> Option<String> {
     let half_up = u128::from(scaled % bottom >= bottom.div_ceil(2));
     let digits = (top / bottom).checked_mul(unit)?.checked_add(scaled / bottom + half_up)?;
     let sign = if numerator < 0 { "-" } else { "" };
-    let text = format!("{sign}{}.{:0width$}", digits / unit, digits % unit, width = decimals as usize);
+    let text =
+        format!("{sign}{}.{:0width$}", digits / unit, digits % unit, width = decimals as usize);
     Some(trim(&text))
 }
 

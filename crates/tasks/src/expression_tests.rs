@@ -153,21 +153,30 @@ impl Tree {
             Tree::Square(inner) => format!("{}^2", write_operand(inner, 5)),
             Tree::Binary(operator, lhs, rhs) => {
                 let level = self.level();
-                format!("{} {operator} {}", write_operand(lhs, level), write_operand(rhs, level + 1))
+                format!(
+                    "{} {operator} {}",
+                    write_operand(lhs, level),
+                    write_operand(rhs, level + 1)
+                )
             }
         }
     }
 }
 
 fn trees() -> impl Strategy<Value = Tree> {
-    (0u32..1000, 0u32..100).prop_map(|(w, c)| Tree::Number(w, c)).prop_recursive(5, 32, 2, |inner| {
-        prop_oneof![
-            inner.clone().prop_map(|t| Tree::Negative(Box::new(t))),
-            inner.clone().prop_map(|t| Tree::Square(Box::new(t))),
-            (prop::sample::select(vec!['+', '-', '*', '/']), inner.clone(), inner)
-                .prop_map(|(o, l, r)| Tree::Binary(o, Box::new(l), Box::new(r))),
-        ]
-    })
+    (0u32..1000, 0u32..100).prop_map(|(w, c)| Tree::Number(w, c)).prop_recursive(
+        5,
+        32,
+        2,
+        |inner| {
+            prop_oneof![
+                inner.clone().prop_map(|t| Tree::Negative(Box::new(t))),
+                inner.clone().prop_map(|t| Tree::Square(Box::new(t))),
+                (prop::sample::select(vec!['+', '-', '*', '/']), inner.clone(), inner)
+                    .prop_map(|(o, l, r)| Tree::Binary(o, Box::new(l), Box::new(r))),
+            ]
+        },
+    )
 }
 
 proptest! {

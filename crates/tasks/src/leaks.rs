@@ -56,7 +56,8 @@ impl HeldOutQuestions {
             found.keys = held_out.iter().map(|task| task.key()).collect();
             return found;
         }
-        let wanted: HashSet<QuestionKey> = held_out.iter().map(|task| task.question_key()).collect();
+        let wanted: HashSet<QuestionKey> =
+            held_out.iter().map(|task| task.question_key()).collect();
         for source in sources {
             found.contextual.extend(find_contextual(&source, &wanted));
         }
@@ -101,7 +102,10 @@ impl HeldOutQuestions {
 }
 
 /// Returns, for each task, the keys by which another task asks or shows it.
-pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Vec<Vec<QuestionKey>> {
+pub(super) fn own_keys(
+    tasks: &[&Task],
+    contextual: &HashSet<QuestionKey>,
+) -> Vec<Vec<QuestionKey>> {
     let question_sets: Vec<QuestionSet> = tasks.iter().map(|task| task.question_set()).collect();
     // Last turns that several conversations end with.
     let mut ends: HashMap<QuestionKey, QuestionKey> = HashMap::new();
@@ -117,8 +121,12 @@ pub(super) fn own_keys(tasks: &[&Task], contextual: &HashSet<QuestionKey>) -> Ve
         if contextual.contains(&question_set.question) {
             return vec![question_set.question.with_context(task.context())];
         }
-        let unambiguous = (!ambiguous.contains(&question_set.question)).then_some(question_set.question);
-        [Some(question_set.conversation), unambiguous, question_set.last].into_iter().flatten().collect()
+        let unambiguous =
+            (!ambiguous.contains(&question_set.question)).then_some(question_set.question);
+        [Some(question_set.conversation), unambiguous, question_set.last]
+            .into_iter()
+            .flatten()
+            .collect()
     });
     keys.collect()
 }
@@ -141,7 +149,10 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
         let (context, answer) = (task.context(), task.answer_with_options());
         match seen.get_mut(&question) {
             None => {
-                seen.insert(question, QuestionSummary { context, answer, contexts: false, answers: false });
+                seen.insert(
+                    question,
+                    QuestionSummary { context, answer, contexts: false, answers: false },
+                );
             }
             Some(first) => {
                 first.contexts |= first.context != context;
@@ -149,14 +160,18 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
             }
         }
     }
-    seen.into_iter().filter(|(_, seen)| seen.contexts && seen.answers).map(|(question, _)| question).collect()
+    seen.into_iter()
+        .filter(|(_, seen)| seen.contexts && seen.answers)
+        .map(|(question, _)| question)
+        .collect()
 }
 
 /// Returns those of `tasks` that a model has seen. `shown` contains the keys of everything it was
 /// trained on.
 pub fn filter_seen<'t>(tasks: &[&'t Task], shown: &HashSet<QuestionKey>) -> Vec<&'t Task> {
     let keys = own_keys(tasks, &HashSet::new());
-    let seen = tasks.iter().zip(keys).filter(|(_, keys)| keys.iter().any(|key| shown.contains(key)));
+    let seen =
+        tasks.iter().zip(keys).filter(|(_, keys)| keys.iter().any(|key| shown.contains(key)));
     seen.map(|(task, _)| *task).collect()
 }
 

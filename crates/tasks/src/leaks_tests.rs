@@ -72,7 +72,11 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
             "What was 2+2?",
         ],
     ),
-    ("Who's the king?", &["Who’s the king?", "who‘s the “king”", "Who's the 'king'?"], &["Who's the queen?"]),
+    (
+        "Who's the king?",
+        &["Who’s the king?", "who‘s the “king”", "Who's the 'king'?"],
+        &["Who's the queen?"],
+    ),
     (
         "What is 3 × 4?",
         &["What is 3 x 4?", "What is 3*4?", "What is 3 · 4?", "What is $3 \\times 4$?"],
@@ -84,11 +88,27 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
         &["What is 12 of 4?", "What is 1/3 of 4?"],
     ),
     ("What is 3½?", &["What is 3 1/2?"], &["What is 31/2?"]),
-    ("What is 2²?", &["What is 2^2?", "What is 2**2?"], &["What is 22?", "What is 2*2?", "What is 2³?"]),
+    (
+        "What is 2²?",
+        &["What is 2^2?", "What is 2**2?"],
+        &["What is 22?", "What is 2*2?", "What is 2³?"],
+    ),
     ("What is 10⁻³?", &["What is 10^-3?"], &["What is 10-3?", "What is 10^3?"]),
-    ("Is 5 – 3 ≤ 2?", &["Is 5-3<=2?", "Is 5 − 3 ≤ 2 ?", "is 5 — 3 \\leq 2"], &["Is 5-3<2?", "Is 5-3>=2?"]),
-    ("What is 1,000 + 1?", &["What is 1000+1?"], &["What is 1,00 + 1?", "What is 1+1?", "What is 1.000+1?"]),
-    ("Who’s the king?", &["Who´s the king?", "Who`s the king?", "Who＇s the king"], &["Whos' the king?"]),
+    (
+        "Is 5 – 3 ≤ 2?",
+        &["Is 5-3<=2?", "Is 5 − 3 ≤ 2 ?", "is 5 — 3 \\leq 2"],
+        &["Is 5-3<2?", "Is 5-3>=2?"],
+    ),
+    (
+        "What is 1,000 + 1?",
+        &["What is 1000+1?"],
+        &["What is 1,00 + 1?", "What is 1+1?", "What is 1.000+1?"],
+    ),
+    (
+        "Who’s the king?",
+        &["Who´s the king?", "Who`s the king?", "Who＇s the king"],
+        &["Whos' the king?"],
+    ),
     ("What is f'(x)?", &["What is f′(x)?", "what is f’(x)"], &["What is f(x)?", "What is f''(x)?"]),
     ("Where is the point A'?", &["where is the point A′"], &["Where is the point A?"]),
     (
@@ -114,18 +134,31 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
     ("What happened?", &["1. What happened?", "(12) What happened?"], &["1984. What happened?"]),
     ("Is 0,123 small?", &["is 0,123 small"], &["Is 0123 small?"]),
     ("What is 5!?", &["what is 5!"], &["What is 5?"]),
-    ("Ist das die Straße?", &["IST DAS DIE STRASSE?", "ist das die strasse"], &["Ist das die Strafe?"]),
+    (
+        "Ist das die Straße?",
+        &["IST DAS DIE STRASSE?", "ist das die strasse"],
+        &["Ist das die Strafe?"],
+    ),
     ("How tall is 5'6\"?", &["how tall is 5′6″"], &["How tall is 5'6'?", "How tall is 56?"]),
     ("What is A:B if A = 2?", &["what is A : B if A=2"], &["What is B if A = 2?"]),
     (
         "What is 12000 + 1?",
-        &["What is 12\u{202f}000+1?", "What is 12’000 + 1?", "What is 12_000+1?", "What is $12{,}000 + 1$?"],
+        &[
+            "What is 12\u{202f}000+1?",
+            "What is 12’000 + 1?",
+            "What is 12_000+1?",
+            "What is $12{,}000 + 1$?",
+        ],
         &["What is 12.000 + 1?", "What is 12 000 + 1?"],
     ),
     ("What is max(1,200)?", &["what is max(1, 200)"], &["What is max(1200)?"]),
     ("What is f(1,200 + 1)?", &["what is f(1200+1)"], &["What is f(1,2 + 1)?"]),
     ("What is f(2 + 1,200)?", &["what is f(2+1200)"], &["What is f(2 + 1,2)?"]),
-    ("Who wrote Hamlet?", &["Who wrote _Hamlet_?", "__Who__ wrote Hamlet?"], &["Who wrote_Hamlet?"]),
+    (
+        "Who wrote Hamlet?",
+        &["Who wrote _Hamlet_?", "__Who__ wrote Hamlet?"],
+        &["Who wrote_Hamlet?"],
+    ),
     ("What is 2 ** 3?", &["What is 2**3?", "What is 2^3?"], &["What is 2 3?", "What is 23?"]),
     ("Convert 101₂.", &["Convert 101_2.", "Convert $101_{2}$."], &["Convert 1012."]),
     ("What is $2^{34}$?", &["What is 2^34?"], &["What is $2^{3}4$?"]),
@@ -175,7 +208,12 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
     ),
     (
         "Compute $\\frac{1}{2} + 1$.",
-        &["Compute $\\frac12 + 1$.", "Compute 1/2 + 1.", "Compute \\dfrac{1}{2}+1", "Compute ½ + 1."],
+        &[
+            "Compute $\\frac12 + 1$.",
+            "Compute 1/2 + 1.",
+            "Compute \\dfrac{1}{2}+1",
+            "Compute ½ + 1.",
+        ],
         &["Compute 12 + 1.", "Compute $\\frac{1}{2+1}$.", "Compute $\\frac{1}{21}$."],
     ),
     (
@@ -183,11 +221,23 @@ const SPELLINGS: [(&str, &[&str], &[&str]); 45] = [
         &["Simplify 3 1/2 + (x+1)/(2y)."],
         &["Simplify 31/2 + (x+1)/(2y).", "Simplify 3 1/2 + x+1/2y."],
     ),
-    ("What is $\\frac{x}{2}$ at 3?", &["What is x/2 at 3?"], &["What is x2 at 3?", "What is 2/x at 3?"]),
-    ("What is $\\frac{1}{2}x$?", &["What is 1/2 x?"], &["What is $\\frac{1}{2x}$?", "What is 1/2x?"]),
+    (
+        "What is $\\frac{x}{2}$ at 3?",
+        &["What is x/2 at 3?"],
+        &["What is x2 at 3?", "What is 2/x at 3?"],
+    ),
+    (
+        "What is $\\frac{1}{2}x$?",
+        &["What is 1/2 x?"],
+        &["What is $\\frac{1}{2x}$?", "What is 1/2x?"],
+    ),
     (
         "What is $90^\\circ$ in radians?",
-        &["What is 90° in radians?", "What is $90^{\\circ}$ in radians?", "What is $90\\degree$ in radians?"],
+        &[
+            "What is 90° in radians?",
+            "What is $90^{\\circ}$ in radians?",
+            "What is $90\\degree$ in radians?",
+        ],
         &["What is 90 in radians?"],
     ),
     (
@@ -212,7 +262,10 @@ fn leak_matches_held_out_questions_in_any_spelling() {
             assert!(is_leak(&[task(same, "1")], &task(question, "1")), "{question:?} is {same:?}");
         }
         for other in other {
-            assert!(!is_leak(&[task(question, "1")], &task(other, "1")), "{other:?} is not {question:?}");
+            assert!(
+                !is_leak(&[task(question, "1")], &task(other, "1")),
+                "{other:?} is not {question:?}"
+            );
         }
     }
 }
@@ -231,19 +284,36 @@ fn questions_shown_in_prompts_leak() {
         chat(&[user("What is 900+1?"), assistant_message("901"), user("What is 5 + 1?")], "6"),
         chat(&[user("What is 5+1?"), assistant_message("6"), user("What is 705+1?")], "706"),
         chat(
-            &[Message::system("Be brief."), user("what is 5+1"), assistant_message("6"), user("x + y?")],
+            &[
+                Message::system("Be brief."),
+                user("what is 5+1"),
+                assistant_message("6"),
+                user("x + y?"),
+            ],
             "?",
         ),
         chat(&[Message::system("Examples:\nQ: What is 5+1?\nA: 6"), user("What is 705+1?")], "706"),
-        chat(&[Message::system("Q: What is 5+1? A: 6 Q: What is 7+1? A: 8"), user("What is 705+1?")], "706"),
+        chat(
+            &[Message::system("Q: What is 5+1? A: 6 Q: What is 7+1? A: 8"), user("What is 705+1?")],
+            "706",
+        ),
         task("Q: What is 5+1?\nA: 6\n\nQ: What is 7+1?\nA:", "8"),
         task("Q: What is 5+1? A: 6 Q: What is 7+1? A:", "8"),
         task("What is 9+1?\nWhat is 5+1?\nAnswer both.", "10 and 6"),
-        task("Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Spain?", "Madrid"),
+        task(
+            "Question: What is the capital of France?\nAnswer: Paris\nQuestion: And of Spain?",
+            "Madrid",
+        ),
         task("What is the capital of France? -> Paris\nAnd of Spain? ->", "Madrid"),
         task("- What is the capital of France?\tParis\n- And of Spain?", "Madrid"),
-        task("| question | answer |\n| What is the capital of France? | Paris |\nAnd of Spain?", "Madrid"),
-        task("[INST] What is the capital of France? [/INST] Paris [INST] And of Spain? [/INST]", "Madrid"),
+        task(
+            "| question | answer |\n| What is the capital of France? | Paris |\nAnd of Spain?",
+            "Madrid",
+        ),
+        task(
+            "[INST] What is the capital of France? [/INST] Paris [INST] And of Spain? [/INST]",
+            "Madrid",
+        ),
         task("Example 1: What is the capital of France?\nAnswer: Paris\nAnd of Spain?", "Madrid"),
         task("What is the capital of France? = Paris; And of Spain? =", "Madrid"),
         task("What is the capital of France? // Paris\nAnd of Spain? //", "Madrid"),
@@ -252,7 +322,10 @@ fn questions_shown_in_prompts_leak() {
         task("What is the capital of France? * Note: briefly", "Paris"),
         task("What is the capital of France? ->", "Paris"),
         task("Be brief.\nWhat is the capital of France? /think", "Paris"),
-        chat(&[user("x"), tool_question("What is the capital of France?"), user("And of Spain?")], "Madrid"),
+        chat(
+            &[user("x"), tool_question("What is the capital of France?"), user("And of Spain?")],
+            "Madrid",
+        ),
     ] {
         assert!(is_leak(&held_tasks, &shown), "{shown:?}");
     }
@@ -267,7 +340,8 @@ fn questions_shown_in_prompts_leak() {
         assert!(!is_leak(&held_tasks, &other), "{other:?}");
     }
     // A labeled question below a passage depends on the passage.
-    let passage = |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
+    let passage =
+        |text: &str| task(&format!("{text}\nQuestion: How many men were there?\nAnswer:"), "3");
     assert!(!is_leak(&[passage("Three men sat in a boat.")], &passage("Five men sat in a car.")));
     // A held-out few-shot row is identified by its last question; its examples are not held out.
     for few in [
@@ -283,7 +357,8 @@ fn questions_shown_in_prompts_leak() {
 #[test]
 fn shared_last_turn_leaks_only_with_conversation() {
     let sure = |question: &str| {
-        let turns = [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
+        let turns =
+            [Message::user(question), Message::assistant("4"), Message::user("Are you sure?")];
         chat(&turns, "yes")
     };
     let held_tasks = [sure("What is 2+2?"), sure("What is 1+3?")];
@@ -315,13 +390,15 @@ fn shared_last_turn_of_source_uses_earlier_turns() {
         chat(&turns, &(number + 1).to_string())
     };
     let rows: Vec<Task> = (0..5).map(sure).collect();
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(rows[1..].iter().all(|task| !found.leak(task)) && found.leak(&sure(0)));
 }
 
 #[test]
 fn contextual_questions_leak_only_with_same_context() {
-    let of = |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
+    let of =
+        |db: &str, answer: &str| row("How many singers do we have?", answer, json!({"db_id": db}));
     let rows: Vec<Task> = (0..6).map(|i| of(&format!("db{i}"), &i.to_string())).collect();
     let (held_tasks, rest) = rows.split_at(2);
     let found = held_out_questions(held_tasks, rest);
@@ -333,31 +410,42 @@ fn contextual_questions_leak_only_with_same_context() {
     );
     assert!(rest.iter().all(|task| !all.leak(task)) && all.leak(&of("db1", "9")));
     assert!(rest.iter().all(|task| !found.leak(task)));
-    let document =
-        |text: &str, answer: &str| chat(&[Message::system(text), Message::user("Who wrote it?")], answer);
+    let document = |text: &str, answer: &str| {
+        chat(&[Message::system(text), Message::user("Who wrote it?")], answer)
+    };
     let rows = [document("By A.", "A"), document("By B.", "B"), document("By C.", "C")];
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]) && found.leak(&document("by A.", "A")));
     // A context only distinguishes questions with different answers. A field that contains the
     // question is not a context.
-    let same =
-        [row("Who was it?", "A", json!({"db_id": "x"})), row("Who was it?", "A", json!({"db_id": "y"}))];
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
+    let same = [
+        row("Who was it?", "A", json!({"db_id": "x"})),
+        row("Who was it?", "A", json!({"db_id": "y"})),
+    ];
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     let same = ["What is 2+2?", "what is 2 + 2"]
         .map(|text| row(text, &text.len().to_string(), json!({"text": text})));
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&same[0]], [same.iter().collect()]);
     assert!(found.leak(&same[1]));
     // Instructions alone do not distinguish questions with the same answer.
     assert!(is_leak(&[document("Be brief.", "A")], &document("Be kind.", "A")));
     // Neither does a note in a row, or another answer without a context.
-    assert!(is_leak(&[row("2+2?", "4", json!({"level": 1}))], &row("2 + 2?", "four", json!({"level": 2}))));
+    assert!(is_leak(
+        &[row("2+2?", "4", json!({"level": 1}))],
+        &row("2 + 2?", "four", json!({"level": 2}))
+    ));
 }
 
 /// Fields that contain sentences in some data sets, and only describe a row in others.
 #[test]
 fn fields_with_sentences_are_contexts() {
-    let of = |name: &str, text: &str, answer: &str| row("How many singers?", answer, json!({ name: text }));
+    let of = |name: &str, text: &str, answer: &str| {
+        row("How many singers?", answer, json!({ name: text }))
+    };
     for name in ["conversation", "source", "sql_schema", "reference", "notes", "table_id"] {
         let rows = [
             of(name, "There are three singers.", "3"),
@@ -369,20 +457,27 @@ fn fields_with_sentences_are_contexts() {
             &[&rows[0], &rows[1]],
             [rows[..2].iter().collect(), rows[2..].iter().collect()],
         );
-        assert!(!found.leak(&rows[2]) && found.leak(&of(name, "there are three singers", "3")), "{name}");
+        assert!(
+            !found.leak(&rows[2]) && found.leak(&of(name, "there are three singers", "3")),
+            "{name}"
+        );
     }
     // The name of a data set is not a context.
     let rows = [of("source", "web", "3"), of("source", "books", "8"), of("source", "tv", "5")];
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&rows[2]));
 }
 
 /// The letter of an option is meaningless without the options.
 #[test]
 fn answer_letters_depend_on_options() {
-    let of = |choices: &[&str], answer: &str| row("Which is largest?", answer, json!({"choices": choices}));
+    let of = |choices: &[&str], answer: &str| {
+        row("Which is largest?", answer, json!({"choices": choices}))
+    };
     let rows = [of(&["ant", "cow"], "B"), of(&["sun", "moon"], "A"), of(&["cow", "ant"], "A")];
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(!found.leak(&rows[1]));
     assert!(found.leak(&rows[2]), "the same options in another order");
     // Rows with the same options in several orders are the same question.
@@ -397,7 +492,8 @@ fn answer_letters_depend_on_options() {
 fn context_ignores_spelling() {
     let of = |text: &str, answer: &str| row("Who wrote it?", answer, json!({"context": text}));
     let rows = [of("By A, in 1900.", "A"), of("By B.", "B")];
-    let found = HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
+    let found =
+        HeldOutQuestions::new(MatchingRule::ExactRows, &[&rows[0]], [rows.iter().collect()]);
     assert!(found.leak(&of("by A,  in 1900", "A")));
     assert!(!found.leak(&of("By A, in 1901.", "A")) && !found.leak(&rows[1]));
 }
@@ -413,11 +509,13 @@ fn questions_matching_compares_complete_questions() {
 
 #[test]
 fn seen_among_finds_trained_questions() {
-    let shown: HashSet<QuestionKey> =
-        chat(&[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")], "3")
-            .shown_keys()
-            .into_iter()
-            .collect();
+    let shown: HashSet<QuestionKey> = chat(
+        &[Message::user("What is 1+1?"), Message::assistant("2"), Message::user("What is 1+2?")],
+        "3",
+    )
+    .shown_keys()
+    .into_iter()
+    .collect();
     let tasks = [task("what is 1 + 1", "2"), task("What is 1+2?", "3"), task("What is 1+3?", "4")];
     assert_eq!(filter_seen(&tasks.iter().collect::<Vec<_>>(), &shown), [&tasks[0], &tasks[1]]);
 }

@@ -60,7 +60,8 @@ pub use arithmetic::{Arithmetic, ArithmeticOptions, Split};
 pub use error::{RowLocation, TaskError};
 pub use expression::{CALCULATOR, ExpressionError, Number, calculation, evaluate};
 pub use file::{
-    AnswerPart, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOutCount, Paths, without_endings,
+    AnswerPart, DemonstrationCounts, FileOptions, FileRow, FileTasks, HeldOutCount, Paths,
+    without_endings,
 };
 pub use leaks::{HeldOutQuestions, MatchingRule, filter_seen};
 pub use question::QuestionKey;

@@ -97,9 +97,11 @@ fn changes_value(token: &str) -> bool {
 fn numbers(tokens: &[String]) -> Vec<String> {
     // A hyphen between words is not an operator.
     let counted = tokens.iter().enumerate().filter(|(at, token)| {
-        let is_value_at =
-            |at: Option<usize>| at.and_then(|at| tokens.get(at)).is_some_and(|token| changes_value(token));
-        changes_value(token) && (*token != "-" || is_value_at(at.checked_sub(1)) || is_value_at(Some(at + 1)))
+        let is_value_at = |at: Option<usize>| {
+            at.and_then(|at| tokens.get(at)).is_some_and(|token| changes_value(token))
+        };
+        changes_value(token)
+            && (*token != "-" || is_value_at(at.checked_sub(1)) || is_value_at(Some(at + 1)))
     });
     let mut found: Vec<String> = counted.map(|(_, token)| token.clone()).collect();
     found.sort_unstable();
@@ -118,11 +120,19 @@ impl NearCopies {
                 let next = index.tokens.len() as Token;
                 ids.push(*index.tokens.entry(token.clone()).or_insert(next));
             }
-            let words = named.iter().zip(&ids).filter(|(token, _)| !changes_value(token)).map(|(_, id)| *id);
+            let words = named
+                .iter()
+                .zip(&ids)
+                .filter(|(token, _)| !changes_value(token))
+                .map(|(_, id)| *id);
             let words: HashSet<Token> = words.collect();
             words.iter().for_each(|word| *questions_with.entry(*word).or_default() += 1);
-            let counted =
-                named.iter().zip(&ids).filter(|(token, _)| changes_value(token)).map(|(_, id)| *id).collect();
+            let counted = named
+                .iter()
+                .zip(&ids)
+                .filter(|(token, _)| changes_value(token))
+                .map(|(_, id)| *id)
+                .collect();
             let numbers = numbers(&named);
             index.questions.push(Question {
                 text: text.to_owned(),
@@ -145,8 +155,8 @@ impl NearCopies {
             question.words.retain(|word| !index.common.contains(word));
             question.is_marked = !question.words.is_empty() || !question.numbers.is_empty();
             for shingle in question.tokens.windows(SHINGLE_TOKENS) {
-                let shingle =
-                    <[Token; SHINGLE_TOKENS]>::try_from(shingle).unwrap_or([UNKNOWN; SHINGLE_TOKENS]);
+                let shingle = <[Token; SHINGLE_TOKENS]>::try_from(shingle)
+                    .unwrap_or([UNKNOWN; SHINGLE_TOKENS]);
                 let among = index.by_shingle.entry(shingle).or_default();
                 if among.last() != Some(&at) {
                     among.push(at);
@@ -193,9 +203,9 @@ impl NearCopies {
     }
 
     fn is_like(&self, question: &Question, words: &HashSet<&str>, numbers: &[String]) -> bool {
-        let common_words = words
-            .iter()
-            .filter(|word| self.tokens.get(**word).is_some_and(|word| question.words.contains(word)));
+        let common_words = words.iter().filter(|word| {
+            self.tokens.get(**word).is_some_and(|word| question.words.contains(word))
+        });
         let common_words = common_words.count();
         let all = question.words.len() + words.len() - common_words;
         question.words.len() >= MIN_WORDS
@@ -209,11 +219,13 @@ impl Question {
     /// or after it.
     fn contains(&self, ids: &[Token]) -> bool {
         let len = ids.len();
-        let value = |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
+        let value =
+            |at: usize| self.tokens.get(at).is_some_and(|token| self.counted.contains(token));
         len > SHINGLE_TOKENS
             && len < self.tokens.len()
             && self.is_marked
-            && (0..=self.tokens.len() - len).any(|at| self.tokens[at..at + len] == *ids && !value(at + len))
+            && (0..=self.tokens.len() - len)
+                .any(|at| self.tokens[at..at + len] == *ids && !value(at + len))
             && self.counted.iter().all(|token| ids.contains(token))
     }
 
@@ -225,8 +237,9 @@ impl Question {
             return false;
         }
         ids.windows(len).enumerate().any(|(at, window)| {
-            let is_value_at =
-                |at: Option<usize>| at.and_then(|at| named.get(at)).is_some_and(|token| changes_value(token));
+            let is_value_at = |at: Option<usize>| {
+                at.and_then(|at| named.get(at)).is_some_and(|token| changes_value(token))
+            };
             // A number before a question can be a list number.
             window == self.tokens && !is_value_at(Some(at + len))
         })

@@ -13,8 +13,8 @@ use super::spelling::{Part, blocks, is_unseen, normalize_spelling, parts, split_
 ///
 /// [`Task::key`] ignores differences in Unicode form (NFC), case, white space and invisible
 /// characters. In a conversation, all turns except the instructions count. A single user turn is
-/// the same question as its text. The keys of `Task::question_set` and `Task::shown_keys` ignore differences in
-/// spelling.
+/// the same question as its text. The keys of `Task::question_set` and `Task::shown_keys` ignore
+/// differences in spelling.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct QuestionKey([u8; 16]);
 
@@ -97,7 +97,8 @@ const CONTEXTS: [&str; 72] = [
 
 /// Fields that contain a context if they contain sentences or messages. Otherwise they only
 /// describe the row, such as the name of a data set or a label.
-const CONTEXTS_OF_SENTENCES: [&str; 5] = ["source", "reference", "references", "notes", "conversation"];
+const CONTEXTS_OF_SENTENCES: [&str; 5] =
+    ["source", "reference", "references", "notes", "conversation"];
 
 /// Minimum number of words of a text that counts as a context in [`CONTEXTS_OF_SENTENCES`].
 const MIN_CONTEXT: usize = 4;
@@ -145,7 +146,8 @@ impl QuestionKey {
     /// Returns the sort key of the question in a split. The questions with the smallest ranks of a
     /// source are held out.
     pub fn rank(self, split_seed: u64) -> u64 {
-        let hash = Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
+        let hash =
+            Sha256::new().chain_update(split_seed.to_le_bytes()).chain_update(self.0).finalize();
         hash[..8].iter().fold(0, |rank, byte| rank << 8 | u64::from(*byte))
     }
 
@@ -186,8 +188,9 @@ impl Task {
             [] => QuestionKey::new(&normalize(&self.question)),
             [only] => QuestionKey::new(&normalize(&only.content)),
             ref turns => {
-                let turns =
-                    turns.iter().map(|turn| format!("{} {}", turn.role.as_str(), normalize(&turn.content)));
+                let turns = turns
+                    .iter()
+                    .map(|turn| format!("{} {}", turn.role.as_str(), normalize(&turn.content)));
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
         }
@@ -214,9 +217,9 @@ impl Task {
         match self.turns()[..] {
             [] | [_] => question,
             ref turns => {
-                let turns = turns
-                    .iter()
-                    .map(|turn| format!("{} {}", turn.role.as_str(), normalize_spelling(&turn.content)));
+                let turns = turns.iter().map(|turn| {
+                    format!("{} {}", turn.role.as_str(), normalize_spelling(&turn.content))
+                });
                 QuestionKey::new(&turns.collect::<Vec<_>>().join("\n"))
             }
         }
@@ -230,7 +233,8 @@ impl Task {
         let mut shown = vec![question];
         if !self.messages.is_empty() {
             shown.push(self.conversation_key(question));
-            shown.extend(self.messages.iter().map(|turn| QuestionKey::from_spelling(&turn.content)));
+            shown
+                .extend(self.messages.iter().map(|turn| QuestionKey::from_spelling(&turn.content)));
         }
         let turns = self.messages.iter().map(|turn| &*turn.content);
         for text in turns.chain(self.messages.is_empty().then_some(&*self.question)) {
@@ -261,7 +265,8 @@ impl Task {
         let mut context: Vec<String> = self.instructions().map(normalize_spelling).collect();
         let turns = self.turns();
         let question_index = turns.iter().rposition(|turn| turn.role == Role::User).unwrap_or(0);
-        context.extend(turns[..question_index].iter().map(|turn| normalize_spelling(&turn.content)));
+        context
+            .extend(turns[..question_index].iter().map(|turn| normalize_spelling(&turn.content)));
         let question = normalize_spelling(self.question_text());
         let is_sentence = |value: &Value| match value {
             Value::String(text) => text.split_whitespace().count() >= MIN_CONTEXT,
@@ -272,11 +277,15 @@ impl Task {
         for (name, of_sentences) in names.chain(CONTEXTS_OF_SENTENCES.map(|name| (name, true))) {
             let found = self.field(name).filter(|value| !of_sentences || is_sentence(value));
             // A field that contains the question itself is not a context.
-            let is_question =
-                |value: &&Value| value.as_str().is_some_and(|text| normalize_spelling(text) == question);
+            let is_question = |value: &&Value| {
+                value.as_str().is_some_and(|text| normalize_spelling(text) == question)
+            };
             if let Some(value) = found.filter(|value| !value.is_null() && !is_question(value)) {
-                let value =
-                    if OPTIONS.contains(&name) { unordered_text(value) } else { normalized_text(value) };
+                let value = if OPTIONS.contains(&name) {
+                    unordered_text(value)
+                } else {
+                    normalized_text(value)
+                };
                 context.push(format!("{name} {value}"));
             }
         }
@@ -314,7 +323,8 @@ impl Task {
         let to_words = |value: &Value| {
             value_text(value, &|text| text.split_whitespace().collect::<Vec<_>>().join(" "), false)
         };
-        let mut hash = Sha256::new().chain_update(self.key().0).chain_update(to_words(&self.answer));
+        let mut hash =
+            Sha256::new().chain_update(self.key().0).chain_update(to_words(&self.answer));
         for text in self.instructions().map(normalize).chain(self.agent.clone()) {
             hash.update([0]);
             hash.update(text);
@@ -386,7 +396,12 @@ struct FieldRule {
 }
 
 /// Returns the key of a task from the hash of its other parts and the fields of its row.
-fn key_of(mut hash: Sha256, rule: &FieldRule, row: &Map<String, Value>, skipped: &[&str]) -> QuestionKey {
+fn key_of(
+    mut hash: Sha256,
+    rule: &FieldRule,
+    row: &Map<String, Value>,
+    skipped: &[&str],
+) -> QuestionKey {
     let mut fields = Vec::new();
     collect_fields(row, "", rule, skipped, &mut fields);
     fields.sort_unstable();
@@ -414,7 +429,9 @@ fn collect_fields(
             continue;
         }
         match value {
-            Value::Object(inner) => collect_fields(inner, &format!("{path}."), rule, skipped, fields),
+            Value::Object(inner) => {
+                collect_fields(inner, &format!("{path}."), rule, skipped, fields)
+            }
             value => fields.push(format!("{path} {}", (rule.shown)(value))),
         }
     }
@@ -461,7 +478,8 @@ fn value_text(value: &Value, text: &dyn Fn(&str) -> String, sorted: bool) -> Str
     match value {
         Value::String(value) => text(value),
         Value::Array(items) => {
-            let mut items: Vec<String> = items.iter().map(|item| value_text(item, text, sorted)).collect();
+            let mut items: Vec<String> =
+                items.iter().map(|item| value_text(item, text, sorted)).collect();
             if sorted {
                 items.sort_unstable();
             }
@@ -485,14 +503,16 @@ fn last_labeled_key(text: &str) -> Option<QuestionKey> {
     let parts = parts(text);
     let at = parts.iter().rposition(|(part, text)| *part == Part::Question && !text.is_empty())?;
     let shows = parts[..at].iter().any(|(part, text)| *part == Part::Answer && !text.is_empty());
-    let is_last = parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
+    let is_last =
+        parts[at + 1..].iter().all(|(part, text)| *part == Part::Answer && text.is_empty());
     (shows && is_last).then(|| QuestionKey::from_spelling(&parts[at].1))
 }
 
 /// Normalizes the case, Unicode form and spaces of a text, and removes invisible characters.
 fn normalize(text: &str) -> String {
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
-    let folded = text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
+    let folded =
+        text.chars().filter(|c| !is_unseen(*c)).collect::<String>().to_uppercase().to_lowercase();
     let normalized: String = folded.nfc().collect();
     let blank = |c: char| c.is_whitespace() || c.is_control();
     normalized.split(blank).filter(|word| !word.is_empty()).collect::<Vec<_>>().join(" ")

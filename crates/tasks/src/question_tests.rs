@@ -24,7 +24,8 @@ fn question_key_ignores_invisible_differences() {
     ] {
         assert_eq!(question_task(same).key(), key, "{same:?}");
     }
-    for other in ["What is Café ΣΣ 1 + 2?", "What is Café ΣΣ 1 - 2", "What is Café ΣΣ 1 - 3?", ""] {
+    for other in ["What is Café ΣΣ 1 + 2?", "What is Café ΣΣ 1 - 2", "What is Café ΣΣ 1 - 3?", ""]
+    {
         assert_ne!(question_task(other).key(), key, "{other:?}");
     }
 }
@@ -36,7 +37,8 @@ fn conversation_key_ignores_instructions() {
     assert_eq!(conversation_key("Be brief."), conversation_key("Be kind."));
     assert_eq!(conversation_key("Be brief."), question_task("1 + 1?").key());
     let shown = |first: &str| {
-        conversation_task(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")]).key()
+        conversation_task(&[Message::user(first), Message::assistant("3"), Message::user("1 + 1?")])
+            .key()
     };
     assert_ne!(shown("1 + 2?"), conversation_key("Be brief."));
     assert_ne!(shown("1 + 2?"), shown("2 + 1?"));
@@ -45,8 +47,9 @@ fn conversation_key_ignores_instructions() {
 
 #[test]
 fn ranks_depend_on_split_and_are_uniform() {
-    let ranks =
-        |split| (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>();
+    let ranks = |split| {
+        (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>()
+    };
     let (one, two) = (ranks(1), ranks(2));
     assert_eq!(one, ranks(1));
     let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();

@@ -35,8 +35,10 @@ const TURNS: [&str; 2] = ["assistant", "model"];
 const ZEROS: [char; 8] = ['٠', '۰', '०', '০', '੦', '૦', '๐', '೦'];
 /// Returns a text in normalized spelling; empty if nothing else is left.
 pub(super) fn normalize_spelling(text: &str) -> String {
-    let lines: Vec<String> = normalize_unicode(text).lines().map(|line| line.trim().to_owned()).collect();
-    let mut lines: Vec<&str> = lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
+    let lines: Vec<String> =
+        normalize_unicode(text).lines().map(|line| line.trim().to_owned()).collect();
+    let mut lines: Vec<&str> =
+        lines.iter().map(String::as_str).filter(|line| !line.is_empty()).collect();
     while lines.last().is_some_and(|line| is_label(line, ANSWER_NAMES) || TURNS.contains(line)) {
         lines.pop();
     }
@@ -68,8 +70,13 @@ fn without_label(mut line: &str) -> &str {
         let numbered = label.bytes().any(|byte| byte.is_ascii_digit());
         // `A:B = 2:3` and `A. Smith` start without a label.
         let is_label = is_label_text(label, QUESTION_NAMES)
-            && if line[at..].starts_with(':') { parted || label != "a" } else { parted && label != "a" };
-        let only_number = numbered && label.len() <= 3 && label.bytes().all(|byte| byte.is_ascii_digit());
+            && if line[at..].starts_with(':') {
+                parted || label != "a"
+            } else {
+                parted && label != "a"
+            };
+        let only_number =
+            numbered && label.len() <= 3 && label.bytes().all(|byte| byte.is_ascii_digit());
         let is_number = only_number && parted && rest.starts_with(char::is_alphabetic);
         if rest.is_empty() || !(is_label || is_number) {
             break;
@@ -110,7 +117,9 @@ pub(super) fn parts(text: &str) -> Vec<(Part, String)> {
         for (at, _) in line.match_indices(char::is_whitespace) {
             let word = line[at..].trim_start();
             let word = &word[..word.find(char::is_whitespace).unwrap_or(word.len())];
-            if word.strip_suffix(':').is_some_and(|word| label_of(word) != Part::Plain) && at > start {
+            if word.strip_suffix(':').is_some_and(|word| label_of(word) != Part::Plain)
+                && at > start
+            {
                 // `Question 3: Answer: 4` has two labels, `the answer is:` has one.
                 let is_labeled = label_of(line[start..at].trim()) != Part::Plain;
                 if !is_labeled {
@@ -147,7 +156,9 @@ pub(super) fn blocks(parts: &[(Part, String)]) -> Vec<String> {
 fn part(text: &str) -> (Part, String) {
     let text = text.trim();
     match text.split_once(':') {
-        Some((label, rest)) if label_of(label) != Part::Plain => (label_of(label), rest.trim().to_owned()),
+        Some((label, rest)) if label_of(label) != Part::Plain => {
+            (label_of(label), rest.trim().to_owned())
+        }
         _ => (Part::Plain, text.to_owned()),
     }
 }
@@ -183,7 +194,8 @@ fn is_label_text(text: &str, names: &str) -> bool {
     for word in text.split(parted).filter(|word| !word.is_empty()) {
         // `Q3` is `Q` with a number.
         let word = word.trim_end_matches(|c: char| c.is_ascii_digit());
-        let is_among = |known_words: &str| known_words.split_whitespace().any(|known| known == word);
+        let is_among =
+            |known_words: &str| known_words.split_whitespace().any(|known| known == word);
         let is_name = is_among(names);
         if !(word.is_empty() || is_name || is_among(FILLERS)) {
             return false;
@@ -214,7 +226,10 @@ fn normalize_unicode(text: &str) -> String {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
         let is_lowered = matches!(c, '₀'..='₉');
         let is_fraction = matches!(c, '¼'..='¾' | '⅐'..='⅞' | '↉');
-        if is_raised && !raised && plain.ends_with(|before: char| before.is_alphanumeric() || before == ')') {
+        if is_raised
+            && !raised
+            && plain.ends_with(|before: char| before.is_alphanumeric() || before == ')')
+        {
             plain.push('^');
         } else if is_lowered && !lowered && plain.ends_with(char::is_alphanumeric) {
             plain.push('_');
@@ -227,13 +242,20 @@ fn normalize_unicode(text: &str) -> String {
             // NFKC would convert it to a combining accent.
             '´' => '\'',
             // Spaces of fixed width group digits.
-            '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => '\u{202F}',
+            '\u{A0}' | '\u{2009}' | '\u{202F}' if plain.ends_with(|c: char| c.is_ascii_digit()) => {
+                '\u{202F}'
+            }
             c => zero.map_or(c, |zero| digit('0', u32::from(c) - u32::from(*zero))),
         });
     }
     // Upper case first: ß and SS, and also σ and ς, differ in lower case but not in upper case.
-    let folded: String =
-        join_thousands(&plain).nfkc().collect::<String>().to_uppercase().to_lowercase().nfkc().collect();
+    let folded: String = join_thousands(&plain)
+        .nfkc()
+        .collect::<String>()
+        .to_uppercase()
+        .to_lowercase()
+        .nfkc()
+        .collect();
     signs(&folded)
 }
 
@@ -246,7 +268,8 @@ fn join_thousands(text: &str) -> String {
     let chars: Vec<char> = text.chars().collect();
     let commas: Vec<char> = chars.iter().map(|c| if *c == '\u{202F}' { ',' } else { *c }).collect();
     let mut number = None;
-    let mut groups = |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at, &mut number);
+    let mut groups =
+        |at: usize| chars[at] == '\u{202F}' && groups_thousands(&commas, at, &mut number);
     (0..chars.len()).map(|at| if groups(at) { ',' } else { chars[at] }).collect()
 }
 
@@ -296,8 +319,8 @@ fn without_braces(text: &str) -> String {
         let inside = mark.strip_prefix('{').and_then(|mark| mark.split_once('}'));
         let is_plain = |inside: &str| inside.chars().all(char::is_alphanumeric);
         // `2^{3}4` is not `2^{34}`.
-        if let Some((inside, after)) =
-            inside.filter(|(inside, after)| is_plain(inside) && !after.starts_with(char::is_alphanumeric))
+        if let Some((inside, after)) = inside
+            .filter(|(inside, after)| is_plain(inside) && !after.starts_with(char::is_alphanumeric))
         {
             found.push_str(inside);
             rest = after;
@@ -323,8 +346,9 @@ fn remove_spaces(text: &str) -> String {
     let mut number = None;
     for (at, &c) in chars.iter().enumerate() {
         let (before, next) = (at.checked_sub(1).map(|at| chars[at]), chars.get(at + 1).copied());
-        let test_neighbors =
-            |test: fn(&char) -> bool| (before.as_ref().is_some_and(test), next.as_ref().is_some_and(test));
+        let test_neighbors = |test: fn(&char) -> bool| {
+            (before.as_ref().is_some_and(test), next.as_ref().is_some_and(test))
+        };
         match c {
             c if c.is_whitespace() => {
                 space = true;
@@ -381,7 +405,8 @@ fn remove_spaces(text: &str) -> String {
         kept.push(c);
     }
     while let Some(&last) = kept.last() {
-        let ends = matches!(last, '?' | '؟' | '।' | '۔' | '.' | '…' | ':' | ';' | ',' | '=' | ' ' | '*');
+        let ends =
+            matches!(last, '?' | '؟' | '।' | '۔' | '.' | '…' | ':' | ';' | ',' | '=' | ' ' | '*');
         // After a number, `!` is the factorial.
         let exclaimed = kept.iter().rev().find(|c| **c != '!');
         let exclaims = last == '!' && exclaimed.is_some_and(|c| c.is_alphabetic() || *c == '?');
@@ -402,11 +427,14 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
     let mut removed = vec![false; chars.len()];
     let mut open: Option<usize> = None;
     for at in (0..chars.len()).filter(|at| is_single(*at)) {
-        let closes =
-            at > 0 && !chars[at - 1].is_whitespace() && chars.get(at + 1).is_none_or(|c| is_outside(*c));
+        let closes = at > 0
+            && !chars[at - 1].is_whitespace()
+            && chars.get(at + 1).is_none_or(|c| is_outside(*c));
         match open {
             // Stars around a single letter are multiplications.
-            Some(start) if closes && (start + 1..at).any(|at| is_letter(at) && is_letter(at + 1)) => {
+            Some(start)
+                if closes && (start + 1..at).any(|at| is_letter(at) && is_letter(at + 1)) =>
+            {
                 (removed[start], removed[at], open) = (true, true, None);
             }
             _ => {
@@ -420,14 +448,16 @@ fn without_emphasis(chars: &[char]) -> Vec<char> {
 
 /// Replaces several dashes between words by one: `king--and`.
 fn without_long_dashes(chars: &[char]) -> String {
-    let is_word = |pair: Option<&[char]>| pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()));
+    let is_word =
+        |pair: Option<&[char]>| pair.is_some_and(|pair| pair.iter().all(|c| c.is_alphabetic()));
     let mut found = String::with_capacity(chars.len());
     let mut at = 0;
     while at < chars.len() {
         let dashes = chars[at..].iter().take_while(|c| **c == '-').count();
         let before = at.checked_sub(2).and_then(|start| chars.get(start..at));
-        let is_long =
-            (2..=3).contains(&dashes) && is_word(before) && is_word(chars.get(at + dashes..at + dashes + 2));
+        let is_long = (2..=3).contains(&dashes)
+            && is_word(before)
+            && is_word(chars.get(at + dashes..at + dashes + 2));
         found.push(chars[at]);
         at += if is_long { dashes } else { 1 };
     }
@@ -468,7 +498,8 @@ struct NumberSpan {
 /// separator, so that each span is searched only once.
 fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) -> bool {
     let separator = chars[at];
-    let is_known = |span: &NumberSpan| span.separator == separator && (span.start..span.end).contains(&at);
+    let is_known =
+        |span: &NumberSpan| span.separator == separator && (span.start..span.end).contains(&at);
     if !number.as_ref().is_some_and(is_known) {
         let in_number = |c: &&char| c.is_ascii_digit() || **c == separator;
         let start = at - chars[..at].iter().rev().take_while(in_number).count();
@@ -487,5 +518,6 @@ fn groups_thousands(chars: &[char], at: usize, number: &mut Option<NumberSpan>) 
 fn is_sign(chars: &[char], at: usize) -> bool {
     let blank = |c: &&char| c.is_whitespace();
     let digit = |c: Option<&char>| c.is_some_and(char::is_ascii_digit);
-    digit(chars[..at].iter().rev().find(|c| !blank(c))) && digit(chars[at + 1..].iter().find(|c| !blank(c)))
+    digit(chars[..at].iter().rev().find(|c| !blank(c)))
+        && digit(chars[at + 1..].iter().find(|c| !blank(c)))
 }

@@ -71,7 +71,9 @@ impl Term {
     pub fn grouping(&self) -> String {
         self.shape()
             .chars()
-            .filter_map(|c| if c.is_alphabetic() { Some('·') } else { "()".contains(c).then_some(c) })
+            .filter_map(
+                |c| if c.is_alphabetic() { Some('·') } else { "()".contains(c).then_some(c) },
+            )
             .collect()
     }
 
@@ -86,7 +88,8 @@ impl Term {
                 };
                 let lhs = wrapped(lhs, level);
                 // a − (b + c) needs its parentheses, a + (b + c) does not.
-                let rhs = wrapped(rhs, if *operator == Operator::Minus { level + 1 } else { level });
+                let rhs =
+                    wrapped(rhs, if *operator == Operator::Minus { level + 1 } else { level });
                 let sign = match operator {
                     Operator::Plus => "+",
                     Operator::Minus => "-",
@@ -139,20 +142,27 @@ mod tests {
         let mut shapes = std::collections::BTreeSet::new();
         for index in 0..2000 {
             let mut sampler = TaskRng::new(1, Purpose::Training, index);
-            let numbers: Vec<i128> =
-                (0..2 + sampler.uniform_index(4)).map(|_| 1 + sampler.uniform_index(50) as i128).collect();
+            let numbers: Vec<i128> = (0..2 + sampler.uniform_index(4))
+                .map(|_| 1 + sampler.uniform_index(50) as i128)
+                .collect();
             let term = Term::sample(&numbers, &mut sampler);
             assert_eq!(term.numbers(), numbers);
             for times in ["*", "×"] {
                 let text = term.symbols(times);
-                assert_eq!(evaluate(&text).unwrap().to_string(), term.value().to_string(), "{text}");
+                assert_eq!(
+                    evaluate(&text).unwrap().to_string(),
+                    term.value().to_string(),
+                    "{text}"
+                );
             }
             if numbers.len() == 3 {
                 shapes.insert(term.shape());
             }
         }
         // All operators occur on both levels, with parentheses if they matter.
-        for shape in ["a + b - c", "(a + b) * c", "a * (b - c)", "a - (b - c)", "a - b * c", "a * b * c"] {
+        for shape in
+            ["a + b - c", "(a + b) * c", "a * (b - c)", "a - (b - c)", "a - b * c", "a * b * c"]
+        {
             assert!(shapes.contains(shape), "{shape} not in {shapes:?}");
         }
         assert!(!shapes.contains("a + (b + c)"));
@@ -163,7 +173,10 @@ mod tests {
         let number = |n| Box::new(Term::Number(n));
         let sum = Term::Binary(Operator::Plus, number(1), number(2));
         let multiplication = Term::Binary(Operator::Times, Box::new(sum.clone()), number(3));
-        assert_eq!(multiplication.steps(), Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)])));
+        assert_eq!(
+            multiplication.steps(),
+            Some((1, vec![(Operator::Plus, 2), (Operator::Times, 3)]))
+        );
         assert_eq!(Term::Binary(Operator::Times, number(3), Box::new(sum)).steps(), None);
     }
 }

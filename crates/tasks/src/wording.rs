@@ -54,7 +54,11 @@ const WORDINGS: &[Wording] = &[
     training_wording("symbols-bare", WordingFormat::Symbols, "{}"),
     reserved_wording("symbols-tell", WordingFormat::Symbols, "Could you tell me how much {} is?"),
     reserved_wording("symbols-result", WordingFormat::Symbols, "I need the result of this: {}"),
-    reserved_wording("symbols-evaluate", WordingFormat::Symbols, "Please evaluate the expression {} for me."),
+    reserved_wording(
+        "symbols-evaluate",
+        WordingFormat::Symbols,
+        "Please evaluate the expression {} for me.",
+    ),
     training_wording("nested-what-is", WordingFormat::Nested, "What is {}?"),
     training_wording("nested-calculate", WordingFormat::Nested, "Calculate {}."),
     training_wording("nested-find", WordingFormat::Nested, "Find {}."),
@@ -67,13 +71,21 @@ const WORDINGS: &[Wording] = &[
     training_wording("spoken-what-is", WordingFormat::Spoken, "What is {}?"),
     training_wording("spoken-how-much", WordingFormat::Spoken, "How much is {}?"),
     reserved_wording("spoken-make", WordingFormat::Spoken, "What do you get for {}?"),
-    training_wording("steps-start", WordingFormat::Steps, "Start with {first}. {} What is the result?"),
+    training_wording(
+        "steps-start",
+        WordingFormat::Steps,
+        "Start with {first}. {} What is the result?",
+    ),
     training_wording(
         "steps-take",
         WordingFormat::Steps,
         "Take the number {first}. {} What number do you have now?",
     ),
-    reserved_wording("steps-think", WordingFormat::Steps, "I think of {first}. {} Where do I end up?"),
+    reserved_wording(
+        "steps-think",
+        WordingFormat::Steps,
+        "I think of {first}. {} Where do I end up?",
+    ),
     training_wording(
         "story-boxes",
         WordingFormat::Story("a * b - c"),
@@ -164,7 +176,8 @@ impl Wording {
                 && (w.format == WordingFormat::Symbols) != use_words
                 && (stories || !matches!(w.format, WordingFormat::Story(_)))
         };
-        let fitting: Vec<&Wording> = WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
+        let fitting: Vec<&Wording> =
+            WORDINGS.iter().filter(|w| wanted(w) && w.fits(term)).collect();
         // Symbols and nested phrases fit every term, so the list is never empty.
         fitting[sampler.uniform_index(fitting.len())]
     }
@@ -212,14 +225,16 @@ impl Wording {
             WordingFormat::Story(_) => ["{a}", "{b}", "{c}"]
                 .iter()
                 .zip(term.numbers())
-                .fold(self.text.to_owned(), |text, (name, number)| text.replace(name, &number.to_string())),
+                .fold(self.text.to_owned(), |text, (name, number)| {
+                    text.replace(name, &number.to_string())
+                }),
         }
     }
 }
 
-/// Writes a term like [`nested_phrase`], but puts an addition or subtraction of a number at the outermost
-/// level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are hard to
-/// read.
+/// Writes a term like [`nested_phrase`], but puts an addition or subtraction of a number at the
+/// outermost level last: `the product of 12 and 7, minus 3`. This avoids nested lists, which are
+/// hard to read.
 fn phrase(term: &Term) -> String {
     let Term::Binary(operator, lhs, rhs) = term else { return nested_phrase(term) };
     match (operator, &**lhs, &**rhs) {
@@ -268,7 +283,8 @@ mod tests {
 
     fn term(index: u64, operands: usize) -> (Term, TaskRng) {
         let mut sampler = TaskRng::new(2, Purpose::Training, index);
-        let numbers: Vec<i128> = (0..operands).map(|_| 10 + sampler.uniform_index(9990) as i128).collect();
+        let numbers: Vec<i128> =
+            (0..operands).map(|_| 10 + sampler.uniform_index(9990) as i128).collect();
         (Term::sample(&numbers, &mut sampler), sampler)
     }
 
@@ -329,7 +345,12 @@ mod tests {
                 && !find("spoken-what-is").fits(&multiplication)
                 && find("spoken-what-is").fits(&sum)
         );
-        assert_eq!((difference.grouping(), multiplication.grouping()), ("·(··)".into(), "(··)·".into()));
-        assert!(find("story-tickets").fits(&multiplication) && !find("story-tickets").fits(&difference));
+        assert_eq!(
+            (difference.grouping(), multiplication.grouping()),
+            ("·(··)".into(), "(··)·".into())
+        );
+        assert!(
+            find("story-tickets").fits(&multiplication) && !find("story-tickets").fits(&difference)
+        );
     }
 }

@@ -32,8 +32,8 @@ fn main() -> Result<()> {
             add_generation_prompt: request.add_generation_prompt,
             variables: &request.variables,
         };
-        let text =
-            ChatTemplate::at(&request.template, request.now).and_then(|template| template.render(rendering));
+        let text = ChatTemplate::at(&request.template, request.now)
+            .and_then(|template| template.render(rendering));
         let ids = match text {
             Ok(text) => json!({ "text": text }),
             Err(error) => json!({ "error": error.to_string() }),

@@ -1,7 +1,7 @@
 //! The alphabet of byte-level BPE: every byte has a printable character.
 //!
-//! Bytes that are printable in Latin-1 keep their character. The other 68 bytes are mapped to U+0100 and
-//! following, in order (Radford et al. 2019, GPT-2).
+//! Bytes that are printable in Latin-1 keep their character. The other 68 bytes are mapped to
+//! U+0100 and following, in order (Radford et al. 2019, GPT-2).
 
 /// Returns the character for a byte.
 pub(crate) fn to_char(byte: u8) -> char {
@@ -28,9 +28,14 @@ fn to_byte(c: char) -> Option<u8> {
     }
 }
 
-/// Returns the bytes of a vocabulary token. Falls back to its UTF-8 if it is not written in the alphabet.
+/// Returns the bytes of a vocabulary token. Falls back to its UTF-8 if it is not written in the
+/// alphabet.
 pub(crate) fn token_to_bytes(token: &str) -> Vec<u8> {
-    token.chars().map(to_byte).collect::<Option<Vec<u8>>>().unwrap_or_else(|| token.as_bytes().to_vec())
+    token
+        .chars()
+        .map(to_byte)
+        .collect::<Option<Vec<u8>>>()
+        .unwrap_or_else(|| token.as_bytes().to_vec())
 }
 
 #[cfg(test)]
@@ -44,7 +49,10 @@ mod tests {
         assert!(characters.iter().all(|c| !c.is_whitespace() && !c.is_control()));
         assert!((0..=255).all(|byte| to_byte(to_char(byte)) == Some(byte)));
         // Known entries of the published table.
-        assert_eq!((to_char(b' '), to_char(b'\n'), to_char(0), to_char(0xAD)), ('Ġ', 'Ċ', 'Ā', 'Ń'));
+        assert_eq!(
+            (to_char(b' '), to_char(b'\n'), to_char(0), to_char(0xAD)),
+            ('Ġ', 'Ċ', 'Ā', 'Ń')
+        );
     }
 
     #[test]

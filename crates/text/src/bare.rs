@@ -1,5 +1,5 @@
-//! Finds calls without tags: a JSON object that names a tool, bare or in a code fence. Models that were
-//! trained on another format write such calls.
+//! Finds calls without tags: a JSON object that names a tool, bare or in a code fence. Models that
+//! were trained on another format write such calls.
 
 use std::ops::Range;
 
@@ -11,18 +11,21 @@ use crate::{MalformedCall, ParsedCompletion, ToolCall, ToolSpec};
 /// Returns the calls without tags in a text, or `None` if the text contains no such call.
 ///
 /// A call is a JSON object whose `name` is the name of a tool. Its arguments may also be called
-/// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling it.
-/// Objects within arrays and within other objects count.
+/// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling
+/// it. Objects within arrays and within other objects count.
 pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     let (mut calls, mut stretches) = (Vec::new(), Vec::new());
     let (mut at, mut rest) = (0, 0);
     while let Some(brace) = text[at..].find('{') {
         let start = at + brace;
         at = start + 1;
-        let mut values = serde_json::Deserializer::from_str(&text[start..]).into_iter::<Map<String, Value>>();
+        let mut values =
+            serde_json::Deserializer::from_str(&text[start..]).into_iter::<Map<String, Value>>();
         let Some(Ok(object)) = values.next() else { continue };
         let name = object.get("name").and_then(Value::as_str);
-        if !tools.iter().any(|tool| Some(tool.name.as_str()) == name) || object.contains_key("description") {
+        if !tools.iter().any(|tool| Some(tool.name.as_str()) == name)
+            || object.contains_key("description")
+        {
             continue;
         }
         let range = with_fence(text, start..start + values.byte_offset());
@@ -38,7 +41,11 @@ pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
     }
     stretches.push(text[rest..].trim());
     stretches.retain(|stretch| !stretch.is_empty());
-    (!calls.is_empty()).then(|| ParsedCompletion { content: stretches.join("\n"), calls, bare: true })
+    (!calls.is_empty()).then(|| ParsedCompletion {
+        content: stretches.join("\n"),
+        calls,
+        bare: true,
+    })
 }
 
 /// Returns `range` extended by the code fence around it, if the fence contains nothing else.
@@ -49,7 +56,9 @@ fn with_fence(text: &str, range: Range<usize>) -> Range<usize> {
     let line = before.rfind('\n').map_or(0, |at| at + 1);
     let opens = before[line..].trim_start().strip_prefix(FENCE);
     match (opens, after.strip_prefix(FENCE)) {
-        (Some(word), Some(rest)) if word.trim().chars().all(|c| c.is_alphanumeric() || "_-".contains(c)) => {
+        (Some(word), Some(rest))
+            if word.trim().chars().all(|c| c.is_alphanumeric() || "_-".contains(c)) =>
+        {
             line..text.len() - rest.len()
         }
         _ => range,
@@ -63,8 +72,11 @@ mod tests {
     use super::*;
 
     fn found(text: &str) -> Option<(String, Vec<Value>)> {
-        let tool =
-            |name: &str| ToolSpec { name: name.into(), description: String::new(), parameters: json!({}) };
+        let tool = |name: &str| ToolSpec {
+            name: name.into(),
+            description: String::new(),
+            parameters: json!({}),
+        };
         let parsed = find(text, &[tool("calculator"), tool("clock")])?;
         assert!(parsed.bare);
         let shown = |call: &Result<crate::ToolCall, MalformedCall>| match call {

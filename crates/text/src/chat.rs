@@ -3,20 +3,20 @@
 //! [`Chat`] renders prompts and demonstrations. The tokens between turns are in `continuation.rs`.
 //!
 //! # Guarantees
-//! - **No injected special tokens**: text from messages and tools never becomes a special token. Only the
-//!   template's own text does, and the tags around an assistant's reasoning and calls, for models that
-//!   write these tags as special tokens.
-//! - **Demonstrations look sampled**: [`Chat::assistant`] returns a demonstrated turn as the model would
-//!   sample it: the turn's text, encoded separately, and then the end-of-turn token.
-//! - **Calls inside reasoning do not count**: tool calls and final answers are searched only outside of
-//!   reasoning. Unclosed reasoning extends to the end of the completion. If reasoning is closed but was
-//!   never opened, it started at the beginning of the completion.
+//! - **No injected special tokens**: text from messages and tools never becomes a special token.
+//!   Only the template's own text does, and the tags around an assistant's reasoning and calls, for
+//!   models that write these tags as special tokens.
+//! - **Demonstrations look sampled**: [`Chat::assistant`] returns a demonstrated turn as the model
+//!   would sample it: the turn's text, encoded separately, and then the end-of-turn token.
+//! - **Calls inside reasoning do not count**: tool calls and final answers are searched only
+//!   outside of reasoning. Unclosed reasoning extends to the end of the completion. If reasoning is
+//!   closed but was never opened, it started at the beginning of the completion.
 //!
 //! # Approach
-//! External strings are printed with a *guard* wherever a special token could start in them. A guard is a
-//! private-use character that occurs nowhere else. The tokenizer matches special tokens around the guards
-//! and removes the guards before it encodes. The text is therefore encoded as if the guards had never
-//! been there.
+//! External strings are printed with a *guard* wherever a special token could start in them. A
+//! guard is a private-use character that occurs nowhere else. The tokenizer matches special tokens
+//! around the guards and removes the guards before it encodes. The text is therefore encoded as if
+//! the guards had never been there.
 
 use std::collections::BTreeSet;
 
@@ -40,8 +40,8 @@ use crate::{ChatTemplate, Message, Role, TextError, Tokenizer, ToolProtocol, Too
 pub struct ChatOptions {
     /// Protocol for describing and calling tools.
     pub tools: ToolProtocol,
-    /// Format of the tool descriptions in the system prompt. Used only if the template does not describe
-    /// tools.
+    /// Format of the tool descriptions in the system prompt. Used only if the template does not
+    /// describe tools.
     pub tool_prompt: ToolPrompt,
     /// Whether a JSON object that names a tool counts as a call even without tags.
     pub bare_calls: bool,
@@ -49,8 +49,9 @@ pub struct ChatOptions {
     pub late_system: LateSystem,
     /// Additional template variables, such as `enable_thinking = false`.
     pub variables: Map<String, Value>,
-    /// Unix timestamp, in seconds, that the template sees as the current time. `None` uses the clock at
-    /// the creation of the chat. Recorded with a run, but not part of a written configuration.
+    /// Unix timestamp, in seconds, that the template sees as the current time. `None` uses the
+    /// clock at the creation of the chat. Recorded with a run, but not part of a written
+    /// configuration.
     #[serde(skip)]
     pub now: Option<u64>,
 }
@@ -71,8 +72,8 @@ pub struct Chat {
     /// White space that the template prints between the generation prompt and an assistant's text.
     /// Usually empty.
     pub(crate) opening: String,
-    /// Text that the template prints after an assistant message, up to and including the end-of-turn
-    /// token.
+    /// Text that the template prints after an assistant message, up to and including the
+    /// end-of-turn token.
     pub(crate) closing: String,
     /// Tags around the model's reasoning.
     reasoning_tags: ReasoningTagSet,
@@ -96,18 +97,22 @@ impl ChatOptions {
     }
 }
 
-/// Template variables for the tokens at the start and the end of a text. The tokenizer provides their
-/// ids.
+/// Template variables for the tokens at the start and the end of a text. The tokenizer provides
+/// their ids.
 const ENDS: [&str; 2] = ["bos_token", "eos_token"];
 
 impl Chat {
-    /// Creates the chat of a model on disk. `template` replaces the model's own chat template if it is
-    /// set.
+    /// Creates the chat of a model on disk. `template` replaces the model's own chat template if it
+    /// is set.
     ///
     /// # Errors
     /// Returns an error if the model has no tokenizer, and the errors of [`Tokenizer::new`] and
     /// [`Chat::new`].
-    pub fn open(model: &ModelFiles, template: Option<&str>, options: ChatOptions) -> Result<Self, TextError> {
+    pub fn open(
+        model: &ModelFiles,
+        template: Option<&str>,
+        options: ChatOptions,
+    ) -> Result<Self, TextError> {
         let source = model.tokenizer.as_ref().ok_or_else(|| {
             TextError::Tokenizer(format!(
                 "{} has no tokenizer.json; put the one that the model was trained with there",
@@ -120,11 +125,13 @@ impl Chat {
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
     }
 
-    /// Creates a chat from a tokenizer and the template of its model. `"chatml"` selects plain ChatML.
+    /// Creates a chat from a tokenizer and the template of its model. `"chatml"` selects plain
+    /// ChatML.
     ///
     /// # Errors
-    /// Returns an error if `template` is `None`, if the template does not parse or fails on an ordinary
-    /// conversation, or if it ends an assistant turn without a special token of the tokenizer.
+    /// Returns an error if `template` is `None`, if the template does not parse or fails on an
+    /// ordinary conversation, or if it ends an assistant turn without a special token of the
+    /// tokenizer.
     pub fn new(
         tokenizer: Tokenizer,
         template: Option<&str>,
@@ -136,7 +143,8 @@ impl Chat {
             None => ChatTemplate::new(source)?,
         };
         let mut variables = Map::new();
-        for (name, id) in ENDS.into_iter().zip([tokenizer.bos(), tokenizer.eos().first().copied()]) {
+        for (name, id) in ENDS.into_iter().zip([tokenizer.bos(), tokenizer.eos().first().copied()])
+        {
             if let Some(id) = id {
                 variables.insert(name.into(), tokenizer.token_text(id).into());
             }
@@ -177,9 +185,11 @@ impl Chat {
             }
             None => ReasoningTagSet::find(&chat.template, &chat.tokenizer, &chat.variables),
         };
-        let ends: Vec<String> = chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
+        let ends: Vec<String> =
+            chat.stop_ids.iter().map(|&id| chat.tokenizer.token_text(id)).collect();
         chat.reasoning_tags.remove(&ends);
-        chat.message_format.tags = chat.reasoning_tags.preferred(&chat.template, &chat.tokenizer).cloned();
+        chat.message_format.tags =
+            chat.reasoning_tags.preferred(&chat.template, &chat.tokenizer).cloned();
         chat.tags = Tags::new(&chat.reasoning_tags, syntax);
         chat.tag_ids = chat.find_tag_ids();
         chat.unwritable = chat.probe_call().err();
@@ -187,8 +197,8 @@ impl Chat {
         Ok(chat)
     }
 
-    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the tokens
-    /// that end a text or a call.
+    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the
+    /// tokens that end a text or a call.
     fn stops(&self, syntax: &dyn Syntax) -> Vec<u32> {
         let special = |texts: &[&str]| -> Vec<u32> {
             texts.iter().filter_map(|text| self.tokenizer.special(text)).collect()
@@ -205,17 +215,20 @@ impl Chat {
         if stops.is_empty() { vec![self.end_of_turn] } else { stops }
     }
 
-    /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag. The
-    /// end-of-turn token carries no meaning and is excluded.
+    /// Returns the special tokens that are part of a reasoning or call tag, or contain such a tag.
+    /// The end-of-turn token carries no meaning and is excluded.
     fn find_tag_ids(&self) -> Vec<u32> {
-        let thoughts = self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
+        let thoughts =
+            self.reasoning_tags.pairs().iter().flat_map(|tags| [tags.open.as_str(), &tags.close]);
         let calls = self.format.syntax().syntax_tags().tags.iter().copied();
         let tags: Vec<&str> = thoughts.chain(calls).chain(RESPONSE).collect();
         let is_tag = |text: &str| tags.iter().any(|tag| tag.contains(text) || text.contains(tag));
         let ends = |id: u32, text: &str| {
-            id == self.end_of_turn && !self.format.syntax().syntax_tags().message_ends.contains(&text)
+            id == self.end_of_turn
+                && !self.format.syntax().syntax_tags().message_ends.contains(&text)
         };
-        let specials = self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
+        let specials =
+            self.tokenizer.specials().filter(|(id, text)| is_tag(text) && !ends(*id, text));
         specials.map(|(id, _)| id).collect()
     }
 
@@ -234,8 +247,8 @@ impl Chat {
         &self.variables
     }
 
-    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the tokens
-    /// that end a text or a call.
+    /// Returns the tokens that end a completion: the template's end-of-turn token first, then the
+    /// tokens that end a text or a call.
     pub fn stop_ids(&self) -> &[u32] {
         &self.stop_ids
     }
@@ -250,8 +263,9 @@ impl Chat {
         self.prompt_with_limit(messages, tools, usize::MAX)
     }
 
-    /// Returns the tokens of [`prompt`](Self::prompt), but rejects an overlong text before tokenizing it.
-    /// A text is rejected if its bytes alone show that it has more than `max_tokens` tokens.
+    /// Returns the tokens of [`prompt`](Self::prompt), but rejects an overlong text before
+    /// tokenizing it. A text is rejected if its bytes alone show that it has more than `max_tokens`
+    /// tokens.
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] if the text is rejected, and the errors of
@@ -268,8 +282,8 @@ impl Chat {
         Ok(self.tokenizer.encode_guarded(&text, Some(guard)))
     }
 
-    /// Renders a conversation to text, with the generation prompt at the end if `add_generation_prompt`
-    /// is set.
+    /// Renders a conversation to text, with the generation prompt at the end if
+    /// `add_generation_prompt` is set.
     pub(crate) fn print(
         &self,
         messages: &[Message],
@@ -291,7 +305,11 @@ impl Chat {
     ///
     /// # Errors
     /// Returns an error if every private-use character occurs in the text.
-    pub fn assistant(&self, message: &Message, opened: Option<&str>) -> Result<Vec<u32>, TextError> {
+    pub fn assistant(
+        &self,
+        message: &Message,
+        opened: Option<&str>,
+    ) -> Result<Vec<u32>, TextError> {
         let [guard] = self.free_characters(std::slice::from_ref(message), &[])?;
         if let Some(ids) = self.print_turn(message, guard) {
             return Ok(ids);
@@ -316,12 +334,13 @@ impl Chat {
             }
         };
         let end = self.tags.syntax.end(!message.tool_calls.is_empty());
-        let closing = end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
+        let closing =
+            end.filter(|end| self.tokenizer.special(end).is_some()).unwrap_or(&self.closing);
         Ok(self.tokenizer.encode_guarded(&format!("{body}{closing}"), Some(guard)))
     }
 
-    /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if these
-    /// tokens differ from a turn that the model would sample after the generation prompt.
+    /// Returns the tokens of a turn with tool calls as the template prints it. Returns `None` if
+    /// these tokens differ from a turn that the model would sample after the generation prompt.
     fn print_turn(&self, message: &Message, guard: char) -> Option<Vec<u32>> {
         self.message_format.calls.filter(|_| !message.tool_calls.is_empty())?;
         let question = Message::user("Hi");
@@ -332,7 +351,8 @@ impl Chat {
         ids.truncate(end + 1);
         let completion = self.decode_completion(&ids);
         let parsed = self.parse(&completion, false, &[]);
-        let names = parsed.calls.iter().map(|call| call.as_ref().ok().map(|call| call.name.as_str()));
+        let names =
+            parsed.calls.iter().map(|call| call.as_ref().ok().map(|call| call.name.as_str()));
         let same_calls = names.eq(message.tool_calls.iter().map(|call| Some(call.name.as_str())));
         let reasoning = message.reasoning_content.as_deref().unwrap_or_default();
         let same_text = parsed.content == message.content.trim()
@@ -340,13 +360,14 @@ impl Chat {
         (same_calls && same_text).then_some(ids)
     }
 
-    /// Decodes a completion. Special tokens of reasoning and call tags appear under their names; other
-    /// special tokens are omitted.
+    /// Decodes a completion. Special tokens of reasoning and call tags appear under their names;
+    /// other special tokens are omitted.
     pub fn decode_completion(&self, completion_ids: &[u32]) -> String {
         self.tokenizer.decode_keeping(completion_ids, &self.tag_ids)
     }
 
-    /// Returns the bytes that one completion token contributes to [`decode_completion`](Self::decode_completion).
+    /// Returns the bytes that one completion token contributes to
+    /// [`decode_completion`](Self::decode_completion).
     pub(crate) fn completion_bytes(&self, id: u32) -> &[u8] {
         self.tokenizer.bytes_keeping(id, &self.tag_ids)
     }
@@ -355,13 +376,23 @@ impl Chat {
         &self.tags
     }
 
-    fn read(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> (Vec<Finding>, bool) {
+    fn read(
+        &self,
+        completion: &str,
+        in_reasoning: bool,
+        tools: &[ToolSpec],
+    ) -> (Vec<Finding>, bool) {
         Reader::read(&self.tags, completion, in_reasoning, tools)
     }
 
-    /// Parses the content and the tool calls of a completion, without its reasoning. `in_thought` states
-    /// whether the prompt has already opened the reasoning.
-    pub fn parse(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> ParsedCompletion {
+    /// Parses the content and the tool calls of a completion, without its reasoning. `in_thought`
+    /// states whether the prompt has already opened the reasoning.
+    pub fn parse(
+        &self,
+        completion: &str,
+        in_reasoning: bool,
+        tools: &[ToolSpec],
+    ) -> ParsedCompletion {
         let parsed = ParsedCompletion::from_findings(self.read(completion, in_reasoning, tools).0);
         let is_bare = self.bare_calls && parsed.calls.is_empty();
         is_bare.then(|| bare::find(&parsed.content, tools)).flatten().unwrap_or(parsed)
@@ -372,8 +403,8 @@ impl Chat {
         self.bare_calls
     }
 
-    /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined by
-    /// line breaks. `in_thought` states whether the prompt has already opened the reasoning.
+    /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined
+    /// by line breaks. `in_thought` states whether the prompt has already opened the reasoning.
     pub fn reasoning(&self, completion: &str, in_reasoning: bool) -> String {
         collect_reasoning(&self.read(completion, in_reasoning, &[]).0)
     }
@@ -382,8 +413,7 @@ impl Chat {
     pub fn why_no_call(&self, completion: &str, in_reasoning: bool, tools: &[ToolSpec]) -> String {
         let (found, unclosed) = self.read(completion, in_reasoning, tools);
         let sign = self.tags.syntax.syntax_tags().sign;
-        let is_hidden =
-            |found: &Finding| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign));
+        let is_hidden = |found: &Finding| matches!(found, Finding::Text(Part::Reasoning, text) if text.contains(sign));
         let hidden = found.iter().any(is_hidden) || found.contains(&Finding::Late);
         let parsed = self.parse(completion, in_reasoning, tools);
         match parsed.calls.first() {
@@ -393,7 +423,8 @@ impl Chat {
             }
             Some(Ok(call)) => return format!("it calls {:?}, which gave no answer", call.name),
             None if unclosed => {
-                return "its thought is never closed, and calls are looked for outside of thoughts".into();
+                return "its thought is never closed, and calls are looked for outside of thoughts"
+                    .into();
             }
             None => {}
         }
@@ -406,19 +437,19 @@ impl Chat {
         }
     }
 
-    /// Counts the instruction messages that are printed in another position or role than in `messages`.
-    /// `opens` states whether the messages start a conversation instead of following an assistant
-    /// message.
+    /// Counts the instruction messages that are printed in another position or role than in
+    /// `messages`. `opens` states whether the messages start a conversation instead of following an
+    /// assistant message.
     pub fn count_shifted_systems(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         self.message_format.systems.count_shifted(messages, opens)
     }
 
-    /// Returns the messages with late instructions merged into the first message. Returns `None` if the
-    /// chat does not merge late instructions, or if `messages` has no late instructions.
+    /// Returns the messages with late instructions merged into the first message. Returns `None` if
+    /// the chat does not merge late instructions, or if `messages` has no late instructions.
     pub fn merge_systems(&self, messages: &[Message]) -> Option<Vec<Message>> {
         let systems = &self.message_format.systems;
-        let merges =
-            systems.unprinted == LateSystem::Merge && systems.count_shifted(messages, true).moved > 0;
+        let merges = systems.unprinted == LateSystem::Merge
+            && systems.count_shifted(messages, true).moved > 0;
         merges.then(|| systems.arrange(messages).into_owned())
     }
 
@@ -430,7 +461,8 @@ impl Chat {
         self.end_of_turn
     }
 
-    /// Returns the format in which the template takes calls, or `None` if it does not print calls itself.
+    /// Returns the format in which the template takes calls, or `None` if it does not print calls
+    /// itself.
     pub(crate) fn takes_calls(&self) -> Option<CallMessageFormat> {
         self.message_format.calls
     }
@@ -466,14 +498,21 @@ impl Chat {
         messages: &[Message],
         tools: &[ToolSpec],
     ) -> Result<[char; N], TextError> {
-        let serialized = serde_json::to_string(&(messages, tools, &self.variables))
-            .map_err(|error| TextError::Template(format!("the messages cannot be given to it: {error}")))?;
-        let used: BTreeSet<char> =
-            serialized.chars().chain(self.template.source().chars()).filter(|&c| c >= '\u{E000}').collect();
+        let serialized =
+            serde_json::to_string(&(messages, tools, &self.variables)).map_err(|error| {
+                TextError::Template(format!("the messages cannot be given to it: {error}"))
+            })?;
+        let used: BTreeSet<char> = serialized
+            .chars()
+            .chain(self.template.source().chars())
+            .filter(|&c| c >= '\u{E000}')
+            .collect();
         let candidates = ('\u{E000}'..='\u{F8FF}').chain('\u{F0000}'..='\u{FFFFD}');
         let free: Vec<char> = candidates.filter(|c| !used.contains(c)).take(N).collect();
         free.try_into().map_err(|_| {
-            TextError::Template("the messages use every private-use character, but some must be free".into())
+            TextError::Template(
+                "the messages use every private-use character, but some must be free".into(),
+            )
         })
     }
 
@@ -485,7 +524,9 @@ impl Chat {
         guard: Option<char>,
     ) -> Result<String, TextError> {
         let variables = &self.variables;
-        self.template
-            .render_guarded(TemplateInput { messages, tools, add_generation_prompt, variables }, guard)
+        self.template.render_guarded(
+            TemplateInput { messages, tools, add_generation_prompt, variables },
+            guard,
+        )
     }
 }

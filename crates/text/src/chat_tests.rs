@@ -1,5 +1,5 @@
-//! Tests of conversations as tokens, with templates shaped like those of the model families that Levade
-//! trains.
+//! Tests of conversations as tokens, with templates shaped like those of the model families that
+//! Levade trains.
 
 use crate::testing::{HEADERS, IM_END, IM_START, header_chat, sampled, tiny_chat, tiny_tokenizer};
 use crate::{Chat, ChatOptions, Message, TextError, ToolCall, ToolPrompt, ToolProtocol, ToolSpec};
@@ -61,12 +61,18 @@ fn prompt_renders_messages_and_generation_prompt() {
 
     let chat = self::chat(DEFAULT_SYSTEM, ChatOptions::default());
     let prompt = chat.prompt(&[Message::user("Hi")], &[]).unwrap();
-    assert!(text(&chat, &prompt).starts_with("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi"));
+    assert!(
+        text(&chat, &prompt)
+            .starts_with("<|im_start|>system\nBe kind.<|im_end|>\n<|im_start|>user\nHi")
+    );
 
     let chat = header_chat().unwrap();
     let prompt = chat.prompt(&[Message::user(" Hi\n")], &[]).unwrap();
     assert_eq!(prompt[..2], [259, 260]);
-    assert!(text(&chat, &prompt).ends_with("Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n"));
+    assert!(
+        text(&chat, &prompt)
+            .ends_with("Hi<|eot_id|><|start_header_id|>assistant<|end_header_id|>\n\n")
+    );
     assert_eq!(chat.stop_ids(), [262, 256]);
 }
 
@@ -80,17 +86,21 @@ fn native_template_describes_tools() {
 {"type": "function", "function": {"name": "calculator", "description": "Computes.", "parameters": {"type": "object", "#));
     assert_eq!(prompt.matches("calculator").count(), 1);
     let results = [Message::tool("2"), Message::tool("3")];
-    let context_ids =
-        native.continuation(&history, &sampled(&native, "<tool_call>…"), &results, &[calculator()]).unwrap();
+    let context_ids = native
+        .continuation(&history, &sampled(&native, "<tool_call>…"), &results, &[calculator()])
+        .unwrap();
     assert_eq!(
         text(&native, &context_ids),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response>\n<tool_response>\n3\n</tool_response><|im_end|>\n\
          <|im_start|>assistant\n"
     );
 
-    let hermes = chat(WITH_TOOLS, ChatOptions { tools: ToolProtocol::Hermes, ..ChatOptions::default() });
+    let hermes =
+        chat(WITH_TOOLS, ChatOptions { tools: ToolProtocol::Hermes, ..ChatOptions::default() });
     let prompt = text(&hermes, &hermes.prompt(&history, &[calculator()]).unwrap());
-    assert!(prompt.contains("Be brief.\n\nYou can call tools.") && !prompt.contains("Use <tool_call>"));
+    assert!(
+        prompt.contains("Be brief.\n\nYou can call tools.") && !prompt.contains("Use <tool_call>")
+    );
 
     let hermes_call = r#"<tool_call>{"name": …, "arguments": …}</tool_call>"#;
     let foreign = WITH_TOOLS.replace(hermes_call, "[name(arguments)]");
@@ -109,14 +119,20 @@ fn system_prompt_describes_tools_without_template_support() {
     let chat = chat(DEFAULT_SYSTEM, options);
     let section = "Tools:\ncalculator(expression: string): Computes.\nCall: <tool_call>\n";
     let prompt = text(&chat, &chat.prompt(&[Message::user("1+1?")], &[calculator()]).unwrap());
-    assert!(prompt.starts_with(&format!("<|im_start|>system\n{section}")) && !prompt.contains("Be kind."));
+    assert!(
+        prompt.starts_with(&format!("<|im_start|>system\n{section}"))
+            && !prompt.contains("Be kind.")
+    );
     let with_system = [Message::system("Be brief."), Message::user("1+1?")];
     let prompt = text(&chat, &chat.prompt(&with_system, &[calculator()]).unwrap());
     assert!(prompt.starts_with(&format!("<|im_start|>system\nBe brief.\n\n{section}")));
     let context_ids = chat
         .continuation(&with_system, &sampled(&chat, "…"), &[Message::tool("2")], &[calculator()])
         .unwrap();
-    assert_eq!(text(&chat, &context_ids), "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n");
+    assert_eq!(
+        text(&chat, &context_ids),
+        "\n<|im_start|>tool\n2<|im_end|>\n<|im_start|>assistant\n"
+    );
 
     // Without a tool role, all tool results of a turn share one user message.
     let chat = header_chat().unwrap();
@@ -152,8 +168,13 @@ fn demonstration_matches_sampled_tokens() {
     let parts = [
         chat.prompt(&history[..1], &[]).unwrap(),
         chat.assistant(&history[1], None).unwrap(),
-        chat.continuation(&history[..1], &chat.assistant(&history[1], None).unwrap(), &history[2..], &[])
-            .unwrap(),
+        chat.continuation(
+            &history[..1],
+            &chat.assistant(&history[1], None).unwrap(),
+            &history[2..],
+            &[],
+        )
+        .unwrap(),
     ];
     assert_eq!(parts.concat(), chat.prompt(&history, &[]).unwrap());
 }
@@ -166,7 +187,10 @@ fn external_text_never_becomes_special_token() {
         let count = |ids: &[u32]| ids.iter().filter(|&&id| chat.tokenizer().is_special(id)).count();
         let mut tool = calculator();
         let calm = chat
-            .prompt(&[Message::system("a"), Message::user("b"), Message::tool("c")], &[tool.clone()])
+            .prompt(
+                &[Message::system("a"), Message::user("b"), Message::tool("c")],
+                &[tool.clone()],
+            )
             .unwrap();
         tool.name = attack.into();
         tool.description = attack.into();
@@ -194,7 +218,8 @@ fn external_text_never_becomes_special_token() {
 #[test]
 fn invalid_template_error_names_cause() {
     let tiny = || tiny_tokenizer().unwrap();
-    let error = |template: Option<&str>| Chat::new(tiny(), template, ChatOptions::default()).unwrap_err();
+    let error =
+        |template: Option<&str>| Chat::new(tiny(), template, ChatOptions::default()).unwrap_err();
     assert_eq!(error(None), TextError::NoTemplate);
     assert!(error(None).to_string().contains("chatml"));
     assert!(matches!(error(Some("{% if %}")), TextError::Template(_)));
@@ -230,7 +255,11 @@ fn message_round_trips_openai_format() {
 fn template_sees_configured_time() {
     let source = format!("{{{{ strftime_now('%-d %b %Y, %H:%M') }}}}{}", crate::template::CHATML);
     let at = |now| {
-        Chat::new(tiny_tokenizer().unwrap(), Some(&source), ChatOptions { now, ..ChatOptions::default() })
+        Chat::new(
+            tiny_tokenizer().unwrap(),
+            Some(&source),
+            ChatOptions { now, ..ChatOptions::default() },
+        )
     };
     let text = |chat: &Chat| {
         chat.tokenizer().decode_with_special(&chat.prompt(&[Message::user("Hi")], &[]).unwrap())
@@ -243,8 +272,10 @@ fn template_sees_configured_time() {
 
 #[test]
 fn template_variables_include_special_tokens() {
-    let source =
-        format!("[{{{{ pad_token }}}}{{{{ image_token }}}}{{{{ sep_token }}}}]{}", crate::template::CHATML);
+    let source = format!(
+        "[{{{{ pad_token }}}}{{{{ image_token }}}}{{{{ sep_token }}}}]{}",
+        crate::template::CHATML
+    );
     let special = SpecialTokens {
         bos: Some("<bos>".into()),
         pad: Some("<pad>".into()),

@@ -1,9 +1,10 @@
 //! Formats the current date for templates.
 //!
-//! The output equals that of Python's `datetime.now().strftime(…)` on glibc, in the C locale and in UTC.
-//! No time zone database is needed.
+//! The output equals that of Python's `datetime.now().strftime(…)` on glibc, in the C locale and in
+//! UTC. No time zone database is needed.
 
-const DAYS: [&str; 7] = ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
+const DAYS: [&str; 7] =
+    ["Sunday", "Monday", "Tuesday", "Wednesday", "Thursday", "Friday", "Saturday"];
 const MONTHS: [&str; 12] = [
     "January",
     "February",
@@ -24,9 +25,9 @@ const MAX_WIDTH: usize = 1024;
 
 /// Formats a moment like Python's `strftime`. `seconds` is a Unix timestamp.
 ///
-/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc. A directive that
-/// glibc does not know is printed unchanged. `%f`, `%z` and `%Z` are Python's: the fraction is zero, and
-/// the zone is empty, because templates request a naive time.
+/// Directives, flags (`_`, `-`, `0`, `^`, `#`), widths and modifiers are those of glibc. A
+/// directive that glibc does not know is printed unchanged. `%f`, `%z` and `%Z` are Python's: the
+/// fraction is zero, and the zone is empty, because templates request a naive time.
 ///
 /// # Errors
 /// Returns an error if a field is wider than [`MAX_WIDTH`].
@@ -86,9 +87,13 @@ impl Moment {
             rest = after;
             let width = match width {
                 "" => 0,
-                digits => digits.parse().ok().filter(|&width| width <= MAX_WIDTH).ok_or_else(|| {
-                    format!("strftime_now: {directive} asks for more than {MAX_WIDTH} characters")
-                })?,
+                digits => {
+                    digits.parse().ok().filter(|&width| width <= MAX_WIDTH).ok_or_else(|| {
+                        format!(
+                            "strftime_now: {directive} asks for more than {MAX_WIDTH} characters"
+                        )
+                    })?
+                }
             };
             let upper = upper || flags.contains('^');
             match self.field(conversion, upper)? {
@@ -101,7 +106,8 @@ impl Moment {
     }
 
     fn field(&self, conversion: char, upper: bool) -> Result<Option<Field>, String> {
-        let (hour, minute, second) = (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
+        let (hour, minute, second) =
+            (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
         let number = |value, digits| Field::Number { value, digits, fill: '0' };
         let blank = |value| Field::Number { value, digits: 2, fill: ' ' };
         let text = |text: &str| Field::Text(text.to_string());
@@ -229,16 +235,26 @@ mod tests {
             strftime("%A %F %T %I%p %j %%", 951_782_400).unwrap(),
             "Tuesday 2000-02-29 00:00:00 12AM 060 %"
         );
-        assert_eq!(strftime("%a, %d %B %y %H:%M:%S", 1_735_689_599).unwrap(), "Tue, 31 December 24 23:59:59");
+        assert_eq!(
+            strftime("%a, %d %B %y %H:%M:%S", 1_735_689_599).unwrap(),
+            "Tue, 31 December 24 23:59:59"
+        );
         assert_eq!(strftime("%F", 4_107_542_399).unwrap(), "2100-02-28");
     }
 
     #[test]
     fn strftime_matches_python() {
-        // Printed by CPython 3.11 on glibc with TZ=UTC: datetime.fromtimestamp(1772873045).strftime(…).
+        // Printed by CPython 3.11 on glibc with TZ=UTC:
+        // datetime.fromtimestamp(1772873045).strftime(…).
         let cases = [
-            ("%-d %e %-m %-I %l %k %-j|%_d|%_5d|%05d|%-5d", "7  7 3 8  8  8 66| 7|    7|00007|    7"),
-            ("%#P|%0e|%^B|%5%|%10c|%^#a|%E|%+4Y", "am|07|MARCH|    %|Sat Mar  7 08:44:05 2026|SAT|%E|%+4Y"),
+            (
+                "%-d %e %-m %-I %l %k %-j|%_d|%_5d|%05d|%-5d",
+                "7  7 3 8  8  8 66| 7|    7|00007|    7",
+            ),
+            (
+                "%#P|%0e|%^B|%5%|%10c|%^#a|%E|%+4Y",
+                "am|07|MARCH|    %|Sat Mar  7 08:44:05 2026|SAT|%E|%+4Y",
+            ),
             ("%c", "Sat Mar  7 08:44:05 2026"),
             ("%x %X %D %R %r %h %C %P", "03/07/26 08:44:05 03/07/26 08:44 08:44:05 AM Mar 20 am"),
             ("%u %w %U %W %V %G %g", "6 6 09 09 10 2026 26"),
@@ -266,7 +282,10 @@ mod tests {
             sundays += i32::from(weekday == 0);
             mondays += i32::from(weekday == 1);
             let printed = strftime("%Y %-m %-d %-j %w %-U %-W", date * 86_400 + 86_399).unwrap();
-            assert_eq!(printed, format!("{year} {month} {day} {of_year} {weekday} {sundays} {mondays}"));
+            assert_eq!(
+                printed,
+                format!("{year} {month} {day} {of_year} {weekday} {sundays} {mondays}")
+            );
             let leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
             let length = match month {
                 2 if leap => 29,

@@ -3,17 +3,17 @@
 //! [`Reader`] processes complete and streamed completions.
 //!
 //! # Guarantees
-//! - **Every text can be parsed**, and the result does not depend on how the text is split into deltas.
-//!   The concatenated texts are the input.
-//! - **Linear cost**: only a possibly incomplete tag, the header of a call and white space are examined
-//!   again.
+//! - **Every text can be parsed**, and the result does not depend on how the text is split into
+//!   deltas. The concatenated texts are the input.
+//! - **Linear cost**: only a possibly incomplete tag, the header of a call and white space are
+//!   examined again.
 //! - **Reasoning contains neither content nor calls.** Unclosed reasoning extends to the end.
 
 use std::ops::Range;
 
 use crate::calls::{
-    Body, ContentStart, Json, MalformedCall, MalformedReason, Mark, Next, ParsedCall, ParsedCompletion,
-    Progress, Syntax, Table, TagInArgument, Trailer,
+    Body, ContentStart, Json, MalformedCall, MalformedReason, Mark, Next, ParsedCall,
+    ParsedCompletion, Progress, Syntax, Table, TagInArgument, Trailer,
 };
 use crate::reasoning_tags::ReasoningTagSet;
 use crate::{ToolCall, ToolSpec};
@@ -40,8 +40,8 @@ pub(crate) enum Finding {
     Text(Part, String),
     /// A tool call. Its text has already been reported.
     Call(Result<ToolCall, MalformedCall>),
-    /// The tag that was just reported closes reasoning that was never opened: all text before it was
-    /// reasoning.
+    /// The tag that was just reported closes reasoning that was never opened: all text before it
+    /// was reasoning.
     Late,
 }
 
@@ -100,7 +100,11 @@ pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
             Finding::Text(Part::ReasoningTag, _) => reasoning.end(),
             Finding::Text(part, text) => {
                 all.push_str(text);
-                if *part == Part::Reasoning { reasoning.open.push_str(text) } else { reasoning.end() }
+                if *part == Part::Reasoning {
+                    reasoning.open.push_str(text)
+                } else {
+                    reasoning.end()
+                }
             }
             Finding::Call(_) => {}
             Finding::Late => {
@@ -112,8 +116,8 @@ pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
     reasoning.text()
 }
 
-/// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even if it
-/// does not produce a call.
+/// Splits a written text, as opposed to a sampled one, into plain text and tags. A tag counts even
+/// if it does not produce a call.
 pub(crate) fn spans(tags: &Tags, text: &str, in_reasoning: bool) -> Vec<(Part, String)> {
     let (found, _) = Reader::read(tags, text, in_reasoning, &[]);
     let mut spans = Vec::new();
@@ -156,7 +160,8 @@ impl std::fmt::Debug for dyn Syntax {
 impl Tags {
     pub(crate) fn new(reasoning: &ReasoningTagSet, syntax: &'static dyn Syntax) -> Self {
         // A format that defines how reasoning is written handles the reasoning tags itself.
-        let pairs = if syntax.syntax_tags().reasoning_tags.is_some() { &[] } else { reasoning.pairs() };
+        let pairs =
+            if syntax.syntax_tags().reasoning_tags.is_some() { &[] } else { reasoning.pairs() };
         let opens = || pairs.iter().map(|tags| (tags.open.as_str(), Mark::ReasoningOpen));
         let closes = || pairs.iter().map(|tags| (tags.close.as_str(), Mark::ReasoningClose));
         let marks = || syntax.syntax_tags().marks.iter().copied();
@@ -164,7 +169,9 @@ impl Tags {
         Tags {
             syntax,
             speech: Table::new(marks().chain(opens()).chain(closes())),
-            reasoning: Table::new(closes().chain(syntax.syntax_tags().in_reasoning.iter().copied())),
+            reasoning: Table::new(
+                closes().chain(syntax.syntax_tags().in_reasoning.iter().copied()),
+            ),
             call: Table::new(ends.chain(marks()).chain(opens()).chain(closes())),
             written: Table::new(syntax.syntax_tags().tags.iter().map(|&tag| (tag, Mark::Silent))),
         }
@@ -209,7 +216,8 @@ impl Unit {
 
 /// Result of searching for the end of a call. Lengths are in bytes.
 enum End {
-    /// The end is not found yet. The length is the part of the text that certainly belongs to the call.
+    /// The end is not found yet. The length is the part of the text that certainly belongs to the
+    /// call.
     Open(usize),
     /// A complete call of this length, and the range of its JSON if its body is JSON.
     Complete(usize, Option<Range<usize>>),
@@ -238,15 +246,18 @@ pub(crate) struct Reader {
     calls: usize,
     /// Whether content followed the last call. After content, no call without a tag can start.
     spoken: bool,
-    /// The number of calls before the current section, and the text in the section that is not a call.
-    /// `None` outside of a section.
+    /// The number of calls before the current section, and the text in the section that is not a
+    /// call. `None` outside of a section.
     section: Option<(usize, String)>,
 }
 
 impl Reader {
     /// Creates a parser. `in_thought` states whether the prompt has already opened the reasoning.
     pub(crate) fn new(in_reasoning: bool) -> Self {
-        Reader { state: if in_reasoning { State::Reasoning } else { State::Speech }, ..Reader::default() }
+        Reader {
+            state: if in_reasoning { State::Reasoning } else { State::Speech },
+            ..Reader::default()
+        }
     }
 
     /// Parses a complete completion. Also returns whether it ends inside reasoning.
@@ -263,7 +274,13 @@ impl Reader {
     }
 
     /// Parses more text.
-    pub(crate) fn push(&mut self, tags: &Tags, tools: &[ToolSpec], text: &str, found: &mut Vec<Finding>) {
+    pub(crate) fn push(
+        &mut self,
+        tags: &Tags,
+        tools: &[ToolSpec],
+        text: &str,
+        found: &mut Vec<Finding>,
+    ) {
         self.text.push_str(text);
         self.advance(tags, tools, false, found);
         // The text of a call is kept until the call ends.
@@ -310,7 +327,8 @@ impl Reader {
         if !self.spoken && self.section.is_none() {
             let rest = &self.text[self.at..];
             let begin = self.at + rest.len() - rest.trim_start().len();
-            let content_start = tags.syntax.classify_start(&self.text[begin..], self.calls > 0, tools, ended);
+            let content_start =
+                tags.syntax.classify_start(&self.text[begin..], self.calls > 0, tools, ended);
             match content_start {
                 _ if begin == self.text.len() => {}
                 ContentStart::More => {
@@ -419,12 +437,15 @@ impl Reader {
     ) {
         for call in calls {
             found.push(Finding::Call(match call {
-                Ok((name, arguments)) => {
-                    Ok(ToolCall { id: format!("call_{}", self.calls), name, arguments: arguments.into() })
-                }
-                Err(MalformedReason { why, raw }) => {
-                    Err(MalformedCall { why, raw: raw.unwrap_or_else(|| text.trim_end().to_owned()) })
-                }
+                Ok((name, arguments)) => Ok(ToolCall {
+                    id: format!("call_{}", self.calls),
+                    name,
+                    arguments: arguments.into(),
+                }),
+                Err(MalformedReason { why, raw }) => Err(MalformedCall {
+                    why,
+                    raw: raw.unwrap_or_else(|| text.trim_end().to_owned()),
+                }),
             }));
             self.calls += 1;
             self.spoken = false;
@@ -454,7 +475,13 @@ impl Reader {
         }
     }
 
-    fn parse_call(&mut self, tags: &Tags, tools: &[ToolSpec], ended: bool, found: &mut Vec<Finding>) -> bool {
+    fn parse_call(
+        &mut self,
+        tags: &Tags,
+        tools: &[ToolSpec],
+        ended: bool,
+        found: &mut Vec<Finding>,
+    ) -> bool {
         let State::Call(unit) = &mut self.state else { return true };
         let start = self.at - unit.reported;
         let text = &self.text[start..];
@@ -468,7 +495,11 @@ impl Reader {
                 return false;
             }
             End::Header(len, state) => {
-                let part = if matches!(state, State::Reasoning) { Part::ReasoningTag } else { Part::CallTag };
+                let part = if matches!(state, State::Reasoning) {
+                    Part::ReasoningTag
+                } else {
+                    Part::CallTag
+                };
                 self.state = state;
                 self.report_text(part, start + len, found);
                 return true;
@@ -559,8 +590,8 @@ impl Unit {
         }
     }
 
-    /// Searches for the tag that ends the body. Returns the length of the text before that tag, or before
-    /// what may become one.
+    /// Searches for the tag that ends the body. Returns the length of the text before that tag, or
+    /// before what may become one.
     fn find_end_tag(&mut self, tags: &Tags, text: &str, from: usize, ended: bool) -> usize {
         let ends = [Mark::Close, Mark::Call, Mark::SectionEnd];
         self.searched = self.searched.max(from);
@@ -579,7 +610,9 @@ impl Unit {
             // In a text body, reasoning tags are text. Tags inside an argument are text, too.
             let holds = match self.body {
                 Body::Text(_) if !ends.contains(&mark) => TagInArgument::Yes,
-                Body::Text(_) => tags.syntax.tag_in_argument(&text[..tag.start], &text[tag.clone()]),
+                Body::Text(_) => {
+                    tags.syntax.tag_in_argument(&text[..tag.start], &text[tag.clone()])
+                }
                 _ => TagInArgument::No,
             };
             let begin = tag.start;

@@ -20,7 +20,9 @@ impl ContentPart {
     pub fn kind(&self) -> &str {
         match self {
             ContentPart::Text(_) => "text",
-            ContentPart::Other(fields) => fields.get("type").and_then(Value::as_str).unwrap_or_default(),
+            ContentPart::Other(fields) => {
+                fields.get("type").and_then(Value::as_str).unwrap_or_default()
+            }
         }
     }
 }
@@ -28,7 +30,9 @@ impl ContentPart {
 impl Serialize for ContentPart {
     fn serialize<S: Serializer>(&self, serializer: S) -> Result<S::Ok, S::Error> {
         match self {
-            ContentPart::Text(text) => json!({ "type": "text", "text": text }).serialize(serializer),
+            ContentPart::Text(text) => {
+                json!({ "type": "text", "text": text }).serialize(serializer)
+            }
             ContentPart::Other(fields) => fields.serialize(serializer),
         }
     }
@@ -55,15 +59,18 @@ impl TryFrom<Value> for ContentPart {
         };
         match fields.remove(key) {
             Some(Value::String(text)) => Ok(ContentPart::Text(text)),
-            _ => Err(format!("a part of type {:?} has no {key:?}", fields["type"].as_str().unwrap_or(key))),
+            _ => Err(format!(
+                "a part of type {:?} has no {key:?}",
+                fields["type"].as_str().unwrap_or(key)
+            )),
         }
     }
 }
 
 /// Content of a message: a text or a list of parts.
 ///
-/// It dereferences to its text, which is the concatenation of all text parts without separators. The text
-/// therefore does not depend on how it is split into parts.
+/// It dereferences to its text, which is the concatenation of all text parts without separators.
+/// The text therefore does not depend on how it is split into parts.
 #[derive(Debug, Clone, Default, PartialEq)]
 pub struct Content {
     text: String,
@@ -154,7 +161,9 @@ impl<'de> Deserialize<'de> for Content {
             Value::Array(parts) => {
                 parts.into_iter().map(|part| ContentPart::try_from(part).map_err(error)).collect()
             }
-            other => Err(error(format!("the content is {other}, neither a text nor a list of parts"))),
+            other => {
+                Err(error(format!("the content is {other}, neither a text nor a list of parts")))
+            }
         }
     }
 }
@@ -175,15 +184,25 @@ mod tests {
                 "ab",
                 r#"[{"type":"text","text":"a"},{"type":"text","text":"b"}]"#,
             ),
-            (r#"[{"type": "refusal", "refusal": "No."}]"#, "No.", r#"[{"type":"text","text":"No."}]"#),
+            (
+                r#"[{"type": "refusal", "refusal": "No."}]"#,
+                "No.",
+                r#"[{"type":"text","text":"No."}]"#,
+            ),
             (r#"[{"type": "output_text", "text": "a"}]"#, "a", r#"[{"type":"text","text":"a"}]"#),
         ] {
             let content: Content = serde_json::from_str(sent).unwrap();
-            assert_eq!((content.as_str(), &serde_json::to_string(&content).unwrap()[..]), (text, written));
+            assert_eq!(
+                (content.as_str(), &serde_json::to_string(&content).unwrap()[..]),
+                (text, written)
+            );
             assert_eq!(content.is_empty(), text.is_empty());
         }
         let mixed: Content = serde_json::from_str(&format!(r#"["a",{image}]"#)).unwrap();
-        assert_eq!(mixed.non_text_parts().map(ContentPart::kind).collect::<Vec<_>>(), ["image_url"]);
+        assert_eq!(
+            mixed.non_text_parts().map(ContentPart::kind).collect::<Vec<_>>(),
+            ["image_url"]
+        );
         assert_eq!((mixed.as_str(), mixed.is_empty()), ("a", false));
         let again: Content = serde_json::from_str(&serde_json::to_string(&mixed).unwrap()).unwrap();
         assert_eq!(again, mixed);

@@ -1,13 +1,13 @@
 //! Computes the context tokens between a sampled turn and the next completion.
 //!
 //! # Guarantees
-//! **Independence of the completions**: [`Chat::continuation`] never depends on the model's text, in this
-//! turn or in an earlier one. The template receives a neutral reply in place of each assistant message:
-//! fixed text, or calls of the tools that returned results. The function therefore fails for no
-//! completion, and the same tokens follow every completion.
+//! **Independence of the completions**: [`Chat::continuation`] never depends on the model's text,
+//! in this turn or in an earlier one. The template receives a neutral reply in place of each
+//! assistant message: fixed text, or calls of the tools that returned results. The function
+//! therefore fails for no completion, and the same tokens follow every completion.
 //!
-//! Out of scope: selecting the history that a template receives, and detecting that the template would
-//! render it differently than it was recorded.
+//! Out of scope: selecting the history that a template receives, and detecting that the template
+//! would render it differently than it was recorded.
 
 use crate::excerpt::excerpt;
 use crate::{Arguments, Chat, Message, Role, TextError, ToolCall, ToolSpec};
@@ -22,9 +22,9 @@ const MARKED: &str = "text";
 const SOME_TOOL: &str = "tool";
 
 impl Chat {
-    /// Returns the messages without the model's text. If the template prints calls itself, an assistant
-    /// message before tool results calls the tools that returned them, because many templates print no
-    /// result otherwise.
+    /// Returns the messages without the model's text. If the template prints calls itself, an
+    /// assistant message before tool results calls the tools that returned them, because many
+    /// templates print no result otherwise.
     fn neutral(&self, messages: &[Message]) -> Vec<Message> {
         let mut shown: Vec<Message> = messages.to_vec();
         for at in 0..shown.len() {
@@ -41,8 +41,8 @@ impl Chat {
         shown
     }
 
-    /// Returns calls for the tool results at the start of `messages`. A result without a name belongs to
-    /// the call with the same id.
+    /// Returns calls for the tool results at the start of `messages`. A result without a name
+    /// belongs to the call with the same id.
     fn neutral_calls(&self, messages: &[Message], made: &[ToolCall]) -> Vec<ToolCall> {
         if self.takes_calls().is_none() {
             return Vec::new();
@@ -57,15 +57,16 @@ impl Chat {
         results.enumerate().map(call).collect()
     }
 
-    /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's end, the
-    /// messages in `new`, and the generation prompt.
+    /// Returns the tokens between a sampled turn and the next completion: the rest of the turn's
+    /// end, the messages in `new`, and the generation prompt.
     ///
-    /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the turn. A
-    /// truncated turn lacks the end-of-turn token, which is then part of the returned tokens.
+    /// `history` contains the messages before the sampled turn. `sampled` contains the ids of the
+    /// turn. A truncated turn lacks the end-of-turn token, which is then part of the returned
+    /// tokens.
     ///
     /// # Errors
-    /// Returns an error if the template raises one, which does not depend on the model's text, or if the
-    /// template describes tools in an unsupported call format.
+    /// Returns an error if the template raises one, which does not depend on the model's text, or
+    /// if the template describes tools in an unsupported call format.
     pub fn continuation(
         &self,
         history: &[Message],
@@ -79,13 +80,13 @@ impl Chat {
     /// Returns the tokens of [`continuation`](Self::continuation) after a turn that the client has
     /// extended.
     ///
-    /// `rest` is the text that follows the sampled text within the turn; if it is not empty, `sampled`
-    /// must not end the turn. A text with more than `max_tokens` tokens is rejected if its bytes suffice
-    /// to show that.
+    /// `rest` is the text that follows the sampled text within the turn; if it is not empty,
+    /// `sampled` must not end the turn. A text with more than `max_tokens` tokens is rejected if
+    /// its bytes suffice to show that.
     ///
     /// # Errors
-    /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens` tokens, and
-    /// the errors of [`continuation`](Self::continuation).
+    /// Returns [`TextError::TooLong`] if the bytes show that there are more than `max_tokens`
+    /// tokens, and the errors of [`continuation`](Self::continuation).
     pub fn continuation_within(
         &self,
         history: &[Message],
@@ -100,7 +101,9 @@ impl Chat {
         let following = match self.following(history, calls, new, tools, [guard, mark])? {
             Some(following) => following,
             // The template does not end a turn with calls. A turn without calls shows what follows.
-            None => self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default(),
+            None => {
+                self.following(history, Vec::new(), new, tools, [guard, mark])?.unwrap_or_default()
+            }
         };
         let ended = sampled.last().is_some_and(|&last| self.ends_turn(last));
         let context_text = if ended { self.without_end(&following) } else { &following };
@@ -112,8 +115,8 @@ impl Chat {
         Ok(self.tokenizer().encode_guarded(&context_text, Some(guard)))
     }
 
-    /// Returns the text after a neutral reply with these calls, or `None` if the template does not end a
-    /// turn with calls.
+    /// Returns the text after a neutral reply with these calls, or `None` if the template does not
+    /// end a turn with calls.
     fn following(
         &self,
         history: &[Message],
@@ -128,8 +131,8 @@ impl Chat {
                 call.arguments.insert(MARKED.into(), mark.to_string().into());
                 true
             }
-            // The mark ends the reply, so it shows exactly where the following text starts, including
-            // white space.
+            // The mark ends the reply, so it shows exactly where the following text starts,
+            // including white space.
             None => {
                 assistant_message = Message::assistant(format!("{NEUTRAL}{mark}"));
                 false
@@ -170,8 +173,9 @@ impl Chat {
         text.char_indices().map(|(at, _)| at).find(ends).map(|at| &text[at..])
     }
 
-    /// Returns the tag that closes the reasoning which the prompt for these messages leaves open, or
-    /// `None`. Templates of models that always reason open it. The model's earlier text has no influence.
+    /// Returns the tag that closes the reasoning which the prompt for these messages leaves open,
+    /// or `None`. Templates of models that always reason open it. The model's earlier text has no
+    /// influence.
     ///
     /// # Errors
     /// Returns an error if the template raises one, or if it describes tools in an unsupported call
@@ -194,7 +198,11 @@ impl Chat {
         let common_len = common_len.map_or(with.len().min(without.len()), |((at, _), _)| at);
         let opened = match &with[common_len..] {
             // The template prints the generation prompt even without a request.
-            "" => self.reasoning_tags().pairs().iter().find(|tags| with.trim_end().ends_with(&tags.open)),
+            "" => self
+                .reasoning_tags()
+                .pairs()
+                .iter()
+                .find(|tags| with.trim_end().ends_with(&tags.open)),
             opened_tag => self.reasoning_tags().find_open(opened_tag),
         };
         Ok(opened.map(|tags| tags.close.as_str()))

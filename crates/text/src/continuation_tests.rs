@@ -1,9 +1,12 @@
-//! Tests of the tokens after a completion, with templates that treat the history like published ones.
+//! Tests of the tokens after a completion, with templates that treat the history like published
+//! ones.
 
 use proptest::prelude::*;
 
 use crate::chat_tests::{DEFAULT_SYSTEM, WITH_TOOLS, calculator, chat, text};
-use crate::testing::{ALWAYS_THINKS, IM_END, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat};
+use crate::testing::{
+    ALWAYS_THINKS, IM_END, NUMBERED, STRICT, header_chat, sampled, thoughtful, tiny_chat,
+};
 use crate::{Chat, ChatOptions, Message};
 
 /// Prints all system messages first, whatever their position.
@@ -47,12 +50,17 @@ fn continuation_ends_turn_unless_model_did() {
         format!("<|im_end|>{next}")
     );
     // Invalid UTF-8 makes no difference either.
-    assert_eq!(text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()), next);
+    assert_eq!(
+        text(&chat, &chat.continuation(&history, &[0xFF, 0xC3, IM_END], &new, &[]).unwrap()),
+        next
+    );
 
     let chat = header_chat().unwrap();
     let completion = sampled(&chat, "  two ");
     let context_ids = chat.continuation(&history, &completion, &new, &[]).unwrap();
-    assert!(text(&chat, &context_ids).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?"));
+    assert!(
+        text(&chat, &context_ids).starts_with("<|start_header_id|>user<|end_header_id|>\n\n2+2?")
+    );
 }
 
 /// Returns the text between a completion and the next one.
@@ -90,19 +98,27 @@ fn continuation_is_independent_of_reasoning() {
     );
     // A template that would reject the completion.
     let chat = self::chat(STRICT, ChatOptions::default());
-    assert!(continue_history(&chat, "<think>", &user).ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n"));
+    assert!(
+        continue_history(&chat, "<think>", &user)
+            .ends_with("2+2?<|im_end|>\n<|im_start|>assistant\n")
+    );
 }
 
 #[test]
 fn opened_reasoning_is_found_for_any_history() {
-    let opened =
-        |chat: &Chat, messages: &[Message]| chat.opened_reasoning(messages, &[]).unwrap().map(str::to_owned);
+    let opened = |chat: &Chat, messages: &[Message]| {
+        chat.opened_reasoning(messages, &[]).unwrap().map(str::to_owned)
+    };
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let close = Some("</think>".to_owned());
-    let (question, completion) = (Message::user("What is <think>?"), Message::assistant("<think> hm"));
+    let (question, completion) =
+        (Message::user("What is <think>?"), Message::assistant("<think> hm"));
     assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
     assert_eq!(opened(&always, &[question.clone(), completion.clone(), question.clone()]), close);
-    assert_eq!(opened(&always, &[question.clone(), completion.clone(), Message::tool("<think>")]), None);
+    assert_eq!(
+        opened(&always, &[question.clone(), completion.clone(), Message::tool("<think>")]),
+        None
+    );
     for chat in [thoughtful(true).unwrap(), thoughtful(false).unwrap(), tiny_chat().unwrap()] {
         assert_eq!(opened(&chat, &[question.clone(), completion.clone(), question.clone()]), None);
     }
@@ -134,7 +150,9 @@ fn dropped_system_message_becomes_user_message() {
     let moved = after(&chat, Message::system("Be brief."));
     assert_eq!(moved, after(&chat, Message::user("Be brief.")));
     assert!(moved.contains("Be brief."));
-    assert!(after(&tiny_chat().unwrap(), Message::system("Be brief.")).contains("system\nBe brief."));
+    assert!(
+        after(&tiny_chat().unwrap(), Message::system("Be brief.")).contains("system\nBe brief.")
+    );
 }
 
 /// Generates texts that are difficult for templates and parsers.
@@ -171,7 +189,12 @@ fn turns() -> impl Strategy<Value = Vec<Vec<Message>>> {
 }
 
 /// Returns the tokens between turns if the completions are `said`.
-fn between(chat: &Chat, turns: &[Vec<Message>], completions: &[Vec<u32>], with_tools: bool) -> Vec<Vec<u32>> {
+fn between(
+    chat: &Chat,
+    turns: &[Vec<Message>],
+    completions: &[Vec<u32>],
+    with_tools: bool,
+) -> Vec<Vec<u32>> {
     let tools = if with_tools { vec![calculator()] } else { vec![] };
     let mut history = turns[0].clone();
     let mut found = Vec::new();

@@ -1,20 +1,21 @@
 //! Compares JSON numbers by their exact value.
 //!
-//! JSON sets no bound on the number of digits, and a client may write the same number in several ways:
-//! `4`, `4.0`, `40e-1`. Conversion to f64 would make different numbers equal, so values are compared in
-//! decimal.
+//! JSON sets no bound on the number of digits, and a client may write the same number in several
+//! ways: `4`, `4.0`, `40e-1`. Conversion to f64 would make different numbers equal, so values are
+//! compared in decimal.
 
 use serde_json::Number;
 
 /// Returns a canonical text of a number: equal for all spellings of its value, and different for
-/// different values. The text is an integer without leading or trailing zeros, and a power of ten. If the
-/// exponent exceeds 64 bits, the text is the number as written.
+/// different values. The text is an integer without leading or trailing zeros, and a power of ten.
+/// If the exponent exceeds 64 bits, the text is the number as written.
 pub fn canonical_number(number: &Number) -> String {
     canonical(number.as_str())
 }
 
-/// Returns the f64 that Python reads for a number with a point or an exponent. Returns `None` if the f64
-/// does not exist, or if its shortest decimal, which Python prints, has another value than the number.
+/// Returns the f64 that Python reads for a number with a point or an exponent. Returns `None` if
+/// the f64 does not exist, or if its shortest decimal, which Python prints, has another value than
+/// the number.
 pub(crate) fn exact_float(number: &Number) -> Option<f64> {
     let float = number.as_f64().filter(|float| number.is_f64() && float.is_finite())?;
     (canonical(&format!("{float:e}")) == canonical(number.as_str())).then_some(float)
@@ -75,7 +76,11 @@ mod tests {
             ("1", "-1"),
             ("10", "1"),
         ] {
-            assert_ne!(canonical_number(&number(one)), canonical_number(&number(other)), "{one} {other}");
+            assert_ne!(
+                canonical_number(&number(one)),
+                canonical_number(&number(other)),
+                "{one} {other}"
+            );
         }
     }
 
@@ -86,7 +91,8 @@ mod tests {
         {
             assert_eq!(exact_float(&number(written)), Some(float), "{written}");
         }
-        for written in ["1", "0.1000000000000000055511151231257827", "9007199254740993.0", "1e400", "1e-400"]
+        for written in
+            ["1", "0.1000000000000000055511151231257827", "9007199254740993.0", "1e400", "1e-400"]
         {
             assert_eq!(exact_float(&number(written)), None, "{written}");
         }

@@ -6,8 +6,8 @@ use serde_json::Value;
 use crate::calls::{Syntax, SyntaxTags};
 use crate::{ToolSpec, python_json};
 
-/// Format of the tool descriptions in the system prompt. Used only if the chat template does not describe
-/// tools.
+/// Format of the tool descriptions in the system prompt. Used only if the chat template does not
+/// describe tools.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum ToolPrompt {
@@ -19,8 +19,8 @@ pub enum ToolPrompt {
     Compact,
 }
 
-/// Returns the section of the system prompt that describes tools and how to call them. `quote` is applied
-/// to the text that comes from the tools.
+/// Returns the section of the system prompt that describes tools and how to call them. `quote` is
+/// applied to the text that comes from the tools.
 pub(crate) fn describe_tools(
     tools: &[ToolSpec],
     tool_prompt: ToolPrompt,
@@ -28,7 +28,9 @@ pub(crate) fn describe_tools(
     quote: impl Fn(&str) -> String,
 ) -> String {
     let lines: Vec<String> = match tool_prompt {
-        ToolPrompt::Full => tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect(),
+        ToolPrompt::Full => {
+            tools.iter().map(|tool| python_json::dumps(&tool.to_openai())).collect()
+        }
         ToolPrompt::Compact => tools.iter().map(signature).collect(),
     };
     let lines = quote(&lines.join("\n"));
@@ -44,8 +46,12 @@ pub(crate) fn describe_tools(
 /// Returns `name(first: type, second?: type): description`, with a question mark after optional
 /// parameters.
 fn signature(tool: &ToolSpec) -> String {
-    let required: Vec<&str> =
-        tool.parameters["required"].as_array().into_iter().flatten().filter_map(Value::as_str).collect();
+    let required: Vec<&str> = tool.parameters["required"]
+        .as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(Value::as_str)
+        .collect();
     let parameters: Vec<String> = tool.parameters["properties"]
         .as_object()
         .into_iter()
@@ -59,12 +65,14 @@ fn signature(tool: &ToolSpec) -> String {
     if tool.description.is_empty() { head } else { format!("{head}: {}", tool.description) }
 }
 
-/// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise its
-/// type.
+/// Returns a short name for the type of a schema: its allowed values if it lists them, otherwise
+/// its type.
 fn type_name(schema: &Value) -> String {
     let join_types = |values: &[Value]| values.iter().map(word).collect::<Vec<_>>().join("|");
     match (&schema["enum"], &schema["type"]) {
-        (Value::Array(values), _) => values.iter().map(python_json::dumps).collect::<Vec<_>>().join("|"),
+        (Value::Array(values), _) => {
+            values.iter().map(python_json::dumps).collect::<Vec<_>>().join("|")
+        }
         (_, Value::String(kind)) if kind == "array" && schema["items"].is_object() => {
             format!("[{}]", type_name(&schema["items"]))
         }
@@ -106,12 +114,17 @@ mod tests {
         };
         let expected = "search(query: string, kind?: \"web\"|\"news\", sites?: [string], limit?: integer|null, more?: any): Finds pages.";
         assert_eq!(signature(&tool), expected);
-        let bare = ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };
+        let bare =
+            ToolSpec { name: "now".into(), description: String::new(), parameters: Value::Null };
         assert_eq!(signature(&bare), "now()");
-        let section = describe_tools(&[tool.clone(), bare], ToolPrompt::Compact, syntax, str::to_owned);
+        let section =
+            describe_tools(&[tool.clone(), bare], ToolPrompt::Compact, syntax, str::to_owned);
         assert!(section.starts_with(&format!("Tools:\n{expected}\nnow()\nCall: <tool_call>\n")));
-        let full = describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full, syntax, str::to_owned);
-        assert!(full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len());
+        let full =
+            describe_tools(std::slice::from_ref(&tool), ToolPrompt::Full, syntax, str::to_owned);
+        assert!(
+            full.contains(&python_json::dumps(&tool.to_openai())) && full.len() > section.len()
+        );
         // The example call is not a valid call itself, so that a model does not copy it verbatim.
         let found = read(CallFormat::Hermes, &section, &[]);
         assert!(found.calls[0].is_err());

@@ -6,7 +6,8 @@ use tokenizers::{TruncationDirection, TruncationParams, TruncationStrategy};
 
 use crate::TextError;
 
-/// Tokenizer of an encoder. It adds special tokens around every text, as its `tokenizer.json` specifies.
+/// Tokenizer of an encoder. It adds special tokens around every text, as its `tokenizer.json`
+/// specifies.
 pub struct EncoderTokenizer {
     inner: tokenizers::Tokenizer,
 }
@@ -18,7 +19,8 @@ impl EncoderTokenizer {
     /// # Errors
     /// Returns an error if the file is damaged, or if `most` leaves no room for a text.
     pub fn new(json: &[u8], max_tokens: usize) -> Result<Self, TextError> {
-        let to_error = |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
+        let to_error =
+            |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));
         let read = catch_panic(|| tokenizers::Tokenizer::from_bytes(json));
         let mut inner = read.map_err(to_error)?.map_err(|error| to_error(error.to_string()))?;
         inner.with_padding(None);

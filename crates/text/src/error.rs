@@ -15,7 +15,8 @@ pub enum TextError {
     /// The chat template does not parse, or fails on these messages.
     #[error("chat template: {0}")]
     Template(String),
-    /// The template prints no special token after an assistant turn, so a completion would never end.
+    /// The template prints no special token after an assistant turn, so a completion would never
+    /// end.
     #[error(
         "the chat template prints {found:?} after an assistant turn, where a special token of the tokenizer should end \
          it; does the template belong to this model?"

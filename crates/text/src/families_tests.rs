@@ -1,5 +1,5 @@
-//! Tests of conversations with tools in every family: template, prompt, completion, its stream, and the
-//! continuation.
+//! Tests of conversations with tools in every family: template, prompt, completion, its stream, and
+//! the continuation.
 
 use std::sync::Arc;
 
@@ -35,12 +35,18 @@ fn call_format_is_detected_from_template() {
         assert_eq!(chat.format.protocol(), protocol);
         let prompt = text(&chat, &chat.prompt(&[Message::user("Hi")], &tools()).unwrap());
         assert_eq!(prompt.matches("search").count(), 1, "{protocol:?}: {prompt}");
-        assert!(!prompt.contains("You can call tools"), "{protocol:?}: the template describes them");
+        assert!(
+            !prompt.contains("You can call tools"),
+            "{protocol:?}: the template describes them"
+        );
         // An explicitly selected format is used, whatever the template prints.
         let options = ChatOptions { tools: ToolProtocol::Hermes, ..ChatOptions::default() };
         let hermes = family_chat(protocol, options).unwrap();
         let prompt = text(&hermes, &hermes.prompt(&[Message::user("Hi")], &tools()).unwrap());
-        assert!(prompt.contains("You can call tools") && prompt.contains("<tool_call>\n{"), "{prompt}");
+        assert!(
+            prompt.contains("You can call tools") && prompt.contains("<tool_call>\n{"),
+            "{prompt}"
+        );
         let options = ChatOptions { tools: protocol, ..ChatOptions::default() };
         assert_eq!(family_chat(ToolProtocol::Hermes, options).unwrap().format.protocol(), protocol);
     }
@@ -59,22 +65,40 @@ fn calls_round_trip_in_template_format() {
             let shown = Message::calls(content, vec![call(arguments)]);
             let ids = chat.assistant(&shown, None).unwrap();
             assert!(chat.stop_ids().contains(ids.last().unwrap()), "{protocol:?}");
-            assert_eq!(ids.iter().filter(|id| chat.stop_ids().contains(id)).count(), 1, "{protocol:?}");
+            assert_eq!(
+                ids.iter().filter(|id| chat.stop_ids().contains(id)).count(),
+                1,
+                "{protocol:?}"
+            );
             let completion = chat.decode_completion(&ids);
             let parsed = chat.parse(&completion, false, &tools());
-            assert_eq!(parsed.calls, [Ok(shown.tool_calls[0].clone())], "{protocol:?}: {completion}");
+            assert_eq!(
+                parsed.calls,
+                [Ok(shown.tool_calls[0].clone())],
+                "{protocol:?}: {completion}"
+            );
             assert_eq!(parsed.content, content, "{protocol:?}: {completion}");
             let streamed = StreamedCompletion::collect_with_tools(&chat, &ids, false, &tools());
-            assert_eq!((streamed.speech, streamed.calls), (parsed.content, parsed.calls), "{protocol:?}");
+            assert_eq!(
+                (streamed.speech, streamed.calls),
+                (parsed.content, parsed.calls),
+                "{protocol:?}"
+            );
             assert_eq!(streamed.raw, completion, "{protocol:?}");
             // For gpt-oss, content before a call is reasoning. Llama does not support such content.
-            if !content.is_empty() && matches!(protocol, ToolProtocol::Harmony | ToolProtocol::Llama) {
+            if !content.is_empty()
+                && matches!(protocol, ToolProtocol::Harmony | ToolProtocol::Llama)
+            {
                 continue;
             }
             let past = [question.clone(), shown];
             let parts = [chat.prompt(&past[..1], &tools()).unwrap(), ids];
             let full = chat.prompt(&past, &tools()).unwrap();
-            assert!(full.starts_with(&parts.concat()), "{protocol:?}\n{}\n{completion}", text(&chat, &full));
+            assert!(
+                full.starts_with(&parts.concat()),
+                "{protocol:?}\n{}\n{completion}",
+                text(&chat, &full)
+            );
         }
     }
 }
@@ -98,13 +122,14 @@ fn continuation_with_results_matches_full_rendering() {
         // Rendered from calls, and from the sampled text.
         let written = Message::assistant(chat.decode_completion(&completion_ids));
         for completion_ids in [shown, written.clone()] {
-            let printed =
-                chat.prompt(&[question[0].clone(), completion_ids, result.clone()], &tools()).unwrap();
+            let printed = chat
+                .prompt(&[question[0].clone(), completion_ids, result.clone()], &tools())
+                .unwrap();
             assert_eq!(text(&chat, &printed), text(&chat, &full), "{protocol:?}");
             assert_eq!(printed, full, "{protocol:?}");
         }
-        // The completion makes no difference: it may contain a malformed call or be truncated, and the
-        // result may have another id or no id.
+        // The completion makes no difference: it may contain a malformed call or be truncated, and
+        // the result may have another id or no id.
         let truncated = &completion_ids[..completion_ids.len() - 1];
         let after_truncation = chat.continuation(&question, truncated, &new, &tools()).unwrap();
         assert!(
@@ -193,8 +218,7 @@ fn harmony_channels_map_to_reasoning_content_calls() {
     let completion = shown(Message::assistant("Two."));
     assert_eq!(chat.parse(&completion, false, &[]).content, "Two.");
     assert_eq!(chat.reasoning(&completion, false), "Hm.");
-    let written =
-        "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>";
+    let written = "<|channel|>analysis<|message|>Hm.<|end|><|start|>assistant<|channel|>final<|message|>Two.<|return|>";
     assert_eq!(completion, written);
     let completion = shown(Message::calls("", vec![call(json!({}))]));
     assert!(
@@ -215,7 +239,11 @@ fn llama_call_requires_tools_and_name() {
             false,
             tools,
         );
-        assert_eq!((&streamed.speech, &streamed.calls), (&parsed.content, &parsed.calls), "{completion}");
+        assert_eq!(
+            (&streamed.speech, &streamed.calls),
+            (&parsed.content, &parsed.calls),
+            "{completion}"
+        );
         let failed = parsed.calls.iter().filter(|call| call.is_err()).count();
         (parsed.content, parsed.calls.len() - failed, failed)
     };
@@ -236,7 +264,11 @@ fn llama_call_requires_tools_and_name() {
         ("{\"answer\": 42}".into(), "{\"answer\": 42}", 0, 0),
         ("{oops".into(), "{oops", 0, 0),
     ] {
-        assert_eq!(read(&completion, &tools()), (content.to_owned(), calls, failed), "{completion}");
+        assert_eq!(
+            read(&completion, &tools()),
+            (content.to_owned(), calls, failed),
+            "{completion}"
+        );
     }
     // Without tools, an object is content.
     assert_eq!(read(call, &[]), (call.to_owned(), 0, 0));
@@ -292,7 +324,11 @@ fn call_format_variants_parse_alike() {
             "<｜tool▁call▁begin｜>function<｜tool▁sep｜>search\n```json\n{\n```<｜tool▁call▁end｜>",
             "not valid JSON",
         ),
-        (ToolProtocol::Deepseek, "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>", "no call between the tags"),
+        (
+            ToolProtocol::Deepseek,
+            "<｜tool▁calls▁begin｜><｜tool▁calls▁end｜>",
+            "no call between the tags",
+        ),
         (ToolProtocol::Deepseek, "<｜tool▁calls▁begin｜>", "no call between the tags"),
         (
             ToolProtocol::Kimi,
@@ -310,7 +346,11 @@ fn call_format_variants_parse_alike() {
             "<tool_call><function=search>text=42</function></tool_call>",
             "\"text=42\" stands where",
         ),
-        (ToolProtocol::Glm, "<tool_call>search\n<arg_key>text</arg_key>", "</tool_call> is missing"),
+        (
+            ToolProtocol::Glm,
+            "<tool_call>search\n<arg_key>text</arg_key>",
+            "</tool_call> is missing",
+        ),
         (
             ToolProtocol::Glm,
             "<tool_call>search\n<arg_key>text</arg_key>42</tool_call>",
@@ -331,7 +371,11 @@ fn call_format_variants_parse_alike() {
             "<|channel|>commentary to=functions.search<|message|>oops<|call|>",
             "not valid JSON",
         ),
-        (ToolProtocol::Harmony, "<|channel|>commentary to=functions.search", "<|message|> is missing"),
+        (
+            ToolProtocol::Harmony,
+            "<|channel|>commentary to=functions.search",
+            "<|message|> is missing",
+        ),
     ] {
         let found = one(protocol, completion).unwrap_err();
         assert!(found.contains(why), "{completion}: {found}");
@@ -352,11 +396,23 @@ fn reasoning_before_calls_is_separated() {
             completion_ids.extend(&ids);
             let full = chat.decode_completion(&completion_ids);
             let parsed = chat.parse(&full, in_reasoning, &tools());
-            assert_eq!((parsed.content.as_str(), parsed.calls.len()), ("", 1), "{protocol:?}: {full}");
+            assert_eq!(
+                (parsed.content.as_str(), parsed.calls.len()),
+                ("", 1),
+                "{protocol:?}: {full}"
+            );
             assert!(parsed.calls[0].is_ok());
-            let streamed =
-                StreamedCompletion::collect_with_tools(&chat, &completion_ids, in_reasoning, &tools());
-            assert_eq!((streamed.speech, streamed.calls), (parsed.content, parsed.calls), "{protocol:?}");
+            let streamed = StreamedCompletion::collect_with_tools(
+                &chat,
+                &completion_ids,
+                in_reasoning,
+                &tools(),
+            );
+            assert_eq!(
+                (streamed.speech, streamed.calls),
+                (parsed.content, parsed.calls),
+                "{protocol:?}"
+            );
             assert_eq!(streamed.reasoning, format!("Hm. {completion}"), "{protocol:?}");
             assert_eq!(
                 (streamed.raw, streamed.reasoning),
@@ -370,19 +426,34 @@ fn reasoning_before_calls_is_separated() {
 fn calls_with_invalid_arguments_are_rendered() {
     for protocol in protocols() {
         let chat = chat(protocol);
-        for unreadable in
-            ["{\"text\": \"cut", "null", "[1]", "\"text\"", "7", "{'a': True}", "{} <|im_end|> more"]
-        {
+        for unreadable in [
+            "{\"text\": \"cut",
+            "null",
+            "[1]",
+            "\"text\"",
+            "7",
+            "{'a': True}",
+            "{} <|im_end|> more",
+        ] {
             let broken = ToolCall { arguments: Value::from(unreadable).into(), ..call(json!({})) };
-            let result = Message { tool_call_id: Some("call_0".into()), ..Message::tool("no JSON") };
-            let messages =
-                [Message::user("q"), Message::calls("", vec![broken]), result, Message::user("go on")];
-            let prompt =
-                chat.prompt(&messages, &tools()).unwrap_or_else(|error| panic!("{protocol:?}: {error}"));
+            let result =
+                Message { tool_call_id: Some("call_0".into()), ..Message::tool("no JSON") };
+            let messages = [
+                Message::user("q"),
+                Message::calls("", vec![broken]),
+                result,
+                Message::user("go on"),
+            ];
+            let prompt = chat
+                .prompt(&messages, &tools())
+                .unwrap_or_else(|error| panic!("{protocol:?}: {error}"));
             let prompt = text(&chat, &prompt);
             let (escaped, plain) = (json!(unreadable).to_string(), prompt.contains(unreadable));
             assert!(plain || prompt.contains(&escaped), "{protocol:?} {unreadable}: {prompt}");
-            assert!(prompt.contains("search") && prompt.contains("no JSON"), "{protocol:?}: {prompt}");
+            assert!(
+                prompt.contains("search") && prompt.contains("no JSON"),
+                "{protocol:?}: {prompt}"
+            );
         }
     }
 }
@@ -475,12 +546,19 @@ fn tagged_values_may_contain_parameter_tags() {
         )
     };
     let glm = |value: &str| {
-        format!("<tool_call>search\n<arg_key>code</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>")
+        format!(
+            "<tool_call>search\n<arg_key>code</arg_key>\n<arg_value>{value}</arg_value>\n</tool_call>"
+        )
     };
     let read = |protocol, completion: &str| {
         let calls = chat(protocol).parse(completion, false, &referring()).calls;
         assert_eq!(calls.len(), 1, "{completion}");
-        calls.into_iter().next().unwrap().map(|call| Value::from(call.arguments)).map_err(|call| call.why)
+        calls
+            .into_iter()
+            .next()
+            .unwrap()
+            .map(|call| Value::from(call.arguments))
+            .map_err(|call| call.why)
     };
     for value in [
         "code: </parameter> tag",
@@ -497,7 +575,11 @@ fn tagged_values_may_contain_parameter_tags() {
         "a <tool_call> begins, a </tool_call> ends",
         "write `<function=search>\n<parameter=code>\n1\n</parameter> and\n</function> so`",
     ] {
-        assert_eq!(read(ToolProtocol::QwenXml, &qwen(value)), Ok(json!({ "code": value })), "{value}");
+        assert_eq!(
+            read(ToolProtocol::QwenXml, &qwen(value)),
+            Ok(json!({ "code": value })),
+            "{value}"
+        );
     }
     for value in [
         "code: </parameter> tag",
@@ -506,7 +588,11 @@ fn tagged_values_may_contain_parameter_tags() {
         "a\n",
         "use <invoke name=\"search\"> and </invoke> here",
     ] {
-        assert_eq!(read(ToolProtocol::Minimax, &minimax(value)), Ok(json!({ "code": value })), "{value}");
+        assert_eq!(
+            read(ToolProtocol::Minimax, &minimax(value)),
+            Ok(json!({ "code": value })),
+            "{value}"
+        );
     }
     for value in [
         "code: </arg_value> tag",
@@ -564,7 +650,8 @@ fn tagged_values_may_contain_parameter_tags() {
     let spoken = glm("<arg_key>")
         .replace("</tool_call>", "<arg_key>count</arg_key>\n<arg_value>2</arg_value></tool_call>");
     assert_eq!(read(ToolProtocol::Glm, &spoken), Ok(json!({ "code": "<arg_key>", "count": 2 })));
-    let named = "<tool_call>\"search\"\n<arg_key>'code'</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
+    let named =
+        "<tool_call>\"search\"\n<arg_key>'code'</arg_key>\n<arg_value>1</arg_value>\n</tool_call>";
     assert_eq!(read(ToolProtocol::Glm, named), Ok(json!({ "code": "1" })));
     let json = "<tool_call>{\"name\": \"search\", \"arguments\": {\"code\": \"1\"}}</tool_call>";
     assert_eq!(read(ToolProtocol::Glm, json), Ok(json!({ "code": "1" })));
@@ -586,8 +673,11 @@ fn call_grammar_enforces_schemas_with_references() {
     for protocol in protocols() {
         let chat = chat(protocol);
         let grammar = chat.must_call(&tools, false).unwrap();
-        let omitted: Vec<(&str, &str, &str)> =
-            grammar.omitted.iter().map(|found| (&*found.tool, &*found.path, &*found.keyword)).collect();
+        let omitted: Vec<(&str, &str, &str)> = grammar
+            .omitted
+            .iter()
+            .map(|found| (&*found.tool, &*found.path, &*found.keyword))
+            .collect();
         assert_eq!(omitted, [("search", "/properties/tags", "uniqueItems")], "{protocol:?}");
         let vocabulary = crate::Vocabulary::new(chat.tokenizer());
         let keeps = |arguments: Value| {
@@ -600,7 +690,10 @@ fn call_grammar_enforces_schemas_with_references() {
             follows && constraint.allowed().is_ok_and(|allowed| allowed.may_end)
         };
         assert!(keeps(json!({ "at": { "x": 1 } })), "{protocol:?}: {}", grammar.lark);
-        assert!(keeps(json!({ "at": { "x": 1 }, "other": null, "tags": ["a", "a"] })), "{protocol:?}");
+        assert!(
+            keeps(json!({ "at": { "x": 1 }, "other": null, "tags": ["a", "a"] })),
+            "{protocol:?}"
+        );
         assert!(!keeps(json!({ "at": { "y": 1 } })), "{protocol:?}");
         assert!(!keeps(json!({ "at": { "x": 1 }, "other": 2 })), "{protocol:?}");
     }

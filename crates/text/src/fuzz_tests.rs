@@ -1,8 +1,8 @@
 //! Fuzz tests with damaged completions and templates.
 //!
 //! For every completion, however it is split, the stream and the complete parse agree. For every
-//! template, rendering ends, with a text or an error. `conformance/fuzz.py` runs these tests for any
-//! duration, one parser after the other.
+//! template, rendering ends, with a text or an error. `conformance/fuzz.py` runs these tests for
+//! any duration, one parser after the other.
 
 use std::sync::{Arc, OnceLock};
 
@@ -50,10 +50,10 @@ fn known_texts(chat: &Chat) -> Vec<String> {
         .chain(syntax.syntax_tags().tags.iter().copied());
     let mut known: Vec<String> =
         tags.chain(syntax.syntax_tags().closes.iter().copied()).map(str::to_owned).collect();
-    let arguments =
-        json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
+    let arguments = json!({"string": "</tool_call> é", "number": 1.5, "array": [1, "]"], "object": {"a": null}});
     for arguments in [Map::new(), arguments.as_object().cloned().unwrap()] {
-        let call = ToolCall { id: "call_0".into(), name: "probe".into(), arguments: arguments.into() };
+        let call =
+            ToolCall { id: "call_0".into(), name: "probe".into(), arguments: arguments.into() };
         known.extend([
             syntax.render("", std::slice::from_ref(&call)),
             syntax.render("Say", &[call.clone(), call]),
@@ -114,7 +114,8 @@ fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_reasoning: bool) -> Result<(
     let completion = chat.decode_completion(&ids);
     let streamed = StreamedCompletion::collect_with_tools(chat, &ids, in_reasoning, &tools);
     prop_assert_eq!(&streamed.raw, &completion);
-    let (found, _) = crate::completion_parser::Reader::read(chat.tags(), &completion, in_reasoning, &tools);
+    let (found, _) =
+        crate::completion_parser::Reader::read(chat.tags(), &completion, in_reasoning, &tools);
     // Reasoning that was never opened has already been reported as content by then.
     if !found.contains(&Finding::Late) {
         let parsed = chat.parse(&completion, in_reasoning, &tools);
@@ -153,12 +154,14 @@ families! {
     harmony_stream_matches_complete_parse: Harmony,
 }
 
-/// Returns the templates to damage: the snippets of the conformance checks, and those of the families.
+/// Returns the templates to damage: the snippets of the conformance checks, and those of the
+/// families.
 fn templates() -> &'static [String] {
     static ALL: OnceLock<Vec<String>> = OnceLock::new();
     ALL.get_or_init(|| {
         let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
-        let recorded: Value = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+        let recorded: Value =
+            serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
         let snippets = recorded["snippets"].as_object().unwrap().values();
         let mut all: Vec<String> =
             snippets.map(|snippet| snippet["template"].as_str().unwrap().to_owned()).collect();
@@ -257,8 +260,8 @@ proptest! {
                 let _ = template.render(rendering);
             }
         }
-        // Creating a chat probes the template, and a conversation follows. This takes longer, so it is
-        // done for one case in ten.
+        // Creating a chat probes the template, and a conversation follows. This takes longer, so it
+        // is done for one case in ten.
         if as_chat == 0 && let Ok(chat) = Chat::new(tiny_tokenizer().unwrap(), Some(&source), ChatOptions::default()) {
             let asked = [Message::user("Hi")];
             let _ = chat.prompt(&asked, &[tool()]);

@@ -1,8 +1,8 @@
 //! Converts the GGUF metadata of a byte-level BPE tokenizer to an equivalent `tokenizer.json`.
 //!
-//! GGUF files name the pre-tokenizer instead of defining it. Each supported name is therefore defined
-//! here as its Hugging Face counterpart, including the normalizer; many names are synonyms. Unknown names
-//! are rejected, because a wrong split changes tokens silently.
+//! GGUF files name the pre-tokenizer instead of defining it. Each supported name is therefore
+//! defined here as its Hugging Face counterpart, including the normalizer; many names are synonyms.
+//! Unknown names are rejected, because a wrong split changes tokens silently.
 
 use std::collections::HashMap;
 
@@ -22,7 +22,8 @@ struct PreTokenizer {
 /// Returns the `tokenizer.json` of a GGUF tokenizer.
 ///
 /// # Errors
-/// Returns an error if the algorithm or the pre-tokenizer is unknown, or if the lists are inconsistent.
+/// Returns an error if the algorithm or the pre-tokenizer is unknown, or if the lists are
+/// inconsistent.
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.model != "gpt2" {
         return Err(TextError::Tokenizer(format!(
@@ -83,7 +84,8 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
         json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false })
     };
     let isolate = |pattern: &str| json!({ "type": "Split", "pattern": { "Regex": pattern }, "behavior": "Isolated", "invert": false });
-    let plain = |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
+    let plain =
+        |steps, ignore_merges| PreTokenizer { normalizer: Value::Null, steps, ignore_merges };
     let Some(method) = SplitMethod::from_name(&source.pre) else {
         let names = SPLIT_METHODS.iter().flat_map(|(_, names)| *names).copied();
         let known: Vec<&str> = names.filter(|name| !name.is_empty()).collect();
@@ -95,9 +97,10 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
     };
     Ok(match method {
         SplitMethod::Gpt2 => plain(vec![byte_level(true)], false),
-        SplitMethod::Digits => {
-            plain(vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)], false)
-        }
+        SplitMethod::Digits => plain(
+            vec![json!({ "type": "Digits", "individual_digits": true }), byte_level(true)],
+            false,
+        ),
         SplitMethod::Unnamed => plain(
             vec![
                 isolate(r"[\p{P}\$\+<=>\^~\|]+"),
@@ -119,10 +122,11 @@ fn pre_tokenizer(source: &GgufTokenizer) -> Result<PreTokenizer, TextError> {
 }
 
 /// GPT-2's word pattern, which `ByteLevel` has built in.
-const GPT2_PATTERN: &str = r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
+const GPT2_PATTERN: &str =
+    r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+";
 
-/// Methods of splitting text. GGUF files name them after the first model that used the method, or after
-/// the model itself.
+/// Methods of splitting text. GGUF files name them after the first model that used the method, or
+/// after the model itself.
 #[derive(Clone, Copy)]
 enum SplitMethod {
     /// GPT-2's words.
@@ -169,7 +173,16 @@ const SPLIT_METHODS: [(SplitMethod, &[&str]); 7] = [
     ),
     (
         SplitMethod::Digits,
-        &["smollm", "starcoder", "refact", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"],
+        &[
+            "smollm",
+            "starcoder",
+            "refact",
+            "command-r",
+            "codeshell",
+            "exaone",
+            "minerva-7b",
+            "mellum2",
+        ],
     ),
     (SplitMethod::Unnamed, &["default", ""]),
     (SplitMethod::Llama3, &LLAMA3_PRE_TOKENIZERS),
@@ -196,15 +209,17 @@ pub(crate) fn vocabulary(source: &GgufTokenizer) -> Result<Map<String, Value>, T
     Ok(vocab)
 }
 
-/// Returns the tokens that are matched before the algorithm runs. They stay in the vocabulary of the
-/// model, which determines their ids.
+/// Returns the tokens that are matched before the algorithm runs. They stay in the vocabulary of
+/// the model, which determines their ids.
 pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextError> {
     let mut kinds: HashMap<usize, bool> = HashMap::new();
     for (id, kind) in source.types.iter().enumerate() {
         match kind {
             TokenType::Normal | TokenType::Byte => {}
             TokenType::UserDefined => drop(kinds.insert(id, false)),
-            TokenType::Control | TokenType::Unknown | TokenType::Unused => drop(kinds.insert(id, true)),
+            TokenType::Control | TokenType::Unknown | TokenType::Unused => {
+                drop(kinds.insert(id, true))
+            }
         }
     }
     for (name, id) in [("bos", source.bos), ("eos", source.eos)] {
@@ -245,8 +260,8 @@ fn merges(
     vocab: &Map<String, Value>,
     added: &[Value],
 ) -> Result<Vec<Value>, TextError> {
-    // Single bytes and added tokens need no merge rules. Any other token could not be produced without
-    // them.
+    // Single bytes and added tokens need no merge rules. Any other token could not be produced
+    // without them.
     if source.merges.is_empty() && vocab.len() > 256 + added.len() {
         return Err(TextError::Tokenizer(format!(
             "the GGUF file has {} tokens but no merge rules; is it damaged?",
@@ -271,8 +286,8 @@ fn merges(
         .collect()
 }
 
-/// Returns a post-processor that inserts the start-of-text token before every text, for programs that
-/// read the file later.
+/// Returns a post-processor that inserts the start-of-text token before every text, for programs
+/// that read the file later.
 pub(crate) fn post_processor(source: &GgufTokenizer) -> Result<Value, TextError> {
     let Some(bos) = source.bos.filter(|_| source.add_bos) else { return Ok(Value::Null) };
     let text = token_text(source, "bos", bos)?;

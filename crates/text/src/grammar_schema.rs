@@ -1,15 +1,15 @@
 //! Converts JSON schemas to a form that a grammar can enforce.
 //!
-//! The schema of a tool is embedded in a larger grammar, in which its references would point elsewhere.
-//! It may also contain keywords that llguidance does not support. A [`GrammarSchema`] contains every
-//! referenced schema among its own definitions, omits unsupported keywords, and lists the omitted
-//! keywords with their paths.
+//! The schema of a tool is embedded in a larger grammar, in which its references would point
+//! elsewhere. It may also contain keywords that llguidance does not support. A [`GrammarSchema`]
+//! contains every referenced schema among its own definitions, omits unsupported keywords, and
+//! lists the omitted keywords with their paths.
 //!
 //! # Guarantees
-//! - **It compiles**, both standalone and within a grammar: llguidance compiles it once, over single
-//!   bytes.
-//! - **It is never stricter**: a value that conforms to the schema also conforms to this form, in the
-//!   order of its properties.
+//! - **It compiles**, both standalone and within a grammar: llguidance compiles it once, over
+//!   single bytes.
+//! - **It is never stricter**: a value that conforms to the schema also conforms to this form, in
+//!   the order of its properties.
 //! - **Nothing else is omitted**: a keyword is removed only if the schema does not compile with it.
 
 use std::collections::{BTreeSet, HashMap};
@@ -91,8 +91,10 @@ impl GrammarSchema {
     /// document. Needs the stack of [`with_room`].
     pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
         let mut flattening = SchemaFlattener::default();
-        let mut enforceable =
-            GrammarSchema { root: flattening.schema(schema, schema_pointer), ..GrammarSchema::default() };
+        let mut enforceable = GrammarSchema {
+            root: flattening.schema(schema, schema_pointer),
+            ..GrammarSchema::default()
+        };
         while let Some((name, schema, schema_pointer)) = flattening.pending.pop() {
             let flat = flattening.schema(schema, &schema_pointer);
             enforceable.definitions.insert(name, flat);
@@ -117,7 +119,9 @@ impl GrammarSchema {
     /// Restricts the schema to objects if it does not already specify a type.
     pub(crate) fn restrict_to_object(mut self) -> Self {
         let is_open = match &mut self.root {
-            Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => false,
+            Value::Object(fields) if fields.contains_key("type") || fields.contains_key("$ref") => {
+                false
+            }
             Value::Object(fields) => fields.insert("type".into(), "object".into()).is_none(),
             _ => true,
         };
@@ -127,18 +131,23 @@ impl GrammarSchema {
         self
     }
 
-    /// Closes objects that list their properties and do not specify `additionalProperties`. Otherwise an
-    /// uncertain model would invent properties endlessly. Definitions that `allOf` composes stay open.
+    /// Closes objects that list their properties and do not specify `additionalProperties`.
+    /// Otherwise an uncertain model would invent properties endlessly. Definitions that `allOf`
+    /// composes stay open.
     pub(crate) fn close_objects(self) -> Self {
         let mut closed = self.clone();
         let mut composed = Vec::new();
         for schema in closed.definitions.values_mut().chain([&mut closed.root]) {
             each_schema(schema, &mut |fields| {
                 let parts = fields.get("allOf").and_then(Value::as_array).into_iter().flatten();
-                composed.extend(parts.filter_map(|part| definition(part.get("$ref")?)).map(str::to_owned));
+                composed.extend(
+                    parts.filter_map(|part| definition(part.get("$ref")?)).map(str::to_owned),
+                );
             });
         }
-        for (_, schema) in closed.definitions.iter_mut().filter(|(name, _)| !composed.contains(name)) {
+        for (_, schema) in
+            closed.definitions.iter_mut().filter(|(name, _)| !composed.contains(name))
+        {
             close(schema);
         }
         close(&mut closed.root);
@@ -153,8 +162,8 @@ impl GrammarSchema {
     }
 
     /// Removes references from definitions to which no finite value conforms. Such definitions are
-    /// circular references, or objects that require an object of the same kind. They compile, but no
-    /// completion could end.
+    /// circular references, or objects that require an object of the same kind. They compile, but
+    /// no completion could end.
     fn omit_circular(&mut self, paths: &HashMap<String, String>) {
         let mut endless: BTreeSet<String> = self.definitions.keys().cloned().collect();
         let finite = |endless: &BTreeSet<String>| {
@@ -167,7 +176,11 @@ impl GrammarSchema {
             let schema_pointer = paths.get(name).cloned().unwrap_or_default();
             let Some(schema) = self.definitions.get_mut(name) else { continue };
             each_schema(schema, &mut |fields| {
-                if fields.get("$ref").and_then(definition).is_some_and(|target| endless.contains(target)) {
+                if fields
+                    .get("$ref")
+                    .and_then(definition)
+                    .is_some_and(|target| endless.contains(target))
+                {
                     fields.remove("$ref");
                     let keyword = "$ref".to_owned();
                     self.omitted.push(OmittedKeyword {
@@ -180,14 +193,16 @@ impl GrammarSchema {
         }
     }
 
-    /// Replaces references among the branches of `oneOf` with the definitions. llguidance distinguishes
-    /// the branches only then.
+    /// Replaces references among the branches of `oneOf` with the definitions. llguidance
+    /// distinguishes the branches only then.
     fn copy_branches(&mut self) {
         let definitions = self.definitions.clone();
         let mut copies = 0;
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
             each_schema(schema, &mut |fields| {
-                for branch in fields.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten() {
+                for branch in
+                    fields.get_mut("oneOf").and_then(Value::as_array_mut).into_iter().flatten()
+                {
                     let target = branch.as_object().filter(|fields| fields.len() == 1);
                     let target = target.and_then(|fields| definition(fields.get("$ref")?));
                     if let Some(target) = target.and_then(|name| definitions.get(name))
@@ -219,7 +234,8 @@ impl GrammarSchema {
         if compile_error(&self.document()).is_none() {
             return;
         }
-        // The keywords fail only in combination: circular references with sibling keywords, or sizes.
+        // The keywords fail only in combination: circular references with sibling keywords, or
+        // sizes.
         let mut found = Vec::new();
         for schema in self.definitions.values_mut().chain([&mut self.root]) {
             each_schema(schema, &mut |fields| {
@@ -287,10 +303,13 @@ impl<'a> SchemaFlattener<'a> {
         };
         let mut flat = Map::new();
         for (key, value) in fields {
-            let child_pointer = || format!("{schema_pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
+            let child_pointer =
+                || format!("{schema_pointer}/{}", key.replace('~', "~0").replace('/', "~1"));
             let value = match key.as_str() {
                 "$ref" => {
-                    match value.as_str().and_then(|reference| schema.resolve(reference).zip(Some(reference)))
+                    match value
+                        .as_str()
+                        .and_then(|reference| schema.resolve(reference).zip(Some(reference)))
                     {
                         Some((target, reference)) => self.reference(target, reference).into(),
                         None => {
@@ -302,8 +321,11 @@ impl<'a> SchemaFlattener<'a> {
                 "properties" | "patternProperties" => match value {
                     Value::Object(all) => {
                         let each = all.iter().map(|(name, of)| {
-                            let child_pointer =
-                                format!("{}/{}", child_pointer(), name.replace('~', "~0").replace('/', "~1"));
+                            let child_pointer = format!(
+                                "{}/{}",
+                                child_pointer(),
+                                name.replace('~', "~0").replace('/', "~1")
+                            );
                             (name.clone(), self.schema(schema.at(of), &child_pointer))
                         });
                         Value::Object(each.collect())
@@ -319,8 +341,10 @@ impl<'a> SchemaFlattener<'a> {
                 | "additionalProperties" => match value {
                     Value::Array(all) => {
                         let each = all.iter().enumerate();
-                        each.map(|(at, of)| self.schema(schema.at(of), &format!("{}/{at}", child_pointer())))
-                            .collect()
+                        each.map(|(at, of)| {
+                            self.schema(schema.at(of), &format!("{}/{at}", child_pointer()))
+                        })
+                        .collect()
                     }
                     Value::Object(_) => self.schema(schema.at(value), &child_pointer()),
                     other => other.clone(),
@@ -373,11 +397,13 @@ fn definition(reference: &Value) -> Option<&str> {
     reference.as_str()?.strip_prefix("#/$defs/")
 }
 
-/// Returns whether a finite value can conform to a flat schema if no value conforms to the definitions in
-/// `endless`.
+/// Returns whether a finite value can conform to a flat schema if no value conforms to the
+/// definitions in `endless`.
 fn is_finite(schema: &Value, endless: &BTreeSet<String>) -> bool {
     let Value::Object(fields) = schema else { return true };
-    let all = |key: &str| fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default();
+    let all = |key: &str| {
+        fields.get(key).and_then(Value::as_array).map(Vec::as_slice).unwrap_or_default()
+    };
     let finite = |schema: &Value| is_finite(schema, endless);
     let property = |name: &Value| fields.get("properties")?.get(name.as_str()?);
     fields.get("$ref").and_then(definition).is_none_or(|name| !endless.contains(name))
@@ -404,10 +430,12 @@ fn close(schema: &mut Value) {
         return;
     }
     let branches = ["anyOf", "oneOf"].iter().any(|key| fields.contains_key(*key));
-    let named = fields.get("properties").and_then(Value::as_object).filter(|named| !named.is_empty());
+    let named =
+        fields.get("properties").and_then(Value::as_object).filter(|named| !named.is_empty());
     let required = fields.get("required").and_then(Value::as_array).into_iter().flatten();
-    let names_all =
-        named.is_some_and(|named| required.filter_map(Value::as_str).all(|name| named.contains_key(name)));
+    let names_all = named.is_some_and(|named| {
+        required.filter_map(Value::as_str).all(|name| named.contains_key(name))
+    });
     if names_all && branches {
         return;
     }
@@ -425,7 +453,9 @@ fn subschemas(fields: &mut Map<String, Value>) -> Vec<(String, &mut Value)> {
     for (key, value) in fields {
         match (key.as_str(), value) {
             ("properties" | "patternProperties", Value::Object(all)) => {
-                found.extend(all.iter_mut().map(|(name, schema)| (format!("/{key}/{name}"), schema)));
+                found.extend(
+                    all.iter_mut().map(|(name, schema)| (format!("/{key}/{name}"), schema)),
+                );
             }
             ("anyOf" | "oneOf" | "allOf" | "prefixItems" | "items", Value::Array(all)) => {
                 let each = all.iter_mut().enumerate();
@@ -447,8 +477,8 @@ struct SchemaCleaner {
 }
 
 impl SchemaCleaner {
-    /// Returns whether a flat schema does not compile, disregarding its references. Also true once there
-    /// were more than [`MAX_TRIALS`] trials.
+    /// Returns whether a flat schema does not compile, disregarding its references. Also true once
+    /// there were more than [`MAX_TRIALS`] trials.
     fn fails(&mut self, fields: &Map<String, Value>) -> bool {
         self.trials += 1;
         let schema = || without_references(&fields.clone().into());
@@ -501,7 +531,8 @@ impl SchemaCleaner {
 fn without_references(schema: &Value) -> Value {
     match schema {
         Value::Object(fields) => {
-            let kept = fields.iter().filter(|(key, value)| *key != "$ref" || definition(value).is_none());
+            let kept =
+                fields.iter().filter(|(key, value)| *key != "$ref" || definition(value).is_none());
             kept.map(|(key, value)| (key.clone(), without_references(value))).collect()
         }
         Value::Array(items) => items.iter().map(without_references).collect(),

@@ -15,7 +15,8 @@ fn enforceable(schema: &Value) -> (Value, Vec<String>) {
 /// Returns whether a text conforms to a schema.
 fn keeps(schema: &Value, text: &str) -> bool {
     let tokenizer = tiny_tokenizer().unwrap();
-    let mut constraint = Vocabulary::new(&tokenizer).start(&Grammar::JsonSchema(schema.to_string())).unwrap();
+    let mut constraint =
+        Vocabulary::new(&tokenizer).start(&Grammar::JsonSchema(schema.to_string())).unwrap();
     for id in tokenizer.encode(text) {
         if !constraint.allowed().is_ok_and(|allowed| allowed.tokens.contains(id)) {
             return false;
@@ -38,8 +39,7 @@ fn endlessly_recursive_schema_loses_references() {
         (json!({ "allOf": [{ "$ref": "#/$defs/B" }, { "type": "integer" }] }), "1", Some("\"x\"")),
         (node(json!({ "$ref": "#/$defs/B" })), "{\"v\": 1, \"next\": 2}", Some("{\"next\": 2}")),
     ] {
-        let schema =
-            json!({ "$ref": "#/$defs/A", "$defs": { "A": definition, "B": { "$ref": "#/$defs/A" } } });
+        let schema = json!({ "$ref": "#/$defs/A", "$defs": { "A": definition, "B": { "$ref": "#/$defs/A" } } });
         let (enforceable, omitted) = enforceable(&schema);
         assert!(omitted.iter().any(|found| found.ends_with("$ref")), "{omitted:?}");
         assert!(keeps(&enforceable, good), "{enforceable} {good}");
@@ -69,11 +69,27 @@ fn references_are_enforced_in_every_position() {
         (json!({ "$ref": "#/$defs/a~1b%20%25" }), "true", "1"),
         (json!({ "$ref": "#here" }), "null", "1"),
         (json!({ "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }), "null", "1"),
-        (json!({ "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }), "{\"n\": 1}", "{\"m\": 1}"),
+        (
+            json!({ "anyOf": [{ "$ref": "#/$defs/Q" }, { "type": "null" }] }),
+            "{\"n\": 1}",
+            "{\"m\": 1}",
+        ),
         (json!({ "allOf": [{ "$ref": "#/definitions/Q" }], "default": "x" }), "\"y\"", "1"),
-        (json!({ "oneOf": [{ "$ref": "#/$defs/Q" }, { "$ref": "#/definitions/Q" }] }), "\"y\"", "1"),
-        (json!({ "type": "array", "items": { "$ref": "#/$defs/Q" } }), "[{\"n\": 1}, {\"n\": 2}]", "[1]"),
-        (json!({ "type": "array", "prefixItems": [{ "$ref": "#/definitions/Q" }] }), "[\"x\"]", "[1]"),
+        (
+            json!({ "oneOf": [{ "$ref": "#/$defs/Q" }, { "$ref": "#/definitions/Q" }] }),
+            "\"y\"",
+            "1",
+        ),
+        (
+            json!({ "type": "array", "items": { "$ref": "#/$defs/Q" } }),
+            "[{\"n\": 1}, {\"n\": 2}]",
+            "[1]",
+        ),
+        (
+            json!({ "type": "array", "prefixItems": [{ "$ref": "#/definitions/Q" }] }),
+            "[\"x\"]",
+            "[1]",
+        ),
         (
             json!({ "type": "object", "additionalProperties": { "$ref": "#/definitions/Q" } }),
             "{\"a\": \"x\"}",
@@ -85,7 +101,11 @@ fn references_are_enforced_in_every_position() {
             "{\"pa\": 1}",
         ),
         (json!({ "$ref": "#/$defs/L" }), "[[], [[]]]", "[1]"),
-        (json!({ "anyOf": [{ "$ref": "#" }, { "type": "integer" }] }), "{\"v\": {\"v\": 3}}", "{\"w\": 3}"),
+        (
+            json!({ "anyOf": [{ "$ref": "#" }, { "type": "integer" }] }),
+            "{\"v\": {\"v\": 3}}",
+            "{\"w\": 3}",
+        ),
         (
             json!({ "type": ["object", "null"], "properties": { "$ref": { "type": "integer" } }, "additionalProperties": false }),
             "{\"$ref\": 1}",
@@ -112,9 +132,10 @@ fn references_are_enforced_in_every_position() {
             "{v}: {bad}\n{enforceable}"
         );
     }
-    let root =
-        json!({ "$ref": "#/$defs/Args", "$defs": { "Args": object(json!({ "a": { "type": "integer" } })) } });
-    assert!(keeps(&enforceable(&root).0, "{\"a\": 1}") && !keeps(&enforceable(&root).0, "{\"b\": 1}"));
+    let root = json!({ "$ref": "#/$defs/Args", "$defs": { "Args": object(json!({ "a": { "type": "integer" } })) } });
+    assert!(
+        keeps(&enforceable(&root).0, "{\"a\": 1}") && !keeps(&enforceable(&root).0, "{\"b\": 1}")
+    );
 }
 
 #[test]
@@ -127,7 +148,9 @@ fn branches_with_distinct_constants_stay_exclusive() {
     });
     let (enforceable, omitted) = enforceable(&schema);
     assert_eq!(omitted, [""; 0]);
-    assert!(keeps(&enforceable, "{\"kind\": \"dog\"}") && !keeps(&enforceable, "{\"kind\": \"cow\"}"));
+    assert!(
+        keeps(&enforceable, "{\"kind\": \"dog\"}") && !keeps(&enforceable, "{\"kind\": \"cow\"}")
+    );
 }
 
 #[test]
@@ -151,14 +174,20 @@ fn unsupported_keywords_are_omitted_and_listed() {
             json!({ "type": "object", "minProperties": 2, "properties": { "a": {}, "b": {} } }),
             "minProperties",
         ),
-        (json!({ "type": "object", "if": { "required": ["a"] }, "then": { "required": ["b"] } }), "if"),
+        (
+            json!({ "type": "object", "if": { "required": ["a"] }, "then": { "required": ["b"] } }),
+            "if",
+        ),
         (json!({ "type": "object", "dependentRequired": { "a": ["b"] } }), "dependentRequired"),
         (
             json!({ "type": "object", "unevaluatedProperties": false, "properties": {} }),
             "unevaluatedProperties",
         ),
         (json!({ "type": "array", "contains": { "const": 1 }, "minContains": 2 }), "contains"),
-        (json!({ "type": "object", "patternProperties": { "^a": {}, "b$": {} } }), "patternProperties"),
+        (
+            json!({ "type": "object", "patternProperties": { "^a": {}, "b$": {} } }),
+            "patternProperties",
+        ),
         (json!({ "type": "datetime" }), "type"),
         (json!({ "type": "integer", "minimum": "3" }), "minimum"),
         (json!({ "enum": "a" }), "enum"),
@@ -236,8 +265,12 @@ fn closed_objects_allow_only_named_properties() {
     for good in ["{}", "{\"q\": null}", "{\"q\": {\"n\": 1}}", "{\"list\": [{\"n\": 1}]}"] {
         assert!(keeps(&enforceable, good), "{good}\n{enforceable}");
     }
-    for bad in ["{\"other\": 1}", "{\"q\": {\"n\": 1, \"m\": 2}}", "{\"list\": [{\"n\": 1, \"m\": 2}]}", "1"]
-    {
+    for bad in [
+        "{\"other\": 1}",
+        "{\"q\": {\"n\": 1, \"m\": 2}}",
+        "{\"list\": [{\"n\": 1, \"m\": 2}]}",
+        "1",
+    ] {
         assert!(!keeps(&enforceable, bad), "{bad}\n{enforceable}");
     }
     // Objects stay open if they declare that, are composed, or require further properties.
@@ -270,7 +303,8 @@ fn hostile_schemas_convert_in_bounded_time() {
         })
         .collect();
     let wide = |schema: Value| -> Value {
-        let properties: Map<String, Value> = (0..100).map(|at| (format!("p{at}"), schema.clone())).collect();
+        let properties: Map<String, Value> =
+            (0..100).map(|at| (format!("p{at}"), schema.clone())).collect();
         json!({ "type": "object", "properties": properties })
     };
     for schema in [

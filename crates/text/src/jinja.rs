@@ -2,12 +2,12 @@
 //! methods and printing, in a sandbox that changes no values and bounds all costs.
 //!
 //! The engine is `minijinja`. Differences from Python are corrected through its extension points
-//! (filters, tests, functions, the callback for methods, the formatter). If there is no extension point
-//! for a difference, the template is rewritten before it is compiled ([`translate`]).
+//! (filters, tests, functions, the callback for methods, the formatter). If there is no extension
+//! point for a difference, the template is rewritten before it is compiled ([`translate`]).
 //!
-//! Out of scope: `lipsum`, `urlize`, `xmlattr`, and templates that include other templates. Integers
-//! beyond 128 bits print their digits, but support no arithmetic. Objects without a text representation,
-//! such as generators, print differently than in Python.
+//! Out of scope: `lipsum`, `urlize`, `xmlattr`, and templates that include other templates.
+//! Integers beyond 128 bits print their digits, but support no arithmetic. Objects without a text
+//! representation, such as generators, print differently than in Python.
 
 mod arguments;
 mod containers;
@@ -44,14 +44,14 @@ pub(crate) const GUARD: &str = "__levade_guard";
 /// Name of the only template of an environment.
 pub(crate) const NAME: &str = "chat";
 
-/// Creates an environment that contains `source`. The current time is always `now`, a Unix timestamp in
-/// seconds.
+/// Creates an environment that contains `source`. The current time is always `now`, a Unix
+/// timestamp in seconds.
 ///
 /// # Errors
 /// Returns an error if the template does not parse.
 pub(crate) fn environment(source: &str, now: u64) -> Result<Environment<'static>, Error> {
-    let translated =
-        translate::translate(source).map_err(|message| Error::new(ErrorKind::SyntaxError, message))?;
+    let translated = translate::translate(source)
+        .map_err(|message| Error::new(ErrorKind::SyntaxError, message))?;
     let mut environment = Environment::new();
     environment.set_syntax(SyntaxConfig::builder().trim_blocks(true).lstrip_blocks(true).build()?);
     environment.set_debug(true);
@@ -84,10 +84,15 @@ fn guard(state: &State) -> Option<char> {
 fn tests_of_jinja(environment: &mut Environment<'_>) {
     // Python iterates over strings and undefined values, but not over `None`.
     environment.add_test("iterable", |value: &Value| {
-        value.is_undefined() || value.as_str().is_some() || (!value.is_none() && value.try_iter().is_ok())
+        value.is_undefined()
+            || value.as_str().is_some()
+            || (!value.is_none() && value.try_iter().is_ok())
     });
     environment.add_test("sequence", |value: &Value| {
-        matches!(value.kind(), ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String)
+        matches!(
+            value.kind(),
+            ValueKind::Undefined | ValueKind::Seq | ValueKind::Map | ValueKind::String
+        )
     });
     environment.add_test("callable", |value: &Value| {
         let is_macro = value.kind() == ValueKind::Map && value.to_string().starts_with("<macro ");
@@ -162,8 +167,8 @@ fn globals(environment: &mut Environment<'_>, now: u64) {
     environment.remove_global("debug");
 }
 
-/// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or pairs, then
-/// keyword arguments.
+/// Returns the keys and values for a call with the signature of Python's `dict`: a mapping or
+/// pairs, then keyword arguments.
 fn items_of(call: &str, arguments: &[Value]) -> Result<Vec<(Value, Value)>, Error> {
     let (positional, named) = arguments::split_arguments(arguments)?;
     let mut items = Vec::new();

@@ -1,16 +1,17 @@
 //! Lower bounds on the number of tokens of a text, computed from its bytes only.
 //!
-//! Tokenizing takes seconds for a few megabytes, so a prompt that is far too long is rejected before
-//! that. Let A be the largest number of ASCII letters and digits in any token of the vocabulary. A text
-//! with n letters and digits has at least ⌈n / A⌉ tokens, because each letter is in exactly one token.
-//! Let L be the length of the longest token in bytes. The text then has at least ⌈bytes / L⌉ tokens.
-//! Example: with A = 20 and L = 128, a megabyte of prose with 800,000 letters has at least 40,000 tokens,
-//! and a megabyte of spaces at least 8,192.
+//! Tokenizing takes seconds for a few megabytes, so a prompt that is far too long is rejected
+//! before that. Let A be the largest number of ASCII letters and digits in any token of the
+//! vocabulary. A text with n letters and digits has at least ⌈n / A⌉ tokens, because each letter is
+//! in exactly one token. Let L be the length of the longest token in bytes. The text then has at
+//! least ⌈bytes / L⌉ tokens. Example: with A = 20 and L = 128, a megabyte of prose with 800,000
+//! letters has at least 40,000 tokens, and a megabyte of spaces at least 8,192.
 //!
 //! # Guarantees
-//! **No text that fits is rejected.** The second bound holds only for a tokenizer that neither drops nor
-//! composes characters. Composition (NFC and NFKC) never changes a letter that is followed by an ASCII
-//! character, so the first bound counts only those letters. With other normalizers there is no bound.
+//! **No text that fits is rejected.** The second bound holds only for a tokenizer that neither
+//! drops nor composes characters. Composition (NFC and NFKC) never changes a letter that is
+//! followed by an ASCII character, so the first bound counts only those letters. With other
+//! normalizers there is no bound.
 
 use tokenizers::NormalizerWrapper;
 
@@ -38,11 +39,13 @@ enum Effect {
 
 fn effect(normalizer: &NormalizerWrapper) -> Effect {
     match normalizer {
-        NormalizerWrapper::NFD(_) | NormalizerWrapper::Prepend(_) | NormalizerWrapper::ByteLevel(_) => {
-            Effect::Keeps
-        }
+        NormalizerWrapper::NFD(_)
+        | NormalizerWrapper::Prepend(_)
+        | NormalizerWrapper::ByteLevel(_) => Effect::Keeps,
         NormalizerWrapper::NFC(_) | NormalizerWrapper::NFKC(_) => Effect::Composes,
-        NormalizerWrapper::Sequence(all) => all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps),
+        NormalizerWrapper::Sequence(all) => {
+            all.as_ref().iter().map(effect).max().unwrap_or(Effect::Keeps)
+        }
         // SentencePiece replaces a space with ▁.
         NormalizerWrapper::Replace(replace) => {
             let written = serde_json::to_value(replace).unwrap_or_default();
@@ -61,7 +64,8 @@ fn letters(text: &[u8]) -> usize {
 }
 
 impl TokenSizes {
-    /// Measures the tokens of a vocabulary. `strips` states whether a token absorbs adjacent white space.
+    /// Measures the tokens of a vocabulary. `strips` states whether a token absorbs adjacent white
+    /// space.
     pub(crate) fn measure<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,
@@ -76,7 +80,10 @@ impl TokenSizes {
             bytes = bytes.max(token.len());
             letters = letters.max(token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count());
         }
-        TokenSizes { letters, bytes: if absorbs_space || effect == Effect::Composes { 0 } else { bytes } }
+        TokenSizes {
+            letters,
+            bytes: if absorbs_space || effect == Effect::Composes { 0 } else { bytes },
+        }
     }
 
     /// Rejects a text if its bytes show that it has more than `max_tokens` tokens.
@@ -89,9 +96,13 @@ impl TokenSizes {
             let min_tokens = if max_size == 0 { 0 } else { count.div_ceil(max_size) };
             let bytes = text.len();
             match min_tokens > max_tokens {
-                true => {
-                    Err(TextError::TooLong { bytes, min_tokens, max_tokens, max_token_size: max_size, what })
-                }
+                true => Err(TextError::TooLong {
+                    bytes,
+                    min_tokens,
+                    max_tokens,
+                    max_token_size: max_size,
+                    what,
+                }),
                 false => Ok(()),
             }
         };
@@ -111,7 +122,9 @@ mod tests {
 
     #[test]
     fn letters_before_combining_marks_are_not_counted() {
-        for (text, count) in [("abc 12", 5), ("e\u{301}a", 1), ("aé", 0), ("", 0), ("é1", 1), ("--", 0)] {
+        for (text, count) in
+            [("abc 12", 5), ("e\u{301}a", 1), ("aé", 0), ("", 0), ("é1", 1), ("--", 0)]
+        {
             assert_eq!(letters(text.as_bytes()), count, "{text}");
         }
     }
@@ -143,7 +156,9 @@ mod tests {
         };
         let kind = |kind: &str| serde_json::json!({ "type": kind });
         let replace = |pattern: &str, content: &str| serde_json::json!({ "type": "Replace", "pattern": { "String": pattern }, "content": content });
-        for bounded in [serde_json::Value::Null, kind("NFC"), kind("NFKC"), replace(" ", "\u{2581}")] {
+        for bounded in
+            [serde_json::Value::Null, kind("NFC"), kind("NFKC"), replace(" ", "\u{2581}")]
+        {
             assert!(with(bounded.clone()), "{bounded}");
         }
         for unbounded in [

@@ -1,7 +1,7 @@
 //! Tokenizers, chat templates and tool-call formats.
 //!
-//! A [`Tokenizer`] converts text to token ids and back. A [`ChatTemplate`] renders messages in the format
-//! that the model was trained on. A [`Chat`] combines both with a tool protocol and converts
+//! A [`Tokenizer`] converts text to token ids and back. A [`ChatTemplate`] renders messages in the
+//! format that the model was trained on. A [`Chat`] combines both with a tool protocol and converts
 //! conversations to tokens.
 //!
 //! # Example
@@ -28,17 +28,18 @@
 //! ```
 //!
 //! A [`Message`] is parsed from OpenAI API requests and serialized in the same format. A template
-//! receives messages in the format that it supports: content as text or as parts ([`Content`]), reasoning
-//! in its own field or between the model's tags, and developer messages as system messages if the
-//! template does not support the developer role. All of this is determined when a chat is created.
+//! receives messages in the format that it supports: content as text or as parts ([`Content`]),
+//! reasoning in its own field or between the model's tags, and developer messages as system
+//! messages if the template does not support the developer role. All of this is determined when a
+//! chat is created.
 //!
-//! Tool calls are parsed and written in the format of the model family. This is the format in which calls
-//! that the template renders can be parsed again, or one selected by name ([`ToolProtocol`]). The same
-//! parser processes complete completions ([`Chat::parse`], [`Chat::reasoning_tags`]) and streamed ones
-//! ([`Chat::stream`]).
+//! Tool calls are parsed and written in the format of the model family. This is the format in which
+//! calls that the template renders can be parsed again, or one selected by name ([`ToolProtocol`]).
+//! The same parser processes complete completions ([`Chat::parse`], [`Chat::reasoning_tags`]) and
+//! streamed ones ([`Chat::stream`]).
 //!
-//! A [`Vocabulary`] provides the byte strings of a tokenizer's tokens to a sampler, for stop strings and
-//! for grammars that constrain the output format.
+//! A [`Vocabulary`] provides the byte strings of a tokenizer's tokens to a sampler, for stop
+//! strings and for grammars that constrain the output format.
 //!
 //! # Guarantees
 //! - **Message text never becomes a special token.**

@@ -44,13 +44,13 @@ impl Role {
 
 /// One message of a conversation.
 ///
-/// An assistant message can be given in two ways, which render identically. Raw: the reasoning and the
-/// calls are text in `content`. Parsed: the reasoning is in `reasoning_content` and the calls are in
-/// `tool_calls`.
+/// An assistant message can be given in two ways, which render identically. Raw: the reasoning and
+/// the calls are text in `content`. Parsed: the reasoning is in `reasoning_content` and the calls
+/// are in `tool_calls`.
 ///
-/// Deserialization accepts what clients of OpenAI's API send. `null` counts as absent, unknown fields are
-/// ignored, and reasoning may also be named `reasoning`. A `function_call` becomes a call without an id.
-/// A `refusal` without content becomes the content.
+/// Deserialization accepts what clients of OpenAI's API send. `null` counts as absent, unknown
+/// fields are ignored, and reasoning may also be named `reasoning`. A `function_call` becomes a
+/// call without an id. A `refusal` without content becomes the content.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireMessage")]
 pub struct Message {
@@ -58,8 +58,8 @@ pub struct Message {
     pub role: Role,
     /// Content of the message. Absent and `null` are read as empty.
     pub content: Content,
-    /// Reasoning before the content of an assistant message, without tags. Never `Some` with an empty
-    /// string after deserialization.
+    /// Reasoning before the content of an assistant message, without tags. Never `Some` with an
+    /// empty string after deserialization.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub reasoning_content: Option<String>,
     /// Tool calls after the content of an assistant message.
@@ -91,10 +91,13 @@ struct WireMessage {
 
 impl From<WireMessage> for Message {
     fn from(wire: WireMessage) -> Self {
-        let WireMessage { role, content, reasoning_content, reasoning, tool_call_id, name, .. } = wire;
+        let WireMessage { role, content, reasoning_content, reasoning, tool_call_id, name, .. } =
+            wire;
         let calls = wire.tool_calls.unwrap_or_default();
-        let first =
-            wire.function_call.filter(|_| calls.is_empty()).map(|function| function.into_call(String::new()));
+        let first = wire
+            .function_call
+            .filter(|_| calls.is_empty())
+            .map(|function| function.into_call(String::new()));
         let filled = |text: &String| !text.is_empty();
         let other = || reasoning.and_then(|value| value.as_str().map(str::to_owned)).filter(filled);
         Message {
@@ -149,14 +152,15 @@ impl Message {
             self.tool_calls.iter().filter_map(|call| Some((call, call.arguments.unreadable()?)));
         match unreadable.next() {
             None => Ok(()),
-            Some((call, text)) => {
-                Err(format!("tool call {:?}: \"arguments\" is {text}, not a JSON object", call.name))
-            }
+            Some((call, text)) => Err(format!(
+                "tool call {:?}: \"arguments\" is {text}, not a JSON object",
+                call.name
+            )),
         }
     }
 
-    /// Appends another message of the same turn. `separator` is inserted between the two contents if both
-    /// are non-empty.
+    /// Appends another message of the same turn. `separator` is inserted between the two contents
+    /// if both are non-empty.
     pub fn append(&mut self, other: &Message, separator: &str) {
         if self.content.is_empty() {
             self.content.clone_from(&other.content);
@@ -177,9 +181,9 @@ impl Message {
 
 /// A tool call.
 ///
-/// Serialized in OpenAI's format: `{"id", "type": "function", "function": {"name", "arguments"}}`, with
-/// the arguments as a JSON string. Deserialized from the same format, with the arguments read by
-/// [`Arguments`].
+/// Serialized in OpenAI's format: `{"id", "type": "function", "function": {"name", "arguments"}}`,
+/// with the arguments as a JSON string. Deserialized from the same format, with the arguments read
+/// by [`Arguments`].
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(from = "WireCall", into = "WireCall")]
 pub struct ToolCall {
@@ -193,9 +197,9 @@ pub struct ToolCall {
 
 /// Arguments of a tool call. Dereferences to a JSON object.
 ///
-/// A message history can contain calls whose arguments are not a JSON object: they were truncated by a
-/// token limit, clipped to save context, or written by another model. The text of such arguments is kept,
-/// and the object is empty. Such arguments never equal an object.
+/// A message history can contain calls whose arguments are not a JSON object: they were truncated
+/// by a token limit, clipped to save context, or written by another model. The text of such
+/// arguments is kept, and the object is empty. Such arguments never equal an object.
 #[derive(Debug, Clone, Default, PartialEq, Serialize, Deserialize)]
 #[serde(from = "Value", into = "Value")]
 pub struct Arguments {
@@ -204,7 +208,8 @@ pub struct Arguments {
 }
 
 impl Arguments {
-    /// Returns the text of arguments that are not a JSON object, or `None` if they are a JSON object.
+    /// Returns the text of arguments that are not a JSON object, or `None` if they are a JSON
+    /// object.
     pub fn unreadable(&self) -> Option<&str> {
         self.unreadable.as_deref()
     }
@@ -212,7 +217,9 @@ impl Arguments {
     /// Returns the arguments as text: the object as one line of JSON, as templates print it, or the
     /// original text if it is not a JSON object.
     pub fn to_text(&self) -> String {
-        self.unreadable.clone().unwrap_or_else(|| python_json::dumps(&Value::Object(self.object.clone())))
+        self.unreadable
+            .clone()
+            .unwrap_or_else(|| python_json::dumps(&Value::Object(self.object.clone())))
     }
 }
 
@@ -223,9 +230,9 @@ impl From<Map<String, Value>> for Arguments {
 }
 
 impl From<Value> for Arguments {
-    /// Reads arguments as clients send them: an object, or a string that contains an object as JSON. An
-    /// empty string means no arguments; servers that concatenate streamed deltas send it. Any other value
-    /// is kept as text.
+    /// Reads arguments as clients send them: an object, or a string that contains an object as
+    /// JSON. An empty string means no arguments; servers that concatenate streamed deltas send it.
+    /// Any other value is kept as text.
     fn from(sent: Value) -> Self {
         match sent {
             Value::Object(object) => object.into(),
@@ -299,7 +306,11 @@ impl From<ToolCall> for WireCall {
     fn from(call: ToolCall) -> Self {
         let Arguments { object, unreadable } = call.arguments;
         let arguments = unreadable.unwrap_or_else(|| Value::Object(object).to_string()).into();
-        WireCall { id: call.id, kind: function_type(), function: WireFunction { name: call.name, arguments } }
+        WireCall {
+            id: call.id,
+            kind: function_type(),
+            function: WireFunction { name: call.name, arguments },
+        }
     }
 }
 

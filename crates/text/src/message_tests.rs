@@ -29,7 +29,10 @@ fn message_parses_client_formats() {
     }));
     assert_eq!((echoed.content.as_str(), echoed.reasoning_content.as_deref()), ("", Some("hm")));
     // Numbers keep every digit.
-    assert_eq!(json!(*echoed.tool_calls[0].arguments).to_string(), r#"{"a":1.50,"n":18446744073709551615}"#);
+    assert_eq!(
+        json!(*echoed.tool_calls[0].arguments).to_string(),
+        r#"{"a":1.50,"n":18446744073709551615}"#
+    );
     assert!(echoed.tool_calls[1].arguments.is_empty());
     let written = json!(echoed);
     assert_eq!(written["reasoning_content"], "hm");
@@ -47,7 +50,10 @@ fn message_parses_client_formats() {
         Some("so")
     );
     let parts = read(json!({"role": "developer", "content": [{"type": "text", "text": "a"}]}));
-    assert_eq!((parts.role, json!(parts)["content"][0]["text"].as_str()), (Role::Developer, Some("a")));
+    assert_eq!(
+        (parts.role, json!(parts)["content"][0]["text"].as_str()),
+        (Role::Developer, Some("a"))
+    );
 }
 
 #[test]
@@ -56,11 +62,18 @@ fn message_parses_legacy_function_calls_and_refusals() {
     let sent = |arguments: &str| {
         read(json!({"role": "assistant", "content": null, "function_call": call(arguments)}))
     };
-    let [called, truncated] = ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
-    assert_eq!(json!(called), json!([{ "id": "", "type": "function", "function": call("{\"a\":1}") }]));
+    let [called, truncated] =
+        ["{\"a\": 1}", "{\"a\": "].map(sent).map(|message| message.tool_calls);
+    assert_eq!(
+        json!(called),
+        json!([{ "id": "", "type": "function", "function": call("{\"a\":1}") }])
+    );
     assert_eq!(truncated[0].arguments.unreadable(), Some("{\"a\": "));
     let result = read(json!({"role": "function", "name": "f", "content": "2"}));
-    assert_eq!((result.role, result.name.as_deref(), result.content.as_str()), (Role::Tool, Some("f"), "2"));
+    assert_eq!(
+        (result.role, result.name.as_deref(), result.content.as_str()),
+        (Role::Tool, Some("f"), "2")
+    );
     let both = json!({ "role": "assistant", "function_call": call("{}"),
                        "tool_calls": [{ "id": "c", "function": call("{}") }] });
     assert_eq!(read(both).tool_calls.len(), 1);
@@ -101,16 +114,18 @@ fn non_object_arguments_keep_their_text() {
         assert_eq!(read(json!(message)), message, "{sent}");
     }
     for sent in [json!("{\"a\": 1}"), json!({"a": 1}), json!(" {\"a\":1} ")] {
-        let message =
-            json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": sent}}]});
+        let message = json!({"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": sent}}]});
         let arguments = &read(message).tool_calls[0].arguments;
         assert_eq!((arguments.unreadable(), arguments["a"].as_i64()), (None, Some(1)), "{sent}");
     }
-    for sent in
-        [json!({"name": "f"}), json!({"name": "f", "arguments": ""}), json!({"name": "f", "arguments": " "})]
-    {
-        let call =
-            read(json!({"role": "assistant", "tool_calls": [{"function": sent}]})).tool_calls.remove(0);
+    for sent in [
+        json!({"name": "f"}),
+        json!({"name": "f", "arguments": ""}),
+        json!({"name": "f", "arguments": " "}),
+    ] {
+        let call = read(json!({"role": "assistant", "tool_calls": [{"function": sent}]}))
+            .tool_calls
+            .remove(0);
         assert_eq!(call.arguments, serde_json::Map::new(), "{sent}");
     }
 }
@@ -142,8 +157,11 @@ fn content_parts_render_like_text() {
         assert_eq!(both(json!([part("Hi <|im_end|>")])), want, "{template}");
         // Parts that form a special token only in combination do not yield that token.
         let truncated = json!([part("Hi <|im_"), part("end|>")]);
-        let joined =
-            if template == LISTS { want.replace("Hi <|im_end", "Hi <|im_2end") } else { want.into() };
+        let joined = if template == LISTS {
+            want.replace("Hi <|im_end", "Hi <|im_2end")
+        } else {
+            want.into()
+        };
         assert_eq!(both(truncated.clone()), joined, "{template}");
         let message = read(json!({"role": "user", "content": truncated}));
         let ids = chat.prompt(std::slice::from_ref(&message), &[]).unwrap();
@@ -164,7 +182,10 @@ fn non_text_parts_are_rejected_by_type() {
     for template in ["chatml", EITHER, LISTS] {
         let error = prompt(&chat(template, ChatOptions::default()), json!([message])).unwrap_err();
         assert_eq!(error, TextError::Part { role: "user", kind: "image_url".into() });
-        assert!(error.to_string().contains("a user message has a part of type \"image_url\""), "{error}");
+        assert!(
+            error.to_string().contains("a user message has a part of type \"image_url\""),
+            "{error}"
+        );
     }
 }
 
@@ -199,7 +220,8 @@ fn reasoning_renders_in_field_or_tags() {
     let other = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content.split('</reason>')[-1] + '<|im_end|>\n' }}\
         {% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n<reason>' }}{% endif %}";
     let chat_of_other = chat(other, ChatOptions::default());
-    let with_reasoning = Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
+    let with_reasoning =
+        Message { reasoning_content: Some("hm".into()), ..Message::assistant("two") };
     let shown = |chat: &Chat, opened| text(chat, &chat.assistant(&with_reasoning, opened).unwrap());
     assert_eq!(shown(&chat_of_other, None), "<reason>\nhm\n</reason>\n\ntwo<|im_end|>");
     // As it would be sampled, including after a prompt that opens the reasoning.
@@ -210,15 +232,23 @@ fn reasoning_renders_in_field_or_tags() {
 
 #[test]
 fn developer_role_falls_back_to_system() {
-    let messages = json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
-    let as_system = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    let messages =
+        json!([{"role": "developer", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
+    let as_system =
+        json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "Hi"}]);
     let plain = tiny_chat().unwrap();
-    assert_eq!(prompt(&plain, messages.clone()).unwrap(), prompt(&plain, as_system.clone()).unwrap());
+    assert_eq!(
+        prompt(&plain, messages.clone()).unwrap(),
+        prompt(&plain, as_system.clone()).unwrap()
+    );
     let knows = "{% for m in messages %}{{ '<|im_start|>' + ('boss' if m.role == 'developer' else m.role) + '\n' }}\
         {{ m.content + '<|im_end|>\n' }}{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     let knows = chat(knows, ChatOptions::default());
     let printed = prompt(&knows, messages.clone()).unwrap();
-    assert!(printed.starts_with("<|im_start|>boss\nBe brief.<|im_end|>\n<|im_start|>user\n"), "{printed}");
+    assert!(
+        printed.starts_with("<|im_start|>boss\nBe brief.<|im_end|>\n<|im_start|>user\n"),
+        "{printed}"
+    );
     // A template that names the role only to reject it does not support it.
     let rejecting = "{% for m in messages %}{% if m.role == 'developer' %}{{ raise_exception('no') }}{% endif %}\
         {{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}\
@@ -246,12 +276,14 @@ fn content_dereferences_to_its_text() {
 
 #[test]
 fn text_after_calls_keeps_its_position() {
-    let call =
-        |name: &str| format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>");
+    let call = |name: &str| {
+        format!("<tool_call>\n{{\"name\": \"{name}\", \"arguments\": {{}}}}\n</tool_call>")
+    };
     let native = family_chat(ToolProtocol::Hermes, ChatOptions::default()).unwrap();
     for chat in [native, tiny_chat().unwrap()] {
         let completion = format!("One.\n{}\nTwo.\n{}\nThree.", call("a"), call("b"));
-        let messages = [Message::user("Hi"), Message::assistant(completion.as_str()), Message::user("So?")];
+        let messages =
+            [Message::user("Hi"), Message::assistant(completion.as_str()), Message::user("So?")];
         let prompt = text(&chat, &chat.prompt(&messages, &[]).unwrap());
         assert!(prompt.contains(&completion), "{prompt}");
     }

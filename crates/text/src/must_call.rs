@@ -16,13 +16,13 @@ pub struct CallGrammar {
 }
 
 impl Chat {
-    /// Returns a grammar of completions that consist only of calls of these tools: one call, or several
-    /// calls if `several` is set and the call format allows it. Returns `None` if `tools` is empty, if
-    /// the call format has no grammar, or if the compilation fails.
+    /// Returns a grammar of completions that consist only of calls of these tools: one call, or
+    /// several calls if `several` is set and the call format allows it. Returns `None` if `tools`
+    /// is empty, if the call format has no grammar, or if the compilation fails.
     ///
-    /// This function compiles the tools' schemas and should not run on async workers. If a format writes
-    /// arguments separately and untyped, the grammar allows the arguments that the schema names, in its
-    /// order.
+    /// This function compiles the tools' schemas and should not run on async workers. If a format
+    /// writes arguments separately and untyped, the grammar allows the arguments that the schema
+    /// names, in its order.
     pub fn must_call(&self, tools: &[ToolSpec], several: bool) -> Option<CallGrammar> {
         if tools.is_empty() {
             return None;
@@ -81,7 +81,8 @@ mod tests {
         let tools = [tool("add", "a"), tool("wait", "seconds")];
         let several = chat.must_call(&tools, true).unwrap().lark;
         let one = "<tool_call>\n{\"name\": \"add\", \"arguments\": {\"a\": 12}}\n</tool_call>";
-        let other = "<tool_call>\n{\"name\": \"wait\", \"arguments\": {\"seconds\": -1}}\n</tool_call>";
+        let other =
+            "<tool_call>\n{\"name\": \"wait\", \"arguments\": {\"seconds\": -1}}\n</tool_call>";
         let both = [one, other].join("\n");
         assert!(keeps(&chat, &several, one) && keeps(&chat, &several, &both));
         let read = chat.parse(&both, false, &tools).calls;
@@ -91,7 +92,9 @@ mod tests {
         let single = chat.must_call(&tools[..1], false).unwrap().lark;
         let keeps = |grammar: &str, text: &str| keeps(&chat, grammar, text);
         assert!(keeps(&single, one) && !keeps(&single, other) && !keeps(&single, &both));
-        for text in ["", "Hello", &one[..20], &one.replace("\"a\"", "\"b\""), &one.replace("12", "\"x\"")] {
+        for text in
+            ["", "Hello", &one[..20], &one.replace("\"a\"", "\"b\""), &one.replace("12", "\"x\"")]
+        {
             assert!(!keeps(&several, text), "{text}");
         }
         assert_eq!(chat.must_call(&[], true), None);
@@ -142,7 +145,11 @@ mod tests {
                 assert!(keeps(&chat, &any, &text), "{protocol:?}: {text}\n{any}");
                 assert!(!keeps(&chat, &wait, &text), "{protocol:?}: {text}\n{wait}");
                 let read = chat.parse(&text, false, &tools).calls;
-                assert_eq!(read[0].as_ref().map(|call| &call.arguments), Ok(&calls[0].arguments), "{text}");
+                assert_eq!(
+                    read[0].as_ref().map(|call| &call.arguments),
+                    Ok(&calls[0].arguments),
+                    "{text}"
+                );
                 let truncated = text.char_indices().nth_back(1).map_or(0, |(at, _)| at);
                 for wrong in [&text[..truncated], "Hello", &text.replace("search", "find")] {
                     assert!(!keeps(&chat, &any, wrong), "{protocol:?}: {wrong}");
@@ -152,11 +159,13 @@ mod tests {
             let tagged = json!({ "text": format!("a {tag} b"), "limit": 3 });
             let text = syntax.render("", &[call(0, "search", tagged.clone())]);
             let read = chat.parse(&text, false, &tools).calls;
-            let reads = matches!(&read[..], [Ok(call)] if call.arguments == *tagged.as_object().unwrap());
+            let reads =
+                matches!(&read[..], [Ok(call)] if call.arguments == *tagged.as_object().unwrap());
             assert!(reads || !keeps(&chat, &any, &text), "{protocol:?}: {text}");
             let untyped = syntax.render("", &[call(0, "wait", json!({ "seconds": "soon" }))]);
             assert!(!keeps(&chat, &wait, &untyped), "{protocol:?}: {untyped}");
-            let both = [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];
+            let both =
+                [call(0, "wait", json!({ "seconds": 1 })), call(1, "search", searches[0].clone())];
             let text = syntax.render("", &both);
             assert!(!keeps(&chat, &any, &text), "{protocol:?}: {text}");
             // A gpt-oss completion ends with its first call.

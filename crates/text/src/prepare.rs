@@ -1,7 +1,7 @@
 //! Prepares messages and tools for a template.
 //!
-//! Calls become text unless the template prints calls itself. Tools are described in the system prompt
-//! unless the template describes them. Guards are inserted into external text.
+//! Calls become text unless the template prints calls itself. Tools are described in the system
+//! prompt unless the template describes them. Guards are inserted into external text.
 
 use std::borrow::Cow;
 
@@ -14,8 +14,8 @@ use crate::protocol::ToolSupport;
 use crate::reasoning_tags::ReasoningTags;
 use crate::systems::SystemMessageSupport;
 use crate::{
-    Arguments, ContentPart, Message, ParsedCompletion, Role, TextError, Tokenizer, ToolCall, ToolSpec,
-    python_json,
+    Arguments, ContentPart, Message, ParsedCompletion, Role, TextError, Tokenizer, ToolCall,
+    ToolSpec, python_json,
 };
 
 /// Messages and tools in the format that a template receives.
@@ -41,12 +41,14 @@ pub(crate) struct Preparation<'a> {
 /// Message formats that a template supports in addition to plain text.
 #[derive(Debug, Clone, Default, PartialEq, Eq)]
 pub(crate) struct MessageFormat {
-    /// Whether the template accepts message content as a list of text parts, and renders the list like
-    /// the concatenated text.
+    /// Whether the template accepts message content as a list of text parts, and renders the list
+    /// like the concatenated text.
     pub parts: bool,
-    /// Name of the message field from which the template reads reasoning, or `None` if it reads none.
+    /// Name of the message field from which the template reads reasoning, or `None` if it reads
+    /// none.
     pub reasoning: Option<&'static str>,
-    /// Tags around reasoning in the content, used if the template does not read reasoning from a field.
+    /// Tags around reasoning in the content, used if the template does not read reasoning from a
+    /// field.
     pub tags: Option<ReasoningTags>,
     /// Whether no white space stands between these tags and the text around them.
     pub tight: bool,
@@ -56,12 +58,13 @@ pub(crate) struct MessageFormat {
     pub systems: SystemMessageSupport,
     /// Format in which the template takes calls. `None` if calls are rendered as text.
     pub calls: Option<CallMessageFormat>,
-    /// Representation of calls whose arguments are not a JSON object. Used if the template prints calls
-    /// itself.
+    /// Representation of calls whose arguments are not a JSON object. Used if the template prints
+    /// calls itself.
     pub unreadable: UnreadableCallFormat,
 }
 
-/// Representation of a call whose arguments are not a JSON object, for a template that prints calls.
+/// Representation of a call whose arguments are not a JSON object, for a template that prints
+/// calls.
 #[derive(Debug, Clone, Copy, Default, PartialEq, Eq)]
 pub(crate) enum UnreadableCallFormat {
     /// The text stands in the place of the arguments.
@@ -128,13 +131,14 @@ impl Ids {
             })
         });
         let call_ids: Vec<String> = call_ids.collect();
-        self.last = calls.iter().map(|call| call.id.clone()).zip(call_ids.iter().cloned()).collect();
+        self.last =
+            calls.iter().map(|call| call.id.clone()).zip(call_ids.iter().cloned()).collect();
         self.num_results = 0;
         call_ids
     }
 
-    /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else the
-    /// next call of the turn.
+    /// Returns the id of the call that a tool result belongs to: the call with the id `id`, or else
+    /// the next call of the turn.
     fn next_call_id(&mut self, id: Option<&str>) -> Option<String> {
         let named = self.last.iter().find(|(known, _)| Some(known.as_str()) == id);
         let found = named.or(self.last.get(self.num_results)).map(|(_, call_ids)| call_ids.clone());
@@ -144,14 +148,17 @@ impl Ids {
 }
 
 impl MessageFormat {
-    /// Returns the message with its reasoning, in tags, at the start of its content, as models write it.
+    /// Returns the message with its reasoning, in tags, at the start of its content, as models
+    /// write it.
     pub(crate) fn with_inline_reasoning<'a>(&self, message: &'a Message) -> Cow<'a, Message> {
-        let (Some(reasoning), Some(ReasoningTags { open, close })) = (&message.reasoning_content, &self.tags)
+        let (Some(reasoning), Some(ReasoningTags { open, close })) =
+            (&message.reasoning_content, &self.tags)
         else {
             return Cow::Borrowed(message);
         };
         let (line, lines) = if self.tight { ("", "") } else { ("\n", "\n\n") };
-        let content = format!("{open}{line}{reasoning}{line}{close}{lines}{}", message.content.as_str());
+        let content =
+            format!("{open}{line}{reasoning}{line}{close}{lines}{}", message.content.as_str());
         Cow::Owned(Message { content: content.into(), reasoning_content: None, ..message.clone() })
     }
 }
@@ -165,7 +172,11 @@ struct PreparedMessage<'a> {
 }
 
 impl Preparation<'_> {
-    pub(crate) fn run(&self, messages: &[Message], tools: &[ToolSpec]) -> Result<PreparedPrompt, TextError> {
+    pub(crate) fn run(
+        &self,
+        messages: &[Message],
+        tools: &[ToolSpec],
+    ) -> Result<PreparedPrompt, TextError> {
         check_text_only(messages)?;
         let messages = &*self.message_format.systems.arrange(messages);
         let native = match self.tool_support {
@@ -179,10 +190,12 @@ impl Preparation<'_> {
         let mut prepared_messages: Vec<PreparedMessage> = Vec::with_capacity(messages.len() + 1);
         let mut rest = messages;
         if !tools.is_empty() && native.is_none() {
-            let mut section =
-                describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| self.guard_text(text));
-            let is_opening =
-                |role: Role| role.instructs() || (role == Role::User && !self.message_format.systems.leading);
+            let mut section = describe_tools(tools, self.tool_prompt, self.tags.syntax, |text| {
+                self.guard_text(text)
+            });
+            let is_opening = |role: Role| {
+                role.instructs() || (role == Role::User && !self.message_format.systems.leading)
+            };
             if let Some((first, remaining)) = messages.split_first()
                 && is_opening(first.role)
             {
@@ -198,16 +211,20 @@ impl Preparation<'_> {
         for message in rest {
             let is_result = message.role == Role::Tool && !self.tool_role;
             match prepared_messages.last_mut() {
-                // Tool results of one turn share a message, because templates often require alternating
-                // roles.
-                Some(PreparedMessage { content: Value::String(last), .. }) if is_result && results_open => {
+                // Tool results of one turn share a message, because templates often require
+                // alternating roles.
+                Some(PreparedMessage { content: Value::String(last), .. })
+                    if is_result && results_open =>
+                {
                     last.push('\n');
                     last.push_str(&self.render_tool_result(&message.content));
                 }
-                // A question after tool results shares their message if the template requires alternating
-                // roles.
+                // A question after tool results shares their message if the template requires
+                // alternating roles.
                 Some(PreparedMessage { content: Value::String(last), .. })
-                    if results_open && message.role == Role::User && !self.message_format.systems.users =>
+                    if results_open
+                        && message.role == Role::User
+                        && !self.message_format.systems.users =>
                 {
                     last.push_str("\n\n");
                     last.push_str(&self.guard_text(&message.content));
@@ -229,7 +246,9 @@ impl Preparation<'_> {
                         Role::Assistant => {
                             self.print(&self.message_format.with_inline_reasoning(&source)).into()
                         }
-                        Role::System | Role::Developer | Role::User | Role::Tool => self.content(message),
+                        Role::System | Role::Developer | Role::User | Role::Tool => {
+                            self.content(message)
+                        }
                     };
                     prepared_messages.push(PreparedMessage {
                         role: message.role,
@@ -241,12 +260,13 @@ impl Preparation<'_> {
             results_open = is_result;
         }
         let mut ids = Ids::default();
-        let messages = prepared_messages.iter().map(|prepared| self.value(prepared, &mut ids)).collect();
+        let messages =
+            prepared_messages.iter().map(|prepared| self.value(prepared, &mut ids)).collect();
         Ok(PreparedPrompt { messages, tools: native })
     }
 
-    /// Returns an assistant message with its reasoning and calls parsed into their fields. The message is
-    /// unchanged unless the template prints calls itself and all of them can be parsed.
+    /// Returns an assistant message with its reasoning and calls parsed into their fields. The
+    /// message is unchanged unless the template prints calls itself and all of them can be parsed.
     fn parse_assistant<'a>(&self, message: &'a Message, tools: &[ToolSpec]) -> Cow<'a, Message> {
         if self.message_format.calls.is_none() || message.role != Role::Assistant {
             return Cow::Borrowed(message);
@@ -260,26 +280,27 @@ impl Preparation<'_> {
             return Cow::Borrowed(message);
         };
         calls.extend(message.tool_calls.iter().cloned());
-        // A template prints all text before all calls. Text is otherwise shown where it was written,
-        // unless the template needs calls in their own field.
-        let needs_calls =
-            self.tags.syntax.syntax_tags().reasoning_tags.is_some() || self.tags.syntax.id("", 0).is_some();
+        // A template prints all text before all calls. Text is otherwise shown where it was
+        // written, unless the template needs calls in their own field.
+        let needs_calls = self.tags.syntax.syntax_tags().reasoning_tags.is_some()
+            || self.tags.syntax.id("", 0).is_some();
         let is_call = |found: &Finding| matches!(found, Finding::Call(_));
-        let is_text =
-            |found: &Finding| matches!(found, Finding::Text(Part::Speech, text) if !text.trim().is_empty());
+        let is_text = |found: &Finding| matches!(found, Finding::Text(Part::Speech, text) if !text.trim().is_empty());
         let mut behind_call = found.iter().skip_while(|found| !is_call(found));
         if !needs_calls && behind_call.any(is_text) {
             return Cow::Borrowed(message);
         }
-        // Without calls, reasoning is left to the template, unless content must not contain its tags.
+        // Without calls, reasoning is left to the template, unless content must not contain its
+        // tags.
         if calls.is_empty() && self.tags.syntax.syntax_tags().reasoning_tags.is_none() {
             return Cow::Borrowed(message);
         }
-        let parsed_reasoning = Some(parsed_reasoning).filter(|parsed_reasoning| !parsed_reasoning.is_empty());
+        let parsed_reasoning =
+            Some(parsed_reasoning).filter(|parsed_reasoning| !parsed_reasoning.is_empty());
         let (mut content, mut reasoning) =
             (parsed.content, message.reasoning_content.clone().or(parsed_reasoning));
-        // Templates that print reasoning as separate messages accept only one of reasoning and content
-        // before a call.
+        // Templates that print reasoning as separate messages accept only one of reasoning and
+        // content before a call.
         if let (Some(parsed_reasoning), true, true) = (
             &mut reasoning,
             !calls.is_empty() && !content.is_empty(),
@@ -318,7 +339,9 @@ impl Preparation<'_> {
     fn arguments(&self, arguments: &Arguments) -> Value {
         match (arguments.unreadable(), self.message_format.unreadable) {
             (Some(text), UnreadableCallFormat::Text) => return self.guard_text(text).into(),
-            (Some(text), UnreadableCallFormat::Entry) => return json!({ "arguments": self.guard_text(text) }),
+            (Some(text), UnreadableCallFormat::Entry) => {
+                return json!({ "arguments": self.guard_text(text) });
+            }
             _ => {}
         }
         let arguments = arguments.iter().map(|(key, value)| {
@@ -369,13 +392,15 @@ impl Preparation<'_> {
         value
     }
 
-    /// Returns external content: a list of parts if the content is one and the template supports lists,
-    /// otherwise a text.
+    /// Returns external content: a list of parts if the content is one and the template supports
+    /// lists, otherwise a text.
     fn content(&self, message: &Message) -> Value {
         match message.content.parts() {
             Some(parts) if self.message_format.parts => {
                 let text = |part: &ContentPart| match part {
-                    ContentPart::Text(text) => Some(json!({ "type": "text", "text": self.guard_text(text) })),
+                    ContentPart::Text(text) => {
+                        Some(json!({ "type": "text", "text": self.guard_text(text) }))
+                    }
                     ContentPart::Other(_) => None,
                 };
                 parts.iter().filter_map(text).collect()
@@ -389,10 +414,13 @@ impl Preparation<'_> {
         self.tokenizer.guard(text, self.guard, true)
     }
 
-    /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens with
-    /// which the model writes them.
+    /// Returns the text of an assistant message. Reasoning and call tags in it become the tokens
+    /// with which the model writes them.
     pub(crate) fn write_assistant(&self, message: &Message, in_reasoning: bool) -> String {
-        self.mark_tags(&self.tags.syntax.render(&message.content, &message.tool_calls), in_reasoning)
+        self.mark_tags(
+            &self.tags.syntax.render(&message.content, &message.tool_calls),
+            in_reasoning,
+        )
     }
 
     /// Returns a text in which tags become the tokens with which the model writes them.
@@ -410,16 +438,18 @@ impl Preparation<'_> {
         format!("{open}\n{}\n{close}", self.guard_text(content))
     }
 
-    /// Guards every string, including keys. Templates compare strings of a schema (`type == "array"`), so
-    /// a string is changed only if it contains a complete special token. The quotes around a string
-    /// prevent it from being part of a longer token.
+    /// Guards every string, including keys. Templates compare strings of a schema (`type ==
+    /// "array"`), so a string is changed only if it contains a complete special token. The quotes
+    /// around a string prevent it from being part of a longer token.
     fn guard_value(&self, value: &Value) -> Value {
         match value {
             Value::String(text) => self.tokenizer.guard(text, self.guard, false).into(),
             Value::Array(items) => items.iter().map(|item| self.guard_value(item)).collect(),
             Value::Object(map) => Value::Object(
                 map.iter()
-                    .map(|(key, item)| (self.tokenizer.guard(key, self.guard, false), self.guard_value(item)))
+                    .map(|(key, item)| {
+                        (self.tokenizer.guard(key, self.guard, false), self.guard_value(item))
+                    })
                     .collect::<Map<String, Value>>(),
             ),
             other => other.clone(),

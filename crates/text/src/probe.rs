@@ -27,7 +27,9 @@ fn probe_tool() -> ToolSpec {
 
 /// Returns arguments for a call of the probe tool.
 fn probe_arguments() -> Map<String, Value> {
-    [("text".to_owned(), PROBE_REASONING.into()), ("count".to_owned(), 7.into())].into_iter().collect()
+    [("text".to_owned(), PROBE_REASONING.into()), ("count".to_owned(), 7.into())]
+        .into_iter()
+        .collect()
 }
 
 /// Returns the id of the probe call, as templates of a format accept it.
@@ -43,12 +45,14 @@ struct PrintedCall {
 }
 
 impl Chat {
-    /// Determines the message formats that the template supports. A template that prints only content
-    /// parts will receive parts.
+    /// Determines the message formats that the template supports. A template that prints only
+    /// content parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
-        let (text, listed) = (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
-        let prints = |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
+        let (text, listed) =
+            (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
+        let prints =
+            |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
         self.template.lists = !prints(&text) && prints(&listed);
         let knows_developer = self.template.source().contains("developer")
             && prints(&self.print_of("role", Role::Developer.as_str().into()));
@@ -88,11 +92,12 @@ impl Chat {
         let question = json!({ "role": "user", "content": "Hi" });
         let assistant_message = json!({ "role": "assistant", "content": PROBE_TEXT });
         let before = self.render(std::slice::from_ref(&question), None, true, None)?;
-        let after = self.render(&[question.clone(), assistant_message, question], None, true, None)?;
+        let after =
+            self.render(&[question.clone(), assistant_message, question], None, true, None)?;
         let no_turn = || TextError::NoTurn { found: excerpt(&after) };
         let (until, rest) = after.rsplit_once(PROBE_TEXT).ok_or_else(no_turn)?;
-        // The prompt may print more than the history keeps, such as empty reasoning. The completion then
-        // starts directly after it.
+        // The prompt may print more than the history keeps, such as empty reasoning. The completion
+        // then starts directly after it.
         let opening = until.strip_prefix(&before).unwrap_or_default();
         let blank = rest.len() - rest.trim_start().len();
         let Some((id, len)) = self.tokenizer.leading_special(&rest[blank..]) else {
@@ -104,8 +109,8 @@ impl Chat {
         Ok(())
     }
 
-    /// Returns whether the template prints a message of this role after an assistant message, and in that
-    /// order.
+    /// Returns whether the template prints a message of this role after an assistant message, and
+    /// in that order.
     pub(crate) fn prints_later(&self, role: Role) -> bool {
         const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
         let question = json!({ "role": "user", "content": "Hi" });
@@ -127,10 +132,11 @@ impl Chat {
         })
     }
 
-    /// Checks that a call can be written and parsed again. Returns an error that names the token in the
-    /// way.
+    /// Checks that a call can be written and parsed again. Returns an error that names the token in
+    /// the way.
     pub(crate) fn probe_call(&self) -> Result<(), TextError> {
-        let call = ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
+        let call =
+            ToolCall { id: "call_0".into(), name: PROBE_TOOL.into(), arguments: Map::new().into() };
         let mut ids = self.assistant(&Message::calls("", vec![call.clone()]), None)?;
         ids.pop();
         let name = |id: &u32| self.tokenizer.token_text(*id);
@@ -142,16 +148,17 @@ impl Chat {
         if self.parse(&self.decode_completion(&ids), false, &[probe_tool()]).calls == [Ok(call)] {
             return Ok(());
         }
-        let foreign = ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.tag_ids.contains(id));
+        let foreign =
+            ids.iter().find(|&id| self.tokenizer.is_special(*id) && !self.tag_ids.contains(id));
         let sign = self.tags().syntax.syntax_tags().sign;
         let token = foreign.or(ids.first()).map_or_else(|| sign.into(), name);
         let why = format!("is part of how a call ({sign}…) is written, and leaves no text behind");
         Err(TextError::CallToken { token, why })
     }
 
-    /// Determines how the template receives calls whose arguments are not a JSON object. Chooses the
-    /// first form that the template prints with the text unchanged, or else the first form with the text
-    /// escaped.
+    /// Determines how the template receives calls whose arguments are not a JSON object. Chooses
+    /// the first form that the template prints with the text unchanged, or else the first form with
+    /// the text escaped.
     pub(crate) fn probe_unreadable(&mut self) {
         const TRUNCATED_ARGUMENTS: &str = "{\"text\": \"LevadeProbeThought";
         let id = probe_id(self.format);
@@ -160,15 +167,23 @@ impl Chat {
             name: PROBE_TOOL.into(),
             arguments: Value::from(TRUNCATED_ARGUMENTS).into(),
         };
-        let result =
-            Message { tool_call_id: Some(id), name: Some(PROBE_TOOL.into()), ..Message::tool(PROBE_TEXT) };
-        let messages = [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
+        let result = Message {
+            tool_call_id: Some(id),
+            name: Some(PROBE_TOOL.into()),
+            ..Message::tool(PROBE_TEXT)
+        };
+        let messages =
+            [Message::user("Hi"), Message::calls("", vec![call]), result, Message::user("Hi")];
         let mut printed = |call_format: UnreadableCallFormat| {
             self.message_format.unreadable = call_format;
             let [guard] = self.free_characters(&messages, &[]).ok()?;
             self.print(&messages, &[], true, guard).ok()
         };
-        let forms = [UnreadableCallFormat::Text, UnreadableCallFormat::Written, UnreadableCallFormat::Entry];
+        let forms = [
+            UnreadableCallFormat::Text,
+            UnreadableCallFormat::Written,
+            UnreadableCallFormat::Entry,
+        ];
         let forms = forms.map(|call_format| (call_format, printed(call_format)));
         let prints = |what: &'static str| {
             let mut forms = forms.iter();
@@ -199,7 +214,9 @@ impl Chat {
             all.iter().all(Option::is_some) && all.is_sorted()
         };
         let prints_late = |messages: &[&Value]| {
-            printed(messages).rsplit_once(PROBE_REPLY_TEXT).is_some_and(|(_, after)| after.contains(TEXTS[0]))
+            printed(messages)
+                .rsplit_once(PROBE_REPLY_TEXT)
+                .is_some_and(|(_, after)| after.contains(TEXTS[0]))
         };
         let developers = TEXTS.map(|text| message(Role::Developer, text));
         let pairs = [[&first, &second], [&first, &developers[1]], [&developers[0], &second]];
@@ -227,15 +244,19 @@ impl Chat {
         }
         let described = self.print_tools();
         let marked = described.as_deref().and_then(|text| self.marked_format(text));
-        let is_of = |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
+        let is_of =
+            |format: CallFormat| protocol == ToolProtocol::Auto || format.protocol() == protocol;
         let prints = self.print_calls();
-        let printed = CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
-            let reads = |print: &&PrintedCall| self.reads_call(format, print);
-            Some((format, prints.iter().find(reads)?.call_format))
-        });
+        let printed =
+            CallFormat::ALL.into_iter().filter(|format| is_of(*format)).find_map(|format| {
+                let reads = |print: &&PrintedCall| self.reads_call(format, print);
+                Some((format, prints.iter().find(reads)?.call_format))
+            });
         let question = || CallFormat::ALL.into_iter().find(|format| format.protocol() == protocol);
-        let format =
-            printed.map(|(format, _)| format).or(marked.filter(|format| is_of(*format))).or_else(question);
+        let format = printed
+            .map(|(format, _)| format)
+            .or(marked.filter(|format| is_of(*format)))
+            .or_else(question);
         self.tool_support = match (&described, format) {
             (None, _) => ToolSupport::None,
             (Some(_), None) => ToolSupport::Foreign,
@@ -244,14 +265,17 @@ impl Chat {
         self.format = format.unwrap_or_default();
         // Hermes calls have always been rendered as text, which every template prints.
         let is_text = self.format == CallFormat::Hermes;
-        self.message_format.calls = printed.map(|(_, call_format)| call_format).filter(|_| !is_text);
+        self.message_format.calls =
+            printed.map(|(_, call_format)| call_format).filter(|_| !is_text);
     }
 
-    /// Renders the start of a conversation with the probe tool. Returns `None` if the template does not
-    /// print the tool.
+    /// Renders the start of a conversation with the probe tool. Returns `None` if the template does
+    /// not print the tool.
     fn print_tools(&self) -> Option<String> {
-        let messages =
-            [json!({ "role": "system", "content": "Help." }), json!({ "role": "user", "content": "Hi" })];
+        let messages = [
+            json!({ "role": "system", "content": "Help." }),
+            json!({ "role": "user", "content": "Hi" }),
+        ];
         let tools = [probe_tool().to_openai()];
         // Some templates reject a system message.
         let print = |messages: &[Value]| self.render(messages, Some(&tools), true, None).ok();
@@ -259,8 +283,8 @@ impl Chat {
         text.filter(|text| text.contains(PROBE_TOOL))
     }
 
-    /// Renders the probe call in each call form and with each kind of id. Omits renderings without the
-    /// call.
+    /// Renders the probe call in each call form and with each kind of id. Omits renderings without
+    /// the call.
     fn print_calls(&self) -> Vec<PrintedCall> {
         let mut ids: Vec<String> = CallFormat::ALL.into_iter().map(probe_id).collect();
         ids.sort();
@@ -269,9 +293,14 @@ impl Chat {
         let print = |(call_format, id): (CallMessageFormat, &String)| {
             let call = call_format.call(id, PROBE_TOOL, probe_arguments().into());
             let assistant_message = call_format.message("".into(), vec![call]);
-            let text = self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
+            let text =
+                self.render(&[question.clone(), assistant_message], None, false, None).ok()?;
             let (_, text) = text.rsplit_once(PROBE_TEXT)?;
-            text.contains(PROBE_TOOL).then(|| PrintedCall { call_format, id: id.clone(), text: text.into() })
+            text.contains(PROBE_TOOL).then(|| PrintedCall {
+                call_format,
+                id: id.clone(),
+                text: text.into(),
+            })
         };
         let forms = CallMessageFormat::ALL
             .into_iter()
@@ -297,14 +326,15 @@ impl Chat {
             }
         }
         let tags = Tags::new(&ReasoningTagSet::default(), syntax);
-        let parsed =
-            ParsedCompletion::from_findings(Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0);
+        let parsed = ParsedCompletion::from_findings(
+            Reader::read(&tags, &text[begin..], false, &[probe_tool()]).0,
+        );
         let same = |call: &ToolCall| call.name == PROBE_TOOL && call.arguments == probe_arguments();
         syntax.is_variant_of(text) && matches!(&parsed.calls[..], [Ok(call)] if same(call))
     }
 
-    /// Returns the format that a template mentions, judged by the tags in its tool description, in its
-    /// source and among the special tokens.
+    /// Returns the format that a template mentions, judged by the tags in its tool description, in
+    /// its source and among the special tokens.
     fn marked_format(&self, described: &str) -> Option<CallFormat> {
         let source = self.template.source();
         let known = |tag: &str| source.contains(tag) || self.tokenizer.special(tag).is_some();

@@ -11,8 +11,8 @@ pub enum ToolProtocol {
     /// describes the tools if it can.
     #[default]
     Auto,
-    /// Tools are described in a section of the system prompt, whatever the template supports. Calls are
-    /// JSON between `<tool_call>` tags.
+    /// Tools are described in a section of the system prompt, whatever the template supports. Calls
+    /// are JSON between `<tool_call>` tags.
     Hermes,
     /// The tags of Qwen3-Coder: `<tool_call><function=…><parameter=…>`.
     QwenXml,

@@ -6,8 +6,8 @@ use serde_json::Value;
 
 use crate::decimal::exact_float;
 
-/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and ": "
-/// as separators, no escapes beyond ASCII.
+/// Style of printed JSON. The default equals the style of `apply_chat_template`: one line, ", " and
+/// ": " as separators, no escapes beyond ASCII.
 #[derive(Debug, Clone, Default)]
 pub(crate) struct Style {
     /// Whether to escape all non-ASCII characters except `guard`.
@@ -152,8 +152,12 @@ mod tests {
     #[test]
     fn dumps_supports_indent_escapes_and_separators() {
         let value = json!({"b": [1, []], "a": "é😀"});
-        let style =
-            Style { indent: Some("  ".into()), sort_keys: true, ensure_ascii: true, ..Style::default() };
+        let style = Style {
+            indent: Some("  ".into()),
+            sort_keys: true,
+            ensure_ascii: true,
+            ..Style::default()
+        };
         assert_eq!(
             style.dumps(&value),
             "{\n  \"a\": \"\\u00e9\\ud83d\\ude00\",\n  \"b\": [\n    1,\n    []\n  ]\n}"

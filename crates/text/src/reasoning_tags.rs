@@ -39,8 +39,8 @@ impl ReasoningTagSet {
     /// Finds the tags that a model uses: the usual tags, and certain pairs in the template or the
     /// vocabulary.
     ///
-    /// A pair is included if it is named after thinking, if the template prints it around reasoning, or
-    /// if the template drops its contents from past turns.
+    /// A pair is included if it is named after thinking, if the template prints it around
+    /// reasoning, or if the template drops its contents from past turns.
     pub(crate) fn find(
         template: &ChatTemplate,
         tokenizer: &Tokenizer,
@@ -65,14 +65,16 @@ impl ReasoningTagSet {
                 continue;
             }
             let slashed = without_slash(close);
-            let replacements = [("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START")];
+            let replacements =
+                [("end", "begin"), ("end", "start"), ("END", "BEGIN"), ("END", "START")];
             let other = replacements
                 .iter()
                 .map(|(end, start)| close.replacen(end, start, 1))
                 .find(|open| open != close && known(open));
             let Some(open) = slashed.or(other) else { continue };
-            let is_named =
-                ["think", "thought", "reason"].iter().any(|part| open.to_lowercase().contains(part));
+            let is_named = ["think", "thought", "reason"]
+                .iter()
+                .any(|part| open.to_lowercase().contains(part));
             if is_named || (written.contains(close) && probe.drops(&open, close)) {
                 found.add(&open, close);
             }
@@ -95,14 +97,19 @@ impl ReasoningTagSet {
         }
     }
 
-    /// Removes each pair with a tag that ends a completion, because nothing could follow the reasoning.
+    /// Removes each pair with a tag that ends a completion, because nothing could follow the
+    /// reasoning.
     pub(crate) fn remove(&mut self, ends: &[String]) {
         self.0.retain(|tags| !ends.contains(&tags.open) && !ends.contains(&tags.close));
     }
 
     /// Returns the tags around reasoning that comes from a separate field. Prefers a pair in the
     /// template, then a pair of the tokenizer, then the usual pair.
-    pub(crate) fn preferred(&self, template: &ChatTemplate, tokenizer: &Tokenizer) -> Option<&ReasoningTags> {
+    pub(crate) fn preferred(
+        &self,
+        template: &ChatTemplate,
+        tokenizer: &Tokenizer,
+    ) -> Option<&ReasoningTags> {
         let added = tokenizer.added_tokens();
         let in_template = || self.0.iter().find(|tags| template.source().contains(&tags.close));
         let in_tokenizer = || self.0.iter().find(|tags| added.contains(&tags.close));
@@ -111,7 +118,8 @@ impl ReasoningTagSet {
 
     /// Returns the last closing tag in `text`.
     pub(crate) fn last_close_in(&self, text: &str) -> Option<&str> {
-        let found = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
+        let found =
+            self.0.iter().filter_map(|tags| Some((text.rfind(&tags.close)?, tags.close.as_str())));
         found.max_by_key(|(at, _)| *at).map(|(_, close)| close)
     }
 
@@ -127,8 +135,8 @@ impl ReasoningTagSet {
         &self.0
     }
 
-    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`. Assumes that
-    /// no reasoning was open at its start.
+    /// Returns the tags of the reasoning that is still open at the end of `text`, or `None`.
+    /// Assumes that no reasoning was open at its start.
     pub(crate) fn find_open(&self, text: &str) -> Option<&ReasoningTags> {
         let last_close = self.0.iter().filter_map(|tags| text.rfind(&tags.close)).max();
         let last_open = self.0.iter().filter_map(|tags| Some((text.rfind(&tags.open)?, tags)));
@@ -154,8 +162,9 @@ fn tags_in(text: &str) -> impl Iterator<Item = String> {
             _ => return None,
         };
         let inner = &text[at + c.len_utf8()..];
-        let stop =
-            inner.find(|c: char| c == end || c == '\\' || c.is_whitespace() || "<>[]◁▷'\"".contains(c))?;
+        let stop = inner.find(|c: char| {
+            c == end || c == '\\' || c.is_whitespace() || "<>[]◁▷'\"".contains(c)
+        })?;
         let is_tag = (1..MAX_TAG_LEN).contains(&stop) && inner[stop..].starts_with(end);
         is_tag.then(|| text[at..at + c.len_utf8() + stop + end.len_utf8()].to_string())
     })
@@ -170,20 +179,23 @@ struct Probe<'a> {
 impl Probe<'_> {
     fn render(&self, messages: &[Value]) -> Option<String> {
         let variables = self.variables;
-        let rendering = TemplateInput { messages, tools: None, add_generation_prompt: false, variables };
+        let rendering =
+            TemplateInput { messages, tools: None, add_generation_prompt: false, variables };
         self.template.render(rendering).ok()
     }
 
-    /// Returns whether the template drops the text between two tags once the conversation continues.
+    /// Returns whether the template drops the text between two tags once the conversation
+    /// continues.
     fn drops(&self, open: &str, close: &str) -> bool {
         let content = format!("{open}{PROBE_REASONING}{close}{SPEECH}");
         let user = json!({ "role": "user", "content": "Hi" });
         let messages = [user.clone(), json!({ "role": "assistant", "content": content }), user];
-        self.render(&messages).is_some_and(|text| text.contains(SPEECH) && !text.contains(PROBE_REASONING))
+        self.render(&messages)
+            .is_some_and(|text| text.contains(SPEECH) && !text.contains(PROBE_REASONING))
     }
 
-    /// Returns the tags that the template prints around reasoning from a separate field, unless it also
-    /// prints them elsewhere.
+    /// Returns the tags that the template prints around reasoning from a separate field, unless it
+    /// also prints them elsewhere.
     fn find_field_tags(&self) -> Option<(String, String)> {
         let user = json!({ "role": "user", "content": "Hi" });
         let plain = json!({ "role": "assistant", "content": SPEECH });
@@ -194,9 +206,11 @@ impl Probe<'_> {
             let text = self.render(&[user.clone(), assistant_message])?;
             let (before, after) = text.split_once(PROBE_REASONING)?;
             let between = after.split_once(SPEECH)?.0;
-            let open = tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
-            let close =
-                tags_in(between).next().filter(|tag| between.trim_start().starts_with(tag.as_str()))?;
+            let open =
+                tags_in(before).last().filter(|tag| before.trim_end().ends_with(tag.as_str()))?;
+            let close = tags_in(between)
+                .next()
+                .filter(|tag| between.trim_start().starts_with(tag.as_str()))?;
             (!past.contains(&open) && !past.contains(&close)).then_some((open, close))
         })
     }

@@ -1,7 +1,9 @@
-//! Reads the JSON schemas of tools: resolves references, and lists the allowed types and properties.
+//! Reads the JSON schemas of tools: resolves references, and lists the allowed types and
+//! properties.
 //!
-//! A reference is resolved within its own document: pointers, anchors, and the ids of embedded resources.
-//! Nothing is fetched. Circular references are followed for at most [`MAX_STEPS`] schemas.
+//! A reference is resolved within its own document: pointers, anchors, and the ids of embedded
+//! resources. Nothing is fetched. Circular references are followed for at most [`MAX_STEPS`]
+//! schemas.
 
 use std::collections::BTreeSet;
 
@@ -50,7 +52,8 @@ impl<'a> Schema<'a> {
         Schema { resource, value, ..self }
     }
 
-    /// Returns the schema that a reference points to, or `None` if the document does not contain it.
+    /// Returns the schema that a reference points to, or `None` if the document does not contain
+    /// it.
     pub(crate) fn resolve(self, reference: &str) -> Option<Self> {
         let (resource, fragment) = reference.split_once('#').unwrap_or((reference, ""));
         let resource = match resource {
@@ -69,8 +72,8 @@ impl<'a> Schema<'a> {
         Some(Schema { resource, ..self }.at(found))
     }
 
-    /// Returns the types that the schema allows, by their names in JSON Schema. Empty if the schema does
-    /// not restrict them. `nullable` adds `null`, as in OpenAPI.
+    /// Returns the types that the schema allows, by their names in JSON Schema. Empty if the schema
+    /// does not restrict them. `nullable` adds `null`, as in OpenAPI.
     pub(crate) fn types(self) -> BTreeSet<&'a str> {
         let mut types = self.types_within(&mut MAX_STEPS.clone()).unwrap_or_default();
         if self.value["nullable"] == true && !types.is_empty() {
@@ -79,14 +82,16 @@ impl<'a> Schema<'a> {
         types
     }
 
-    /// Returns the intersection of the types that each keyword allows, or `None` if no keyword restricts
-    /// them.
+    /// Returns the intersection of the types that each keyword allows, or `None` if no keyword
+    /// restricts them.
     fn types_within(self, steps: &mut usize) -> Option<BTreeSet<&'a str>> {
         *steps = steps.checked_sub(1)?;
         let value = self.value;
         let named = match &value["type"] {
             Value::String(name) => Some(BTreeSet::from([type_named(name)])),
-            Value::Array(names) => Some(names.iter().filter_map(Value::as_str).map(type_named).collect()),
+            Value::Array(names) => {
+                Some(names.iter().filter_map(Value::as_str).map(type_named).collect())
+            }
             _ => None,
         };
         let constants = value["enum"].as_array().into_iter().flatten().chain(value.get("const"));
@@ -97,7 +102,8 @@ impl<'a> Schema<'a> {
         }
         for key in ["anyOf", "oneOf"] {
             let branches = value[key].as_array().into_iter().flatten();
-            let branches: Option<Vec<_>> = branches.map(|value| self.at(value).types_within(steps)).collect();
+            let branches: Option<Vec<_>> =
+                branches.map(|value| self.at(value).types_within(steps)).collect();
             restrictions.push(branches.map(|types| types.into_iter().flatten().collect()));
         }
         for value in value["allOf"].as_array().into_iter().flatten() {
@@ -111,7 +117,8 @@ impl<'a> Schema<'a> {
         })
     }
 
-    /// Returns the properties of an object by name, including those that references and combinators add.
+    /// Returns the properties of an object by name, including those that references and combinators
+    /// add.
     pub(crate) fn properties(self) -> Vec<(&'a str, Schema<'a>)> {
         let mut found = Vec::new();
         self.add_properties(&mut MAX_STEPS.clone(), &mut found);
@@ -130,15 +137,16 @@ impl<'a> Schema<'a> {
         if let Some(target) = value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
             target.add_properties(steps, found);
         }
-        for branch in
-            ["allOf", "anyOf", "oneOf"].iter().flat_map(|key| value[*key].as_array().into_iter().flatten())
+        for branch in ["allOf", "anyOf", "oneOf"]
+            .iter()
+            .flat_map(|key| value[*key].as_array().into_iter().flatten())
         {
             self.at(branch).add_properties(steps, found);
         }
     }
 
-    /// Returns the names of the required properties of an object, including those that references and
-    /// `allOf` add.
+    /// Returns the names of the required properties of an object, including those that references
+    /// and `allOf` add.
     pub(crate) fn required(self) -> BTreeSet<&'a str> {
         let mut found = BTreeSet::new();
         self.add_required(&mut MAX_STEPS.clone(), &mut found);
@@ -148,8 +156,12 @@ impl<'a> Schema<'a> {
     fn add_required(self, steps: &mut usize, found: &mut BTreeSet<&'a str>) {
         let Some(left) = steps.checked_sub(1) else { return };
         *steps = left;
-        found.extend(self.value["required"].as_array().into_iter().flatten().filter_map(Value::as_str));
-        if let Some(target) = self.value["$ref"].as_str().and_then(|reference| self.resolve(reference)) {
+        found.extend(
+            self.value["required"].as_array().into_iter().flatten().filter_map(Value::as_str),
+        );
+        if let Some(target) =
+            self.value["$ref"].as_str().and_then(|reference| self.resolve(reference))
+        {
             target.add_required(steps, found);
         }
         for part in self.value["allOf"].as_array().into_iter().flatten() {
@@ -182,7 +194,8 @@ impl<'a> Schema<'a> {
 /// Returns the types that two restrictions both allow. An integer is a number.
 fn common<'a>(one: &BTreeSet<&'a str>, other: &BTreeSet<&'a str>) -> BTreeSet<&'a str> {
     let within = |of: &BTreeSet<&'a str>, by: &BTreeSet<&'a str>| -> Vec<&'a str> {
-        let is_allowed = |name: &&&str| by.contains(**name) || (**name == "integer" && by.contains("number"));
+        let is_allowed =
+            |name: &&&str| by.contains(**name) || (**name == "integer" && by.contains("number"));
         of.iter().filter(is_allowed).copied().collect()
     };
     within(one, other).into_iter().chain(within(other, one)).collect()
@@ -220,16 +233,22 @@ fn id(value: &Value) -> Option<&str> {
     (!id.starts_with('#') && !id.is_empty()).then_some(id)
 }
 
-/// Returns whether `name` refers to the resource with this id. `name` may be relative to another id.
+/// Returns whether `name` refers to the resource with this id. `name` may be relative to another
+/// id.
 fn is_named(id: &str, name: &str) -> bool {
     let id = id.trim_end_matches('#');
-    id == name || id.strip_suffix(name.trim_start_matches("./")).is_some_and(|before| before.ends_with('/'))
+    id == name
+        || id
+            .strip_suffix(name.trim_start_matches("./"))
+            .is_some_and(|before| before.ends_with('/'))
 }
 
 fn is_anchored(value: &Value, anchor: &str) -> bool {
     let names = |key: &str| value.get(key).and_then(Value::as_str);
     ["$anchor", "$dynamicAnchor"].into_iter().any(|key| names(key) == Some(anchor))
-        || ["$id", "id"].into_iter().any(|key| names(key).and_then(|id| id.strip_prefix('#')) == Some(anchor))
+        || ["$id", "id"]
+            .into_iter()
+            .any(|key| names(key).and_then(|id| id.strip_prefix('#')) == Some(anchor))
 }
 
 /// Returns the first object within a value that fulfills a condition.
@@ -297,7 +316,10 @@ mod tests {
             (json!({ "$ref": "#/properties/a~1b%25" }), vec!["null"]),
             (json!({ "$ref": "https://example.com/other.json" }), vec!["array"]),
             (json!({ "$ref": "other.json#/$defs/Inner" }), vec!["array"]),
-            (json!({ "anyOf": [{ "$ref": "#/$defs/Code" }, { "type": "null" }] }), vec!["null", "string"]),
+            (
+                json!({ "anyOf": [{ "$ref": "#/$defs/Code" }, { "type": "null" }] }),
+                vec!["null", "string"],
+            ),
             (
                 json!({ "oneOf": [{ "$ref": "#/definitions/Old" }, { "const": "x" }] }),
                 vec!["integer", "string"],
@@ -307,7 +329,10 @@ mod tests {
                 json!({ "allOf": [{ "minLength": 2 }, { "type": ["string", "null"] }] }),
                 vec!["null", "string"],
             ),
-            (json!({ "type": ["string", "null"], "allOf": [{ "type": "string" }] }), vec!["string"]),
+            (
+                json!({ "type": ["string", "null"], "allOf": [{ "type": "string" }] }),
+                vec!["string"],
+            ),
             (json!({ "type": "number", "anyOf": [{ "type": "integer" }] }), vec!["integer"]),
             (json!({ "type": "string", "enum": [1, 2] }), vec!["string"]),
             (json!({ "enum": ["a", null, 2] }), vec!["integer", "null", "string"]),
@@ -344,13 +369,18 @@ mod tests {
 
     #[test]
     fn listed_strings_follow_references() {
-        let document = json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
+        let document =
+            json!({ "$defs": { "E": { "enum": ["a", "b"] }, "M": { "enum": ["a", 1] } } });
         let texts = |schema: &Value| {
-            Schema { value: schema, ..Schema::from_document(&document) }.texts().map(|all| all.join(","))
+            Schema { value: schema, ..Schema::from_document(&document) }
+                .texts()
+                .map(|all| all.join(","))
         };
         assert_eq!(texts(&json!({ "$ref": "#/$defs/E" })).as_deref(), Some("a,b"));
         assert_eq!(texts(&json!({ "const": "c" })).as_deref(), Some("c"));
-        for other in [json!({ "$ref": "#/$defs/M" }), json!({ "enum": [] }), json!({ "type": "string" })] {
+        for other in
+            [json!({ "$ref": "#/$defs/M" }), json!({ "enum": [] }), json!({ "type": "string" })]
+        {
             assert_eq!(texts(&other), None, "{other}");
         }
     }

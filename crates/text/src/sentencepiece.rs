@@ -1,8 +1,8 @@
 //! SentencePiece BPE (Kudo & Richardson 2018) with byte fallback, as in Gemma.
 //!
 //! Distinguishes it from byte-level BPE in a `tokenizer.json`, and converts GGUF metadata to an
-//! equivalent `tokenizer.json`. Spaces are written as `▁`. Vocabularies that insert a space before every
-//! text (Llama 2) are rejected: a text in several parts would get a space before each part.
+//! equivalent `tokenizer.json`. Spaces are written as `▁`. Vocabularies that insert a space before
+//! every text (Llama 2) are rejected: a text in several parts would get a space before each part.
 
 use std::collections::HashMap;
 
@@ -42,12 +42,15 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     let steps = |key: &str, list: &str| -> Vec<Value> {
         match file.get(key) {
             None | Some(Value::Null) => Vec::new(),
-            Some(one) => {
-                one.get(list).and_then(Value::as_array).cloned().unwrap_or_else(|| vec![one.clone()])
-            }
+            Some(one) => one
+                .get(list)
+                .and_then(Value::as_array)
+                .cloned()
+                .unwrap_or_else(|| vec![one.clone()]),
         }
     };
-    let kind = |step: &Value| step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
+    let kind =
+        |step: &Value| step.get("type").and_then(Value::as_str).unwrap_or_default().to_owned();
     let replaces = |step: &Value, from: &str, to: &str| {
         kind(step) == "Replace" && step["pattern"]["String"] == from && step["content"] == to
     };
@@ -72,7 +75,9 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
     }
     let vocabulary = &file["model"]["vocab"];
     match (0..=255u8).find(|byte| vocabulary.get(format!("<0x{byte:02X}>")).is_none()) {
-        Some(byte) => reject(format!("has no token for the byte {byte}, so that some texts have no ids")),
+        Some(byte) => {
+            reject(format!("has no token for the byte {byte}, so that some texts have no ids"))
+        }
         None => Ok(()),
     }
 }
@@ -80,7 +85,8 @@ pub(crate) fn check(file: &Value) -> Result<(), TextError> {
 /// Returns the `tokenizer.json` of a GGUF tokenizer of the model `llama`.
 ///
 /// # Errors
-/// Returns an error if the tokenizer inserts a space before every text, or if the lists are inconsistent.
+/// Returns an error if the tokenizer inserts a space before every text, or if the lists are
+/// inconsistent.
 pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError> {
     if source.add_space_prefix {
         return Err(TextError::Tokenizer(
@@ -97,8 +103,7 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }
     let vocab = vocabulary(source)?;
     let unknown = source.unknown.and_then(|id| source.tokens.get(id as usize));
-    let replace =
-        |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
+    let replace = |from: &str, to: &str| json!({ "type": "Replace", "pattern": { "String": from }, "content": to });
     let space = SPACE.to_string();
     Ok(json!({
         "version": "1.0",
@@ -127,8 +132,8 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
     }))
 }
 
-/// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs of
-/// the same token are in transformers' order: the longest left part first.
+/// Derives merge rules from scores. Pairs that form the token with the best score come first. Pairs
+/// of the same token are in transformers' order: the longest left part first.
 fn merges(source: &GgufTokenizer) -> Vec<Value> {
     let plain = |id: &usize| source.types[*id] == TokenType::Normal;
     let ids: HashMap<&str, usize> =
@@ -137,11 +142,16 @@ fn merges(source: &GgufTokenizer) -> Vec<Value> {
     best.sort_by(|a, b| source.scores[*b].total_cmp(&source.scores[*a]));
     let splits = |id: usize| {
         let token = source.tokens[id].as_str();
-        let ends = token.char_indices().skip(1).map(|(at, _)| at).collect::<Vec<_>>().into_iter().rev();
+        let ends =
+            token.char_indices().skip(1).map(|(at, _)| at).collect::<Vec<_>>().into_iter().rev();
         ends.map(move |at| token.split_at(at))
     };
     let known = |(left, right): &(&str, &str)| ids.contains_key(left) && ids.contains_key(right);
-    best.into_iter().flat_map(splits).filter(known).map(|(left, right)| json!([left, right])).collect()
+    best.into_iter()
+        .flat_map(splits)
+        .filter(known)
+        .map(|(left, right)| json!([left, right]))
+        .collect()
 }
 
 #[cfg(test)]
@@ -173,7 +183,8 @@ mod tests {
             .for_each(|token| add(token, TokenType::Control, -1000.0));
         ["  ", "   ", "\n"].iter().for_each(|token| add(token, TokenType::UserDefined, -1000.0));
         (0..=255u8).for_each(|byte| add(&format!("<0x{byte:02X}>"), TokenType::Byte, 0.0));
-        for (rank, token) in ["▁t", "he", "▁the", "the", "▁", "t", "h", "e", "é", "x"].iter().enumerate()
+        for (rank, token) in
+            ["▁t", "he", "▁the", "the", "▁", "t", "h", "e", "é", "x"].iter().enumerate()
         {
             add(token, TokenType::Normal, -(rank as f32));
         }
@@ -197,13 +208,17 @@ mod tests {
         assert_eq!(tokenizer.token_bytes(ids[0]), Some(&[0xC3][..]));
         assert_eq!(tokenizer.decode(&ids), "ö<bos>");
         assert!(!ids.contains(&1), "a special token in a text is its characters");
-        assert_eq!(tokenizer.encode_template("<start_of_turn>the"), [3, tokenizer.encode("the")[0]]);
+        assert_eq!(
+            tokenizer.encode_template("<start_of_turn>the"),
+            [3, tokenizer.encode("the")[0]]
+        );
         assert_eq!(tokenizer.encode_document("x"), [1, tokenizer.encode("x")[0]]);
         let text = "the é thex  x   \t — 日本 🙂\n\n▁";
         assert_eq!(tokenizer.decode(&tokenizer.encode(text)), text.replace('▁', " "));
         // The exported file yields the same ids.
         let again =
-            Tokenizer::new(&TokenizerSource::Json(tokenizer.to_json().unwrap().into_bytes())).unwrap();
+            Tokenizer::new(&TokenizerSource::Json(tokenizer.to_json().unwrap().into_bytes()))
+                .unwrap();
         assert_eq!(again.encode(text), tokenizer.encode(text));
         assert_eq!(again.token_bytes(ids[0]), tokenizer.token_bytes(ids[0]));
     }
@@ -220,13 +235,17 @@ mod tests {
         let json = |change: &dyn Fn(&mut Value), expected: &str| {
             let mut file = file.clone();
             change(&mut file);
-            let error = Tokenizer::new(&TokenizerSource::Json(file.to_string().into_bytes())).unwrap_err();
+            let error =
+                Tokenizer::new(&TokenizerSource::Json(file.to_string().into_bytes())).unwrap_err();
             assert!(error.to_string().contains(expected), "{error}");
         };
         json(&|file| file["normalizer"] = json!({ "type": "Prepend", "prepend": "▁" }), "Prepend");
         json(&|file| file["pre_tokenizer"] = json!({ "type": "Whitespace" }), "pre-tokenizer");
         let strip = json!({ "type": "Strip", "content": " ", "start": 1, "stop": 0 });
-        json(&|file| file["decoder"]["decoders"].as_array_mut().unwrap().push(strip.clone()), "Strip");
+        json(
+            &|file| file["decoder"]["decoders"].as_array_mut().unwrap().push(strip.clone()),
+            "Strip",
+        );
         json(
             &|file| {
                 file["model"]["vocab"].as_object_mut().unwrap().remove("<0x41>");

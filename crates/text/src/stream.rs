@@ -67,18 +67,19 @@ pub enum CompletionDelta {
 
 /// Parses a completion while it is sampled.
 ///
-/// The concatenated [`CompletionDelta::Speech`] deltas equal [`Parsed::content`](crate::Parsed::content), the
-/// concatenated [`CompletionDelta::Reasoning`] deltas equal [`Chat::reasoning`], and the calls equal
-/// [`Parsed::calls`](crate::Parsed::calls), in order and to the character. A stretch is an uninterrupted
-/// run of content or of reasoning. Each stretch is trimmed: white space that may end a stretch is held
-/// back until more text arrives. A later stretch of the same kind starts with a line break. Without these
-/// line breaks, all deltas concatenated are the text of the completion.
+/// The concatenated [`CompletionDelta::Speech`] deltas equal
+/// [`Parsed::content`](crate::Parsed::content), the concatenated [`CompletionDelta::Reasoning`]
+/// deltas equal [`Chat::reasoning`], and the calls equal [`Parsed::calls`](crate::Parsed::calls),
+/// in order and to the character. A stretch is an uninterrupted run of content or of reasoning.
+/// Each stretch is trimmed: white space that may end a stretch is held back until more text
+/// arrives. A later stretch of the same kind starts with a line break. Without these line breaks,
+/// all deltas concatenated are the text of the completion.
 ///
 /// Exceptions:
 ///
-/// - A tag that closes reasoning which was never opened arrives as an aside. Text that already arrived as
-///   content or as a call cannot be retracted, although [`Chat::parse`] and [`Chat::deltas`] count it as
-///   reasoning.
+/// - A tag that closes reasoning which was never opened arrives as an aside. Text that already
+///   arrived as content or as a call cannot be retracted, although [`Chat::parse`] and
+///   [`Chat::deltas`] count it as reasoning.
 /// - Calls without tags, which `bare_calls` enables, arrive as content.
 ///
 /// The cost depends only on the length of the completion, not on the number of its tokens.
@@ -106,8 +107,8 @@ struct Stretch {
 }
 
 impl Stretch {
-    /// Appends `text` to the stretch. Returns the white space before its first word, and the text that is
-    /// now final.
+    /// Appends `text` to the stretch. Returns the white space before its first word, and the text
+    /// that is now final.
     fn push(&mut self, text: &str) -> (String, String) {
         let (mut before, mut output) = (String::new(), String::new());
         let words = if self.open { text } else { text.trim_start() };
@@ -134,17 +135,21 @@ impl Stretch {
 }
 
 impl Chat {
-    /// Creates a parser for a streamed completion. `in_thought` states whether the prompt has already
-    /// opened the reasoning.
-    pub fn stream(self: &Arc<Self>, in_reasoning: bool, tools: Arc<[ToolSpec]>) -> CompletionStream {
+    /// Creates a parser for a streamed completion. `in_thought` states whether the prompt has
+    /// already opened the reasoning.
+    pub fn stream(
+        self: &Arc<Self>,
+        in_reasoning: bool,
+        tools: Arc<[ToolSpec]>,
+    ) -> CompletionStream {
         CompletionStream::new(self.clone(), tools, in_reasoning)
     }
 
     /// Returns a complete completion as deltas, in the order in which they were written.
     ///
-    /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::reasoning`]: if a tag closes
-    /// reasoning that was never opened, all text before the tag is reasoning. `calls_are_text` reports
-    /// the text of calls as content.
+    /// Content, reasoning and calls are those of [`Chat::parse`] and [`Chat::reasoning`]: if a tag
+    /// closes reasoning that was never opened, all text before the tag is reasoning.
+    /// `calls_are_text` reports the text of calls as content.
     pub fn deltas(
         self: &Arc<Self>,
         completion: &str,
@@ -186,8 +191,8 @@ impl CompletionStream {
         }
     }
 
-    /// Reports the text of calls as content, and no calls. A format that writes content in tags of its
-    /// own keeps its calls.
+    /// Reports the text of calls as content, and no calls. A format that writes content in tags of
+    /// its own keeps its calls.
     pub fn calls_are_text(&mut self) {
         self.calls_are_text = self.chat.tags().syntax.syntax_tags().reasoning_tags.is_none();
     }
@@ -255,7 +260,10 @@ impl CompletionStream {
                     texts.extend([CompletionDelta::Aside(before), said]);
                 }
                 Part::ReasoningTag | Part::Call | Part::CallTag => {
-                    texts.extend([CompletionDelta::Aside(stretch.end()), CompletionDelta::Aside(text)]);
+                    texts.extend([
+                        CompletionDelta::Aside(stretch.end()),
+                        CompletionDelta::Aside(text),
+                    ]);
                 }
             }
             deltas.extend(texts.into_iter().filter(|delta| !delta.is_empty()));
@@ -277,7 +285,8 @@ impl CompletionDelta {
 
 /// Returns whether invalid UTF-8 bytes are the start of a character that more bytes could complete.
 fn could_continue(bytes: &[u8]) -> bool {
-    !bytes.is_empty() && matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
+    !bytes.is_empty()
+        && matches!(std::str::from_utf8(bytes), Err(error) if error.error_len().is_none())
 }
 
 #[cfg(test)]

@@ -1,14 +1,14 @@
-//! Rearranges instruction messages that a template does not print, such as repeated ones and those after
-//! the first turn.
+//! Rearranges instruction messages that a template does not print, such as repeated ones and those
+//! after the first turn.
 //!
-//! Chat templates differ in the system messages that they accept: any, only leading ones, at most one, or
-//! none at all. A client sends them as its API allows. When a chat is created, a probe finds out which
-//! system messages the template accepts (`probe.rs`).
+//! Chat templates differ in the system messages that they accept: any, only leading ones, at most
+//! one, or none at all. A client sends them as its API allows. When a chat is created, a probe
+//! finds out which system messages the template accepts (`probe.rs`).
 //!
 //! # Guarantees
-//! - **One rule for all turns**: the arrangement is a function of the messages and the template, and
-//!   messages after an assistant message change nothing before it. A history therefore continues with its
-//!   exact tokens, unless late messages are [merged](LateSystem::Merge).
+//! - **One rule for all turns**: the arrangement is a function of the messages and the template,
+//!   and messages after an assistant message change nothing before it. A history therefore
+//!   continues with its exact tokens, unless late messages are [merged](LateSystem::Merge).
 //! - **Nothing is lost**: the text of each message is printed, in the order of the messages.
 
 use std::borrow::Cow;
@@ -24,8 +24,8 @@ pub enum LateSystem {
     /// The message is printed in its position, in a user message.
     #[default]
     User,
-    /// The message is appended to the first system message. This changes the start of the conversation: a
-    /// recorded conversation forks there.
+    /// The message is appended to the first system message. This changes the start of the
+    /// conversation: a recorded conversation forks there.
     Merge,
 }
 
@@ -54,18 +54,21 @@ pub struct ShiftedSystems {
 }
 
 impl SystemMessageSupport {
-    /// Counts the changes that [`arrange`](Self::arrange) makes. `opens` states whether the messages
-    /// start a conversation.
+    /// Counts the changes that [`arrange`](Self::arrange) makes. `opens` states whether the
+    /// messages start a conversation.
     pub(crate) fn count_shifted(&self, messages: &[Message], opens: bool) -> ShiftedSystems {
         let instructing = messages.iter().filter(|message| message.role.instructs()).count() as u32;
         let leads = messages.iter().take_while(|message| message.role.instructs()).count() as u32;
         let leading = if opens && self.leading { leads } else { 0 };
         let late = if self.late && self.leading { 0 } else { instructing - leading };
-        ShiftedSystems { joined: if self.several { 0 } else { leading.saturating_sub(1) }, moved: late }
+        ShiftedSystems {
+            joined: if self.several { 0 } else { leading.saturating_sub(1) },
+            moved: late,
+        }
     }
 
-    /// Returns the messages as the template prints them: leading instructions as one message, joined by
-    /// blank lines, and later ones in user messages.
+    /// Returns the messages as the template prints them: leading instructions as one message,
+    /// joined by blank lines, and later ones in user messages.
     pub(crate) fn arrange<'a>(&self, messages: &'a [Message]) -> Cow<'a, [Message]> {
         if self.count_shifted(messages, true) == ShiftedSystems::default() {
             return Cow::Borrowed(messages);

@@ -55,15 +55,24 @@ fn leading_instructions_join_for_single_system_template() {
 
 #[test]
 fn dropped_late_instructions_become_user_messages() {
-    let (s, q, r) = (|| Message::system("s"), |text: &str| Message::user(text), || Message::assistant("r"));
+    let (s, q, r) =
+        (|| Message::system("s"), |text: &str| Message::user(text), || Message::assistant("r"));
     for (template, messages, want) in [
-        ("chatml", vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "system:s", "user:p"]),
+        (
+            "chatml",
+            vec![q("q"), r(), s(), q("p")],
+            vec!["user:q", "assistant:r", "system:s", "user:p"],
+        ),
         (
             FIRST_SYSTEM_ONLY,
             vec![q("q"), r(), s(), q("p")],
             vec!["user:q", "assistant:r", "user:s", "user:p"],
         ),
-        (FIRST_SYSTEM_ONLY, vec![q("q"), r(), developer("s")], vec!["user:q", "assistant:r", "user:s"]),
+        (
+            FIRST_SYSTEM_ONLY,
+            vec![q("q"), r(), developer("s")],
+            vec!["user:q", "assistant:r", "user:s"],
+        ),
         (FIRST_SYSTEM_ONLY, vec![q("q"), s()], vec!["user:q", "user:s"]),
         (FIRST_SYSTEM_ONLY, vec![s(), q("q"), s()], vec!["system:s", "user:q", "user:s"]),
         (
@@ -71,16 +80,28 @@ fn dropped_late_instructions_become_user_messages() {
             vec![q("q"), r(), s(), q("p")],
             vec!["system:", "user:q", "assistant:r", "user:s", "user:p"],
         ),
-        (DEVELOPER, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s", "user:p"]),
+        (
+            DEVELOPER,
+            vec![q("q"), r(), s(), q("p")],
+            vec!["user:q", "assistant:r", "user:s", "user:p"],
+        ),
         // If turns must alternate, the instructions share a user message.
-        (STRICT_TURNS, vec![q("q"), r(), s(), q("p")], vec!["user:q", "assistant:r", "user:s\n\np"]),
+        (
+            STRICT_TURNS,
+            vec![q("q"), r(), s(), q("p")],
+            vec!["user:q", "assistant:r", "user:s\n\np"],
+        ),
         (STRICT_TURNS, vec![q("q"), s()], vec!["user:q\n\ns"]),
         (
             STRICT_TURNS,
             vec![q("q"), r(), s(), s(), q("p")],
             vec!["user:q", "assistant:r", "user:s\n\ns\n\np"],
         ),
-        (STRICT_TURNS, vec![q("q"), s(), r(), q("p")], vec!["user:q\n\ns", "assistant:r", "user:p"]),
+        (
+            STRICT_TURNS,
+            vec![q("q"), s(), r(), q("p")],
+            vec!["user:q\n\ns", "assistant:r", "user:p"],
+        ),
         (
             STRICT_TURNS,
             vec![s(), q("q"), r(), s(), q("p")],
@@ -94,10 +115,14 @@ fn dropped_late_instructions_become_user_messages() {
 #[test]
 fn late_instructions_merge_into_first_if_configured() {
     let options = || ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
-    let (s, q, r) = (|text: &str| Message::system(text), || Message::user("q"), || Message::assistant("r"));
+    let (s, q, r) =
+        (|text: &str| Message::system(text), || Message::user("q"), || Message::assistant("r"));
     let strict = chat(FIRST_SYSTEM_ONLY, options());
     let messages = [s("a"), s("b"), q(), r(), s("c"), q()];
-    assert_eq!(turns(&strict, &messages), ["system:a\n\nb\n\nc", "user:q", "assistant:r", "user:q"]);
+    assert_eq!(
+        turns(&strict, &messages),
+        ["system:a\n\nb\n\nc", "user:q", "assistant:r", "user:q"]
+    );
     assert_eq!(turns(&strict, &messages[2..]), ["system:c", "user:q", "assistant:r", "user:q"]);
     assert_eq!(strict.merge_systems(&messages).unwrap()[0].content, "a\n\nb\n\nc");
     assert_eq!(strict.merge_systems(&messages[..4]), None);
@@ -167,11 +192,16 @@ fn shifted_instructions_are_counted_once() {
 #[test]
 fn tool_descriptions_join_leading_instructions() {
     let tool = crate::chat_tests::calculator();
-    for (template, role) in [(FIRST_SYSTEM_ONLY, "system"), (STRICT_TURNS, "system"), (NO_SYSTEM, "user")] {
+    for (template, role) in
+        [(FIRST_SYSTEM_ONLY, "system"), (STRICT_TURNS, "system"), (NO_SYSTEM, "user")]
+    {
         let chat = chat(template, ChatOptions::default());
         let messages = [Message::system("a"), Message::system("b"), Message::user("q")];
         let prompt = text(&chat, &chat.prompt(&messages, std::slice::from_ref(&tool)).unwrap());
         assert!(prompt.starts_with(&format!("<|im_start|>{role}\na")), "{prompt}");
-        assert!(prompt.contains("You can call tools.") && prompt.contains("q<|im_end|>"), "{prompt}");
+        assert!(
+            prompt.contains("You can call tools.") && prompt.contains("q<|im_end|>"),
+            "{prompt}"
+        );
     }
 }

@@ -1,12 +1,13 @@
 //! Chat templates: Jinja programs that render messages in the format that a model was trained on.
 //!
 //! # Guarantees
-//! - **Same output as transformers**: the text equals that of `apply_chat_template` for the same template
-//!   and variables (`conformance/templates.py` compares both), or an error names the unsupported feature.
-//! - **Determinism**: a template prints the same text in every rendering. The current time is fixed, in
-//!   UTC.
-//! - **Bounded cost**: a rendering is limited to 5 million steps, 10 s, 16 MiB for one text and 512 MiB
-//!   for all values that it creates.
+//! - **Same output as transformers**: the text equals that of `apply_chat_template` for the same
+//!   template and variables (`conformance/templates.py` compares both), or an error names the
+//!   unsupported feature.
+//! - **Determinism**: a template prints the same text in every rendering. The current time is
+//!   fixed, in UTC.
+//! - **Bounded cost**: a rendering is limited to 5 million steps, 10 s, 16 MiB for one text and 512
+//!   MiB for all values that it creates.
 //!
 //! Out of scope: which messages and tools to render, and the tokens of the rendered text; see
 //! [`Chat`](crate::Chat).
@@ -40,8 +41,8 @@ pub struct ChatTemplate {
 pub struct TemplateInput<'a> {
     /// Messages as objects: `role`, `content`, and any other field that the template reads.
     pub messages: &'a [serde_json::Value],
-    /// Tools in OpenAI's format. `None` if there are no tools, as in transformers, for which templates
-    /// are written.
+    /// Tools in OpenAI's format. `None` if there are no tools, as in transformers, for which
+    /// templates are written.
     pub tools: Option<&'a [serde_json::Value]>,
     /// Whether the text ends with the generation prompt.
     pub add_generation_prompt: bool,
@@ -50,13 +51,14 @@ pub struct TemplateInput<'a> {
 }
 
 impl ChatTemplate {
-    /// Compiles a template for which the current time is the time of this call. `"chatml"` selects plain
-    /// ChatML.
+    /// Compiles a template for which the current time is the time of this call. `"chatml"` selects
+    /// plain ChatML.
     ///
     /// # Errors
     /// Returns an error if the template does not parse.
     pub fn new(source: &str) -> Result<Self, TextError> {
-        let now = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
+        let now =
+            SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |elapsed| elapsed.as_secs());
         Self::at(source, now)
     }
 
@@ -95,7 +97,8 @@ impl ChatTemplate {
             false => rendering.messages.into(),
         };
         variables.insert("messages".into(), messages);
-        variables.insert("tools".into(), rendering.tools.map_or(serde_json::Value::Null, Into::into));
+        variables
+            .insert("tools".into(), rendering.tools.map_or(serde_json::Value::Null, Into::into));
         variables.insert("add_generation_prompt".into(), rendering.add_generation_prompt.into());
         // Defined even without documents, as in transformers.
         variables.entry("documents").or_insert(serde_json::Value::Null);
@@ -126,7 +129,8 @@ fn to_text_error(error: Error) -> TextError {
         }
         kind => error.detail().map_or_else(|| kind.to_string(), str::to_string),
     };
-    let location = error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
+    let location =
+        error.line().map(|line| format!(" (line {line} of the template)")).unwrap_or_default();
     TextError::Template(format!("{what}{location}"))
 }
 
@@ -142,10 +146,11 @@ mod tests {
         variables: serde_json::Value,
     ) -> Result<String, TextError> {
         let template = ChatTemplate::at(source, 951_782_400)?;
-        let serde_json::Value::Object(variables) = variables else { panic!("variables are an object") };
+        let serde_json::Value::Object(variables) = variables else {
+            panic!("variables are an object")
+        };
         let messages = messages.as_array().unwrap();
-        let tool =
-            json!({"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}});
+        let tool = json!({"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}});
         template.render(TemplateInput {
             messages,
             tools: Some(&[tool]),
@@ -160,14 +165,16 @@ mod tests {
             {"role": "user", "content": "Hi"},
             {"role": "assistant", "content": "<think>\nhm\n</think>\n\nHo", "tool_calls": [{"name": "f"}]},
         ]);
-        render_with(source, messages, json!({"bos_token": "<s>", "enable_thinking": false})).unwrap()
+        render_with(source, messages, json!({"bos_token": "<s>", "enable_thinking": false}))
+            .unwrap()
     }
 
     #[test]
     fn template_blocks_leave_no_white_space() {
         let source = "{% for message in messages %}\n    {% if loop.first %}\n        {{- bos_token }}\n    {% endif %}\n\
                       [{{ message['role'] }}]\n{% endfor %}\n\n";
-        // As in Jinja2: the line break after a block is removed, the one after an expression is kept.
+        // As in Jinja2: the line break after a block is removed, the one after an expression is
+        // kept.
         assert_eq!(render(source), "<s>\n[system]\n[user]\n[assistant]\n");
     }
 
@@ -177,7 +184,10 @@ mod tests {
             render("{{ messages[0].content.strip() }}|{{ messages[0]['content'] | trim }}"),
             "Be brief.|Be brief."
         );
-        assert_eq!(render("{% for m in messages[1:] %}{{ m.role.upper() }}{% endfor %}"), "USERASSISTANT");
+        assert_eq!(
+            render("{% for m in messages[1:] %}{{ m.role.upper() }}{% endfor %}"),
+            "USERASSISTANT"
+        );
         assert_eq!(render("{% for m in messages[::-1] %}{{ m.role[0] }}{% endfor %}"), "aus");
         let think = "{% set c = messages[2].content %}{% if '</think>' in c %}\
                      {{ c.split('</think>')[0].rstrip('\\n').split('<think>')[-1].lstrip('\\n') }}/{{ c.split('</think>')[-1].lstrip('\\n') }}\
@@ -208,9 +218,14 @@ mod tests {
         let source = "{% set ns = namespace(last=-1) %}{% for m in messages %}{% if m.role == 'user' %}{% set ns.last = loop.index0 %}\
                       {% continue %}{% endif %}{% if loop.index0 > 1 %}{% break %}{% endif %}{{ m.role }}{% endfor %}{{ ns.last }}";
         assert_eq!(render(source), "system1");
-        assert_eq!(render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}"), "abab");
         assert_eq!(
-            render("{%- generation -%} a {%- endgeneration %} {% generation %}b{% endgeneration %}"),
+            render("{% macro twice(x) %}{{ x }}{{ x }}{% endmacro %}{{ twice('ab') }}"),
+            "abab"
+        );
+        assert_eq!(
+            render(
+                "{%- generation -%} a {%- endgeneration %} {% generation %}b{% endgeneration %}"
+            ),
             "a b"
         );
         assert_eq!(
@@ -223,15 +238,16 @@ mod tests {
 
     #[test]
     fn template_prints_json_and_dates() {
-        let one_line =
-            r#"{"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}}"#;
+        let one_line = r#"{"type": "function", "function": {"name": "é<&>", "parameters": {"b": [1.0], "a": null}}}"#;
         assert_eq!(render("{{ tools[0] | tojson }}"), one_line);
         assert_eq!(
             render("{{ tools[0].function.parameters | tojson(indent=2) }}"),
             "{\n  \"b\": [\n    1.0\n  ],\n  \"a\": null\n}"
         );
         assert_eq!(
-            render("{{ 'é' | tojson(ensure_ascii=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}"),
+            render(
+                "{{ 'é' | tojson(ensure_ascii=true) }}{{ [1, 2] | tojson(separators=(',', ':')) }}"
+            ),
             "\"\\u00e9\"[1,2]"
         );
         assert_eq!(render("{{ strftime_now('%d %b %Y') }}"), "29 Feb 2000");
@@ -242,13 +258,17 @@ mod tests {
         let message = r#"{"content": {"a": 12345678901234567890123, "b": 1234567890123456789012345678901234567890,
             "c": [1.10, 1E5, 1e-5, 0.1000000000000000055511151231257827, -0.0], "d": 18446744073709551615, "e": 1e400}}"#;
         let message: serde_json::Value = serde_json::from_str(message).unwrap();
-        let print = |source: &str| render_with(source, json!([message.clone()]), json!({})).unwrap();
+        let print =
+            |source: &str| render_with(source, json!([message.clone()]), json!({})).unwrap();
         let [a, b] = ["12345678901234567890123", "1234567890123456789012345678901234567890"];
         let printed = format!(
             "\"a\": {a}, \"b\": {b}, \"c\": [1.1, 100000.0, 1e-05, 0.1000000000000000055511151231257827, -0.0], \"d\": 18446744073709551615, \"e\": 1e+400"
         );
         assert_eq!(print("{{ messages[0].content | tojson }}"), format!("{{{printed}}}"));
-        assert_eq!(print("{{ messages[0].content }}"), format!("{{{}}}", printed.replace('"', "'")));
+        assert_eq!(
+            print("{{ messages[0].content }}"),
+            format!("{{{}}}", printed.replace('"', "'"))
+        );
         assert_eq!(
             print("{% for k, v in messages[0].content.items() %}{{ v }} {% endfor %}")
                 .split(' ')
@@ -258,14 +278,17 @@ mod tests {
         );
         assert_eq!(print("{{ messages[0].content.a + 1 }}"), "12345678901234567890124");
         assert_eq!(
-            print("{{ 'x' if messages[0].content.b is string else messages[0].content.b | string }}"),
+            print(
+                "{{ 'x' if messages[0].content.b is string else messages[0].content.b | string }}"
+            ),
             b
         );
     }
 
     #[test]
     fn template_errors_name_cause_and_line() {
-        let fail = |source: &str| render_with(source, json!([]), json!({})).unwrap_err().to_string();
+        let fail =
+            |source: &str| render_with(source, json!([]), json!({})).unwrap_err().to_string();
         assert_eq!(
             fail("a\n{{ raise_exception('roles must alternate') }}"),
             "chat template: roles must alternate (line 2 of the template)"
@@ -280,7 +303,8 @@ mod tests {
 
     #[test]
     fn chatml_template_is_built_in() {
-        let messages = json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]);
+        let messages =
+            json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": "Ho"}]);
         let text = render_with("chatml", messages, json!({})).unwrap();
         assert_eq!(
             text,

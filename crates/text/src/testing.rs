@@ -1,7 +1,8 @@
 //! A tiny real tokenizer and chat, created in memory, for tests in this crate and in other crates.
 //!
-//! The vocabulary has one token per byte, whose id is the byte, and three special tokens. Texts need many
-//! tokens, but the encoding is exact: any text encodes to its UTF-8 bytes and decodes to itself.
+//! The vocabulary has one token per byte, whose id is the byte, and three special tokens. Texts
+//! need many tokens, but the encoding is exact: any text encodes to its UTF-8 bytes and decodes to
+//! itself.
 
 mod families;
 
@@ -19,8 +20,8 @@ pub const IM_END: u32 = 258;
 /// Number of tokens of the tiny tokenizer.
 pub const VOCABULARY: usize = 259;
 
-/// Template that keeps reasoning only after the last question. The last turn gets empty reasoning if it
-/// has none. With `enable_thinking = false`, empty reasoning ends the prompt.
+/// Template that keeps reasoning only after the last question. The last turn gets empty reasoning
+/// if it has none. With `enable_thinking = false`, empty reasoning ends the prompt.
 pub const THOUGHTFUL: &str = r#"
 {%- if tools %}{{- '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
     {{- 'Use <tool_call>{"name": …, "arguments": …}</tool_call>.<|im_end|>\n' }}{% endif %}
@@ -52,7 +53,8 @@ pub const THOUGHTFUL: &str = r#"
     {%- endif %}
 {%- endif %}"#;
 
-/// Template that opens all reasoning itself, except after a tool result, and drops all past reasoning.
+/// Template that opens all reasoning itself, except after a tool result, and drops all past
+/// reasoning.
 pub const ALWAYS_THINKS: &str = r#"
 {%- for message in messages %}
     {%- set said = message.content %}
@@ -62,8 +64,8 @@ pub const ALWAYS_THINKS: &str = r#"
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}
     {%- if messages[-1].role != 'tool' %}{{- '<think>\n' }}{% endif %}{% endif %}"#;
 
-/// Template that numbers turns, prints their count, trims contents, and ends a last assistant turn with
-/// `<|endoftext|>`.
+/// Template that numbers turns, prints their count, trims contents, and ends a last assistant turn
+/// with `<|endoftext|>`.
 pub const NUMBERED: &str = "{% for m in messages %}
     {{- '<|im_start|>' + m.role }} {{ loop.index }} of {{ messages | length }}
 {{ m.content | trim }}
@@ -85,8 +87,8 @@ pub const FIRST_SYSTEM_ONLY: &str = "{% for m in messages %}
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Template like [`FIRST_SYSTEM_ONLY`] that also raises an exception unless user and assistant turns
-/// alternate.
+/// Template like [`FIRST_SYSTEM_ONLY`] that also raises an exception unless user and assistant
+/// turns alternate.
 pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for m in messages %}
     {%- if m.role == 'system' and not loop.first %}{{ raise_exception('one system message') }}{% endif %}
     {%- if m.role != 'system' %}{% if m.role == ns.last %}{{ raise_exception('roles must alternate') }}{% endif %}
@@ -94,7 +96,8 @@ pub const STRICT_TURNS: &str = "{% set ns = namespace(last='assistant') %}{% for
     {{- '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>\n' }}{% endfor %}
 {%- if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
 
-/// Template with headers between special tokens, trimmed contents and a start token. It has no tool role.
+/// Template with headers between special tokens, trimmed contents and a start token. It has no tool
+/// role.
 pub const HEADERS: &str = r#"{{ bos_token }}
 {%- for message in messages %}
     {%- if message.role not in ['system', 'user', 'assistant'] %}{{ raise_exception('unknown role ' + message.role) }}{% endif %}
@@ -132,8 +135,8 @@ pub fn tiny_chat() -> Result<Chat, TextError> {
     Chat::new(tiny_tokenizer()?, Some("chatml"), ChatOptions::default())
 }
 
-/// Creates a chat from the tiny tokenizer with header tokens and [`HEADERS`], a template without a tool
-/// role.
+/// Creates a chat from the tiny tokenizer with header tokens and [`HEADERS`], a template without a
+/// tool role.
 ///
 /// # Errors
 /// Returns the errors of [`Chat::new`]; none occurs in practice.
@@ -153,7 +156,11 @@ pub fn header_chat() -> Result<Chat, TextError> {
 /// Returns the errors of [`Chat::new`]; none occurs in practice.
 pub fn thoughtful(thinks: bool) -> Result<Chat, TextError> {
     let variables = [("enable_thinking".to_owned(), thinks.into())].into_iter().collect();
-    Chat::new(tiny_tokenizer()?, Some(THOUGHTFUL), ChatOptions { variables, ..ChatOptions::default() })
+    Chat::new(
+        tiny_tokenizer()?,
+        Some(THOUGHTFUL),
+        ChatOptions { variables, ..ChatOptions::default() },
+    )
 }
 
 /// Returns the tokens of a completion as it would be sampled, including the token that ends it.

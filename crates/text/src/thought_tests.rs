@@ -9,15 +9,18 @@ use super::*;
 use crate::completion_parser::{Finding, Reader, spans};
 use crate::testing::{IM_END, tiny_chat, tiny_gguf, tiny_tokenizer};
 use crate::{
-    Chat, ChatOptions, CompletionDelta, MalformedCall, Message, TextError, TokenizerSource, ToolCall,
-    ToolSpec,
+    Chat, ChatOptions, CompletionDelta, MalformedCall, Message, TextError, TokenizerSource,
+    ToolCall, ToolSpec,
 };
 
-const CALL: &str =
-    "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
+const CALL: &str = "<tool_call>\n{\"name\": \"calculator\", \"arguments\": {\"expression\": \"1+1\"}}\n</tool_call>";
 
 /// Creates a chat whose tokenizer has additional tokens, special or not.
-fn chat_with(tokens: &[(&str, TokenType)], template: &str, options: ChatOptions) -> Result<Chat, TextError> {
+fn chat_with(
+    tokens: &[(&str, TokenType)],
+    template: &str,
+    options: ChatOptions,
+) -> Result<Chat, TextError> {
     let mut source = tiny_gguf();
     for (token, kind) in tokens {
         source.tokens.push((*token).into());
@@ -27,7 +30,11 @@ fn chat_with(tokens: &[(&str, TokenType)], template: &str, options: ChatOptions)
 }
 
 fn calculator() -> ToolSpec {
-    ToolSpec { name: "calculator".into(), description: String::new(), parameters: json!({"type": "object"}) }
+    ToolSpec {
+        name: "calculator".into(),
+        description: String::new(),
+        parameters: json!({"type": "object"}),
+    }
 }
 
 /// Returns the content of a completion and the number of its calls.
@@ -44,7 +51,10 @@ fn parse_ignores_calls_inside_reasoning() {
     assert_eq!(of("<think>\n42\n</think>\n\nI do not know.", false), expected("I do not know.", 0));
     assert_eq!(of(&format!("<think>{CALL}</think>42"), false), expected("42", 0));
     assert_eq!(of(&format!("<think>{CALL}</think>{CALL}"), false), expected("", 1));
-    assert_eq!(of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false), expected("1\n2\n3", 1));
+    assert_eq!(
+        of(&format!("1 <think>a</think> {CALL} 2 <think>b</think> 3"), false),
+        expected("1\n2\n3", 1)
+    );
     // Unclosed reasoning, opened by the completion or by the prompt.
     assert_eq!(of(&format!("<think>{CALL} 42"), false), expected("", 0));
     assert_eq!(of(&format!("{CALL} 42"), true), expected("", 0));
@@ -80,9 +90,13 @@ fn reasoning_tags_are_found_in_template_and_tokenizer() {
     ] {
         assert!(!reads(&plain, open, close), "{open}");
         let named = format!("{base}{{# {open}…{close} #}}");
-        assert!(reads(&chat_with(&[], &named, ChatOptions::default()).unwrap(), open, close), "{open}");
+        assert!(
+            reads(&chat_with(&[], &named, ChatOptions::default()).unwrap(), open, close),
+            "{open}"
+        );
         for kind in [TokenType::Control, TokenType::UserDefined] {
-            let chat = chat_with(&[(open, kind), (close, kind)], base, ChatOptions::default()).unwrap();
+            let chat =
+                chat_with(&[(open, kind), (close, kind)], base, ChatOptions::default()).unwrap();
             assert!(reads(&chat, open, close), "{open}");
         }
     }
@@ -95,8 +109,15 @@ fn reasoning_tags_are_found_in_template_and_tokenizer() {
         "('{{' + m.reasoning_content + '}}' if m.reasoning_content else '') + m.content",
     );
     let prints = prints.replace("'{{'", "'<notes>\n'").replace("'}}'", "'\n</notes>\n'");
-    assert!(reads(&chat_with(&[], &prints, ChatOptions::default()).unwrap(), "<notes>", "</notes>"));
-    assert!(!reads(&plain, "<tool_call>", "</tool_call>") && !reads(&plain, "<|im_start|>", "<|im_end|>"));
+    assert!(reads(
+        &chat_with(&[], &prints, ChatOptions::default()).unwrap(),
+        "<notes>",
+        "</notes>"
+    ));
+    assert!(
+        !reads(&plain, "<tool_call>", "</tool_call>")
+            && !reads(&plain, "<|im_start|>", "<|im_end|>")
+    );
     let channels = ["<|channel|>", "<|message|>"].map(|token| (token, TokenType::Control));
     let chat = chat_with(&channels, base, ChatOptions::default()).unwrap();
     assert!(reads(&chat, "<|channel|>analysis<|message|>", "<|channel|>final<|message|>"));
@@ -131,16 +152,18 @@ fn special_token_tags_round_trip() {
         );
         assert_eq!((streamed.speech.as_str(), &streamed.calls), ("", &parsed.calls));
 
-        // As it is written for the model: in demonstrations, in the history, and in tool descriptions.
+        // As it is written for the model: in demonstrations, in the history, and in tool
+        // descriptions.
         let count = |ids: &[u32], id: u32| ids.iter().filter(|&&found| found == id).count();
         let call = parsed.calls[0].clone().unwrap();
-        let shown = chat.assistant(&Message::calls("<think>hm</think>", vec![call.clone()]), None).unwrap();
+        let shown =
+            chat.assistant(&Message::calls("<think>hm</think>", vec![call.clone()]), None).unwrap();
         assert_eq!([259, 260, 261, 262].map(|id| count(&shown, id)), [1, 1, 1, 1]);
         let written = Message::assistant(format!("<think>hm</think>\n{CALL}"));
         let history = [Message::user(CALL), written, Message::tool("</tool_call>")];
         let prompt = chat.prompt(&history, &[calculator()]).unwrap();
-        // Once in the description and once in the history. Never in external text, unless the tokenizer
-        // treats the tag as text anyway.
+        // Once in the description and once in the history. Never in external text, unless the
+        // tokenizer treats the tag as text anyway.
         let outside = |kind| if kind == special { 0 } else { 1 };
         assert_eq!(count(&prompt, 259), 2 + outside(open));
         assert_eq!(count(&prompt, 260), 2 + 2 * outside(close));
@@ -151,14 +174,21 @@ fn special_token_tags_round_trip() {
 fn special_tokens_overlapping_tags_are_decoded() {
     let question = [Message::user("1+1?")];
     for token in ["<tool", "_call>", "</", "{\"name\": ", "\n<tool_call>\n"] {
-        let chat = chat_with(&[(token, TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
+        let chat =
+            chat_with(&[(token, TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
         assert!(chat.prompt(&question, &[calculator()]).is_ok(), "{token}");
         let shown = chat.assistant(&Message::assistant(CALL), None).unwrap();
-        assert_eq!(read(&chat, &chat.decode_completion(&shown), false), (String::new(), 1), "{token}");
+        assert_eq!(
+            read(&chat, &chat.decode_completion(&shown), false),
+            (String::new(), 1),
+            "{token}"
+        );
     }
     let chat =
-        chat_with(&[("\n<tool_call>\n", TokenType::Control)], "chatml", ChatOptions::default()).unwrap();
-    let completion_ids = [&[259], &chat.tokenizer().encode("{\"name\": \"a\"}</tool_call>")[..]].concat();
+        chat_with(&[("\n<tool_call>\n", TokenType::Control)], "chatml", ChatOptions::default())
+            .unwrap();
+    let completion_ids =
+        [&[259], &chat.tokenizer().encode("{\"name\": \"a\"}</tool_call>")[..]].concat();
     assert_eq!(read(&chat, &chat.decode_completion(&completion_ids), false).1, 1);
 }
 
@@ -188,7 +218,9 @@ fn unwritable_calls_are_rejected_naming_token() {
 #[test]
 fn why_no_call_explains_missing_result() {
     let chat = tiny_chat().unwrap();
-    let why = |completion: &str, in_reasoning| chat.why_no_call(completion, in_reasoning, &[calculator()]);
+    let why = |completion: &str, in_reasoning| {
+        chat.why_no_call(completion, in_reasoning, &[calculator()])
+    };
     for (completion, want) in [
         ("42", "it has no <tool_call>"),
         ("<think> hm", "never closed"),
@@ -218,7 +250,8 @@ fn bare_calls_are_parsed_if_enabled() {
     assert!(found.bare && found.calls.len() == 1 && found.content.is_empty(), "{found:?}");
     assert!(!parsed(false).bare && parsed(false).calls.is_empty());
     // If there are tags, only they mark calls.
-    let chat = chat_with(&[], "chatml", ChatOptions { bare_calls: true, ..ChatOptions::default() }).unwrap();
+    let chat = chat_with(&[], "chatml", ChatOptions { bare_calls: true, ..ChatOptions::default() })
+        .unwrap();
     let both = chat.parse(&format!("{{\"name\": \"calculator\"}}{CALL}"), false, &[calculator()]);
     assert!(!both.bare && both.calls.len() == 1);
 }
@@ -267,7 +300,11 @@ impl StreamedCompletion {
             match delta {
                 CompletionDelta::Speech(text) | CompletionDelta::Reasoning(text) => {
                     let starts_stretch = spoken[stretch_kind] && last != stretch_kind;
-                    all.raw.push_str(if starts_stretch { text.strip_prefix('\n').unwrap() } else { &text });
+                    all.raw.push_str(if starts_stretch {
+                        text.strip_prefix('\n').unwrap()
+                    } else {
+                        &text
+                    });
                     if stretch_kind == 0 {
                         all.speech.push_str(&text)
                     } else {

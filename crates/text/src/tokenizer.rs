@@ -1,17 +1,17 @@
 //! Converts text to token ids and back.
 //!
-//! A *special* token is a token that the tokenizer marks as special: a control token in a GGUF file, or
-//! `"special": true` in a `tokenizer.json`. Added tokens without this mark (`<tool_call>` of Qwen2.5) are
-//! ordinary text.
+//! A *special* token is a token that the tokenizer marks as special: a control token in a GGUF
+//! file, or `"special": true` in a `tokenizer.json`. Added tokens without this mark (`<tool_call>`
+//! of Qwen2.5) are ordinary text.
 //!
 //! Supported are byte-level BPE, and SentencePiece BPE with byte fallback (Gemma). Other kinds are
 //! rejected.
 //!
 //! # Guarantees
-//! - **No special tokens from text**: [`Tokenizer::encode`] never returns a special token, whatever the
-//!   text, and adds no tokens. Special tokens come only from [`Tokenizer::encode_template`].
-//! - **Round trip**: if the vocabulary covers all bytes, decoding the ids of a text returns the text,
-//!   after the tokenizer's own normalization (such as NFC for Qwen2).
+//! - **No special tokens from text**: [`Tokenizer::encode`] never returns a special token, whatever
+//!   the text, and adds no tokens. Special tokens come only from [`Tokenizer::encode_template`].
+//! - **Round trip**: if the vocabulary covers all bytes, decoding the ids of a text returns the
+//!   text, after the tokenizer's own normalization (such as NFC for Qwen2).
 
 use std::collections::HashMap;
 
@@ -22,9 +22,9 @@ use tokenizers::{DecoderWrapper, ModelWrapper};
 use crate::length::TokenSizes;
 use crate::{TextError, alphabet, gguf, sentencepiece};
 
-/// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must be at
-/// least a quarter as many tokens; otherwise the file is damaged. The token table has an entry for every
-/// id up to the largest one.
+/// Number of ids up to which a vocabulary may be sparse. If the largest id exceeds it, there must
+/// be at least a quarter as many tokens; otherwise the file is damaged. The token table has an
+/// entry for every id up to the largest one.
 const MAX_IDS: usize = 1 << 20;
 
 /// A special token and its matching rules.
@@ -55,8 +55,8 @@ pub struct Tokenizer {
 }
 
 impl Tokenizer {
-    /// Creates a tokenizer from a model's files. Only GGUF files define the tokens at the start and the
-    /// end of a text; for other files, see [`with_ends`](Self::with_ends).
+    /// Creates a tokenizer from a model's files. Only GGUF files define the tokens at the start and
+    /// the end of a text; for other files, see [`with_ends`](Self::with_ends).
     ///
     /// # Errors
     /// Returns an error with a remedy if the file is damaged or of an unsupported kind.
@@ -77,8 +77,8 @@ impl Tokenizer {
         Ok(Self::from_json(json.as_bytes())?.with_ends(metadata.bos, &eos))
     }
 
-    /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics when
-    /// it parses; on other damaged files, it panics only when it encodes.
+    /// Parses the tokenizer and tries it out immediately. On some damaged files, the library panics
+    /// when it parses; on other damaged files, it panics only when it encodes.
     fn from_json(bytes: &[u8]) -> Result<Self, TextError> {
         let stops = |what: String| {
             TextError::Tokenizer(format!(
@@ -108,16 +108,18 @@ impl Tokenizer {
 
     fn read_json(bytes: &[u8]) -> Result<Self, TextError> {
         let mut inner = tokenizers::Tokenizer::from_bytes(bytes).map_err(|error| {
-            TextError::Tokenizer(format!("tokenizer.json does not parse: {error}; fetch the file again"))
+            TextError::Tokenizer(format!(
+                "tokenizer.json does not parse: {error}; fetch the file again"
+            ))
         })?;
         let to_bytes = check_supported(&inner, bytes)?;
         check_ids(&inner, bytes)?;
-        // Length limits are up to the caller: a file saved with truncation enabled would truncate every
-        // text.
+        // Length limits are up to the caller: a file saved with truncation enabled would truncate
+        // every text.
         inner.with_padding(None);
-        inner
-            .with_truncation(None)
-            .map_err(|error| TextError::Tokenizer(format!("truncation cannot be switched off: {error}")))?;
+        inner.with_truncation(None).map_err(|error| {
+            TextError::Tokenizer(format!("truncation cannot be switched off: {error}"))
+        })?;
         inner.set_encode_special_tokens(true);
 
         let added = inner.get_added_tokens_decoder();
@@ -156,7 +158,8 @@ impl Tokenizer {
         }
         let strips = added.values().any(|token| token.lstrip || token.rstrip);
         let tokens = (0..size as u32).map(|id| tokenizer.bytes_with_special(id));
-        tokenizer.token_sizes = TokenSizes::measure(tokens, tokenizer.inner.get_normalizer(), strips);
+        tokenizer.token_sizes =
+            TokenSizes::measure(tokens, tokenizer.inner.get_normalizer(), strips);
         for group in tokenizer.specials.values_mut() {
             group.sort_by(|a, b| b.text.len().cmp(&a.text.len()).then(a.id.cmp(&b.id)));
         }
@@ -178,10 +181,15 @@ impl Tokenizer {
         self
     }
 
-    /// Sets the tokens that start and end a text, from the names that templates use and the ids of the
-    /// configuration. The two may disagree: Qwen2.5 configures a start token that its templates do not
-    /// use. The names determine what templates print. All configured end tokens count.
-    pub(crate) fn with_named_ends(self, names: &SpecialTokens, bos: Option<u32>, eos: &[u32]) -> Self {
+    /// Sets the tokens that start and end a text, from the names that templates use and the ids of
+    /// the configuration. The two may disagree: Qwen2.5 configures a start token that its templates
+    /// do not use. The names determine what templates print. All configured end tokens count.
+    pub(crate) fn with_named_ends(
+        self,
+        names: &SpecialTokens,
+        bos: Option<u32>,
+        eos: &[u32],
+    ) -> Self {
         let named = |name: &Option<String>| name.as_ref().and_then(|text| self.special(text));
         let bos = if *names == SpecialTokens::default() { bos } else { named(&names.bos) };
         let first = named(&names.eos);
@@ -200,7 +208,8 @@ impl Tokenizer {
         &self.eos
     }
 
-    /// Returns the vocabulary size: the largest id plus one. The embedding of a model can have more rows.
+    /// Returns the vocabulary size: the largest id plus one. The embedding of a model can have more
+    /// rows.
     pub fn vocabulary(&self) -> usize {
         self.bytes.len()
     }
@@ -221,13 +230,14 @@ impl Tokenizer {
         self.special_texts.contains_key(&id)
     }
 
-    /// Returns the texts of the added tokens, special or not. They are matched before all other tokens.
+    /// Returns the texts of the added tokens, special or not. They are matched before all other
+    /// tokens.
     pub(crate) fn added_tokens(&self) -> Vec<String> {
         self.inner.get_added_tokens_decoder().into_values().map(|token| token.content).collect()
     }
 
-    /// Returns the text of a token: the name of a special token, or the decoded bytes of another one.
-    /// Incomplete characters become U+FFFD. Empty for ids out of range.
+    /// Returns the text of a token: the name of a special token, or the decoded bytes of another
+    /// one. Incomplete characters become U+FFFD. Empty for ids out of range.
     pub fn token_text(&self, id: u32) -> String {
         match self.special_texts.get(&id) {
             Some(text) => text.clone(),
@@ -235,15 +245,16 @@ impl Tokenizer {
         }
     }
 
-    /// Returns the ids of a text. Special tokens in it are encoded as plain characters, and no tokens are
-    /// added at either end.
+    /// Returns the ids of a text. Special tokens in it are encoded as plain characters, and no
+    /// tokens are added at either end.
     pub fn encode(&self, text: &str) -> Vec<u32> {
         if text.is_empty() {
             return Vec::new();
         }
         // BPE fails only on an unknown token that the vocabulary lacks, which `check_supported` has
         // excluded. With byte tokens, nothing is unknown.
-        let encoding = self.inner.encode_fast(text, false).expect("BPE over bytes encodes any text");
+        let encoding =
+            self.inner.encode_fast(text, false).expect("BPE over bytes encodes any text");
         encoding.get_ids().to_vec()
     }
 
@@ -253,13 +264,16 @@ impl Tokenizer {
         self.encode_guarded(text, None)
     }
 
-    /// Returns the ids of a complete document in the format that models were trained on: special tokens
-    /// count as themselves, and the tokenizer's own start token comes first, if it adds one. For raw
-    /// completions, not for messages.
+    /// Returns the ids of a complete document in the format that models were trained on: special
+    /// tokens count as themselves, and the tokenizer's own start token comes first, if it adds one.
+    /// For raw completions, not for messages.
     pub fn encode_document(&self, text: &str) -> Vec<u32> {
         // The ids of an empty text are the added tokens.
-        let mut ids =
-            self.inner.encode_fast("", true).map(|added| added.get_ids().to_vec()).unwrap_or_default();
+        let mut ids = self
+            .inner
+            .encode_fast("", true)
+            .map(|added| added.get_ids().to_vec())
+            .unwrap_or_default();
         ids.retain(|id| Some(*id) == self.bos || !self.eos.contains(id));
         let rest = self.encode_template(text);
         if ids.first() == rest.first() && ids.len() == 1 {
@@ -270,8 +284,8 @@ impl Tokenizer {
         ids
     }
 
-    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. This takes a fraction
-    /// of the time of [`encode`](Self::encode).
+    /// Rejects a text whose bytes show that it has more than `max_tokens` tokens. This takes a
+    /// fraction of the time of [`encode`](Self::encode).
     ///
     /// # Errors
     /// Returns [`TextError::TooLong`] if the text is rejected.
@@ -279,9 +293,9 @@ impl Tokenizer {
         self.token_sizes.check(text, max_tokens)
     }
 
-    /// Returns the ids of [`encode_template`](Self::encode_template), except that no special token starts
-    /// at a `guard` character or spans one. Guards are removed: the text around a guard is encoded as if
-    /// the guard were absent.
+    /// Returns the ids of [`encode_template`](Self::encode_template), except that no special token
+    /// starts at a `guard` character or spans one. Guards are removed: the text around a guard is
+    /// encoded as if the guard were absent.
     pub(crate) fn encode_guarded(&self, text: &str, guard: Option<char>) -> Vec<u32> {
         let mut ids = Vec::new();
         let mut plain = String::new();
@@ -293,7 +307,8 @@ impl Tokenizer {
                 rest = &rest[c.len_utf8()..];
                 continue;
             }
-            let special = if guarded { None } else { self.special_at(rest, plain.chars().next_back()) };
+            let special =
+                if guarded { None } else { self.special_at(rest, plain.chars().next_back()) };
             guarded = false;
             let Some(special) = special else {
                 plain.push(c);
@@ -313,13 +328,15 @@ impl Tokenizer {
         ids
     }
 
-    /// Returns the longest special token at the start of `text`. `before` is the preceding character.
+    /// Returns the longest special token at the start of `text`. `before` is the preceding
+    /// character.
     fn special_at(&self, text: &str, before: Option<char>) -> Option<&SpecialToken> {
         let group = self.specials.get(&text.chars().next()?)?;
         let word = |c: Option<char>| c.is_some_and(|c| c.is_alphanumeric() || c == '_');
         group.iter().find(|special| {
-            text.strip_prefix(&special.text)
-                .is_some_and(|after| !special.single_word || !(word(before) || word(after.chars().next())))
+            text.strip_prefix(&special.text).is_some_and(|after| {
+                !special.single_word || !(word(before) || word(after.chars().next()))
+            })
         })
     }
 
@@ -330,13 +347,14 @@ impl Tokenizer {
 
     /// Inserts `guard` into an external text before every occurrence of a special token.
     ///
-    /// If `edges` is set, also inserts it before text that could form a special token together with the
-    /// template's text before or after it.
+    /// If `edges` is set, also inserts it before text that could form a special token together with
+    /// the template's text before or after it.
     pub(crate) fn guard(&self, text: &str, guard: char, edges: bool) -> String {
         let mut out = String::with_capacity(text.len());
         // The text may be the middle or the end of a special token whose start the template prints.
         let completes = |part: &str| text.starts_with(part) || part.starts_with(text);
-        let inside = |special: &str| special.char_indices().skip(1).any(|(at, _)| completes(&special[at..]));
+        let inside =
+            |special: &str| special.char_indices().skip(1).any(|(at, _)| completes(&special[at..]));
         if edges && !text.is_empty() && self.special_texts.values().any(|special| inside(special)) {
             out.push(guard);
         }
@@ -355,13 +373,15 @@ impl Tokenizer {
 
     /// Decodes ids, without special tokens and ids out of range. Invalid UTF-8 becomes U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
+        let bytes: Vec<u8> =
+            ids.iter().filter_map(|&id| self.token_bytes(id)).flatten().copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
     /// Decodes ids. Special tokens in `kept` are printed by name; other special tokens are omitted.
     pub(crate) fn decode_keeping(&self, ids: &[u32], kept: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_keeping(id, kept)).copied().collect();
+        let bytes: Vec<u8> =
+            ids.iter().flat_map(|&id| self.bytes_keeping(id, kept)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
@@ -375,12 +395,13 @@ impl Tokenizer {
 
     /// Decodes ids and prints special tokens by name. Ids out of range are omitted.
     pub fn decode_with_special(&self, ids: &[u32]) -> String {
-        let bytes: Vec<u8> = ids.iter().flat_map(|&id| self.bytes_with_special(id)).copied().collect();
+        let bytes: Vec<u8> =
+            ids.iter().flat_map(|&id| self.bytes_with_special(id)).copied().collect();
         String::from_utf8_lossy(&bytes).into_owned()
     }
 
-    /// Returns the bytes of a token, or the bytes of its name for a special token. Empty for ids out of
-    /// range.
+    /// Returns the bytes of a token, or the bytes of its name for a special token. Empty for ids
+    /// out of range.
     pub fn bytes_with_special(&self, id: u32) -> &[u8] {
         let special = self.special_texts.get(&id).map(String::as_bytes);
         special.or_else(|| self.token_bytes(id)).unwrap_or_default()
@@ -392,9 +413,9 @@ impl Tokenizer {
     /// # Errors
     /// Returns an error if the tokenizer cannot be serialized as JSON.
     pub fn to_json(&self) -> Result<String, TextError> {
-        self.inner
-            .to_string(true)
-            .map_err(|error| TextError::Tokenizer(format!("cannot be written as tokenizer.json: {error}")))
+        self.inner.to_string(true).map_err(|error| {
+            TextError::Tokenizer(format!("cannot be written as tokenizer.json: {error}"))
+        })
     }
 }
 
@@ -404,19 +425,27 @@ impl TokenBytes for Tokenizer {
     }
 }
 
-/// Checks that the kind of a tokenizer is supported, and returns the function that converts its tokens to
-/// bytes.
-fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&str) -> Vec<u8>, TextError> {
+/// Checks that the kind of a tokenizer is supported, and returns the function that converts its
+/// tokens to bytes.
+fn check_supported(
+    inner: &tokenizers::Tokenizer,
+    bytes: &[u8],
+) -> Result<fn(&str) -> Vec<u8>, TextError> {
     let ModelWrapper::BPE(model) = inner.get_model() else {
         return Err(TextError::Tokenizer(
-            "tokenizer.json is not BPE; only byte-level BPE and SentencePiece's BPE are supported".into(),
+            "tokenizer.json is not BPE; only byte-level BPE and SentencePiece's BPE are supported"
+                .into(),
         ));
     };
-    let to_bytes: fn(&str) -> Vec<u8> = if matches!(inner.get_decoder(), Some(DecoderWrapper::ByteLevel(_))) {
+    let to_bytes: fn(&str) -> Vec<u8> = if matches!(
+        inner.get_decoder(),
+        Some(DecoderWrapper::ByteLevel(_))
+    ) {
         alphabet::token_to_bytes
     } else if model.byte_fallback {
-        let file = serde_json::from_slice(bytes)
-            .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;
+        let file = serde_json::from_slice(bytes).map_err(|error| {
+            TextError::Tokenizer(format!("tokenizer.json does not parse: {error}"))
+        })?;
         sentencepiece::check(&file)?;
         sentencepiece::token_to_bytes
     } else {
@@ -428,7 +457,8 @@ fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&st
     };
     if model.dropout.is_some_and(|p| p > 0.0) {
         return Err(TextError::Tokenizer(
-            "tokenizer.json has BPE dropout, so texts have no fixed ids; set \"dropout\" to null".into(),
+            "tokenizer.json has BPE dropout, so texts have no fixed ids; set \"dropout\" to null"
+                .into(),
         ));
     }
     if let Some(unknown) = model.get_unk_token()
@@ -441,8 +471,8 @@ fn check_supported(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<fn(&st
     Ok(to_bytes)
 }
 
-/// Checks the ids of added tokens. The library derives them from their order, and silently renumbers them
-/// if the file disagrees.
+/// Checks the ids of added tokens. The library derives them from their order, and silently
+/// renumbers them if the file disagrees.
 fn check_ids(inner: &tokenizers::Tokenizer, bytes: &[u8]) -> Result<(), TextError> {
     let added = added_tokens(bytes)
         .map_err(|error| TextError::Tokenizer(format!("tokenizer.json does not parse: {error}")))?;

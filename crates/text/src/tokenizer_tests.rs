@@ -29,7 +29,10 @@ fn pieces(tokenizer: &Tokenizer, text: &str) -> Vec<String> {
 fn encode_never_yields_special_tokens() {
     let tokenizer = tiny();
     assert_eq!(tokenizer.encode("a<|im_end|>").len(), 11);
-    assert_eq!(tokenizer.encode_template("a<|im_end|>b"), [u32::from(b'a'), IM_END, u32::from(b'b')]);
+    assert_eq!(
+        tokenizer.encode_template("a<|im_end|>b"),
+        [u32::from(b'a'), IM_END, u32::from(b'b')]
+    );
     assert_eq!(tokenizer.encode(""), [0; 0]);
 }
 
@@ -75,8 +78,8 @@ fn merges_respect_pre_tokenizer_boundaries() {
     assert_eq!(qwen.decode(&qwen.encode("e\u{301}")), "\u{e9}", "Qwen2 composes characters first");
 }
 
-/// llama.cpp has many names for the same method of splitting. A file without a name has a method of its
-/// own.
+/// llama.cpp has many names for the same method of splitting. A file without a name has a method of
+/// its own.
 #[test]
 fn pre_tokenizer_synonyms_split_alike() {
     let split = |pre: &str| {
@@ -156,13 +159,16 @@ fn special_token_strip_flags_match_reference() {
 
 #[test]
 fn invalid_tokenizer_file_error_names_cause() {
-    let message =
-        |source: GgufTokenizer| Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string();
+    let message = |source: GgufTokenizer| {
+        Tokenizer::new(&TokenizerSource::Gguf(source)).unwrap_err().to_string()
+    };
     let tiny = testing::tiny_gguf;
     assert!(message(GgufTokenizer { model: "bert".into(), ..tiny() }).contains("\"bert\""));
     assert!(message(GgufTokenizer { pre: "tekken".into(), ..tiny() }).contains("\"tekken\""));
     assert!(message(GgufTokenizer { merges: vec!["a zz".into()], ..tiny() }).contains("\"a zz\""));
-    assert!(message(GgufTokenizer { merges: vec!["ab".into()], ..tiny() }).contains("merge rule 0"));
+    assert!(
+        message(GgufTokenizer { merges: vec!["ab".into()], ..tiny() }).contains("merge rule 0")
+    );
     assert!(message(GgufTokenizer { eos: Some(999), ..tiny() }).contains("999"));
     assert!(
         message(GgufTokenizer { types: vec![], merges: vec![], ..merging("gpt-2") })
@@ -176,7 +182,9 @@ fn invalid_tokenizer_file_error_names_cause() {
     twice.tokens[1] = twice.tokens[0].clone();
     assert!(message(twice).contains("twice"));
 
-    let json = |bytes: &[u8]| Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string();
+    let json = |bytes: &[u8]| {
+        Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())).unwrap_err().to_string()
+    };
     assert!(json(b"{\"version\": \"1.0\", ").contains("does not parse"));
     let good = super::tests::tiny().to_json().unwrap();
     let mut file: serde_json::Value = serde_json::from_str(&good).unwrap();

@@ -1,7 +1,9 @@
-//! Provides a tokenizer's tokens to a sampler: their bytes, for stop strings, and grammars over them.
+//! Provides a tokenizer's tokens to a sampler: their bytes, for stop strings, and grammars over
+//! them.
 //!
-//! Grammars are compiled by llguidance. A completion may be split into tokens in any way: only its text
-//! is constrained. Special tokens are not text; only a Lark grammar can request them, by their names.
+//! Grammars are compiled by llguidance. A completion may be split into tokens in any way: only its
+//! text is constrained. Special tokens are not text; only a Lark grammar can request them, by their
+//! names.
 
 use std::sync::{Arc, LazyLock, OnceLock};
 use std::thread;
@@ -21,11 +23,11 @@ use crate::Tokenizer;
 const MAX_GRAMMAR_BYTES: usize = 256 << 10;
 /// Maximum number of consecutive negations of one term.
 const MAX_NEGATIONS: usize = 100;
-/// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less. Only
-/// the used part occupies memory.
+/// Stack size for the recursion over a grammar, in bytes. The longest allowed grammar needs less.
+/// Only the used part occupies memory.
 const STACK: usize = 512 << 20;
-/// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a model
-/// writes.
+/// Maximum length of a token that a grammar can allow, in bytes. Longer tokens are not text that a
+/// model writes.
 const MAX_TOKEN_LEN: usize = 1000;
 /// Maximum number of lexer states per completion, each of 1 or 2 KB. Typical schemas need hundreds.
 const MAX_STATES: usize = 50_000;
@@ -64,15 +66,19 @@ impl Vocabulary {
                 .unwrap_or_else(|panic| Err(format!("llguidance stops at {panic:?}")))
         });
         factory.as_ref().map_err(|reason| {
-            PolicyError::Invalid(format!("grammars do not work with this model's tokenizer: {reason}"))
+            PolicyError::Invalid(format!(
+                "grammars do not work with this model's tokenizer: {reason}"
+            ))
         })
     }
 
     fn make_factory(&self) -> Result<ParserFactory, String> {
         // A text never contains the byte that marks special tokens.
-        let is_text =
-            |bytes: &&[u8]| !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= MAX_TOKEN_LEN;
-        let text = |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
+        let is_text = |bytes: &&[u8]| {
+            !bytes.contains(&TokTrie::SPECIAL_TOKEN_MARKER) && bytes.len() <= MAX_TOKEN_LEN
+        };
+        let text =
+            |bytes: &Option<Vec<u8>>| bytes.as_deref().filter(is_text).unwrap_or_default().to_vec();
         let special = |name: &str| [&[TokTrie::SPECIAL_TOKEN_MARKER], name.as_bytes()].concat();
         let mut words: Vec<Vec<u8>> = self.bytes.iter().map(text).collect();
         for (id, name) in &self.specials {
@@ -105,16 +111,18 @@ impl Grammars for Vocabulary {
         };
         let parsed = convert_grammar(grammar).map_err(|reason| wrong(&reason))?;
         let factory = self.factory()?;
-        let compiled =
-            with_large_stack(|| factory.create_parser(parsed).map_err(|error| format!("{error:#}")));
-        let matcher =
-            Matcher::new(Ok(compiled.and_then(|parser| parser).map_err(|reason| wrong(&reason))?));
+        let compiled = with_large_stack(|| {
+            factory.create_parser(parsed).map_err(|error| format!("{error:#}"))
+        });
+        let matcher = Matcher::new(Ok(compiled
+            .and_then(|parser| parser)
+            .map_err(|reason| wrong(&reason))?));
         Ok(Box::new(GrammarConstraint { matcher, kind, end: self.end() }))
     }
 }
 
-/// Runs `work` on a thread with a stack for the recursion over a grammar, whose depth is the number of
-/// its rules.
+/// Runs `work` on a thread with a stack for the recursion over a grammar, whose depth is the number
+/// of its rules.
 ///
 /// # Errors
 /// Returns an error if the thread cannot be started, or if `work` panics.
@@ -126,7 +134,8 @@ pub(crate) fn with_large_stack<T: Send>(work: impl FnOnce() -> T + Send) -> Resu
     })
 }
 
-/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of [`with_large_stack`].
+/// Returns why llguidance cannot follow a schema, or `None` if it can. Needs the stack of
+/// [`with_large_stack`].
 pub(crate) fn compile_error(schema: &Value) -> Option<String> {
     /// A vocabulary of single bytes, over which a grammar compiles in less than a millisecond.
     static BYTES: LazyLock<Vocabulary> = LazyLock::new(|| Vocabulary {

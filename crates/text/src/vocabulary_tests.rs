@@ -1,4 +1,5 @@
-//! Tests of grammars over the tiny tokenizer. Completions are sampled at random from the allowed tokens.
+//! Tests of grammars over the tiny tokenizer. Completions are sampled at random from the allowed
+//! tokens.
 
 use levade_policy::uniform;
 use serde_json::{Value, json};
@@ -10,14 +11,18 @@ fn vocabulary() -> Vocabulary {
     Vocabulary::new(&tiny_tokenizer().expect("the tiny tokenizer"))
 }
 
-/// Samples a completion from the allowed tokens. Returns `None` if it does not end within 1000 tokens.
+/// Samples a completion from the allowed tokens. Returns `None` if it does not end within 1000
+/// tokens.
 fn sample_completion(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) -> Option<Vec<u32>> {
     let mut constraint = vocabulary.start(grammar).expect("a good grammar");
     let mut completion_ids = Vec::new();
     while completion_ids.len() < 1000 {
         let allowed = constraint.allowed().expect("a state");
         let tokens: Vec<u32> = (0..400).filter(|token| allowed.tokens.contains(*token)).collect();
-        assert!(tokens.iter().all(|token| *token < 259), "none that the tokenizer has not: {tokens:?}");
+        assert!(
+            tokens.iter().all(|token| *token < 259),
+            "none that the tokenizer has not: {tokens:?}"
+        );
         let random = |part: u64| uniform(stream, part, completion_ids.len() as u64);
         if allowed.may_end && (tokens.is_empty() || random(0) < 0.3) {
             return Some(completion_ids);
@@ -70,7 +75,10 @@ fn sampled_text_conforms_to_json_schema() {
     }));
     for text in texts(&grammar) {
         let value: Value = serde_json::from_str(&text).expect("JSON");
-        assert!([json!("red"), json!("green"), json!(null), json!(7)].contains(&value["colour"]), "{text}");
+        assert!(
+            [json!("red"), json!("green"), json!(null), json!(7)].contains(&value["colour"]),
+            "{text}"
+        );
         let x = value["where"]["x"].as_i64().expect("an integer");
         assert!((-5..=120).contains(&x), "{text}");
         let names = value["names"].as_array().expect("an array");
@@ -93,7 +101,10 @@ fn sampled_text_matches_regex_grammar() {
     for text in texts(&Grammar::Regex("(ab|ö){2,3}[0-9]".into())) {
         let (rest, digit) = text.split_at(text.len() - 1);
         let rest = rest.replace("ab", "ö");
-        assert!(digit.chars().all(|c| c.is_ascii_digit()) && ["öö", "ööö"].contains(&&*rest), "{text}");
+        assert!(
+            digit.chars().all(|c| c.is_ascii_digit()) && ["öö", "ööö"].contains(&&*rest),
+            "{text}"
+        );
     }
 }
 
@@ -103,8 +114,9 @@ fn lark_grammar_allows_only_named_special_tokens() {
     let lark = "start: <|im_start|> WORD (\" \" WORD)*\nWORD: /[a-c]{1,2}/";
     for text in texts(&Grammar::Lark(lark.into())) {
         let words = text.strip_prefix("<|im_start|>").expect("the special token");
-        let is_word =
-            |word: &str| matches!(word.len(), 1 | 2) && word.bytes().all(|b| (b'a'..=b'c').contains(&b));
+        let is_word = |word: &str| {
+            matches!(word.len(), 1 | 2) && word.bytes().all(|b| (b'a'..=b'c').contains(&b))
+        };
         assert!(words.split(' ').all(is_word), "{text}");
     }
     let vocabulary = vocabulary();
@@ -112,7 +124,9 @@ fn lark_grammar_allows_only_named_special_tokens() {
     let allowed = open.allowed().expect("a state");
     assert!(allowed.may_end && allowed.tokens.contains(u32::from(b'<')));
     assert!(
-        [IM_START, IM_END, END_OF_TEXT, 255, 259, 260].iter().all(|token| !allowed.tokens.contains(*token))
+        [IM_START, IM_END, END_OF_TEXT, 255, 259, 260]
+            .iter()
+            .all(|token| !allowed.tokens.contains(*token))
     );
 }
 
@@ -137,7 +151,10 @@ fn invalid_grammar_error_names_reason() {
             "the JSON schema cannot be followed: ",
         ),
         (schema(&json!({"$ref": "https://example.com/schema"})), "ref"),
-        (Grammar::JsonSchema("{".into()), "the JSON schema cannot be followed: it is not JSON: EOF"),
+        (
+            Grammar::JsonSchema("{".into()),
+            "the JSON schema cannot be followed: it is not JSON: EOF",
+        ),
         (Grammar::Regex("(".into()), "the regular expression cannot be followed: "),
         (Grammar::Lark("start: other".into()), "the Lark grammar cannot be followed: "),
         (Grammar::Lark("start: <|no_such_token|>".into()), "no_such_token"),
@@ -157,10 +174,11 @@ fn hostile_grammars_finish_in_bounded_time() {
         let rules: String = (0..15_000).map(rule).collect();
         format!("start:{separator}0\n{rules}{separator}15000:\"a\"\n")
     };
-    let deep_schema =
-        (0..120).fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
-    let references: serde_json::Map<String, Value> =
-        (0..5000).map(|i| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)}))).collect();
+    let deep_schema = (0..120)
+        .fold(json!({"type": "string"}), |inner, _| json!({"type": "array", "items": inner}));
+    let references: serde_json::Map<String, Value> = (0..5000)
+        .map(|i| (format!("a{i}"), json!({"$ref": format!("#/$defs/a{}", i + 1)})))
+        .collect();
     let alternative =
         |i: usize| json!({"type": "object", "properties": {format!("p{i}"): {"type": "integer"}}});
     let alternatives: Vec<Value> = (0..50).map(alternative).collect();

@@ -1,5 +1,5 @@
-//! A damaged `tokenizer.json` causes an error that names the file, and never a panic, whether the library
-//! fails when it reads the file or when it uses it.
+//! A damaged `tokenizer.json` causes an error that names the file, and never a panic, whether the
+//! library fails when it reads the file or when it uses it.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
@@ -45,7 +45,8 @@ fn sound() -> Value {
 fn read(bytes: &[u8]) -> Option<TextError> {
     match Tokenizer::new(&TokenizerSource::Json(bytes.to_vec())) {
         Ok(tokenizer) => {
-            let ids = tokenizer.encode_template("<|im_start|>user\nhello wé 12 \u{1f600}<|im_end|>");
+            let ids =
+                tokenizer.encode_template("<|im_start|>user\nhello wé 12 \u{1f600}<|im_end|>");
             tokenizer.decode_with_special(&ids);
             None
         }
@@ -79,7 +80,8 @@ fn damaged_tokenizer_file_returns_error() {
     assert!(change("/model/vocab/he", json!(4_000_000_000u32)).contains("the id 4000000000"));
     assert!(change("/model/continuing_subword_prefix", json!("##")).contains("tokenizer.json"));
     assert!(
-        change("/pre_tokenizer/pretokenizers/0/pattern", json!({ "Regex": "(" })).contains("tokenizer.json")
+        change("/pre_tokenizer/pretokenizers/0/pattern", json!({ "Regex": "(" }))
+            .contains("tokenizer.json")
     );
 }
 
@@ -126,16 +128,24 @@ proptest! {
     }
 }
 
-/// Collects the JSON pointers of a value and of its first entries, at most 16 per object and 4 per array.
+/// Collects the JSON pointers of a value and of its first entries, at most 16 per object and 4 per
+/// array.
 fn collect(value: &Value, at: String, paths: &mut Vec<String>) {
     match value {
         Value::Object(entries) => {
             for (key, value) in entries.iter().take(16) {
-                collect(value, format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")), paths);
+                collect(
+                    value,
+                    format!("{at}/{}", key.replace('~', "~0").replace('/', "~1")),
+                    paths,
+                );
             }
         }
         Value::Array(list) => {
-            list.iter().take(4).enumerate().for_each(|(i, value)| collect(value, format!("{at}/{i}"), paths));
+            list.iter()
+                .take(4)
+                .enumerate()
+                .for_each(|(i, value)| collect(value, format!("{at}/{i}"), paths));
         }
         _ => {}
     }

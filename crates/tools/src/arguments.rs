@@ -4,8 +4,8 @@ use jsonschema::error::{TypeKind, ValidationErrorKind};
 use jsonschema::{JsonType, ValidationError, Validator};
 use serde_json::{Map, Value};
 
-/// Maximum number of characters of an error message, because the model may have written a value of any
-/// length.
+/// Maximum number of characters of an error message, because the model may have written a value of
+/// any length.
 const MAX_ERROR_CHARS: usize = 500;
 
 /// JSON schema of a tool's arguments.
@@ -23,11 +23,12 @@ impl Arguments {
     /// # Errors
     /// Returns an error if the schema is invalid.
     pub fn new(schema: &Value) -> Result<Self, String> {
-        let validator =
-            jsonschema::validator_for(schema).map_err(|error| match error.instance_path().as_str() {
+        let validator = jsonschema::validator_for(schema).map_err(|error| {
+            match error.instance_path().as_str() {
                 "" => error.to_string(),
                 path => format!("{path}: {error}"),
-            })?;
+            }
+        })?;
         let properties = schema["properties"].as_object().into_iter().flatten();
         let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
         let (mut names, mut never_null) = (Vec::new(), Vec::new());
@@ -36,7 +37,8 @@ impl Arguments {
             let is_required = required.iter().any(|required| required == name);
             // This compiles a part of the schema by itself. If the part refers to another part,
             // compilation fails and nothing is known about it.
-            let cannot_be_null = jsonschema::validator_for(of).is_ok_and(|of| !of.is_valid(&Value::Null));
+            let cannot_be_null =
+                jsonschema::validator_for(of).is_ok_and(|of| !of.is_valid(&Value::Null));
             if !is_required && cannot_be_null {
                 never_null.push(name.clone());
             }
@@ -53,11 +55,12 @@ impl Arguments {
         self.check(&checked).map(|()| checked)
     }
 
-    /// Removes arguments that are null, optional and cannot be null: models write null for an omitted
-    /// argument.
+    /// Removes arguments that are null, optional and cannot be null: models write null for an
+    /// omitted argument.
     fn remove_nulls(&self, arguments: &Map<String, Value>) -> Map<String, Value> {
-        let is_none =
-            |name: &str, value: &Value| value.is_null() && self.never_null.iter().any(|known| known == name);
+        let is_none = |name: &str, value: &Value| {
+            value.is_null() && self.never_null.iter().any(|known| known == name)
+        };
         let non_null = arguments.iter().filter(|(name, value)| !is_none(name, value));
         non_null.map(|(name, value)| (name.clone(), value.clone())).collect()
     }
@@ -70,8 +73,8 @@ impl Arguments {
     /// Checks the arguments of a call.
     ///
     /// # Errors
-    /// Returns a message that names the first invalid, missing or unknown argument. For a missing or
-    /// unknown one, the message lists the arguments of the schema.
+    /// Returns a message that names the first invalid, missing or unknown argument. For a missing
+    /// or unknown one, the message lists the arguments of the schema.
     pub fn check(&self, arguments: &Map<String, Value>) -> Result<(), String> {
         let arguments = Value::Object(arguments.clone());
         let errors: Vec<ValidationError<'_>> = self.validator.iter_errors(&arguments).collect();
@@ -116,12 +119,18 @@ fn describe_error(error: &ValidationError<'_>) -> String {
             format!("{} is not one of {}", shorten(error.instance()), options.join(", "))
         }
         ValidationErrorKind::AnyOf { context } | ValidationErrorKind::OneOfNotValid { context } => {
-            // The caller has passed a value, so the message need not mention that null is permitted.
+            // The caller has passed a value, so the message need not mention that null is
+            // permitted.
             let is_null = |error: &ValidationError<'_>| {
-                matches!(error.kind(), ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) })
+                matches!(
+                    error.kind(),
+                    ValidationErrorKind::Type { kind: TypeKind::Single(JsonType::Null) }
+                )
             };
             let mut whys: Vec<String> = Vec::new();
-            for error in context.iter().filter_map(|errors| first(errors)).filter(|error| !is_null(error)) {
+            for error in
+                context.iter().filter_map(|errors| first(errors)).filter(|error| !is_null(error))
+            {
                 let why = describe_error(error);
                 if !whys.contains(&why) {
                     whys.push(why);
@@ -165,8 +174,7 @@ mod tests {
             "required": ["city"],
         });
         let arguments = Arguments::new(&schema).unwrap();
-        let arguments_with_nulls =
-            json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
+        let arguments_with_nulls = json!({ "city": null, "days": null, "unit": null, "near": null, "any": null, "x": null });
         let kept = arguments.remove_nulls(arguments_with_nulls.as_object().unwrap());
         assert_eq!(
             Value::Object(kept.clone()),
@@ -197,13 +205,19 @@ mod tests {
         assert!(sizes.iter().all(|size| found.contains(size)), "{found}");
         assert_eq!(check(json!({ "many": ["a", "b"] })), "many.1: \"b\" is not one of \"a\"");
         let found = check(json!({ "either": 7 }));
-        assert_eq!(found, "either: 7 is not one of \"a\", or either: 7 is greater than the maximum of 3");
+        assert_eq!(
+            found,
+            "either: 7 is not one of \"a\", or either: 7 is greater than the maximum of 3"
+        );
         assert_eq!(check(json!({ "number": "RED" })), "number: \"RED\" is not one of 1, 2");
         assert_eq!(
             check(json!({ "mixed": "K" })),
             "mixed: \"K\" is not one of \"C\", \"F\", or mixed: \"K\" is not one of 1, 2"
         );
-        assert_eq!(check(json!({ "tree": 3 })), "tree: 3 is not one of 1, or tree: 3 is not one of 2");
+        assert_eq!(
+            check(json!({ "tree": 3 })),
+            "tree: 3 is not one of 1, or tree: 3 is not one of 2"
+        );
         assert!(check(json!({ "unit": "K".repeat(10_000) })).ends_with("\"C\", \"F\""));
     }
 
@@ -223,10 +237,16 @@ mod tests {
         });
         let arguments = Arguments::new(&schema).unwrap();
         let check = |value: Value| arguments.check(value.as_object().unwrap());
-        assert_eq!(check(json!({ "city": "Rome", "days": 3, "unit": "C", "places": [{ "x": 1 }] })), Ok(()));
+        assert_eq!(
+            check(json!({ "city": "Rome", "days": 3, "unit": "C", "places": [{ "x": 1 }] })),
+            Ok(())
+        );
         let long = "x".repeat(10_000);
         for (value, why) in [
-            (json!({}), "\"city\" is a required property; the arguments are city, days, unit, places"),
+            (
+                json!({}),
+                "\"city\" is a required property; the arguments are city, days, unit, places",
+            ),
             (json!({ "city": 5 }), "city: 5 is not of type \"string\""),
             (json!({ "city": "a", "days": "3" }), "days: \"3\" is not of type \"integer\""),
             (json!({ "city": "a", "days": 15 }), "days: 15 is greater than the maximum of 14"),
@@ -239,7 +259,10 @@ mod tests {
             (json!({ "city": "a", "days": long }), "days: \"xxx"),
         ] {
             let found = check(value).unwrap_err();
-            assert!(found.starts_with(why) && found.chars().count() <= MAX_ERROR_CHARS + 1, "{found}");
+            assert!(
+                found.starts_with(why) && found.chars().count() <= MAX_ERROR_CHARS + 1,
+                "{found}"
+            );
         }
         assert!(Arguments::new(&json!({ "type": "strin" })).unwrap_err().contains("strin"));
         assert_eq!(Arguments::new(&json!({})).unwrap().check(&Map::new()), Ok(()));

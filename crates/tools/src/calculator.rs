@@ -21,13 +21,18 @@ impl ToolOptions for CalculatorKeys {
         false
     }
 
-    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+    fn toolbox(
+        &self,
+        name: String,
+        _: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
         Ok(Arc::new(Calculator { name, parallel: true }))
     }
 }
 
-/// Evaluates one arithmetic expression per call. The argument is `expression`, a string. [`evaluate`]
-/// describes the syntax and the output format.
+/// Evaluates one arithmetic expression per call. The argument is `expression`, a string.
+/// [`evaluate`] describes the syntax and the output format.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Calculator {
     /// Name of the toolbox. The tool itself is always called [`Calculator::NAME`].
@@ -50,7 +55,8 @@ impl Calculator {
     pub fn spec() -> ToolSpec {
         ToolSpec {
             name: Self::NAME.to_owned(),
-            description: "Evaluates an arithmetic expression with + - * / ^ and parentheses.".to_owned(),
+            description: "Evaluates an arithmetic expression with + - * / ^ and parentheses."
+                .to_owned(),
             parameters: json!({
                 "type": "object",
                 "properties": {
@@ -65,12 +71,14 @@ impl Calculator {
     /// Evaluates the expression in the arguments of a call.
     ///
     /// # Errors
-    /// Returns an error if the arguments or the expression are invalid. Every failure is the fault of
-    /// the model, because the tool itself cannot fail.
+    /// Returns an error if the arguments or the expression are invalid. Every failure is the fault
+    /// of the model, because the tool itself cannot fail.
     fn value(arguments: &Map<String, Value>) -> Result<String, String> {
         let expression = match arguments.get("expression") {
             Some(Value::String(expression)) => expression,
-            Some(other) => return Err(format!("\"expression\" is {other}, but it must be a string")),
+            Some(other) => {
+                return Err(format!("\"expression\" is {other}, but it must be a string"));
+            }
             None => return Err("\"expression\" is missing".to_owned()),
         };
         if let Some(extra) = arguments.keys().find(|key| *key != "expression") {
@@ -129,7 +137,10 @@ mod tests {
             (json!({"expression": "12 * (3 + 4"}), "'(' at character 6 is never closed"),
             (json!({}), "\"expression\" is missing"),
             (json!({"expression": 5}), "\"expression\" is 5, but it must be a string"),
-            (json!({"expression": "1", "unit": "m"}), "\"unit\" is not an argument; \"expression\" is"),
+            (
+                json!({"expression": "1", "unit": "m"}),
+                "\"unit\" is not an argument; \"expression\" is",
+            ),
         ] {
             assert_eq!(run(arguments).await, ToolOutput::error(CallError::BadArguments, why));
         }

@@ -16,8 +16,8 @@ use super::{Permit, Toolbox};
 pub struct CallLimits {
     /// Maximum number of concurrent calls. `None` means no limit.
     pub max_concurrent: Option<usize>,
-    /// Maximum number of calls that start per second, evenly spaced. It must be finite and positive.
-    /// `None` means no limit.
+    /// Maximum number of calls that start per second, evenly spaced. It must be finite and
+    /// positive. `None` means no limit.
     pub per_second: Option<f64>,
     /// Whether calls of one turn run one after another, even if the toolbox allows concurrency.
     pub is_sequential: bool,
@@ -60,10 +60,12 @@ impl Gate {
 impl LimitedToolbox {
     /// Wraps `toolbox` so that all its sessions together obey `limits`.
     pub fn new(toolbox: Arc<dyn Toolbox>, limits: CallLimits) -> Self {
-        let permits =
-            limits.max_concurrent.map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))));
-        let pace =
-            limits.per_second.map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
+        let permits = limits
+            .max_concurrent
+            .map(|limit| Arc::new(Semaphore::new(limit.min(Semaphore::MAX_PERMITS))));
+        let pace = limits
+            .per_second
+            .map(|limit| (Duration::from_secs_f64(1.0 / limit), Mutex::new(Instant::now())));
         MiddlewareToolbox::with_middleware(
             toolbox,
             Gate { permits, pace, is_sequential: limits.is_sequential },
@@ -96,18 +98,22 @@ mod tests {
     }
 
     fn slow_calls(count: usize) -> levade_text::ParsedCompletion {
-        let calls: Vec<_> = (0..count).map(|_| call("a", serde_json::json!({ "millis": 1000 }))).collect();
+        let calls: Vec<_> =
+            (0..count).map(|_| call("a", serde_json::json!({ "millis": 1000 }))).collect();
         parsed_calls(&calls)
     }
 
     #[tokio::test(start_paused = true)]
     async fn concurrency_limit_spans_sessions_and_excludes_wait() {
-        let (set, log) = limited_set(CallLimits { max_concurrent: Some(2), ..CallLimits::default() });
-        let mut sessions = [set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap()];
+        let (set, log) =
+            limited_set(CallLimits { max_concurrent: Some(2), ..CallLimits::default() });
+        let mut sessions =
+            [set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap()];
         let start = Instant::now();
         let [x, y] = &mut sessions;
         let four = slow_calls(4);
-        let (first, second) = tokio::join!(x.execute_calls(&four, true), y.execute_calls(&four, true));
+        let (first, second) =
+            tokio::join!(x.execute_calls(&four, true), y.execute_calls(&four, true));
         // Eight calls of 1 s each, two at once. The last one waits longer than its timeout of 2 s.
         assert_eq!(start.elapsed().as_secs(), 4);
         for observation in first.iter().chain(&second) {
@@ -135,7 +141,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn timed_out_call_releases_permit() {
         let (set, _) = limited_set(CallLimits { max_concurrent: Some(1), ..CallLimits::default() });
-        let (mut x, mut y) = (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
+        let (mut x, mut y) =
+            (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
         let hangs = parsed_calls(&[call("a", serde_json::json!({ "hang": true }))]);
         let (cancelled, finished) = tokio::join!(x.execute_calls(&hangs, true), async {
             tokio::task::yield_now().await;
@@ -151,6 +158,9 @@ mod tests {
         let mut session = set.open(&context("x")).await.unwrap();
         let observations = session.execute_calls(&slow_calls(2), true).await;
         assert_eq!(observations[0].text, "done 0");
-        assert_eq!(observations[1].text, "Error: a was not called: its turn did not come within 60s");
+        assert_eq!(
+            observations[1].text,
+            "Error: a was not called: its turn did not come within 60s"
+        );
     }
 }

@@ -10,7 +10,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::arguments::Arguments;
-use super::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+use super::{
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+};
 
 /// Number of bytes of output that are kept, separately from the start and from the end.
 const KEPT_OUTPUT_BYTES: usize = 512 << 10;
@@ -25,9 +27,9 @@ const MAX_ARGUMENT_BYTES: usize = 128 << 10;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct CommandKeys {
-    /// The program and its arguments. `{NAME}` in an element is replaced by the argument NAME of the
-    /// call. The element is omitted if that argument is null, or missing without a default. `{{NAME}}`
-    /// stands for the literal text `{NAME}`.
+    /// The program and its arguments. `{NAME}` in an element is replaced by the argument NAME of
+    /// the call. The element is omitted if that argument is null, or missing without a default.
+    /// `{{NAME}}` stands for the literal text `{NAME}`.
     pub command: Vec<String>,
     /// Description for the model.
     pub description: String,
@@ -51,13 +53,16 @@ impl CommandKeys {
     /// Returns an error if the schema does not describe an object.
     fn schema(&self) -> Result<Value, String> {
         let mut parameters = self.parameters.clone();
-        for (key, value) in
-            [("type", json!("object")), ("properties", json!({})), ("additionalProperties", json!(false))]
-        {
+        for (key, value) in [
+            ("type", json!("object")),
+            ("properties", json!({})),
+            ("additionalProperties", json!(false)),
+        ] {
             parameters.entry(key).or_insert(value);
         }
         if parameters["type"] != "object" || !parameters["properties"].is_object() {
-            let why = "its `parameters` must be the JSON schema of an object, with a table `properties`";
+            let why =
+                "its `parameters` must be the JSON schema of an object, with a table `properties`";
             return Err(why.into());
         }
         Ok(Value::Object(parameters))
@@ -86,10 +91,10 @@ impl ToolOptions for CommandKeys {
 
 /// A program as a tool.
 ///
-/// The program reads the arguments as one line of JSON on standard input as well. Its standard output
-/// is the tool result; an exit code other than 0 is a failure. No shell is involved. The program runs
-/// with the user's rights under a supervisor, which ends it together with all processes that it has
-/// started.
+/// The program reads the arguments as one line of JSON on standard input as well. Its standard
+/// output is the tool result; an exit code other than 0 is a failure. No shell is involved. The
+/// program runs with the user's rights under a supervisor, which ends it together with all
+/// processes that it has started.
 #[derive(Debug, Clone)]
 pub struct CommandTool {
     spec: ToolSpec,
@@ -112,15 +117,19 @@ impl CommandTool {
     /// Creates a tool with the name `name`.
     ///
     /// # Errors
-    /// Returns an error if the command is empty, if the schema is invalid, or if a placeholder names an
-    /// argument that the schema does not have or occurs in the program's name.
-    pub fn new(name: impl Into<String>, keys: CommandKeys, supervisor: Supervisor) -> Result<Self, String> {
+    /// Returns an error if the command is empty, if the schema is invalid, or if a placeholder
+    /// names an argument that the schema does not have or occurs in the program's name.
+    pub fn new(
+        name: impl Into<String>,
+        keys: CommandKeys,
+        supervisor: Supervisor,
+    ) -> Result<Self, String> {
         let parameters = keys.schema()?;
         if keys.command.first().is_none_or(String::is_empty) {
             return Err("its command names no program".into());
         }
-        let arguments =
-            Arguments::new(&parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
+        let arguments = Arguments::new(&parameters)
+            .map_err(|why| format!("its parameters are no schema: {why}"))?;
         let elements: Vec<Element> = keys.command.iter().map(|element| parts(element)).collect();
         for part in elements.iter().flatten() {
             if let TemplatePart::Argument(argument) = part
@@ -141,10 +150,12 @@ impl CommandTool {
             .is_some_and(|first| first.iter().any(|part| matches!(part, TemplatePart::Argument(_))))
         {
             return Err(
-                "a model must not choose the program: its first element can have no placeholder".into()
+                "a model must not choose the program: its first element can have no placeholder"
+                    .into(),
             );
         }
-        let spec = ToolSpec { name: name.into(), description: keys.description.clone(), parameters };
+        let spec =
+            ToolSpec { name: name.into(), description: keys.description.clone(), parameters };
         Ok(CommandTool { spec, keys, elements, arguments, supervisor })
     }
 
@@ -156,7 +167,11 @@ impl CommandTool {
         let default = |name: &str| self.spec.parameters["properties"][name].get("default");
         // A null argument counts as missing: the program never gets the text `null`.
         let value = |name: &str| {
-            arguments.get(name).or_else(|| default(name)).filter(|value| !value.is_null()).map(text_of)
+            arguments
+                .get(name)
+                .or_else(|| default(name))
+                .filter(|value| !value.is_null())
+                .map(text_of)
         };
         let mut command = Vec::new();
         for element in &self.elements {
@@ -164,7 +179,9 @@ impl CommandTool {
                 TemplatePart::Text(text) => Some(text.clone()),
                 TemplatePart::Argument(name) => value(name),
             };
-            let Some(element) = element.iter().map(put_in).collect::<Option<String>>() else { continue };
+            let Some(element) = element.iter().map(put_in).collect::<Option<String>>() else {
+                continue;
+            };
             let bytes = element.len();
             if element.contains('\0') {
                 return Err("an argument has a character 0, which no command can have".into());
@@ -185,7 +202,8 @@ impl CommandTool {
     /// Returns an error if the program cannot be started.
     async fn run(&self, command: &[String], input: String) -> Result<ToolOutput, String> {
         let CommandKeys { dir: tool_dir, environment, .. } = &self.keys;
-        let launch = Launch { dir: tool_dir.clone(), passes: environment.clone(), ..Launch::new(command) };
+        let launch =
+            Launch { dir: tool_dir.clone(), passes: environment.clone(), ..Launch::new(command) };
         let output = ProgramRun::start(
             &self.supervisor,
             &launch,
@@ -210,7 +228,8 @@ impl CommandTool {
         let stderr_text =
             if from > 0 { format!("…{}", &stderr_text[from..]) } else { stderr_text.to_owned() };
         let exit_text = format!("{name} failed ({})", describe_exit(output.code));
-        let text = if stderr_text.is_empty() { exit_text } else { format!("{exit_text}: {stderr_text}") };
+        let text =
+            if stderr_text.is_empty() { exit_text } else { format!("{exit_text}: {stderr_text}") };
         Ok(ToolOutput::error(CallError::Failed, text))
     }
 }
@@ -276,10 +295,11 @@ impl Session for CommandTool {
     }
 
     async fn call(&self, _tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let command = match self.arguments.validate(arguments).and_then(|checked| self.command(&checked)) {
-            Ok(command) => command,
-            Err(why) => return ToolOutput::error(CallError::BadArguments, why),
-        };
+        let command =
+            match self.arguments.validate(arguments).and_then(|checked| self.command(&checked)) {
+                Ok(command) => command,
+                Err(why) => return ToolOutput::error(CallError::BadArguments, why),
+            };
         let mut input = Value::Object(arguments.clone()).to_string();
         input.push('\n');
         match self.run(&command, input).await {
@@ -348,7 +368,10 @@ mod tests {
             ["grep", "-e", "[\"a\",1]", "{pattern}", "{print $1}", "{}"]
         );
         let null = json!({ "pattern": null, "max": 3, "mode": null });
-        assert_eq!(command(null).unwrap(), ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]);
+        assert_eq!(
+            command(null).unwrap(),
+            ["grep", "-e", "--max=3", "{pattern}", "{print $1}", "{}"]
+        );
         assert!(command(json!({ "pattern": "a\u{0}" })).unwrap_err().contains("a character 0"));
         assert!(
             command(json!({ "pattern": "a".repeat(MAX_ARGUMENT_BYTES) }))

@@ -21,7 +21,14 @@ fn cut_counts_omitted_characters_on_each_side() {
     assert_eq!(of(8, Side::Middle), None);
     assert_eq!(of(0, Side::Middle), Some("[… 8 characters are left out here …]".into()));
     assert_eq!(
-        by_characters(3, Side::Right).truncate("ab\ncd").unwrap().lines().nth(1).unwrap().chars().next(),
+        by_characters(3, Side::Right)
+            .truncate("ab\ncd")
+            .unwrap()
+            .lines()
+            .nth(1)
+            .unwrap()
+            .chars()
+            .next(),
         Some('[')
     );
 }
@@ -31,14 +38,18 @@ fn token_limit_uses_model_tokenizer() {
     let chat = chat();
     let text = "The answer is 42 and more, naïve 😀 words come here.\n".repeat(40);
     for side in [Side::Left, Side::Right, Side::Middle] {
-        let truncation = ResultTruncation { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
+        let truncation =
+            ResultTruncation { characters: None, tokens: Some((50, Arc::clone(&chat))), side };
         let shortened = truncation.truncate(&text).unwrap();
         let (before, rest) = shortened.split_once("[… ").unwrap();
         let after = rest.split_once("…]").unwrap().1;
         let kept = chat.tokenizer().encode(before.trim_end_matches('\n')).len()
             + chat.tokenizer().encode(after.trim_start_matches('\n')).len();
         assert!((44..=52).contains(&kept), "{side:?}: {kept}");
-        assert!(text.starts_with(before.trim_end()) && text.ends_with(after.trim_start()), "{shortened}");
+        assert!(
+            text.starts_with(before.trim_end()) && text.ends_with(after.trim_start()),
+            "{shortened}"
+        );
     }
     let all = chat.tokenizer().encode(&text).len();
     let truncation = |max| ResultTruncation {
@@ -59,7 +70,10 @@ fn tighter_of_two_limits_applies() {
         side: Side::Right,
     };
     assert_eq!(both(10).truncate(&text), by_characters(10, Side::Right).truncate(&text));
-    assert_eq!(both(4000).truncate(&text), ResultTruncation { characters: None, ..both(0) }.truncate(&text));
+    assert_eq!(
+        both(4000).truncate(&text),
+        ResultTruncation { characters: None, ..both(0) }.truncate(&text)
+    );
 }
 
 #[test]

@@ -12,16 +12,16 @@ use serde_json::{Map, Value};
 use super::middleware::{MiddlewareToolbox, ToolMiddleware};
 use super::{Session, ToolOutput, Toolbox};
 
-/// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow tools,
-/// and to check that tool results do not depend on timing.
+/// A toolbox whose calls each start after a random delay. It serves to measure the cost of slow
+/// tools, and to check that tool results do not depend on timing.
 pub type DelayedToolbox = MiddlewareToolbox<Delay>;
 
 /// Range of the random delays.
 pub struct Delay(RangeInclusive<Duration>);
 
 impl DelayedToolbox {
-    /// Wraps `toolbox` so that each call starts after a random delay within `delay`. The delays differ
-    /// between calls and processes.
+    /// Wraps `toolbox` so that each call starts after a random delay within `delay`. The delays
+    /// differ between calls and processes.
     pub fn new(toolbox: Arc<dyn Toolbox>, delay: RangeInclusive<Duration>) -> Self {
         MiddlewareToolbox::with_middleware(toolbox, Delay(delay))
     }
@@ -29,8 +29,14 @@ impl DelayedToolbox {
 
 #[async_trait]
 impl ToolMiddleware for Delay {
-    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        // The standard library seeds each `RandomState` differently, which is enough randomness here.
+    async fn call(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+    ) -> ToolOutput {
+        // The standard library seeds each `RandomState` differently, which is enough randomness
+        // here.
         let fraction = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
         let (min, upper) = (*self.0.start(), *self.0.end());
         tokio::time::sleep(min + upper.saturating_sub(min).mul_f64(fraction)).await;

@@ -1,9 +1,9 @@
 //! Agents that toolboxes call, as tools or to summarize long tool results.
 //!
-//! A helper is another agent of the run. Each request to it starts a separate conversation in the same
-//! agent loop, which becomes a [`Branch`] of the attempt. The branch is recorded with the attempt and
-//! trained if the recipe trains that agent. Its random numbers depend on the attempt, the calling
-//! toolbox, the called agent and the text of the request, not on concurrent calls.
+//! A helper is another agent of the run. Each request to it starts a separate conversation in the
+//! same agent loop, which becomes a [`Branch`] of the attempt. The branch is recorded with the
+//! attempt and trained if the recipe trains that agent. Its random numbers depend on the attempt,
+//! the calling toolbox, the called agent and the text of the request, not on concurrent calls.
 
 use std::fmt;
 use std::sync::{Arc, Mutex, PoisonError, RwLock};
@@ -87,8 +87,8 @@ pub(super) struct HelperCaller {
     streams: Mutex<CallStreams>,
 }
 
-/// Time before the end of the attempt at which its helpers must finish, so that they are recorded with
-/// it.
+/// Time before the end of the attempt at which its helpers must finish, so that they are recorded
+/// with it.
 const END_GRACE: Duration = Duration::from_secs(1);
 
 impl HelperCaller {
@@ -100,20 +100,25 @@ impl HelperCaller {
         HelperCaller { slot, toolbox, context, opened: Instant::now(), streams }
     }
 
-    /// Sends `question` to the helper and waits for its conversation, for at most `longest` and until
-    /// shortly before the attempt's deadline.
+    /// Sends `question` to the helper and waits for its conversation, for at most `longest` and
+    /// until shortly before the attempt's deadline.
     ///
     /// # Errors
     /// Returns an error if the slot is empty.
-    pub async fn request_help(&self, question: String, timeout: Option<Duration>) -> Result<Branch, String> {
+    pub async fn request_help(
+        &self,
+        question: String,
+        timeout: Option<Duration>,
+    ) -> Result<Branch, String> {
         let Some(helper) = self.slot.get() else {
             return Err(format!("the agent {} is not running here", self.slot.agent));
         };
-        // Requests of two toolboxes, and repeated requests of one toolbox, get different random streams
-        // even if their texts are equal.
+        // Requests of two toolboxes, and repeated requests of one toolbox, get different random
+        // streams even if their texts are equal.
         let bytes: Vec<u32> = question.bytes().map(u32::from).collect();
         let requested = format!("{}/{}", self.toolbox, self.slot.agent);
-        let stream = self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
+        let stream =
+            self.streams.lock().unwrap_or_else(PoisonError::into_inner).admit(&requested, &bytes);
         let ToolContext { attempt, task, seed, params, deadline, .. } = &self.context;
         let remaining = deadline.saturating_sub(self.opened.elapsed());
         let remaining = remaining.saturating_sub(END_GRACE.min(remaining / 10));

@@ -5,21 +5,21 @@
 //! [`PythonTools`]), a service ([`Endpoint`], [`Node`], [`Mcp`]), or another agent ([`SubAgent`]).
 //!
 //! Each attempt opens a [`Session`] of each toolbox. The session executes calls, returns input for
-//! scorers, and is always closed, even if the attempt is cancelled. A [`ToolSet`] holds the toolboxes
-//! of an agent; [`ToolSet::open`] opens all of them as one [`OpenTools`].
+//! scorers, and is always closed, even if the attempt is cancelled. A [`ToolSet`] holds the
+//! toolboxes of an agent; [`ToolSet::open`] opens all of them as one [`OpenTools`].
 //!
 //! # Guarantees
 //! - **Names** of tools are unique in a set. The prompts of all attempts at one task list the same
-//!   tools, even if a toolbox offers different ones later. If the tools of a toolbox change during an
-//!   attempt, the observation of the turn announces the change: new tools can be called from then on,
-//!   and a call of a removed tool returns an observation with the reason.
-//! - **Order.** Calls of one turn run concurrently if their toolboxes allow it. Their observations are
-//!   in the order of the calls.
+//!   tools, even if a toolbox offers different ones later. If the tools of a toolbox change during
+//!   an attempt, the observation of the turn announces the change: new tools can be called from
+//!   then on, and a call of a removed tool returns an observation with the reason.
+//! - **Order.** Calls of one turn run concurrently if their toolboxes allow it. Their observations
+//!   are in the order of the calls.
 //! - **Timeouts.** Opening, calling, collecting scorer input and closing each have a timeout. It
 //!   excludes the wait for a permit.
-//! - **Model errors are observations.** A call that is malformed, names an unknown tool, has invalid
-//!   arguments, fails or times out becomes an [`Observation`] that the model reads, and increments a
-//!   counter in [`CallCounts`](levade_tree::CallCounts).
+//! - **Model errors are observations.** A call that is malformed, names an unknown tool, has
+//!   invalid arguments, fails or times out becomes an [`Observation`] that the model reads, and
+//!   increments a counter in [`CallCounts`](levade_tree::CallCounts).
 //!
 //! # Example
 //! ```
@@ -50,9 +50,9 @@
 //! # Ok::<(), Box<dyn std::error::Error>>(())
 //! ```
 //!
-//! Out of scope: parsing calls from text (`levade-text`), and the loop that alternates between sampling
-//! and tool calls (`levade-agent`). That loop also implements [`Helper`], the agents that toolboxes
-//! call.
+//! Out of scope: parsing calls from text (`levade-text`), and the loop that alternates between
+//! sampling and tool calls (`levade-agent`). That loop also implements [`Helper`], the agents that
+//! toolboxes call.
 
 mod arguments;
 mod calculator;
@@ -137,8 +137,8 @@ pub enum ToolKind {
 }
 
 impl ToolKind {
-    /// Returns the kinds that an agent can list without a `[[tool]]` table, because all their options
-    /// have defaults.
+    /// Returns the kinds that an agent can list without a `[[tool]]` table, because all their
+    /// options have defaults.
     pub fn default_kinds() -> [ToolKind; 2] {
         [ToolKind::Calculator(CalculatorKeys::default()), ToolKind::Sandbox(SandboxKeys::default())]
     }
@@ -172,10 +172,11 @@ impl Deref for ToolKind {
 }
 
 /// Options of one kind of toolbox: the keys of its `[[tool]]` table, without the keys that all
-/// toolboxes have. The parameter `seconds` of the methods is such a common key, or `None` if the recipe
-/// does not set it.
+/// toolboxes have. The parameter `seconds` of the methods is such a common key, or `None` if the
+/// recipe does not set it.
 pub trait ToolOptions {
-    /// Returns whether the recipe must name the toolbox, because the model calls the tool by this name.
+    /// Returns whether the recipe must name the toolbox, because the model calls the tool by this
+    /// name.
     fn needs_name(&self) -> bool {
         false
     }
@@ -202,12 +203,12 @@ pub trait ToolOptions {
         Ok(())
     }
 
-    /// Creates the toolbox `name` without starting anything. Processes that the toolbox starts later
-    /// run under `supervisor`.
+    /// Creates the toolbox `name` without starting anything. Processes that the toolbox starts
+    /// later run under `supervisor`.
     ///
     /// # Errors
-    /// Returns an error if options conflict or an environment variable that must hold an API key is not
-    /// set.
+    /// Returns an error if options conflict or an environment variable that must hold an API key is
+    /// not set.
     fn toolbox(
         &self,
         name: String,
@@ -278,11 +279,11 @@ pub struct ToolContext {
     pub task: Task,
     /// Seed of the run.
     pub seed: u64,
-    /// Random-number stream of the attempt, unique in the run. A toolbox derives all its random numbers
-    /// from `seed` and `stream`.
+    /// Random-number stream of the attempt, unique in the run. A toolbox derives all its random
+    /// numbers from `seed` and `stream`.
     pub stream: u64,
-    /// Maximum duration of the attempt, from opening to closing. External resources for the session can
-    /// be released afterwards.
+    /// Maximum duration of the attempt, from opening to closing. External resources for the session
+    /// can be released afterwards.
     pub deadline: Duration,
     /// Sampling parameters of the attempt. Agents that a toolbox calls use them as well.
     pub params: SamplingParams,
@@ -294,19 +295,20 @@ pub trait Toolbox: Send + Sync {
     /// Returns the name of the toolbox, unique among the toolboxes of an agent.
     fn name(&self) -> &str;
 
-    /// Returns the tools of every session, or `None` if they are known only after a session is opened.
+    /// Returns the tools of every session, or `None` if they are known only after a session is
+    /// opened.
     fn specs(&self) -> Option<Vec<ToolSpec>> {
         None
     }
 
-    /// Returns slots for the agents that the sessions call. Each slot must be filled before its agent
-    /// is called.
+    /// Returns slots for the agents that the sessions call. Each slot must be filled before its
+    /// agent is called.
     fn helpers(&self) -> Vec<HelperSlot> {
         Vec::new()
     }
 
-    /// Starts the resources that sessions need, and waits until sessions can be opened. The caller sets
-    /// no timeout: the toolbox itself limits the time for a start.
+    /// Starts the resources that sessions need, and waits until sessions can be opened. The caller
+    /// sets no timeout: the toolbox itself limits the time for a start.
     ///
     /// # Errors
     /// Returns an error if a resource cannot be started. Then no attempt can start.
@@ -320,8 +322,8 @@ pub trait Toolbox: Send + Sync {
     /// Returns an error if the tool cannot be reached or started. Then the attempt does not start.
     async fn open(&self, attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError>;
 
-    /// Describes the state of an opening that timed out, as a suffix for the error. Empty if nothing is
-    /// known.
+    /// Describes the state of an opening that timed out, as a suffix for the error. Empty if
+    /// nothing is known.
     fn timeout_detail(&self) -> String {
         String::new()
     }
@@ -330,18 +332,19 @@ pub trait Toolbox: Send + Sync {
 /// A toolbox while one attempt uses it.
 #[async_trait]
 pub trait Session: Send + Sync {
-    /// Returns the current tools, each with a name, a description and a JSON schema of its arguments.
-    /// Names are unique.
+    /// Returns the current tools, each with a name, a description and a JSON schema of its
+    /// arguments. Names are unique.
     fn specs(&self) -> Vec<ToolSpec>;
 
     /// Returns whether calls of `tool` can run concurrently with other calls. If not, a call starts
-    /// only after all earlier calls of the turn have finished, and no other call runs at the same time.
+    /// only after all earlier calls of the turn have finished, and no other call runs at the same
+    /// time.
     fn can_run_parallel(&self, _tool: &str) -> bool {
         false
     }
 
-    /// Returns whether a call of `tool` has an effect even if the model does not read the result, such
-    /// as a move in a game. Calls of other tools are skipped in the last turn of an attempt.
+    /// Returns whether a call of `tool` has an effect even if the model does not read the result,
+    /// such as a move in a game. Calls of other tools are skipped in the last turn of an attempt.
     fn has_effect(&self, _tool: &str) -> bool {
         false
     }
@@ -352,31 +355,32 @@ pub trait Session: Send + Sync {
         None
     }
 
-    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer of
-    /// this timeout and that of the set applies; `None` means that of the set.
+    /// Returns the timeout for a call, if the session itself ends stalled calls earlier. The longer
+    /// of this timeout and that of the set applies; `None` means that of the set.
     fn max_call_timeout(&self) -> Option<Duration> {
         None
     }
 
-    /// Waits until a call of `tool` can start, for instance until a queue slot is free or a process has
-    /// restarted. This wait does not count toward the call's timeout. The returned permit is held until
-    /// the call has ended.
+    /// Waits until a call of `tool` can start, for instance until a queue slot is free or a process
+    /// has restarted. This wait does not count toward the call's timeout. The returned permit is
+    /// held until the call has ended.
     async fn admit(&self, _tool: &str) -> Permit {
         Permit::default()
     }
 
-    /// Executes one call of a tool of this session. A call that times out is dropped at an await point.
-    /// The session must then execute the next call, or return an error that gives the reason.
+    /// Executes one call of a tool of this session. A call that times out is dropped at an await
+    /// point. The session must then execute the next call, or return an error that gives the
+    /// reason.
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput;
 
-    /// Describes the state of a call that timed out, as a suffix for the observation. Empty if nothing
-    /// is known.
+    /// Describes the state of a call that timed out, as a suffix for the observation. Empty if
+    /// nothing is known.
     fn timeout_detail(&self) -> String {
         String::new()
     }
 
-    /// Post-processes the tool result of a call. This step has no timeout of its own; it is cancelled
-    /// when the attempt ends.
+    /// Post-processes the tool result of a call. This step has no timeout of its own; it is
+    /// cancelled when the attempt ends.
     async fn post_process(
         &self,
         _tool: &str,
@@ -386,8 +390,8 @@ pub trait Session: Send + Sync {
         output
     }
 
-    /// Returns what the session knows about the attempt, as input for scorers. It is called once, after
-    /// the last call.
+    /// Returns what the session knows about the attempt, as input for scorers. It is called once,
+    /// after the last call.
     ///
     /// # Errors
     /// Returns an error if the input cannot be collected.
@@ -395,7 +399,8 @@ pub trait Session: Send + Sync {
         Ok(Map::new())
     }
 
-    /// Closes the session and releases its resources. It is called exactly once, as the last method.
+    /// Closes the session and releases its resources. It is called exactly once, as the last
+    /// method.
     ///
     /// # Errors
     /// Returns an error if a resource cannot be released.
@@ -408,7 +413,9 @@ pub trait Session: Send + Sync {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum ToolError {
     /// Two toolboxes of a set, or two tools of a toolbox, have the same name.
-    #[error("two {of} are named {name:?}: calls could not tell them apart, so give one another name")]
+    #[error(
+        "two {of} are named {name:?}: calls could not tell them apart, so give one another name"
+    )]
     SameName {
         /// Kind of the items that share the name, such as `tools`.
         of: String,

@@ -24,7 +24,12 @@ pub trait ToolMiddleware: Send + Sync {
     }
 
     /// Executes a call.
-    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+    async fn call(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+    ) -> ToolOutput {
         session.call(tool, arguments).await
     }
 
@@ -189,7 +194,10 @@ mod tests {
     #[tokio::test]
     async fn wrapper_preserves_call_timeout_and_late_reasons() {
         let toolbox = MiddlewareToolbox::with_middleware(Arc::new(SlowToolbox), PassThrough);
-        assert_eq!((toolbox.name(), toolbox.timeout_detail().as_str()), ("slow", "; it is being installed"));
+        assert_eq!(
+            (toolbox.name(), toolbox.timeout_detail().as_str()),
+            ("slow", "; it is being installed")
+        );
         let session = toolbox.open(&context("a")).await.unwrap();
         assert_eq!(session.max_call_timeout(), Some(Duration::from_secs(90)));
         assert_eq!(session.timeout_detail(), "; it is at step 3");

@@ -3,8 +3,8 @@
 
 use serde_json::Value;
 
-/// Maximum nesting of scorer input. JSON parsers accept 128 levels; the store needs some of them for
-/// the enclosing values.
+/// Maximum nesting of scorer input. JSON parsers accept 128 levels; the store needs some of them
+/// for the enclosing values.
 const MAX_NESTING: usize = 100;
 
 /// Returns the nesting depth of arrays and objects; 0 for other values.
@@ -19,5 +19,6 @@ fn depth(value: &Value) -> usize {
 /// Returns why a value is nested too deeply for the store, or `None` if it can be stored.
 pub fn depth_error(value: &Value) -> Option<String> {
     let depth = depth(value);
-    (depth > MAX_NESTING).then(|| format!("it is nested {depth} deep, and {MAX_NESTING} can be kept"))
+    (depth > MAX_NESTING)
+        .then(|| format!("it is nested {depth} deep, and {MAX_NESTING} can be kept"))
 }

@@ -7,11 +7,13 @@ use levade_tree::CallCounts;
 
 use super::{Branch, CallError, ResultTruncation, ToolOutput};
 
-/// Maximum number of characters of an observation, for every tool. The middle of a longer one is left
-/// out. Models do not read that much, and tokenizing it would take long. Some tools have a lower limit.
+/// Maximum number of characters of an observation, for every tool. The middle of a longer one is
+/// left out. Models do not read that much, and tokenizing it would take long. Some tools have a
+/// lower limit.
 const MAX_BYTES: usize = 2_000_000;
 
-/// Names of the metrics that every toolbox has: the number of calls, and the number of failed calls.
+/// Names of the metrics that every toolbox has: the number of calls, and the number of failed
+/// calls.
 pub const COMMON_METRICS: [&str; 2] = ["calls", "errors"];
 
 /// Text that the model reads after a tool call, with the other effects of the call.
@@ -27,7 +29,8 @@ pub struct Observation {
     pub kind: ObservationKind,
     /// Reward for the turn.
     pub reward: Option<f64>,
-    /// Metrics of the call by name, without those that are counted for every toolbox ([`COMMON_METRICS`]).
+    /// Metrics of the call by name, without those that are counted for every toolbox
+    /// ([`COMMON_METRICS`]).
     pub metrics: BTreeMap<String, f64>,
     /// Final answer of the attempt, if the call ended the attempt.
     pub ends: Option<String>,
@@ -119,7 +122,8 @@ impl Observation {
         }
         for name in COMMON_METRICS {
             if fit.remove(name).is_some() {
-                let why = || format!("its metric {name:?} is left out: this is counted of every toolbox");
+                let why =
+                    || format!("its metric {name:?} is left out: this is counted of every toolbox");
                 observation.failure.get_or_insert_with(why);
             }
         }
@@ -150,8 +154,10 @@ mod tests {
 
     #[test]
     fn invalid_numbers_are_dropped_and_reported() {
-        let metrics = || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
-        let output = ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
+        let metrics =
+            || BTreeMap::from([("rows".to_owned(), 2.0), ("seconds".to_owned(), f64::NAN)]);
+        let output =
+            ToolOutput { reward: Some(0.5), metrics: metrics(), ..ToolOutput::text("done") };
         let observation = Observation::from_output(output);
         assert_eq!(
             (observation.reward, observation.metrics),
@@ -163,7 +169,8 @@ mod tests {
         assert_eq!((observation.reward, observation.kind), (None, ObservationKind::Ok));
         assert!(observation.failure.unwrap().starts_with("its reward is inf"));
         let metrics = BTreeMap::from([("calls".to_owned(), 9.0)]);
-        let observation = Observation::from_output(ToolOutput { metrics, ..ToolOutput::text("done") });
+        let observation =
+            Observation::from_output(ToolOutput { metrics, ..ToolOutput::text("done") });
         assert_eq!((observation.metrics.len(), observation.kind), (0, ObservationKind::Ok));
         assert!(observation.failure.unwrap().starts_with("its metric \"calls\" is left out"));
     }
@@ -188,7 +195,8 @@ mod tests {
     fn only_unavailable_tool_is_reported_as_failure() {
         let observation = |error| Observation::from_output(ToolOutput::error(error, "no"));
         assert_eq!(observation(CallError::BadArguments).kind, ObservationKind::BadArguments);
-        let (failed, unavailable) = (observation(CallError::Failed), observation(CallError::Unavailable));
+        let (failed, unavailable) =
+            (observation(CallError::Failed), observation(CallError::Unavailable));
         assert_eq!((failed.kind, failed.failure), (ObservationKind::Failed, None));
         assert_eq!(unavailable.kind, ObservationKind::Failed);
         assert_eq!(

@@ -8,8 +8,8 @@ use levade_text::ToolSpec;
 
 use super::ToolError;
 
-/// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool of
-/// the same name.
+/// Separator between the names of a toolbox and of its tool, used if several toolboxes have a tool
+/// of the same name.
 pub(super) const NAME_SEPARATOR: &str = "__";
 
 /// The tools of an agent, as the model sees them.
@@ -22,8 +22,8 @@ pub(super) struct Offer {
 }
 
 impl Offer {
-    /// Creates the list from the tools of each toolbox. A name that tools of several toolboxes share
-    /// gets the toolbox's name as prefix.
+    /// Creates the list from the tools of each toolbox. A name that tools of several toolboxes
+    /// share gets the toolbox's name as prefix.
     ///
     /// # Errors
     /// Returns [`ToolError::SameName`] if two names are still equal.
@@ -56,10 +56,11 @@ impl Offer {
         all.map(|(spec, (_, own))| ToolSpec { name: own.clone(), ..spec.clone() }).collect()
     }
 
-    /// Returns the name by which the model calls a tool of a toolbox, or `None` if the prompt does not
-    /// list the tool.
+    /// Returns the name by which the model calls a tool of a toolbox, or `None` if the prompt does
+    /// not list the tool.
     pub fn name_of(&self, at: usize, own: &str) -> Option<&str> {
-        let origin = self.origins.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
+        let origin =
+            self.origins.iter().position(|(toolbox, name)| *toolbox == at && name == own)?;
         Some(&self.specs[origin].name)
     }
 
@@ -90,8 +91,8 @@ pub(super) struct DiscoveredOffers {
 }
 
 impl Offers {
-    /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become its
-    /// list.
+    /// Returns the list for a task. If the task has no list yet, the current tools (`now`) become
+    /// its list.
     ///
     /// # Errors
     /// Returns the error of `now`.
@@ -114,13 +115,14 @@ impl Offers {
         Ok(selected_tools(&offer, task))
     }
 
-    /// Returns the list for a task. If the task has none, returns the first list of any task, or `None`
-    /// if there is none.
+    /// Returns the list for a task. If the task has none, returns the first list of any task, or
+    /// `None` if there is none.
     pub fn offer_for(&self, task: &Task) -> Option<Arc<Offer>> {
         self.full_offer(task).map(|offer| selected_tools(&offer, task))
     }
 
-    /// Sets the list for tasks that have not been attempted, unless an attempt has already found one.
+    /// Sets the list for tasks that have not been attempted, unless an attempt has already found
+    /// one.
     pub fn assume(&self, offer: Offer) {
         if let Offers::Found(found) = self {
             let mut found = found.lock().unwrap_or_else(PoisonError::into_inner);
@@ -145,7 +147,12 @@ impl Offers {
             Some(name) => Err(ToolError::UnknownSelection {
                 task: task.id.clone(),
                 name: (*name).to_owned(),
-                known: offer.specs.iter().map(|spec| spec.name.as_str()).collect::<Vec<_>>().join(", "),
+                known: offer
+                    .specs
+                    .iter()
+                    .map(|spec| spec.name.as_str())
+                    .collect::<Vec<_>>()
+                    .join(", "),
             }),
         }
     }
@@ -162,12 +169,13 @@ impl Offers {
     }
 }
 
-/// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes' own
-/// names. Tasks without a selection share the list.
+/// Returns the part of a list that a task selects, by the names in the prompt or by the toolboxes'
+/// own names. Tasks without a selection share the list.
 fn selected_tools(offer: &Arc<Offer>, task: &Task) -> Arc<Offer> {
     let Some(selection) = task.tool_selection() else { return offer.clone() };
     let all = offer.specs.iter().zip(&offer.origins);
-    let kept = all.filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
+    let kept = all
+        .filter(|(spec, (_, own))| selection.iter().any(|name| *name == spec.name || name == own));
     let (specs, origins) = kept.map(|(spec, origin)| (spec.clone(), origin.clone())).unzip();
     Arc::new(Offer { specs, origins })
 }
@@ -193,7 +201,8 @@ mod tests {
 
     #[test]
     fn clashing_names_get_toolbox_prefix() {
-        let boxes = [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
+        let boxes =
+            [("web", specs(&["search", "open"])), ("wiki", specs(&["search"])), ("x", specs(&[]))];
         let offer = Offer::new(&boxes).unwrap();
         assert_eq!(names(&offer), ["web__search", "open", "wiki__search"]);
         assert_eq!(offer.find("wiki__search"), Some((1, "search")));
@@ -212,7 +221,11 @@ mod tests {
     }
 
     fn task(id: &str, row: serde_json::Value) -> Task {
-        Task { id: id.into(), row: row.as_object().cloned().unwrap_or_default().into(), ..Task::default() }
+        Task {
+            id: id.into(),
+            row: row.as_object().cloned().unwrap_or_default().into(),
+            ..Task::default()
+        }
     }
 
     #[test]
@@ -238,7 +251,8 @@ mod tests {
             let wrong = task("b", json!({ "extra_info": { "tool_selection": ["open", "close"] } }));
             let error = offers.check(&wrong).unwrap_err().to_string();
             assert!(
-                error.contains("task b selects the tool \"close\"") && error.contains("wiki__search"),
+                error.contains("task b selects the tool \"close\"")
+                    && error.contains("wiki__search"),
                 "{error}"
             );
         }
@@ -249,8 +263,9 @@ mod tests {
         let offers = Offers::Found(Mutex::default());
         let of = |id| task(id, json!({}));
         assert_eq!(offers.offer_for(&of("a")), None);
-        let freeze =
-            |task, names: &[&str]| offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap();
+        let freeze = |task, names: &[&str]| {
+            offers.freeze(&of(task), || Offer::new(&[("box", specs(names))])).unwrap()
+        };
         let first = freeze("a", &["x"]);
         assert_eq!(names(&freeze("a", &["y"])), ["x"]);
         assert_eq!(names(&offers.offer_for(&of("b")).unwrap()), ["x"]);

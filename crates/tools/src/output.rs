@@ -15,8 +15,8 @@ pub struct ToolOutput {
     pub error: Option<CallError>,
     /// Reward for the turn that made the call. It must be finite.
     pub reward: Option<f64>,
-    /// Metrics by name, summed over all calls of the toolbox. Values must be finite. The names `calls`
-    /// and `errors` are reserved: they are counted for every toolbox.
+    /// Metrics by name, summed over all calls of the toolbox. Values must be finite. The names
+    /// `calls` and `errors` are reserved: they are counted for every toolbox.
     pub metrics: BTreeMap<String, f64>,
     /// Final answer of the attempt, which can be empty. If set, the attempt ends after this turn.
     pub ends: Option<String>,
@@ -40,13 +40,13 @@ pub struct Branch {
 pub enum CallError {
     /// The arguments violate the tool's schema, or request something impossible.
     BadArguments,
-    /// The tool ran and its operation failed, for instance with a non-zero exit code or an HTTP error
-    /// of a page.
+    /// The tool ran and its operation failed, for instance with a non-zero exit code or an HTTP
+    /// error of a page.
     Failed,
     /// The tool exceeded a timeout that the session itself enforces.
     Late,
-    /// The tool itself does not work. The model cannot correct this, so it is reported as a failure of
-    /// the tool.
+    /// The tool itself does not work. The model cannot correct this, so it is reported as a failure
+    /// of the tool.
     Unavailable,
 }
 
@@ -66,8 +66,8 @@ impl ToolOutput {
         self.error.is_some()
     }
 
-    /// Returns the concatenated text of all parts. A line with the type of the part replaces each part
-    /// that is not text, so that a text-only model does not mistake it for an empty result.
+    /// Returns the concatenated text of all parts. A line with the type of the part replaces each
+    /// part that is not text, so that a text-only model does not mistake it for an empty result.
     pub(super) fn read(&self) -> String {
         let mut text = String::new();
         for part in &self.parts {
@@ -77,7 +77,10 @@ impl ToolOutput {
                     if !text.is_empty() && !text.ends_with('\n') {
                         text.push('\n');
                     }
-                    text.push_str(&format!("[a part of type {:?}, which cannot be shown]\n", part.kind()));
+                    text.push_str(&format!(
+                        "[a part of type {:?}, which cannot be shown]\n",
+                        part.kind()
+                    ));
                 }
             }
         }

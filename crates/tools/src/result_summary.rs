@@ -97,15 +97,21 @@ const SUMMARIZED_METRIC: &str = "condensed";
 const TRUNCATED_METRIC: &str = "cut";
 
 impl SummaryMiddleware {
-    /// Returns the agent's summary, or the truncated text if the agent did not finish, with the name of
-    /// the metric to count.
+    /// Returns the agent's summary, or the truncated text if the agent did not finish, with the
+    /// name of the metric to count.
     fn shorten_result(&self, text: &str, branch: &Branch) -> (String, &'static str) {
         let outcome = &branch.outcome;
-        if outcome.error.is_none() && outcome.finish.is_complete() && !outcome.final_text.trim().is_empty() {
+        if outcome.error.is_none()
+            && outcome.finish.is_complete()
+            && !outcome.final_text.trim().is_empty()
+        {
             return (outcome.final_text.clone(), SUMMARIZED_METRIC);
         }
-        let truncation =
-            ResultTruncation { characters: Some(self.keys.above), tokens: None, side: Side::Middle };
+        let truncation = ResultTruncation {
+            characters: Some(self.keys.above),
+            tokens: None,
+            side: Side::Middle,
+        };
         (truncation.truncate(text).unwrap_or_else(|| text.to_owned()), TRUNCATED_METRIC)
     }
 }
@@ -125,7 +131,8 @@ impl ToolMiddleware for SummaryMiddleware {
             return output;
         }
         let call = Value::Object(arguments.clone());
-        let question = format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
+        let question =
+            format!("{}\n\nThe call: {tool} {call}\n\nThe answer:\n{text}", self.keys.instruction);
         let branch = match self.caller.request_help(question, None).await {
             Ok(branch) => branch,
             // This happens only if there are no agents at all, as in a check of tools.

@@ -17,7 +17,8 @@ use serde_json::{Map, Value, json};
 use tokio::sync::{Mutex, OnceCell};
 
 use super::{
-    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+    key_of,
 };
 
 /// `[[tool]] kind = "sandbox"`: runs Python code that the model writes.
@@ -28,7 +29,8 @@ pub struct SandboxKeys {
     pub persistent: bool,
     /// Maximum memory of the processes of a call, in MiB.
     pub memory_mb: u64,
-    /// Maximum output of a call that the model reads, in bytes. The middle of longer output is omitted.
+    /// Maximum output of a call that the model reads, in bytes. The middle of longer output is
+    /// omitted.
     pub output_bytes: usize,
     /// Required level of protection. If it is not available, no code runs.
     pub protection: Demand,
@@ -65,8 +67,8 @@ impl Default for SandboxKeys {
     }
 }
 
-/// Time that a call may take in addition to its code, in seconds: for waiting until other calls finish,
-/// and for starting the interpreter.
+/// Time that a call may take in addition to its code, in seconds: for waiting until other calls
+/// finish, and for starting the interpreter.
 const MAX_OVERHEAD_SECONDS: f64 = 120.0;
 
 impl SandboxKeys {
@@ -130,8 +132,8 @@ impl ToolOptions for SandboxKeys {
     }
 }
 
-/// Runs Python code. The argument is `code`; the tool result is the printed output and the value of the
-/// last expression.
+/// Runs Python code. The argument is `code`; the tool result is the printed output and the value of
+/// the last expression.
 ///
 /// Exceptions, interpreter crashes and service outages become observations. They are counted by the
 /// metrics `exceptions`, `time_limits`, `memory_limits`, `crashes`, `restarts` and `unavailable`.
@@ -155,8 +157,8 @@ impl CodeTool {
     /// Name of the tool.
     pub const TOOL: &'static str = "python";
 
-    /// Creates a toolbox with the name `name`, whose code may run for `seconds` per call. `None` means
-    /// the default of [`Limits`].
+    /// Creates a toolbox with the name `name`, whose code may run for `seconds` per call. `None`
+    /// means the default of [`Limits`].
     ///
     /// # Errors
     /// Returns an error if the environment variable for the API key is not set or is empty.
@@ -194,8 +196,8 @@ impl CodeTool {
         }
     }
 
-    /// Returns the local sandbox and starts it at the first use. Returns `None` if a service runs the
-    /// code.
+    /// Returns the local sandbox and starts it at the first use. Returns `None` if a service runs
+    /// the code.
     async fn sandbox(&self) -> Result<Option<&Sandbox>, SandboxError> {
         let start = async || match &self.keys.url {
             Some(_) => Ok(None),
@@ -232,12 +234,18 @@ impl Toolbox for CodeTool {
     }
 
     async fn check_ready(&self) -> Result<(), ToolError> {
-        let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
+        let wrong = |error: SandboxError| ToolError::Open {
+            tool: self.name.clone(),
+            why: error.to_string(),
+        };
         self.sandbox().await.map(drop).map_err(wrong)
     }
 
     async fn open(&self, _attempt: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
-        let wrong = |error: SandboxError| ToolError::Open { tool: self.name.clone(), why: error.to_string() };
+        let wrong = |error: SandboxError| ToolError::Open {
+            tool: self.name.clone(),
+            why: error.to_string(),
+        };
         let kept = match self.sandbox().await.map_err(wrong)? {
             Some(sandbox) if self.is_persistent() => Some(self.session(sandbox).map_err(wrong)?),
             _ => None,
@@ -298,8 +306,10 @@ impl Session for CodeSession {
 
     async fn close(&mut self) -> Result<(), ToolError> {
         let Some(session) = self.session.get_mut().take() else { return Ok(()) };
-        let wrong =
-            |error: SandboxError| ToolError::Close { tool: self.tool.name.clone(), why: error.to_string() };
+        let wrong = |error: SandboxError| ToolError::Close {
+            tool: self.tool.name.clone(),
+            why: error.to_string(),
+        };
         session.finish().await.map(drop).map_err(wrong)
     }
 }
@@ -370,7 +380,9 @@ impl CellOutput {
         let cell = answer.cells.first().unwrap_or(&none);
         let text = |shown: &BTreeMap<String, Value>| {
             let plain = shown.get("text/plain").and_then(Value::as_str).map(str::to_owned);
-            plain.unwrap_or_else(|| format!("[{}]", shown.keys().cloned().collect::<Vec<_>>().join(", ")))
+            plain.unwrap_or_else(|| {
+                format!("[{}]", shown.keys().cloned().collect::<Vec<_>>().join(", "))
+            })
         };
         let driver = answer.driver.as_ref();
         let ended = match driver.map(|driver| (driver.status, driver.return_code)) {
@@ -392,7 +404,9 @@ impl CellOutput {
     fn output(self, limits: &Limits, persistent: bool) -> ToolOutput {
         let mut parts: Vec<String> = Vec::new();
         if self.is_fresh {
-            parts.push("[the interpreter was started afresh: earlier variables are lost]".to_owned());
+            parts.push(
+                "[the interpreter was started afresh: earlier variables are lost]".to_owned(),
+            );
         }
         parts.extend([self.stdout.clone()].into_iter().filter(|text| !text.is_empty()));
         parts.extend(self.shown.clone());
@@ -403,9 +417,10 @@ impl CellOutput {
             Some(EndReason::TimeLimit) => {
                 (format!("stopped after {} seconds", limits.seconds), "time_limits")
             }
-            Some(EndReason::MemoryLimit) => {
-                (format!("stopped: it held more than {} MiB of memory", limits.memory_mb), "memory_limits")
-            }
+            Some(EndReason::MemoryLimit) => (
+                format!("stopped: it held more than {} MiB of memory", limits.memory_mb),
+                "memory_limits",
+            ),
             Some(EndReason::Exit(code)) => {
                 (format!("the interpreter ended with exit code {code}"), "crashes")
             }

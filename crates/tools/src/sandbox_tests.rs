@@ -9,7 +9,13 @@ use super::*;
 
 fn keys(persistent: bool) -> SandboxKeys {
     let protection = Demand::BestEffort;
-    SandboxKeys { persistent, protection, memory_mb: 256, output_bytes: 1000, ..SandboxKeys::default() }
+    SandboxKeys {
+        persistent,
+        protection,
+        memory_mb: 256,
+        output_bytes: 1000,
+        ..SandboxKeys::default()
+    }
 }
 
 fn tool(keys: SandboxKeys) -> CodeTool {
@@ -60,10 +66,14 @@ async fn variables_persist_until_interpreter_is_lost() {
     let late = failed("[stopped after 1 seconds; variables are lost]", &["time_limits"]);
     assert_eq!(call(session_ref, "while True: pass").await, late);
     let (text, _, metrics) = call(session_ref, "x").await;
-    assert!(text.starts_with("[the interpreter was started afresh: earlier variables are lost]\n"), "{text}");
+    assert!(
+        text.starts_with("[the interpreter was started afresh: earlier variables are lost]\n"),
+        "{text}"
+    );
     assert!(text.ends_with("NameError: name 'x' is not defined"), "{text}");
     assert_eq!(metrics, ["exceptions", "restarts"]);
-    let unused_address = failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
+    let unused_address =
+        failed("[the interpreter ended with exit code 3; variables are lost]", &["crashes"]);
     assert_eq!(call(session_ref, "import os; os._exit(3)").await, unused_address);
     let (text, ..) = call(session_ref, "print('y' * 100000)").await;
     assert!(text.contains("bytes are left out") && text.len() < 1200, "{text}");
@@ -97,7 +107,8 @@ async fn service_matches_sandbox_and_outage_is_observed() {
     let service = Service::new(sandbox, limits(), &["key".to_owned()], Default::default());
     let listener = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap();
     let url = format!("http://{}", listener.local_addr().unwrap());
-    let server = tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
+    let server =
+        tokio::spawn(async move { serve(&service, listener, std::future::pending()).await });
     let variable_names = |key: &str| {
         let keys = SandboxKeys { url: Some(url.clone()), ..keys(true) };
         CodeTool { key: Some(key.into()), ..tool(keys) }
@@ -108,16 +119,21 @@ async fn service_matches_sandbox_and_outage_is_observed() {
     assert!(text.ends_with("ZeroDivisionError: division by zero"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Failed), vec!["exceptions".to_owned()]));
     let late = call(&*session, "while True: pass").await;
-    assert_eq!((late.0.as_str(), late.2), ("[stopped after 1 seconds]", vec!["time_limits".to_owned()]));
+    assert_eq!(
+        (late.0.as_str(), late.2),
+        ("[stopped after 1 seconds]", vec!["time_limits".to_owned()])
+    );
     let wrong = open(variable_names("other")).await;
     let (text, error, metrics) = call(&*wrong, "1").await;
     assert!(text.contains("answered 401"), "{text}");
     assert_eq!((error, metrics), (Some(CallError::Unavailable), vec!["unavailable".to_owned()]));
     server.abort();
     // No server listens at this address: the port belonged to a closed listener.
-    let unused_address = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
+    let unused_address =
+        tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap();
     let unreachable =
-        open(tool(SandboxKeys { url: Some(format!("http://{unused_address}")), ..keys(false) })).await;
+        open(tool(SandboxKeys { url: Some(format!("http://{unused_address}")), ..keys(false) }))
+            .await;
     let (text, error, _) = call(&*unreachable, "1").await;
     assert!(text.starts_with("the code was not run"), "{text}");
     assert_eq!(error, Some(CallError::Unavailable));
@@ -143,7 +159,8 @@ async fn find_reports_missing_interpreter() {
 #[test]
 fn new_names_unset_key_variable() {
     let (url, key_env) = (Some("http://h".to_owned()), Some("LEVADE_TEST_NO_SUCH_KEY".to_owned()));
-    let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None).unwrap_err();
+    let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None)
+        .unwrap_err();
     assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");
     assert_eq!(tool(keys(true)).key, None);
 }

@@ -13,7 +13,8 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{
-    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox, key_of,
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+    key_of,
 };
 
 /// Maximum number of queries in one call, because the model reads the passages of all of them.
@@ -41,7 +42,14 @@ pub struct SearchKeys {
 
 impl Default for SearchKeys {
     fn default() -> Self {
-        SearchKeys { index: None, url: None, key_env: None, top_k: 3, passage_chars: 1000, tries: 3 }
+        SearchKeys {
+            index: None,
+            url: None,
+            key_env: None,
+            top_k: 3,
+            passage_chars: 1000,
+            tries: 3,
+        }
     }
 }
 
@@ -58,14 +66,25 @@ impl ToolOptions for SearchKeys {
     }
 
     fn check(&self, _seconds: Option<f64>) -> Result<(), OptionError> {
-        let location = if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
+        let location =
+            if self.index.is_some() { "given beside `url`" } else { "not given, nor is `url`" };
         let range = "the folder of an index, or else `url` the address of a retrieval server";
         OptionError::ensure(self.index.is_some() != self.url.is_some(), "index", location, range)?;
         let range = "left out beside `index`: it is the key of the server at `url`";
         let variable = self.key_env.as_deref().unwrap_or_default();
-        OptionError::ensure(self.key_env.is_none() || self.url.is_some(), "key_env", variable, range)?;
+        OptionError::ensure(
+            self.key_env.is_none() || self.url.is_some(),
+            "key_env",
+            variable,
+            range,
+        )?;
         OptionError::ensure((1..=1000).contains(&self.top_k), "top_k", self.top_k, "in 1..=1000")?;
-        OptionError::ensure(self.passage_chars >= 1, "passage_chars", self.passage_chars, "at least 1")?;
+        OptionError::ensure(
+            self.passage_chars >= 1,
+            "passage_chars",
+            self.passage_chars,
+            "at least 1",
+        )?;
         OptionError::ensure((1..=100).contains(&self.tries), "tries", self.tries, "in 1..=100")
     }
 
@@ -85,9 +104,9 @@ impl ToolOptions for SearchKeys {
 
 /// Searches for passages.
 ///
-/// The argument is `query`, a string, or `queries`, a list of strings. Each passage is shown as `Doc 1
-/// (Title: T)`, a line break and the text. The best passage is first, and a blank line separates
-/// passages.
+/// The argument is `query`, a string, or `queries`, a list of strings. Each passage is shown as
+/// `Doc 1 (Title: T)`, a line break and the text. The best passage is first, and a blank line
+/// separates passages.
 ///
 /// Metrics: `queries`, `passages`, `empty` (queries without passages), `failures` (failed calls),
 /// `retries` (failed requests to a server).
@@ -115,18 +134,24 @@ impl SearchTool {
     /// # Errors
     /// Returns an error if the index does not exist, the URL is invalid, the API key is missing, or
     /// `keys` sets neither an index nor a URL.
-    pub fn new(name: impl Into<String>, keys: SearchKeys, retries: Retries) -> Result<Self, String> {
+    pub fn new(
+        name: impl Into<String>,
+        keys: SearchKeys,
+        retries: Retries,
+    ) -> Result<Self, String> {
         let location = match (&keys.index, &keys.url) {
             (Some(index), _) => {
-                let searcher =
-                    Index::open(index, false).and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
+                let searcher = Index::open(index, false)
+                    .and_then(|index| Searcher::new(index, Mode::Bm25, None, 0));
                 Location::Here(searcher.map_err(|error| error.to_string())?)
             }
             (None, Some(url)) => {
                 let client = Client::new(url, key_of(keys.key_env.as_deref())?, retries);
                 Location::Remote(Box::new(client.map_err(|error| error.to_string())?))
             }
-            (None, None) => return Err("neither `index` nor `url` says where its passages are".into()),
+            (None, None) => {
+                return Err("neither `index` nor `url` says where its passages are".into());
+            }
         };
         Ok(SearchTool { name: name.into(), location, keys })
     }
@@ -135,7 +160,8 @@ impl SearchTool {
         let several = "Several searches at once, in place of query.";
         ToolSpec {
             name: Self::NAME.to_owned(),
-            description: "Searches a collection of passages and returns those that fit best.".to_owned(),
+            description: "Searches a collection of passages and returns those that fit best."
+                .to_owned(),
             parameters: json!({
                 "type": "object",
                 "properties": {
@@ -150,7 +176,9 @@ impl SearchTool {
     /// Returns the number of failed requests, and the passages for each query.
     async fn find(&self, queries: &[String]) -> (u32, Result<Vec<Vec<Hit>>, SearchError>) {
         match &self.location {
-            Location::Here(searcher) => (0, searcher.search(queries.to_vec(), self.keys.top_k).await),
+            Location::Here(searcher) => {
+                (0, searcher.search(queries.to_vec(), self.keys.top_k).await)
+            }
             Location::Remote(client) => client.retrieve(queries, self.keys.top_k).await,
         }
     }
@@ -165,7 +193,11 @@ impl SearchTool {
                 true => String::new(),
                 false => format!(" (Title: {})", hit.passage.title),
             };
-            format!("Doc {}{title}\n{}", at + 1, truncate(&hit.passage.text, self.keys.passage_chars))
+            format!(
+                "Doc {}{title}\n{}",
+                at + 1,
+                truncate(&hit.passage.text, self.keys.passage_chars)
+            )
         };
         hits.iter().enumerate().map(format_hit).collect::<Vec<_>>().join("\n\n")
     }
@@ -184,14 +216,16 @@ fn truncate(text: &str, most: usize) -> String {
 /// # Errors
 /// Returns a message for the model if an argument is invalid.
 fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
-    if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str())) {
+    if let Some(extra) = arguments.keys().find(|key| !["query", "queries"].contains(&key.as_str()))
+    {
         return Err(format!("{extra:?} is not an argument; \"query\" and \"queries\" are"));
     }
     let text = |name: &str, value: &Value| match value {
         Value::String(text) if text.trim().is_empty() => Err(format!("\"{name}\" is empty")),
-        Value::String(text) if text.len() > MAX_QUERY_BYTES => {
-            Err(format!("\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}", text.len()))
-        }
+        Value::String(text) if text.len() > MAX_QUERY_BYTES => Err(format!(
+            "\"{name}\" has {} bytes, but a query has at most {MAX_QUERY_BYTES}",
+            text.len()
+        )),
         Value::String(text) => Ok(text.clone()),
         other => Err(format!("\"{name}\" has {other}, but a query is a string")),
     };
@@ -204,15 +238,17 @@ fn queries(arguments: &Map<String, Value>) -> Result<Vec<String>, String> {
     };
     // Models pass a list under either name.
     let found = match value {
-        Value::Array(list) => list.iter().map(|value| text(name, value)).collect::<Result<Vec<_>, _>>()?,
+        Value::Array(list) => {
+            list.iter().map(|value| text(name, value)).collect::<Result<Vec<_>, _>>()?
+        }
         value => vec![text(name, value)?],
     };
     match found.len() {
         0 => Err(format!("\"{name}\" is empty")),
         1..=MAX_QUERIES => Ok(found),
-        count => {
-            Err(format!("\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"))
-        }
+        count => Err(format!(
+            "\"{name}\" has {count} queries, but at most {MAX_QUERIES} are answered at once"
+        )),
     }
 }
 

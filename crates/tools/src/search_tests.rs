@@ -53,7 +53,8 @@ async fn passages_are_numbered_titled_and_truncated() {
     let ada = "Doc 1 (Title: Ada Lovelace)\nShe wrote the first program, for an engine of Babbage.";
     let both = format!("{ada}\n\nDoc 2\nEngines of steam moved trains.");
     assert_eq!(output.read(), both);
-    let counted = [("empty", 0.0), ("failures", 0.0), ("passages", 2.0), ("queries", 1.0), ("retries", 0.0)];
+    let counted =
+        [("empty", 0.0), ("failures", 0.0), ("passages", 2.0), ("queries", 1.0), ("retries", 0.0)];
     assert_eq!(metrics(&output), counted);
     let output = call(&tool, json!({ "queries": ["program", "zebra"] })).await;
     assert_eq!(output.read(), format!("{ada}\n---\nNo passage was found for \"zebra\"."));
@@ -76,8 +77,14 @@ async fn call_explains_invalid_queries() {
         (json!({ "query": 5 }), "\"query\" has 5, but a query is a string"),
         (json!({ "queries": ["a", ["b"]] }), "\"queries\" has [\"b\"], but a query is a string"),
         (json!({ "query": "a", "queries": ["b"] }), "give \"query\" or \"queries\", not both"),
-        (json!({ "query": "a", "top_k": 9 }), "\"top_k\" is not an argument; \"query\" and \"queries\" are"),
-        (json!({ "queries": vec!["a"; 9] }), "\"queries\" has 9 queries, but at most 8 are answered at once"),
+        (
+            json!({ "query": "a", "top_k": 9 }),
+            "\"top_k\" is not an argument; \"query\" and \"queries\" are",
+        ),
+        (
+            json!({ "queries": vec!["a"; 9] }),
+            "\"queries\" has 9 queries, but at most 8 are answered at once",
+        ),
         (
             json!({ "query": "a".repeat(MAX_QUERY_BYTES + 1) }),
             "\"query\" has 65537 bytes, but a query has at most 65536",
@@ -94,13 +101,21 @@ async fn server_failures_are_observations_with_retries() {
     let searcher = Searcher::new(index, Mode::Bm25, None, 1).unwrap();
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
-    let server = tokio::spawn(serve(searcher, HttpOptions::default(), listener, std::future::pending()));
-    let retries =
-        Retries { tries: 3, pause: Duration::from_millis(1), deadline: Duration::from_millis(2000) };
+    let server =
+        tokio::spawn(serve(searcher, HttpOptions::default(), listener, std::future::pending()));
+    let retries = Retries {
+        tries: 3,
+        pause: Duration::from_millis(1),
+        deadline: Duration::from_millis(2000),
+    };
     let url = format!("http://{address}/retrieve");
     let tool = remote_tool(&url, retries).unwrap();
     let output = call(&tool, json!({ "query": "program" })).await;
-    assert!(output.read().starts_with("Doc 1 (Title: Ada Lovelace)\nShe wrote"), "{}", output.read());
+    assert!(
+        output.read().starts_with("Doc 1 (Title: Ada Lovelace)\nShe wrote"),
+        "{}",
+        output.read()
+    );
     server.abort();
     let _ = server.await;
     let elsewhere = remote_tool("http://127.0.0.1:9/retrieve", retries);

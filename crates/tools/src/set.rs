@@ -66,8 +66,8 @@ impl Default for ToolSet {
 }
 
 impl ToolSet {
-    /// Creates a set of toolboxes that share one timeout. It applies separately to each opening, call,
-    /// collection of scorer input and closing.
+    /// Creates a set of toolboxes that share one timeout. It applies separately to each opening,
+    /// call, collection of scorer input and closing.
     ///
     /// # Errors
     /// Returns [`ToolError::SameName`] if two toolboxes have the same name, or if the names of two
@@ -85,7 +85,10 @@ impl ToolSet {
     pub fn with_timeouts(boxes: Vec<(Arc<dyn Toolbox>, Duration)>) -> Result<Self, ToolError> {
         for (at, (toolbox, _)) in boxes.iter().enumerate() {
             if boxes[..at].iter().any(|(earlier, _)| earlier.name() == toolbox.name()) {
-                return Err(ToolError::SameName { of: "tools".into(), name: toolbox.name().to_owned() });
+                return Err(ToolError::SameName {
+                    of: "tools".into(),
+                    name: toolbox.name().to_owned(),
+                });
             }
         }
         let fixed = boxes.iter().map(|(toolbox, _)| Some((toolbox.name(), toolbox.specs()?)));
@@ -93,13 +96,14 @@ impl ToolSet {
             Some(fixed) => Offers::Fixed(Arc::new(Offer::new(&fixed)?)),
             None => Offers::Found(Mutex::default()),
         };
-        let entry = |(toolbox, deadline)| Entry { toolbox, deadline, strict: false, meter: Arc::default() };
+        let entry =
+            |(toolbox, deadline)| Entry { toolbox, deadline, strict: false, meter: Arc::default() };
         Ok(ToolSet { boxes: boxes.into_iter().map(entry).collect(), offers: Arc::new(offers) })
     }
 
-    /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work, the
-    /// attempt is aborted, so that it can be repeated. For other toolboxes the model reads the error
-    /// and continues.
+    /// Marks the toolboxes for which `is_strict` returns true. If a strict toolbox does not work,
+    /// the attempt is aborted, so that it can be repeated. For other toolboxes the model reads the
+    /// error and continues.
     #[must_use]
     pub fn with_strict_tools(mut self, is_strict: impl Fn(&str) -> bool) -> Self {
         for entry in &mut self.boxes {
@@ -118,25 +122,25 @@ impl ToolSet {
         self.boxes.is_empty()
     }
 
-    /// Returns the tools that the prompts of attempts at `task` list, in the order of the toolboxes. If
-    /// a toolbox knows its tools only after opening, the set must have been [found](Self::find) or
-    /// opened before; otherwise the list is empty.
+    /// Returns the tools that the prompts of attempts at `task` list, in the order of the
+    /// toolboxes. If a toolbox knows its tools only after opening, the set must have been
+    /// [found](Self::find) or opened before; otherwise the list is empty.
     pub fn specs(&self, task: &Task) -> Vec<ToolSpec> {
         self.offers.offer_for(task).map(|offer| offer.specs.clone()).unwrap_or_default()
     }
 
-    /// Returns the usage of each toolbox by name. It covers all clones of the set since the start of
-    /// the process.
+    /// Returns the usage of each toolbox by name. It covers all clones of the set since the start
+    /// of the process.
     pub fn usage(&self) -> impl Iterator<Item = (&str, Usage)> {
         self.boxes.iter().map(|entry| (entry.toolbox.name(), entry.meter.read()))
     }
 
-    /// Checks that the toolboxes work and finds out which tools they have. If a toolbox does not know
-    /// its tools in advance, this opens and closes a session.
+    /// Checks that the toolboxes work and finds out which tools they have. If a toolbox does not
+    /// know its tools in advance, this opens and closes a session.
     ///
     /// # Errors
-    /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if the
-    /// task selects an unknown tool.
+    /// Returns an error if a toolbox is not ready, if a session cannot be opened or closed, or if
+    /// the task selects an unknown tool.
     pub async fn find(&self, attempt: &ToolContext) -> Result<(), ToolError> {
         for Entry { toolbox, .. } in &self.boxes {
             toolbox.check_ready().await?;
@@ -162,8 +166,8 @@ impl ToolSet {
     /// Opens a session of every toolbox for an attempt.
     ///
     /// # Errors
-    /// Returns an error if a session cannot be opened or times out, or if the names of two tools clash.
-    /// Sessions that are already open are then closed.
+    /// Returns an error if a session cannot be opened or times out, or if the names of two tools
+    /// clash. Sessions that are already open are then closed.
     pub async fn open(&self, attempt: &ToolContext) -> Result<OpenTools, ToolError> {
         let mut open = OpenTools::default();
         let opened = self.open_into(&mut open, attempt).await;
@@ -175,7 +179,11 @@ impl ToolSet {
         Ok(open)
     }
 
-    async fn open_into(&self, open: &mut OpenTools, attempt: &ToolContext) -> Result<(), ToolError> {
+    async fn open_into(
+        &self,
+        open: &mut OpenTools,
+        attempt: &ToolContext,
+    ) -> Result<(), ToolError> {
         for Entry { toolbox, deadline, strict, meter } in &self.boxes {
             let name = toolbox.name().to_owned();
             toolbox.check_ready().await?;
@@ -211,8 +219,8 @@ impl ToolSet {
     }
 }
 
-/// The open sessions of one attempt. Close them with [`OpenTools::close`]. If dropped instead, as by a
-/// cancelled attempt, they are closed in the background on the current tokio runtime.
+/// The open sessions of one attempt. Close them with [`OpenTools::close`]. If dropped instead, as
+/// by a cancelled attempt, they are closed in the background on the current tokio runtime.
 #[derive(Default)]
 pub struct OpenTools {
     sessions: Vec<OpenBox>,
@@ -250,19 +258,25 @@ impl OpenTools {
         &self.offer.specs
     }
 
-    /// Returns the texts that sessions append to the last message of the prompt, or `None` if there are
-    /// none.
+    /// Returns the texts that sessions append to the last message of the prompt, or `None` if there
+    /// are none.
     pub fn opening(&self) -> Option<String> {
-        let texts: Vec<String> = self.sessions.iter().filter_map(|open| open.session.opening()).collect();
+        let texts: Vec<String> =
+            self.sessions.iter().filter_map(|open| open.session.opening()).collect();
         (!texts.is_empty()).then(|| texts.join("\n\n"))
     }
 
-    /// Executes the calls of a completion and returns their observations, in the order of the calls.
-    /// This never fails: errors become observations.
+    /// Executes the calls of a completion and returns their observations, in the order of the
+    /// calls. This never fails: errors become observations.
     ///
     /// `is_read` is whether the model will read the observations. If not, only calls that have an
-    /// effect ([`Session::has_effect`]) are executed. The other calls are skipped and have no observation.
-    pub async fn execute_calls(&mut self, completion: &ParsedCompletion, is_read: bool) -> Vec<Observation> {
+    /// effect ([`Session::has_effect`]) are executed. The other calls are skipped and have no
+    /// observation.
+    pub async fn execute_calls(
+        &mut self,
+        completion: &ParsedCompletion,
+        is_read: bool,
+    ) -> Vec<Observation> {
         let mut observations = Vec::with_capacity(completion.calls.len());
         let mut together: Vec<BoxFuture<'_, Observation>> = Vec::new();
         for call in &completion.calls {
@@ -271,7 +285,8 @@ impl OpenTools {
                 Ok(_) => continue,
                 Err(malformed) => {
                     let text = format!("the tool call cannot be read: {}", malformed.why);
-                    together.push(Box::pin(ready(Observation::new(ObservationKind::Malformed, text))));
+                    together
+                        .push(Box::pin(ready(Observation::new(ObservationKind::Malformed, text))));
                     continue;
                 }
             };
@@ -298,18 +313,20 @@ impl OpenTools {
         self.counts
     }
 
-    /// Collects the scorer input of all toolboxes. Returns the non-empty inputs by toolbox name, and
-    /// the errors of the toolboxes that failed.
+    /// Collects the scorer input of all toolboxes. Returns the non-empty inputs by toolbox name,
+    /// and the errors of the toolboxes that failed.
     pub async fn scorer_input(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
         let (mut found, mut missing) = (Map::new(), Vec::new());
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
-            let input = input.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
+            let input =
+                input.unwrap_or_else(|| Err(wrong(format!("not done within {deadline:?}"))));
             match input.map(Value::Object) {
                 Ok(Value::Object(input)) if input.is_empty() => {}
                 Ok(input) if input.to_string().len() > MAX_SCORER_INPUT_BYTES => {
-                    missing.push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
+                    missing
+                        .push(wrong(format!("it is longer than {MAX_SCORER_INPUT_BYTES} bytes")));
                 }
                 Ok(input) => match nested::depth_error(&input) {
                     Some(why) => missing.push(wrong(why)),
@@ -338,10 +355,13 @@ impl OpenTools {
         if self.is_selected {
             return;
         }
-        let known = |open: &OpenBox| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
+        let known =
+            |open: &OpenBox| open.appeared.iter().map(|(name, _)| name.clone()).collect::<Vec<_>>();
         let mut taken: Vec<String> = self.sessions.iter().flat_map(known).collect();
         taken.extend(self.offer.specs.iter().map(|spec| spec.name.clone()));
-        for (at, OpenBox { name, session, tools, appeared, .. }) in self.sessions.iter_mut().enumerate() {
+        for (at, OpenBox { name, session, tools, appeared, .. }) in
+            self.sessions.iter_mut().enumerate()
+        {
             let of = |observation: &&mut Observation| observation.toolbox.as_ref() == Some(name);
             let Some(last) = observations.iter_mut().rev().find(of) else { continue };
             let now = session.specs();
@@ -351,14 +371,18 @@ impl OpenTools {
                     continue;
                 }
                 let is_free = !taken.contains(&spec.name);
-                let called =
-                    if is_free { spec.name.clone() } else { format!("{name}{NAME_SEPARATOR}{}", spec.name) };
+                let called = if is_free {
+                    spec.name.clone()
+                } else {
+                    format!("{name}{NAME_SEPARATOR}{}", spec.name)
+                };
                 taken.push(called.clone());
                 appeared.push((called, spec.name.clone()));
             }
             let called = |spec: &ToolSpec| {
                 let announced = || Some(&appeared.iter().find(|(_, own)| *own == spec.name)?.0[..]);
-                let name = self.offer.name_of(at, &spec.name).or_else(announced).unwrap_or(&spec.name);
+                let name =
+                    self.offer.name_of(at, &spec.name).or_else(announced).unwrap_or(&spec.name);
                 ToolSpec { name: name.to_owned(), ..spec.clone() }
             };
             let all = |specs: &[ToolSpec]| specs.iter().map(called).collect::<Vec<_>>();
@@ -369,8 +393,8 @@ impl OpenTools {
         }
     }
 
-    /// Returns the session that a call addresses, and the tool's own name there. Tools of the prompt
-    /// take precedence over tools that were announced later.
+    /// Returns the session that a call addresses, and the tool's own name there. Tools of the
+    /// prompt take precedence over tools that were announced later.
     fn find<'a>(&'a self, call: &'a ToolCall) -> Option<(&'a OpenBox, &'a str)> {
         if let Some((at, tool)) = self.offer.find(&call.name) {
             return Some((self.sessions.get(at)?, tool));
@@ -379,8 +403,9 @@ impl OpenTools {
         let announced =
             known().flat_map(|open| open.appeared.iter().map(move |(name, own)| (open, name, own)));
         let by_name = announced.clone().find(|(_, name, _)| **name == call.name);
-        let full =
-            |(open, _, own): &(&OpenBox, &String, &String)| format!("{}{NAME_SEPARATOR}{own}", open.name);
+        let full = |(open, _, own): &(&OpenBox, &String, &String)| {
+            format!("{}{NAME_SEPARATOR}{own}", open.name)
+        };
         let found = by_name.or_else(|| announced.clone().find(|tool| full(tool) == call.name));
         found.map(|(open, _, own)| (open, own.as_str()))
     }
@@ -424,7 +449,10 @@ impl OpenTools {
                 let permit_timeout = found.map(|(open, _)| open.permit_timeout).unwrap_or_default();
                 failure_observation(
                     ObservationKind::Timeout,
-                    format!("{} was not called: its turn did not come within {permit_timeout:?}", call.name),
+                    format!(
+                        "{} was not called: its turn did not come within {permit_timeout:?}",
+                        call.name
+                    ),
                 )
             }
         };
@@ -432,7 +460,11 @@ impl OpenTools {
     }
 
     /// Executes a call that has its permit.
-    async fn execute_admitted(&self, call: &ToolCall, found: Option<(&OpenBox, &str)>) -> Observation {
+    async fn execute_admitted(
+        &self,
+        call: &ToolCall,
+        found: Option<(&OpenBox, &str)>,
+    ) -> Observation {
         let Some((OpenBox { session, deadline, .. }, tool)) = found else {
             let names: Vec<&str> = self.specs().iter().map(|spec| spec.name.as_str()).collect();
             let text = match names.as_slice() {
@@ -445,15 +477,19 @@ impl OpenTools {
             let text = format!("the tool {:?} is no longer there", call.name);
             return failure_observation(ObservationKind::UnknownTool, text);
         }
-        let deadline =
-            session.max_call_timeout().map_or(*deadline, |session_timeout| session_timeout.max(*deadline));
+        let deadline = session
+            .max_call_timeout()
+            .map_or(*deadline, |session_timeout| session_timeout.max(*deadline));
         match with_timeout(deadline, session.call(tool, &call.arguments)).await {
             Some(output) => {
                 Observation::from_output(session.post_process(tool, &call.arguments, output).await)
             }
             None => {
-                let text =
-                    format!("{} did not answer within {deadline:?}{}", call.name, session.timeout_detail());
+                let text = format!(
+                    "{} did not answer within {deadline:?}{}",
+                    call.name,
+                    session.timeout_detail()
+                );
                 failure_observation(ObservationKind::Timeout, text)
             }
         }
@@ -462,7 +498,8 @@ impl OpenTools {
 
 /// Describes the changes from `known` to `now` to the model, or returns `None` if there are none.
 fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
-    let missing = |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
+    let missing =
+        |from: &[ToolSpec], spec: &ToolSpec| !from.iter().any(|other| other.name == spec.name);
     let described = |spec: &ToolSpec| {
         json!({ "name": spec.name, "description": spec.description, "parameters": spec.parameters })
             .to_string()
@@ -470,10 +507,12 @@ fn describe_changes(known: &[ToolSpec], now: &[ToolSpec]) -> Option<String> {
     let new: Vec<String> = now.iter().filter(|spec| missing(known, spec)).map(described).collect();
     let changed = |spec: &&ToolSpec| !missing(known, spec) && !known.contains(spec);
     let changed: Vec<String> = now.iter().filter(changed).map(described).collect();
-    let removed = known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
+    let removed =
+        known.iter().filter(|spec| missing(now, spec)).map(|spec| spec.name.clone()).collect();
     let kinds = [("New", new), ("Changed", changed), ("Gone", removed)];
     let kinds = kinds.iter().filter(|(_, tools)| !tools.is_empty());
-    let lines: Vec<String> = kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
+    let lines: Vec<String> =
+        kinds.map(|(kind, tools)| format!("{kind}: {}", tools.join(", "))).collect();
     let note = format!("\n[The tools have changed. {}]", lines.join(". "));
     let note = ResultTruncation { characters: Some(MAX_NOTE_CHARS), ..ResultTruncation::default() }
         .truncate(&note)
@@ -487,7 +526,8 @@ fn failure_observation(kind: ObservationKind, text: String) -> Observation {
     Observation { failure: Some(observation.text.clone()), ..observation }
 }
 
-/// Runs up to [`MAX_CONCURRENT_CALLS`] futures concurrently and returns their results in the order of `work`.
+/// Runs up to [`MAX_CONCURRENT_CALLS`] futures concurrently and returns their results in the order
+/// of `work`.
 async fn run_concurrently(work: Vec<BoxFuture<'_, Observation>>) -> Vec<Observation> {
     stream::iter(work).buffered(MAX_CONCURRENT_CALLS).collect().await
 }

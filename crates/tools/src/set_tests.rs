@@ -42,7 +42,10 @@ async fn each_result_kind_is_observed_and_counted() {
     let boxes: Vec<Arc<dyn Toolbox>> =
         vec![Arc::new(Calculator::default()), Arc::new(LoggedToolbox::new("slow", &log))];
     let mut open = ToolSet::new(boxes, DEADLINE).unwrap().open(&context("a1")).await.unwrap();
-    assert_eq!(open.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(), ["calculator", "slow"]);
+    assert_eq!(
+        open.specs().iter().map(|s| s.name.as_str()).collect::<Vec<_>>(),
+        ["calculator", "slow"]
+    );
     for (call, kind, text, is_failure) in [
         (calculation("2 * 21"), ObservationKind::Ok, "42", false),
         (
@@ -78,12 +81,20 @@ async fn each_result_kind_is_observed_and_counted() {
         assert_eq!(observation.failure.as_deref(), is_failure.then_some(text));
     }
     let malformed = levade_text::MalformedCall { why: "it is not JSON".into(), raw: String::new() };
-    let malformed = ParsedCompletion { calls: vec![Err(malformed)], bare: true, ..parsed_calls(&[]) };
+    let malformed =
+        ParsedCompletion { calls: vec![Err(malformed)], bare: true, ..parsed_calls(&[]) };
     let observed = open.execute_calls(&malformed, false).await;
     assert_eq!(observed[0].text, "Error: the tool call cannot be read: it is not JSON");
     assert_eq!((&observed[0].message().name, &observed[0].message().tool_call_id), (&None, &None));
-    let expected_counts =
-        CallCounts { ok: 2, malformed: 1, unknown_tool: 1, bad_arguments: 1, failed: 1, timeout: 1, bare: 1 };
+    let expected_counts = CallCounts {
+        ok: 2,
+        malformed: 1,
+        unknown_tool: 1,
+        bad_arguments: 1,
+        failed: 1,
+        timeout: 1,
+        bare: 1,
+    };
     assert_eq!(open.counts(), expected_counts);
     assert_eq!((expected_counts.total(), expected_counts.errors()), (7, 5));
     open.close().await.unwrap();
@@ -92,8 +103,10 @@ async fn each_result_kind_is_observed_and_counted() {
 #[tokio::test(start_paused = true)]
 async fn parallel_calls_overlap_and_preserve_order() {
     let log = Log::default();
-    let parallel_toolbox = |name| LoggedToolbox { parallel: true, ..LoggedToolbox::new(name, &log) };
-    let set = set(vec![parallel_toolbox("x"), parallel_toolbox("y"), LoggedToolbox::new("alone", &log)]);
+    let parallel_toolbox =
+        |name| LoggedToolbox { parallel: true, ..LoggedToolbox::new(name, &log) };
+    let set =
+        set(vec![parallel_toolbox("x"), parallel_toolbox("y"), LoggedToolbox::new("alone", &log)]);
     let mut open = set.open(&context("a")).await.unwrap();
     log.lock().unwrap().clear();
     let late = |name, n: u64, millis: u64| call(name, json!({"n": n, "millis": millis}));
@@ -109,7 +122,8 @@ async fn parallel_calls_overlap_and_preserve_order() {
     let start = tokio::time::Instant::now();
     let observations = texts(&mut open, &calls).await;
     assert_eq!(start.elapsed(), Duration::from_millis(30 + 10 + 5 + 1));
-    let numbers: Vec<&str> = observations.iter().filter_map(|text| text.strip_prefix("done ")).collect();
+    let numbers: Vec<&str> =
+        observations.iter().filter_map(|text| text.strip_prefix("done ")).collect();
     assert_eq!(numbers, ["0", "1", "2", "3", "4", "5"]);
     assert!(observations[2].starts_with("Error: there is no tool"));
     let order = [
@@ -129,7 +143,8 @@ async fn parallel_calls_overlap_and_preserve_order() {
     assert_eq!(lines(&log), order);
     assert_eq!((open.counts().ok, open.counts().unknown_tool), (6, 1));
     // Any number of calls runs with bounded concurrency.
-    let many: Vec<ToolCall> = (0..2 * MAX_CONCURRENT_CALLS as u64).map(|n| late("x", n, 10)).collect();
+    let many: Vec<ToolCall> =
+        (0..2 * MAX_CONCURRENT_CALLS as u64).map(|n| late("x", n, 10)).collect();
     let start = tokio::time::Instant::now();
     assert_eq!(texts(&mut open, &many).await.len(), many.len());
     assert_eq!(start.elapsed(), Duration::from_millis(20));
@@ -198,10 +213,16 @@ async fn hanging_methods_time_out_and_sessions_close() {
         let (scorer_input, missing) = open.scorer_input().await;
         let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
         let late = "tool \"y\" gave no evidence: not done within 50ms".to_owned();
-        assert_eq!((scorer_input.len(), missing), (0, if hangs == "evidence" { vec![late] } else { vec![] }));
+        assert_eq!(
+            (scorer_input.len(), missing),
+            (0, if hangs == "evidence" { vec![late] } else { vec![] })
+        );
         let done = open.close().await;
         if hangs == "close" {
-            assert_eq!(done.unwrap_err().to_string(), "tool \"y\" could not be closed: not done within 50ms");
+            assert_eq!(
+                done.unwrap_err().to_string(),
+                "tool \"y\" could not be closed: not done within 50ms"
+            );
         } else {
             done.unwrap();
         }
@@ -214,15 +235,20 @@ async fn hanging_methods_time_out_and_sessions_close() {
 async fn evidence_rejects_oversized_and_deep_values() {
     let log = Log::default();
     let named = |name, hangs| LoggedToolbox { hangs, ..LoggedToolbox::new(name, &log) };
-    let set =
-        set(vec![named("files", "knows"), named("flood", "floods"), named("pit", "digs"), named("mute", "")]);
+    let set = set(vec![
+        named("files", "knows"),
+        named("flood", "floods"),
+        named("pit", "digs"),
+        named("mute", ""),
+    ]);
     let mut open = set.open(&context("a")).await.unwrap();
     let (scorer_input, missing) = open.scorer_input().await;
     assert_eq!(Value::Object(scorer_input), json!({"files": {"files": ["a.txt"]}}));
     let missing: Vec<String> = missing.iter().map(ToString::to_string).collect();
     let wanted = [
         "tool \"flood\" gave no evidence: it is longer than 1048576 bytes",
-        // A value that is deeper than the limit of JSON parsers could be recorded but not read again.
+        // A value that is deeper than the limit of JSON parsers could be recorded but not read
+        // again.
         "tool \"pit\" gave no evidence: it is nested 121 deep, and 100 can be kept",
     ];
     assert_eq!(missing, wanted);
@@ -304,7 +330,10 @@ async fn changed_tools_are_announced_but_prompt_is_fixed() {
         let removed_error = "Error: the tool \"search\" is no longer there";
         let note = "done 0\n[The tools have changed. New: {\"name\":\"click\",\"description\":\"\",\"parameters\":\
                     {\"type\":\"object\"}}. Gone: search]";
-        assert_eq!(texts, [removed_error, note, "Error: there is no tool \"click\"; there is search, open"]);
+        assert_eq!(
+            texts,
+            [removed_error, note, "Error: there is no tool \"click\"; there is search, open"]
+        );
         let failures: Vec<Option<&str>> = observed.iter().map(|o| o.failure.as_deref()).collect();
         assert_eq!(failures, [Some(removed_error), None, None]);
         assert_eq!(open.counts().unknown_tool, 2);
@@ -331,9 +360,11 @@ async fn announced_tools_get_unique_names() {
     let mut open = set(boxes.into()).open(&context("task")).await.unwrap();
     let calls = |names: &[&str]| names.iter().map(|name| call(name, json!({}))).collect::<Vec<_>>();
     *web.lock().unwrap() = vec!["search", "click"];
-    assert!(texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\""));
-    // A second tool of a name that is taken, and a removed tool, are called by the names that the model
-    // knows.
+    assert!(
+        texts(&mut open, &calls(&["web__search"])).await[0].contains("New: {\"name\":\"click\"")
+    );
+    // A second tool of a name that is taken, and a removed tool, are called by the names that the
+    // model knows.
     *wiki.lock().unwrap() = vec!["click"];
     let texts_seen = texts(&mut open, &calls(&["wiki__search", "click"])).await;
     assert!(texts_seen[0].contains("no longer there"), "{texts_seen:?}");
@@ -412,7 +443,11 @@ async fn usage_is_counted_per_toolbox() {
         open.close().await.unwrap();
     }
     let used: Vec<(&str, Usage)> = set.usage().collect();
-    let of = |calls, millis| Usage { calls, time: Duration::from_millis(millis), waited: Duration::ZERO };
+    let of = |calls, millis| Usage {
+        calls,
+        time: Duration::from_millis(millis),
+        waited: Duration::ZERO,
+    };
     // A call that timed out counts with its timeout as duration.
     assert_eq!(used, [("x", of(4, 60)), ("y", of(4, 2 * (5 + 50)))]);
     assert_eq!(of(4, 60).minus(of(1, 10)), of(3, 50));

@@ -11,7 +11,9 @@ use serde_json::{Map, Value, json};
 
 use super::helper::{HelperCaller, HelperSlot};
 use super::output::Branch;
-use super::{CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+use super::{
+    CallError, MAX_SECONDS, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+};
 
 /// `[[tool]] kind = "agent"`: another agent of the run as a tool.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -28,8 +30,8 @@ impl ToolOptions for SubAgentKeys {
         true
     }
 
-    /// Effectively disables the set's timeout. The tool enforces its own, at which the agent returns
-    /// what it has.
+    /// Effectively disables the set's timeout. The tool enforces its own, at which the agent
+    /// returns what it has.
     fn timeout(&self, _seconds: Option<f64>) -> Option<f64> {
         Some(MAX_SECONDS)
     }
@@ -41,15 +43,20 @@ impl ToolOptions for SubAgentKeys {
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
         let (description, slot) = (self.description.clone(), HelperSlot::new(self.agent.as_str()));
-        Ok(Arc::new(SubAgent { name, description, slot, timeout: seconds.map(Duration::from_secs_f64) }))
+        Ok(Arc::new(SubAgent {
+            name,
+            description,
+            slot,
+            timeout: seconds.map(Duration::from_secs_f64),
+        }))
     }
 }
 
 /// Name of the tool's argument.
 const REQUEST: &str = "request";
 
-/// A tool that calls another agent of the run. Each call starts a separate conversation, whose final
-/// answer is the tool result.
+/// A tool that calls another agent of the run. Each call starts a separate conversation, whose
+/// final answer is the tool result.
 #[derive(Debug)]
 pub struct SubAgent {
     /// Name of the tool and of its toolbox.
@@ -142,10 +149,15 @@ impl Session for SubAgentSession {
         });
         self.exchanges.lock().unwrap_or_else(PoisonError::into_inner).push(exchange);
         let output = match (&outcome.error, outcome.finish.is_complete()) {
-            (Some(why), _) => ToolOutput::error(CallError::Unavailable, format!("{agent} broke: {why}")),
+            (Some(why), _) => {
+                ToolOutput::error(CallError::Unavailable, format!("{agent} broke: {why}"))
+            }
             (None, true) => ToolOutput::text(outcome.final_text.clone()),
             (None, false) => {
-                let why = format!("{agent} came to no answer: it was cut at a limit ({:?})", outcome.finish);
+                let why = format!(
+                    "{agent} came to no answer: it was cut at a limit ({:?})",
+                    outcome.finish
+                );
                 ToolOutput::error(CallError::Failed, why)
             }
         };
@@ -153,8 +165,12 @@ impl Session for SubAgentSession {
     }
 
     async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
-        let requested = std::mem::take(self.exchanges.get_mut().unwrap_or_else(PoisonError::into_inner));
+        let requested =
+            std::mem::take(self.exchanges.get_mut().unwrap_or_else(PoisonError::into_inner));
         let known = Some(requested).filter(|requested| !requested.is_empty());
-        Ok(known.map(|requested| ("asked".to_owned(), Value::Array(requested))).into_iter().collect())
+        Ok(known
+            .map(|requested| ("asked".to_owned(), Value::Array(requested)))
+            .into_iter()
+            .collect())
     }
 }

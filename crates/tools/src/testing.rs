@@ -38,7 +38,11 @@ pub fn call(name: &str, arguments: Value) -> ToolCall {
 
 /// Returns a parsed completion that makes these calls.
 pub fn parsed_calls(calls: &[ToolCall]) -> ParsedCompletion {
-    ParsedCompletion { content: String::new(), calls: calls.iter().cloned().map(Ok).collect(), bare: false }
+    ParsedCompletion {
+        content: String::new(),
+        calls: calls.iter().cloned().map(Ok).collect(),
+        bare: false,
+    }
 }
 
 /// Log of events, in order.
@@ -116,8 +120,10 @@ impl Session for LoggedSession {
         if argument("hang").is_some() {
             std::future::pending::<()>().await;
         }
-        tokio::time::sleep(Duration::from_millis(argument("millis").map_or(0, |n| n.as_u64().unwrap())))
-            .await;
+        tokio::time::sleep(Duration::from_millis(
+            argument("millis").map_or(0, |n| n.as_u64().unwrap()),
+        ))
+        .await;
         self.0.log.lock().unwrap().push(format!("answer {tool} {number}"));
         let output = match argument("fail").and_then(Value::as_str) {
             Some(why) => ToolOutput::error(CallError::Unavailable, why),

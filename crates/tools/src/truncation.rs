@@ -13,7 +13,8 @@ use super::{Session, ToolOutput, Toolbox};
 /// Initial estimate of bytes per token when looking for a token boundary. Most tokens are shorter.
 const BYTES_PER_TOKEN: usize = 8;
 
-/// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full text.
+/// Number of tokens at the edge of an excerpt that can differ from the tokenization of the full
+/// text.
 const EDGE: usize = 16;
 
 /// Part of a long tool result that is left out.
@@ -29,8 +30,8 @@ pub enum Side {
     Middle,
 }
 
-/// Limits on a tool result. A line replaces the omitted text and states its length; this line does not
-/// count toward the limits.
+/// Limits on a tool result. A line replaces the omitted text and states its length; this line does
+/// not count toward the limits.
 #[derive(Clone, Default)]
 pub struct ResultTruncation {
     /// Maximum number of characters. `None` means no limit.
@@ -42,8 +43,8 @@ pub struct ResultTruncation {
 }
 
 impl ResultTruncation {
-    /// Returns the truncated text, or `None` if the text is within the limits. The running time depends
-    /// on the kept text, not on the omitted text.
+    /// Returns the truncated text, or `None` if the text is within the limits. The running time
+    /// depends on the kept text, not on the omitted text.
     pub fn truncate(&self, text: &str) -> Option<String> {
         let halves = |max: usize| match self.side {
             Side::Left => (0, max),
@@ -54,7 +55,8 @@ impl ResultTruncation {
         let (mut head, mut tail) = (text.len(), text.len());
         if let Some(max) = self.characters {
             let (first, last) = halves(max);
-            (head, tail) = (head.min(first_characters(text, first)), tail.min(last_characters(text, last)));
+            (head, tail) =
+                (head.min(first_characters(text, first)), tail.min(last_characters(text, last)));
         }
         if let Some((max, chat)) = &self.tokens
             && prefix_length(text, *max, chat).is_some()
@@ -75,7 +77,8 @@ impl ResultTruncation {
         Some(format!("{before}{first}{line}{last}{after}"))
     }
 
-    /// Truncates the text of a tool result. Its text parts are merged into one part, which comes first.
+    /// Truncates the text of a tool result. Its text parts are merged into one part, which comes
+    /// first.
     fn apply(&self, mut output: ToolOutput) -> ToolOutput {
         let mut text = String::new();
         for part in &output.parts {
@@ -102,8 +105,8 @@ fn last_characters(text: &str, count: usize) -> usize {
     text.char_indices().nth_back(before).map_or(text.len(), |(at, _)| text.len() - at)
 }
 
-/// Returns the length, in bytes, of the first `count` tokens of a text, or `None` if the text has at
-/// most `count` tokens.
+/// Returns the length, in bytes, of the first `count` tokens of a text, or `None` if the text has
+/// at most `count` tokens.
 fn prefix_length(text: &str, count: usize, chat: &Chat) -> Option<usize> {
     let tokenizer = chat.tokenizer();
     let mut read = BYTES_PER_TOKEN * (count + EDGE);
@@ -135,16 +138,21 @@ fn start_before(text: &str, count: usize, chat: &Chat) -> usize {
     }
 }
 
-/// Returns the length of the common prefix of two texts, in bytes, at a character boundary. The texts
-/// can differ because a token may end within a character, and because decoding may not reproduce the
-/// encoded characters.
+/// Returns the length of the common prefix of two texts, in bytes, at a character boundary. The
+/// texts can differ because a token may end within a character, and because decoding may not
+/// reproduce the encoded characters.
 fn common_start(a: &str, b: &str) -> usize {
     a.chars().zip(b.chars()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
 }
 
 /// Returns the length of the common suffix of two texts, in bytes, at a character boundary.
 fn common_end(a: &str, b: &str) -> usize {
-    a.chars().rev().zip(b.chars().rev()).take_while(|(a, b)| a == b).map(|(a, _)| a.len_utf8()).sum()
+    a.chars()
+        .rev()
+        .zip(b.chars().rev())
+        .take_while(|(a, b)| a == b)
+        .map(|(a, _)| a.len_utf8())
+        .sum()
 }
 
 /// A toolbox whose long tool results are truncated.
@@ -159,7 +167,12 @@ impl TruncatingToolbox {
 
 #[async_trait]
 impl ToolMiddleware for ResultTruncation {
-    async fn call(&self, session: &dyn Session, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
+    async fn call(
+        &self,
+        session: &dyn Session,
+        tool: &str,
+        arguments: &Map<String, Value>,
+    ) -> ToolOutput {
         self.apply(session.call(tool, arguments).await)
     }
 }

@@ -4,8 +4,8 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 
 use levade_agent::{
-    Agent, AgentLoop, Backend, BuiltInLoop, CallPattern, ChatApi, HelperAgent, OpeningLimit, Player,
-    PolicyPicker, Roster, Teacher,
+    Agent, AgentLoop, Backend, BuiltInLoop, CallPattern, ChatApi, HelperAgent, OpeningLimit,
+    Player, PolicyPicker, Roster, Teacher,
 };
 use levade_conversation::Format;
 use levade_policy::Sampler;
@@ -153,7 +153,8 @@ impl Agents {
         let is_trained = |keys: &AgentKeys, policy: &String| keys.train && trained.contains(policy);
         let find = |name: &str| {
             let policy = policies.get(name);
-            let policy = policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
+            let policy =
+                policy.ok_or_else(|| TrainerError::MissingPart(format!("the policy {name}")))?;
             Ok(PolicySampler {
                 policy: name.to_owned(),
                 sampler: policy.sampler.clone(),
@@ -171,8 +172,9 @@ impl Agents {
         sampler: &Arc<dyn Sampler>,
         context: usize,
     ) -> Result<Self, TrainerError> {
-        let find =
-            |_: &str| Ok(PolicySampler { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context });
+        let find = |_: &str| {
+            Ok(PolicySampler { policy: DEFAULT.to_owned(), sampler: sampler.clone(), context })
+        };
         Self::from_policies(recipe, parts, |_, _| true, find)
     }
 
@@ -189,11 +191,16 @@ impl Agents {
                     let PolicySampler { policy, sampler, context } = find(name)?;
                     (policy, Backend::Tokens(sampler), Some(keys.format(Arc::clone(chat))), context)
                 }
-                ChatBackend::Api(api) => (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX),
+                ChatBackend::Api(api) => {
+                    (name.clone(), Backend::Messages(Arc::clone(api)), None, usize::MAX)
+                }
             };
             Ok(Player {
                 is_trained: is_trained(keys, name),
-                opening: OpeningLimit { max_tokens: keys.prompt_limit(context), truncation: keys.truncation },
+                opening: OpeningLimit {
+                    max_tokens: keys.prompt_limit(context),
+                    truncation: keys.truncation,
+                },
                 context_policy: keys.context_policy(context),
                 policy,
                 backend,
@@ -216,7 +223,8 @@ impl Agents {
             }
             let sampling = keys.sampling.clone();
             let players = policies.iter().zip(&parts.backends);
-            let players = players.map(|(policy, chat_backend)| make_player(keys, policy, chat_backend));
+            let players =
+                players.map(|(policy, chat_backend)| make_player(keys, policy, chat_backend));
             let agent = Agent {
                 name: name.to_owned(),
                 players: players.collect::<Result<_, TrainerError>>()?,
@@ -232,10 +240,14 @@ impl Agents {
                 continue;
             }
             let (sampler, format) = match agent.players.first() {
-                Some(Player { backend: Backend::Tokens(sampler), format: Some(format), .. }) => {
-                    (Arc::clone(sampler), Arc::clone(format))
+                Some(Player {
+                    backend: Backend::Tokens(sampler), format: Some(format), ..
+                }) => (Arc::clone(sampler), Arc::clone(format)),
+                _ => {
+                    return Err(TrainerError::MissingPart(format!(
+                        "the policy of the agent {name}"
+                    )));
                 }
-                _ => return Err(TrainerError::MissingPart(format!("the policy of the agent {name}"))),
             };
             named.push(NamedAgent {
                 agent,
@@ -259,12 +271,18 @@ impl Agents {
     pub fn agent_for(&self, task: &Task) -> Result<&NamedAgent, TrainerError> {
         let named = task.agent.as_deref();
         let found = self.named.iter().find(|agent| Some(agent.agent.name.as_str()) == named);
-        let wanted = named.filter(|name| found.is_none() && !VERL_LOOPS.contains(name) && *name != DEFAULT);
+        let wanted =
+            named.filter(|name| found.is_none() && !VERL_LOOPS.contains(name) && *name != DEFAULT);
         match (found, wanted) {
             (_, Some(name)) => Err(TrainerError::UnknownAgent {
                 task: task.id.clone(),
                 name: name.to_owned(),
-                known: self.named.iter().map(|agent| agent.agent.name.clone()).collect::<Vec<_>>().join(", "),
+                known: self
+                    .named
+                    .iter()
+                    .map(|agent| agent.agent.name.clone())
+                    .collect::<Vec<_>>()
+                    .join(", "),
             }),
             (Some(agent), None) => Ok(agent),
             (None, None) => Ok(self.first()),
@@ -273,7 +291,8 @@ impl Agents {
 
     /// Returns the token limits of all agents.
     pub(crate) fn token_limits(&self) -> TokenLimits {
-        let named = self.named.iter().map(|agent| (agent.agent.name.clone(), agent.keys.max_tokens));
+        let named =
+            self.named.iter().map(|agent| (agent.agent.name.clone(), agent.keys.max_tokens));
         TokenLimits { default: self.first().keys.max_tokens, by_agent: named.collect() }
     }
 
@@ -298,7 +317,11 @@ impl Agents {
     ///
     /// # Errors
     /// Returns an error if the loop of an agent does not support a teacher.
-    pub(crate) fn taught(&self, source: &SourceKeys, teacher: &Teacher) -> Result<Self, TrainerError> {
+    pub(crate) fn taught(
+        &self,
+        source: &SourceKeys,
+        teacher: &Teacher,
+    ) -> Result<Self, TrainerError> {
         match self.named.iter().find(|named| !named.agent_loop.can_be_taught(&named.agent)) {
             Some(named) => Err(TrainerError::UnsupportedLoop {
                 agent: named.agent.name.clone(),
@@ -334,7 +357,8 @@ mod tests {
                       [agent]\nmax_turns = 1\n[agent.writer]\nmax_turns = 2\n";
         std::fs::write(&file, recipe).unwrap();
         let recipe = Recipe::load(&file, &[]).unwrap();
-        let chats = ["default", "writer"].map(|_| Arc::new(levade_text::testing::tiny_chat().unwrap()));
+        let chats =
+            ["default", "writer"].map(|_| Arc::new(levade_text::testing::tiny_chat().unwrap()));
         let tools = || ToolSet::new(Vec::new(), Duration::ZERO).unwrap();
         let parts = [("default", &chats[0]), ("writer", &chats[1])]
             .map(|(name, chat)| AgentSpec::new(name, chat.clone(), tools()));
@@ -344,7 +368,8 @@ mod tests {
             assert_eq!(agent.agent.name, parts.name);
             assert!(Arc::ptr_eq(agent.format.chat(), chat), "{}", parts.name);
         }
-        let missing = Agents::with_sampler(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
+        let missing =
+            Agents::with_sampler(&recipe, &parts[..1], &sampler, 2000).map(|_| ()).unwrap_err();
         assert!(missing.to_string().contains("the agent writer"), "{missing}");
     }
 }

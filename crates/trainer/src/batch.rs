@@ -7,7 +7,9 @@ use levade_store::{PerToken, PlannedSequence};
 
 #[cfg(test)]
 use levade_tree::DEFAULT;
-use levade_tree::{MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory};
+use levade_tree::{
+    MaskReason, Part, Segment, SegmentId, SequenceInput, SequenceTarget, Term, Trajectory,
+};
 
 /// A leaf of a trajectory and the trained actions on its sequence.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -92,7 +94,9 @@ impl Census {
         trained: impl Fn(&Segment) -> bool,
     ) -> Self {
         let mut found = Census::default();
-        for segment in trajectories.flat_map(Trajectory::segments).filter(|segment| trained(segment)) {
+        for segment in
+            trajectories.flat_map(Trajectory::segments).filter(|segment| trained(segment))
+        {
             let count = match segment.mask_reason() {
                 Some(why) if !segment.tokens.is_empty() => found.masked.entry(why).or_default(),
                 None if segment.is_target() => &mut found.trainable,
@@ -131,12 +135,16 @@ impl Census {
 
 /// Returns the sequences that train every target segment exactly once. Masked segments are context
 /// here, as in [`AttemptSequences::input`]: they precede the following tokens and are not targets.
-pub(crate) fn trained_sequences(trajectory: &Trajectory, targets: Targets<'_>) -> Vec<TrainedSequence> {
+pub(crate) fn trained_sequences(
+    trajectory: &Trajectory,
+    targets: Targets<'_>,
+) -> Vec<TrainedSequence> {
     let owners = trajectory.owners();
     let mut sequences: Vec<TrainedSequence> = Vec::new();
     for leaf in trajectory.leaves() {
         let parts = trajectory.sequence(leaf);
-        let owned = |part: &&Part<'_>| part.is_complete() && owners[part.segment.id.0 as usize] == leaf;
+        let owned =
+            |part: &&Part<'_>| part.is_complete() && owners[part.segment.id.0 as usize] == leaf;
         let trained = || parts.iter().filter(|part| targets.contains_targets(part.segment));
         let mut turns: Vec<Action> = Vec::new();
         for Part { segment, .. } in trained().filter(owned) {
@@ -178,7 +186,12 @@ impl<'a> AttemptSequences<'a> {
 
     /// Returns a planned sequence with its tokens, up to the last target, because later tokens have
     /// no effect. `version` is the version of the weights that are trained.
-    pub fn input(&self, planned: &PlannedSequence, targets: Targets<'_>, version: u64) -> SequenceInput {
+    pub fn input(
+        &self,
+        planned: &PlannedSequence,
+        targets: Targets<'_>,
+        version: u64,
+    ) -> SequenceInput {
         let AttemptSequences { trajectory, owners, tokens } = self;
         let mut input = SequenceInput::default();
         let mut end = 0;
@@ -198,13 +211,18 @@ impl<'a> AttemptSequences<'a> {
                         returns: returns.next().unwrap_or(0.0),
                         value: values.next(),
                         behavior: segment.logprobs.get(i).copied(),
-                        age: sampled_version
-                            .map_or(0, |sampled_version| version.saturating_sub(sampled_version) as u32),
+                        age: sampled_version.map_or(0, |sampled_version| {
+                            version.saturating_sub(sampled_version) as u32
+                        }),
                         version: sampled_version.unwrap_or(0),
                         ..Term::default()
                     };
                     let index = (input.tokens.len() + i) as u32;
-                    input.targets.push(SequenceTarget { index, temperature: segment.temperature, term });
+                    input.targets.push(SequenceTarget {
+                        index,
+                        temperature: segment.temperature,
+                        term,
+                    });
                 }
                 end = input.tokens.len() + segment.tokens.len();
             }
@@ -272,10 +290,15 @@ mod tests {
                     turns_before: 0,
                     turns: vec![action(&[(1, 2), (3, 1)])]
                 },
-                TrainedSequence { leaf: SegmentId(5), turns_before: 1, turns: vec![action(&[(5, 1)])] },
+                TrainedSequence {
+                    leaf: SegmentId(5),
+                    turns_before: 1,
+                    turns: vec![action(&[(5, 1)])]
+                },
             ]
         );
-        let first = AttemptSequences::from_trajectory(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
+        let first =
+            AttemptSequences::from_trajectory(&trajectory).input(&planned(4), Targets::DEFAULT, 9);
         // Context tokens after the last completion are left out.
         assert_eq!(first.tokens, [1, 2, 3, 4, 5, 6]);
         assert_eq!(first.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [2, 3, 5]);
@@ -283,7 +306,8 @@ mod tests {
         assert_eq!((term.behavior, term.version, term.age), (Some(-6.0), 7, 2));
         assert_eq!((term.weight, term.advantage), (0.25, 0.5));
         assert_eq!(first.targets[2].temperature, 0.8);
-        let second = AttemptSequences::from_trajectory(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
+        let second =
+            AttemptSequences::from_trajectory(&trajectory).input(&planned(5), Targets::DEFAULT, 9);
         assert_eq!(second.tokens, [1, 2, 3, 4, 9]);
         assert_eq!(second.targets.iter().map(|t| t.index).collect::<Vec<_>>(), [4]);
     }
@@ -306,8 +330,11 @@ mod tests {
         }
         let indices = |targets: Targets<'_>| {
             let [sequence] = &trained_sequences(&trajectory, targets)[..] else { panic!() };
-            let input =
-                AttemptSequences::from_trajectory(&trajectory).input(&planned(sequence.leaf.0), targets, 9);
+            let input = AttemptSequences::from_trajectory(&trajectory).input(
+                &planned(sequence.leaf.0),
+                targets,
+                9,
+            );
             assert_eq!(sequence.tokens(), input.targets.len());
             (input.targets.iter().map(|t| t.index).collect::<Vec<_>>(), input.tokens.to_vec())
         };

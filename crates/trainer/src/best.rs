@@ -1,7 +1,8 @@
 //! The best checkpoint of a run.
 //!
-//! The evaluation that selects the best checkpoint overestimates it, because the luckiest of several
-//! equally good checkpoints is selected. So [`Best`] records how the checkpoint was selected.
+//! The evaluation that selects the best checkpoint overestimates it, because the luckiest of
+//! several equally good checkpoints is selected. So [`Best`] records how the checkpoint was
+//! selected.
 
 use std::path::PathBuf;
 
@@ -39,8 +40,11 @@ impl Best {
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
         let candidates = evals.iter().filter(is_trained).count();
         let checkpoint = checkpoint.filter(|_| is_trained(&best) && candidates > 1)?;
-        let (label, success, uses_selection_tasks) =
-            (best.label.clone(), best.overall.success, best.slices.iter().any(|slice| slice.selects));
+        let (label, success, uses_selection_tasks) = (
+            best.label.clone(),
+            best.overall.success,
+            best.slices.iter().any(|slice| slice.selects),
+        );
         Some(Best { checkpoint, label, candidates, success, uses_selection_tasks })
     }
 }
@@ -62,7 +66,8 @@ mod tests {
             })
         };
         let choosing = chosen.map(|(correct, tasks)| slice("x-choosing", true, correct, tasks));
-        let slices: Vec<Value> = choosing.into_iter().chain([slice("x", false, correct, 10)]).collect();
+        let slices: Vec<Value> =
+            choosing.into_iter().chain([slice("x", false, correct, 10)]).collect();
         let value = json!({
             "phase": 0, "step": step, "label": format!("step {step}"), "overall": slice("overall", false, correct, 10),
             "slices": slices,
@@ -83,7 +88,12 @@ mod tests {
         let evals = [eval(0, 1, None), eval(1, 4, None), eval(2, 7, None), eval(3, 7, None)];
         let best = Best::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
-            (best.label.as_str(), best.candidates, best.success.estimate, best.uses_selection_tasks),
+            (
+                best.label.as_str(),
+                best.candidates,
+                best.success.estimate,
+                best.uses_selection_tasks
+            ),
             ("step 2", 3, 0.7, false)
         );
         // Selection tasks can prefer another checkpoint. The reported success is that of the
@@ -91,7 +101,12 @@ mod tests {
         let evals = [eval(1, 4, Some((4, 4))), eval(2, 7, Some((3, 4)))];
         let best = Best::select(&evals, checkpoint_dir()).unwrap();
         assert_eq!(
-            (best.label.as_str(), best.candidates, best.success.estimate, best.uses_selection_tasks),
+            (
+                best.label.as_str(),
+                best.candidates,
+                best.success.estimate,
+                best.uses_selection_tasks
+            ),
             ("step 1", 2, 0.4, true)
         );
         assert_eq!(Best::select(&evals[..1], checkpoint_dir()), None, "one is no choice");

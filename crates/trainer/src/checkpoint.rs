@@ -101,7 +101,8 @@ impl Checkpoint {
     /// Returns a message that names the file if one has changed since it was written.
     pub(crate) fn verify(&self) -> Result<(), String> {
         for SavedFile { name, crc32c, .. } in state_of(&self.dir)?.files {
-            let file = File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
+            let file =
+                File::open(self.dir.join(&name)).map_err(|error| format!("{name}: {error}"))?;
             let (_, found) = checksum(file).map_err(|error| format!("{name}: {error}"))?;
             if found != crc32c {
                 return Err(format!("{name} has the checksum {found:08x} instead of {crc32c:08x}"));
@@ -185,9 +186,9 @@ impl Checkpoints {
         for name in self.names()?.into_iter().filter(|name| name.starts_with("step-")) {
             match read(&self.root.join(&name)) {
                 Ok(checkpoint) => found.complete.push(checkpoint),
-                Err(why) => {
-                    found.damaged.push(format!("checkpoint {name} is not whole and is passed over: {why}"))
-                }
+                Err(why) => found
+                    .damaged
+                    .push(format!("checkpoint {name} is not whole and is passed over: {why}")),
             }
         }
         found.complete.sort_by_key(|checkpoint| checkpoint.position.global_step);
@@ -211,12 +212,14 @@ impl Checkpoints {
         let checkpoint_dir = self.root.join(&name);
         let temporary = self.root.join(format!("{TEMPORARY}{name}"));
         if temporary.exists() {
-            fs::remove_dir_all(&temporary).map_err(|source| file_error("remove", &temporary, source))?;
+            fs::remove_dir_all(&temporary)
+                .map_err(|source| file_error("remove", &temporary, source))?;
         }
         fs::create_dir(&temporary).map_err(|source| file_error("create", &temporary, source))?;
         let written = self.write_files(&temporary, contents, &about).await;
         if let Err(error) = written {
-            // An incomplete checkpoint is useless, and removing it may free the space that the disk lacks.
+            // An incomplete checkpoint is useless, and removing it may free the space that the disk
+            // lacks.
             let _ = fs::remove_dir_all(&temporary);
             return Err(error);
         }
@@ -225,7 +228,8 @@ impl Checkpoints {
             // The old directory was incomplete, otherwise the run would have resumed from it.
             self.remove(&checkpoint_dir)?;
         }
-        fs::rename(&temporary, &checkpoint_dir).map_err(|source| file_error("rename", &temporary, source))?;
+        fs::rename(&temporary, &checkpoint_dir)
+            .map_err(|source| file_error("rename", &temporary, source))?;
         crash_point("after_rename");
         sync_dir(&self.root)?;
         info!(folder = %checkpoint_dir.display(), seconds = start.elapsed().as_secs_f64(), "checkpoint written");
@@ -244,12 +248,16 @@ impl Checkpoints {
         let mut written = BTreeMap::new();
         for PolicyContent { subdir: location, learner, critic, reference, .. } in contents {
             let location = dir.join(location);
-            let models =
-                [("", Some(*learner), true), (CRITIC, *critic, true), (REFERENCE, *reference, false)];
+            let models = [
+                ("", Some(*learner), true),
+                (CRITIC, *critic, true),
+                (REFERENCE, *reference, false),
+            ];
             for (name, model, with_training_state) in models {
                 let Some(model) = model else { continue };
                 let location = if name.is_empty() { location.clone() } else { location.join(name) };
-                fs::create_dir_all(&location).map_err(|source| file_error("create", &location, source))?;
+                fs::create_dir_all(&location)
+                    .map_err(|source| file_error("create", &location, source))?;
                 let Manifest { location: WeightsLocation::Local(location), files, .. } =
                     model.save(&location, with_training_state).await?
                 else {
@@ -312,7 +320,12 @@ impl Checkpoints {
             match checkpoint.verify() {
                 Ok(()) => return Ok((Some(checkpoint), damaged)),
                 Err(why) => {
-                    let name = checkpoint.dir.file_name().unwrap_or_default().to_string_lossy().into_owned();
+                    let name = checkpoint
+                        .dir
+                        .file_name()
+                        .unwrap_or_default()
+                        .to_string_lossy()
+                        .into_owned();
                     damaged.push(format!("checkpoint {name} is damaged and is passed over: {why}"));
                 }
             }
@@ -336,9 +349,11 @@ impl Checkpoints {
     /// phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
         let (found, best) = (self.find()?.complete, self.best());
-        let is_kept =
-            |checkpoint: &Checkpoint| checkpoint.phase_end || best.as_ref() == Some(&checkpoint.dir);
-        let passing: Vec<&Checkpoint> = found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
+        let is_kept = |checkpoint: &Checkpoint| {
+            checkpoint.phase_end || best.as_ref() == Some(&checkpoint.dir)
+        };
+        let passing: Vec<&Checkpoint> =
+            found.iter().filter(|checkpoint| !is_kept(checkpoint)).collect();
         for old in &passing[..passing.len().saturating_sub(keep)] {
             self.remove(&old.dir)?;
         }
@@ -390,7 +405,8 @@ fn state_of(path: &Path) -> Result<State, String> {
 fn read(path: &Path) -> Result<Checkpoint, String> {
     let state = state_of(path)?;
     for SavedFile { name, bytes, .. } in &state.files {
-        let found = fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
+        let found =
+            fs::metadata(path.join(name)).map_err(|error| format!("{name}: {error}"))?.len();
         if found != *bytes {
             return Err(format!("{name} has {found} bytes instead of {bytes}"));
         }
@@ -435,7 +451,10 @@ mod tests {
 
     async fn write(checkpoints: &Checkpoints, step: u32, phase_end: bool) -> Checkpoint {
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        checkpoints.write(&[content(&simulator, &companions)], about(step, phase_end)).await.unwrap()
+        checkpoints
+            .write(&[content(&simulator, &companions)], about(step, phase_end))
+            .await
+            .unwrap()
     }
 
     /// A checksum comes from the manifest, unless the file changed after its learner wrote it.
@@ -479,14 +498,20 @@ mod tests {
         fs::create_dir(root.join("step-000099")).unwrap();
         let found = checkpoints.find().unwrap();
         assert_eq!(steps(&found), [4]);
-        assert!(found.damaged[0].contains("step-000008") && found.damaged[0].contains("simulator.weights"));
+        assert!(
+            found.damaged[0].contains("step-000008")
+                && found.damaged[0].contains("simulator.weights")
+        );
         assert!(found.damaged[1].contains("tokenizer.json has 1 bytes instead of 2"));
         assert!(found.damaged[2].contains("trainer.json"));
         // A file of the right size whose contents changed is detected before it is loaded.
         fs::write(written[1].dir.join("tokenizer.json"), "[]").unwrap();
         assert_eq!(steps(&checkpoints.find().unwrap()), [4]);
         let (newest, damaged) = checkpoints.newest().unwrap();
-        assert!(newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"), "{damaged:?}");
+        assert!(
+            newest.is_none() && damaged[0].contains("tokenizer.json has the checksum"),
+            "{damaged:?}"
+        );
         fs::write(written[1].dir.join("tokenizer.json"), "{}").unwrap();
         assert_eq!(checkpoints.newest().unwrap().0.as_ref(), Some(&written[1]));
         // The checkpoint can be written again over the damaged one.
@@ -506,7 +531,8 @@ mod tests {
             }
             checkpoints.prune(1).unwrap();
         }
-        let steps: Vec<u32> = checkpoints.find().unwrap().complete.iter().map(|c| c.position.step).collect();
+        let steps: Vec<u32> =
+            checkpoints.find().unwrap().complete.iter().map(|c| c.position.step).collect();
         assert_eq!(steps, [2, 4]);
         assert!(checkpoints.best().unwrap().ends_with("step-000002"));
     }
@@ -519,7 +545,8 @@ mod tests {
         fs::create_dir(dir.path().join(".tmp-step-000002")).unwrap();
         let full = |_: &Path| Err(io::Error::from(io::ErrorKind::StorageFull));
         let simulator = Simulator::new(SimulatorConfig { rows: 8, ..SimulatorConfig::default() });
-        let error = checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
+        let error =
+            checkpoints.write(&[content(&simulator, &full)], about(3, false)).await.unwrap_err();
         assert!(error.is_user_error());
         assert!(error.to_string().contains("make room"), "{error}");
         let checkpoints = Checkpoints::open(dir.path().to_owned()).unwrap();

@@ -43,7 +43,8 @@ pub async fn score_completions(
     let mut groups: BTreeMap<(String, String), u32> = BTreeMap::new();
     let mut samples: Vec<u32> = Vec::new();
     let mut attempts: Vec<Vec<(usize, Attempt)>> = Vec::new();
-    let sources: BTreeSet<&str> = completions.iter().map(|(task, _)| task.source.as_str()).collect();
+    let sources: BTreeSet<&str> =
+        completions.iter().map(|(task, _)| task.source.as_str()).collect();
     let sources: Vec<String> = sources.into_iter().map(str::to_owned).collect();
     for (index, (task, completion)) in completions.into_iter().enumerate() {
         let next = groups.len() as u32;
@@ -59,19 +60,29 @@ pub async fn score_completions(
         let slot = AttemptSlot { purpose: Purpose::Eval, phase: 0, step: 0, group, sample };
         let id = AttemptId::new(&run, &slot, 0);
         let start = AttemptStart { id, slot, number: 0, task: json!(task) };
-        let attempt = Attempt { outcome: Outcome::demonstrated(completion), ..Attempt::from_start(&start) };
+        let attempt =
+            Attempt { outcome: Outcome::demonstrated(completion), ..Attempt::from_start(&start) };
         attempts[group as usize].push((index, attempt));
     }
     let scored = stream::iter(attempts).map(|group| score_group(scorers, group));
-    let mut scored: Vec<(usize, Attempt)> =
-        scored.buffer_unordered(concurrency.max(1)).collect::<Vec<_>>().await.into_iter().flatten().collect();
+    let mut scored: Vec<(usize, Attempt)> = scored
+        .buffer_unordered(concurrency.max(1))
+        .collect::<Vec<_>>()
+        .await
+        .into_iter()
+        .flatten()
+        .collect();
     scored.sort_unstable_by_key(|(index, _)| *index);
     let attempts: Vec<Attempt> = scored.into_iter().map(|(_, attempt)| attempt).collect();
     let scores: Vec<f64> = attempts.iter().filter_map(|attempt| attempt.score).collect();
     let num_correct = attempts.iter().filter(|attempt| is_correct(attempt)).count() as u64;
     let has_partial_scores = scores.iter().any(|score| *score != 0.0 && *score != 1.0);
     Ok(ScoredCompletions {
-        success: if scores.is_empty() { None } else { Some(wilson(num_correct, scores.len() as u64)?) },
+        success: if scores.is_empty() {
+            None
+        } else {
+            Some(wilson(num_correct, scores.len() as u64)?)
+        },
         score: if has_partial_scores { Some(mean_score(&scores, NUM_RESAMPLES, 0)?) } else { None },
         attempts,
     })
@@ -90,10 +101,12 @@ async fn score_group(scorers: &Scorers, group: Vec<(usize, Attempt)>) -> Vec<(us
     if let Some((_, first)) = scored.first()
         && scorers.compares_group(&first.task)
     {
-        let mut scored_attempts: Vec<&mut Attempt> = scored.iter_mut().map(|(_, attempt)| attempt).collect();
+        let mut scored_attempts: Vec<&mut Attempt> =
+            scored.iter_mut().map(|(_, attempt)| attempt).collect();
         if let Err(failure) = scorers.score_together(&mut scored_attempts, &[]).await {
-            let failed =
-                scored.into_iter().map(|(index, attempt)| (index, failure.apply_to(scorers, attempt)));
+            let failed = scored
+                .into_iter()
+                .map(|(index, attempt)| (index, failure.apply_to(scorers, attempt)));
             unscored.extend(failed);
             return unscored;
         }
@@ -116,14 +129,16 @@ mod tests {
     #[tokio::test]
     async fn score_replies_keeps_file_order() {
         let scorers = Scorers::new(&RewardKeys::default(), BTreeMap::new());
-        let completions = [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
+        let completions =
+            [("a", 4, "It is 4."), ("b", 5, "4"), ("a", 4, "5"), ("b", 5, "The answer is 5")];
         let completions =
             completions.map(|(id, answer, completion)| (task(id, answer), completion.to_owned()));
         let ScoredCompletions { attempts, success, score } =
             score_completions(&scorers, completions.into(), 2).await.unwrap();
         let scores: Vec<_> = attempts.iter().map(|attempt| attempt.score).collect();
         assert_eq!(scores, [Some(1.0), Some(0.0), Some(0.0), Some(1.0)]);
-        let group_and_sample: Vec<_> = attempts.iter().map(|a| (a.slot.group, a.slot.sample)).collect();
+        let group_and_sample: Vec<_> =
+            attempts.iter().map(|a| (a.slot.group, a.slot.sample)).collect();
         assert_eq!(group_and_sample, [(0, 0), (1, 0), (0, 1), (1, 1)]);
         assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed));
         assert_eq!((success.unwrap().estimate, score), (0.5, None));

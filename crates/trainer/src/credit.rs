@@ -71,7 +71,8 @@ fn credited_positions(
                     .find(|(segment, ..)| *segment == id)
                     .map(|(_, position, ..)| position)
             };
-            let last = trajectory.sequence(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
+            let last =
+                trajectory.sequence(*id).into_iter().rev().find_map(|part| end_of(part.segment.id));
             last.into_iter().collect()
         }
         CreditTarget::Turn(turn) => {
@@ -87,7 +88,8 @@ fn credited_positions(
                 .filter(|(.., agent)| agent == name)
                 .map(|(_, position, ..)| position)
                 .collect();
-            let last_of = |sequence| agent_positions.iter().rev().find(|(p, _)| *p == sequence).copied();
+            let last_of =
+                |sequence| agent_positions.iter().rev().find(|(p, _)| *p == sequence).copied();
             (0..sequences.len()).filter_map(last_of).collect()
         }
     }
@@ -116,10 +118,17 @@ impl CreditedReward {
     /// Returns the samples of an attempt. An attempt without trained tokens is a sample of each of
     /// `agents`, which act in other attempts of the group, because the next agent to act is
     /// unknown.
-    pub fn samples(&self, sequences: &[TrainedSequence], by: GroupBy, agents: &[String]) -> Vec<Sample> {
+    pub fn samples(
+        &self,
+        sequences: &[TrainedSequence],
+        by: GroupBy,
+        agents: &[String],
+    ) -> Vec<Sample> {
         if by != GroupBy::Agent {
-            let tokens =
-                sequences.iter().enumerate().map(|(i, sequence)| (i, (0..sequence.tokens()).collect()));
+            let tokens = sequences
+                .iter()
+                .enumerate()
+                .map(|(i, sequence)| (i, (0..sequence.tokens()).collect()));
             let score = self.parts.iter().fold(self.outcome, |sum, (reward, _)| sum + reward);
             return vec![Sample { agent: None, score, tokens: tokens.collect() }];
         }
@@ -148,7 +157,9 @@ impl CreditedReward {
                     }
                 };
                 match sample.tokens.last_mut() {
-                    Some((last, sequence_tokens)) if *last == sequence => sequence_tokens.extend(tokens),
+                    Some((last, sequence_tokens)) if *last == sequence => {
+                        sequence_tokens.extend(tokens)
+                    }
                     _ => sample.tokens.push((sequence, tokens.collect())),
                 }
             }
@@ -160,8 +171,12 @@ impl CreditedReward {
                     .iter()
                     .any(|(sequence, tokens)| *sequence == index.0 && tokens.contains(&index.1))
             };
-            let own_parts: Vec<f64> =
-                self.parts.iter().filter(|(_, to)| to.iter().any(reaches)).map(|(r, _)| *r).collect();
+            let own_parts: Vec<f64> = self
+                .parts
+                .iter()
+                .filter(|(_, to)| to.iter().any(reaches))
+                .map(|(r, _)| *r)
+                .collect();
             sample.score += own_parts.into_iter().sum::<f64>();
         }
         samples
@@ -183,25 +198,32 @@ impl CreditedReward {
             let (sequence, extra_rewards, signals) =
                 (*sequence, &extra_rewards[*sequence], &signals[*sequence]);
             let at = |token: usize| {
-                let step_rewards = self.parts.iter().filter(|(_, to)| to.contains(&(sequence, token)));
+                let step_rewards =
+                    self.parts.iter().filter(|(_, to)| to.contains(&(sequence, token)));
                 step_rewards
-                    .fold(extra_rewards.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| sum + reward)
+                    .fold(extra_rewards.get(token).copied().unwrap_or(0.0), |sum, (reward, _)| {
+                        sum + reward
+                    })
             };
             let mut rewards: Vec<f64> = tokens.iter().map(|token| at(*token)).collect();
             if let Some(last) = rewards.last_mut() {
                 *last += self.outcome;
             }
             let actions = sequences[sequence].turns.iter();
-            let own_actions =
-                || actions.clone().filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent));
-            let masked =
-                own_actions().flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
+            let own_actions = || {
+                actions
+                    .clone()
+                    .filter(|a| sample.agent.as_ref().is_none_or(|agent| *agent == a.agent))
+            };
+            let masked = own_actions()
+                .flat_map(|action| std::iter::repeat_n(masked(&action.agent), action.tokens()));
             let select = |numbers: &[f32]| match numbers {
                 [] => Vec::new(),
                 _ => tokens.iter().map(|token| f64::from(numbers[*token])).collect(),
             };
             // The last token of a truncated sequence is the truncated one.
-            let is_last = tokens.last().is_some_and(|token| token + 1 == sequences[sequence].tokens());
+            let is_last =
+                tokens.last().is_some_and(|token| token + 1 == sequences[sequence].tokens());
             levade_rl::Sequence {
                 turns_before: sequences[sequence].turns_before,
                 turns: own_actions().map(|action| action.tokens()).collect(),
@@ -271,16 +293,22 @@ mod tests {
             (vec![Vec::new(); sequences.len()], vec![Signals::default(); sequences.len()]);
         let rollout = |sample: &Sample| {
             let rollout = credited.rollout(sample, 0, &sequences, &nothing, &signals, |_| false);
-            assert!(rollout.sequences.iter().all(|path| path.turns.iter().sum::<usize>() == path.len()));
+            assert!(
+                rollout.sequences.iter().all(|path| path.turns.iter().sum::<usize>() == path.len())
+            );
             assert!((rollout.components.iter().sum::<f64>() - rollout.score).abs() < 1e-12);
-            (rollout.score, rollout.sequences.into_iter().map(|sequence| sequence.rewards).collect())
+            (
+                rollout.score,
+                rollout.sequences.into_iter().map(|sequence| sequence.rewards).collect(),
+            )
         };
         credited.samples(&sequences, by, &[]).iter().map(rollout).collect()
     }
 
     #[test]
     fn early_reward_is_credited_to_preceding_action() {
-        let both = |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
+        let both =
+            |first: [f64; 6], second: [f64; 2]| vec![(10.0, vec![first.to_vec(), second.to_vec()])];
         let segment = |id| CreditTarget::Segment(SegmentId(id));
         assert_eq!(rewards(GroupBy::Task, &[]), both([0.0, 0.0, 0.0, 0.0, 0.0, 10.0], [0.0, 10.0]));
         for (by, want) in [
@@ -300,8 +328,10 @@ mod tests {
 
     #[test]
     fn agents_become_separate_samples() {
-        let found =
-            rewards(GroupBy::Agent, &[(CreditTarget::Turn(1), 1.0), (CreditTarget::Agent("a".into()), -2.0)]);
+        let found = rewards(
+            GroupBy::Agent,
+            &[(CreditTarget::Turn(1), 1.0), (CreditTarget::Agent("a".into()), -2.0)],
+        );
         let a = (9.0, vec![vec![0.0, 0.0, 9.0]]);
         let b = (12.0, vec![vec![0.0, 0.0, 12.0], vec![0.0, 11.0]]);
         assert_eq!(found, [a, b]);

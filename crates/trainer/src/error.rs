@@ -324,10 +324,14 @@ pub enum TrainerError {
         masked: String,
     },
     /// A plan names an attempt that the store does not contain.
-    #[error("the plan of the step names attempt {0}, which is not in the record; the record is incomplete")]
+    #[error(
+        "the plan of the step names attempt {0}, which is not in the record; the record is incomplete"
+    )]
     Unrecorded(AttemptId),
     /// The requested step is not in the store.
-    #[error("step {step} of phase {phase} is not in the record; `levade inspect` lists the steps that are")]
+    #[error(
+        "step {step} of phase {phase} is not in the record; `levade inspect` lists the steps that are"
+    )]
     NoStep {
         /// Index of the phase.
         phase: u32,
@@ -437,7 +441,9 @@ impl TrainerError {
             | E::Tree(_) => false,
             E::Policy(error) => matches!(
                 error,
-                PolicyError::Invalid(_) | PolicyError::PromptTooLong { .. } | PolicyError::Storage(_)
+                PolicyError::Invalid(_)
+                    | PolicyError::PromptTooLong { .. }
+                    | PolicyError::Storage(_)
             ),
             E::Store(error) => error.is_user_error(),
             E::File { source, .. } => matches!(

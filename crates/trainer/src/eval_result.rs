@@ -145,13 +145,16 @@ impl AtK {
             attempts.iter().map(|a| f64::from(u8::from(is_correct(a)))).collect()
         };
         let majority = |(seed, attempts): (u64, &[&Attempt])| {
-            let answers: Vec<Option<String>> = attempts.iter().map(|attempt| final_answer(attempt)).collect();
+            let answers: Vec<Option<String>> =
+                attempts.iter().map(|attempt| final_answer(attempt)).collect();
             let answers: Vec<Option<&str>> = answers.iter().map(Option::as_deref).collect();
             majority_of(&answers, &scores(attempts), k, MAJORITY_SAMPLES, seed)
         };
         Ok(AtK {
             k,
-            pass: interval_over_tasks(tasks.iter().map(|attempts| best_of(&correct_flags(attempts), k)))?,
+            pass: interval_over_tasks(
+                tasks.iter().map(|attempts| best_of(&correct_flags(attempts), k)),
+            )?,
             best: interval_over_tasks(tasks.iter().map(|attempts| best_of(&scores(attempts), k)))?,
             majority: interval_over_tasks((0..).zip(tasks.iter().copied()).map(majority))?,
         })
@@ -174,8 +177,10 @@ impl SliceResult {
         let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
         let fraction = |count: usize| count as f64 / attempts.len() as f64;
         let graded = scores(attempts).iter().any(|score| *score != 0.0 && *score != 1.0);
-        let mean = |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
-        let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
+        let mean =
+            |attempts: &[&Attempt]| scores(attempts).iter().sum::<f64>() / attempts.len() as f64;
+        let sampled: usize =
+            attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
         Ok(SliceResult {
             name: name.to_owned(),
             apart,
@@ -186,7 +191,9 @@ impl SliceResult {
                 wilson(correct, attempts.len() as u64)?
             } else {
                 interval_over_tasks(
-                    by_task.iter().map(|attempts| count_correct(attempts) as f64 / attempts.len() as f64),
+                    by_task
+                        .iter()
+                        .map(|attempts| count_correct(attempts) as f64 / attempts.len() as f64),
                 )?
             },
             score: if graded {
@@ -194,11 +201,15 @@ impl SliceResult {
             } else {
                 None
             },
-            at: k_values(samples).into_iter().map(|k| AtK::new(k, &by_task)).collect::<Result<_, _>>()?,
+            at: k_values(samples)
+                .into_iter()
+                .map(|k| AtK::new(k, &by_task))
+                .collect::<Result<_, _>>()?,
             answered: fraction(outcomes.iter().filter(|o| o.finish.is_complete()).count()),
             used_tool: fraction(outcomes.iter().filter(|o| o.calls.ok > 0).count()),
             sampled_tokens: sampled as f64 / attempts.len() as f64,
-            failed: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count() as u64,
+            failed: attempts.iter().filter(|attempt| attempt.status == Status::Failed).count()
+                as u64,
         })
     }
 
@@ -233,7 +244,8 @@ impl EvalResult {
         if tasks == 0 {
             return interval_of(&self.overall).estimate;
         }
-        let sum: f64 = choosing().map(|slice| interval_of(slice).estimate * slice.tasks as f64).sum();
+        let sum: f64 =
+            choosing().map(|slice| interval_of(slice).estimate * slice.tasks as f64).sum();
         sum / tasks as f64
     }
 
@@ -263,7 +275,8 @@ impl EvalResult {
             add("success", slice.success);
             add("score", slice.mean_score());
             for at in &slice.at {
-                for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)] {
+                for (what, interval) in [("pass", at.pass), ("best", at.best), ("maj", at.majority)]
+                {
                     add(&format!("{what}@{}", at.k), interval);
                 }
             }
@@ -350,13 +363,20 @@ pub(crate) mod tests {
         assert_eq!((result.score, result.mean_score()), (None, result.success));
 
         // The interval stays wide if all attempts at two tasks fail, and if all of them succeed.
-        let with_score = |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
-        let slice_with_score =
-            |score| SliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4).unwrap();
+        let with_score =
+            |score| all.clone().map(|attempt| Attempt { score: Some(score), ..attempt });
+        let slice_with_score = |score| {
+            SliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4).unwrap()
+        };
         let (wrong, all_correct) = (slice_with_score(0.0), slice_with_score(1.0));
         let unsure = wilson(0, 2).unwrap().high;
-        assert_eq!((wrong.success.estimate, wrong.success.low, all_correct.success.high), (0.0, 0.0, 1.0));
-        for high in [wrong.success, wrong.at[1].pass, wrong.at[1].majority].map(|interval| interval.high) {
+        assert_eq!(
+            (wrong.success.estimate, wrong.success.low, all_correct.success.high),
+            (0.0, 0.0, 1.0)
+        );
+        for high in
+            [wrong.success, wrong.at[1].pass, wrong.at[1].majority].map(|interval| interval.high)
+        {
             assert!((high - unsure).abs() < 1e-12, "{high} {unsure}");
         }
         assert!((all_correct.success.low - (1.0 - unsure)).abs() < 1e-12, "{all_correct:?}");

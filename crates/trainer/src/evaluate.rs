@@ -32,7 +32,8 @@ pub async fn evaluate(
         .flat_map(|(group, task)| {
             let EvalKey { phase, step } = key;
             let group = group as u32;
-            let slot_of = move |sample| AttemptSlot { purpose: Purpose::Eval, phase, step, group, sample };
+            let slot_of =
+                move |sample| AttemptSlot { purpose: Purpose::Eval, phase, step, group, sample };
             (0..keys.samples).map(move |sample| (slot_of(sample), task.clone()))
         })
         .collect();
@@ -45,8 +46,10 @@ pub async fn evaluate(
     let mut results = Vec::with_capacity(slices.len());
     let mut counted: Vec<&Attempt> = Vec::new();
     for slice in slices {
-        let slice_attempts: Vec<&Attempt> = rest.by_ref().take(slice.tasks.len() * samples).collect();
-        let result = SliceResult::new(&slice.name, slice.excluded_from_overall, &slice_attempts, samples)?;
+        let slice_attempts: Vec<&Attempt> =
+            rest.by_ref().take(slice.tasks.len() * samples).collect();
+        let result =
+            SliceResult::new(&slice.name, slice.excluded_from_overall, &slice_attempts, samples)?;
         results.push(SliceResult { selects: slice.selects, ..result });
         if !slice.excluded_from_overall {
             counted.extend(slice_attempts);
@@ -66,7 +69,8 @@ fn find_uncalled(
     wanted: &[(AttemptSlot, Task)],
     attempts: &[Attempt],
 ) -> Result<Option<UncalledTools>, TrainerError> {
-    let has_tools = |task: &Task| rollouts.agents.agent_for(task).is_ok_and(|a| !a.agent.tools.is_empty());
+    let has_tools =
+        |task: &Task| rollouts.agents.agent_for(task).is_ok_and(|a| !a.agent.tools.is_empty());
     let sampled = attempts
         .iter()
         .zip(wanted)
@@ -74,7 +78,8 @@ fn find_uncalled(
     let Some((attempt, (_, task))) = sampled else { return Ok(None) };
     let agent = rollouts.agents.agent_for(task)?;
     let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
-    let first = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
+    let first =
+        attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();
     let completion = chat.decode_completion(&tokens);
     let in_reasoning = chat.opened_reasoning(&agent.keys.initial_messages(task), &tools)?.is_some();

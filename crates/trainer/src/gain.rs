@@ -29,15 +29,22 @@ impl Gain {
     ///
     /// # Errors
     /// Returns an error if the attempts cannot be read.
-    pub(crate) async fn between(evals: &[&EvalResult], store: &dyn Store) -> Result<Vec<Gain>, TrainerError> {
+    pub(crate) async fn between(
+        evals: &[&EvalResult],
+        store: &dyn Store,
+    ) -> Result<Vec<Gain>, TrainerError> {
         let attempts = store.summaries(Purpose::Eval).await?;
         // Sum of the scores and number of the attempts at every task that counts, by the task's
         // index.
         let scored = |eval: &EvalResult| -> BTreeMap<u32, (f64, f64)> {
-            let counted: Vec<bool> =
-                eval.slices.iter().flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart)).collect();
+            let counted: Vec<bool> = eval
+                .slices
+                .iter()
+                .flat_map(|slice| (0..slice.tasks).map(|_| !slice.apart))
+                .collect();
             let mut found: BTreeMap<u32, (f64, f64)> = BTreeMap::new();
-            for attempt in attempts.iter().filter(|a| (a.slot.phase, a.slot.step) == (eval.phase, eval.step))
+            for attempt in
+                attempts.iter().filter(|a| (a.slot.phase, a.slot.step) == (eval.phase, eval.step))
             {
                 if counted.get(attempt.slot.group as usize) == Some(&true) {
                     let (sum, made) = found.entry(attempt.slot.group).or_default();
@@ -90,8 +97,13 @@ mod tests {
 
     #[test]
     fn milestones_are_first_and_phase_end_evaluations() {
-        let evals =
-            [eval(0, 0, "before"), eval(0, 3, "x"), eval(0, 6, "sft"), eval(1, 3, "y"), eval(1, 5, "grpo")];
+        let evals = [
+            eval(0, 0, "before"),
+            eval(0, 3, "x"),
+            eval(0, 6, "sft"),
+            eval(1, 3, "y"),
+            eval(1, 5, "grpo"),
+        ];
         let labels: Vec<&str> = milestones(&evals).iter().map(|eval| eval.label.as_str()).collect();
         assert_eq!(labels, ["before", "sft", "grpo"]);
         assert_eq!(milestones(&[]).len(), 0);
@@ -122,7 +134,8 @@ mod tests {
         // a: 1001 → 1110, c: 10 → 11.
         assert!((gain.difference.estimate - 2.0 / 6.0).abs() < 1e-12, "{gain:?}");
         assert!(
-            gain.difference.low < gain.difference.estimate && gain.difference.estimate < gain.difference.high
+            gain.difference.low < gain.difference.estimate
+                && gain.difference.estimate < gain.difference.high
         );
         assert!(!gain.graded);
         let mut scored = after.clone();

@@ -2,9 +2,9 @@
 //!
 //! # Guarantees
 //! - **Scoring takes no permit from sampling.**
-//! - **An attempt that may wait for its score** is recorded as unscored as soon as it ends. That is the only
-//!   case in which a record is completed later; its tokens stay. When a run resumes, such an attempt is
-//!   scored, not repeated.
+//! - **An attempt that may wait for its score** is recorded as unscored as soon as it ends. That is
+//!   the only case in which a record is completed later; its tokens stay. When a run resumes, such
+//!   an attempt is scored, not repeated.
 //! - **Cancel safety.** A caller that stops waiting for the next attempt loses nothing.
 
 use std::collections::HashMap;
@@ -126,7 +126,8 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
         let handle = self.generating.spawn(async move {
             let made = async {
                 let made = making.await?;
-                if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt.task) {
+                if made.attempt.status == Status::Unscored && scorers.can_defer(&made.attempt.task)
+                {
                     store.end(&made.attempt.id, &made.attempt.end()).await?;
                     crash_point("attempt_unscored");
                 }
@@ -173,7 +174,10 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
     /// # Errors
     /// Returns an error if recording fails, or if only unavailable scorers are left to wait for,
     /// for longer than `limit`.
-    pub async fn next(&mut self, limit: Option<Duration>) -> Result<Option<AttemptEvent<K>>, TrainerError> {
+    pub async fn next(
+        &mut self,
+        limit: Option<Duration>,
+    ) -> Result<Option<AttemptEvent<K>>, TrainerError> {
         loop {
             if let Some(ended) = self.ended.pop() {
                 return Ok(Some(ended));
@@ -257,7 +261,12 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
             Some(ScoringFailure { scorer, why, .. }) => (scorer.clone(), why.clone()),
             None => Default::default(),
         };
-        TrainerError::Outage { scorer, seconds: limit.as_secs_f64(), waiting: self.waiting.len(), why }
+        TrainerError::Outage {
+            scorer,
+            seconds: limit.as_secs_f64(),
+            waiting: self.waiting.len(),
+            why,
+        }
     }
 }
 
@@ -302,7 +311,8 @@ async fn retry_scoring<K>(
     mut job: ScoringJob<K>,
 ) -> Result<ScoredJob<K>, StoreError> {
     // Even if the outage timeout is short, the scorer is called before it expires.
-    let [mut pause, max_pause] = RETRY_INTERVALS.map(|pause| pause.min(scorers.outage_timeout() / 4));
+    let [mut pause, max_pause] =
+        RETRY_INTERVALS.map(|pause| pause.min(scorers.outage_timeout() / 4));
     loop {
         process_time::sleep(pause).await;
         let scored = score(scorers.clone(), store.clone(), job).await?;

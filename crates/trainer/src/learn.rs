@@ -174,7 +174,10 @@ impl Progress {
     /// Returns the progress at the start of a step.
     pub fn new(plan: &StepPlan) -> Self {
         let updates = plan.policies.iter().flat_map(|policy| &policy.updates);
-        Progress { done: 0, total: updates.map(|update| update.micro_batch_plan.micro_batches.len()).sum() }
+        Progress {
+            done: 0,
+            total: updates.map(|update| update.micro_batch_plan.micro_batches.len()).sum(),
+        }
     }
 }
 
@@ -193,9 +196,12 @@ pub(crate) async fn run_plan(
     let mut outcome = UpdateOutcome::default();
     let loss = loss_of(settings.phase);
     let mut preparer = match settings.phase {
-        Phase::Rl(keys) => {
-            Some(Preparer::new(keys, models.policy, (settings.seed, settings.stream), settings.exact))
-        }
+        Phase::Rl(keys) => Some(Preparer::new(
+            keys,
+            models.policy,
+            (settings.seed, settings.stream),
+            settings.exact,
+        )),
         Phase::Sft(_) => None,
     };
     if let Some(preparer) = &mut preparer {
@@ -229,7 +235,8 @@ pub(crate) async fn run_plan(
             let start = Instant::now();
             // As planned: corrections for the policy that sampled a token do not concern the
             // critic's values.
-            let sequences: Vec<SequenceInput> = input_order(&update.micro_batch_plan, inputs.clone());
+            let sequences: Vec<SequenceInput> =
+                input_order(&update.micro_batch_plan, inputs.clone());
             for sequences in critic_plan.apply(&sequences) {
                 let sequences: Vec<SequenceInput> = sequences.into_iter().cloned().collect();
                 let batch = TreeBatch::merge(&sequences)?;
@@ -250,7 +257,8 @@ pub(crate) async fn run_plan(
             let TrainReport { sums, step } = critic.train(request, critic_plan, &mut count).await?;
             sums.iter().for_each(|sums| outcome.values.merge(sums));
             if trains_only_critic {
-                outcome.merged_tokens += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
+                outcome.merged_tokens +=
+                    tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
             }
             outcome.critic_grad_norms += if step.applied { step.grad_norm } else { 0.0 };
             outcome.critic_updates += u32::from(step.applied);
@@ -272,15 +280,18 @@ pub(crate) async fn run_plan(
             let sequences = input_order(&update.micro_batch_plan, inputs);
             let tokens = sequence_tokens(&sequences);
             let request = TrainRequest { sequences, loss, params };
-            let TrainReport { sums, step } =
-                models.policy.train(request, &update.micro_batch_plan, &mut || after(&mut done)).await?;
+            let TrainReport { sums, step } = models
+                .policy
+                .train(request, &update.micro_batch_plan, &mut || after(&mut done))
+                .await?;
             for sums in &sums {
                 outcome.all.merge(sums);
                 if i == 0 {
                     outcome.first.merge(sums);
                 }
             }
-            outcome.merged_tokens += tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
+            outcome.merged_tokens +=
+                tokens.saturating_sub(sums.iter().map(|sums| sums.tokens).sum());
             if step.applied {
                 outcome.applied += 1;
                 outcome.grad_norms += step.grad_norm;
@@ -306,12 +317,16 @@ fn inputs_of(
 ) -> Result<Vec<Inputs>, TrainerError> {
     let mut sequences_of: HashMap<AttemptId, AttemptSequences> = HashMap::new();
     let mut input = |sequence: &PlannedSequence| {
-        let trajectory =
-            trajectories.get(&sequence.attempt).ok_or(TrainerError::Unrecorded(sequence.attempt))?;
+        let trajectory = trajectories
+            .get(&sequence.attempt)
+            .ok_or(TrainerError::Unrecorded(sequence.attempt))?;
         let sequences = sequences_of
             .entry(sequence.attempt)
             .or_insert_with(|| AttemptSequences::from_trajectory(trajectory));
-        Ok(((sequence.attempt, sequence.leaf), sequences.input(sequence, settings.targets, settings.version)))
+        Ok((
+            (sequence.attempt, sequence.leaf),
+            sequences.input(sequence, settings.targets, settings.version),
+        ))
     };
     update
         .micro_batches()
@@ -370,7 +385,8 @@ impl UpdateOutcome {
                 metrics.add(name, per_update(all.loss, updates));
                 metrics.add("actor/pg_clipfrac", mean(all.clipped as f64, all.terms));
                 if matches!(loss.policy, PolicyLoss::Clip { dual: Some(_), .. }) {
-                    metrics.add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
+                    metrics
+                        .add("actor/pg_clipfrac_lower", mean(all.dual_clipped as f64, all.terms));
                 }
                 metrics.add("actor/ratio", mean(all.ratio, all.behavior_terms));
                 metrics.add("actor/ppo_kl", mean(all.drift, all.behavior_terms));
@@ -378,21 +394,30 @@ impl UpdateOutcome {
                     metrics.add("actor/kl_loss", mean(all.kl, all.terms));
                 }
                 if keys.needs_critic() {
-                    metrics.add("critic/vf_loss", per_update(self.values.loss, self.critic_updates));
+                    metrics
+                        .add("critic/vf_loss", per_update(self.values.loss, self.critic_updates));
                     metrics.add(
                         "critic/vf_explained_var",
                         explained_variance(&self.returns, &self.values_before),
                     );
                     metrics.add_spread("critic/values", self.values_before.iter().copied());
                     metrics.add_spread("critic/returns", self.returns.iter().copied());
-                    metrics.add("critic/vf_clipfrac", mean(self.values.clipped as f64, self.values.terms));
-                    metrics.add("critic/grad_norm", mean(self.critic_grad_norms, self.critic_updates.into()));
+                    metrics.add(
+                        "critic/vf_clipfrac",
+                        mean(self.values.clipped as f64, self.values.terms),
+                    );
+                    metrics.add(
+                        "critic/grad_norm",
+                        mean(self.critic_grad_norms, self.critic_updates.into()),
+                    );
                 }
                 if let Some((mismatch, breakdown)) = &self.mismatch {
                     report_mismatch(mismatch, metrics);
                     breakdown.report(metrics);
-                    metrics
-                        .add("rollout_corr/beyond_bounds", self.out_of_bounds_fraction.unwrap_or_default());
+                    metrics.add(
+                        "rollout_corr/beyond_bounds",
+                        self.out_of_bounds_fraction.unwrap_or_default(),
+                    );
                     metrics.add("rollout_corr/rejected_tokens", self.rejected as f64);
                 }
                 // Both must be 0 on policy: the training forward pass reproduces the sampled
@@ -445,7 +470,9 @@ mod tests {
             ..Default::default()
         };
         let fractions = |keys: &OptimizerKeys, steps| -> Vec<f32> {
-            (0..steps).map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0).collect()
+            (0..steps)
+                .map(|step| (1000.0 * fraction_of_peak(keys, step, steps)).round() / 1000.0)
+                .collect()
         };
         assert_eq!(fractions(&keys(Schedule::Constant, 2, 0.5), 4), [0.5, 1.0, 1.0, 1.0]);
         assert_eq!(fractions(&keys(Schedule::Linear, 0, 0.0), 4), [1.0, 0.75, 0.5, 0.25]);
@@ -497,7 +524,8 @@ mod tests {
         let (_dir, recipe) = recipe();
         let rates = |step| {
             let settings = settings(&recipe, step);
-            [settings.policy, settings.critic].map(|params| params.map(|params| params.learning_rate))
+            [settings.policy, settings.critic]
+                .map(|params| params.map(|params| params.learning_rate))
         };
         // Only the critic learns in the first two steps.
         assert_eq!([0, 1].map(rates), [[None, Some(0.75)]; 2]);

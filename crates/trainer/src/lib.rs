@@ -1,8 +1,8 @@
 //! Trains models as a recipe specifies: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`Parts`] contain its models and tools, and a
-//! [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the same loop
-//! drives the embedded engine, a simulator and remote processes.
+//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`Parts`] contain its models and tools, and
+//! a [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the same
+//! loop drives the embedded engine, a simulator and remote processes.
 //!
 //! # Example
 //! ```
@@ -75,22 +75,25 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Deterministic.** The final weights are a function of the recipe and its seed, given a deterministic
-//!   learner and sampler. Concurrent attempts, the number of threads and interruptions change no bit.
-//!   Results that depend on wall-clock time (a tool that times out) are recorded and not repeated.
-//! - **Nothing is lost or trained twice.** Every attempt is recorded when it ends, and every step's plan
-//!   before the step runs. A checkpoint is complete or absent. After a kill at any moment, the run resumes
-//!   from the newest checkpoint and repeats the later steps from the store.
-//! - **Explicit weights.** Every normalizer is in the plan, so micro-batches change only the order of sums.
-//! - **Evaluations** use held-out tasks, are greedy by default, and report the score without shaping.
-//! - **Checked before the start**: every recipe key, every task of a file and a sample of the tasks of a
-//!   generator, the chat template, the demonstrations.
+//! - **Deterministic.** The final weights are a function of the recipe and its seed, given a
+//!   deterministic learner and sampler. Concurrent attempts, the number of threads and
+//!   interruptions change no bit. Results that depend on wall-clock time (a tool that times out)
+//!   are recorded and not repeated.
+//! - **Nothing is lost or trained twice.** Every attempt is recorded when it ends, and every step's
+//!   plan before the step runs. A checkpoint is complete or absent. After a kill at any moment, the
+//!   run resumes from the newest checkpoint and repeats the later steps from the store.
+//! - **Explicit weights.** Every normalizer is in the plan, so micro-batches change only the order
+//!   of sums.
+//! - **Evaluations** use held-out tasks, are greedy by default, and report the score without
+//!   shaping.
+//! - **Checked before the start**: every recipe key, every task of a file and a sample of the tasks
+//!   of a generator, the chat template, the demonstrations.
 //!
 //! # Crash points
-//! Tests kill the process at these points (see [`crash_point`](levade_policy::crash_point)): `sampling`,
-//! `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`, `micro_batch`,
-//! `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`, `checkpoint_file`,
-//! `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
+//! Tests kill the process at these points (see [`crash_point`](levade_policy::crash_point)):
+//! `sampling`, `tool_call`, `attempt_unscored`, `scoring`, `attempt_recorded`, `ledger_written`,
+//! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
+//! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
 //! Out of scope: loading models (the caller provides [`Parts`]), and progress bars (an [`Observer`]
 //! displays them).

@@ -22,7 +22,8 @@ use crate::save::save_checkpoint;
 async fn best_step(run: &RunContext, progress: &RunProgress) -> Result<Option<u32>, TrainerError> {
     let Some(best) = best_of(&progress.evals) else { return Ok(None) };
     // Phases can end before their last step. All planned steps of an ended phase were finished.
-    let before = run.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
+    let before =
+        run.store.planned_steps().await?.iter().filter(|(phase, _)| *phase < best.phase).count();
     Ok(Some(before as u32 + best.step))
 }
 
@@ -83,7 +84,8 @@ fn due(run: &RunContext, position: Position) -> Option<String> {
     let steps = keys.steps();
     // Phases of the same kind are distinguished by their index.
     let same = run.recipe.phase.iter().filter(|other| other.name() == keys.name()).count();
-    let name = if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
+    let name =
+        if same > 1 { format!("{} (phase {phase})", keys.name()) } else { keys.name().to_owned() };
     match step {
         0 if phase == 0 => eval.before.then(|| "before training".to_owned()),
         _ if step == steps => Some(format!("after {name}")),
@@ -132,7 +134,13 @@ pub(crate) async fn evaluate_if_due(
     Ok(keep_best(run, progress, reporter, observer).await?)
 }
 
-fn parse_eval(place: &str, key: EvalKey, result: serde_json::Value) -> Result<EvalResult, TrainerError> {
-    serde_json::from_value(result)
-        .map_err(|error| TrainerError::Damaged { path: place.into(), why: format!("{key}: {error}") })
+fn parse_eval(
+    place: &str,
+    key: EvalKey,
+    result: serde_json::Value,
+) -> Result<EvalResult, TrainerError> {
+    serde_json::from_value(result).map_err(|error| TrainerError::Damaged {
+        path: place.into(),
+        why: format!("{key}: {error}"),
+    })
 }

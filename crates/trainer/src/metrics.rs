@@ -37,7 +37,8 @@ impl Metrics {
 
     /// Adds the metrics of a policy, prefixed with the policy's name if there are several policies.
     pub fn extend(&mut self, policy: Option<&str>, numbers: Metrics) {
-        let named = |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
+        let named =
+            |name| policy.map_or_else(|| String::clone(&name), |policy| format!("{policy}/{name}"));
         self.0.extend(numbers.0.into_iter().map(|(name, value)| (named(name), value)));
     }
 
@@ -116,7 +117,8 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let path = dir.path().join("metrics.jsonl");
         let line = |n: u32| {
-            Metrics(vec![("step".into(), f64::from(n)), ("bad".into(), f64::NAN)]).to_json(Map::new())
+            Metrics(vec![("step".into(), f64::from(n)), ("bad".into(), f64::NAN)])
+                .to_json(Map::new())
         };
         let mut file = MetricsFile::open(&path, 0).unwrap();
         file.append(&line(1)).unwrap();

@@ -57,7 +57,8 @@ impl MismatchBreakdown {
             .zip(POSITION_BOUNDS)
             .map(|(class, start)| (class, format!("from_{start}")));
         for (class, name) in ages.chain(by_position).filter(|(class, _)| class.count > 0) {
-            metrics.add(format!("rollout_corr/log_diff_mean_{name}"), class.sum / class.count as f64);
+            metrics
+                .add(format!("rollout_corr/log_diff_mean_{name}"), class.sum / class.count as f64);
             metrics.add(format!("rollout_corr/log_diff_max_{name}"), class.most);
         }
     }

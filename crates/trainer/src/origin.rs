@@ -214,13 +214,17 @@ impl Origin {
         let mut all: Vec<(String, PathBuf)> = Vec::new();
         for (i, source) in recipe.tasks.iter().enumerate() {
             if let TaskSource::File(options) = source {
-                all.extend(options.path.files()?.into_iter().map(|file| (format!("tasks.{i}"), file)));
+                all.extend(
+                    options.path.files()?.into_iter().map(|file| (format!("tasks.{i}"), file)),
+                );
             }
         }
         for (i, tool) in recipe.tool.iter().enumerate() {
             // The manifest contains the checksums of all other files of the index.
             let manifest = tool.index().map(|index| index.join("search.json"));
-            all.extend(manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)));
+            all.extend(
+                manifest.filter(|file| file.exists()).map(|file| (format!("tool.{i}"), file)),
+            );
         }
         all.extend(model.iter().map(|file| ("model".to_owned(), file.clone())));
         let read = |(of, path): (String, PathBuf)| {
@@ -258,12 +262,16 @@ impl Origin {
         write_atomically(&path, text.as_bytes())
     }
 
-    /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes for
-    /// the user.
+    /// Checks that a run with these inputs can resume with the inputs `collect`, and returns notes
+    /// for the user.
     ///
     /// # Errors
     /// Returns [`TrainerError::Changed`] if a file or a tool differs. The error names it.
-    pub fn check_unchanged(&mut self, current: &Origin, dir: &Path) -> Result<Vec<String>, TrainerError> {
+    pub fn check_unchanged(
+        &mut self,
+        current: &Origin,
+        dir: &Path,
+    ) -> Result<Vec<String>, TrainerError> {
         let changed = |of: &str, name: String| {
             Err(TrainerError::Changed { of: of.to_owned(), name, run_dir: dir.to_owned() })
         };
@@ -275,8 +283,8 @@ impl Origin {
         }
         match (&self.tools, &current.tools) {
             (Some(initial_tools), Some(current)) => {
-                let missing =
-                    first_missing(current, initial_tools).or_else(|| first_missing(initial_tools, current));
+                let missing = first_missing(current, initial_tools)
+                    .or_else(|| first_missing(initial_tools, current));
                 // The order matters, because templates print the tools in it.
                 let moved = || {
                     current
@@ -305,7 +313,8 @@ impl Origin {
     /// Returns the number of steps for which the schedule of step `step` was made, given that the
     /// phase has `steps` steps now.
     pub fn scheduled(&self, phase: u32, step: u32, steps: u32) -> u32 {
-        let earlier = self.lengths.iter().find(|length| length.phase == phase && step < length.until);
+        let earlier =
+            self.lengths.iter().find(|length| length.phase == phase && step < length.until);
         earlier.map_or(steps, |length| length.steps)
     }
 
@@ -433,7 +442,9 @@ mod tests {
             (tools(&[("open", 2), ("search", 1)]), "open"),
         ] {
             let error = goes_on(now).unwrap_err();
-            let start = format!("the tool {name} of `agent solver` is not what the run in runs/x began with");
+            let start = format!(
+                "the tool {name} of `agent solver` is not what the run in runs/x began with"
+            );
             assert!(error.starts_with(&start), "{error}");
         }
         // An older build did not record the tools. From now on they are recorded.

@@ -13,9 +13,13 @@
 use std::collections::HashMap;
 
 use levade_policy::UpdateSequences;
-use levade_recipe::{GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, ZeroVarianceGroups};
+use levade_recipe::{
+    GroupBy, KlTarget, OverlongAttempts, RlKeys, TrainFilterKeys, ZeroVarianceGroups,
+};
 use levade_rl::{Counting, Normalizer, RolloutTokens, SequenceAdvantages, prepare};
-use levade_store::{AppliedKlPenalty, Attempt, HighEntropy, PerToken, PlannedSequence, PolicyPlan, Update};
+use levade_store::{
+    AppliedKlPenalty, Attempt, HighEntropy, PerToken, PlannedSequence, PolicyPlan, Update,
+};
 use levade_tree::{
     AttemptId, AttemptSlot, Component, Kind, Segment, SegmentId, SequenceInput, Tokens, Trajectory,
 };
@@ -99,7 +103,8 @@ impl<'a> Rollout<'a> {
         let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
         let (mut rewards, mut found) = (Vec::new(), Vec::new());
         for draft in &self.sequences {
-            let (logprobs, reference) = (wide(&draft.signals.logprobs), wide(&draft.signals.reference));
+            let (logprobs, reference) =
+                (wide(&draft.signals.logprobs), wide(&draft.signals.reference));
             let mut sequence_rewards = vec![0.0; draft.sequence.tokens()];
             found.push(penalty.apply_to_rewards(
                 &mut sequence_rewards,
@@ -133,7 +138,8 @@ impl<'a> Rollout<'a> {
         let AttemptSlot { phase, step, group, sample, .. } = self.slot;
         let sampled_order = order(seed, "turns", &[phase, step, group, sample], total);
         for (weight, rank) in turn_weights.into_iter().zip(sampled_order) {
-            *weight = if (rank as usize) < max_turns { total as f32 / max_turns as f32 } else { 0.0 };
+            *weight =
+                if (rank as usize) < max_turns { total as f32 / max_turns as f32 } else { 0.0 };
         }
     }
 }
@@ -179,7 +185,8 @@ pub(crate) fn census<'a>(
     keys: &RlKeys,
 ) -> Census {
     let rewarded = attempts.filter(|attempt| attempt.reward.is_some());
-    let trained = |segment: &Segment| targets.can_contain(segment) && keys.only.accepts_agent(&segment.agent);
+    let trained =
+        |segment: &Segment| targets.can_contain(segment) && keys.only.accepts_agent(&segment.agent);
     Census::count(rewarded.map(|attempt| &attempt.trajectory), trained)
 }
 
@@ -212,7 +219,8 @@ impl<'a> GroupedSamples<'a> {
         }
         let samples = attempts.iter().filter(|attempt| is_sample(attempt, plan_input.targets));
         let found = with_rewards(samples, keys, plan_input.limits);
-        if is_uninformative(keys, &found) && keys.zero_variance_groups() != ZeroVarianceGroups::Keep {
+        if is_uninformative(keys, &found) && keys.zero_variance_groups() != ZeroVarianceGroups::Keep
+        {
             return;
         }
         let agents = match keys.group_by {
@@ -255,9 +263,15 @@ impl<'a> GroupedSamples<'a> {
             .map(Component::weighted_value)
             .sum();
         let answer_score = attempt.score.unwrap_or(0.0) - early;
-        let credited =
-            CreditedReward::new(&attempt.trajectory, &sequences, reward, answer_score, &attempt.step_rewards);
-        let signals: Vec<Signals> = rollout.sequences.iter().map(|draft| draft.signals.clone()).collect();
+        let credited = CreditedReward::new(
+            &attempt.trajectory,
+            &sequences,
+            reward,
+            answer_score,
+            &attempt.step_rewards,
+        );
+        let signals: Vec<Signals> =
+            rollout.sequences.iter().map(|draft| draft.signals.clone()).collect();
         let masked = |agent: &str| !trained || !keys.only.accepts_agent(agent);
         // If several policies play an agent that did not act, the outcome names the policy that was
         // selected for it.
@@ -268,7 +282,8 @@ impl<'a> GroupedSamples<'a> {
         let samples = credited.samples(&sequences, keys.group_by, &agents);
         for sample in &samples {
             let group = self.group_number(keys.group_by, group, sample);
-            let rollout_input = credited.rollout(sample, group, &sequences, &kl_rewards, &signals, masked);
+            let rollout_input =
+                credited.rollout(sample, group, &sequences, &kl_rewards, &signals, masked);
             self.rollouts.push(levade_rl::Rollout { rival, ..rollout_input });
         }
         self.samples.push(samples);
@@ -297,15 +312,19 @@ impl<'a> GroupedSamples<'a> {
             let mut advantages: Vec<Vec<f32>> = rollout.sequences.iter().map(zeros).collect();
             let mut returns = advantages.clone();
             for sample in samples {
-                for ((sequence, tokens), found) in sample.tokens.iter().zip(found.next().unwrap_or_default())
+                for ((sequence, tokens), found) in
+                    sample.tokens.iter().zip(found.next().unwrap_or_default())
                 {
                     for (i, token) in tokens.iter().enumerate() {
                         advantages[*sequence][*token] = found.advantages[i] as f32;
-                        returns[*sequence][*token] = found.returns.get(i).map_or(0.0, |r| *r as f32);
+                        returns[*sequence][*token] =
+                            found.returns.get(i).map_or(0.0, |r| *r as f32);
                     }
                 }
             }
-            for ((draft, advantages), returns) in rollout.sequences.iter_mut().zip(advantages).zip(returns) {
+            for ((draft, advantages), returns) in
+                rollout.sequences.iter_mut().zip(advantages).zip(returns)
+            {
                 draft.advantages = PerToken::new(advantages);
                 draft.returns = (!draft.signals.values.is_empty()).then(|| PerToken::new(returns));
             }
@@ -323,7 +342,10 @@ fn belongs_to_other_policies(attempts: &[Attempt], targets: Targets<'_>) -> bool
 }
 
 /// Returns the agents that are trained in any of the attempts, in the order of their first actions.
-fn agents_of<'a>(attempts: impl Iterator<Item = &'a Trajectory>, targets: Targets<'_>) -> Vec<String> {
+fn agents_of<'a>(
+    attempts: impl Iterator<Item = &'a Trajectory>,
+    targets: Targets<'_>,
+) -> Vec<String> {
     let mut agents: Vec<String> = Vec::new();
     let sequences = attempts.flat_map(|trajectory| trained_sequences(trajectory, targets));
     for action in sequences.flat_map(|sequence| sequence.turns) {
@@ -352,7 +374,11 @@ impl Draft {
     ///
     /// # Errors
     /// Returns an error if a learner fails, or if its division does not cover the update.
-    pub async fn into_plan(self, models: Models<'_>, budget: usize) -> Result<PolicyPlan, TrainerError> {
+    pub async fn into_plan(
+        self,
+        models: Models<'_>,
+        budget: usize,
+    ) -> Result<PolicyPlan, TrainerError> {
         let mut epoch_updates = Vec::with_capacity(self.updates.len());
         for groups in self.updates {
             let mut sequences = Vec::new();
@@ -385,7 +411,10 @@ impl Draft {
 ///
 /// # Errors
 /// Returns an error if a reward is not finite.
-pub(crate) fn draft_rl(plan_input: &PlanInput<'_>, groups: &[&[Attempt]]) -> Result<Draft, TrainerError> {
+pub(crate) fn draft_rl(
+    plan_input: &PlanInput<'_>,
+    groups: &[&[Attempt]],
+) -> Result<Draft, TrainerError> {
     let PlanInput { keys, kl_coefficient, targets, version, .. } = *plan_input;
     let mut grouped_samples = GroupedSamples::default();
     for (group, attempts) in groups.iter().copied().enumerate() {
@@ -447,7 +476,8 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut Hig
             .collect::<Vec<_>>()
     };
     let rollouts = || groups.iter().flatten().filter(|rollout| rollout.trained);
-    let entropies: Vec<f64> = rollouts().flat_map(|rollout| &rollout.sequences).flat_map(trained).collect();
+    let entropies: Vec<f64> =
+        rollouts().flat_map(|rollout| &rollout.sequences).flat_map(trained).collect();
     if entropies.is_empty() {
         return;
     }
@@ -457,8 +487,9 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut Hig
     found.thresholds.push(threshold);
     for draft in groups.iter_mut().flatten().flat_map(|rollout| &mut rollout.sequences) {
         let entropies_and_weights = draft.advantages.iter().zip(&draft.signals.entropies);
-        let kept = entropies_and_weights
-            .map(|(advantage, entropy)| if f64::from(*entropy) >= threshold { advantage } else { 0.0 });
+        let kept = entropies_and_weights.map(|(advantage, entropy)| {
+            if f64::from(*entropy) >= threshold { advantage } else { 0.0 }
+        });
         draft.advantages = PerToken::new(kept.collect::<Vec<_>>());
     }
 }
@@ -480,7 +511,9 @@ fn update(
         .iter()
         .enumerate()
         .flat_map(|(group, rollouts)| {
-            rollouts.iter().map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
+            rollouts
+                .iter()
+                .map(move |rollout| RolloutTokens { group: group as u64, tokens: tokens(rollout) })
         })
         .collect();
     let mut weights = normalizer.weights(&counts).into_iter();
@@ -492,7 +525,8 @@ fn update(
             for draft in rollout.sequences.iter().filter(|_| rollout.trained) {
                 let uninformative =
                     !train_all && draft.advantages.run_values().all(|advantage| advantage == 0.0);
-                if uninformative || draft.turn_weights.iter().all(|turn_weight| *turn_weight == 0.0) {
+                if uninformative || draft.turn_weights.iter().all(|turn_weight| *turn_weight == 0.0)
+                {
                     continue;
                 }
                 let weight = weight as f32;
@@ -500,15 +534,17 @@ fn update(
                     attempt: rollout.id,
                     leaf: draft.sequence.leaf,
                     advantage: draft.advantages.clone(),
-                    weight: PerToken::new(draft.token_weights().map(|turn_weight| turn_weight * weight)),
+                    weight: PerToken::new(
+                        draft.token_weights().map(|turn_weight| turn_weight * weight),
+                    ),
                     returns: draft.returns.clone(),
                     values: draft
                         .returns
                         .is_some()
                         .then(|| PerToken::new(draft.signals.values.iter().copied())),
                 };
-                let sequences =
-                    sequences.get_or_insert_with(|| AttemptSequences::from_trajectory(rollout.trajectory));
+                let sequences = sequences
+                    .get_or_insert_with(|| AttemptSequences::from_trajectory(rollout.trajectory));
                 let input = sequences.input(&planned, targets, 0);
                 group.push((planned, input));
             }

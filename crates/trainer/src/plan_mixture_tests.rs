@@ -22,8 +22,15 @@ fn segment_of_agent(attempt: Attempt, agent: &str) -> Attempt {
 
 /// Returns two attempts of the policy itself, with rewards of 1 and 0, and two of an opponent.
 fn mixed() -> Vec<Attempt> {
-    let of = |sample, reward, policy| cast(attempt(0, sample, &[1], &[3 + sample], Some(reward)), policy);
-    vec![of(0, 1.0, "default"), of(1, 1.0, "opponent"), of(2, 0.0, "default"), of(3, 1.0, "opponent")]
+    let of = |sample, reward, policy| {
+        cast(attempt(0, sample, &[1], &[3 + sample], Some(reward)), policy)
+    };
+    vec![
+        of(0, 1.0, "default"),
+        of(1, 1.0, "opponent"),
+        of(2, 0.0, "default"),
+        of(3, 1.0, "opponent"),
+    ]
 }
 
 #[test]
@@ -64,7 +71,10 @@ fn context_of_policy_does_not_make_sample() {
     };
     let group: Vec<Attempt> = mixed().iter().map(|attempt| resampled(attempt, read)).collect();
     assert_eq!(group.iter().filter(|attempt| is_sample(attempt, Targets::DEFAULT)).count(), 2);
-    assert_eq!(plan_of(&[group], &keys(), 1000).unwrap(), plan_of(&[mixed()], &keys(), 1000).unwrap());
+    assert_eq!(
+        plan_of(&[group], &keys(), 1000).unwrap(),
+        plan_of(&[mixed()], &keys(), 1000).unwrap()
+    );
 }
 
 /// A policy that plays one of two agents acts in the attempt, whichever policy plays the other
@@ -90,7 +100,8 @@ fn baseline_is_greedy_attempt_of_same_policy() {
         let limits = &TokenLimits { default: 4, by_agent: BTreeMap::new() };
         let constant_length = 4;
         let (targets, version, seed, kl_coefficient) = (Targets::DEFAULT, 0, 0, 0.0);
-        let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) = (&[], &|_, _| Signals::default());
+        let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) =
+            (&[], &|_, _| Signals::default());
         let setting = PlanInput {
             targets,
             version,
@@ -121,10 +132,13 @@ fn baseline_is_greedy_attempt_of_same_policy() {
 #[test]
 fn groups_of_another_policy_are_ignored() {
     let other = |group| -> Vec<Attempt> {
-        (0..2).map(|i| cast(attempt(group, i, &[1], &[3], Some(9.0 * f64::from(i))), "opponent")).collect()
+        (0..2)
+            .map(|i| cast(attempt(group, i, &[1], &[3], Some(9.0 * f64::from(i))), "opponent"))
+            .collect()
     };
-    let own =
-        |group| vec![attempt(group, 0, &[1], &[3], Some(1.0)), attempt(group, 1, &[1], &[4], Some(0.0))];
+    let own = |group| {
+        vec![attempt(group, 0, &[1], &[3], Some(1.0)), attempt(group, 1, &[1], &[4], Some(0.0))]
+    };
     // This holds even if the store does not contain the selected policy.
     let older = |group| -> Vec<Attempt> {
         let clear = |mut attempt: Attempt| {
@@ -145,9 +159,16 @@ fn groups_of_another_policy_are_ignored() {
     assert_eq!(step.updates, alone.updates);
     let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K1, KlTarget::Reward, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
-    let kl =
-        Some(KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive });
-    let signals = |_, _| Signals { logprobs: vec![-1.0], reference: vec![-3.0], ..Signals::default() };
+    let kl = Some(KlKeys {
+        estimator,
+        coefficient,
+        importance_weighted,
+        reference_every,
+        apply_to,
+        adaptive,
+    });
+    let signals =
+        |_, _| Signals { logprobs: vec![-1.0], reference: vec![-3.0], ..Signals::default() };
     let plan = plan_with(&all, &RlKeys { kl, ..keys() }, 1000, &signals).unwrap();
     let charged = plan.kl.unwrap();
     assert_eq!((charged.found, charged.rollouts), (2.0, 4));
@@ -157,10 +178,12 @@ fn groups_of_another_policy_are_ignored() {
 #[test]
 fn critic_learns_from_tokens_without_advantage() {
     let advantage = Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None });
-    let group = vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
+    let group =
+        vec![attempt(0, 0, &[1], &[3, 4], Some(0.0)), attempt(0, 1, &[1], &[5, 6], Some(0.0))];
     let signals = |_, _| Signals { values: vec![0.0; 2], ..Signals::default() };
     let plan =
-        plan_with(std::slice::from_ref(&group), &RlKeys { advantage, ..keys() }, 1000, &signals).unwrap();
+        plan_with(std::slice::from_ref(&group), &RlKeys { advantage, ..keys() }, 1000, &signals)
+            .unwrap();
     let advantages: Vec<f32> =
         plan.updates[0].sequences.iter().map(|sequence| same(&sequence.advantage)).collect();
     assert_eq!(advantages, [0.0, 0.0]);
@@ -203,8 +226,9 @@ fn constant_normalizer_is_largest_agent_limit() {
             rows(&plan.updates[0])[0].iter().map(|row| row.3).collect()
         };
         assert_eq!(weights(&groups()[..1]), [1.0 / 16.0; 2], "{algorithm:?}");
-        let written =
-            |group: &[Attempt]| group.iter().map(|a| segment_of_agent(a.clone(), "writer")).collect();
+        let written = |group: &[Attempt]| {
+            group.iter().map(|a| segment_of_agent(a.clone(), "writer")).collect()
+        };
         assert_eq!(weights(&[written(&groups()[0])]), [1.0 / 16.0; 2], "{algorithm:?}");
         let both = [groups()[0].clone(), written(&groups()[2])];
         assert_eq!(weights(&both), [1.0 / 32.0; 4], "{algorithm:?}");
@@ -224,7 +248,12 @@ fn length_penalty_uses_limit_of_acting_agent() {
     };
     // One token beyond 4 − 2 costs half of the factor. The writer's limit is 8 tokens.
     assert_eq!(advantages(group.clone()), [-0.25, 0.25]);
-    assert!(advantages(group.into_iter().map(|a| segment_of_agent(a, "writer")).collect()).is_empty());
-    let group = vec![segment_of_agent(long(0, &[3; 7]), "writer"), segment_of_agent(long(1, &[3]), "writer")];
+    assert!(
+        advantages(group.into_iter().map(|a| segment_of_agent(a, "writer")).collect()).is_empty()
+    );
+    let group = vec![
+        segment_of_agent(long(0, &[3; 7]), "writer"),
+        segment_of_agent(long(1, &[3]), "writer"),
+    ];
     assert_eq!(advantages(group), [-0.25, 0.25]);
 }

@@ -21,11 +21,19 @@ fn id(group: u32, sample: u32) -> AttemptId {
 
 /// Returns the group and the sample that an id encodes.
 fn slot(id: AttemptId) -> (u32, u32) {
-    let number = |from: usize| id.bytes()[from..from + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b));
+    let number = |from: usize| {
+        id.bytes()[from..from + 4].iter().rev().fold(0, |n, &b| n << 8 | u32::from(b))
+    };
     (number(0), number(4))
 }
 
-fn attempt(group: u32, sample: u32, prompt: &[u32], completion: &[u32], reward: Option<f64>) -> Attempt {
+fn attempt(
+    group: u32,
+    sample: u32,
+    prompt: &[u32],
+    completion: &[u32],
+    reward: Option<f64>,
+) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(Segment::context(None, prompt.to_vec(), 0)).unwrap();
     let completion = Segment {
@@ -39,12 +47,24 @@ fn attempt(group: u32, sample: u32, prompt: &[u32], completion: &[u32], reward: 
     let (id, task, outcome) = (id(group, sample), Value::Null, Outcome::demonstrated(""));
     let (score, earned) = (reward, Vec::new());
     let status = Status::Completed;
-    Attempt { id, slot, number: 0, task, outcome, score, reward, step_rewards: earned, status, trajectory }
+    Attempt {
+        id,
+        slot,
+        number: 0,
+        task,
+        outcome,
+        score,
+        reward,
+        step_rewards: earned,
+        status,
+        trajectory,
+    }
 }
 
 /// GRPO without scaling by the standard deviation.
 fn keys() -> RlKeys {
-    let text = "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\nnormaliser = 'token_mean'";
+    let text =
+        "steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\nnormaliser = 'token_mean'";
     let advantage = Some(Estimator::Group(GroupBaseline::default()));
     RlKeys { advantage, ..toml::from_str(text).unwrap() }
 }
@@ -62,7 +82,11 @@ fn groups() -> Vec<Vec<Attempt>> {
     ]
 }
 
-fn plan_of(groups: &[Vec<Attempt>], keys: &RlKeys, budget: usize) -> Result<PolicyPlan, TrainerError> {
+fn plan_of(
+    groups: &[Vec<Attempt>],
+    keys: &RlKeys,
+    budget: usize,
+) -> Result<PolicyPlan, TrainerError> {
     plan_with(groups, keys, budget, &|_, _| Signals::default())
 }
 
@@ -116,18 +140,21 @@ fn plan_matches_values_computed_by_hand() {
     let plan = plan_of(&groups(), &keys(), 1000).unwrap();
     assert_eq!((plan.policy.as_str(), plan.version, plan.updates.len()), ("default", 9, 1));
     assert_eq!((&plan.kl, &plan.high_entropy), (&None, &None));
-    // 2 + 1 + 1 + 2 + 2 + 1 tokens: the zero-variance group counts, the attempt without a reward does not.
+    // 2 + 1 + 1 + 2 + 2 + 1 tokens: the zero-variance group counts, the attempt without a reward
+    // does not.
     let w = 1.0 / 9.0;
     let all = [(0, 0, 0.5, w), (0, 1, -0.5, w), (2, 0, -1.5, w), (2, 1, 1.5, w)];
     assert_eq!(rows(&plan.updates[0]), [all.to_vec()]);
 
     let drop = Some(ZeroVarianceGroups::Drop);
-    let dropped = plan_of(&groups(), &RlKeys { zero_variance_groups: drop, ..keys() }, 1000).unwrap();
+    let dropped =
+        plan_of(&groups(), &RlKeys { zero_variance_groups: drop, ..keys() }, 1000).unwrap();
     assert_eq!(rows(&dropped.updates[0])[0][0], (0, 0, 0.5, 1.0 / 6.0));
 
     let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K3, KlTarget::Loss, None);
     let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
-    let kl = KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive };
+    let kl =
+        KlKeys { estimator, coefficient, importance_weighted, reference_every, apply_to, adaptive };
     let kept = plan_of(&groups(), &RlKeys { kl: Some(kl), ..keys() }, 1000).unwrap();
     assert_eq!(rows(&kept.updates[0])[0].len(), 6);
 
@@ -155,13 +182,14 @@ fn sft_plan_includes_all_demonstrations() {
     let attempts = [attempt(0, 0, &[1], &[2, 3], None), attempt(1, 0, &[1], &[4], None)];
     let demonstrations: Vec<&Attempt> = attempts.iter().collect();
     let plan =
-        split_plan(draft_sft(Targets::DEFAULT, 4, &demonstrations, Normalizer::RolloutMean), 100).unwrap();
+        split_plan(draft_sft(Targets::DEFAULT, 4, &demonstrations, Normalizer::RolloutMean), 100)
+            .unwrap();
     assert_eq!(rows(&plan.updates[0]), [[(0, 0, 0.0, 0.25), (1, 0, 0.0, 0.5)]]);
 }
 
 proptest! {
-    /// For every budget, the sequences keep their order and weights. Every micro-batch is within the budget
-    /// unless it is a single sequence, and groups stay together if they fit.
+    /// For every budget, the sequences keep their order and weights. Every micro-batch is within
+    /// the budget unless it is a single sequence, and groups stay together if they fit.
     #[test]
     fn micro_batches_preserve_order_weights_and_budget(
         shapes in prop::collection::vec(prop::collection::vec((1usize..9, 0.0f64..1.0), 1..5), 1..6),
@@ -215,7 +243,8 @@ fn planned_sequences_name_attempt_and_leaf() {
 
 /// Marks an attempt as truncated.
 fn truncated_attempt(attempt: Attempt) -> Attempt {
-    let outcome = Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::initial() };
+    let outcome =
+        Outcome { finish: Finish::MaxTokens, turns: 1, sampled_tokens: 2, ..Outcome::initial() };
     Attempt { outcome, ..attempt }
 }
 
@@ -225,14 +254,19 @@ fn truncated_attempts_follow_overlong_rule() {
     groups[0][0] = truncated_attempt(groups[0][0].clone());
     let with = |overlong| plan_of(&groups[..1], &RlKeys { overlong, ..keys() }, 1000).unwrap();
     let all = |plan: &PolicyPlan| rows(&plan.updates[0]).concat();
-    assert_eq!(all(&with(OverlongAttempts::Keep)), [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]);
-    // The truncated attempt still serves for comparison, and the remaining attempt is the only trained one.
+    assert_eq!(
+        all(&with(OverlongAttempts::Keep)),
+        [(0, 0, 0.5, 1.0 / 3.0), (0, 1, -0.5, 1.0 / 3.0)]
+    );
+    // The truncated attempt still serves for comparison, and the remaining attempt is the only
+    // trained one.
     assert_eq!(all(&with(OverlongAttempts::Mask)), [(0, 1, -0.5, 1.0)]);
     assert_eq!(all(&with(OverlongAttempts::Drop)), []);
     // The remaining attempts, with 1 and 3 tokens, are still compared with each other.
     let mut three = groups[0].clone();
     three[2].reward = Some(1.0);
-    let dropped = plan_of(&[three], &RlKeys { overlong: OverlongAttempts::Drop, ..keys() }, 1000).unwrap();
+    let dropped =
+        plan_of(&[three], &RlKeys { overlong: OverlongAttempts::Drop, ..keys() }, 1000).unwrap();
     assert_eq!(all(&dropped), [(0, 1, -0.5, 0.25), (0, 2, 0.5, 0.25)]);
     // Two tokens of at most four, with a buffer of three: a third of the factor.
     let penalised = all(&with(OverlongAttempts::Penalize { buffer: 3, factor: 0.6 }));
@@ -244,7 +278,8 @@ fn turn_tokens(sample: u32, turns: u32, reward: f64) -> Attempt {
     let mut attempt = attempt(0, sample, &[1, 2], &[3, 4 + sample], Some(reward));
     for turn in 1..turns {
         let last = SegmentId(attempt.trajectory.segments().len() as u32 - 1);
-        let observation = attempt.trajectory.push(Segment::context(Some(last), vec![9], turn)).unwrap();
+        let observation =
+            attempt.trajectory.push(Segment::context(Some(last), vec![9], turn)).unwrap();
         let completion = Segment {
             kind: Kind::Sampled,
             logprobs: vec![-1.0; 2],
@@ -272,16 +307,23 @@ fn sampled_turns_carry_weight_of_skipped_turns() {
     let plan = plan_of(&groups, &RlKeys { max_trained_turns: 1, ..keys() }, 1000).unwrap();
     for (sequence, turns) in plan.updates[0].sequences.iter().zip([5.0, 2.0]) {
         let weights: Vec<f32> = sequence.weight.iter().filter(|weight| *weight != 0.0).collect();
-        assert!(weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6), "{weights:?}");
+        assert!(
+            weights.len() == 2 && weights.iter().all(|w| (w - turns / 14.0).abs() < 1e-6),
+            "{weights:?}"
+        );
     }
 }
 
-/// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that differ.
+/// Groups with equal rewards have no gradient, unless the estimator uses parts of the rewards that
+/// differ.
 #[test]
 fn is_idle_detects_groups_without_gradient() {
     let early = |reward| vec![StepReward { credit_target: CreditTarget::Turn(0), reward }];
     let group = |rewards: [f64; 2], parts: [f64; 2]| -> Vec<Attempt> {
-        let of = |i: usize| Attempt { step_rewards: early(parts[i]), ..turn_tokens(i as u32, 2, rewards[i]) };
+        let of = |i: usize| Attempt {
+            step_rewards: early(parts[i]),
+            ..turn_tokens(i as u32, 2, rewards[i])
+        };
         vec![of(0), of(1)]
     };
     let whole = keys();
@@ -290,12 +332,20 @@ fn is_idle_detects_groups_without_gradient() {
         is_uninformative(keys, &with_rewards(group.iter(), keys, &TokenLimits::default()))
     };
     let (same, different) = ([0.5, 0.5], [0.5, 0.25]);
-    assert_eq!([same, different].map(|earned| idle(&whole, &group([1.0, 1.0], earned))), [true, true]);
-    assert_eq!([same, different].map(|earned| idle(&parts, &group([1.0, 1.0], earned))), [true, false]);
+    assert_eq!(
+        [same, different].map(|earned| idle(&whole, &group([1.0, 1.0], earned))),
+        [true, true]
+    );
+    assert_eq!(
+        [same, different].map(|earned| idle(&parts, &group([1.0, 1.0], earned))),
+        [true, false]
+    );
     assert_eq!([&whole, &parts].map(|keys| idle(keys, &group([1.0, 0.0], same))), [false, false]);
     assert!(idle(&whole, &[]));
-    let critic =
-        RlKeys { advantage: Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }), ..keys() };
+    let critic = RlKeys {
+        advantage: Some(Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }),
+        ..keys()
+    };
     assert!(!idle(&critic, &group([1.0, 1.0], same)));
 }
 
@@ -303,9 +353,12 @@ fn is_idle_detects_groups_without_gradient() {
 #[test]
 fn every_path_covers_attempts_with_reward() {
     let groups = groups();
-    let sequences = all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
-    let found: Vec<_> =
-        sequences.iter().map(|((id, leaf), input)| (slot(*id), leaf.0, input.tokens.to_vec())).collect();
+    let sequences =
+        all_sequences(&groups.iter().map(Vec::as_slice).collect::<Vec<_>>(), Targets::DEFAULT);
+    let found: Vec<_> = sequences
+        .iter()
+        .map(|((id, leaf), input)| (slot(*id), leaf.0, input.tokens.to_vec()))
+        .collect();
     let want: [((u32, u32), u32, &[u32]); 6] = [
         ((0, 0), 1, &[1, 2, 3, 4]),
         ((0, 1), 1, &[1, 2, 5]),
@@ -332,20 +385,29 @@ fn together(sample: u32, acts: u32, reward: f64, earned: Vec<StepReward>) -> Att
 
 #[test]
 fn group_by_compares_tasks_agents_or_steps() {
-    let earned =
-        |agent: &str, reward| StepReward { credit_target: CreditTarget::Agent(agent.into()), reward };
-    // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a" is equal.
+    let earned = |agent: &str, reward| StepReward {
+        credit_target: CreditTarget::Agent(agent.into()),
+        reward,
+    };
+    // The reward of "b" is higher by 2 in the first attempt than in the second; the reward of "a"
+    // is equal.
     let groups = [vec![together(0, 2, 3.0, vec![earned("b", 2.0)]), together(1, 4, 1.0, vec![])]];
     let by = |group_by| plan_of(&groups, &RlKeys { group_by, ..keys() }, 1000).unwrap();
     let of = |plan: &PolicyPlan| -> Vec<Vec<f32>> {
-        plan.updates[0].sequences.iter().map(|sequence| sequence.advantage.iter().take(4).collect()).collect()
+        plan.updates[0]
+            .sequences
+            .iter()
+            .map(|sequence| sequence.advantage.iter().take(4).collect())
+            .collect()
     };
     assert_eq!(of(&by(GroupBy::Task)), [[1.0; 4], [-1.0; 4]]);
     assert_eq!(of(&by(GroupBy::Agent)), [[0.0, 0.0, 1.0, 1.0], [0.0, 0.0, -1.0, -1.0]]);
-    // The mean over the complete step is the mean of all attempts, which equals the first attempt's reward.
+    // The mean over the complete step is the mean of all attempts, which equals the first attempt's
+    // reward.
     let two = [groups[0].clone(), vec![attempt(1, 0, &[1, 7], &[3], Some(5.0))]];
     let plan = plan_of(&two, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
-    let advantages: Vec<f32> = plan.updates[0].sequences.iter().map(|p| same(&p.advantage)).collect();
+    let advantages: Vec<f32> =
+        plan.updates[0].sequences.iter().map(|p| same(&p.advantage)).collect();
     assert_eq!(advantages, [-2.0, 2.0]);
 }
 
@@ -358,7 +420,10 @@ fn only_keys_restrict_agents_and_rewards() {
     // "b" has two tokens in the first attempt and four in the second.
     let sixth = 1.0 / 6.0;
     assert_eq!(short.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth]);
-    assert_eq!(long.weight.iter().collect::<Vec<_>>(), [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]);
+    assert_eq!(
+        long.weight.iter().collect::<Vec<_>>(),
+        [0.0, 0.0, sixth, sixth, 0.0, 0.0, sixth, sixth]
+    );
     assert_eq!((same(&short.advantage), same(&long.advantage)), (0.5, -0.5));
 
     let winners = TrainFilterKeys { reward_from: Some(0.5), ..TrainFilterKeys::default() };
@@ -426,10 +491,16 @@ fn critic_values_yield_per_token_advantages() {
     assert_eq!(sequence.advantage, PerToken::new([0.5, 0.75, 0.25, 0.0]));
     assert_eq!(sequence.returns, Some(PerToken::uniform(1.0)));
     assert_eq!(sequence.values, Some(PerToken::new([0.5, 0.25, 0.75, 1.0])));
-    let input =
-        AttemptSequences::from_trajectory(&groups[0][0].trajectory).input(sequence, Targets::DEFAULT, 3);
+    let input = AttemptSequences::from_trajectory(&groups[0][0].trajectory).input(
+        sequence,
+        Targets::DEFAULT,
+        3,
+    );
     let of = |i: usize| input.targets[i].term;
-    assert_eq!((of(2).advantage, of(2).returns, of(2).value, of(2).age), (0.25, 1.0, Some(0.75), 3));
+    assert_eq!(
+        (of(2).advantage, of(2).returns, of(2).value, of(2).age),
+        (0.25, 1.0, Some(0.75), 3)
+    );
 }
 
 #[test]
@@ -455,8 +526,8 @@ fn kl_penalty_on_rewards_changes_advantages() {
     assert_eq!(plan.updates[0].sequences[0].advantage, PerToken::new([0.25, 0.75]));
     assert_eq!(plan.kl, Some(AppliedKlPenalty { coefficient: 0.5, found: 0.75, rollouts: 1 }));
 
-    // If attempts are compared within groups, attempts with equal rewards differ by their divergence from the
-    // reference: 1.5 and 0.5 nats.
+    // If attempts are compared within groups, attempts with equal rewards differ by their
+    // divergence from the reference: 1.5 and 0.5 nats.
     let groups = [vec![turn_tokens(0, 1, 1.0), turn_tokens(1, 1, 1.0)]];
     let far = |id: AttemptId, _| Signals {
         logprobs: vec![-1.0, -2.0],
@@ -470,19 +541,24 @@ fn kl_penalty_on_rewards_changes_advantages() {
         &far,
     )
     .unwrap();
-    assert_eq!(rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(), [-0.25, 0.25]);
+    assert_eq!(
+        rows(&plan.updates[0])[0].iter().map(|row| row.2).collect::<Vec<_>>(),
+        [-0.25, 0.25]
+    );
 }
 
 /// Weights of the answer's score, of the remaining outcome, and of the turns' rewards.
 fn parts(weights: [f64; 3]) -> RlKeys {
     let (baseline, counting) = (GroupBaseline::default(), levade_rl::Counting::Exact);
-    let advantage = Estimator::Gdpo { weights: weights.into(), baseline, counting, recenter: false };
+    let advantage =
+        Estimator::Gdpo { weights: weights.into(), baseline, counting, recenter: false };
     RlKeys { advantage: Some(advantage), ..keys() }
 }
 
 #[test]
 fn gdpo_normalizes_reward_components_separately() {
-    // The first answer is correct, with a malformed call. The second is incorrect, without such a call.
+    // The first answer is correct, with a malformed call. The second is incorrect, without such a
+    // call.
     let earned = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: -0.5 }];
     let right = Attempt { score: Some(1.0), step_rewards: earned, ..turn_tokens(0, 1, 0.5) };
     let wrong = Attempt { score: Some(0.0), ..turn_tokens(1, 1, 0.0) };
@@ -497,11 +573,15 @@ fn answer_score_excludes_components_of_turns() {
     let of = |sample, score| Attempt { score: Some(score), ..turn_tokens(sample, 1, score) };
     let mut half = of(0, 1.0);
     let by = CreditTarget::Turn(0);
-    let component =
-        Component { weight: Some(0.5), credit_target: Some(by.clone()), ..Component::new("step", 1.0) };
+    let component = Component {
+        weight: Some(0.5),
+        credit_target: Some(by.clone()),
+        ..Component::new("step", 1.0)
+    };
     half.outcome.components = vec![component];
     half.step_rewards = vec![StepReward { credit_target: by, reward: 0.5 }];
-    let plan = plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
+    let plan =
+        plan_of(&[vec![half, of(1, 1.0), of(2, 0.0)]], &parts([1.0, 0.0, 0.0]), 1000).unwrap();
     // Answers earned 1 − 0.5, 1 and 0. The first equals the mean, so its advantage is 0.
     let [right, wrong] = &rows(&plan.updates[0])[0][..] else { panic!("{plan:?}") };
     assert_eq!(((right.1, wrong.1), right.2), ((1, 2), -wrong.2));
@@ -512,8 +592,10 @@ fn answer_score_excludes_components_of_turns() {
 #[test]
 fn truncated_attempt_bootstraps_from_critic_value() {
     let advantage = Some(Estimator::Gae { gamma: 0.5, lambda: 0.5, whiten: None });
-    let groups =
-        [vec![attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)), attempt(0, 1, &[1, 2], &[3, 5], Some(1.0))]];
+    let groups = [vec![
+        attempt(0, 0, &[1, 2], &[3, 4], Some(1.0)),
+        attempt(0, 1, &[1, 2], &[3, 5], Some(1.0)),
+    ]];
     let signals = |id: AttemptId, _| Signals {
         values: vec![0.5, 0.25],
         truncation_value: (slot(id).1 == 0).then_some(2.0),
@@ -560,8 +642,8 @@ fn high_entropy_fraction_keeps_highest_entropy_tokens() {
     assert_eq!((found.tokens, found.kept), (9, 5));
 }
 
-/// An attempt that ended before its first token is compared with every agent's part of the other attempts,
-/// unless it is dropped.
+/// An attempt that ended before its first token is compared with every agent's part of the other
+/// attempts, unless it is dropped.
 #[test]
 fn empty_attempts_are_compared_with_each_agent() {
     let earned = vec![StepReward { credit_target: CreditTarget::Agent("b".into()), reward: 1.0 }];
@@ -571,7 +653,8 @@ fn empty_attempts_are_compared_with_each_agent() {
         attempt(0, 2, &[1, 2], &[], Some(-2.0)),
     ]];
     let with = |empty| {
-        let plan = plan_of(&group, &RlKeys { group_by: GroupBy::Agent, empty, ..keys() }, 1000).unwrap();
+        let plan =
+            plan_of(&group, &RlKeys { group_by: GroupBy::Agent, empty, ..keys() }, 1000).unwrap();
         let sequences = plan.updates[0].sequences.clone();
         sequences
             .iter()
@@ -580,24 +663,32 @@ fn empty_attempts_are_compared_with_each_agent() {
     };
     // Rewards of "a" were 1, 0 and −2, with a mean of −1/3; those of "b" were 2 and −2.
     let third = 1.0f32 / 3.0;
-    assert_eq!(with(EmptyAttempts::Keep), [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]);
+    assert_eq!(
+        with(EmptyAttempts::Keep),
+        [vec![1.0 + third, 1.0 + third, 2.0, 2.0], vec![third; 4]]
+    );
     assert_eq!(with(EmptyAttempts::Drop), [vec![0.5, 0.5, 0.0, 0.0], vec![-0.5; 4]]);
-    let untrained_plan = [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
-    let plan = plan_of(&untrained_plan, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
+    let untrained_plan =
+        [vec![attempt(0, 0, &[1], &[], Some(1.0)), attempt(0, 1, &[1], &[], Some(0.0))]];
+    let plan =
+        plan_of(&untrained_plan, &RlKeys { group_by: GroupBy::Agent, ..keys() }, 1000).unwrap();
     assert_eq!(plan.updates, [Update::default()]);
 }
 
-/// Statistics over tokens use only the trained tokens, whatever other attempts serve for comparison.
+/// Statistics over tokens use only the trained tokens, whatever other attempts serve for
+/// comparison.
 #[test]
 fn whitening_uses_only_trained_tokens() {
     let gamma = 1.0;
     let plain = Estimator::ReinforcePlusPlus { gamma, counting: Counting::Exact, one_turn: false };
-    let keys = || RlKeys { advantage: Some(plain.clone()), overlong: OverlongAttempts::Mask, ..keys() };
+    let keys =
+        || RlKeys { advantage: Some(plain.clone()), overlong: OverlongAttempts::Mask, ..keys() };
     let advantages = |groups: &[Vec<Attempt>], keys: &RlKeys| -> Vec<f32> {
         let plan = plan_of(groups, keys, 1000).unwrap();
         plan.updates[0].sequences.iter().map(|sequence| same(&sequence.advantage)).collect()
     };
-    let mut group = vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
+    let mut group =
+        vec![attempt(0, 0, &[1], &[3], Some(1.0)), attempt(0, 1, &[1], &[4], Some(0.0))];
     let root = 0.5f32.sqrt();
     let alone = advantages(&[group.clone()], &keys());
     assert!((alone[0] - root).abs() < 1e-6 && (alone[1] + root).abs() < 1e-6, "{alone:?}");
@@ -616,8 +707,8 @@ fn whitening_uses_only_trained_tokens() {
     let marked = [vec![together(0, 2, 6.0, vec![early]), together(1, 2, 0.0, vec![])]];
     for (groups, want) in [(both, 0.75f32.sqrt()), (marked, 0.75f32.sqrt())] {
         let plan = plan_of(&groups, &RlKeys { only: agents.clone(), ..keys() }, 1000).unwrap();
-        // Two tokens each: one value in the first attempt, 0 in the second, a deviation of √(1/3) of their
-        // distance.
+        // Two tokens each: one value in the first attempt, 0 in the second, a deviation of √(1/3)
+        // of their distance.
         let first: Vec<f32> = plan.updates[0].sequences[0].advantage.iter().take(2).collect();
         assert!(first.iter().all(|a| (a - want).abs() < 1e-4), "{first:?} {want}");
     }

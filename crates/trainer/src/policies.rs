@@ -73,8 +73,9 @@ impl Policy {
 }
 
 impl PolicyLearner {
-    /// Restores all models: loads those that the checkpoint contains at `policy_dir`, and resets the
-    /// remaining ones to their initial weights, because a remote learner may have trained before.
+    /// Restores all models: loads those that the checkpoint contains at `policy_dir`, and resets
+    /// the remaining ones to their initial weights, because a remote learner may have trained
+    /// before.
     pub(crate) async fn restore(&self, checkpoint_dir: Option<&Path>) -> Result<(), TrainerError> {
         match checkpoint_dir {
             Some(checkpoint_dir) => self.learner.load(checkpoint_dir, true).await?,
@@ -148,7 +149,8 @@ impl Policies {
     /// Returns an error if the policy does not exist or is not trained.
     pub fn policy_learner(&self, name: &str) -> Result<&PolicyLearner, TrainerError> {
         let policy_learner = self.get(name).and_then(|policy| policy.learner.as_ref());
-        policy_learner.ok_or_else(|| TrainerError::MissingPart(format!("the learner of the policy {name}")))
+        policy_learner
+            .ok_or_else(|| TrainerError::MissingPart(format!("the learner of the policy {name}")))
     }
 
     /// Publishes the weights of a policy as `version`, and waits until its samplers have loaded
@@ -161,7 +163,8 @@ impl Policies {
         let weights = self.policy_learner(name)?.learner.publish(version).await?;
         let samplers =
             self.get(name).map(|policy| (format!("the sampler of {name}"), policy.sampler.clone()));
-        Ok(update_sampler_weights(samplers.into_iter().collect(), &weights, self.call_timeout).await?)
+        Ok(update_sampler_weights(samplers.into_iter().collect(), &weights, self.call_timeout)
+            .await?)
     }
 
     /// Returns the context size of a policy, in tokens. 0 if the policy does not exist.

@@ -47,7 +47,12 @@ pub(crate) struct Preparer<'a> {
 }
 
 impl<'a> Preparer<'a> {
-    pub fn new(keys: &'a RlKeys, learner: &'a dyn Learner, random: (u64, u64), exact: bool) -> Self {
+    pub fn new(
+        keys: &'a RlKeys,
+        learner: &'a dyn Learner,
+        random: (u64, u64),
+        exact: bool,
+    ) -> Self {
         Preparer {
             keys,
             learner,
@@ -63,7 +68,8 @@ impl<'a> Preparer<'a> {
     /// Returns whether the recorded log-probabilities equal the learner's at the start of the step:
     /// the weights in training sampled every token.
     fn can_reuse_recorded(&self, inputs: &[SequenceInput]) -> bool {
-        let terms = || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
+        let terms =
+            || inputs.iter().flat_map(|input| input.targets.iter().map(|target| &target.term));
         self.exact && terms().all(|term| term.age == 0 && term.behavior.is_some())
     }
 
@@ -89,7 +95,9 @@ impl<'a> Preparer<'a> {
             for ((key, input), logprobs) in fresh.into_iter().zip(found) {
                 let both = logprobs.iter().zip(behaviours(input)).zip(&input.targets);
                 let mut pairs = Vec::with_capacity(input.targets.len());
-                for ((&proximal, behaviour), target) in both.filter(|(_, target)| target.term.weight != 0.0) {
+                for ((&proximal, behaviour), target) in
+                    both.filter(|(_, target)| target.term.weight != 0.0)
+                {
                     let pair = (f64::from(proximal), f64::from(behaviour));
                     self.breakdown.add(target.term.age, target.index, (pair.0 - pair.1).abs());
                     pairs.push(pair);
@@ -144,11 +152,13 @@ impl<'a> Preparer<'a> {
         let mut current_logprobs: Vec<Vec<f32>> = Vec::new();
         if needs_current_logprobs {
             for batch in batches.iter() {
-                let inputs: Vec<SequenceInput> = batch.iter().map(|(_, input)| input.clone()).collect();
+                let inputs: Vec<SequenceInput> =
+                    batch.iter().map(|(_, input)| input.clone()).collect();
                 if first && self.can_reuse_recorded(&inputs) {
                     current_logprobs.extend(inputs.iter().map(behaviours));
                 } else {
-                    current_logprobs.extend(query(self.learner, Question::Logprobs, &inputs).await?);
+                    current_logprobs
+                        .extend(query(self.learner, Question::Logprobs, &inputs).await?);
                 }
             }
         }
@@ -165,7 +175,9 @@ impl<'a> Preparer<'a> {
                 points.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence))
             }
             PolicyLoss::GeometricMean { low, high } => {
-                points.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, low, high));
+                points
+                    .iter_mut()
+                    .for_each(|sequence| prepare::set_geometric_means(sequence, low, high));
             }
             PolicyLoss::KlCov { fraction: share, .. } => {
                 update_points(&mut points, |all| prepare::mark_covarying(all, share))
@@ -206,7 +218,8 @@ impl<'a> Preparer<'a> {
         };
         let mut sequences: Vec<Vec<&mut Term>> =
             inputs.iter_mut().map(|input| trained(&mut input.targets).collect()).collect();
-        let log_ratios_of = |sequence: &Vec<&mut Term>| sequence.iter().map(|term| log_ratio(term)).collect();
+        let log_ratios_of =
+            |sequence: &Vec<&mut Term>| sequence.iter().map(|term| log_ratio(term)).collect();
         let log_ratios: Vec<Vec<f64>> = sequences.iter().map(log_ratios_of).collect();
         let weights = correction.weights(&log_ratios, Counting::Exact);
         for (term, weight) in sequences.iter_mut().flatten().zip(weights.into_iter().flatten()) {

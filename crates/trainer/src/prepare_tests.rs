@@ -4,13 +4,15 @@ use std::path::Path;
 use std::sync::{Arc, Mutex};
 
 use levade_policy::{
-    Content, ForwardBackward, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError, WeightsAt,
-    WeightsRef,
+    Content, ForwardBackward, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
+    WeightsAt, WeightsRef,
 };
 use levade_recipe::Phase;
 use levade_rl::Loss;
 use levade_store::{PerToken, PlannedSequence, PolicyPlan, StepPlan, Update};
-use levade_tree::{AttemptId, Kind, Segment, SegmentId, SequenceTarget, Trajectory, TreeBatch, VersionRun};
+use levade_tree::{
+    AttemptId, Kind, Segment, SegmentId, SequenceTarget, Trajectory, TreeBatch, VersionRun,
+};
 
 use super::*;
 use crate::batch::Targets;
@@ -37,7 +39,11 @@ fn fixed_logprob(token: u32) -> f32 {
 impl Learner for FixedLearner {
     async fn logprobs(&self, batch: Arc<TreeBatch>) -> Result<Vec<f32>, PolicyError> {
         *self.queries.lock().unwrap() += 1;
-        Ok(batch.targets.iter().map(|target| fixed_logprob(batch.tokens[target.token as usize])).collect())
+        Ok(batch
+            .targets
+            .iter()
+            .map(|target| fixed_logprob(batch.tokens[target.token as usize]))
+            .collect())
     }
 
     async fn forward_backward(
@@ -70,7 +76,8 @@ impl Learner for FixedLearner {
 }
 
 fn keys(text: &str) -> RlKeys {
-    toml::from_str(&format!("steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n{text}")).unwrap()
+    toml::from_str(&format!("steps = 1\ngroups = 1\ngroup_size = 2\nlearning_rate = 1.0\n{text}"))
+        .unwrap()
 }
 
 fn id(sample: u8) -> AttemptId {
@@ -83,7 +90,13 @@ fn make_input(sample: u32, tokens: &[(u32, f32, u32)]) -> (SequenceKey, Sequence
     let target = |(i, (_, behaviour, age)): (usize, &(u32, f32, u32))| SequenceTarget {
         index: i as u32 + 1,
         temperature: 1.0,
-        term: Term { weight: 0.5, advantage: 1.0, behavior: Some(*behaviour), age: *age, ..Term::default() },
+        term: Term {
+            weight: 0.5,
+            advantage: 1.0,
+            behavior: Some(*behaviour),
+            age: *age,
+            ..Term::default()
+        },
     };
     let input = SequenceInput {
         tokens: std::iter::once(99).chain(tokens.iter().map(|(id, ..)| *id)).collect(),
@@ -93,7 +106,11 @@ fn make_input(sample: u32, tokens: &[(u32, f32, u32)]) -> (SequenceKey, Sequence
 }
 
 fn terms(batches: &[Inputs]) -> Vec<Term> {
-    batches.iter().flatten().flat_map(|(_, input)| input.targets.iter().map(|target| target.term)).collect()
+    batches
+        .iter()
+        .flatten()
+        .flat_map(|(_, input)| input.targets.iter().map(|target| target.term))
+        .collect()
 }
 
 /// Returns the terms of the first update of a step, with one micro-batch, and the number of queries
@@ -127,23 +144,30 @@ async fn correction_weights_are_proximal_to_behavior_ratios() {
     let (found, num_queries) =
         prepare(&keys("proximal = 'recompute'"), true, vec![make_input(0, &STALE)]).await;
     assert_eq!(num_queries, 1);
-    for ((term, (id, ..)), ratio) in found.iter().zip(STALE).zip([0.5f64.exp(), (-1.0f64).exp(), 5.0]) {
+    for ((term, (id, ..)), ratio) in
+        found.iter().zip(STALE).zip([0.5f64.exp(), (-1.0f64).exp(), 5.0])
+    {
         assert_eq!(term.proximal, Some(fixed_logprob(id)));
         assert_eq!(term.weight, 0.5);
         close(weight(term), 0.5 * ratio);
     }
-    let bounded =
-        keys("proximal = 'recompute'\ncorrection = { bound = { mask = { low = 0.5, high = 2.0 } } }");
+    let bounded = keys(
+        "proximal = 'recompute'\ncorrection = { bound = { mask = { low = 0.5, high = 2.0 } } }",
+    );
     let (found, _) = prepare(&bounded, true, vec![make_input(0, &STALE)]).await;
     let weights: Vec<f64> = found.iter().map(weight).collect();
     close(weights[0], 0.5 * 0.5f64.exp());
     assert_eq!(weights[1..], [0.0, 0.0]);
-    let away = keys("proximal = 'recompute'\ncorrection = { bound = { clamp = { low = 1.0, high = 1.0 } } }");
+    let away = keys(
+        "proximal = 'recompute'\ncorrection = { bound = { clamp = { low = 1.0, high = 1.0 } } }",
+    );
     let (found, _) = prepare(&away, true, vec![make_input(0, &STALE)]).await;
     assert!(found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_some()));
     // Ratios to the policy that sampled a token need no weight.
     let (found, num_queries) = prepare(&keys(""), true, vec![make_input(0, &STALE)]).await;
-    assert!(num_queries == 0 && found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_none()));
+    assert!(
+        num_queries == 0 && found.iter().all(|term| weight(term) == 0.5 && term.proximal.is_none())
+    );
 }
 
 /// A correction over sequences uses only the trained tokens, and so does the mismatch.
@@ -306,26 +330,39 @@ async fn sequence_ratios_and_marks_use_current_policy() {
     batch.push(make_input(1, &[(30, -1.0, 1), (12, -1.0, 1)]));
     let (found, _) = prepare(&covarying, true, batch).await;
     // Mean log-probability −1.8, mean advantage 0.5: covariances of 0.4, 0.3, −0.6 and 0.3.
-    assert_eq!(found.iter().map(|term| term.selected).collect::<Vec<_>>(), [true, false, false, false]);
+    assert_eq!(
+        found.iter().map(|term| term.selected).collect::<Vec<_>>(),
+        [true, false, false, false]
+    );
 }
 
 /// Clip-Cov samples the tokens to leave out from those whose covariance is in bounds, separately
 /// for each update.
 #[tokio::test]
 async fn clip_cov_resamples_tokens_for_each_update() {
-    let text = "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
+    let text =
+        "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
     let (keys, learner) = (keys(text), FixedLearner::default());
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     // Alternating advantages of 1 and −1, and log-probabilities of −1 and −3: all covariances are
     // 1.
     let mut sequence = make_input(0, &[[(10, -1.0, 1), (30, -3.0, 1)]; 4].concat());
-    sequence.1.targets.iter_mut().skip(1).step_by(2).for_each(|target| target.term.advantage = -1.0);
+    sequence
+        .1
+        .targets
+        .iter_mut()
+        .skip(1)
+        .step_by(2)
+        .for_each(|target| target.term.advantage = -1.0);
     let mut chosen = Vec::new();
     for update in 0..4 {
         let mut batches = vec![vec![sequence.clone()]];
         preparer.update(&mut batches, false, update).await.unwrap();
-        let marked: Vec<u64> =
-            (0u64..).zip(terms(&batches)).filter(|(_, term)| term.selected).map(|(index, _)| index).collect();
+        let marked: Vec<u64> = (0u64..)
+            .zip(terms(&batches))
+            .filter(|(_, term)| term.selected)
+            .map(|(index, _)| index)
+            .collect();
         // Two of eight tokens are selected: those with the smallest random numbers of this update.
         let number = |index: &u64| uniform(1, 2, update as u64 * (1 << 32) + index);
         let mut want: Vec<u64> = (0..8).collect();
@@ -346,7 +383,8 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
     // Log-ratios of 0.5, −1 and 1.5. The last token is not trained.
     let batch = || {
         let mut sequence = make_input(0, &[(10, -1.5, 1), (20, -1.0, 1), (5, -2.0, 1)]);
-        sequence.1.targets[2].term = Term { weight: 0.0, advantage: 8.0, ..sequence.1.targets[2].term };
+        sequence.1.targets[2].term =
+            Term { weight: 0.0, advantage: 8.0, ..sequence.1.targets[2].term };
         vec![sequence]
     };
     let (found, _) = prepare(&keys("algorithm = 'gspo'"), true, batch()).await;
@@ -411,8 +449,14 @@ async fn critic_ignores_corrections_and_rejections() {
         values: Some(PerToken::new([0.5, 0.5, 0.5])),
     };
     let cut = MicroBatchPlan::from_sizes([1]);
-    let updates =
-        vec![Update { sequences: vec![planned], micro_batch_plan: cut.clone(), critic_plan: Some(cut) }; 2];
+    let updates = vec![
+        Update {
+            sequences: vec![planned],
+            micro_batch_plan: cut.clone(),
+            critic_plan: Some(cut)
+        };
+        2
+    ];
     let policy = PolicyPlan { updates, ..PolicyPlan::default() };
     let plan = StepPlan { phase: 0, step: 0, group_positions: Vec::new(), policies: vec![policy] };
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]\n\
@@ -440,7 +484,9 @@ async fn critic_ignores_corrections_and_rejections() {
     };
     let trajectories = HashMap::from([(id(0), &trajectory)]);
     let mut progress = Progress::new(&plan);
-    run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ()).await.unwrap();
+    run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ())
+        .await
+        .unwrap();
 
     let weights = |learner: &FixedLearner| -> Vec<Vec<f64>> {
         let trained_batches = learner.trained_batches.lock().unwrap();
@@ -477,12 +523,17 @@ async fn critic_warmup_skips_policy_updates() {
     trajectory.push(completion).unwrap();
     let (advantage, weight) = (PerToken::uniform(1.0), PerToken::uniform(1.0));
     let (returns, values) = (Some(PerToken::uniform(1.0)), Some(PerToken::uniform(0.5)));
-    let planned = PlannedSequence { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
+    let planned =
+        PlannedSequence { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
     let cut = MicroBatchPlan::from_sizes([1]);
-    let updates =
-        vec![Update { sequences: vec![planned], micro_batch_plan: cut.clone(), critic_plan: Some(cut) }];
+    let updates = vec![Update {
+        sequences: vec![planned],
+        micro_batch_plan: cut.clone(),
+        critic_plan: Some(cut),
+    }];
     let policy_plan = PolicyPlan { updates, ..PolicyPlan::default() };
-    let plan = StepPlan { phase: 0, step: 0, group_positions: Vec::new(), policies: vec![policy_plan] };
+    let plan =
+        StepPlan { phase: 0, step: 0, group_positions: Vec::new(), policies: vec![policy_plan] };
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("recipe.toml");
     let text = "run = { name = 'x' }\nmodel = { source = './model' }\ntasks = [{ kind = 'arithmetic' }]\n[[phase]]\n\
@@ -493,10 +544,16 @@ async fn critic_warmup_skips_policy_updates() {
     for (step, steps) in [(0, 0), (1, 1)] {
         let (policy, critic) = (FixedLearner::default(), FixedLearner::default());
         let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
-        let rules = UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, &recipe);
+        let rules =
+            UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, &recipe);
         let trajectories = HashMap::from([(id(0), &trajectory)]);
         let mut progress = Progress::new(&plan);
-        run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ()).await.unwrap();
-        assert_eq!((policy.steps.lock().unwrap().len(), critic.steps.lock().unwrap().len()), (steps, 1));
+        run_plan(&plan.policies[0], &trajectories, models, &rules, &mut progress, &mut ())
+            .await
+            .unwrap();
+        assert_eq!(
+            (policy.steps.lock().unwrap().len(), critic.steps.lock().unwrap().len()),
+            (steps, 1)
+        );
     }
 }

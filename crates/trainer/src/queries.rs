@@ -31,7 +31,8 @@ pub(crate) async fn query_in_batches(
 ) -> Result<HashMap<SequenceKey, Vec<f32>>, TrainerError> {
     let mut found = HashMap::with_capacity(sequences.len());
     for batch_inputs in micro_batches(sequences, budget) {
-        let inputs: Vec<SequenceInput> = batch_inputs.iter().map(|(_, input)| input.clone()).collect();
+        let inputs: Vec<SequenceInput> =
+            batch_inputs.iter().map(|(_, input)| input.clone()).collect();
         let results = query(learner, question, &inputs).await?;
         found.extend(batch_inputs.iter().map(|(key, _)| *key).zip(results));
     }
@@ -47,13 +48,16 @@ pub(crate) async fn predictions(
 ) -> Result<HashMap<SequenceKey, Predictions>, TrainerError> {
     let mut found = HashMap::with_capacity(sequences.len());
     for batch_inputs in micro_batches(sequences, budget) {
-        let inputs: Vec<SequenceInput> = batch_inputs.iter().map(|(_, input)| input.clone()).collect();
+        let inputs: Vec<SequenceInput> =
+            batch_inputs.iter().map(|(_, input)| input.clone()).collect();
         let batch = Arc::new(TreeBatch::merge(&inputs)?);
-        let Predictions { logprobs, entropies, concentrations } = learner.predictions(batch.clone()).await?;
-        let [logprobs, entropies, concentrations] =
-            [logprobs, entropies, concentrations].map(|numbers| by_sequence(&batch, &numbers, inputs.len()));
+        let Predictions { logprobs, entropies, concentrations } =
+            learner.predictions(batch.clone()).await?;
+        let [logprobs, entropies, concentrations] = [logprobs, entropies, concentrations]
+            .map(|numbers| by_sequence(&batch, &numbers, inputs.len()));
         let results = logprobs.into_iter().zip(entropies).zip(concentrations);
-        for ((key, _), ((logprobs, entropies), concentrations)) in batch_inputs.iter().zip(results) {
+        for ((key, _), ((logprobs, entropies), concentrations)) in batch_inputs.iter().zip(results)
+        {
             found.insert(*key, Predictions { logprobs, entropies, concentrations });
         }
     }
@@ -129,7 +133,8 @@ mod tests {
             make_input(&[1, 2, 3, 4], &[3]),
         ];
         let batch = TreeBatch::merge(&inputs).unwrap();
-        let tokens: Vec<f32> = batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
+        let tokens: Vec<f32> =
+            batch.targets.iter().map(|t| batch.tokens[t.token as usize] as f32).collect();
         assert_eq!(by_sequence(&batch, &tokens, 3), [vec![3.0, 4.0], vec![2.0, 9.0], vec![4.0]]);
     }
 }

@@ -20,7 +20,9 @@ use crate::progress::RunProgress;
 /// Creates an empty directory. Removes existing contents.
 pub(crate) fn empty(dir: &Path) -> Result<(), TrainerError> {
     let clear = || if dir.exists() { fs::remove_dir_all(dir) } else { Ok(()) };
-    clear().and_then(|()| fs::create_dir_all(dir)).map_err(|source| file_error("empty", dir, source))
+    clear()
+        .and_then(|()| fs::create_dir_all(dir))
+        .map_err(|source| file_error("empty", dir, source))
 }
 
 /// Copies the weights of one model to another, through a temporary directory that is removed
@@ -67,9 +69,12 @@ pub(crate) async fn restore_references(
     else {
         return Ok(());
     };
-    for (name, policy_learner) in run.policies.trained_among(&run.recipe.trained_policies_in(phase)) {
+    for (name, policy_learner) in run.policies.trained_among(&run.recipe.trained_policies_in(phase))
+    {
         if let Some(reference) = &policy_learner.reference {
-            reference.load(&run.policies.policy_dir(&latest.dir, name).join(REFERENCE), false).await?;
+            reference
+                .load(&run.policies.policy_dir(&latest.dir, name).join(REFERENCE), false)
+                .await?;
         }
     }
     Ok(())
@@ -80,7 +85,11 @@ pub(crate) async fn restore_references(
 ///
 /// # Errors
 /// Returns an error if weights cannot be saved or loaded.
-pub(crate) async fn move_references(run: &RunContext, phase: &Phase, step: u32) -> Result<(), TrainerError> {
+pub(crate) async fn move_references(
+    run: &RunContext,
+    phase: &Phase,
+    step: u32,
+) -> Result<(), TrainerError> {
     let Phase::Rl(keys) = phase else { return Ok(()) };
     for (_, PolicyLearner { learner, reference, .. }) in
         run.policies.trained_among(&run.recipe.trained_policies_in(phase))

@@ -73,7 +73,11 @@ pub async fn replay(
             done += 1;
             if let Some(checkpoint) = checkpoints.iter().find(|c| c.position.global_step == done) {
                 let differs = replay_run.compare(index, &checkpoint.dir).await?;
-                compared(ReplayComparison { checkpoint: checkpoint.dir.clone(), step: done, differs });
+                compared(ReplayComparison {
+                    checkpoint: checkpoint.dir.clone(),
+                    step: done,
+                    differs,
+                });
             }
         }
     }
@@ -143,7 +147,11 @@ struct ReplayRun<'a> {
 }
 
 impl<'a> ReplayRun<'a> {
-    async fn open(recipe: &'a Recipe, dir: &Path, policies: Vec<Policy>) -> Result<Self, TrainerError> {
+    async fn open(
+        recipe: &'a Recipe,
+        dir: &Path,
+        policies: Vec<Policy>,
+    ) -> Result<Self, TrainerError> {
         let store = recipe.run.store.open(dir, Access::Read).await?;
         let origin = Origin::read(dir)?;
         let policies = Policies::new(policies, &recipe.engine);
@@ -158,12 +166,15 @@ impl<'a> ReplayRun<'a> {
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
         let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
         let trained = self.recipe.trained_policies_in(phase);
-        for (name, policy_learner) in self.policies.trained_among(&trained).filter(|_| !before.is_empty()) {
+        for (name, policy_learner) in
+            self.policies.trained_among(&trained).filter(|_| !before.is_empty())
+        {
             let has_critic = |phase: &Phase| {
                 self.recipe.trained_policies_in(phase).iter().any(|trained| trained == name)
                     && policy_learner.models(phase).critic.is_some()
             };
-            enter(policy_learner.models(phase), before.iter().any(has_critic), &self.scratch.0).await?;
+            enter(policy_learner.models(phase), before.iter().any(has_critic), &self.scratch.0)
+                .await?;
         }
         Ok(())
     }
@@ -171,7 +182,9 @@ impl<'a> ReplayRun<'a> {
     /// Loads the models of a phase from a checkpoint within it.
     async fn restore(&self, index: usize, checkpoint: &Path) -> Result<(), TrainerError> {
         let phase = &self.recipe.phase[index];
-        for (name, policy_learner) in self.policies.trained_among(&self.recipe.trained_policies_in(phase)) {
+        for (name, policy_learner) in
+            self.policies.trained_among(&self.recipe.trained_policies_in(phase))
+        {
             let (policy_dir, models) =
                 (self.policies.policy_dir(checkpoint, name), policy_learner.models(phase));
             models.policy.load(&policy_dir, true).await?;
@@ -199,8 +212,9 @@ impl<'a> ReplayRun<'a> {
                 attempts.entry(planned_sequence.attempt)
             {
                 let attempt = self.store.attempt(&planned_sequence.attempt).await?;
-                policy_dir
-                    .insert(attempt.ok_or(TrainerError::Unrecorded(planned_sequence.attempt))?.trajectory);
+                policy_dir.insert(
+                    attempt.ok_or(TrainerError::Unrecorded(planned_sequence.attempt))?.trajectory,
+                );
             }
         }
         let trajectories: HashMap<AttemptId, &Trajectory> =
@@ -217,15 +231,18 @@ impl<'a> ReplayRun<'a> {
             }
             let targets = Targets { policy: name, untrained: &self.untrained };
             let (at, origin) = ((plan.phase, phase), self.origin.as_ref());
-            let settings = UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);
+            let settings =
+                UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);
             match &mut terms {
                 None => {
-                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer).await?;
+                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer)
+                        .await?;
                 }
                 Some(terms) => {
                     let recorder = RecordingLearner::new(models.policy);
                     let models = Models { policy: &recorder, ..models };
-                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer).await?;
+                    run_plan(policy, &trajectories, models, &settings, &mut progress, observer)
+                        .await?;
                     terms.push(recorder.into_terms(policy));
                 }
             }
@@ -235,7 +252,11 @@ impl<'a> ReplayRun<'a> {
     }
 
     /// Returns the first file of a checkpoint that differs from the current weights.
-    async fn compare(&self, index: usize, checkpoint: &Path) -> Result<Option<String>, TrainerError> {
+    async fn compare(
+        &self,
+        index: usize,
+        checkpoint: &Path,
+    ) -> Result<Option<String>, TrainerError> {
         let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_policies_in(phase);
         let mut differs = None;
@@ -245,7 +266,8 @@ impl<'a> ReplayRun<'a> {
             let policy_dir = self.policies.policy_dir(checkpoint, name);
             let models = policy_learner.models(phase);
             let found =
-                compare(models, &policy_learner.extra_files, trains, &policy_dir, &self.scratch.0).await?;
+                compare(models, &policy_learner.extra_files, trains, &policy_dir, &self.scratch.0)
+                    .await?;
             differs = differs.or(found);
         }
         Ok(differs)
@@ -296,7 +318,8 @@ async fn compare(
         empty(scratch)?;
         learner.save(scratch, with_training_state).await?;
         if dir == policy_dir {
-            extra_files(scratch).map_err(|source| file_error("write the tokenizer into", scratch, source))?;
+            extra_files(scratch)
+                .map_err(|source| file_error("write the tokenizer into", scratch, source))?;
         }
         let listed = |source| file_error("list", scratch, source);
         for entry in fs::read_dir(scratch).map_err(listed)? {
@@ -322,7 +345,9 @@ impl Scratch {
         static MADE: AtomicU32 = AtomicU32::new(0);
         let number = MADE.fetch_add(1, Ordering::Relaxed);
         let path = match recipe.cluster.learner {
-            Some(_) => std::path::absolute(run).map_err(|source| file_error("find", run, source))?,
+            Some(_) => {
+                std::path::absolute(run).map_err(|source| file_error("find", run, source))?
+            }
             None => std::env::temp_dir(),
         };
         let path = path.join(format!("levade-replay-{}-{number}", std::process::id()));

@@ -99,10 +99,12 @@ impl Reporter {
 
     /// Adds the time of device handoffs between learner and samplers since the previous step.
     pub fn add_handoffs(&mut self, policies: &Policies, metrics: &mut Metrics) {
-        let of_each =
-            policies.trained().filter_map(|(_, policy_learner)| policy_learner.learner.handoff_time());
+        let of_each = policies
+            .trained()
+            .filter_map(|(_, policy_learner)| policy_learner.learner.handoff_time());
         if let Some(now) = of_each.reduce(|a, b| a + b) {
-            metrics.add("timing_s/device_handoff", now.saturating_sub(self.handed_over).as_secs_f64());
+            metrics
+                .add("timing_s/device_handoff", now.saturating_sub(self.handed_over).as_secs_f64());
             self.handed_over = now;
         }
     }

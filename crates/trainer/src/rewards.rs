@@ -21,7 +21,11 @@ pub(crate) fn is_truncated(attempt: &Attempt) -> bool {
 
 /// Returns the reward of an attempt under the recipe's rule for overlong attempts, and whether the
 /// attempt is trained. Returns `None` if the attempt does not count.
-pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) -> Option<(f64, bool)> {
+pub(crate) fn reward_of(
+    attempt: &Attempt,
+    keys: &RlKeys,
+    limits: &TokenLimits,
+) -> Option<(f64, bool)> {
     let reward = attempt.reward?;
     match keys.overlong {
         OverlongAttempts::Keep | OverlongAttempts::Bootstrap => Some((reward, true)),
@@ -38,12 +42,16 @@ pub(crate) fn reward_of(attempt: &Attempt, keys: &RlKeys, limits: &TokenLimits) 
 /// Returns whether an attempt is a sample of a policy. It is not if another policy was selected for
 /// an agent and the policy itself did not act.
 pub(crate) fn is_sample(attempt: &Attempt, targets: Targets<'_>) -> bool {
-    attempt.outcome.cast.values().all(|cast| cast == targets.policy) || acts(&attempt.trajectory, targets)
+    attempt.outcome.cast.values().all(|cast| cast == targets.policy)
+        || acts(&attempt.trajectory, targets)
 }
 
 /// Returns whether a policy acted in a trajectory, trained or greedy.
 fn acts(trajectory: &Trajectory, targets: Targets<'_>) -> bool {
-    trajectory.segments().iter().any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
+    trajectory
+        .segments()
+        .iter()
+        .any(|segment| segment.kind != Kind::Context && targets.can_contain(segment))
 }
 
 /// Returns the attempts of a group that count, with their rewards and whether they are trained.
@@ -53,8 +61,12 @@ pub(crate) fn with_rewards<'a>(
     limits: &TokenLimits,
 ) -> Vec<(&'a Attempt, f64, bool)> {
     attempts
-        .filter(|attempt| keys.empty == EmptyAttempts::Keep || attempt.trajectory.sampled_tokens() > 0)
-        .filter_map(|attempt| reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained)))
+        .filter(|attempt| {
+            keys.empty == EmptyAttempts::Keep || attempt.trajectory.sampled_tokens() > 0
+        })
+        .filter_map(|attempt| {
+            reward_of(attempt, keys, limits).map(|(r, trained)| (attempt, r, trained))
+        })
         .collect()
 }
 
@@ -62,7 +74,8 @@ pub(crate) fn with_rewards<'a>(
 pub(crate) fn is_uninformative(keys: &RlKeys, rewarded: &[(&Attempt, f64, bool)]) -> bool {
     let Some((first, reward, _)) = rewarded.first() else { return true };
     let alike = |(attempt, r, _): &(&Attempt, f64, bool)| {
-        r == reward && (!keys.uses_reward_components() || attempt.step_rewards == first.step_rewards)
+        r == reward
+            && (!keys.uses_reward_components() || attempt.step_rewards == first.step_rewards)
     };
     keys.zero_variance_has_no_gradient() && rewarded.iter().all(alike)
 }

@@ -70,8 +70,9 @@ impl Rollouts {
             });
         }
         let mut done = attempts.iter().flatten().count();
-        let mut waiting: VecDeque<usize> =
-            (0..wanted.len()).filter(|index| attempts[*index].is_none() && !in_flight.has(index)).collect();
+        let mut waiting: VecDeque<usize> = (0..wanted.len())
+            .filter(|index| attempts[*index].is_none() && !in_flight.has(index))
+            .collect();
         let (mut scorer_outage, compares) =
             (ScorerOutage::default(), self.scorers.group_scorers().next().is_some());
         loop {
@@ -91,7 +92,8 @@ impl Rollouts {
             let (index, attempt) = match ended {
                 None => break,
                 Some(
-                    AttemptEvent::Attempt(index, attempt) | AttemptEvent::NeedsComparison(index, attempt),
+                    AttemptEvent::Attempt(index, attempt)
+                    | AttemptEvent::NeedsComparison(index, attempt),
                 ) => (index, attempt),
                 Some(AttemptEvent::Retry(index)) => {
                     waiting.push_front(index);
@@ -106,8 +108,14 @@ impl Rollouts {
             if attempt.status != Status::Unscored {
                 self.record(&attempt).await?;
                 done += 1;
-                let (purpose, sampled_tokens) = (attempt.slot.purpose, attempt.trajectory.sampled_tokens());
-                observer.event(&Event::Attempt { purpose, done, total: wanted.len(), sampled_tokens });
+                let (purpose, sampled_tokens) =
+                    (attempt.slot.purpose, attempt.trajectory.sampled_tokens());
+                observer.event(&Event::Attempt {
+                    purpose,
+                    done,
+                    total: wanted.len(),
+                    sampled_tokens,
+                });
             }
             attempts[index] = Some(attempt);
             if !compares {
@@ -115,15 +123,18 @@ impl Rollouts {
             }
             // Once all attempts at a task have ended, they are compared with each other.
             let group = wanted[index].0.group;
-            let group_indices = || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
+            let group_indices =
+                || (0..wanted.len()).filter(move |other| wanted[*other].0.group == group);
             if group_indices().all(|other| attempts[other].is_some()) {
                 let mut waits = Vec::new();
                 for other in group_indices() {
-                    let waiting = attempts[other].take_if(|attempt| attempt.status == Status::Unscored);
+                    let waiting =
+                        attempts[other].take_if(|attempt| attempt.status == Status::Unscored);
                     waits.extend(waiting.map(|attempt| (other, attempt)));
                 }
                 if !waits.is_empty() {
-                    let other_attempts = group_indices().filter_map(|other| attempts[other].as_ref());
+                    let other_attempts =
+                        group_indices().filter_map(|other| attempts[other].as_ref());
                     in_flight.score_together(waits, completed_attempts(other_attempts));
                 }
             }
@@ -149,8 +160,10 @@ impl Rollouts {
         task: &Task,
         params: SamplingParams,
         trains: bool,
-    ) -> Result<impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static, TrainerError>
-    {
+    ) -> Result<
+        impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
+        TrainerError,
+    > {
         let (slot, task, agent) = (*slot, task.clone(), self.agents.agent_for(task)?);
         let (messages, retries) = (agent.keys.initial_messages(&task), agent.keys.retries);
         let agent_loop = agent.agent_loop.clone();
@@ -160,7 +173,8 @@ impl Rollouts {
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
             loop {
-                let current_try = Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
+                let current_try =
+                    Try { id: AttemptId::new(store.run(), &slot, number), slot, number };
                 store.start(&current_try.start(&task)).await?;
                 let context = AttemptContext {
                     name: current_try.to_string(),
@@ -246,7 +260,8 @@ impl Rollouts {
     pub(crate) async fn record_broken(&self, attempts: &[Attempt]) -> Result<(), TrainerError> {
         let broken = || attempts.iter().filter(|attempt| attempt.status == Status::Failed);
         if let Some(first) = attempts.first().filter(|_| broken().count() == attempts.len()) {
-            let first = first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
+            let first =
+                first.outcome.error.as_deref().unwrap_or("no reason was recorded").to_owned();
             for attempt in attempts {
                 // An attempt that waits for its score is scored by the resumed run, and not
                 // repeated.
@@ -325,7 +340,8 @@ impl ScorerOutage {
     /// Records that a scorer is unavailable.
     pub fn add(&mut self, ScoringFailure { scorer, why, .. }: &ScoringFailure) {
         if self.known.insert(scorer.clone()) {
-            self.unreported.push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
+            self.unreported
+                .push(format!("attempts wait for the scorer {scorer}, and are kept: {why}"));
         }
     }
 

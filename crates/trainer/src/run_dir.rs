@@ -36,8 +36,8 @@ pub struct LockedRunDir {
 }
 
 impl LockedRunDir {
-    /// Locks a directory that contains no run. [`LockedRunDir::write_recipe`], which is called last,
-    /// makes it a run's directory.
+    /// Locks a directory that contains no run. [`LockedRunDir::write_recipe`], which is called
+    /// last, makes it a run's directory.
     ///
     /// # Errors
     /// Returns an error if the directory contains a run, if another process works on it, or if it
@@ -72,7 +72,10 @@ impl LockedRunDir {
         let dir = Self::lock(root)?;
         let earlier = Recipe::load(&earlier, &[])?;
         if let Some(difference) = recipe.difference(&earlier)? {
-            return Err(TrainerError::Differs { run_dir: dir.root, difference: Box::new(difference) });
+            return Err(TrainerError::Differs {
+                run_dir: dir.root,
+                difference: Box::new(difference),
+            });
         }
         Ok((dir, earlier))
     }

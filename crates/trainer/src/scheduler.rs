@@ -1,24 +1,26 @@
 //! Schedules groups of attempts ahead of training, within a bound on off-policy staleness.
 //!
 //! # Staleness bound
-//! Let η be the recipe's `staleness`: the maximum number of versions between sampling a token and training on
-//! it. Let G be the number of groups per step, and v the number of completed steps of the phase. A new group
-//! starts while fewer than (v + 1 + η) · G groups have started. η = 0 is synchronous training, η = 1 is one
-//! step off-policy, and a larger η lets slow attempts span more updates.
+//! Let η be the recipe's `staleness`: the maximum number of versions between sampling a token and
+//! training on it. Let G be the number of groups per step, and v the number of completed steps of
+//! the phase. A new group starts while fewer than (v + 1 + η) · G groups have started. η = 0 is
+//! synchronous training, η = 1 is one step off-policy, and a larger η lets slow attempts span more
+//! updates.
 //!
-//! A step takes G complete groups, in the order that the recipe prefers. Groups that started η versions ago
-//! are due: the step takes all of them, and waits for incomplete ones. At most G groups are ever due: at most
-//! (v − η + 1 + η) · G groups had started by version v − η, and the completed steps have taken v · G of them.
-//! So the bound holds for every token, and no sampled token is discarded to enforce it.
+//! A step takes G complete groups, in the order that the recipe prefers. Groups that started η
+//! versions ago are due: the step takes all of them, and waits for incomplete ones. At most G
+//! groups are ever due: at most (v − η + 1 + η) · G groups had started by version v − η, and the
+//! completed steps have taken v · G of them. So the bound holds for every token, and no sampled
+//! token is discarded to enforce it.
 //!
 //! # Oversampling and updates
-//! If a recipe oversamples, a group is complete as soon as enough of its attempts have a reward: those that
-//! end first, or those that started first. The remaining attempts are cancelled.
+//! If a recipe oversamples, a group is complete as soon as enough of its attempts have a reward:
+//! those that end first, or those that started first. The remaining attempts are cancelled.
 //!
-//! Attempts in progress continue across an update, and each token has the version that sampled it. A request
-//! that arrives while weights change waits until they are published. With η > 0, or with oversampling, the
-//! order in which attempts end decides which groups a step takes. Such a run is a function of its store, not
-//! of its recipe, and `replay` repeats it from the store.
+//! Attempts in progress continue across an update, and each token has the version that sampled it.
+//! A request that arrives while weights change waits until they are published. With η > 0, or with
+//! oversampling, the order in which attempts end decides which groups a step takes. Such a run is a
+//! function of its store, not of its recipe, and `replay` repeats it from the store.
 
 use std::collections::{BTreeMap, VecDeque};
 
@@ -85,9 +87,12 @@ fn group_len(attempts: &[Option<Attempt>], keys: &RlKeys) -> Option<usize> {
     // A failed attempt has no reward. While other attempts may still end, the group waits for them.
     let counts = |a: &Attempt| a.reward.is_some() || a.status == Status::Unscored;
     let all = attempts.iter().all(Option::is_some).then_some(attempts.len());
-    let count = |attempts: &[Option<Attempt>]| attempts.iter().flatten().filter(|a| counts(a)).count();
+    let count =
+        |attempts: &[Option<Attempt>]| attempts.iter().flatten().filter(|a| counts(a)).count();
     match keys.oversample_keep {
-        OversampleKeep::Ended => all.or((count(attempts) >= keys.group_size).then_some(attempts.len())),
+        OversampleKeep::Ended => {
+            all.or((count(attempts) >= keys.group_size).then_some(attempts.len()))
+        }
         OversampleKeep::Started => {
             let in_order = attempts.iter().take_while(|attempt| attempt.is_some()).count();
             (1..=in_order).find(|end| count(&attempts[..*end]) >= keys.group_size).or(all)
@@ -115,8 +120,8 @@ pub(crate) struct GroupScheduler {
     /// Attempts of admitted groups that have not been started.
     waiting: VecDeque<(u64, GroupMember)>,
     in_flight: InFlight<(u64, GroupMember)>,
-    /// A finished attempt that is being recorded. Stored here, because the caller of [`GroupScheduler::next`]
-    /// may drop the future during the write.
+    /// A finished attempt that is being recorded. Stored here, because the caller of
+    /// [`GroupScheduler::next`] may drop the future during the write.
     ended: Option<((u64, GroupMember), Attempt)>,
     /// Scorers that are unavailable.
     scorer_outage: ScorerOutage,
@@ -142,8 +147,8 @@ pub(crate) struct StepGroups {
 }
 
 impl GroupScheduler {
-    /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its start. `step`
-    /// steps are completed, and took the groups at the positions `taken`.
+    /// Creates a scheduler for a phase whose policies had the versions `initial_versions` at its
+    /// start. `step` steps are completed, and took the groups at the positions `taken`.
     ///
     /// # Errors
     /// Returns an error if the store cannot be read.
@@ -193,7 +198,12 @@ impl GroupScheduler {
 
     /// Opens the group at a position with its recorded attempts, and queues the missing ones. The
     /// scheduler does not change until all reads have succeeded.
-    async fn open(&mut self, position: u64, rollouts: &Rollouts, tasks: &Tasks) -> Result<(), TrainerError> {
+    async fn open(
+        &mut self,
+        position: u64,
+        rollouts: &Rollouts,
+        tasks: &Tasks,
+    ) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
         let num_started = self.keys.group_size + self.keys.oversample;
         let (mut attempts, mut waiting) = (Vec::with_capacity(num_started), Vec::new());
@@ -280,7 +290,8 @@ impl GroupScheduler {
         {
             let slot = self.slot(position, member);
             let Some(group) = self.open.get(&position) else { continue };
-            let temperature = if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
+            let temperature =
+                if member == GroupMember::Baseline { 0.0 } else { self.keys.temperature };
             let params = SamplingParams { temperature, ..SamplingParams::default() };
             let attempt = rollouts.attempt(&slot, &group.task, params, true)?;
             self.in_flight.generate((position, member), attempt);
@@ -311,7 +322,10 @@ impl GroupScheduler {
             let limit = needs.then(|| rollouts.scorers.outage_timeout());
             match self.in_flight.next(limit).await? {
                 None => return Ok(false),
-                Some(AttemptEvent::Attempt(key, attempt) | AttemptEvent::NeedsComparison(key, attempt)) => {
+                Some(
+                    AttemptEvent::Attempt(key, attempt)
+                    | AttemptEvent::NeedsComparison(key, attempt),
+                ) => {
                     self.ended = Some((key, attempt));
                 }
                 Some(AttemptEvent::Retry((position, member))) => {
@@ -348,7 +362,12 @@ impl GroupScheduler {
         self.complete_if_done(position);
         if is_scored {
             let (done, total) = self.progress();
-            observer.event(&Event::Attempt { purpose: Purpose::Train, done, total, sampled_tokens });
+            observer.event(&Event::Attempt {
+                purpose: Purpose::Train,
+                done,
+                total,
+                sampled_tokens,
+            });
         }
         self.admit(rollouts, tasks).await?;
         Ok(true)
@@ -365,7 +384,8 @@ impl GroupScheduler {
     /// Marks a group as complete if it is. If the group carries no training signal, raises the
     /// capacity by one, so that another group replaces it.
     fn complete_if_done(&mut self, position: u64) {
-        let Some(group) = self.open.get_mut(&position).filter(|group| group.completed.is_none()) else {
+        let Some(group) = self.open.get_mut(&position).filter(|group| group.completed.is_none())
+        else {
             return;
         };
         if !group.full {
@@ -384,7 +404,9 @@ impl GroupScheduler {
             self.in_flight.cancel(|(group_position, member)| {
                 *group_position == position && *member != GroupMember::Baseline
             });
-            self.waiting.retain(|(waiting, member)| *waiting != position || *member == GroupMember::Baseline);
+            self.waiting.retain(|(waiting, member)| {
+                *waiting != position || *member == GroupMember::Baseline
+            });
             let waits = group.attempts.iter_mut().zip(0..).filter_map(|(attempt, sample)| {
                 let attempt = attempt.take_if(|attempt| attempt.status == Status::Unscored)?;
                 Some(((position, GroupMember::Sample(sample)), attempt))
@@ -392,7 +414,8 @@ impl GroupScheduler {
             let waits: Vec<_> = waits.collect();
             if !waits.is_empty() {
                 group.compared = waits.iter().map(|(_, attempt)| attempt.slot.sample).collect();
-                self.in_flight.score_together(waits, completed_attempts(group.attempts.iter().flatten()));
+                self.in_flight
+                    .score_together(waits, completed_attempts(group.attempts.iter().flatten()));
             }
         }
         if !group.compared.is_empty() {
@@ -419,7 +442,8 @@ impl GroupScheduler {
             // The group is informative for any policy whose own attempts got different rewards.
             self.initial_versions.keys().all(|policy| {
                 let targets = Targets { policy, untrained: &[] };
-                let samples = group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
+                let samples =
+                    group.attempts.iter().flatten().filter(|a| rewards::is_sample(a, targets));
                 rewards::is_uninformative(
                     &self.keys,
                     &rewards::with_rewards(samples, &self.keys, &self.limits),
@@ -432,7 +456,8 @@ impl GroupScheduler {
     /// are complete. Replaced groups are included.
     fn next_positions(&self) -> Option<Vec<u64>> {
         let size = self.keys.groups;
-        let is_due = |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
+        let is_due =
+            |group: &Group| group.admitted.saturating_add(self.keys.staleness) <= self.step;
         let is_informative = |group: &&Group| !group.replaced;
         let mut chosen: Vec<u64> = self
             .open
@@ -455,7 +480,10 @@ impl GroupScheduler {
             GroupOrder::Oldest => {}
             GroupOrder::FirstDone => other_groups.sort_by_key(|(_, group)| group.completed),
             GroupOrder::Freshest => other_groups.sort_by_key(|(position, group)| {
-                std::cmp::Reverse((oldest_sampled_step(&group.attempts, &self.initial_versions), **position))
+                std::cmp::Reverse((
+                    oldest_sampled_step(&group.attempts, &self.initial_versions),
+                    **position,
+                ))
             }),
         }
         let rest = size.saturating_sub(chosen.len());
@@ -464,7 +492,9 @@ impl GroupScheduler {
             return None;
         }
         // Replaced groups without training signal are consumed as well.
-        chosen.extend(self.open.iter().filter(|(_, group)| group.replaced).map(|(position, _)| *position));
+        chosen.extend(
+            self.open.iter().filter(|(_, group)| group.replaced).map(|(position, _)| *position),
+        );
         chosen.sort_unstable();
         Some(chosen)
     }
@@ -472,7 +502,8 @@ impl GroupScheduler {
     /// Takes the groups of the next step, if they are complete.
     pub fn take(&mut self) -> Option<StepGroups> {
         let positions = self.next_positions()?;
-        let uninformative = positions.iter().filter(|position| self.is_uninformative(**position)).count();
+        let uninformative =
+            positions.iter().filter(|position| self.is_uninformative(**position)).count();
         let uninformative = uninformative - (positions.len() - self.keys.groups);
         self.count_taken(&positions);
         let mut excluded = Vec::with_capacity(positions.len());
@@ -484,7 +515,13 @@ impl GroupScheduler {
                 (group.attempts.into_iter().flatten().collect(), group.baseline)
             })
             .unzip();
-        Some(StepGroups { positions, groups, excluded, baselines, num_uninformative: uninformative })
+        Some(StepGroups {
+            positions,
+            groups,
+            excluded,
+            baselines,
+            num_uninformative: uninformative,
+        })
     }
 
     /// Records that a step has taken these positions.
@@ -505,7 +542,9 @@ impl GroupScheduler {
         for position in positions {
             self.open.remove(position);
             let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.oversample);
-            for member in (0..(self.keys.group_size + self.keys.oversample) as u32).map(GroupMember::Sample) {
+            for member in
+                (0..(self.keys.group_size + self.keys.oversample) as u32).map(GroupMember::Sample)
+            {
                 let recorded = rollouts.store.last_try(&self.slot(*position, member)).await?;
                 // An attempt without a score was cancelled, because its group was complete without
                 // it.
@@ -566,11 +605,13 @@ fn end_position(positions: &[u64]) -> u64 {
 }
 
 /// Returns the lowest number of completed steps at which a token of these attempts was sampled by a
-/// policy that the phase trains. `initial_versions` holds the versions of these policies at the start of the
-/// phase. Policies that the phase does not train are ignored, because their weights do not age.
+/// policy that the phase trains. `initial_versions` holds the versions of these policies at the
+/// start of the phase. Policies that the phase does not train are ignored, because their weights do
+/// not age.
 fn oldest_sampled_step(attempts: &[Option<Attempt>], initial_versions: &Versions) -> u64 {
     let segments = attempts.iter().flatten().flat_map(|attempt| attempt.trajectory.segments());
-    let steps = segments.filter_map(|segment| Some((segment, *initial_versions.get(&segment.policy)?)));
+    let steps =
+        segments.filter_map(|segment| Some((segment, *initial_versions.get(&segment.policy)?)));
     let steps = steps.flat_map(|(segment, initial_versions)| {
         segment.versions.iter().map(move |run| run.version.saturating_sub(initial_versions))
     });

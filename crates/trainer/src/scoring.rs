@@ -96,8 +96,11 @@ impl NamedScorer {
         let matches_field = |(name, values): (&str, &[String])| {
             let found = task_field(task, name).and_then(Value::as_str);
             // The name of the source's file matches as well.
-            let is_file = |value: &str, found: &str| name == "source" && without_endings(value) == found;
-            found.is_some_and(|found| values.iter().any(|value| value == found || is_file(value, found)))
+            let is_file =
+                |value: &str, found: &str| name == "source" && without_endings(value) == found;
+            found.is_some_and(|found| {
+                values.iter().any(|value| value == found || is_file(value, found))
+            })
         };
         self.when.fields().all(matches_field)
     }
@@ -105,13 +108,16 @@ impl NamedScorer {
     /// Returns the components as they are recorded: prefixed with the name of the scorer, with
     /// weights.
     fn add_names(&self, components: Vec<Component>) -> Result<Vec<Component>, ScoreError> {
-        let unusable = |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
+        let unusable =
+            |what: String| ScoreError::Unusable(format!("the scorer {}: {what}", self.name));
         let mut scores = 0;
         let mut named = Vec::with_capacity(components.len());
         for component in components {
             let Component { name, value, .. } = &component;
             if !value.is_finite() {
-                return Err(unusable(format!("its component {name} is {value}, which is no number")));
+                return Err(unusable(format!(
+                    "its component {name} is {value}, which is no number"
+                )));
             }
             let is_score = name == Component::SCORE;
             let (name, weight) = if is_score {
@@ -141,11 +147,13 @@ impl NamedScorer {
         loop {
             calls_left -= 1;
             let outcome =
-                process_time::with_timeout(timeout, catch_panic(make_call(self.scorer.clone()))).await;
+                process_time::with_timeout(timeout, catch_panic(make_call(self.scorer.clone())))
+                    .await;
             let result = match outcome {
                 Some(result) => result.unwrap_or_else(|panic| Err(ScoreError::Unusable(panic))),
                 None => {
-                    let late = format!("the scorer {} did not answer within {timeout:?}", self.name);
+                    let late =
+                        format!("the scorer {} did not answer within {timeout:?}", self.name);
                     Err(ScoreError::Unavailable(late))
                 }
             };
@@ -170,14 +178,19 @@ impl NamedScorer {
             match self.scorer.scores_groups() {
                 false => self.scorer.score(&scorer_input).await,
                 true => {
-                    let group =
-                        self.scorer.score_group(&[scorer_input.clone(), scorer_input.clone()]).await?;
+                    let group = self
+                        .scorer
+                        .score_group(&[scorer_input.clone(), scorer_input.clone()])
+                        .await?;
                     Ok(group.into_iter().next().unwrap_or_default())
                 }
             }
         };
-        let late = || Err(ScoreError::Unavailable(format!("it did not answer within {DRY_RUN_TIMEOUT:?}")));
-        let components = process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
+        let late = || {
+            Err(ScoreError::Unavailable(format!("it did not answer within {DRY_RUN_TIMEOUT:?}")))
+        };
+        let components =
+            process_time::with_timeout(DRY_RUN_TIMEOUT, scoring).await.unwrap_or_else(late)?;
         self.add_names(components)
     }
 
@@ -244,9 +257,10 @@ impl Scorers {
         };
         let scorers = match &keys.scorers[..] {
             [] => vec![make_scorer(&keys.single_scorer(), "scorer".into())],
-            several => {
-                several.iter().map(|keys| make_scorer(keys, format!("scorer {}", keys.name))).collect()
-            }
+            several => several
+                .iter()
+                .map(|keys| make_scorer(keys, format!("scorer {}", keys.name)))
+                .collect(),
         };
         Scorers(Arc::new(ScorerSet { scorers, keys: keys.clone() }))
     }
@@ -268,7 +282,11 @@ impl Scorers {
 
     /// Returns the names of the scorers that compare the attempts of a group.
     pub(crate) fn group_scorers(&self) -> impl Iterator<Item = &str> {
-        self.0.scorers.iter().filter(|named| named.scorer.scores_groups()).map(|named| named.name.as_str())
+        self.0
+            .scorers
+            .iter()
+            .filter(|named| named.scorer.scores_groups())
+            .map(|named| named.name.as_str())
     }
 
     /// Returns whether the attempts at a task are scored together, after each has been scored
@@ -289,8 +307,14 @@ impl Scorers {
     /// # Errors
     /// Returns an error if the task names an unknown scorer, if no scorer applies to it, or if a
     /// scorer rejects it.
-    pub(crate) fn check_task(&self, id: &str, task: &Value, sources: &[String]) -> Result<(), TrainerError> {
-        let known = || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
+    pub(crate) fn check_task(
+        &self,
+        id: &str,
+        task: &Value,
+        sources: &[String],
+    ) -> Result<(), TrainerError> {
+        let known =
+            || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
         for name in chosen(task).unwrap_or_default() {
             if !self.0.scorers.iter().any(|named| named.name == name) {
                 let (task, name, known) = (id.to_owned(), name.to_owned(), known());
@@ -303,7 +327,8 @@ impl Scorers {
             let answer = |source| TrainerError::AnswerKey { task: id.to_owned(), source };
             named.scorer.check_task(task).map_err(answer)?;
         }
-        let source = || task_field(task, "source").and_then(Value::as_str).unwrap_or_default().to_owned();
+        let source =
+            || task_field(task, "source").and_then(Value::as_str).unwrap_or_default().to_owned();
         let none = || TrainerError::NoScorer {
             task: id.to_owned(),
             known: known(),
@@ -342,7 +367,8 @@ impl Scorers {
     ) -> Vec<DryRunScore> {
         let mut found = Vec::new();
         for named in &self.0.scorers {
-            let is_for = |task: &Value| self.scorers_for(task).any(|other| other.name == named.name);
+            let is_for =
+                |task: &Value| self.scorers_for(task).any(|other| other.name == named.name);
             // A dry run has no program that drives the attempt and could score it.
             let task = find(&is_for).filter(|task| !named.scorer.needs_reported_score(task));
             let gave = match task {
@@ -375,7 +401,8 @@ impl Scorers {
                 (Ok(result), _) => components.extend(result),
                 (Err(error), UnscoredEffect::Value(value)) => {
                     warnings.push((named.source.clone(), error.to_string()));
-                    components.extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
+                    components
+                        .extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
                 }
                 (Err(error), _) => {
                     failed = Some(named.to_scoring_failure(&error));
@@ -404,7 +431,9 @@ impl Scorers {
         attempts: &mut [&mut Attempt],
         other_attempts: &[Attempt],
     ) -> Result<(), ScoringFailure> {
-        let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else { return Ok(()) };
+        let Some(task) = attempts.first().map(|attempt| attempt.task.clone()) else {
+            return Ok(());
+        };
         let mut other_attempts = other_attempts.to_vec();
         // Sorted by sample index, so that the result does not depend on which of them already have
         // scores.
@@ -438,13 +467,16 @@ impl Scorers {
                 Err(ScoreError::Unusable(what))
             });
             match (scores, named.unscored) {
-                (Ok(scores), _) => {
-                    components_by_attempt.iter_mut().zip(scores).for_each(|(entry, more)| entry.extend(more))
-                }
+                (Ok(scores), _) => components_by_attempt
+                    .iter_mut()
+                    .zip(scores)
+                    .for_each(|(entry, more)| entry.extend(more)),
                 (Err(error), UnscoredEffect::Value(value)) => {
                     warnings.push((named.source.clone(), error.to_string()));
                     for entry in &mut components_by_attempt {
-                        entry.extend(named.add_names(vec![Component::score(value)]).unwrap_or_default());
+                        entry.extend(
+                            named.add_names(vec![Component::score(value)]).unwrap_or_default(),
+                        );
                     }
                 }
                 (Err(error), _) => {
@@ -473,8 +505,11 @@ impl Scorers {
     pub(crate) fn finish(&self, attempt: Attempt) -> Attempt {
         let keys = &self.0.keys;
         let mut outcome = attempt.outcome;
-        let score =
-            outcome.components.iter().map(Component::weighted_value).fold(0.0, |sum, share| sum + share);
+        let score = outcome
+            .components
+            .iter()
+            .map(Component::weighted_value)
+            .fold(0.0, |sum, share| sum + share);
         // The extracted text is stored once, with the outcome: the text of the first scorer that
         // extracted one.
         let extracted: Vec<String> =
@@ -517,7 +552,8 @@ fn call_rewards(keys: &RewardKeys, outcome: &Outcome) -> Vec<StepReward> {
         let failed = f64::from(calls.errors()) - malformed;
         (*turn, keys.malformed_call * malformed + keys.failed_call * failed)
     };
-    let mut rewards_by_turn: BTreeMap<u32, f64> = outcome.calls_by_turn.iter().map(call_reward).collect();
+    let mut rewards_by_turn: BTreeMap<u32, f64> =
+        outcome.calls_by_turn.iter().map(call_reward).collect();
     for (turn, reward) in &outcome.rewards_by_turn {
         *rewards_by_turn.entry(*turn).or_default() += reward;
     }
@@ -535,7 +571,11 @@ impl ScoringFailure {
         outcome.error.get_or_insert_with(|| format!("the answer cannot be scored: {}", self.why));
         outcome.finish = Finish::Failed;
         let broken = scorers.mark_broken(attempt);
-        if self.action == FailureAction::Dropped { Attempt { reward: None, ..broken } } else { broken }
+        if self.action == FailureAction::Dropped {
+            Attempt { reward: None, ..broken }
+        } else {
+            broken
+        }
     }
 }
 

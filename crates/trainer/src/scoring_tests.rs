@@ -71,7 +71,10 @@ fn when(source: &str, data_source: &str) -> WhenKeys {
 
 fn scorers(several: Vec<ScorerKeys>, custom: Vec<(&str, Arc<dyn Scorer>)>) -> Scorers {
     let keys = RewardKeys { scorers: several, timeout_seconds: 0.2, ..RewardKeys::default() };
-    Scorers::new(&keys, custom.into_iter().map(|(name, scorer)| (name.to_owned(), scorer)).collect())
+    Scorers::new(
+        &keys,
+        custom.into_iter().map(|(name, scorer)| (name.to_owned(), scorer)).collect(),
+    )
 }
 
 #[test]
@@ -79,30 +82,41 @@ fn scorers_apply_to_matching_and_named_tasks() {
     let maths = ScorerKeys { when: when("", "maths"), ..scorer("maths") };
     let words = ScorerKeys { when: when("file", "words"), ..scorer("words") };
     let all = scorers(vec![maths, words, scorer("form")], Vec::new());
-    let of =
-        |task: Value| -> Vec<String> { all.scorers_for(&task).map(|named| named.name.clone()).collect() };
+    let of = |task: Value| -> Vec<String> {
+        all.scorers_for(&task).map(|named| named.name.clone()).collect()
+    };
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths"}})), ["maths", "form"]);
     assert_eq!(of(json!({"source": "file", "row": {"data_source": "words"}})), ["words", "form"]);
     assert_eq!(of(json!({"source": "other", "row": {"data_source": "words"}})), ["form"]);
     assert_eq!(of(json!({"source": "file", "kind": null})), ["form"]);
     let of_file = ScorerKeys { when: when("rows.jsonl.gz", ""), ..scorer("file") };
     let by_file = scorers(vec![of_file], Vec::new());
-    let is_scored =
-        |source: &str| by_file.check_task("t", &json!({"source": source, "answer": 1}), &[]).is_ok();
+    let is_scored = |source: &str| {
+        by_file.check_task("t", &json!({"source": source, "answer": 1}), &[]).is_ok()
+    };
     assert_eq!(["rows", "rows.jsonl.gz", "row"].map(is_scored), [true, true, false]);
     let sources = ["rows".to_owned(), "more".to_owned()];
-    let error = by_file.check_task("t", &json!({"source": "more", "answer": 1}), &sources).unwrap_err();
+    let error =
+        by_file.check_task("t", &json!({"source": "more", "answer": 1}), &sources).unwrap_err();
     assert!(
-        error.to_string().contains("task t of the source more has no scorer: none of file is for it"),
+        error
+            .to_string()
+            .contains("task t of the source more has no scorer: none of file is for it"),
         "{error}"
     );
     assert!(error.to_string().ends_with("the sources are rows, more"), "{error}");
     // A task that names its scorers uses only these.
-    assert_eq!(of(json!({"source": "file", "row": {"data_source": "maths", "scorer": "words"}})), ["words"]);
+    assert_eq!(
+        of(json!({"source": "file", "row": {"data_source": "maths", "scorer": "words"}})),
+        ["words"]
+    );
     assert_eq!(of(json!({"row": {"scorer": ["form", "maths"]}})), ["maths", "form"]);
-    let error = all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}}), &[]).unwrap_err();
+    let error =
+        all.check_task("t", &json!({"answer": 1, "row": {"scorer": "wrods"}}), &[]).unwrap_err();
     assert!(
-        error.to_string().contains("for the scorer \"wrods\", but the recipe has maths, words, form"),
+        error
+            .to_string()
+            .contains("for the scorer \"wrods\", but the recipe has maths, words, form"),
         "{error}"
     );
     let error = all.check_task("t", &json!({"answer": "many"}), &[]).unwrap_err();
@@ -116,7 +130,8 @@ async fn score_is_weighted_sum_of_components() {
         Component { credit_target: Some(CreditTarget::Turn(0)), ..Component::new("step", -1.0) },
         Component::new("length", 9.0),
     ];
-    let judged = ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
+    let judged =
+        ScorerKeys { weight: 0.5, weights: [("step".into(), 0.25)].into(), ..scorer("judge") };
     let compared_with = ScorerKeys { weight: 0.0, ..scorer("beside") };
     let all = scorers(
         vec![scorer("right"), judged, compared_with],
@@ -139,7 +154,10 @@ async fn score_is_weighted_sum_of_components() {
     assert_eq!(components, want);
     // In addition to the weighted scores, a component is credited to its turn.
     assert_eq!((done.score, done.reward), (Some(1.0), Some(1.0)));
-    assert_eq!(done.step_rewards, [StepReward { credit_target: CreditTarget::Turn(0), reward: -0.25 }]);
+    assert_eq!(
+        done.step_rewards,
+        [StepReward { credit_target: CreditTarget::Turn(0), reward: -0.25 }]
+    );
     assert_eq!(done.outcome.extracted.as_deref(), Some("72"));
     assert_eq!(done.status, Status::Completed);
 }
@@ -158,9 +176,12 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
     ] {
         // Either a substitute value is used, or the attempt fails, or it is deferred if a later
         // call may succeed.
-        for unscored in
-            [UnscoredEffect::Retry, UnscoredEffect::Drop, UnscoredEffect::Defer, UnscoredEffect::Value(0.5)]
-        {
+        for unscored in [
+            UnscoredEffect::Retry,
+            UnscoredEffect::Drop,
+            UnscoredEffect::Defer,
+            UnscoredEffect::Value(0.5),
+        ] {
             let keys = ScorerKeys { unscored: Some(unscored), ..scorer("judge") };
             let all = scorers(vec![keys], vec![("judge", scorer_of.clone())]);
             let mut made = attempt(json!({}));
@@ -169,7 +190,11 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
             match unscored {
                 UnscoredEffect::Value(value) => {
                     result.unwrap();
-                    assert!(made.outcome.warnings[0].message.contains(want), "{:?}", made.outcome.warnings);
+                    assert!(
+                        made.outcome.warnings[0].message.contains(want),
+                        "{:?}",
+                        made.outcome.warnings
+                    );
                     assert_eq!(all.finish(made).score, Some(value));
                 }
                 _ => {
@@ -182,7 +207,10 @@ async fn invalid_scorer_results_are_handled_by_unscored_policy() {
                     };
                     assert_eq!(not_scored.action, fate, "{want}");
                     let broken = not_scored.apply_to(&all, made);
-                    assert_eq!((broken.score, broken.reward, broken.status), (None, None, Status::Failed));
+                    assert_eq!(
+                        (broken.score, broken.reward, broken.status),
+                        (None, None, Status::Failed)
+                    );
                 }
             }
         }

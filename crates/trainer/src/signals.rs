@@ -59,7 +59,9 @@ impl SignalTable {
         }
         let sequences = all_sequences(groups, targets);
         if let Some(critic) = models.critic {
-            for (key, values) in query_in_batches(critic, Question::Values, &sequences, budget).await? {
+            for (key, values) in
+                query_in_batches(critic, Question::Values, &sequences, budget).await?
+            {
                 heard.at(key).values = values;
             }
             if keys.overlong == OverlongAttempts::Bootstrap {
@@ -72,7 +74,8 @@ impl SignalTable {
             {
                 heard.at(key).logprobs = logprobs;
             }
-            for (key, logprobs) in query_in_batches(reference, Question::Logprobs, &sequences, budget).await?
+            for (key, logprobs) in
+                query_in_batches(reference, Question::Logprobs, &sequences, budget).await?
             {
                 heard.at(key).reference = logprobs;
             }
@@ -106,7 +109,8 @@ impl SignalTable {
         budget: usize,
     ) -> Result<(), TrainerError> {
         let mut fitting = Vec::new();
-        let is_truncated_attempt = |attempt: &&Attempt| attempt.reward.is_some() && is_truncated(attempt);
+        let is_truncated_attempt =
+            |attempt: &&Attempt| attempt.reward.is_some() && is_truncated(attempt);
         for attempt in groups.iter().copied().flatten().filter(is_truncated_attempt) {
             let Some((leaf, input)) = end_input(&attempt.trajectory, targets) else { continue };
             let key = (attempt.id, leaf);

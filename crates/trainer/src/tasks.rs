@@ -9,7 +9,8 @@ use levade_policy::SamplingParams;
 use levade_recipe::{AgentKeys, OverlongAttempts, Phase, Recipe, TaskSource};
 use levade_store::Store;
 use levade_tasks::{
-    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, MatchingRule, QuestionKey, Split, Task, filter_seen,
+    Arithmetic, FileOptions, FileTasks, HeldOutQuestions, MatchingRule, QuestionKey, Split, Task,
+    filter_seen,
 };
 use levade_text::ChatOptions;
 use levade_tools::ToolContext;
@@ -95,9 +96,16 @@ impl EvalSlice {
             return vec![EvalSlice { name, excluded_from_overall: false, selects: false, tasks }];
         }
         let reported = tasks.split_off(num_selected.min(tasks.len() - 1));
-        let choosing =
-            EvalSlice { name: format!("{name}-choosing"), excluded_from_overall: true, selects: true, tasks };
-        vec![choosing, EvalSlice { name, excluded_from_overall: false, selects: false, tasks: reported }]
+        let choosing = EvalSlice {
+            name: format!("{name}-choosing"),
+            excluded_from_overall: true,
+            selects: true,
+            tasks,
+        };
+        vec![
+            choosing,
+            EvalSlice { name, excluded_from_overall: false, selects: false, tasks: reported },
+        ]
     }
 }
 
@@ -128,7 +136,8 @@ impl Tasks {
         environments: &Environments,
         matching: MatchingRule,
     ) -> Result<Self, TrainerError> {
-        let (seed, split_seed, count) = (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
+        let (seed, split_seed, count) =
+            (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
             Default::default();
         // Evaluation questions of generators.
@@ -143,7 +152,9 @@ impl Tasks {
             match source {
                 TaskSource::Arithmetic(keys) => {
                     let arithmetic = Arithmetic::new(keys.options(), split_seed)?;
-                    let slice = |split, n: usize| (0..n as u64).map(|i| arithmetic.task(split, i)).collect();
+                    let slice = |split, n: usize| {
+                        (0..n as u64).map(|i| arithmetic.task(split, i)).collect()
+                    };
                     let seen: Vec<Task> = slice(Split::HeldOut, count);
                     let unseen = EvalSlice {
                         name: named("arithmetic-unseen-wordings"),
@@ -154,7 +165,10 @@ impl Tasks {
                     generated.extend(seen.iter().chain(&unseen.tasks).cloned());
                     eval.extend(EvalSlice::split(named("arithmetic"), seen, recipe.eval.select));
                     eval.push(unseen);
-                    loaded.push(Loaded::Arithmetic(Arithmetic::new(keys.options(), seed)?, keys.train));
+                    loaded.push(Loaded::Arithmetic(
+                        Arithmetic::new(keys.options(), seed)?,
+                        keys.train,
+                    ));
                 }
                 TaskSource::File(options) => {
                     let mut tasks = options.load_with_rule(split_seed, matching)?;
@@ -178,8 +192,9 @@ impl Tasks {
                     let Some(options) = source.environment() else { continue };
                     let name = options.common().name.to_owned();
                     let found = environments.find(&name);
-                    let found =
-                        found.ok_or_else(|| TrainerError::MissingPart(format!("the environment {name}")))?;
+                    let found = found.ok_or_else(|| {
+                        TrainerError::MissingPart(format!("the environment {name}"))
+                    })?;
                     let listed = found.tasks(seed, split_seed).await?;
                     listings.push(ListedTasks::new(i, &listed));
                     if listed.repeated > 0 {
@@ -211,15 +226,13 @@ impl Tasks {
                 ),
                 Loaded::Files(options, FileTasks { rest, .. }) => {
                     let path = options.path.first().display();
-                    let rest = without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
+                    let rest =
+                        without_leaks(all_questions, format_args!("{path}"), rest, &mut notes);
                     TrainSource::Listed(options.training(rest, seed))
                 }
-                Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(without_leaks(
-                    all_questions,
-                    format_args!("{name}"),
-                    train,
-                    &mut notes,
-                )),
+                Loaded::Environment(name, TaskList { train, .. }) => TrainSource::Listed(
+                    without_leaks(all_questions, format_args!("{name}"), train, &mut notes),
+                ),
             });
         }
         eval.retain(|slice| !slice.tasks.is_empty() && count > 0);
@@ -232,7 +245,8 @@ impl Tasks {
     /// Returns the names of the sources, without duplicates.
     pub(crate) fn sources(&self) -> Vec<String> {
         let first = |source: &TrainSource| source.task(0).map(|task| task.source);
-        let held_out = self.eval.iter().filter_map(|slice| Some(slice.tasks.first()?.source.clone()));
+        let held_out =
+            self.eval.iter().filter_map(|slice| Some(slice.tasks.first()?.source.clone()));
         let mut names: Vec<String> = Vec::new();
         for name in self.train.iter().filter_map(first).chain(held_out) {
             if !names.contains(&name) {
@@ -267,7 +281,8 @@ impl Tasks {
 
     /// Returns all tasks, training tasks first.
     pub fn all(&self) -> impl Iterator<Item = Task> + '_ {
-        let train = self.train.iter().flat_map(|source| (0..source.len()).filter_map(|i| source.task(i)));
+        let train =
+            self.train.iter().flat_map(|source| (0..source.len()).filter_map(|i| source.task(i)));
         train.chain(self.eval.iter().flat_map(|slice| slice.tasks.iter().cloned()))
     }
 
@@ -313,9 +328,9 @@ impl TrainSource {
             TrainSource::Generated(generator, TaskIndices::All(_)) => {
                 Some(generator.task(Split::Train, index as u64))
             }
-            TrainSource::Generated(generator, TaskIndices::Some(indices)) => {
-                indices.get(index).map(|&item_index| generator.task(Split::Train, item_index.into()))
-            }
+            TrainSource::Generated(generator, TaskIndices::Some(indices)) => indices
+                .get(index)
+                .map(|&item_index| generator.task(Split::Train, item_index.into())),
             TrainSource::Listed(tasks) => tasks.get(index).cloned(),
         }
     }
@@ -333,7 +348,8 @@ impl TaskIndices {
             return TaskIndices::All(n);
         }
         let task = |index: u32| generator.task(Split::Train, u64::from(index));
-        let (excluded, kept): (Vec<u32>, Vec<u32>) = (0..n).partition(|index| held_out.leak(&task(*index)));
+        let (excluded, kept): (Vec<u32>, Vec<u32>) =
+            (0..n).partition(|index| held_out.leak(&task(*index)));
         let Some(first) = excluded.first() else { return TaskIndices::All(n) };
         note_excluded(notes, format_args!("arithmetic"), excluded.len(), &task(*first));
         TaskIndices::Some(kept)
@@ -359,7 +375,8 @@ fn held_out_questions(
     loaded: &[Loaded<'_>],
     generated: &[Task],
 ) -> (HeldOutQuestions, Option<HeldOutQuestions>) {
-    let sources = || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
+    let sources =
+        || loaded.iter().map(|source| source.parts().0.iter().chain(source.parts().1).collect());
     let mut held_out: Vec<&Task> = loaded.iter().flat_map(|source| source.parts().1).collect();
     let source_questions = HeldOutQuestions::new(matching, &held_out, sources());
     held_out.extend(generated);
@@ -375,7 +392,8 @@ fn without_leaks(
     tasks: Vec<Task>,
     notes: &mut Vec<String>,
 ) -> Vec<Task> {
-    let (excluded, kept): (Vec<Task>, Vec<Task>) = tasks.into_iter().partition(|task| held_out.leak(task));
+    let (excluded, kept): (Vec<Task>, Vec<Task>) =
+        tasks.into_iter().partition(|task| held_out.leak(task));
     if let Some(first) = excluded.first() {
         note_excluded(notes, source, excluded.len(), first);
     }
@@ -411,7 +429,12 @@ fn by_kind(source: &str, tasks: Vec<Task>) -> Vec<(String, Vec<Task>)> {
     kinds
 }
 
-fn note_excluded(notes: &mut Vec<String>, source: std::fmt::Arguments<'_>, count: usize, first: &Task) {
+fn note_excluded(
+    notes: &mut Vec<String>,
+    source: std::fmt::Arguments<'_>,
+    count: usize,
+    first: &Task,
+) {
     notes.push(format!(
         "{source}: {count} tasks are not trained on, since they ask or show a question that is held out; one is {} \
          ({:?})",
@@ -438,10 +461,11 @@ pub async fn trained_questions(store: &dyn Store) -> Result<HashSet<QuestionKey>
     let mut questions = HashSet::new();
     for purpose in [Purpose::Demonstration, Purpose::Train] {
         for task in store.tasks(purpose).await? {
-            let task: Task = serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
-                path: store.location().into(),
-                why: format!("a task of it cannot be read: {error}"),
-            })?;
+            let task: Task =
+                serde_json::from_value(task).map_err(|error| TrainerError::Damaged {
+                    path: store.location().into(),
+                    why: format!("a task of it cannot be read: {error}"),
+                })?;
             questions.extend(task.shown_keys());
         }
     }
@@ -509,7 +533,8 @@ pub async fn check_tasks(
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
         let can_truncate = opening.truncation != Truncation::Reject;
-        let tokens = format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();
+        let tokens =
+            format.chat().prompt(&keys.initial_messages(&task), &agent.tools.specs(&task))?.len();
         if tokens > opening.max_tokens && !can_truncate {
             return Err(TrainerError::PromptOverLimit {
                 task: task.id,
@@ -564,7 +589,9 @@ fn overlong_buffers(recipe: &Recipe) -> impl Iterator<Item = (usize, u64)> {
 /// Dry-runs each scorer on a synthetic attempt at the first task that it scores. The attempt ends
 /// with the expected answer of that task.
 pub async fn dry_run(scorers: &Scorers, tasks: &Tasks) -> Vec<DryRunScore> {
-    scorers.dry_run(|is_for| tasks.tasks_to_check().map(|task| json!(task)).find(|task| is_for(task))).await
+    scorers
+        .dry_run(|is_for| tasks.tasks_to_check().map(|task| json!(task)).find(|task| is_for(task)))
+        .await
 }
 
 #[cfg(test)]

@@ -95,7 +95,8 @@ fn held_out_questions_are_excluded_from_all_sources() {
     assert_ne!(first(&runs[0]), first(&runs[1]));
     // Another split seed yields another evaluation.
     let split =
-        Recipe::load(&dir.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()]).unwrap();
+        Recipe::load(&dir.path().join("recipe.toml"), &["eval.split_seed=2".parse().unwrap()])
+            .unwrap();
     assert_ne!(question_texts(&tasks_of(&split).unwrap()), asked_of);
 }
 
@@ -124,8 +125,12 @@ fn fully_held_out_file_is_not_trained_on() {
 #[test]
 fn generators_and_files_exclude_mutual_leaks() {
     let dir = tempfile::tempdir().unwrap();
-    let options =
-        ArithmeticOptions { operands: 2, min_digits: 1, max_digits: 2, ..ArithmeticOptions::default() };
+    let options = ArithmeticOptions {
+        operands: 2,
+        min_digits: 1,
+        max_digits: 2,
+        ..ArithmeticOptions::default()
+    };
     let questions = |seed, split| {
         let generator = Arithmetic::new(options, seed).unwrap();
         (0..60).map(move |i| generator.task(split, i).question)
@@ -160,7 +165,8 @@ fn generators_and_files_exclude_mutual_leaks() {
     }
     assert!(runs[0].train_len() <= 500 - 60 + 9, "{}", runs[0].train_len());
     // Without the files, the generator keeps all its tasks in order.
-    let alone = load(&dir, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
+    let alone =
+        load(&dir, sources.split("[[tasks]]\n        kind = 'file'").next().unwrap(), 5).unwrap();
     let generator = Arithmetic::new(options, 5).unwrap();
     assert_eq!(alone.train_len(), 500);
     assert!((0..500).all(|i| alone.train(i) == Some(generator.task(Split::Train, i as u64))));
@@ -173,10 +179,16 @@ fn trained_len(tasks: &Tasks) -> usize {
 
 #[test]
 fn opening_prefers_system_message_of_task() {
-    let agent =
-        AgentKeys { system: "Be brief.".into(), prompt: "Q: {question}".into(), ..AgentKeys::default() };
+    let agent = AgentKeys {
+        system: "Be brief.".into(),
+        prompt: "Q: {question}".into(),
+        ..AgentKeys::default()
+    };
     let plain = Task { question: "1 + 1?".into(), ..Task::default() };
-    assert_eq!(agent.initial_messages(&plain), [Message::system("Be brief."), Message::user("Q: 1 + 1?")]);
+    assert_eq!(
+        agent.initial_messages(&plain),
+        [Message::system("Be brief."), Message::user("Q: 1 + 1?")]
+    );
     let chat = |messages: &[Message]| {
         let question = messages.last().unwrap().content.to_string();
         agent.initial_messages(&Task { question, messages: messages.to_vec(), ..Task::default() })
@@ -197,7 +209,8 @@ fn variants_of_held_out_questions_are_not_trained() {
     let path = |name: &str| dir.path().join(name);
     write_rows(&path("test.jsonl"), (0..10).map(|i| format!("What is {i}+1?")));
     let few = |shown: u32, asked: u32| {
-        let turn = |role: &str, content: String| serde_json::json!({"role": role, "content": content});
+        let turn =
+            |role: &str, content: String| serde_json::json!({"role": role, "content": content});
         let turns = [
             turn("user", format!("What is {shown}+1?")),
             turn("assistant", (shown + 1).to_string()),
@@ -205,15 +218,18 @@ fn variants_of_held_out_questions_are_not_trained() {
         ];
         serde_json::json!({"question": turns, "answer": asked + 1}).to_string()
     };
-    let rows: Vec<String> = (0..5).map(|i| few(900, i)).chain((5..10).map(|i| few(i, 700 + i))).collect();
+    let rows: Vec<String> =
+        (0..5).map(|i| few(900, i)).chain((5..10).map(|i| few(i, 700 + i))).collect();
     fs::write(path("few.jsonl"), rows.join("\n")).unwrap();
-    let spelled = ["what is 3 + 1", "Question: What is ４+1?", "What is 30 + 1?"].map(str::to_owned);
+    let spelled =
+        ["what is 3 + 1", "Question: What is ４+1?", "What is 30 + 1?"].map(str::to_owned);
     let copy = "Please tell me in one word: what is 6 + 1? Think first.".to_owned();
     write_rows(&path("spelled.jsonl"), spelled.into_iter().chain([copy]));
     let sources = "tasks = [{ kind = 'file', path = 'test.jsonl', held_out = 'all' }, \
                    { kind = 'file', path = 'few.jsonl' }, { kind = 'file', path = 'spelled.jsonl' }]";
     let tasks = load(&dir, sources, 1).unwrap();
-    let kept: BTreeSet<String> = (0..tasks.train_len()).map(|i| tasks.train(i).unwrap().question).collect();
+    let kept: BTreeSet<String> =
+        (0..tasks.train_len()).map(|i| tasks.train(i).unwrap().question).collect();
     assert_eq!(kept.len(), 2, "{kept:?}");
     let has = |parts: &[&str]| {
         let found = tasks.notes.iter().any(|note| parts.iter().all(|part| note.contains(part)));
@@ -233,7 +249,8 @@ fn variants_of_held_out_questions_are_not_trained() {
 /// Checks the tasks of a recipe with these keys after the sources. Its only task is for the agent
 /// "writer" and has a prompt of about 20 tokens.
 fn check(dir: &TempDir, keys: &str) -> Result<(), String> {
-    let row = serde_json::json!({"question": "What is 1 + 1?", "answer": "2", "agent_name": "writer"});
+    let row =
+        serde_json::json!({"question": "What is 1 + 1?", "answer": "2", "agent_name": "writer"});
     fs::write(dir.path().join("rows.jsonl"), format!("{row}\n")).unwrap();
     let recipe = format!(
         "run = {{ name = 'x' }}\nmodel = {{ source = './model' }}\neval = {{ tasks = 0 }}\n\
@@ -255,7 +272,9 @@ fn check(dir: &TempDir, keys: &str) -> Result<(), String> {
     let agents = Agents::with_sampler(&recipe, &parts, &sampler, 2000).unwrap();
     let scorers = Scorers::new(&recipe.reward, Default::default());
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
-    runtime.block_on(check_tasks(&recipe, &scorers, &tasks, &agents)).map_err(|error| error.to_string())
+    runtime
+        .block_on(check_tasks(&recipe, &scorers, &tasks, &agents))
+        .map_err(|error| error.to_string())
 }
 
 #[test]
@@ -281,7 +300,8 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
 /// first task and the limit `key` of 4.
 #[track_caller]
 fn tokens_over(error: &str, key: &str) -> usize {
-    let (start, end) = ("the prompt of task rows-1 has ", format!(" tokens, more than `{key}` = 4"));
+    let (start, end) =
+        ("the prompt of task rows-1 has ", format!(" tokens, more than `{key}` = 4"));
     let found = error.strip_prefix(start).and_then(|rest| rest.split_once(&end));
     found.unwrap_or_else(|| panic!("{error}")).0.parse().unwrap()
 }
@@ -289,7 +309,8 @@ fn tokens_over(error: &str, key: &str) -> usize {
 #[test]
 fn prompt_over_limit_fails_unless_truncated() {
     let dir = tempfile::tempdir().unwrap();
-    let check = |most, more| check(&dir, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
+    let check =
+        |most, more| check(&dir, &format!("[agent.writer]\nmax_prompt_tokens = {most}\n{more}"));
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_prompt_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));
@@ -301,7 +322,8 @@ fn prompt_over_limit_fails_unless_truncated() {
 #[test]
 fn prompt_over_context_fails_unless_shortened() {
     let dir = tempfile::tempdir().unwrap();
-    let check = |most, more| check(&dir, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
+    let check =
+        |most, more| check(&dir, &format!("[agent.writer]\nmax_context_tokens = {most}\n{more}"));
     let tokens = tokens_over(&check(4, "").unwrap_err(), "agent.max_context_tokens");
     assert!(tokens > 5, "{tokens}");
     assert_eq!(check(tokens, ""), Ok(()));
@@ -327,7 +349,9 @@ fn repeated_rows_are_noted() {
     let dir = tempfile::tempdir().unwrap();
     let notes = |count: u32| {
         write_rows(&dir.path().join("rows.jsonl"), (0..9).map(|i| format!("{}?", i % count)));
-        load(&dir, "tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 1 }]", 1).unwrap().notes
+        load(&dir, "tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 1 }]", 1)
+            .unwrap()
+            .notes
     };
     let note = "rows.jsonl: 2 rows are left out, since they repeat an earlier row";
     assert!(notes(7).iter().any(|found| found.ends_with(note)), "{:?}", notes(7));
@@ -339,7 +363,8 @@ fn evaluation_needs_held_out_tasks_unless_turned_off() {
     let dir = tempfile::tempdir().unwrap();
     write_rows(&dir.path().join("rows.jsonl"), (0..9).map(|i| format!("{i}?")));
     let load = |held_out: u32, change: &str| {
-        let sources = format!("tasks = [{{ kind = 'file', path = 'rows.jsonl', held_out = {held_out} }}]");
+        let sources =
+            format!("tasks = [{{ kind = 'file', path = 'rows.jsonl', held_out = {held_out} }}]");
         let tasks = tasks_of(&recipe(&dir, &sources, 1, &[change]))?;
         Ok::<Vec<usize>, TrainerError>(tasks.eval.iter().map(|slice| slice.tasks.len()).collect())
     };

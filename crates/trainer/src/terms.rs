@@ -1,7 +1,7 @@
 //! Loss terms of a step, token by token.
 //!
-//! A loss is a sum over terms: one for each trained token of each sequence. [`RecordingLearner`] is a
-//! learner that trains like the learner it wraps and keeps the terms. [`PolicyTerms::tokens_of`]
+//! A loss is a sum over terms: one for each trained token of each sequence. [`RecordingLearner`] is
+//! a learner that trains like the learner it wraps and keeps the terms. [`PolicyTerms::tokens_of`]
 //! lists the terms of one attempt with the numbers that the loss was computed from.
 
 use std::path::Path;
@@ -10,8 +10,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
-    Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport,
+    PolicyError, Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_store::PolicyPlan;
@@ -149,10 +149,15 @@ impl PolicyTerms {
 }
 
 impl BatchTerms {
-    fn add_tokens_of(&self, attempt: AttemptId, micro_batch: u32, found: &mut Vec<(Loss, TokenTerm)>) {
+    fn add_tokens_of(
+        &self,
+        attempt: AttemptId,
+        micro_batch: u32,
+        found: &mut Vec<(Loss, TokenTerm)>,
+    ) {
         let units = (0..).zip(&self.terms.units);
-        for (unit, row_index, row) in
-            units.flat_map(|(unit, rows)| (0..).zip(rows).map(move |(index, row)| (unit, index, row)))
+        for (unit, row_index, row) in units
+            .flat_map(|(unit, rows)| (0..).zip(rows).map(move |(index, row)| (unit, index, row)))
         {
             for (term_index, at) in (0..).zip(&row.terms) {
                 let term: &Term = &self.batch.terms[at.term as usize];
@@ -165,7 +170,8 @@ impl BatchTerms {
                 let (weight, bonus) = (f64::from(term.weight), self.loss.entropy * row.entropy);
                 // A term with weight 0 is not trained, whatever its loss.
                 let part = if weight == 0.0 { 0.0 } else { weight * (at.loss - bonus) };
-                let target = self.batch.targets.partition_point(|target| target.first_term <= at.term) - 1;
+                let target =
+                    self.batch.targets.partition_point(|target| target.first_term <= at.term) - 1;
                 found.push((
                     self.loss,
                     TokenTerm {
@@ -233,7 +239,8 @@ impl<'a> RecordingLearner<'a> {
     pub fn into_terms(self, plan: &PolicyPlan) -> PolicyTerms {
         let updates = self.updates.into_inner().unwrap_or_else(PoisonError::into_inner);
         // Updates without sequences are not trained.
-        let planned = plan.updates.iter().enumerate().filter(|(_, update)| !update.sequences.is_empty());
+        let planned =
+            plan.updates.iter().enumerate().filter(|(_, update)| !update.sequences.is_empty());
         let mut batches = Vec::new();
         for ((index, update), kept) in planned.zip(updates) {
             for RecordedTerms { batch, terms, loss, sum, sequences, indices } in kept {
@@ -258,7 +265,8 @@ impl<'a> RecordingLearner<'a> {
 fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
-        let (sequence, at) = (&sequences[term.sequence as usize], &mut next[term.sequence as usize]);
+        let (sequence, at) =
+            (&sequences[term.sequence as usize], &mut next[term.sequence as usize]);
         *at += 1;
         sequence.targets[*at - 1].index
     };
@@ -288,8 +296,8 @@ impl Learner for RecordingLearner<'_> {
             } else {
                 let take = |path: &u32| std::mem::take(&mut sequences[*path as usize]);
                 let sequences: Vec<SequenceInput> = micro_batch.paths.iter().map(take).collect();
-                let merged =
-                    TreeBatch::merge(&sequences).map_err(|error| PolicyError::Invalid(error.to_string()))?;
+                let merged = TreeBatch::merge(&sequences)
+                    .map_err(|error| PolicyError::Invalid(error.to_string()))?;
                 let (found, terms) =
                     self.learner.forward_backward_terms(Arc::new(merged.clone()), loss).await?;
                 all.push(RecordedTerms {

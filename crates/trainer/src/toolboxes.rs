@@ -8,8 +8,8 @@ use levade_process::Supervisor;
 use levade_recipe::{AgentKeys, ToolFailureEffect, ToolKeys};
 use levade_text::Chat;
 use levade_tools::{
-    CallLimits, DelayedToolbox, LimitedToolbox, ResultTruncation, SummarizedToolbox, ToolSet, Toolbox,
-    TruncatingToolbox,
+    CallLimits, DelayedToolbox, LimitedToolbox, ResultTruncation, SummarizedToolbox, ToolSet,
+    Toolbox, TruncatingToolbox,
 };
 
 use crate::TrainerError;
@@ -34,7 +34,8 @@ impl Toolboxes {
     /// # Errors
     /// Returns an error if a tool does not exist, or if an agent names it twice.
     pub fn tools_for(&self, agent: &AgentKeys, chat: &Arc<Chat>) -> Result<ToolSet, TrainerError> {
-        let [min_delay, max_delay] = [agent.min_tool_delay, agent.tool_delay].map(Duration::from_secs_f64);
+        let [min_delay, max_delay] =
+            [agent.min_tool_delay, agent.tool_delay].map(Duration::from_secs_f64);
         let named = |name: &String| {
             let unknown = || TrainerError::UnknownTool {
                 name: name.clone(),
@@ -45,7 +46,11 @@ impl Toolboxes {
             let mut toolbox = self.get_or_create(&keys).map_err(wrong)?;
             if keys.max_tokens.is_some() || keys.max_characters.is_some() {
                 let tokens = keys.max_tokens.map(|most| (most, Arc::clone(chat)));
-                let cut = ResultTruncation { characters: keys.max_characters, tokens, side: keys.truncate };
+                let cut = ResultTruncation {
+                    characters: keys.max_characters,
+                    tokens,
+                    side: keys.truncate,
+                };
                 toolbox = Arc::new(TruncatingToolbox::new(toolbox, cut));
             }
             if let Some(summarize) = &keys.summarize {
@@ -56,11 +61,14 @@ impl Toolboxes {
             }
             Ok((
                 toolbox,
-                Duration::from_secs_f64(keys.options.timeout(keys.seconds).unwrap_or(agent.tool_seconds)),
+                Duration::from_secs_f64(
+                    keys.options.timeout(keys.seconds).unwrap_or(agent.tool_seconds),
+                ),
             ))
         };
         let retries = |name: &str| {
-            ToolKeys::find(&self.tools, name).is_some_and(|keys| keys.on_failure == ToolFailureEffect::Retry)
+            ToolKeys::find(&self.tools, name)
+                .is_some_and(|keys| keys.on_failure == ToolFailureEffect::Retry)
         };
         let boxes = agent.tools.iter().map(named).collect::<Result<_, TrainerError>>()?;
         Ok(ToolSet::with_timeouts(boxes)?.with_strict_tools(retries))
@@ -72,7 +80,8 @@ impl Toolboxes {
         if let Some(toolbox) = made.get(keys.name()) {
             return Ok(Arc::clone(toolbox));
         }
-        let mut toolbox = keys.options.toolbox(keys.name().to_owned(), keys.seconds, &self.supervisor)?;
+        let mut toolbox =
+            keys.options.toolbox(keys.name().to_owned(), keys.seconds, &self.supervisor)?;
         if keys.limits() != CallLimits::default() {
             toolbox = Arc::new(LimitedToolbox::new(toolbox, keys.limits()));
         }
@@ -126,7 +135,9 @@ mod tests {
         recipe.agent.tools = vec!["summs".into()];
         let error = set(&recipe).unwrap_err();
         assert!(
-            error.ends_with("no such tool; there is sums, calculator, sandbox; did you mean `sums`?"),
+            error.ends_with(
+                "no such tool; there is sums, calculator, sandbox; did you mean `sums`?"
+            ),
             "{error}"
         );
     }
@@ -148,8 +159,10 @@ mod tests {
             params: Default::default(),
         };
         let arguments = json!({ "expression": "10 ^ 9" }).as_object().unwrap().clone();
-        let call = ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
-        let completion = ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
+        let call =
+            ToolCall { id: String::new(), name: "calculator".into(), arguments: arguments.into() };
+        let completion =
+            ParsedCompletion { content: String::new(), calls: vec![Ok(call)], bare: false };
         let start = tokio::time::Instant::now();
         // Each iteration stands for an agent with its own set of tools.
         for waited in [0, 500, 1000] {

@@ -112,9 +112,20 @@ impl Trainer {
     /// # Errors
     /// Returns an error if the recipe, the tasks or the directory do not allow the run. Nothing is
     /// written until all other checks have passed.
-    pub async fn new(recipe: Recipe, parts: RunParts, start: StartMode) -> Result<Self, TrainerError> {
-        let RunParts { policies, agents, scorers, environments, started_at: begun, model_files, teachers } =
-            parts;
+    pub async fn new(
+        recipe: Recipe,
+        parts: RunParts,
+        start: StartMode,
+    ) -> Result<Self, TrainerError> {
+        let RunParts {
+            policies,
+            agents,
+            scorers,
+            environments,
+            started_at: begun,
+            model_files,
+            teachers,
+        } = parts;
         let policies = Policies::new(policies, &recipe.engine);
         let agents = Agents::new(&recipe, &agents, &policies)?;
         let matching = match start {
@@ -133,7 +144,8 @@ impl Trainer {
             }
             for name in recipe.trained_policies_in(phase) {
                 let policy_learner = policies.policy_learner(&name)?;
-                let needs = |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
+                let needs =
+                    |needs: fn(&RlKeys) -> bool| matches!(phase, Phase::Rl(keys) if needs(keys));
                 if needs(RlKeys::needs_reference) && policy_learner.reference.is_none() {
                     return Err(TrainerError::NoReference(i));
                 }
@@ -152,7 +164,8 @@ impl Trainer {
                 Origin::collect(&recipe, begun, &model_files, tools, listings, matching)
             })
         };
-        let current = current.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
+        let current =
+            current.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))?;
         let (dir, store, origin, mut notes) = match start {
             StartMode::Fresh => {
                 let dir = LockedRunDir::create(&recipe)?;
@@ -169,10 +182,13 @@ impl Trainer {
         let position = latest.as_ref().map(|checkpoint| checkpoint.position).unwrap_or_default();
         let versions: Versions = policies
             .trained()
-            .map(|(name, _)| (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name))))
+            .map(|(name, _)| {
+                (name.to_owned(), latest.as_ref().map_or(0, |latest| latest.version(name)))
+            })
             .collect();
         for (name, policy_learner) in policies.trained() {
-            let policy_dir = latest.as_ref().map(|checkpoint| policies.policy_dir(&checkpoint.dir, name));
+            let policy_dir =
+                latest.as_ref().map(|checkpoint| policies.policy_dir(&checkpoint.dir, name));
             policy_learner.restore(policy_dir.as_deref()).await?;
             policies.publish(name, versions[name]).await?;
         }
@@ -239,7 +255,11 @@ impl Trainer {
             Err(Exit::Failed(error)) => Err(Exit::Failed(error)),
             ended => abandoned.map_err(Exit::from).and(ended),
         };
-        info!(done = self.progress.position.global_step, seconds = start.elapsed().as_secs_f64(), "run ends");
+        info!(
+            done = self.progress.position.global_step,
+            seconds = start.elapsed().as_secs_f64(),
+            "run ends"
+        );
         self.reporter.close(ended.is_ok(), observer);
         match ended {
             Ok(()) => Ok(RunEnd::Finished(Summary {
@@ -259,8 +279,13 @@ impl Trainer {
                 {
                     self.checkpoint(false, observer).await?;
                 }
-                let checkpoint = self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone());
-                Ok(RunEnd::Stopped { checkpoint, done: self.progress.position.global_step, steps: all })
+                let checkpoint =
+                    self.progress.latest.as_ref().map(|checkpoint| checkpoint.dir.clone());
+                Ok(RunEnd::Stopped {
+                    checkpoint,
+                    done: self.progress.position.global_step,
+                    steps: all,
+                })
             }
             Err(Exit::Failed(error)) => Err(error),
         }
@@ -282,7 +307,9 @@ impl Trainer {
         restore_evals(&self.run, &mut self.progress, observer).await?;
         keep_best(&self.run, &mut self.progress, &mut self.reporter, observer).await?;
         self.evaluate_if_due(observer, stop).await?;
-        for (phase, &phase_steps) in steps.iter().enumerate().skip(self.progress.position.phase as usize) {
+        for (phase, &phase_steps) in
+            steps.iter().enumerate().skip(self.progress.position.phase as usize)
+        {
             enter(&self.run, &mut self.progress, phase).await?;
             let keys = self.run.recipe.phase[phase].clone();
             restore_references(&self.run, &self.progress, &keys).await?;
@@ -292,7 +319,8 @@ impl Trainer {
                 done: self.progress.position.step,
                 steps: phase_steps,
             });
-            let mut current = PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
+            let mut current =
+                PhaseRun::new(phase, &keys, &self.run, &self.progress, observer, stop).await?;
             while self.progress.position.step < phase_steps && !self.is_good_enough(&keys).await? {
                 if stop.is_stopped() {
                     return Err(Exit::Stopped);
@@ -301,7 +329,8 @@ impl Trainer {
                 let span = info_span!("step", phase, step);
                 let done = current.step(&self.run, &self.progress, step, observer, stop);
                 let (mut metrics, attempts) = done.instrument(span).await?;
-                let retried = self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
+                let retried =
+                    self.reporter.note_warnings(&self.run.rollouts, &attempts, observer).await?;
                 metrics.add("training/retried", retried as f64);
                 self.reporter.add_handoffs(&self.run.policies, &mut metrics);
                 self.finish_step(&keys, phase_steps, metrics, observer).await?;
@@ -318,8 +347,11 @@ impl Trainer {
     /// early. If the store has a further step, the phase did not stop there.
     async fn is_good_enough(&self, keys: &Phase) -> Result<bool, TrainerError> {
         let Position { phase, step, .. } = self.progress.position;
-        let here =
-            self.progress.evals.last().filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
+        let here = self
+            .progress
+            .evals
+            .last()
+            .filter(|eval| step > 0 && (eval.phase, eval.step) == (phase, step));
         let (Some(eval), Some(until)) = (here, keys.early_stop_success()) else { return Ok(false) };
         Ok(eval.chosen_success() >= until && self.run.store.step(phase, step).await?.is_none())
     }
@@ -338,7 +370,8 @@ impl Trainer {
             keys.name(),
             keys.early_stop_success().unwrap_or_default()
         )));
-        let is_written = |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
+        let is_written =
+            |latest: &Checkpoint| latest.phase_end && latest.position.global_step == global_step;
         if !self.progress.latest.as_ref().is_some_and(is_written) {
             self.checkpoint(true, observer).await?;
         }
@@ -384,11 +417,20 @@ impl Trainer {
         Ok(())
     }
 
-    async fn checkpoint(&mut self, phase_end: bool, observer: &mut dyn Observer) -> Result<(), TrainerError> {
-        save_checkpoint(&self.run, &mut self.progress, &mut self.reporter, phase_end, observer).await
+    async fn checkpoint(
+        &mut self,
+        phase_end: bool,
+        observer: &mut dyn Observer,
+    ) -> Result<(), TrainerError> {
+        save_checkpoint(&self.run, &mut self.progress, &mut self.reporter, phase_end, observer)
+            .await
     }
 
-    async fn evaluate_if_due(&mut self, observer: &mut dyn Observer, stop: &StopFlag) -> Result<(), Exit> {
+    async fn evaluate_if_due(
+        &mut self,
+        observer: &mut dyn Observer,
+        stop: &StopFlag,
+    ) -> Result<(), Exit> {
         evaluate_if_due(&self.run, &mut self.progress, &mut self.reporter, observer, stop).await
     }
 }

@@ -5,9 +5,9 @@ use serde::{Deserialize, Serialize};
 use crate::tokens::TokenCursor;
 use crate::{Tokens, TreeError};
 
-/// The contribution of one sequence to the loss of one token. All normalizers (per token, per sequence,
-/// per group) are folded into `weight`, so the loss of a batch is the sum of weight × loss over its
-/// terms.
+/// The contribution of one sequence to the loss of one token. All normalizers (per token, per
+/// sequence, per group) are folded into `weight`, so the loss of a batch is the sum of weight ×
+/// loss over its terms.
 #[derive(Debug, Clone, Copy, PartialEq, Default, Serialize, Deserialize)]
 pub struct Term {
     /// Index of the sequence that trains the token, in the input of [`TreeBatch::merge`].
@@ -20,19 +20,20 @@ pub struct Term {
     /// Target of a critic's value of the state before the token.
     #[serde(default)]
     pub returns: f32,
-    /// Critic's value when the batch was built. `None` unless a loss bounds the change of the value.
+    /// Critic's value when the batch was built. `None` unless a loss bounds the change of the
+    /// value.
     #[serde(default)]
     pub value: Option<f32>,
     /// Log-probability under the policy that sampled the token. `None` for demonstrations.
     #[serde(rename = "behaviour")]
     pub behavior: Option<f32>,
-    /// Log-probability under the proximal policy. `None` unless a loss distinguishes it from the behavior
-    /// policy.
+    /// Log-probability under the proximal policy. `None` unless a loss distinguishes it from the
+    /// behavior policy.
     pub proximal: Option<f32>,
     /// Log-probability under the frozen reference. `None` unless a loss has a KL term.
     pub reference: Option<f32>,
-    /// Log-ratio of the complete sequence between the policy being trained and the old one. `None` unless
-    /// a loss uses it.
+    /// Log-ratio of the complete sequence between the policy being trained and the old one. `None`
+    /// unless a loss uses it.
     #[serde(default)]
     #[serde(rename = "path_log_ratio")]
     pub sequence_log_ratio: Option<f32>,
@@ -41,8 +42,8 @@ pub struct Term {
     #[serde(default)]
     #[serde(rename = "marked")]
     pub selected: bool,
-    /// Importance weight of the policy part of the loss: a constant that does not multiply penalties and
-    /// bonuses. `None` without a correction.
+    /// Importance weight of the policy part of the loss: a constant that does not multiply
+    /// penalties and bonuses. `None` without a correction.
     #[serde(default)]
     pub correction: Option<f32>,
     /// Number of versions between the weights that sampled the token and those being trained.
@@ -75,7 +76,8 @@ pub struct SequenceInput {
 /// A run of tokens that belong to the same sequences: `tokens[start .. start + len]` of the batch.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Node {
-    /// Index of the node that this one continues, always smaller than the node's own. `None` for a root.
+    /// Index of the node that this one continues, always smaller than the node's own. `None` for a
+    /// root.
     pub parent: Option<u32>,
     /// Index of the first token in the packed batch.
     pub start: u32,
@@ -126,8 +128,8 @@ struct NodeBuilder {
 }
 
 impl TreeBatch {
-    /// Merges the common prefixes of sequences, by token ids. Roots and children are in the order in
-    /// which the sequences first reach them, so the result depends only on the input.
+    /// Merges the common prefixes of sequences, by token ids. Roots and children are in the order
+    /// in which the sequences first reach them, so the result depends only on the input.
     ///
     /// # Errors
     /// Returns an error if a sequence is empty, or if a target's index is not in `1..len` of its
@@ -139,10 +141,16 @@ impl TreeBatch {
             if input.tokens.is_empty() {
                 return Err(TreeError::EmptySequence { sequence });
             }
-            if let Some(target) =
-                input.targets.iter().find(|t| t.index == 0 || t.index as usize >= input.tokens.len())
+            if let Some(target) = input
+                .targets
+                .iter()
+                .find(|t| t.index == 0 || t.index as usize >= input.tokens.len())
             {
-                return Err(TreeError::Target { sequence, index: target.index, len: input.tokens.len() });
+                return Err(TreeError::Target {
+                    sequence,
+                    index: target.index,
+                    len: input.tokens.len(),
+                });
             }
             insert(&mut arena, &mut roots, input.tokens.cursor());
         }
@@ -154,18 +162,21 @@ impl TreeBatch {
         };
         // Depth-first order: the node's ancestors are still on the stack.
         let mut node_indices = vec![0u32; arena.len()];
-        let mut stack: Vec<(usize, Option<u32>, u32)> = roots.iter().rev().map(|&r| (r, None, 0)).collect();
+        let mut stack: Vec<(usize, Option<u32>, u32)> =
+            roots.iter().rev().map(|&r| (r, None, 0)).collect();
         while let Some((at, parent, depth)) = stack.pop() {
             let node = batch.nodes.len() as u32;
             let len = arena[at].tokens.len() as u32;
             batch.nodes.push(Node { parent, start: batch.tokens.len() as u32, len, depth });
             node_indices[at] = node;
             batch.tokens.extend_from_slice(&arena[at].tokens);
-            stack.extend(arena[at].children.iter().rev().map(|&child| (child, Some(node), depth + len)));
+            stack.extend(
+                arena[at].children.iter().rev().map(|&child| (child, Some(node), depth + len)),
+            );
         }
 
-        // Sorted by target token, temperature bits and sequence: equal tokens and temperatures become one
-        // target with several terms.
+        // Sorted by target token, temperature bits and sequence: equal tokens and temperatures
+        // become one target with several terms.
         let mut sorted_targets: Vec<(u32, u32, u32, SequenceTarget)> = Vec::new();
         for (sequence, input) in sequences.iter().enumerate() {
             let packed = batch.packed_sequence(&arena, &roots, &node_indices, &input.tokens);
@@ -181,8 +192,9 @@ impl TreeBatch {
                 ));
             }
         }
-        sorted_targets
-            .sort_by_key(|&(token, temperature, _, ref target)| (token, temperature, target.term.sequence));
+        sorted_targets.sort_by_key(|&(token, temperature, _, ref target)| {
+            (token, temperature, target.term.sequence)
+        });
         for (token, temperature, predictor, target) in sorted_targets {
             match batch.targets.last_mut() {
                 Some(last) if last.token == token && last.temperature.to_bits() == temperature => {
@@ -201,8 +213,8 @@ impl TreeBatch {
         Ok(batch)
     }
 
-    /// Checks that nodes, targets and terms are consistent, as [`TreeBatch::merge`] builds them. For
-    /// batches from other sources.
+    /// Checks that nodes, targets and terms are consistent, as [`TreeBatch::merge`] builds them.
+    /// For batches from other sources.
     ///
     /// # Errors
     /// Returns [`TreeError::Malformed`] with the first inconsistency, if there is one.
@@ -215,7 +227,9 @@ impl TreeBatch {
         for (index, node) in self.nodes.iter().enumerate() {
             if node.len == 0 || u64::from(node.start) != end {
                 let Node { start, len, .. } = node;
-                return malformed(format!("node {index} has {len} tokens from {start}, but {end} is next"));
+                return malformed(format!(
+                    "node {index} has {len} tokens from {start}, but {end} is next"
+                ));
             }
             end = end_of(node);
             while ancestors.last().copied() != node.parent && ancestors.pop().is_some() {}
@@ -225,10 +239,16 @@ impl TreeBatch {
                     .map(|_| self.nodes[parent as usize])
                     .and_then(|ancestors| ancestors.depth.checked_add(ancestors.len))
             }) else {
-                return malformed(format!("node {index} does not follow its parent {:?}", node.parent));
+                return malformed(format!(
+                    "node {index} does not follow its parent {:?}",
+                    node.parent
+                ));
             };
             if node.depth != depth {
-                return malformed(format!("node {index} lies at {}, its parent ends at {depth}", node.depth));
+                return malformed(format!(
+                    "node {index} lies at {}, its parent ends at {depth}",
+                    node.depth
+                ));
             }
             ancestors.push(index as u32);
         }
@@ -274,7 +294,8 @@ impl TreeBatch {
         sequence
     }
 
-    /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie node.
+    /// Returns the packed indices of a sequence's tokens. Every sequence ends at the end of a trie
+    /// node.
     fn packed_sequence(
         &self,
         arena: &[NodeBuilder],
@@ -337,12 +358,16 @@ mod tests {
         }
     }
 
-    /// Merged batches pass the check. If one of their parts is changed, the check fails, without a panic.
+    /// Merged batches pass the check. If one of their parts is changed, the check fails, without a
+    /// panic.
     #[test]
     fn check_rejects_inconsistent_batches() {
         type Change = Box<dyn Fn(&mut TreeBatch)>;
-        let sequences =
-            [make_input(&[1, 2, 3, 4, 5], &[2, 4]), make_input(&[1, 2, 6], &[2]), make_input(&[7, 8], &[1])];
+        let sequences = [
+            make_input(&[1, 2, 3, 4, 5], &[2, 4]),
+            make_input(&[1, 2, 6], &[2]),
+            make_input(&[7, 8], &[1]),
+        ];
         let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!(batch.check(), Ok(()));
         let mut changes: Vec<(&str, Change)> = vec![
@@ -383,14 +408,28 @@ mod tests {
         ])
         .unwrap();
         assert_eq!(batch.tokens, [1, 2, 3, 4, 5, 6, 7, 8, 9, 10]);
-        let shape: Vec<_> = batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
+        let shape: Vec<_> =
+            batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
         assert_eq!(
             shape,
-            [(None, 0, 2, 0), (Some(0), 2, 1, 2), (Some(1), 3, 2, 3), (Some(1), 5, 3, 3), (Some(0), 8, 2, 2)]
+            [
+                (None, 0, 2, 0),
+                (Some(0), 2, 1, 2),
+                (Some(1), 3, 2, 3),
+                (Some(1), 5, 3, 3),
+                (Some(0), 8, 2, 2)
+            ]
         );
-        let targets: Vec<_> = batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
-        assert_eq!(targets, [(2, 1, 2), (3, 2, 1), (4, 3, 1), (5, 2, 1), (6, 5, 1), (7, 6, 1), (9, 8, 1)]);
-        assert_eq!(batch.terms_of(&batch.targets[0]).iter().map(|t| t.sequence).collect::<Vec<_>>(), [0, 1]);
+        let targets: Vec<_> =
+            batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
+        assert_eq!(
+            targets,
+            [(2, 1, 2), (3, 2, 1), (4, 3, 1), (5, 2, 1), (6, 5, 1), (7, 6, 1), (9, 8, 1)]
+        );
+        assert_eq!(
+            batch.terms_of(&batch.targets[0]).iter().map(|t| t.sequence).collect::<Vec<_>>(),
+            [0, 1]
+        );
         assert_eq!((batch.sequences, batch.sequence_tokens), (3, 15));
         assert_eq!(batch.ancestry(3), [0, 1, 3]);
     }
@@ -401,13 +440,19 @@ mod tests {
             TreeBatch::merge(&[make_input(&[1, 2], &[0])]),
             Err(TreeError::Target { sequence: 0, index: 0, len: 2 })
         );
-        assert_eq!(TreeBatch::merge(&[make_input(&[], &[])]), Err(TreeError::EmptySequence { sequence: 0 }));
+        assert_eq!(
+            TreeBatch::merge(&[make_input(&[], &[])]),
+            Err(TreeError::EmptySequence { sequence: 0 })
+        );
         let beyond = [make_input(&[3, 4], &[1]), make_input(&[1, 2], &[1, 2])];
-        assert_eq!(TreeBatch::merge(&beyond), Err(TreeError::Target { sequence: 1, index: 2, len: 2 }));
+        assert_eq!(
+            TreeBatch::merge(&beyond),
+            Err(TreeError::Target { sequence: 1, index: 2, len: 2 })
+        );
     }
 
-    /// A token that sequences share is one target for each temperature, with the terms of its sequences
-    /// unchanged and in their order.
+    /// A token that sequences share is one target for each temperature, with the terms of its
+    /// sequences unchanged and in their order.
     #[test]
     fn terms_keep_sequence_and_temperature() {
         let trained = |temperature, weight| {
@@ -421,7 +466,11 @@ mod tests {
         let batch = TreeBatch::merge(&sequences).unwrap();
         assert_eq!((batch.nodes.len(), &batch.tokens[..]), (1, &[1, 2, 3][..]));
         let terms_of_target = |target: &Target| -> Vec<(u32, f32, f32, u32)> {
-            batch.terms_of(target).iter().map(|t| (t.sequence, t.weight, t.advantage, t.age)).collect()
+            batch
+                .terms_of(target)
+                .iter()
+                .map(|t| (t.sequence, t.weight, t.advantage, t.age))
+                .collect()
         };
         let [cool, warm] = &batch.targets[..] else { panic!("{:?}", batch.targets) };
         assert_eq!((cool.temperature, warm.temperature), (0.7, 1.0));
@@ -430,7 +479,8 @@ mod tests {
         assert_eq!(terms_of_target(warm), [(0, 0.5, -0.5, 4), (2, 0.125, -0.125, 4)]);
     }
 
-    /// A sequence that ends within another one, and a sequence that continues at the end of another one.
+    /// A sequence that ends within another one, and a sequence that continues at the end of another
+    /// one.
     #[test]
     fn sequences_can_end_within_others() {
         let batch = TreeBatch::merge(&[
@@ -439,9 +489,11 @@ mod tests {
             make_input(&[1], &[]),
         ]);
         let batch = batch.unwrap();
-        let shape: Vec<_> = batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
+        let shape: Vec<_> =
+            batch.nodes.iter().map(|n| (n.parent, n.start, n.len, n.depth)).collect();
         assert_eq!(shape, [(None, 0, 1, 0), (Some(0), 1, 1, 1), (Some(1), 2, 2, 2)]);
-        let targets: Vec<_> = batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
+        let targets: Vec<_> =
+            batch.targets.iter().map(|t| (t.token, t.predictor, t.terms)).collect();
         assert_eq!(targets, [(1, 0, 2), (3, 2, 1)]);
         assert_eq!(
             (batch.sequence_tokens, batch.ancestry(2), batch.ancestry(0)),

@@ -4,8 +4,8 @@ use serde::{Deserialize, Serialize};
 
 use crate::SegmentId;
 
-/// The part of an attempt that a reward is credited to. The reward reaches the last sampled token of this
-/// part, or the last one before it.
+/// The part of an attempt that a reward is credited to. The reward reaches the last sampled token
+/// of this part, or the last one before it.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum CreditTarget {
@@ -22,13 +22,13 @@ pub enum CreditTarget {
 #[serde(deny_unknown_fields)]
 pub struct Component {
     /// Name. Scorers name their own score [`Component::SCORE`], and choose the names of their other
-    /// components. Recorded is the name of the scorer, for other components followed by a dot and their
-    /// name.
+    /// components. Recorded is the name of the scorer, for other components followed by a dot and
+    /// their name.
     pub name: String,
     /// Value; must be finite.
     pub value: f64,
-    /// Weight in the attempt's score, set by the recipe, never by the scorer. `None` if the component
-    /// does not count.
+    /// Weight in the attempt's score, set by the recipe, never by the scorer. `None` if the
+    /// component does not count.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub weight: Option<f64>,
     /// The part of the attempt that the component is about. `None` for the complete attempt.

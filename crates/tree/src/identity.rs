@@ -1,13 +1,14 @@
 //! Names of attempts, derived from their run, their slot in the run and the number of the try.
 //!
-//! An attempt slot ([`AttemptSlot`]) is a position in a run: purpose, phase, step, group and sample. A slot can
-//! have several tries, each of which is an attempt with its own [`AttemptId`]. A try that failed stays in the
-//! record as superseded, a try whose process exited as abandoned. Step plans refer to attempts by these
-//! names.
+//! An attempt slot ([`AttemptSlot`]) is a position in a run: purpose, phase, step, group and
+//! sample. A slot can have several tries, each of which is an attempt with its own [`AttemptId`]. A
+//! try that failed stays in the record as superseded, a try whose process exited as abandoned. Step
+//! plans refer to attempts by these names.
 //!
 //! # Guarantees
-//! - **Derived names.** An [`AttemptId`] is a function of run, slot and try, never random. Any machine that
-//!   repeats an attempt derives the same name. A run is named after the name and the seed in its recipe.
+//! - **Derived names.** An [`AttemptId`] is a function of run, slot and try, never random. Any
+//!   machine that repeats an attempt derives the same name. A run is named after the name and the
+//!   seed in its recipe.
 //! - **Unique names.** Two attempts of one run have different names.
 
 use std::fmt;
@@ -48,8 +49,8 @@ impl Purpose {
     }
 }
 
-/// An attempt slot: the position of an attempt in a run, by purpose, phase, step, task and sample. A slot
-/// can have several tries, of which the last counts.
+/// An attempt slot: the position of an attempt in a run, by purpose, phase, step, task and sample.
+/// A slot can have several tries, of which the last counts.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct AttemptSlot {
@@ -57,7 +58,8 @@ pub struct AttemptSlot {
     pub purpose: Purpose,
     /// Index of the phase in the recipe, from 0.
     pub phase: u32,
-    /// Index of the step within the phase, from 0. For evaluations, the number of steps completed before.
+    /// Index of the step within the phase, from 0. For evaluations, the number of steps completed
+    /// before.
     pub step: u32,
     /// Index of the task within the step, from 0.
     pub group: u32,
@@ -115,12 +117,13 @@ impl fmt::Display for RunId {
 pub struct AttemptId([u8; 16]);
 
 impl AttemptId {
-    /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a SHA-256 hash
-    /// of all three.
+    /// Returns the name of try `number`, from 0, of a slot in a run: the first 16 bytes of a
+    /// SHA-256 hash of all three.
     pub fn new(run: &RunId, slot: &AttemptSlot, number: u32) -> Self {
         let AttemptSlot { purpose, phase, step, group, sample } = *slot;
         let mut hash = Sha256::new();
-        // 0xFF cannot occur in UTF-8 text. As a terminator, it keeps different lists of parts distinct.
+        // 0xFF cannot occur in UTF-8 text. As a terminator, it keeps different lists of parts
+        // distinct.
         for text in [run.0.as_str(), purpose.name()] {
             hash.update(text.as_bytes());
             hash.update([0xFF]);
@@ -167,7 +170,9 @@ impl FromStr for AttemptId {
     fn from_str(text: &str) -> Result<Self, InvalidAttemptId> {
         let is_hex = text.len() == 32 && text.bytes().all(|byte| byte.is_ascii_hexdigit());
         let number = u128::from_str_radix(text, 16).ok().filter(|_| is_hex);
-        number.map(|number| AttemptId(number.to_be_bytes())).ok_or_else(|| InvalidAttemptId(text.to_owned()))
+        number
+            .map(|number| AttemptId(number.to_be_bytes()))
+            .ok_or_else(|| InvalidAttemptId(text.to_owned()))
     }
 }
 
@@ -191,7 +196,8 @@ mod tests {
 
     use super::*;
 
-    const SLOT: AttemptSlot = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
+    const SLOT: AttemptSlot =
+        AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group: 3, sample: 4 };
 
     #[test]
     fn attempt_id_depends_on_every_part() {

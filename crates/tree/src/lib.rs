@@ -1,14 +1,16 @@
 //! Segments of tokens, the trajectories that they form, and the batches that a learner trains on.
 //!
-//! The unit of record is a [`Segment`]: a run of token ids that were context for the model (a prompt, a
-//! tool result, a template boundary; *given* in names), *sampled* by it (with the behavior
-//! log-probability and the weight version of every token) or *demonstrated* to it (an assistant turn by
-//! another author). Segments form a [`Trajectory`]: a chat turn appends, an edited history forks. A
-//! *sequence* (`sequence` in names) runs from a root to one segment: it contains the tokens of one model
-//! call. Attempts have names ([`AttemptId`]) that are derived from their slot in a run ([`Placement`]).
+//! The unit of record is a [`Segment`]: a run of token ids that were context for the model (a
+//! prompt, a tool result, a template boundary; *given* in names), *sampled* by it (with the
+//! behavior log-probability and the weight version of every token) or *demonstrated* to it (an
+//! assistant turn by another author). Segments form a [`Trajectory`]: a chat turn appends, an
+//! edited history forks. A *sequence* (`sequence` in names) runs from a root to one segment: it
+//! contains the tokens of one model call. Attempts have names ([`AttemptId`]) that are derived from
+//! their slot in a run ([`Placement`]).
 //!
-//! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every shared
-//! token goes through the model once. A trained token has one [`Term`] for each sequence that trains it.
+//! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every
+//! shared token goes through the model once. A trained token has one [`Term`] for each sequence
+//! that trains it.
 //!
 //! # Example
 //! ```

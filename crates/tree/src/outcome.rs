@@ -37,9 +37,9 @@ impl Finish {
 /// The end of an attempt.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Outcome {
-    /// Text of the final answer, or of the answer that the tool that ended the attempt accepted. Empty if
-    /// the attempt did not end with an answer: truncated text, or text next to a tool call, is not an
-    /// answer.
+    /// Text of the final answer, or of the answer that the tool that ended the attempt accepted.
+    /// Empty if the attempt did not end with an answer: truncated text, or text next to a tool
+    /// call, is not an answer.
     pub final_text: String,
     /// Reasoning of the final completion, which is not part of `final_text`.
     #[serde(default, skip_serializing_if = "String::is_empty")]
@@ -48,7 +48,8 @@ pub struct Outcome {
     /// Components from the scorers, in the scorers' order. Those with a weight add up to the score.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub components: Vec<Component>,
-    /// The part of the final text that was parsed as the answer, from the first scorer that reports it.
+    /// The part of the final text that was parsed as the answer, from the first scorer that reports
+    /// it.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub extracted: Option<String>,
     /// Why it ended.
@@ -66,15 +67,16 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "earned_by_turn")]
     pub rewards_by_turn: Vec<(u32, f64)>,
-    /// Sums of the metrics of each toolbox, as `TOOLBOX/NAME`: the number of calls (`calls`), the number
-    /// of failed calls (`errors`), and metrics that tools report.
+    /// Sums of the metrics of each toolbox, as `TOOLBOX/NAME`: the number of calls (`calls`), the
+    /// number of failed calls (`errors`), and metrics that tools report.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub tool_metrics: BTreeMap<String, f64>,
     /// Data for scorers that toolboxes returned before they were closed, by the toolbox's name.
     #[serde(default, skip_serializing_if = "Map::is_empty")]
     #[serde(rename = "evidence")]
     pub scorer_inputs: Map<String, Value>,
-    /// Positions at which the template renders recorded history differently, by the turn that follows.
+    /// Positions at which the template renders recorded history differently, by the turn that
+    /// follows.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub drift: Vec<Drift>,
     /// Whether the prompt was too long and was truncated.
@@ -85,8 +87,8 @@ pub struct Outcome {
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     #[serde(rename = "cuts")]
     pub context_truncations: Vec<ContextTruncation>,
-    /// Policy that was selected for each agent that several policies can play, by the agent's name. Empty
-    /// in records of older versions.
+    /// Policy that was selected for each agent that several policies can play, by the agent's name.
+    /// Empty in records of older versions.
     #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
     pub cast: BTreeMap<String, String>,
     /// The error that ended the attempt. `None` if there was none.

@@ -1,18 +1,18 @@
 //! Segments and trajectories: the tokens of an attempt, their origins and their order.
 //!
-//! A [`Segment`] is a run of token ids with one origin ([`Kind`]): context for the model, sampled by it
-//! (with log-probability and weight version of every token), or demonstrated to it. Every segment has the
-//! names of its agent and its policy. A [`Trajectory`] is a forest of segments; the common prefix of
-//! conversations is stored once.
+//! A [`Segment`] is a run of token ids with one origin ([`Kind`]): context for the model, sampled
+//! by it (with log-probability and weight version of every token), or demonstrated to it. Every
+//! segment has the names of its agent and its policy. A [`Trajectory`] is a forest of segments; the
+//! common prefix of conversations is stored once.
 //!
 //! # Guarantees
-//! - **Append only.** Segments are added and never change. A fork within a segment states the number of its
-//!   tokens that precede the fork.
+//! - **Append only.** Segments are added and never change. A fork within a segment states the
+//!   number of its tokens that precede the fork.
 //! - **Ids first.** Text is derived from token ids, never the reverse.
-//! - **Masked tokens are not targets.** A segment whose tokens were sampled greedily or from a changed
-//!   distribution is part of its sequences but not a target ([`Segment::is_target`]). Plans and batches both
-//!   use this rule. A training step counts such tokens by reason, and fails with these reasons if it has no
-//!   other token.
+//! - **Masked tokens are not targets.** A segment whose tokens were sampled greedily or from a
+//!   changed distribution is part of its sequences but not a target ([`Segment::is_target`]). Plans
+//!   and batches both use this rule. A training step counts such tokens by reason, and fails with
+//!   these reasons if it has no other token.
 
 use std::fmt;
 
@@ -34,12 +34,13 @@ pub enum Kind {
     Context,
     /// Sampled from the model, with a log-probability and a weight version for every token.
     Sampled,
-    /// Written by another author, to be imitated: a target of cross-entropy, never of a policy loss.
+    /// Written by another author, to be imitated: a target of cross-entropy, never of a policy
+    /// loss.
     Demonstrated,
 }
 
-/// Reason why sampled tokens are not targets: their log-probabilities are not those of the distribution
-/// that they were sampled from.
+/// Reason why sampled tokens are not targets: their log-probabilities are not those of the
+/// distribution that they were sampled from.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum MaskReason {
     /// Decoded greedily, at temperature 0.
@@ -86,29 +87,30 @@ pub struct Segment {
     pub id: SegmentId,
     /// Segment that this one continues. `None` for a root.
     pub parent: Option<SegmentId>,
-    /// Number of parent tokens that precede the fork. `None` if the segment continues at the parent's
-    /// end.
+    /// Number of parent tokens that precede the fork. `None` if the segment continues at the
+    /// parent's end.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub after: Option<u32>,
     /// Origin of the tokens.
     pub kind: Kind,
     /// Token ids.
     pub tokens: Vec<u32>,
-    /// Behavior log-probability of each token, in nats: log-softmax(logits / temperature) over the full
-    /// vocabulary. Empty unless the kind is `Sampled`.
+    /// Behavior log-probability of each token, in nats: log-softmax(logits / temperature) over the
+    /// full vocabulary. Empty unless the kind is `Sampled`.
     pub logprobs: Vec<f32>,
     /// Sampling temperature; 1 unless the kind is `Sampled`. 0 means greedy decoding, for which the
     /// log-probabilities are at temperature 1.
     pub temperature: f32,
-    /// Whether sampling was restricted (top-p, top-k, min-p) or changed (penalties, biases), so that
-    /// `logprobs` does not describe the distribution of the tokens. Such a segment is not a target.
+    /// Whether sampling was restricted (top-p, top-k, min-p) or changed (penalties, biases), so
+    /// that `logprobs` does not describe the distribution of the tokens. Such a segment is not a
+    /// target.
     pub filtered: bool,
     /// Weight versions of the tokens, in order. Empty unless the kind is `Sampled`.
     pub versions: Vec<VersionRun>,
     /// Name of the agent whose conversation contains the segment.
     pub agent: String,
-    /// Name of the policy that was called. `versions` counts versions of its weights, and `tokens` are
-    /// ids of its vocabulary.
+    /// Name of the policy that was called. `versions` counts versions of its weights, and `tokens`
+    /// are ids of its vocabulary.
     pub policy: String,
     /// Model call that the segment belongs to, counted from 0 within the attempt.
     pub turn: u32,
@@ -142,8 +144,8 @@ impl Segment {
         }
     }
 
-    /// Returns why the sampled tokens are not targets. Returns `None` if they are targets, and for other
-    /// kinds.
+    /// Returns why the sampled tokens are not targets. Returns `None` if they are targets, and for
+    /// other kinds.
     pub fn mask_reason(&self) -> Option<MaskReason> {
         if self.kind != Kind::Sampled {
             None
@@ -154,14 +156,14 @@ impl Segment {
         }
     }
 
-    /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities are
-    /// those of the distribution they were sampled from, or demonstrated tokens.
+    /// Returns whether the segment has tokens to train on: sampled tokens whose log-probabilities
+    /// are those of the distribution they were sampled from, or demonstrated tokens.
     pub fn is_target(&self) -> bool {
         self.kind != Kind::Context && !self.tokens.is_empty() && self.mask_reason().is_none()
     }
 
-    /// Sets the id of the segment to `id`, after checking it against its parent, which has `of_parent`
-    /// tokens.
+    /// Sets the id of the segment to `id`, after checking it against its parent, which has
+    /// `of_parent` tokens.
     ///
     /// # Errors
     /// Returns an error if the parent does not precede the segment or has too few tokens, or if the
@@ -242,8 +244,8 @@ impl Trajectory {
     /// Appends a segment, and sets its id. Other segments do not change.
     ///
     /// # Errors
-    /// Returns an error if the parent is not in the trajectory or has too few tokens, or if the per-token
-    /// data does not match the tokens and the kind.
+    /// Returns an error if the parent is not in the trajectory or has too few tokens, or if the
+    /// per-token data does not match the tokens and the kind.
     pub fn push(&mut self, mut segment: Segment) -> Result<SegmentId, TreeError> {
         let id = self.segments.len() as u32;
         let parent = segment.parent.and_then(|parent| self.segments.get(parent.0 as usize));
@@ -268,8 +270,8 @@ impl Trajectory {
         self
     }
 
-    /// Returns the parts of segments from a root to the end of `leaf`. Empty if `leaf` is not in the
-    /// trajectory.
+    /// Returns the parts of segments from a root to the end of `leaf`. Empty if `leaf` is not in
+    /// the trajectory.
     pub fn sequence(&self, leaf: SegmentId) -> Vec<Part<'_>> {
         let mut sequence = Vec::new();
         let mut next = Some((leaf, None));
@@ -278,7 +280,8 @@ impl Trajectory {
         {
             sequence.push(Part {
                 segment,
-                len: fork_offset.map_or(segment.tokens.len(), |fork_offset: u32| fork_offset as usize),
+                len: fork_offset
+                    .map_or(segment.tokens.len(), |fork_offset: u32| fork_offset as usize),
             });
             next = segment.parent.map(|parent| (parent, segment.after));
         }
@@ -294,11 +297,14 @@ impl Trajectory {
                 continued[parent.0 as usize] = true;
             }
         }
-        (0..self.segments.len() as u32).filter(|&id| !continued[id as usize]).map(SegmentId).collect()
+        (0..self.segments.len() as u32)
+            .filter(|&id| !continued[id as usize])
+            .map(SegmentId)
+            .collect()
     }
 
-    /// Returns, for each segment, the first leaf whose sequence contains the segment completely. Work
-    /// grows with the number of segments, not with their depth.
+    /// Returns, for each segment, the first leaf whose sequence contains the segment completely.
+    /// Work grows with the number of segments, not with their depth.
     pub fn owners(&self) -> Vec<SegmentId> {
         let mut owners: Vec<Option<SegmentId>> = vec![None; self.segments.len()];
         for leaf in self.leaves() {
@@ -317,7 +323,11 @@ impl Trajectory {
             }
         }
         // No segment continues at the end of a leaf, and every other end leads to a leaf.
-        owners.into_iter().enumerate().map(|(id, owner)| owner.unwrap_or(SegmentId(id as u32))).collect()
+        owners
+            .into_iter()
+            .enumerate()
+            .map(|(id, owner)| owner.unwrap_or(SegmentId(id as u32)))
+            .collect()
     }
 
     /// Returns the token ids of the sequence to `leaf`.
@@ -361,7 +371,8 @@ mod tests {
             after: Some(fork_offset),
             ..Segment::context(parent, vec![9], 1)
         };
-        for (parent, fork_offset, len) in [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)]
+        for (parent, fork_offset, len) in
+            [(Some(root), 0, 3), (Some(root), 4, 3), (None, 1, 0), (None, 0, 0)]
         {
             let expected_error = TreeError::Fork { segment: 1, after: fork_offset as usize, len };
             assert_eq!(trajectory.push(fork(parent, fork_offset)), Err(expected_error));
@@ -386,8 +397,10 @@ mod tests {
     fn owners_cover_every_segment() {
         let mut trajectory = Trajectory::new();
         let mut push = |parent: Option<u32>, fork_offset| {
-            let segment =
-                Segment { after: fork_offset, ..Segment::context(parent.map(SegmentId), vec![1, 2, 3], 0) };
+            let segment = Segment {
+                after: fork_offset,
+                ..Segment::context(parent.map(SegmentId), vec![1, 2, 3], 0)
+            };
             trajectory.push(segment).unwrap().0
         };
         let root = push(None, None);
@@ -408,7 +421,10 @@ mod tests {
         let orphan = trajectory.push(Segment::context(Some(SegmentId(4)), vec![1], 0));
         assert_eq!(orphan, Err(TreeError::NoParent { segment: 0, parent: 4, len: 0 }));
         let bare = Segment { kind: Kind::Sampled, ..Segment::context(None, vec![1], 0) };
-        assert!(matches!(trajectory.push(bare), Err(TreeError::Length { what: "log-probabilities", .. })));
+        assert!(matches!(
+            trajectory.push(bare),
+            Err(TreeError::Length { what: "log-probabilities", .. })
+        ));
         let itself = trajectory.push(Segment::context(Some(SegmentId(0)), vec![1], 0));
         assert_eq!(itself, Err(TreeError::NoParent { segment: 0, parent: 0, len: 0 }));
         let sampled = |len| Segment {
@@ -419,12 +435,14 @@ mod tests {
         };
         for len in [0, 1, 3] {
             let what = "token versions";
-            let expected_error = Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
+            let expected_error =
+                Err(TreeError::Length { segment: 0, tokens: 2, found: len as usize, what });
             assert_eq!(trajectory.push(sampled(len)), expected_error);
         }
         // Segments that were not sampled must have no log-probabilities, even one per token.
         let context = Segment { kind: Kind::Context, ..sampled(2) };
-        let expected_error = TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
+        let expected_error =
+            TreeError::Length { segment: 0, tokens: 2, found: 2, what: "log-probabilities" };
         assert_eq!(trajectory.push(context), Err(expected_error));
         assert_eq!(trajectory.segments(), []);
         assert_eq!(trajectory.push(sampled(2)), Ok(SegmentId(0)));
@@ -441,7 +459,8 @@ mod tests {
             ..Segment::context(Some(root), vec![7, 8, 9], 5)
         };
         let leaf = trajectory.push(sampled).unwrap();
-        let ids: Vec<SegmentId> = trajectory.sequence(leaf).iter().map(|part| part.segment.id).collect();
+        let ids: Vec<SegmentId> =
+            trajectory.sequence(leaf).iter().map(|part| part.segment.id).collect();
         assert_eq!(ids, [root, leaf]);
         assert_eq!(trajectory.sequence_tokens(leaf), [1, 2, 7, 8, 9]);
         assert!(trajectory.sequence(SegmentId(2)).is_empty());

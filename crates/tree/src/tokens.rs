@@ -1,15 +1,15 @@
 //! Token ids of a sequence, stored as pieces that sequences share.
 //!
-//! Sequences of one attempt share its tokens in memory, from step plan to learner: a hundred forks of a
-//! long conversation store it once.
+//! Sequences of one attempt share its tokens in memory, from step plan to learner: a hundred forks
+//! of a long conversation store it once.
 
 use std::fmt;
 use std::sync::Arc;
 
 use serde::{Deserialize, Deserializer, Serialize, Serializer};
 
-/// Token ids of a sequence from its root, in pieces. Sequences of one trajectory share the pieces of its
-/// segments. Compares and serializes like the flat list.
+/// Token ids of a sequence from its root, in pieces. Sequences of one trajectory share the pieces
+/// of its segments. Compares and serializes like the flat list.
 #[derive(Clone, Default)]
 pub struct Tokens {
     /// Non-empty pieces.
@@ -101,7 +101,8 @@ impl<'a> TokenCursor<'a> {
     pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {
-            let (own_tokens, other_tokens) = (&chunk.tokens()[self.offset..], &other_tokens[common_len..]);
+            let (own_tokens, other_tokens) =
+                (&chunk.tokens()[self.offset..], &other_tokens[common_len..]);
             let common = own_tokens.iter().zip(other_tokens).take_while(|(a, b)| a == b).count();
             common_len += common;
             self.offset += common;

@@ -21,10 +21,12 @@ pub struct LedLoop {
 impl AgentLoop for LedLoop {
     async fn run(&self, context: AttemptContext) -> Attempt {
         let source = &context.task.source;
-        let Some(environment) = self.environments.find(source).filter(|found| found.options.leads_attempts())
+        let Some(environment) =
+            self.environments.find(source).filter(|found| found.options.leads_attempts())
         else {
             let id = &context.task.id;
-            let why = format!("no environment leads attempts at the task {id}, which is of {source:?}");
+            let why =
+                format!("no environment leads attempts at the task {id}, which is of {source:?}");
             return Attempt::failed("environment", why);
         };
         let program = Program {

@@ -1,22 +1,23 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
-//! An environment is a source of tasks that also scores attempts. Some environments lead their attempts
-//! ([`Leader`]): they call the model through the attempt's endpoint, as programs do, so everything is
-//! recorded without knowledge of the environment. Their rewards are in the last line of the attempt,
-//! each assigned to the turn or the agent that earned it. For other environments (reasoning-gym), any
-//! agent makes the attempts, and the environment scores the final answers ([`EnvironmentScorer`]).
+//! An environment is a source of tasks that also scores attempts. Some environments lead their
+//! attempts ([`Leader`]): they call the model through the attempt's endpoint, as programs do, so
+//! everything is recorded without knowledge of the environment. Their rewards are in the last line
+//! of the attempt, each assigned to the turn or the agent that earned it. For other environments
+//! (reasoning-gym), any agent makes the attempts, and the environment scores the final answers
+//! ([`EnvironmentScorer`]).
 //!
-//! Each environment runs in the user's Python (3.10 or later, with the environment's own packages), in
-//! worker processes of [`levade_process`], from the Python modules in the directory `worker`. One
-//! process runs many attempts concurrently.
+//! Each environment runs in the user's Python (3.10 or later, with the environment's own packages),
+//! in worker processes of [`levade_process`], from the Python modules in the directory `worker`.
+//! One process runs many attempts concurrently.
 //!
 //! # Guarantees
-//! - **Any process scores any answer.** A task is identified by the values that reproduce it (data set,
-//!   seed, index), never by the memory of a process.
-//! - **Processes** have the user's rights, receive only named environment variables, and end with their
-//!   supervisor.
-//! - **Loading, listing, scoring and attempts have timeouts.** A process that does not cancel a late
-//!   request is stopped, and its other requests fail.
+//! - **Any process scores any answer.** A task is identified by the values that reproduce it (data
+//!   set, seed, index), never by the memory of a process.
+//! - **Processes** have the user's rights, receive only named environment variables, and end with
+//!   their supervisor.
+//! - **Loading, listing, scoring and attempts have timeouts.** A process that does not cancel a
+//!   late request is stopped, and its other requests fail.
 //! - **A reward that is not a finite number** fails its attempt and never counts.
 
 mod leader;
@@ -28,15 +29,17 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use levade_process::{Launch, Pool, Request, Supervisor, WorkerError, python_command, python_first_line};
+use levade_process::{
+    Launch, Pool, Request, Supervisor, WorkerError, python_command, python_first_line,
+};
 use serde_json::{Value, json};
 
 use crate::program::workers;
 
 pub use leader::LedLoop;
 pub use options::{
-    CommonOptions, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions, ReasoningGymOptions,
-    VerifiersOptions, WorkerOptions,
+    CommonOptions, DatasetOptions, EnvironmentOptions, GymnasiumOptions, OpenEnvOptions,
+    ReasoningGymOptions, VerifiersOptions, WorkerOptions,
 };
 pub use scorer::EnvironmentScorer;
 pub use task_list::TaskList;
@@ -84,7 +87,10 @@ impl fmt::Debug for Environments {
 
 impl Environments {
     /// Creates environments with these options. No process is started yet.
-    pub fn new(options: impl IntoIterator<Item = EnvironmentOptions>, supervisor: &Supervisor) -> Self {
+    pub fn new(
+        options: impl IntoIterator<Item = EnvironmentOptions>,
+        supervisor: &Supervisor,
+    ) -> Self {
         let all = options.into_iter().map(|options| Environment::new(options, supervisor));
         Environments(Arc::new(all.collect()))
     }
@@ -107,7 +113,8 @@ impl Environment {
         };
         let first = json!({ "key": "attempt", "source": options.worker_options() });
         let first = Some(python_first_line(&MODULES, first));
-        let workers = Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
+        let workers =
+            Arc::new(workers(supervisor, launch, first, (worker.processes, worker.attempts)));
         Environment { options, workers }
     }
 
@@ -129,11 +136,13 @@ impl Environment {
         order["do"] = json!(verb);
         let limit = Duration::from_secs_f64(self.options.common().worker.seconds);
         let response =
-            self.workers.request(Request::new(verb, order), limit).await.map_err(|error| match error {
-                WorkerError::Timeout(_) => {
-                    self.error(format!("did not answer to {verb:?} within {limit:?} (worker.seconds)"))
+            self.workers.request(Request::new(verb, order), limit).await.map_err(|error| {
+                match error {
+                    WorkerError::Timeout(_) => self.error(format!(
+                        "did not answer to {verb:?} within {limit:?} (worker.seconds)"
+                    )),
+                    error => self.error(error.to_string()),
                 }
-                error => self.error(error.to_string()),
             })?;
         match response["error"].as_str() {
             Some(why) => Err(self.error(why)),

@@ -21,8 +21,8 @@ pub struct WorkerOptions {
     pub processes: usize,
     /// Maximum number of concurrent attempts per process.
     pub attempts: usize,
-    /// Timeout for loading the environment and listing 100 of its tasks, and for scoring an answer, in
-    /// seconds.
+    /// Timeout for loading the environment and listing 100 of its tasks, and for scoring an answer,
+    /// in seconds.
     pub seconds: f64,
 }
 
@@ -60,12 +60,12 @@ pub struct ReasoningGymOptions {
     /// Seed of the held-out tasks. `None` derives it from `eval.split_seed`.
     #[serde(default)]
     pub held_out_seed: Option<u32>,
-    /// Name of the tag that contains the answer, `<answer>…</answer>`. If empty, the entire completion
-    /// is the answer.
+    /// Name of the tag that contains the answer, `<answer>…</answer>`. If empty, the entire
+    /// completion is the answer.
     #[serde(default = "answer")]
     pub tag: String,
-    /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer. Empty
-    /// for no demonstrations.
+    /// Template of demonstrations, in which `{answer}` is replaced by the data set's own answer.
+    /// Empty for no demonstrations.
     #[serde(default)]
     pub demonstration: String,
     /// Agent that solves these tasks. Empty for the agent of `[agent]`.
@@ -136,7 +136,8 @@ pub struct GymnasiumOptions {
     /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// Field of an observation that the model reads. If empty, the model reads the entire observation.
+    /// Field of an observation that the model reads. If empty, the model reads the entire
+    /// observation.
     #[serde(default)]
     pub observation: String,
     /// Number of seeds to train on.
@@ -174,7 +175,8 @@ pub struct OpenEnvOptions {
     /// Name of the tag that contains an action. If empty, the entire completion is the action.
     #[serde(default)]
     pub tag: String,
-    /// Field of an observation that the model reads. If empty, the model reads the entire observation.
+    /// Field of an observation that the model reads. If empty, the model reads the entire
+    /// observation.
     #[serde(default)]
     pub observation: String,
     /// Maximum number of training tasks.
@@ -239,8 +241,8 @@ pub struct CommonOptions<'o> {
     pub worker: &'o WorkerOptions,
 }
 
-/// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs are a
-/// multiple of it apart.
+/// Maximum number of tasks of a source. First seeds that are derived from different seeds of runs
+/// are a multiple of it apart.
 pub(super) const MAX_TASKS: usize = 1_000_000;
 
 impl EnvironmentOptions {
@@ -262,7 +264,9 @@ impl EnvironmentOptions {
             };
         }
         match self {
-            EnvironmentOptions::ReasoningGym(o) => common!(o, "reasoning_gym", [o.seed, o.held_out_seed]),
+            EnvironmentOptions::ReasoningGym(o) => {
+                common!(o, "reasoning_gym", [o.seed, o.held_out_seed])
+            }
             EnvironmentOptions::Verifiers(o) => common!(o, o.environment.as_str(), [None, None]),
             EnvironmentOptions::Gymnasium(o) => {
                 common!(o, o.environment.as_str(), [o.seed, o.held_out_seed])
@@ -271,7 +275,8 @@ impl EnvironmentOptions {
         }
     }
 
-    /// Returns whether the environment leads its attempts. If so, their agent is of kind `environment`.
+    /// Returns whether the environment leads its attempts. If so, their agent is of kind
+    /// `environment`.
     pub fn leads_attempts(&self) -> bool {
         !matches!(self, EnvironmentOptions::ReasoningGym(_))
     }
@@ -288,7 +293,9 @@ impl EnvironmentOptions {
     /// Returns the options that the environment's process receives.
     pub(super) fn worker_options(&self) -> Value {
         match self {
-            EnvironmentOptions::ReasoningGym(o) => json!({ "kind": "reasoning_gym", "datasets": o.datasets }),
+            EnvironmentOptions::ReasoningGym(o) => {
+                json!({ "kind": "reasoning_gym", "datasets": o.datasets })
+            }
             EnvironmentOptions::Verifiers(o) => {
                 json!({ "kind": "verifiers", "environment": o.environment, "config": o.config })
             }
@@ -318,7 +325,12 @@ impl EnvironmentOptions {
         let all = [
             wrong((1..=MAX_TASKS).contains(&train), "train", train.to_string(), counts),
             wrong(held_out <= MAX_TASKS, "held_out", held_out.to_string(), "at most 1000000"),
-            wrong(!worker.python.is_empty(), "worker.python", "empty".into(), "the name or path of a Python"),
+            wrong(
+                !worker.python.is_empty(),
+                "worker.python",
+                "empty".into(),
+                "the name or path of a Python",
+            ),
             wrong(
                 (1..=256).contains(&worker.processes),
                 "worker.processes",
@@ -360,9 +372,12 @@ impl EnvironmentOptions {
                 })
             }
             EnvironmentOptions::Verifiers(VerifiersOptions { environment, .. })
-            | EnvironmentOptions::Gymnasium(GymnasiumOptions { environment, .. }) => {
-                wrong(!environment.is_empty(), "environment", "empty".into(), "the name of an environment")
-            }
+            | EnvironmentOptions::Gymnasium(GymnasiumOptions { environment, .. }) => wrong(
+                !environment.is_empty(),
+                "environment",
+                "empty".into(),
+                "the name of an environment",
+            ),
             EnvironmentOptions::OpenEnv(o) => wrong(
                 o.url.starts_with("http://") || o.url.starts_with("https://"),
                 "url",

@@ -51,12 +51,12 @@ struct SeedRange<'o> {
 
 impl Environment {
     /// Lists the tasks. If the environment generates tasks from seeds, training tasks follow from
-    /// `seed` and held-out tasks from `split_seed`. If the environment has a fixed list, `split_seed`
-    /// selects the held-out tasks.
+    /// `seed` and held-out tasks from `split_seed`. If the environment has a fixed list,
+    /// `split_seed` selects the held-out tasks.
     ///
     /// # Errors
-    /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks to
-    /// hold out so many.
+    /// Returns an error if the environment cannot be loaded or listed, or if it has too few tasks
+    /// to hold out so many.
     pub async fn tasks(&self, seed: u64, split_seed: u64) -> Result<TaskList, EnvironmentError> {
         let CommonOptions { train, held_out, seeds, .. } = self.options.common();
         let mut listed = TaskList::default();
@@ -66,7 +66,9 @@ impl Environment {
             let of_split = HELD_OUT_SEED_BASE + split_seed % 1000 * MAX_TASKS as u64;
             let [seed, held_out_seed] = [(seeds[0], of_run), (seeds[1], of_split)]
                 .map(|(configured, derived)| configured.map_or(derived, u64::from));
-            for (count, seed, is_held_out) in [(held_out, held_out_seed, true), (train, seed, false)] {
+            for (count, seed, is_held_out) in
+                [(held_out, held_out_seed, true), (train, seed, false)]
+            {
                 for range in self.seed_ranges(count, seed) {
                     let tasks = self.list_range(&range, &mut listed.package).await?;
                     let before = tasks.len();
@@ -93,7 +95,8 @@ impl Environment {
             order.sort_by_key(|&at| tasks[at].key().rank(split_seed));
             let kept: HashSet<usize> = order.into_iter().take(held_out).collect();
             for (at, task) in tasks.into_iter().enumerate() {
-                let list = if kept.contains(&at) { &mut listed.held_out } else { &mut listed.train };
+                let list =
+                    if kept.contains(&at) { &mut listed.held_out } else { &mut listed.train };
                 list.push(task);
             }
         }
@@ -110,7 +113,11 @@ impl Environment {
                 datasets
                     .iter()
                     .zip(counts)
-                    .map(|(dataset, count)| SeedRange { dataset: Some(dataset.name.as_str()), seed, count })
+                    .map(|(dataset, count)| SeedRange {
+                        dataset: Some(dataset.name.as_str()),
+                        seed,
+                        count,
+                    })
                     .collect()
             }
             _ => vec![SeedRange { dataset: None, seed, count }],
@@ -138,8 +145,10 @@ impl Environment {
             if let Some(name) = response["package"].as_str() {
                 *package = name.to_owned();
             }
-            let page: Vec<TaskMessage> = serde_json::from_value(response["tasks"].take())
-                .map_err(|error| self.error(format!("listed tasks that cannot be read: {error}")))?;
+            let page: Vec<TaskMessage> =
+                serde_json::from_value(response["tasks"].take()).map_err(|error| {
+                    self.error(format!("listed tasks that cannot be read: {error}"))
+                })?;
             let got = page.len();
             tasks.extend(page.into_iter().map(|message| self.task(message)));
             if got < to - from {
@@ -155,7 +164,8 @@ impl Environment {
         let agent = Some(self.options.common().agent).filter(|agent| !agent.is_empty());
         let demonstration = match &self.options {
             EnvironmentOptions::ReasoningGym(options) if !options.demonstration.is_empty() => {
-                let put_in = |expected_answer: &str| options.demonstration.replace(ANSWER, expected_answer);
+                let put_in =
+                    |expected_answer: &str| options.demonstration.replace(ANSWER, expected_answer);
                 expected_answer.as_str().map(|expected_answer| Demonstration {
                     calls: Vec::new(),
                     answer: put_in(expected_answer),
@@ -177,8 +187,8 @@ impl Environment {
     }
 }
 
-/// Divides `count` in proportion to `shares`. The remainder goes to the largest fractional parts, and
-/// to the first of equal ones.
+/// Divides `count` in proportion to `shares`. The remainder goes to the largest fractional parts,
+/// and to the first of equal ones.
 fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
     let sum: f64 = fractions.iter().sum();
     let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();
@@ -203,7 +213,10 @@ mod tests {
         assert_eq!(split_by_fraction(3, &[3.0, 1.0]), [2, 1]);
         assert_eq!(split_by_fraction(0, &[0.1, 7.0]), [0, 0]);
         for count in 0..50 {
-            assert_eq!(split_by_fraction(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(), count);
+            assert_eq!(
+                split_by_fraction(count, &[0.3, 1.7, 2.0, 0.01]).iter().sum::<usize>(),
+                count
+            );
         }
     }
 }

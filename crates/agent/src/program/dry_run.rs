@@ -13,11 +13,11 @@ pub struct DryRunResult {
     pub answered_calls: usize,
     /// Reasons for rejected calls.
     pub rejected: Vec<String>,
-    /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program was
-    /// still running and was stopped.
+    /// Exit code; 128 plus the signal number if a signal ended the program. `None` if the program
+    /// was still running and was stopped.
     pub code: Option<i32>,
-    /// Most informative lines of the output: of standard error, or of standard output if standard error
-    /// has none.
+    /// Most informative lines of the output: of standard error, or of standard output if standard
+    /// error has none.
     pub printed: String,
 }
 
@@ -43,10 +43,16 @@ impl Program {
             Ok(ended) => ended,
             // The program could not be started, or its worker ended.
             Err(why) => {
-                return Ok(DryRunResult { answered_calls: completed, rejected, code: Some(1), printed: why });
+                return Ok(DryRunResult {
+                    answered_calls: completed,
+                    rejected,
+                    code: Some(1),
+                    printed: why,
+                });
             }
         };
-        let mut streams = [stderr, stdout].into_iter().map(|stream| explaining_lines(&stream.text()));
+        let mut streams =
+            [stderr, stdout].into_iter().map(|stream| explaining_lines(&stream.text()));
         let printed = streams.find(|lines| !lines.is_empty()).unwrap_or_default().join("\n");
         Ok(DryRunResult { answered_calls: completed, rejected, code, printed })
     }

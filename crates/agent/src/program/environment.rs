@@ -25,12 +25,13 @@ impl Program {
         let base = format!("{}{}", self.address, session.path());
         let (v1, key) = (format!("{base}/v1"), session.key());
         let mut variables = child_environment(&self.passes);
-        variables.extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
+        variables
+            .extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));
         let task = task_of(context).to_string();
         let ours = [
-            // Every client reads its own variables. Those of Anthropic append /v1 themselves, and their
-            // SDKs accept only one key: a client that also finds ANTHROPIC_AUTH_TOKEN sends both, and
-            // fails.
+            // Every client reads its own variables. Those of Anthropic append /v1 themselves, and
+            // their SDKs accept only one key: a client that also finds ANTHROPIC_AUTH_TOKEN sends
+            // both, and fails.
             ("OPENAI_BASE_URL", v1.as_str()),
             ("OPENAI_API_BASE", &v1),
             ("OPENAI_API_KEY", key),
@@ -60,7 +61,8 @@ impl Program {
 }
 
 /// Returns the task as a program receives it: its id, its question, all fields of its row, and the
-/// messages that the recipe creates from it. The expected answer is included only if the row has it.
+/// messages that the recipe creates from it. The expected answer is included only if the row has
+/// it.
 pub(super) fn task_of(context: &AttemptContext) -> Value {
     let task = &context.task;
     json!({

@@ -8,8 +8,8 @@
 //! - **Named environment variables**: the program receives no other variables.
 //! - **A timeout stops the program** with all processes that it has started, and so does the end of
 //!   this process ([`levade_process`]).
-//! - **Output** is read completely and stored in part, so that it neither blocks the program nor fills
-//!   the memory.
+//! - **Output** is read completely and stored in part, so that it neither blocks the program nor
+//!   fills the memory.
 //! - **An attempt never fails other attempts**: its errors are in its outcome.
 //!
 //! Out of scope: HTTP (`levade-gateway`), and the use of rewards.
@@ -114,7 +114,8 @@ impl Program {
         attempt
     }
 
-    /// Returns the attempt that a teacher has made, with the teacher's completions as demonstrations.
+    /// Returns the attempt that a teacher has made, with the teacher's completions as
+    /// demonstrations.
     async fn demonstrated_attempt(
         &self,
         context: &AttemptContext,
@@ -132,9 +133,14 @@ impl Program {
         let calls = recorded.0.external.clone();
         let Attempt { outcome, .. } = outcome::attempt(self, &context.limits, ended, recorded);
         teacher_demonstrations::create_attempt(outcome, move || {
-            teacher_demonstrations::demonstrate_completions(pupils.iter().map(|(agent, policy, format)| {
-                (ImitatingPolicy { format, agent, policy }, TeacherCompletion::from_calls(&calls, agent))
-            }))
+            teacher_demonstrations::demonstrate_completions(pupils.iter().map(
+                |(agent, policy, format)| {
+                    (
+                        ImitatingPolicy { format, agent, policy },
+                        TeacherCompletion::from_calls(&calls, agent),
+                    )
+                },
+            ))
         })
         .await
     }
@@ -142,8 +148,8 @@ impl Program {
     /// Opens the gateway's session of an attempt.
     ///
     /// # Errors
-    /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's row
-    /// lacks the completions of a teacher.
+    /// Returns a message if the roster lacks the attempt's agent or a summarizer, or if the task's
+    /// row lacks the completions of a teacher.
     fn open<'a>(&self, context: &'a AttemptContext) -> Result<OpenProgram<'a>, String> {
         let own = context.own_agent()?;
         let mut agents: Vec<&Agent> = context.roster.agents().iter().collect();
@@ -151,7 +157,8 @@ impl Program {
         agents.swap(0, index);
         let casting = PartyBuilder::new(context, Caller::Program)?;
         let play = |agent| Ok((agent, context.player(agent)?));
-        let played: Vec<(&Agent, &Player)> = agents.into_iter().map(play).collect::<Result<_, String>>()?;
+        let played: Vec<(&Agent, &Player)> =
+            agents.into_iter().map(play).collect::<Result<_, String>>()?;
         let route = |(index, (agent, player)): (usize, &(&Agent, &Player))| {
             let mut pattern = agent.pattern.clone();
             if self.has_seats && index > 0 {
@@ -173,10 +180,11 @@ impl Program {
     }
 }
 
-/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is never
-/// empty.
+/// Replaces the characters of `name` that a URL or a key cannot contain with `_`. The result is
+/// never empty.
 fn percent_encode(name: &str) -> String {
-    let plain = |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
+    let plain =
+        |c: char| if c.is_ascii_alphanumeric() || matches!(c, '-' | '_' | '.') { c } else { '_' };
     let name: String = name.chars().map(plain).collect();
     if name.is_empty() { "_".into() } else { name }
 }

@@ -54,17 +54,26 @@ pub(super) fn attempt(
                         format!("was not done within {attempt_timeout:?}, and was stopped"),
                     );
                 }
-                // Most programs fail if a call is rejected, and the recipe sets the limit that rejects
-                // it.
+                // Most programs fail if a call is rejected, and the recipe sets the limit that
+                // rejects it.
                 Some(_) if rejected("limit") => outcome.finish = limit_finish(limits, &calls),
                 Some(_) if rejected("too_long") => outcome.finish = Finish::Context,
                 Some(code) => {
-                    let last = stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
-                    set_failed(&mut outcome, name, format!("ended with {code}: {}", excerpt(&last)));
+                    let last =
+                        stderr.last_line().unwrap_or_else(|| "nothing on standard error".into());
+                    set_failed(
+                        &mut outcome,
+                        name,
+                        format!("ended with {code}: {}", excerpt(&last)),
+                    );
                 }
             }
             if recorded.calls.is_empty() && outcome.error.is_none() {
-                set_failed(&mut outcome, name, silence_reason(&recorded.rejected, &stdout, &stderr));
+                set_failed(
+                    &mut outcome,
+                    name,
+                    silence_reason(&recorded.rejected, &stdout, &stderr),
+                );
             }
             if outcome.finish.is_complete() {
                 let last = calls.iter().rfind(|call| !call.content.is_empty());
@@ -76,7 +85,8 @@ pub(super) fn attempt(
     for call in recorded.calls.iter().filter_map(|call| Some((call, call.error.as_ref()?))) {
         outcome.add_warning(format!("call of {}", call.0.agent), call.1.clone());
     }
-    let rewards: Vec<Value> = rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
+    let rewards: Vec<Value> =
+        rewards.iter().filter_map(|reward| serde_json::to_value(reward).ok()).collect();
     let mut scorer_input = json!({
         "calls": recorded.calls.iter().map(call_summary).collect::<Vec<_>>(),
         "rewards": rewards,
@@ -86,11 +96,12 @@ pub(super) fn attempt(
         "forks": recorded.counts,
     });
     // External calls are recorded as messages, because their token ids have no meaning here.
-    if let (false, Ok(external)) = (recorded.external.is_empty(), serde_json::to_value(&recorded.external)) {
+    if let (false, Ok(external)) =
+        (recorded.external.is_empty(), serde_json::to_value(&recorded.external))
+    {
         match levade_tools::depth_error(&external) {
-            Some(why) => {
-                outcome.add_warning(name, format!("what models of others said is not recorded: {why}"))
-            }
+            Some(why) => outcome
+                .add_warning(name, format!("what models of others said is not recorded: {why}")),
             None => scorer_input["external"] = external,
         }
     }
@@ -98,12 +109,13 @@ pub(super) fn attempt(
     Attempt { trajectory: recorded.trajectory, outcome }
 }
 
-/// Returns why a program without answered calls makes no attempt, with the last lines of its output:
-/// many programs report a wrong configuration and exit with 0.
+/// Returns why a program without answered calls makes no attempt, with the last lines of its
+/// output: many programs report a wrong configuration and exit with 0.
 fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
     let why = match rejected.is_empty() {
         true => {
-            "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key".into()
+            "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key"
+                .into()
         }
         false => format!("had no call answered; refused: {rejected:?}"),
     };
@@ -156,15 +168,16 @@ fn set_failed(outcome: &mut Outcome, source: &str, why: String) {
 /// Returns the limit that rejected the calls of a program.
 fn limit_finish(limits: &Limits, calls: &[&CallRecord]) -> Finish {
     let last_finish = calls.last().map(|call| call.finish);
-    if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize {
+    if matches!(last_finish, Some(FinishReason::Length)) || calls.len() < limits.max_turns as usize
+    {
         Finish::MaxTokens
     } else {
         Finish::MaxTurns
     }
 }
 
-/// Returns the final answer in a program's last line: the field `answer` of a JSON object, or the line
-/// itself. A JSON object that has a reward but no answer contains no answer.
+/// Returns the final answer in a program's last line: the field `answer` of a JSON object, or the
+/// line itself. A JSON object that has a reward but no answer contains no answer.
 fn answer(line: Option<&str>) -> Option<String> {
     let line = line?;
     match serde_json::from_str::<Value>(line) {
@@ -249,10 +262,13 @@ mod tests {
 
     #[test]
     fn attempt_without_calls_fails_with_first_reason() {
-        for (code, why) in [(0, "solve never called the model"), (3, "solve ended with 3: no such task")] {
+        for (code, why) in
+            [(0, "solve never called the model"), (3, "solve ended with 3: no such task")]
+        {
             let stderr = Tail::from("no such task");
             let ended = RunOutput { code: Some(code), stdout: Tail::default(), stderr };
-            let outcome = attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new())).outcome;
+            let outcome =
+                attempt(&program(), &LIMITS, Ok(ended), (Recording::default(), Vec::new())).outcome;
             let error = outcome.error.unwrap();
             assert!(outcome.finish == Finish::Failed && error.starts_with(why), "{error}");
         }

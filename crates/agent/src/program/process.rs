@@ -53,7 +53,8 @@ impl Program {
         opened: &OpenProgram<'_>,
         stop: impl Future<Output = ()>,
     ) -> Result<RunOutput, String> {
-        let (task, timeout, player) = (task_of(context), context.limits.attempt_timeout, opened.own_player());
+        let (task, timeout, player) =
+            (task_of(context), context.limits.attempt_timeout, opened.own_player());
         let variables = self.environment(&opened.session, context, &player.policy);
         let Some(workers) = &self.workers else {
             let mut run = self.start(variables, &task)?;
@@ -90,16 +91,17 @@ impl Program {
 }
 
 /// Returns the request to a worker for an attempt. A worker makes many attempts, so the request
-/// contains the `variables` that a process for one attempt has in its environment, and the limits and
-/// agents of the attempt.
+/// contains the `variables` that a process for one attempt has in its environment, and the limits
+/// and agents of the attempt.
 fn request(
     variables: &[(String, String)],
     context: &AttemptContext,
     opened: &OpenProgram<'_>,
     task: &Value,
 ) -> Value {
-    let variable =
-        |name: &str| variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    let variable = |name: &str| {
+        variables.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    };
     json!({
         "attempt": context.name,
         "base_url": variable("OPENAI_BASE_URL"),
@@ -118,6 +120,10 @@ fn request(
 fn to_output(response: Value) -> RunOutput {
     match response["error"].as_str() {
         Some(error) => RunOutput { code: Some(1), stdout: Tail::default(), stderr: error.into() },
-        None => RunOutput { code: Some(0), stdout: (&*response.to_string()).into(), stderr: Tail::default() },
+        None => RunOutput {
+            code: Some(0),
+            stdout: (&*response.to_string()).into(),
+            stderr: Tail::default(),
+        },
     }
 }

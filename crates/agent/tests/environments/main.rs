@@ -1,5 +1,5 @@
-//! Tests of environments in processes under a supervisor: their tasks and scores, and the handling of
-//! processes that fail. The Python package is a small one with reasoning-gym's interface, in the
+//! Tests of environments in processes under a supervisor: their tasks and scores, and the handling
+//! of processes that fail. The Python package is a small one with reasoning-gym's interface, in the
 //! directory of the recipe, so that nothing needs to be installed.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use levade_agent::environments::{
-    DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, ReasoningGymOptions, TaskList,
-    VerifiersOptions, WorkerOptions,
+    DatasetOptions, EnvironmentOptions, EnvironmentScorer, Environments, ReasoningGymOptions,
+    TaskList, VerifiersOptions, WorkerOptions,
 };
 use levade_process::Supervisor;
 use levade_reward::{ScoreError, Scorer, ScorerInput};
@@ -61,7 +61,8 @@ fn dir() -> TempDir {
     let package = dir.path().join("reasoning_gym");
     std::fs::create_dir(&package).unwrap();
     std::fs::write(package.join("__init__.py"), PACKAGE).unwrap();
-    std::fs::write(package.join("factory.py"), "DATASETS = {'sums': 1, 'shaky': 1, 'more': 1}").unwrap();
+    std::fs::write(package.join("factory.py"), "DATASETS = {'sums': 1, 'shaky': 1, 'more': 1}")
+        .unwrap();
     dir
 }
 
@@ -101,7 +102,11 @@ fn environments(options: ReasoningGymOptions) -> Environments {
     Environments::new([EnvironmentOptions::ReasoningGym(options)], &supervisor())
 }
 
-async fn list_tasks(environments: &Environments, seed: u64, split_seed: u64) -> Result<TaskList, String> {
+async fn list_tasks(
+    environments: &Environments,
+    seed: u64,
+    split_seed: u64,
+) -> Result<TaskList, String> {
     let found = environments.find("reasoning_gym").unwrap();
     found.tasks(seed, split_seed).await.map_err(|error| error.to_string())
 }
@@ -121,8 +126,9 @@ async fn tasks_follow_seeds_and_are_scored_by_dataset() {
     let environments = environments(options(dir.path(), &[("sums", 3.0), ("more", 1.0)]));
     let first = list_tasks(&environments, 1, 1).await.unwrap();
     assert_eq!(first, list_tasks(&environments, 1, 1).await.unwrap());
-    let kinds =
-        |tasks: &[Task], kind: &str| tasks.iter().filter(|task| task.kind.as_deref() == Some(kind)).count();
+    let kinds = |tasks: &[Task], kind: &str| {
+        tasks.iter().filter(|task| task.kind.as_deref() == Some(kind)).count()
+    };
     assert_eq!((kinds(&first.train, "sums"), kinds(&first.held_out, "sums")), (9, 3));
     // Both data sets generate tasks alike, and a task of the first is not repeated by the second.
     assert_eq!(kinds(&first.train, "more") + kinds(&first.held_out, "more") + first.repeated, 4);
@@ -132,7 +138,10 @@ async fn tasks_follow_seeds_and_are_scored_by_dataset() {
 
     let task = &first.train[0];
     let expected_answer = task.answer.as_str().unwrap();
-    assert_eq!(task.demonstration.as_ref().unwrap().answer, format!("<answer>{expected_answer}</answer>"));
+    assert_eq!(
+        task.demonstration.as_ref().unwrap().answer,
+        format!("<answer>{expected_answer}</answer>")
+    );
     for (text, want) in [
         (format!("<answer>0x</answer> or <answer> {expected_answer}\n</answer>"), 1.0),
         (format!("<answer>{expected_answer}</answer> or <answer>0x</answer>"), 0.0),
@@ -155,12 +164,17 @@ async fn invalid_score_is_reported_as_error() {
         ("text", "the score of sums is 'very good', which is no number"),
         ("exit", "the worker ended with exit status: 3"),
     ] {
-        let error =
-            score(&environments, task, &format!("<answer>{expected_answer}</answer>")).await.unwrap_err();
+        let error = score(&environments, task, &format!("<answer>{expected_answer}</answer>"))
+            .await
+            .unwrap_err();
         assert!(error.to_string().contains(want), "{error}");
         assert!(error.is_temporary(), "another try may be better: {error}");
     }
-    assert_eq!(score(&environments, task, "").await.unwrap(), 0.25, "another process has taken its place");
+    assert_eq!(
+        score(&environments, task, "").await.unwrap(),
+        0.25,
+        "another process has taken its place"
+    );
 }
 
 #[tokio::test]
@@ -187,7 +201,10 @@ async fn unusable_options_are_rejected_before_sampling() {
     let mut config = options(dir.path(), &[("sums", 1.0)]);
     config.datasets[0].config = json!({ "most": 0 }).as_object().unwrap().clone();
     let error = listing_error(config).await;
-    assert!(error.contains("the data set sums refuses its config: most must be more than 0"), "{error}");
+    assert!(
+        error.contains("the data set sums refuses its config: most must be more than 0"),
+        "{error}"
+    );
     let empty = tempfile::tempdir().unwrap();
     let error = listing_error(options(empty.path(), &[("sums", 1.0)])).await;
     assert!(error.contains("-m pip install reasoning-gym"), "{error}");
@@ -206,10 +223,14 @@ async fn unusable_options_are_rejected_before_sampling() {
     };
     let all = Environments::new([EnvironmentOptions::Verifiers(verifiers)], &supervisor());
     let error = all.find("nobody-has-this").unwrap().tasks(1, 1).await.unwrap_err().to_string();
-    assert!(error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"), "{error}");
+    assert!(
+        error.contains("pip install 'verifiers>=0.4'") && error.contains("nobody-has-this"),
+        "{error}"
+    );
 }
 
-/// Parses actions in completions with the worker's own code, for a stand-in of a gymnasium environment.
+/// Parses actions in completions with the worker's own code, for a stand-in of a gymnasium
+/// environment.
 const ACTIONS: &str = r#"
 import re, sys, types
 package = types.ModuleType("levade_worker")

@@ -51,7 +51,8 @@ fn generate_value(schema: &Value, root: &Value, text: &str, depth: usize) -> Val
     let bound = |key: &str| schema[key].as_f64();
     match kind {
         "object" => {
-            let required = schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
+            let required =
+                schema["required"].as_array().into_iter().flatten().filter_map(Value::as_str);
             required
                 .map(|name| (name.to_owned(), inner(&schema["properties"][name])))
                 .collect::<Map<_, _>>()

@@ -24,8 +24,8 @@ pub async fn check(recipe: &Recipe, environments: Environments, host: &Host, rep
 }
 
 /// Returns the recipe with a single step of one group, and the number of groups of a full step. The
-/// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the recipe
-/// has no phase.
+/// step is of the last RL phase, or of the first phase if there is none. Returns `None` if the
+/// recipe has no phase.
 fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
     let mut small = recipe.clone();
     let attempts = recipe.phase.iter().rfind(|phase| matches!(phase, Phase::Rl(_)));
@@ -36,7 +36,8 @@ fn reduce_recipe(recipe: &Recipe) -> Option<(Recipe, usize)> {
         (keys.steps, keys.groups, keys.mini_batches, keys.staleness) = (1, 1, 1, 0);
     }
     small.phase = vec![phase];
-    small.eval = EvalKeys { tasks: 0, unseen_wordings: 0, every: 0, before: false, ..recipe.eval.clone() };
+    small.eval =
+        EvalKeys { tasks: 0, unseen_wordings: 0, every: 0, before: false, ..recipe.eval.clone() };
     small.metrics = MetricsKeys::default();
     small.run.checkpoint_every = 0;
     Some((small, groups))
@@ -54,7 +55,8 @@ async fn measure_step(
     let StartedPolicies { policies, agents, model_files, teachers, .. } =
         policies::start(&recipe, started_at, &environments, host, &mut Vec::new()).await?;
     let scorers = scorers::custom_scorers(&recipe.reward, &environments, host)?;
-    let parts = RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
+    let parts =
+        RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
     let first = FirstStep::default();
     let (mut watch, stop) = (first.clone(), StopFlag::default());
@@ -82,8 +84,8 @@ impl Observer for FirstStep {
     }
 }
 
-/// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so a
-/// step of n groups takes at most n times as long as a step of one group.
+/// Describes the estimated time of a step. Attempts of several groups are sampled concurrently, so
+/// a step of n groups takes at most n times as long as a step of one group.
 fn describe_time(metrics: &Metrics, groups: usize) -> String {
     let seconds = |name: &str| metrics.get(name).unwrap_or(0.0);
     let step_seconds = seconds("timing_s/step");

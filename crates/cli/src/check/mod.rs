@@ -25,8 +25,8 @@ use levade_run::{external, model, scorers};
 use levade_tasks::Task;
 use levade_text::Chat;
 use levade_trainer::{
-    AgentSpec, Agents, DryRunScore, Scorers, Tasks, Toolboxes, chat_options, check_phases, check_tasks,
-    dry_run,
+    AgentSpec, Agents, DryRunScore, Scorers, Tasks, Toolboxes, chat_options, check_phases,
+    check_tasks, dry_run,
 };
 use levade_tree::Component;
 
@@ -38,8 +38,8 @@ use report::Report;
 /// Prints one line for each item that the run needs: the recipe itself, its tasks, models, tools,
 /// scorers, memory and disk. A model that is not on this machine is fetched, as in training. Tools
 /// without side effects (calculator, sandbox, search) are called once, and the other tools are
-/// started only. An agent program is started once, for one task, until it has called the model, which
-/// returns a scripted completion. The exit code is 2 if an item would fail.
+/// started only. An agent program is started once, for one task, until it has called the model,
+/// which returns a scripted completion. The exit code is 2 if an item would fail.
 #[derive(clap::Args)]
 #[command(after_help = "Examples:
   levade check recipes/calculator
@@ -119,7 +119,8 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     let scorers = report.ok_or_fail("scorers", made).map(|made| Scorers::new(&recipe.reward, made));
     if let (Some(scorers), Some(tasks)) = (&scorers, &tasks) {
         check_scorers(scorers, tasks, report).await;
-        let needed = recipe.agents().iter().filter(|(_, keys)| !recipe.may_be_external(keys)).count();
+        let needed =
+            recipe.agents().iter().filter(|(_, keys)| !recipe.may_be_external(keys)).count();
         if let Some(planned) = planned.as_ref().filter(|_| parts.len() == needed) {
             check_prompts(recipe, planned, &parts, scorers, tasks, report).await;
         }
@@ -158,15 +159,22 @@ fn check_run_dir(recipe: &Recipe, report: &mut Report) {
 }
 
 /// Returns the chats of all agents whose policy is sampled here, and reports the models.
-fn open_chats(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) -> Vec<(String, Arc<Chat>)> {
+fn open_chats(
+    recipe: &Recipe,
+    planned: &PlannedModels,
+    report: &mut Report,
+) -> Vec<(String, Arc<Chat>)> {
     for (source, what) in planned.described() {
         report.pass("model", &format!("{source}: {what}"));
     }
     let mut chats = Vec::new();
     for (name, keys) in recipe.agents() {
-        let Some(policy) = recipe.policy_of(keys).filter(|_| !recipe.may_be_external(keys)) else { continue };
+        let Some(policy) = recipe.policy_of(keys).filter(|_| !recipe.may_be_external(keys)) else {
+            continue;
+        };
         let Some(files) = planned.files_of(&policy) else { continue };
-        if let Some(chat) = report.ok_or_fail("chat", model::chat(files, chat_options(keys, None))) {
+        if let Some(chat) = report.ok_or_fail("chat", model::chat(files, chat_options(keys, None)))
+        {
             chats.push((name.to_owned(), Arc::new(chat)));
         }
     }
@@ -180,7 +188,9 @@ async fn check_scorers(scorers: &Scorers, tasks: &Tasks, report: &mut Report) {
         match gave {
             None => report.note(
                 "scorer",
-                &format!("{scorer}: not asked, since it scores no task here without a real attempt"),
+                &format!(
+                    "{scorer}: not asked, since it scores no task here without a real attempt"
+                ),
             ),
             Some(Err(error)) => report.fail("scorer", &format!("{scorer}: {error}")),
             Some(Ok(components)) => {
@@ -216,7 +226,8 @@ async fn check_prompts(
     let context = planned.context();
     // The checks sample no tokens, so the sampler is a stand-in.
     let sampler: Arc<dyn Sampler> = Arc::new(Simulator::new(SimulatorConfig::default()));
-    let Some(agents) = report.ok_or_fail("agents", Agents::with_sampler(recipe, parts, &sampler, context))
+    let Some(agents) =
+        report.ok_or_fail("agents", Agents::with_sampler(recipe, parts, &sampler, context))
     else {
         return;
     };

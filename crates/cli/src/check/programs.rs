@@ -37,7 +37,9 @@ pub async fn check(
         let Some(program) = keys.command.first().filter(|_| keys.kind == AgentKind::Program) else {
             continue;
         };
-        let Some(path) = report.ok_or_fail("program", find(program, &keys.folder)) else { continue };
+        let Some(path) = report.ok_or_fail("program", find(program, &keys.folder)) else {
+            continue;
+        };
         let path = path.display();
         let (Some(planned), Some(chats)) = (planned, chats) else {
             report.pass("program", &format!("{name}: {path}"));
@@ -51,17 +53,24 @@ pub async fn check(
             continue;
         }
         match trial_run(recipe, planned, chats, (name, keys), task).await {
-            Err(error) => report.fail("program", &format!("{name}: {}", crate::failure::message(&error))),
+            Err(error) => {
+                report.fail("program", &format!("{name}: {}", crate::failure::message(&error)))
+            }
             Ok(rehearsal) => match judge(&rehearsal) {
-                Verdict::Working(text) => report.pass("program", &format!("{name}: {path}; {text}")),
-                Verdict::Unclear(text) => report.note("program", &format!("{name}: {path}; {text}")),
+                Verdict::Working(text) => {
+                    report.pass("program", &format!("{name}: {path}; {text}"))
+                }
+                Verdict::Unclear(text) => {
+                    report.note("program", &format!("{name}: {path}; {text}"))
+                }
                 Verdict::Broken(text) => report.fail("program", &format!("{name}: {path} {text}")),
             },
         }
     }
 }
 
-/// Returns the file of a program. A path is relative to `folder`, and a name is searched on the PATH.
+/// Returns the file of a program. A path is relative to `folder`, and a name is searched on the
+/// PATH.
 ///
 /// # Errors
 /// Returns an error if there is no such file.
@@ -72,7 +81,8 @@ pub fn find(program: &str, dir: &Path) -> anyhow::Result<PathBuf> {
         let path = std::env::var_os("PATH").unwrap_or_default();
         std::env::split_paths(&path).map(|dir| dir.join(program)).find(|path| path.is_file())
     };
-    let missing = || format!("there is no program {program:?}, neither in {} nor on the PATH", dir.display());
+    let missing =
+        || format!("there is no program {program:?}, neither in {} nor on the PATH", dir.display());
     found.ok_or_else(|| unusable(missing()))
 }
 
@@ -99,19 +109,22 @@ fn judge(rehearsal: &DryRunResult) -> Verdict {
             "no call of it was answered; refused: {}; {printed}",
             rejected.join(", ")
         )),
-        (0, None) => {
-            Verdict::Unclear(format!("it has not called the model within {START_TIMEOUT:?}; {printed}"))
-        }
+        (0, None) => Verdict::Unclear(format!(
+            "it has not called the model within {START_TIMEOUT:?}; {printed}"
+        )),
         (0, Some(0)) => Verdict::Broken(format!(
             "ended without a call of the model: it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key; \
              {printed}"
         )),
         (0, Some(code)) => {
-            let way_out = match printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
-                true => "\ninstall what it lacks where this program runs",
-                false => "",
-            };
-            Verdict::Broken(format!("ended with code {code} before it called the model; {printed}{way_out}"))
+            let way_out =
+                match printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
+                    true => "\ninstall what it lacks where this program runs",
+                    false => "",
+                };
+            Verdict::Broken(format!(
+                "ended with code {code} before it called the model; {printed}{way_out}"
+            ))
         }
     }
 }
@@ -129,9 +142,12 @@ async fn trial_run(
     let (mut agents, mut samplers) = (Vec::new(), BTreeMap::<String, Arc<dyn Sampler>>::new());
     let first = Arc::new(tokio::sync::Notify::new());
     for (other, keys) in recipe.agents() {
-        let Some((_, chat)) = chats.iter().find(|(agent_name, _)| agent_name == other) else { continue };
+        let Some((_, chat)) = chats.iter().find(|(agent_name, _)| agent_name == other) else {
+            continue;
+        };
         let Some(policy) = recipe.policy_of(keys) else { continue };
-        let scripted = || Arc::new(ScriptedSampler::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
+        let scripted =
+            || Arc::new(ScriptedSampler::new(chat, Arc::clone(&first))) as Arc<dyn Sampler>;
         let sampler = samplers.entry(policy.clone()).or_insert_with(scripted);
         let format = keys.format(Arc::clone(chat));
         let player = Player {

@@ -29,9 +29,13 @@ impl Report {
         Some(found)
     }
 
-    /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item if
-    /// it has no fault.
-    pub fn ok_or_fail<T, E: Into<anyhow::Error>>(&mut self, name: &str, found: Result<T, E>) -> Option<T> {
+    /// Reports the error of an item as a fault, and nothing if there is no error. Returns the item
+    /// if it has no fault.
+    pub fn ok_or_fail<T, E: Into<anyhow::Error>>(
+        &mut self,
+        name: &str,
+        found: Result<T, E>,
+    ) -> Option<T> {
         match found {
             Ok(found) => Some(found),
             Err(error) => {
@@ -62,7 +66,8 @@ impl Report {
         self.num_failures > 0
     }
 
-    /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else 0.
+    /// Prints the number of faults, if any, and returns the exit code: 2 if there are faults, else
+    /// 0.
     pub fn finish(self) -> ExitCode {
         match self.num_failures {
             0 => ExitCode::SUCCESS,

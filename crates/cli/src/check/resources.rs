@@ -1,4 +1,5 @@
-//! Checks that this machine has enough memory for the engines and enough disk space for checkpoints.
+//! Checks that this machine has enough memory for the engines and enough disk space for
+//! checkpoints.
 
 use std::path::Path;
 
@@ -40,8 +41,8 @@ pub fn nearest_existing(path: &Path) -> Option<&Path> {
     path.ancestors().find(|path| path.exists())
 }
 
-/// Returns the free disk space at the location of the run, in bytes, or `None` if the system does not
-/// report it.
+/// Returns the free disk space at the location of the run, in bytes, or `None` if the system does
+/// not report it.
 fn free(recipe: &Recipe) -> Option<u64> {
     let existing_dir = self::nearest_existing(&recipe.run.folder)?;
     #[cfg(unix)]

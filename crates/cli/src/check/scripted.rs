@@ -45,7 +45,8 @@ impl Sampler for ScriptedSampler {
         let top = if request.params.top_logprobs > 0 { top(&tokens) } else { Vec::new() };
         let logprobs = vec![0.0; tokens.len()];
         let _ = sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 }));
-        let reason = if length < self.tokens.len() { FinishReason::Length } else { FinishReason::StopId };
+        let reason =
+            if length < self.tokens.len() { FinishReason::Length } else { FinishReason::StopId };
         let _ = sender.send(Ok(SampleEvent::Finished(reason)));
         self.completed.notify_one();
         Ok(stream)

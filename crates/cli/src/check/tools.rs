@@ -26,15 +26,17 @@ pub struct Trial<'a> {
 }
 
 /// Starts each toolbox of an agent once, and calls the tools without side effects, or all tools if
-/// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not start
-/// the toolboxes again, or `None` if a toolbox does not work.
+/// `trial.call` is set. Returns the tool set, which keeps the tool specifications and does not
+/// start the toolboxes again, or `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
     let (mut found, mut all_work) = (Vec::new(), true);
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
-        let checked = check_toolbox(trial, &tool).await.map_err(|error| with_tool_name(name, error));
-        let checked = report.item("tool", checked, |(description, _)| format!("{name}: {description}"));
+        let checked =
+            check_toolbox(trial, &tool).await.map_err(|error| with_tool_name(name, error));
+        let checked =
+            report.item("tool", checked, |(description, _)| format!("{name}: {description}"));
         match checked {
             Some((_, specs)) => found.push((tool.name().to_owned(), specs)),
             None => all_work = false,
@@ -51,7 +53,10 @@ fn with_tool_name(name: &str, error: anyhow::Error) -> anyhow::Error {
 
 /// Starts a toolbox and calls its tools if allowed. Returns a description of the outcome, and the
 /// specifications of its tools.
-async fn check_toolbox(trial: &Trial<'_>, tool: &ToolKeys) -> anyhow::Result<(String, Vec<ToolSpec>)> {
+async fn check_toolbox(
+    trial: &Trial<'_>,
+    tool: &ToolKeys,
+) -> anyhow::Result<(String, Vec<ToolSpec>)> {
     let Trial { recipe, toolboxes, keys, chat, task, call } = *trial;
     if let ToolKind::Command(keys) = &tool.options
         && let Some(program) = keys.command.first()
@@ -100,9 +105,13 @@ async fn call_tools(
     let mut descriptions = Vec::new();
     for spec in specs {
         let arguments = arguments(spec, task);
-        let call = ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
+        let call =
+            ToolCall { id: String::new(), name: spec.name.clone(), arguments: arguments.into() };
         let observations = tools
-            .execute_calls(&ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() }, true)
+            .execute_calls(
+                &ParsedCompletion { calls: vec![Ok(call)], ..ParsedCompletion::default() },
+                true,
+            )
             .await;
         for Observation { text, kind, failure: trouble, .. } in observations {
             let short: String = text.chars().take(60).collect::<String>().replace('\n', " ");

@@ -8,18 +8,23 @@ use levade_tree::{AttemptId, AttemptSlot};
 use super::Args;
 use crate::failure::unusable;
 
-/// Returns the attempts that the options select, all of one phase. If no phase is selected, it is the
-/// last one that has attempts.
-pub async fn select_attempts(args: &Args, store: &dyn Store) -> anyhow::Result<Vec<AttemptSummary>> {
+/// Returns the attempts that the options select, all of one phase. If no phase is selected, it is
+/// the last one that has attempts.
+pub async fn select_attempts(
+    args: &Args,
+    store: &dyn Store,
+) -> anyhow::Result<Vec<AttemptSummary>> {
     let purpose = args.purpose();
     let mut summaries = store.summaries(purpose).await?;
     let phase = args.phase.or_else(|| summaries.iter().map(|s| s.slot.phase).max());
-    summaries.retain(|s| Some(s.slot.phase) == phase && args.step.is_none_or(|step| s.slot.step == step));
+    summaries.retain(|s| {
+        Some(s.slot.phase) == phase && args.step.is_none_or(|step| s.slot.step == step)
+    });
     Ok(summaries)
 }
 
-/// Returns the error message for an empty selection. `what` is the plural noun of the missing items,
-/// such as "failed attempts".
+/// Returns the error message for an empty selection. `what` is the plural noun of the missing
+/// items, such as "failed attempts".
 pub fn no_attempts(args: &Args, what: &str) -> String {
     let step = args.step.map_or(String::new(), |step| format!(" in step {step}"));
     let phase = args.phase.map_or(String::new(), |phase| format!(" of phase {phase}"));
@@ -81,7 +86,9 @@ pub fn select_extreme(summaries: &[AttemptSummary], best: bool) -> anyhow::Resul
 /// Formats one line for each step, with the means of its attempts.
 pub fn steps(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
-    for step in summaries.chunk_by(|a, b| (a.slot.phase, a.slot.step) == (b.slot.phase, b.slot.step)) {
+    for step in
+        summaries.chunk_by(|a, b| (a.slot.phase, a.slot.step) == (b.slot.phase, b.slot.step))
+    {
         let AttemptSlot { purpose, phase, step: number, .. } = step[0].slot;
         let mean = |values: Vec<f64>| {
             let n = values.len() as f64;
@@ -113,7 +120,9 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
 pub fn attempts(summaries: &[AttemptSummary]) -> String {
     let mut text = String::new();
     for summary in summaries {
-        let AttemptSummary { slot: placement, score, reward, status, sampled_tokens, tokens, .. } = summary;
+        let AttemptSummary {
+            slot: placement, score, reward, status, sampled_tokens, tokens, ..
+        } = summary;
         let number = |value: &Option<f64>| value.map_or("–".into(), |v| format!("{v:.3}"));
         let status_note = match status {
             Status::Failed => " · broken",
@@ -138,7 +147,8 @@ mod tests {
     use super::*;
 
     fn summary(group: u32, reward: Option<f64>) -> AttemptSummary {
-        let placement = AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
+        let placement =
+            AttemptSlot { purpose: Purpose::Train, phase: 1, step: 2, group, sample: 0 };
         let id = AttemptId::from_bytes([group as u8; 16]);
         AttemptSummary {
             id,
@@ -154,17 +164,21 @@ mod tests {
 
     #[test]
     fn extreme_selects_best_and_worst_reward() {
-        let all = [summary(0, Some(0.5)), summary(1, None), summary(2, Some(1.0)), summary(3, Some(-0.1))];
+        let all = [
+            summary(0, Some(0.5)),
+            summary(1, None),
+            summary(2, Some(1.0)),
+            summary(3, Some(-0.1)),
+        ];
         assert_eq!(select_extreme(&all, true).unwrap(), all[2].id);
         assert_eq!(select_extreme(&all, false).unwrap(), all[3].id);
         assert!(select_extreme(&all[1..2], true).is_err());
         let list = attempts(&all);
         assert!(list.starts_with("train/1/2/0/0 "), "{list}");
         assert_eq!(list.lines().count(), 4);
-        assert!(
-            steps(&all)
-                .contains("step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled")
-        );
+        assert!(steps(&all).contains(
+            "step    2:    4 attempts · score 0.467 · reward 0.467 · 4.0 tokens sampled"
+        ));
     }
 
     #[test]
@@ -192,7 +206,9 @@ mod tests {
     #[test]
     fn unscored_attempts_are_marked_in_both_lists() {
         let waits = AttemptSummary { status: Status::Unscored, score: None, ..summary(0, None) };
-        assert!(attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n"));
+        assert!(
+            attempts(std::slice::from_ref(&waits)).ends_with("tokens sampled · without a score\n")
+        );
         assert!(steps(&[waits]).ends_with("tokens sampled · 1 without a score\n"));
     }
 }

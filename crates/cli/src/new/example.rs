@@ -1,4 +1,5 @@
-//! `levade new example`: writes one of the recipes of Levade's repository, which the binary carries.
+//! `levade new example`: writes one of the recipes of Levade's repository, which the binary
+//! carries.
 
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -58,7 +59,8 @@ const EXAMPLES: &[Example] = &[
 /// Writes the example that is named, or lists all.
 ///
 /// # Errors
-/// Returns an error if there is no such example, a file exists already, or a file cannot be written.
+/// Returns an error if there is no such example, a file exists already, or a file cannot be
+/// written.
 pub fn main(args: ExampleArgs) -> anyhow::Result<ExitCode> {
     let Some(name) = args.name else {
         for example in EXAMPLES {
@@ -123,11 +125,14 @@ mod tests {
             let example = find(directory.file_name().unwrap().to_str().unwrap()).unwrap();
             let files = std::fs::read_dir(&directory).unwrap().map(|entry| entry.unwrap().path());
             let mut names: Vec<_> = files
-                .filter(|path| path.extension().is_some_and(|kind| KINDS.contains(&kind.to_str().unwrap())))
+                .filter(|path| {
+                    path.extension().is_some_and(|kind| KINDS.contains(&kind.to_str().unwrap()))
+                })
                 .map(|path| path.file_name().unwrap().to_str().unwrap().to_owned())
                 .collect();
             names.sort();
-            let embedded: Vec<_> = example.files.iter().map(|(file, _)| (*file).to_owned()).collect();
+            let embedded: Vec<_> =
+                example.files.iter().map(|(file, _)| (*file).to_owned()).collect();
             assert_eq!(embedded, names);
         }
     }

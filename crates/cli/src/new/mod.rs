@@ -51,7 +51,8 @@ struct RecipeArgs {
     #[arg(long, value_name = "SOURCE")]
     model: Option<String>,
 
-    /// Tasks: `arithmetic`, which generates them, or a file with a question and an answer in each row
+    /// Tasks: `arithmetic`, which generates them, or a file with a question and an answer in each
+    /// row
     #[arg(long, value_name = "FILE")]
     tasks: Option<String>,
 
@@ -163,15 +164,20 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     let dir = match args.dir {
         Some(dir) => dir,
         None => {
-            let stem = Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
+            let stem =
+                Path::new(&tasks).file_stem().unwrap_or_default().to_string_lossy().into_owned();
             prompter.text(None, "Folder", &stem)?.into()
         }
     };
     for name in ["recipe.toml", "README.md"] {
         let path = dir.join(name);
-        anyhow::ensure!(!path.exists(), unusable(format!("{} exists; name another folder", path.display())));
+        anyhow::ensure!(
+            !path.exists(),
+            unusable(format!("{} exists; name another folder", path.display()))
+        );
     }
-    let name = std::path::absolute(&dir)?.file_name().map(|name| name.to_string_lossy().into_owned());
+    let name =
+        std::path::absolute(&dir)?.file_name().map(|name| name.to_string_lossy().into_owned());
     let name: String = name.unwrap_or_default().chars().map(to_plain_char).collect();
     let mut choices = RecipeChoices {
         name: if name.is_empty() { "first".into() } else { name },
@@ -203,9 +209,12 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
     choices.scorer = prompter.choice(args.scorer, "Scorer", suggested)?;
     check_scorer_choice(choices.scorer, suggested)?;
     scorer_choice::check(choices.scorer, &found_tasks).map_err(|why| {
-        unusable(format!("{why}; mend the row, lead to another field with --answer, or choose with --scorer"))
+        unusable(format!(
+            "{why}; mend the row, lead to another field with --answer, or choose with --scorer"
+        ))
     })?;
-    choices.algorithm = prompter.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
+    choices.algorithm =
+        prompter.text(args.algorithm, "Algorithm (docs/train.md lists all)", "grpo")?;
     let recipe = text::recipe(&choices);
     // A recipe that does not load is not written.
     print_task_notes(&load(&recipe)?)?;
@@ -225,7 +234,9 @@ fn write_recipe(args: RecipeArgs) -> anyhow::Result<ExitCode> {
         }
     }
     let shown = screen::quoted(&dir.display());
-    screen::print_line(&format!("\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"));
+    screen::print_line(&format!(
+        "\nlook at it    levade check {shown}\ntrain by it   levade train {shown}"
+    ));
     Ok(ExitCode::SUCCESS)
 }
 
@@ -243,13 +254,15 @@ fn to_plain_char(c: char) -> char {
 /// Returns a model source that is valid in a recipe in any directory: paths are made absolute.
 fn absolute_source(model: &str) -> anyhow::Result<String> {
     match Source::parse(model)? {
-        Source::Dir(path) | Source::Gguf(path) => Ok(std::path::absolute(path)?.display().to_string()),
+        Source::Dir(path) | Source::Gguf(path) => {
+            Ok(std::path::absolute(path)?.display().to_string())
+        }
         _ => Ok(model.to_owned()),
     }
 }
 
-/// Returns the context of a model on this machine in tokens, at most [`MAX_CONTEXT`]. Returns [`MAX_CONTEXT`]
-/// for other models.
+/// Returns the context of a model on this machine in tokens, at most [`MAX_CONTEXT`]. Returns
+/// [`MAX_CONTEXT`] for other models.
 fn context(model: &str) -> anyhow::Result<usize> {
     match Source::parse(model)? {
         Source::Dir(path) | Source::Gguf(path) => {
@@ -288,8 +301,8 @@ struct FileTasks {
     held_out: usize,
     /// All tasks of the file.
     tasks: Vec<Task>,
-    /// The scorer that fits the expected answers, or a message that names an expected answer that no
-    /// scorer of this command can compare with.
+    /// The scorer that fits the expected answers, or a message that names an expected answer that
+    /// no scorer of this command can compare with.
     scorer: Result<Scorer, String>,
     /// The field of the question, or a template that shows the question and its options.
     question: String,
@@ -336,14 +349,17 @@ fn inspect_tasks(
     // The model must see the options of a question; a list of messages already shows them.
     let has = |name: &&str| tasks.iter().all(|task| task.row.contains_key(*name));
     let is_text = tasks.iter().all(|task| task.row.get(question).is_some_and(Value::is_string));
-    let shows =
-        scorer_choice::OPTIONS.into_iter().find(has).filter(|_| scorer == Ok(Scorer::Choice) && is_text);
-    let question = shows.map_or(question.to_owned(), |options| format!("{{{question}}}\n{{{options}}}"));
+    let shows = scorer_choice::OPTIONS
+        .into_iter()
+        .find(has)
+        .filter(|_| scorer == Ok(Scorer::Choice) && is_text);
+    let question =
+        shows.map_or(question.to_owned(), |options| format!("{{{question}}}\n{{{options}}}"));
     Ok(FileTasks { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
-/// Checks that a chosen scorer can score tasks that suggest the scorer `expects`. Rejects `code` for
-/// numeric answers: a number would be a test that every program passes.
+/// Checks that a chosen scorer can score tasks that suggest the scorer `expects`. Rejects `code`
+/// for numeric answers: a number would be a test that every program passes.
 fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
     let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;
     let message = "--scorer code: the tasks expect a number, which is no test of a program; give tasks with a field \

@@ -33,12 +33,18 @@ fn recipe_of_every_choice_loads() {
                 assert_eq!(recipe.agent.tools.len(), tools.len());
                 assert_eq!(recipe.agent.max_turns > 1, !tools.is_empty());
                 assert!(matches!(recipe.phase.last(), Some(Phase::Rl(_))));
-                if let (TaskSource::File(options), TaskInput::File { path, .. }) = (&recipe.tasks[0], &tasks)
+                if let (TaskSource::File(options), TaskInput::File { path, .. }) =
+                    (&recipe.tasks[0], &tasks)
                 {
                     assert_eq!(options.path.first().display().to_string(), *path);
                 }
-                assert!(text::readme(&choices, Path::new("folder")).contains("levade check folder"));
-                assert!(text::readme(&choices, Path::new("a folder")).contains("levade train 'a folder'"));
+                assert!(
+                    text::readme(&choices, Path::new("folder")).contains("levade check folder")
+                );
+                assert!(
+                    text::readme(&choices, Path::new("a folder"))
+                        .contains("levade train 'a folder'")
+                );
             }
         }
     }
@@ -48,9 +54,11 @@ fn recipe_of_every_choice_loads() {
 fn fits_rejects_numeric_answers_for_code_scorer() {
     let rejection = check_scorer_choice(Scorer::Code, Scorer::Numeric).unwrap_err().to_string();
     assert!(rejection.contains("`tests`") && rejection.contains("--scorer numeric"), "{rejection}");
-    for (choices, expects) in
-        [(Scorer::Code, Scorer::Code), (Scorer::Code, Scorer::Answer), (Scorer::Maths, Scorer::Numeric)]
-    {
+    for (choices, expects) in [
+        (Scorer::Code, Scorer::Code),
+        (Scorer::Code, Scorer::Answer),
+        (Scorer::Maths, Scorer::Numeric),
+    ] {
         assert!(check_scorer_choice(choices, expects).is_ok(), "{choices:?} for {expects:?}");
     }
 }
@@ -64,13 +72,25 @@ fn files_suggest_scorer_and_question() {
     let found = |row: &dyn Fn(u32) -> serde_json::Value| {
         let rows: Vec<String> = (0..3).map(|i| row(i).to_string()).collect();
         std::fs::write(&path, rows.join("\n")).unwrap();
-        inspect_tasks(&chosen(TaskInput::Arithmetic, &[], Scorer::Numeric), &path, "question", "answer")
-            .unwrap()
+        inspect_tasks(
+            &chosen(TaskInput::Arithmetic, &[], Scorer::Numeric),
+            &path,
+            "question",
+            "answer",
+        )
+        .unwrap()
     };
-    let choice = found(&|i| json!({"question": format!("{i}?"), "choices": ["x", "y"], "answer": 1}));
-    assert_eq!((choice.scorer, choice.question.as_str()), (Ok(Scorer::Choice), "{question}\n{choices}"));
+    let choice =
+        found(&|i| json!({"question": format!("{i}?"), "choices": ["x", "y"], "answer": 1}));
+    assert_eq!(
+        (choice.scorer, choice.question.as_str()),
+        (Ok(Scorer::Choice), "{question}\n{choices}")
+    );
     let truth = found(&|i| json!({"question": format!("Is it {i}?"), "answer": i == 1}));
-    assert_eq!((truth.scorer, truth.question.as_str(), truth.held_out), (Ok(Scorer::Answer), "question", 1));
+    assert_eq!(
+        (truth.scorer, truth.question.as_str(), truth.held_out),
+        (Ok(Scorer::Answer), "question", 1)
+    );
     let chat = found(&|i| {
         let question = json!([{"role": "user", "content": format!("{i}? A. x B. y")}]);
         json!({"question": question, "choices": ["x", "y"], "answer": "A"})

@@ -16,14 +16,21 @@ impl Prompter {
     /// Creates a source that asks the user if standard input and standard error are terminals, and
     /// uses the defaults otherwise.
     pub fn from_terminal() -> Self {
-        Prompter { is_interactive: std::io::stdin().is_terminal() && std::io::stderr().is_terminal() }
+        Prompter {
+            is_interactive: std::io::stdin().is_terminal() && std::io::stderr().is_terminal(),
+        }
     }
 
     /// Returns `given` if it is set, and otherwise the answer to a question or its default.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
-    pub fn text(&self, preset: Option<String>, question: &str, default: &str) -> anyhow::Result<String> {
+    pub fn text(
+        &self,
+        preset: Option<String>,
+        question: &str,
+        default: &str,
+    ) -> anyhow::Result<String> {
         if let Some(preset) = preset {
             return Ok(preset);
         }
@@ -34,14 +41,16 @@ impl Prompter {
         std::io::stderr().flush()?;
         let mut line = String::new();
         if std::io::stdin().lock().read_line(&mut line)? == 0 {
-            return Err(unusable("the terminal was closed before all was answered; nothing was written"));
+            return Err(unusable(
+                "the terminal was closed before all was answered; nothing was written",
+            ));
         }
         let line = line.trim();
         Ok(if line.is_empty() { default.to_owned() } else { line.to_owned() })
     }
 
-    /// Returns `given` if it is set, and otherwise the value whose name the user enters. Repeats the
-    /// question until the answer is a valid name.
+    /// Returns `given` if it is set, and otherwise the value whose name the user enters. Repeats
+    /// the question until the answer is a valid name.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.

@@ -36,10 +36,12 @@ pub enum AnswerKind {
 /// Chooses the scorer that suits the expected answers of all tasks.
 ///
 /// # Errors
-/// Returns a message that names what a task expects and what to do, if none of the scorers that this
-/// command offers suits it.
+/// Returns a message that names what a task expects and what to do, if none of the scorers that
+/// this command offers suits it.
 pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
-    let has = |name: &str| tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()));
+    let has = |name: &str| {
+        tasks.iter().all(|task| task.row.get(name).is_some_and(|value| !value.is_null()))
+    };
     if has("tests") {
         return Ok(Scorer::Code);
     }
@@ -47,8 +49,9 @@ pub fn choose_scorer(tasks: &[Task]) -> Result<Scorer, String> {
         return Ok(Scorer::Choice);
     }
     let kinds: Vec<AnswerKind> = tasks.iter().map(|task| answer_kind(&task.answer)).collect();
-    let first =
-        |wanted: AnswerKind| kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str());
+    let first = |wanted: AnswerKind| {
+        kinds.iter().position(|kind| *kind == wanted).map(|at| tasks[at].id.as_str())
+    };
     if kinds.iter().all(|kind| *kind == AnswerKind::Tests) {
         return Ok(Scorer::Code);
     }
@@ -144,8 +147,9 @@ fn count_options(text: &str) -> usize {
     for letter in 'A'..='Z' {
         let marks = [format!("{letter}."), format!("{letter})"), format!("{letter}:")];
         let starts = |at: &usize| !rest[..*at].ends_with(char::is_alphanumeric);
-        let found =
-            marks.iter().filter_map(|mark| rest.match_indices(mark.as_str()).map(|(at, _)| at).find(starts));
+        let found = marks
+            .iter()
+            .filter_map(|mark| rest.match_indices(mark.as_str()).map(|(at, _)| at).find(starts));
         let Some(at) = found.min() else { break };
         rest = &rest[at + 2..];
         count += 1;
@@ -187,21 +191,28 @@ fn text_kind(text: &str) -> AnswerKind {
                 || table.contains_key("assert_case")
         }
         Ok(Value::Array(list)) => {
-            let is_test = |item: &Value| item.get("input").is_some() && item.get("output").is_some();
+            let is_test =
+                |item: &Value| item.get("input").is_some() && item.get("output").is_some();
             !list.is_empty() && list.iter().all(is_test)
         }
         _ => text.contains("def check(") || starts(&["assert "]),
     };
     match text {
         text if is_number(text) => AnswerKind::Number,
-        text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => AnswerKind::Letter,
+        text if text.len() == 1 && text.bytes().all(|byte| byte.is_ascii_uppercase()) => {
+            AnswerKind::Letter
+        }
         _ if is_tests() => AnswerKind::Tests,
-        _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => AnswerKind::Query,
+        _ if starts(&["select ", "select\n", "with "]) && lower.contains("select") => {
+            AnswerKind::Query
+        }
         _ if starts(&["def ", "class ", "import ", "```python"]) && text.contains('\n') => {
             AnswerKind::Program
         }
         // Answers of GSM8K contain the complete solution.
-        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => AnswerKind::Maths,
+        text if text.rsplit_once("####").is_some_and(|(_, last)| is_number(last)) => {
+            AnswerKind::Maths
+        }
         text if text.contains('\\') || text.contains('^') || is_formula(text) => AnswerKind::Maths,
         _ => AnswerKind::Text,
     }
@@ -213,11 +224,13 @@ fn is_formula(text: &str) -> bool {
     let chars: Vec<char> = text.chars().collect();
     let is_known = |c: char| c.is_ascii_alphanumeric() || " ()[]{},.+-*/=<>|!%:$√π∞≤≥±".contains(c);
     let has_word = chars.windows(2).any(|pair| pair.iter().all(|c| c.is_alphabetic()));
-    let has_gap = chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
+    let has_gap =
+        chars.windows(3).any(|at| at[0].is_ascii_digit() && at[1] == ' ' && at[2].is_ascii_digit());
     let groups: Vec<&str> = text.split(['-', '/', '.']).collect();
     let is_dated = groups.len() > 2 && groups.iter().all(|group| group.parse::<u32>().is_ok());
     // Two joined integers are the score of a match or a range of years.
-    let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let is_integer =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let is_joined = text.split_once('-').is_some_and(|(a, b)| is_integer(a) && is_integer(b));
     chars.iter().all(|c| is_known(*c))
         && chars.iter().any(char::is_ascii_digit)
@@ -247,17 +260,31 @@ mod tests {
             (vec![json!(["72", "72.0"])], Scorer::Numeric),
             (vec![json!("72"), json!("48/2 = 24\n#### 24")], Scorer::Maths),
             (
-                vec![json!("7"), json!("\\frac{1}{2}"), json!("(1, 3)"), json!("[2,3)"), json!("x+1")],
+                vec![
+                    json!("7"),
+                    json!("\\frac{1}{2}"),
+                    json!("(1, 3)"),
+                    json!("[2,3)"),
+                    json!("x+1"),
+                ],
                 Scorer::Maths,
             ),
             (vec![json!("3/7"), json!("5%"), json!("2:3")], Scorer::Maths),
             (vec![json!("7"), json!("Paris")], Scorer::Answer),
             (
-                vec![json!(["Paris", "Lutetia"]), json!(true), json!("2026-01-02"), json!("+1 555 0100")],
+                vec![
+                    json!(["Paris", "Lutetia"]),
+                    json!(true),
+                    json!("2026-01-02"),
+                    json!("+1 555 0100"),
+                ],
                 Scorer::Answer,
             ),
             (vec![json!("2026-01-02"), json!("1/2/2026")], Scorer::Answer),
-            (vec![json!("2-1"), json!("3–0"), json!("1914-1918"), json!("555-1234")], Scorer::Answer),
+            (
+                vec![json!("2-1"), json!("3–0"), json!("1914-1918"), json!("555-1234")],
+                Scorer::Answer,
+            ),
             (vec![json!("2-x"), json!("$2-1$"), json!("2 - 1"), json!("-3")], Scorer::Maths),
             (vec![json!("A"), json!("B")], Scorer::Answer),
             (vec![json!(["assert f() == 1"])], Scorer::Code),
@@ -281,7 +308,8 @@ mod tests {
     #[test]
     fn fitting_returns_choice_for_shown_options() {
         let mut all = tasks(&[json!("A"), json!("E")]);
-        all.iter_mut().for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
+        all.iter_mut()
+            .for_each(|task| task.question = "Which?\nA. x\nB. y\n(C) z\nD) w\nE. v".into());
         assert_eq!((choose_scorer(&all), option_count(&all)), (Ok(Scorer::Choice), Some(5)));
         assert!(check(Scorer::Choice, &all).is_ok());
         all[1].question = "What grade?".into();

@@ -143,8 +143,12 @@ fn agent(tools: &[Tool], scorer: Scorer, context: usize) -> String {
         Scorer::Answer => {
             "Put the final answer between <answer> and </answer>, without any other words there."
         }
-        Scorer::Choice => "End with a line \"Answer: X\", where X is the letter of the right option.",
-        Scorer::Code => "Write a Python program. Put it into one block of code between ``` and ```.",
+        Scorer::Choice => {
+            "End with a line \"Answer: X\", where X is the letter of the right option."
+        }
+        Scorer::Code => {
+            "Write a Python program. Put it into one block of code between ``` and ```."
+        }
         Scorer::Python => "Answer in a few words.",
     };
     let tokens = (context / 4).clamp(32, 512);
@@ -200,17 +204,23 @@ min_lr_ratio = 0.1"#,
     )
 }
 
-/// Returns the text of `README.md`. `folder` is the directory of the recipe, for the commands in the
-/// text.
+/// Returns the text of `README.md`. `folder` is the directory of the recipe, for the commands in
+/// the text.
 pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
     let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;
     let tasks = match tasks {
         TaskInput::Arithmetic => "arithmetic that a generator makes up".to_owned(),
-        TaskInput::File { path, held_out, .. } => format!("`{path}`, of which {held_out} are held out"),
+        TaskInput::File { path, held_out, .. } => {
+            format!("`{path}`, of which {held_out} are held out")
+        }
     };
     let tools = match &tools[..] {
         [] => "no tools".to_owned(),
-        tools => tools.iter().map(|tool| format!("{tool:?}").to_lowercase()).collect::<Vec<_>>().join(", "),
+        tools => tools
+            .iter()
+            .map(|tool| format!("{tool:?}").to_lowercase())
+            .collect::<Vec<_>>()
+            .join(", "),
     };
     let scorer = format!("{scorer:?}").to_lowercase();
     let dir = screen::quoted(&dir.display());

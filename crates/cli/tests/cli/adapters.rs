@@ -41,7 +41,10 @@ fn adapter_is_trained_evaluated_and_merged() {
         let config: Value =
             serde_json::from_slice(&fs::read(last.join("adapter_config.json")).unwrap()).unwrap();
         assert_eq!((&config["peft_type"], &config["r"]), (&"LORA".into(), &4.into()));
-        assert!(last.join("adapter_model.safetensors").is_file() && !last.join("model.safetensors").exists());
+        assert!(
+            last.join("adapter_model.safetensors").is_file()
+                && !last.join("model.safetensors").exists()
+        );
 
         let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
         let trained: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
@@ -50,7 +53,8 @@ fn adapter_is_trained_evaluated_and_merged() {
         assert_eq!(measured["sampled_tokens"], trained["eval/response_length/mean"]);
 
         let chat = ["chat", "run", "--temperature", "0"];
-        let output = workspace.levade().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
+        let output =
+            workspace.levade().args(chat).write_stdin("What is 1 + 2?\n").output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
 
         if precision == "f32" {
@@ -69,8 +73,8 @@ fn adapter_is_trained_evaluated_and_merged() {
     }
 }
 
-/// Asserts that `--base` opens an adapter whose base has moved. The adapter is that of a checkpoint,
-/// with its target modules spelled as a pattern, as external tools write them.
+/// Asserts that `--base` opens an adapter whose base has moved. The adapter is that of a
+/// checkpoint, with its target modules spelled as a pattern, as external tools write them.
 fn base_option_sets_base(workspace: &Workspace, checkpoint: &Path, completion: &str) {
     let dir = workspace.path("moved");
     fs::create_dir(&dir).unwrap();
@@ -97,8 +101,8 @@ fn base_option_sets_base(workspace: &Workspace, checkpoint: &Path, completion: &
     directory_with_recipe_needs_no_option(workspace, &dir, completion);
 }
 
-/// Asserts that `chat` reads the recipe in the directory of an adapter, as a package contains it, and
-/// rejects that recipe if it defines tools.
+/// Asserts that `chat` reads the recipe in the directory of an adapter, as a package contains it,
+/// and rejects that recipe if it defines tools.
 fn directory_with_recipe_needs_no_option(workspace: &Workspace, dir: &Path, completion: &str) {
     let recipe = fs::read_to_string(workspace.path("recipe.toml")).unwrap();
     let chat = |recipe: &str| {
@@ -109,7 +113,8 @@ fn directory_with_recipe_needs_no_option(workspace: &Workspace, dir: &Path, comp
     let output = chat(&recipe);
     assert!(output.status.success(), "{}", stderr(&output));
     assert_eq!(stdout(&output), completion);
-    let tool = "[[tool]]\nname = \"t\"\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
+    let tool =
+        "[[tool]]\nname = \"t\"\nkind = \"command\"\ndescription = \"d\"\ncommand = [\"true\"]\n";
     let rejected = chat(&format!("{recipe}\n{tool}"));
     assert_eq!(rejected.status.code(), Some(2));
     assert!(stderr(&rejected).contains("--recipe"), "{}", stderr(&rejected));
@@ -117,13 +122,20 @@ fn directory_with_recipe_needs_no_option(workspace: &Workspace, dir: &Path, comp
 
 #[test]
 fn killed_adapter_run_resumes_with_equal_bits() {
-    let [uninterrupted, stopped] = [Workspace::with_trained_model(), Workspace::with_trained_model()];
+    let [uninterrupted, stopped] =
+        [Workspace::with_trained_model(), Workspace::with_trained_model()];
     let adapter = |workspace: &Workspace| {
-        fs::read(workspace.checkpoints("run").last().unwrap().join("adapter_model.safetensors")).unwrap()
+        fs::read(workspace.checkpoints("run").last().unwrap().join("adapter_model.safetensors"))
+            .unwrap()
     };
     let output = uninterrupted.train().args(ADAPTER).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
-    let output = stopped.train().args(ADAPTER).env("LEVADE_CRASH_AT", "after_optim_step:3").output().unwrap();
+    let output = stopped
+        .train()
+        .args(ADAPTER)
+        .env("LEVADE_CRASH_AT", "after_optim_step:3")
+        .output()
+        .unwrap();
     assert!(!output.status.success());
     let output = stopped.levade().args(["train", "run", "--resume"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));

@@ -1,5 +1,5 @@
-//! Tests of invalid input: each is rejected with exit code 2 and an error of at most one screen that
-//! names the input and a remedy. No partial files are left.
+//! Tests of invalid input: each is rejected with exit code 2 and an error of at most one screen
+//! that names the input and a remedy. No partial files are left.
 
 use std::fs;
 use std::process::Output;
@@ -9,12 +9,13 @@ use levade_model::ModelConfig;
 
 use crate::support::{Workspace, config, stderr, stdout, write_model};
 
-/// Returns the error message of a command that rejected its input. Asserts the exit code, the length
-/// of the message and the absence of internal details.
+/// Returns the error message of a command that rejected its input. Asserts the exit code, the
+/// length of the message and the absence of internal details.
 fn error(output: &Output) -> String {
     let text = stderr(output);
     assert_eq!(output.status.code(), Some(2), "{text}");
-    let error = text.split_once("error: ").unwrap_or_else(|| panic!("no error in\n{text}")).1.to_owned();
+    let error =
+        text.split_once("error: ").unwrap_or_else(|| panic!("no error in\n{text}")).1.to_owned();
     assert!(error.lines().count() <= 12 && error.len() < 1500, "more than a screen:\n{error}");
     for inside in ["panicked", "RUST_BACKTRACE", "Error {", "Some(", "Os {"] {
         assert!(!text.contains(inside), "the inside shows:\n{text}");
@@ -42,7 +43,8 @@ fn closed_stderr_does_not_change_exit_code() {
     let (reader, writer) = std::io::pipe().unwrap();
     drop(reader);
     let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_levade"));
-    let status = command.args(["train", "/nowhere", "--log", "trace"]).stderr(writer).status().unwrap();
+    let status =
+        command.args(["train", "/nowhere", "--log", "trace"]).stderr(writer).status().unwrap();
     assert_eq!(status.code(), Some(2));
 }
 
@@ -64,7 +66,11 @@ fn invalid_recipe_is_rejected_with_key() {
         &["--set", "phase.1.group_size=1"],
         &["`phase.1.group_size` is 1", "at least 2"],
     );
-    assert_train_rejects(&workspace, &["--set", "phase.7.steps=1"], &["--set phase.7.steps", "a list of 2"]);
+    assert_train_rejects(
+        &workspace,
+        &["--set", "phase.7.steps=1"],
+        &["--set phase.7.steps", "a list of 2"],
+    );
     assert_train_rejects(&workspace, &["--set", "seed"], &["--set seed", "key=value"]);
     assert_train_rejects(
         &workspace,
@@ -103,7 +109,11 @@ fn missing_model_files_are_rejected() {
     fs::remove_file(workspace.path("model/model.safetensors")).unwrap();
     assert_train_rejects(&workspace, &[], &["model", "safetensors"]);
     fs::remove_file(workspace.path("model/config.json")).unwrap();
-    assert_train_rejects(&workspace, &[], &["has no config.json", "give the folder of a Hugging Face model"]);
+    assert_train_rejects(
+        &workspace,
+        &[],
+        &["has no config.json", "give the folder of a Hugging Face model"],
+    );
 }
 
 #[test]
@@ -115,7 +125,8 @@ fn damaged_weight_files_are_rejected() {
         assert_train_rejects(
             &workspace,
             &[],
-            &[&["model.safetensors is damaged, cut short", "fetch or convert it again"], parts].concat(),
+            &[&["model.safetensors is damaged, cut short", "fetch or convert it again"], parts]
+                .concat(),
         );
     };
     damaged(&weights[..weights.len() - 100], &["tensor"]);
@@ -126,7 +137,8 @@ fn damaged_weight_files_are_rejected() {
     damaged(&garbled, &["its header is not a JSON object"]);
 
     // Truncated GGUF files, and a file in another format.
-    let header = [&b"GGUF"[..], &3u32.to_le_bytes(), &2u64.to_le_bytes(), &5u64.to_le_bytes()].concat();
+    let header =
+        [&b"GGUF"[..], &3u32.to_le_bytes(), &2u64.to_le_bytes(), &5u64.to_le_bytes()].concat();
     for bytes in [&header[..], b"GGUF", b"PK\x03\x04, as a wheel begins"] {
         workspace.write("model.gguf", bytes);
         let parts = ["model.gguf is damaged, cut short", "fetch or convert it again"];
@@ -137,7 +149,11 @@ fn damaged_weight_files_are_rejected() {
 /// Replaces the weights of the model with those of another configuration.
 fn write_weights_of(workspace: &Workspace, other: &ModelConfig) {
     let weights = random_weights(&Compute::new(1), other, 1);
-    weights.layout.tensors.write(&workspace.path("model/model.safetensors"), &weights.master).unwrap();
+    weights
+        .layout
+        .tensors
+        .write(&workspace.path("model/model.safetensors"), &weights.master)
+        .unwrap();
 }
 
 #[test]
@@ -170,7 +186,8 @@ fn model_without_chat_template_or_tokenizer_is_rejected() {
     assert_train_rejects(&workspace, &[], &parts);
     let chat = workspace.levade().args(["chat", "model"]).write_stdin("Hi\n").output().unwrap();
     assert_contains(&error(&chat), &parts);
-    workspace.write("model/chat_template.jinja", "{% for message in messages %}{{ message.content }}");
+    workspace
+        .write("model/chat_template.jinja", "{% for message in messages %}{{ message.content }}");
     assert_train_rejects(&workspace, &[], &["model", "chat template: "]);
     fs::remove_file(workspace.path("model/tokenizer.json")).unwrap();
     assert_train_rejects(&workspace, &[], &["has no tokenizer.json"]);
@@ -190,7 +207,8 @@ fn with_rows(rows: &str) -> Workspace {
 
 #[test]
 fn invalid_task_rows_are_rejected_with_line() {
-    let good = "{\"question\": \"1 + 1?\", \"answer\": 2}\n{\"question\": \"1 + 2?\", \"answer\": 3}\n";
+    let good =
+        "{\"question\": \"1 + 1?\", \"answer\": 2}\n{\"question\": \"1 + 2?\", \"answer\": 3}\n";
     let workspace = with_rows(&format!("{good}{{\"question\": \"1 + 3?\", \"anwser\": 4}}\n"));
     assert_train_rejects(
         &workspace,
@@ -199,14 +217,22 @@ fn invalid_task_rows_are_rejected_with_line() {
     );
     let workspace = with_rows(&format!("{good}\n{{\"question\": \n"));
     assert_train_rejects(&workspace, &[], &["rows.jsonl, line 4", "not valid JSON"]);
-    let workspace = with_rows(&format!("{good}{{\"question\": \"1 + 3?\", \"answer\": \"four\"}}\n"));
+    let workspace =
+        with_rows(&format!("{good}{{\"question\": \"1 + 3?\", \"answer\": \"four\"}}\n"));
     assert_train_rejects(&workspace, &["--set", "phase=[]"], &["task ", "four"]);
     let workspace = with_rows(&good.repeat(2));
     let output = workspace.train().args(["--set", "phase=[]"]).output().unwrap();
     let notes = stdout(&output);
-    assert!(output.status.success() && notes.contains("rows.jsonl: 2 rows are left out"), "{notes}");
+    assert!(
+        output.status.success() && notes.contains("rows.jsonl: 2 rows are left out"),
+        "{notes}"
+    );
     let workspace = with_rows(good);
-    assert_train_rejects(&workspace, &[], &["`phase.0.demonstrations` is 4", "only 0 training tasks"]);
+    assert_train_rejects(
+        &workspace,
+        &[],
+        &["`phase.0.demonstrations` is 4", "only 0 training tasks"],
+    );
     fs::remove_file(workspace.path("rows.jsonl")).unwrap();
     assert_train_rejects(&workspace, &[], &["cannot read the tasks of", "rows.jsonl"]);
 }
@@ -214,8 +240,11 @@ fn invalid_task_rows_are_rejected_with_line() {
 #[test]
 fn prompt_longer_than_context_is_rejected() {
     let workspace = Workspace::new();
-    let parts =
-        ["the prompt of task arithmetic-", "tokens, but the context holds 200", "raise `model.context`"];
+    let parts = [
+        "the prompt of task arithmetic-",
+        "tokens, but the context holds 200",
+        "raise `model.context`",
+    ];
     assert_train_rejects(&workspace, &["--set", "model.context=200"], &parts);
     assert_train_rejects(
         &workspace,
@@ -226,7 +255,8 @@ fn prompt_longer_than_context_is_rejected() {
 
 /// Returns the value that an error proposes for a key, as in `` `KEY = VALUE` ``.
 fn proposed_value<'e>(error: &'e str, key: &str) -> &'e str {
-    let after = error.split_once(&format!("`{key} = ")).unwrap_or_else(|| panic!("no {key} in {error}")).1;
+    let after =
+        error.split_once(&format!("`{key} = ")).unwrap_or_else(|| panic!("no {key} in {error}")).1;
     after.split_once('`').unwrap().0
 }
 
@@ -237,11 +267,13 @@ fn memory_error_names_values_that_fit() {
         let changed = format!("{key}={value}");
         Workspace::new().train().args(["--set", "phase=[]", "--set", &changed]).output().unwrap()
     };
-    let output = workspace.train().args(["--set", "engine.micro_batch_tokens=2000000000"]).output().unwrap();
+    let output =
+        workspace.train().args(["--set", "engine.micro_batch_tokens=2000000000"]).output().unwrap();
     let message = error(&output);
     assert_eq!(output.status.code(), Some(2), "{message}");
     assert_contains(&message, &["the run takes at least ", "training ", "MiB may be used"]);
-    let fits = run("engine.micro_batch_tokens", proposed_value(&message, "engine.micro_batch_tokens"));
+    let fits =
+        run("engine.micro_batch_tokens", proposed_value(&message, "engine.micro_batch_tokens"));
     assert!(fits.status.success(), "{}", stderr(&fits));
 
     let output = workspace.train().args(["--set", "engine.memory_mb=8"]).output().unwrap();
@@ -256,7 +288,11 @@ fn memory_error_names_values_that_fit() {
 #[test]
 fn resume_rejects_missing_changed_and_locked_runs() {
     let workspace = Workspace::new();
-    assert_train_rejects(&workspace, &["--resume"], &["run holds no run to resume", "leave --resume out"]);
+    assert_train_rejects(
+        &workspace,
+        &["--resume"],
+        &["run holds no run to resume", "leave --resume out"],
+    );
     let output = workspace.train().args(["--set", "phase=[]"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let output = workspace
@@ -268,7 +304,8 @@ fn resume_rejects_missing_changed_and_locked_runs() {
     // The lock is checked before the model is opened, and before a second learner could be started.
     let lock_file = fs::File::open(workspace.path("run/lock")).unwrap();
     lock_file.lock().unwrap();
-    let output = workspace.train().args(["--resume", "--set", "model.source=./nowhere"]).output().unwrap();
+    let output =
+        workspace.train().args(["--resume", "--set", "model.source=./nowhere"]).output().unwrap();
     assert_contains(
         &error(&output),
         &["another process is working on the run in ", "wait for it or stop it"],
@@ -284,13 +321,19 @@ fn commands_reject_missing_runs_models_and_attempts() {
     };
     assert_command_rejects(&["inspect", "model"], &["model holds no run", "levade train"]);
     assert_command_rejects(&["replay", "model"], &["model holds no run", "levade train"]);
-    assert_command_rejects(&["chat", "runs/nowhere"], &["runs/nowhere does not exist", "levade train"]);
+    assert_command_rejects(
+        &["chat", "runs/nowhere"],
+        &["runs/nowhere does not exist", "levade train"],
+    );
     assert_command_rejects(
         &["merge", "runs/nowhere", "merged"],
         &["runs/nowhere does not exist", "levade train"],
     );
     assert_command_rejects(&["chat", "model", "--top-p", "2"], &["top_p = 2", "(0, 1]"]);
-    assert_command_rejects(&["chat", "model", "--tool", "abacus"], &["\"abacus\"", "there is calculator"]);
+    assert_command_rejects(
+        &["chat", "model", "--tool", "abacus"],
+        &["\"abacus\"", "there is calculator"],
+    );
     assert_command_rejects(
         &["eval", "recipe.toml", "--tasks", "0", "--set", "eval.unseen_wordings=0"],
         &["give --tasks N"],
@@ -312,7 +355,10 @@ fn commands_reject_missing_runs_models_and_attempts() {
         &["inspect", "run", "--attempt", "eval/0/0/99/0"],
         &["no eval/0/0/99/0", "levade inspect run"],
     );
-    assert_command_rejects(&["inspect", "run", "--attempt", "99"], &["PURPOSE/PHASE/STEP/GROUP/SAMPLE"]);
+    assert_command_rejects(
+        &["inspect", "run", "--attempt", "99"],
+        &["PURPOSE/PHASE/STEP/GROUP/SAMPLE"],
+    );
     assert_command_rejects(&["chat", "run"], &["has no checkpoint yet", "--resume"]);
     // A model that an override names replaces that of the run.
     assert_command_rejects(&["eval", "run"], &["has no checkpoint yet"]);
@@ -364,8 +410,8 @@ fn full_disk(workspace: &Workspace) -> std::path::PathBuf {
     library
 }
 
-/// If the disk is full during the third checkpoint, the earlier checkpoints stay complete and no part
-/// of the third one is left. When there is space again, the run resumes and ends with the same
+/// If the disk is full during the third checkpoint, the earlier checkpoints stay complete and no
+/// part of the third one is left. When there is space again, the run resumes and ends with the same
 /// weights.
 #[test]
 #[cfg(target_os = "linux")]
@@ -396,7 +442,8 @@ fn full_disk_leaves_no_partial_checkpoint() {
 #[test]
 fn damaged_checkpoint_is_skipped_on_resume() {
     let workspace = Workspace::new();
-    let output = workspace.train().args(["--set", "run.keep=9", "--set", "eval.tasks=0"]).output().unwrap();
+    let output =
+        workspace.train().args(["--set", "run.keep=9", "--set", "eval.tasks=0"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let weights = workspace.weights("run");
     let last = workspace.checkpoints("run").pop().unwrap().join("model.safetensors");
@@ -421,6 +468,7 @@ fn damaged_checkpoint_is_skipped_on_resume() {
 fn valid_model_and_recipe_are_accepted() {
     let workspace = Workspace::new();
     write_model(&workspace.path("model"), &config());
-    let output = workspace.train().args(["--set", "phase=[]", "--set", "eval.tasks=1"]).output().unwrap();
+    let output =
+        workspace.train().args(["--set", "phase=[]", "--set", "eval.tasks=1"]).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
 }

@@ -1,5 +1,5 @@
-//! Tests of crash recovery: a run that is killed at any point resumes and ends with the weights of an
-//! uninterrupted run, bit for bit.
+//! Tests of crash recovery: a run that is killed at any point resumes and ends with the weights of
+//! an uninterrupted run, bit for bit.
 #![cfg(unix)]
 
 use std::os::unix::process::ExitStatusExt;
@@ -22,8 +22,8 @@ struct Trace {
     weights: Vec<u8>,
     attempts: Vec<AttemptSummary>,
     plans: Vec<StepPlan>,
-    /// Lines of the metrics file, each reduced to the phase, the step, the name of the evaluation and
-    /// the mean reward.
+    /// Lines of the metrics file, each reduced to the phase, the step, the name of the evaluation
+    /// and the mean reward.
     lines: Vec<String>,
 }
 
@@ -35,7 +35,10 @@ impl Trace {
         let metrics = std::fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
         let name = |line: &str| {
             let value: serde_json::Value = serde_json::from_str(line).unwrap();
-            format!("{} {} {} {}", value["phase"], value["step"], value["eval"], value["critic/rewards/mean"])
+            format!(
+                "{} {} {} {}",
+                value["phase"], value["step"], value["eval"], value["critic/rewards/mean"]
+            )
         };
         // Attempts in flight at a kill are abandoned, and their replacements have other ids and
         // numbers.
@@ -84,7 +87,12 @@ fn uninterrupted() -> &'static Trace {
 /// Returns a command that starts the run with one thread, or resumes it if it exists.
 fn command(workspace: &Workspace) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
-    command.current_dir(workspace.path("")).args(["train", "recipe.toml", "--set", "engine.threads=1"]);
+    command.current_dir(workspace.path("")).args([
+        "train",
+        "recipe.toml",
+        "--set",
+        "engine.threads=1",
+    ]);
     if Path::new(&workspace.path("run/recipe.toml")).exists() {
         command.arg("--resume");
     }
@@ -96,7 +104,12 @@ fn assert_recovers_at(points: &[&str]) {
     for point in points {
         let workspace = Workspace::with_trained_model();
         let status = command(&workspace).env("LEVADE_CRASH_AT", point).output().unwrap();
-        assert_eq!(status.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&status));
+        assert_eq!(
+            status.status.signal(),
+            Some(SIGKILL),
+            "{point} was not reached: {}",
+            stderr(&status)
+        );
         let output = command(&workspace).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));
         Trace::read(&workspace).assert_same(point);
@@ -146,7 +159,8 @@ fn run_recovers_after_kills_at_random_times() {
     let mut killed = 0;
     for round in 0u64.. {
         random = random.wrapping_mul(1_664_525).wrapping_add(1_013_904_223);
-        let delay = Duration::from_millis(10 + 8 * round + u64::from(random >> 16) % (20 + 25 * round));
+        let delay =
+            Duration::from_millis(10 + 8 * round + u64::from(random >> 16) % (20 + 25 * round));
         let mut child = command(&workspace).spawn().unwrap();
         std::thread::sleep(delay);
         // The run may have ended already.
@@ -155,7 +169,12 @@ fn run_recovers_after_kills_at_random_times() {
         if output.status.success() {
             break;
         }
-        assert_eq!(output.status.signal(), Some(SIGKILL), "round {round}, {delay:?}: {}", stderr(&output));
+        assert_eq!(
+            output.status.signal(),
+            Some(SIGKILL),
+            "round {round}, {delay:?}: {}",
+            stderr(&output)
+        );
         killed += 1;
     }
     assert!(killed > 0);

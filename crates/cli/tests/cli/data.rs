@@ -40,7 +40,9 @@ fn held_out_tasks_are_not_trained_on() {
     // Of 36 questions, 20 are in both files. In the second file, they end with spaces.
     let rows = |range: std::ops::Range<u32>, blank: &str| -> String {
         range
-            .map(|i| format!("{}\n", json!({"question": format!("{i} + 1?{blank}"), "answer": i + 1})))
+            .map(|i| {
+                format!("{}\n", json!({"question": format!("{i} + 1?{blank}"), "answer": i + 1}))
+            })
             .collect()
     };
     workspace.write("a.jsonl", rows(0..28, ""));
@@ -48,12 +50,16 @@ fn held_out_tasks_are_not_trained_on() {
     let (mut trained, mut measured) = (BTreeSet::new(), Vec::new());
     for seed in ["1", "2"] {
         let run = format!("run-{seed}");
-        let output =
-            workspace.train().args(["--run", &run, "--set", &format!("run.seed={seed}")]).output().unwrap();
+        let output = workspace
+            .train()
+            .args(["--run", &run, "--set", &format!("run.seed={seed}")])
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
-            stdout(&output)
-                .contains("tasks are not trained on, since they ask or show a question that is held out"),
+            stdout(&output).contains(
+                "tasks are not trained on, since they ask or show a question that is held out"
+            ),
             "{}",
             stdout(&output)
         );
@@ -61,7 +67,12 @@ fn held_out_tasks_are_not_trained_on() {
         measured.push(questions(&workspace, &run, Purpose::Eval));
     }
     assert_eq!(measured[0], measured[1]);
-    assert!(measured[0].len() >= 12 && trained.len() >= 12, "{} and {}", measured[0].len(), trained.len());
+    assert!(
+        measured[0].len() >= 12 && trained.len() >= 12,
+        "{} and {}",
+        measured[0].len(),
+        trained.len()
+    );
     assert!(trained.is_disjoint(&measured[0]));
 
     let eval = |args: &[&str]| {
@@ -71,8 +82,8 @@ fn held_out_tasks_are_not_trained_on() {
     };
     let notes = eval(&["recipe.toml", "--model", "run-2"]);
     assert!(!notes.contains("was trained on"), "{notes}");
-    // Another split evaluates trained questions. The store of the run contains them, even if the run
-    // was moved and its task files do not exist.
+    // Another split evaluates trained questions. The store of the run contains them, even if the
+    // run was moved and its task files do not exist.
     fs::rename(workspace.path("run-1"), workspace.path("moved")).unwrap();
     workspace.write("c.jsonl", rows(0..36, ""));
     let sources = "tasks=[{ kind = 'file', path = 'c.jsonl', held_out = 'all' }]";
@@ -80,7 +91,10 @@ fn held_out_tasks_are_not_trained_on() {
     let notes = eval(&[&["recipe.toml", "--model", "moved"][..], &set].concat());
     let count = questions(&workspace, "moved", Purpose::Train).len();
     let warning = format!("warning: the model was trained on {count} of these 36 tasks");
-    assert!(notes.contains(&warning) && notes.contains("one of them is c-"), "no {warning:?} in\n{notes}");
+    assert!(
+        notes.contains(&warning) && notes.contains("one of them is c-"),
+        "no {warning:?} in\n{notes}"
+    );
     // A model that was trained from that one has seen the same questions.
     let from = "model.source=./moved/checkpoints/step-000002";
     let train_args = ["--run", "second", "--set", from, "--set", "eval.tasks=0"];
@@ -95,7 +109,8 @@ fn held_out_tasks_are_not_trained_on() {
 #[test]
 fn merged_model_inherits_trained_tasks_of_run() {
     let workspace = with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', held_out = 4 }]");
-    let rows = (0..20).map(|i| format!("{}\n", json!({"question": format!("{i} + 1?"), "answer": i + 1})));
+    let rows =
+        (0..20).map(|i| format!("{}\n", json!({"question": format!("{i} + 1?"), "answer": i + 1})));
     workspace.write("rows.jsonl", rows.collect::<String>());
     let adapter = ["--set", "model.lora={ rank = 2 }", "--set", "eval.tasks=0"];
     let output = workspace.train().args(adapter).output().unwrap();
@@ -105,8 +120,12 @@ fn merged_model_inherits_trained_tasks_of_run() {
     let eval = || {
         let sources = "tasks=[{ kind = 'file', path = 'rows.jsonl', held_out = 'all' }]";
         let set = ["--set", sources, "--set", "phase=[]"];
-        let output =
-            workspace.levade().args(["eval", "recipe.toml", "--model", "merged"]).args(set).output().unwrap();
+        let output = workspace
+            .levade()
+            .args(["eval", "recipe.toml", "--model", "merged"])
+            .args(set)
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
@@ -119,9 +138,9 @@ fn merged_model_inherits_trained_tasks_of_run() {
 
 #[test]
 fn chat_rows_and_large_integers_are_preserved() {
-    let workspace = with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
-    let chat =
-        |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
+    let workspace =
+        with_sources("tasks = [{ kind = 'file', path = 'rows.json', held_out = 'all' }]");
+    let chat = |text: &str| json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": text}]);
     let rows = json!([
         {"prompt": chat("1 + 1?"), "reward_model": {"ground_truth": "2"}, "data_source": "sums"},
         {"prompt": chat("1 + 2?"), "reward_model": {"ground_truth": "3"}, "data_source": "sums"},
@@ -138,7 +157,11 @@ fn chat_rows_and_large_integers_are_preserved() {
     let output = workspace.train().args(untrained).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |run: &str| {
-        let output = workspace.levade().args(["inspect", run, "--attempt", "eval/0/0/0/0"]).output().unwrap();
+        let output = workspace
+            .levade()
+            .args(["inspect", run, "--attempt", "eval/0/0/0/0"])
+            .output()
+            .unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         stdout(&output)
     };
@@ -194,15 +217,20 @@ fn score_finds_tasks_by_id_and_by_row() {
 
     let output = workspace.levade().args(score).args(["--reply", "said"]).output().unwrap();
     assert_eq!(output.status.code(), Some(2));
-    assert!(stderr(&output).contains("has no reply in said; its fields are id, "), "{}", stderr(&output));
+    assert!(
+        stderr(&output).contains("has no reply in said; its fields are id, "),
+        "{}",
+        stderr(&output)
+    );
 }
 
 /// A completion that is scored against the answer of another task, or left out, would falsify the
 /// result.
 #[test]
 fn score_matches_ids_by_question_and_counts_equal_replies() {
-    let workspace =
-        with_sources("tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]");
+    let workspace = with_sources(
+        "tasks = [{ kind = 'file', path = 'rows.jsonl', answer = 'output', held_out = 1 }]",
+    );
     workspace.write(
         "rows.jsonl",
         "{\"question\": \"2 + 2?\", \"output\": \"4\"}\n{\"question\": \"3 + 3?\", \"output\": \"6\"}\n",
@@ -224,18 +252,31 @@ fn score_matches_ids_by_question_and_counts_equal_replies() {
             "75.0 % right of 4 ",
         ),
         (
-            ["1", "1", "2"].map(|text| json!({"question": "?", "output": "1", "text": text})).to_vec(),
+            ["1", "1", "2"]
+                .map(|text| json!({"question": "?", "output": "1", "text": text}))
+                .to_vec(),
             "66.7 % right of 3 ",
         ),
     ] {
         let text: String = rows.iter().map(|row| format!("{row}\n")).collect();
         workspace.write("replies.jsonl", &text);
-        let output =
-            workspace.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
-        assert!(stdout(&output).starts_with(fraction), "{text}{}{}", stdout(&output), stderr(&output));
+        let output = workspace
+            .levade()
+            .args(["score", "replies.jsonl", "--recipe", "recipe.toml"])
+            .output()
+            .unwrap();
+        assert!(
+            stdout(&output).starts_with(fraction),
+            "{text}{}{}",
+            stdout(&output),
+            stderr(&output)
+        );
     }
     workspace.write("replies.jsonl", "{\"question\": \"?\", \"output\": \"1\"}\n");
-    let output =
-        workspace.levade().args(["score", "replies.jsonl", "--recipe", "recipe.toml"]).output().unwrap();
+    let output = workspace
+        .levade()
+        .args(["score", "replies.jsonl", "--recipe", "recipe.toml"])
+        .output()
+        .unwrap();
     assert!(stderr(&output).contains("has no reply in reply, "), "{}", stderr(&output));
 }

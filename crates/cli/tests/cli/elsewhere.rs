@@ -1,4 +1,5 @@
-//! Tests of runs in restricted conditions: a read-only directory, a later resume, and little memory.
+//! Tests of runs in restricted conditions: a read-only directory, a later resume, and little
+//! memory.
 #![cfg(unix)]
 
 use std::collections::BTreeSet;
@@ -50,7 +51,11 @@ fn read(workspace: &Workspace, arguments: &[&str]) -> Output {
     let room = TempDir::new().unwrap();
     fs::set_permissions(room.path(), fs::Permissions::from_mode(0o777)).unwrap();
     let mut command = Command::new(&binary);
-    command.current_dir(workspace.path("")).args(arguments).env("TMPDIR", room.path()).stdin(Stdio::null());
+    command
+        .current_dir(workspace.path(""))
+        .args(arguments)
+        .env("TMPDIR", room.path())
+        .stdin(Stdio::null());
     // Permissions do not restrict root.
     if rustix::process::geteuid().is_root() {
         command.uid(NOBODY).gid(NOBODY);
@@ -120,8 +125,10 @@ fn resumed_run_keeps_time_in_prompts() {
         for summary in wait(store.summaries(purpose)).unwrap() {
             let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
             // Each token of the model is a byte.
-            let prompt =
-                attempt.trajectory.segments()[0].tokens.iter().filter_map(|token| u8::try_from(*token).ok());
+            let prompt = attempt.trajectory.segments()[0]
+                .tokens
+                .iter()
+                .filter_map(|token| u8::try_from(*token).ok());
             let text = String::from_utf8(prompt.collect()).unwrap();
             times.insert(text.split_once("now=").unwrap().1[..19].to_owned());
         }
@@ -142,10 +149,14 @@ fn failed_allocation_ends_with_error_message() {
     let message = stderr(&output);
     assert_eq!(output.status.code(), Some(1), "{message}");
     assert!(
-        message.contains("error: there is no memory: ") && message.contains(" bytes were asked for"),
+        message.contains("error: there is no memory: ")
+            && message.contains(" bytes were asked for"),
         "{message}"
     );
-    assert!(message.contains(" MiB are free") && message.contains("`engine.memory_mb`"), "{message}");
+    assert!(
+        message.contains(" MiB are free") && message.contains("`engine.memory_mb`"),
+        "{message}"
+    );
     assert!(!message.contains("backtrace"), "{message}");
 }
 

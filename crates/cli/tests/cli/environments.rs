@@ -102,9 +102,10 @@ fn environment_reward_is_kept_at_token_limit() {
     let workspace = corridor();
     let output = workspace.train().output().unwrap();
     assert!(output.status.success(), "{}{}", stdout(&output), stderr(&output));
-    let rows = query_store(&workspace, "status, score, [[part['reward'], part['by']] for part in earned]");
-    // The first completion of a model with random weights uses all tokens of the attempt, so there is
-    // no second turn.
+    let rows =
+        query_store(&workspace, "status, score, [[part['reward'], part['by']] for part in earned]");
+    // The first completion of a model with random weights uses all tokens of the attempt, so there
+    // is no second turn.
     let one = "completed 0.5 [[0.5, {'turn': 0}]]\n";
     assert_eq!(rows, [one, one].concat());
 }
@@ -116,10 +117,16 @@ fn environment_failure_is_reported_and_gives_no_reward() {
         ("no number", "Corridor-v0 ended with 1: the reward of step 1 is nan, which is no reward"),
     ] {
         let workspace = corridor();
-        let output =
-            workspace.train().args(["--set", &format!("tasks.0.config.fault={fault}")]).output().unwrap();
+        let output = workspace
+            .train()
+            .args(["--set", &format!("tasks.0.config.fault={fault}")])
+            .output()
+            .unwrap();
         assert!(stderr(&output).contains(want), "{}", stderr(&output));
-        assert_eq!(query_store(&workspace, "status, score, earned"), "abandoned None []\n".repeat(2));
+        assert_eq!(
+            query_store(&workspace, "status, score, earned"),
+            "abandoned None []\n".repeat(2)
+        );
     }
 }
 

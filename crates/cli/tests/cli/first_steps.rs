@@ -49,9 +49,11 @@ fn check_reports_each_item_and_leaves_no_files() {
     workspace.replace("recipe.toml", "[reward]", scorer);
     let (report, code) = check(&workspace, &["recipe.toml", "--set", "engine.memory_mb=1"]);
     assert_eq!(code, Some(2), "{report}");
-    for (item, part) in
-        [("tool", "nothing_of_this_name"), ("scorer", "127.0.0.1:9"), ("memory", "engine.memory_mb")]
-    {
+    for (item, part) in [
+        ("tool", "nothing_of_this_name"),
+        ("scorer", "127.0.0.1:9"),
+        ("memory", "engine.memory_mb"),
+    ] {
         let found = report
             .lines()
             .skip_while(|line| *line != self::line(&report, item))
@@ -69,10 +71,16 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
     let plan = |arguments: &[&str]| {
         workspace.levade().args(["plan", "recipe.toml"]).args(arguments).output().unwrap()
     };
-    let report = stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
-    for part in
-        ["this machine: ", "devices", "sampling", "first at its end:", "a core of the gateway", "cost"]
-    {
+    let report =
+        stdout(&plan(&["--device", "h100", "--fleet", "1,8", "--tool", "2", "--price", "2"]));
+    for part in [
+        "this machine: ",
+        "devices",
+        "sampling",
+        "first at its end:",
+        "a core of the gateway",
+        "cost",
+    ] {
         assert!(report.contains(part), "no {part:?} in\n{report}");
     }
     let fleets: Vec<&str> =
@@ -82,11 +90,16 @@ fn plan_prints_estimates_and_rejects_invalid_options() {
         "seconds.json",
         r#"{"prompt":0.001,"batch":0.02,"sequence":0.001,"learn":0.01,"update":0,"publish":0}"#,
     );
-    assert!(stdout(&plan(&["--fleet", "1", "--service", "seconds.json"])).contains("first at its end:"));
+    assert!(
+        stdout(&plan(&["--fleet", "1", "--service", "seconds.json"])).contains("first at its end:")
+    );
     for (arguments, part) in [
         (&["--fleet", "1"][..], "name a --device, or give measured seconds with --service"),
         (&["--fleet", "0", "--device", "h100"], "--fleet 0: give 1 to 16384 devices"),
-        (&["--fleet", "1", "--service", "nowhere.json"], "cannot read --service nowhere.json: No such file"),
+        (
+            &["--fleet", "1", "--service", "nowhere.json"],
+            "cannot read --service nowhere.json: No such file",
+        ),
         (
             &["--fleet", "1,2", "--device", "h100", "--turns", "1000000"],
             "--fleet would simulate 84000000 replies of the largest fleet, more than 10000000: lower --turns, which \
@@ -133,26 +146,40 @@ fn check_names_bad_key_and_bad_row() {
     );
     assert_eq!(code, Some(2));
     assert!(
-        line(&report, "tasks").starts_with('✗') && report.contains("rows.jsonl") && report.contains("answer"),
+        line(&report, "tasks").starts_with('✗')
+            && report.contains("rows.jsonl")
+            && report.contains("answer"),
         "{report}"
     );
     // The remaining items are checked after a fault.
-    assert!(line(&report, "model").starts_with('✓') && line(&report, "tool").starts_with('✓'), "{report}");
+    assert!(
+        line(&report, "model").starts_with('✓') && line(&report, "tool").starts_with('✓'),
+        "{report}"
+    );
 }
 
 /// Training would reject these phases and prompts at its start.
 #[test]
 fn check_rejects_phases_and_prompts_like_train() {
     let workspace = Workspace::new();
-    let rows = (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
+    let rows =
+        (0..20).map(|i| json!({ "question": format!("{i}+1?"), "answer": i + 1 }).to_string());
     workspace.write("rows.jsonl", rows.collect::<Vec<_>>().join("\n"));
-    let (report, code) =
-        check(&workspace, &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"]);
+    let (report, code) = check(
+        &workspace,
+        &["recipe.toml", "--set", "tasks=[{kind='file', path='rows.jsonl', held_out=8}]"],
+    );
     assert_eq!(code, Some(2));
-    assert!(line(&report, "phases").contains("`phase.0.demonstrations` is 4, but only 0"), "{report}");
+    assert!(
+        line(&report, "phases").contains("`phase.0.demonstrations` is 4, but only 0"),
+        "{report}"
+    );
     let (report, code) = check(&workspace, &["recipe.toml", "--set", "agent.max_context_tokens=9"]);
     assert_eq!(code, Some(2));
-    assert!(line(&report, "prompts").contains("more than `agent.max_context_tokens` = 9"), "{report}");
+    assert!(
+        line(&report, "prompts").contains("more than `agent.max_context_tokens` = 9"),
+        "{report}"
+    );
 }
 
 #[test]
@@ -169,14 +196,23 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
     let workspace = Workspace::new();
     // The context must hold the description of a tool, with one token per byte.
     write_model(&workspace.path("wide"), &ModelConfig { context: 2048, ..config() });
-    let new =
-        |arguments: &[&str]| workspace.levade().args(["new", "recipe"]).args(arguments).output().unwrap();
-    let output = new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
+    let new = |arguments: &[&str]| {
+        workspace.levade().args(["new", "recipe"]).args(arguments).output().unwrap()
+    };
+    let output =
+        new(&["sums", "--model", "./wide", "--tools", "calculator", "--algorithm", "rloo"]);
     assert!(output.status.success(), "{}", stderr(&output));
     assert!(stdout(&output).contains("levade check sums"), "{}", stdout(&output));
     let recipe = fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap();
-    assert!(recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"), "{recipe}");
-    assert!(fs::read_to_string(workspace.path("sums/README.md")).unwrap().contains("| algorithm | rloo |"));
+    assert!(
+        recipe.contains("algorithm = \"rloo\"") && recipe.contains("# Longest sequence"),
+        "{recipe}"
+    );
+    assert!(
+        fs::read_to_string(workspace.path("sums/README.md"))
+            .unwrap()
+            .contains("| algorithm | rloo |")
+    );
     let (report, code) = check(&workspace, &["sums"]);
     assert_eq!(code, Some(0), "{report}\n{recipe}");
     // The recipe can be trained.
@@ -195,13 +231,18 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
 
     let again = new(&["sums", "--model", "./model"]);
     assert_eq!(again.status.code(), Some(2));
-    assert!(stderr(&again).contains("sums/recipe.toml exists; name another folder"), "{}", stderr(&again));
+    assert!(
+        stderr(&again).contains("sums/recipe.toml exists; name another folder"),
+        "{}",
+        stderr(&again)
+    );
     assert_eq!(fs::read_to_string(workspace.path("sums/recipe.toml")).unwrap(), recipe);
 
     // The rows of a file determine the scorer, and a fifth of them is held out.
     let row = |n: u32| json!({ "q": format!("Who is {n}?"), "a": ["Ada", "Lovelace"] }).to_string();
     workspace.write("who.jsonl", (0..50).map(row).collect::<Vec<_>>().join("\n"));
-    let output = new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);
+    let output =
+        new(&["--model", "./wide", "--tasks", "who.jsonl", "--question", "q", "--answer", "a"]);
     assert!(output.status.success(), "{}", stderr(&output));
     let recipe = fs::read_to_string(workspace.path("who/recipe.toml")).unwrap();
     assert!(recipe.contains("held_out = 10") && recipe.contains("kind = \"answer\""), "{recipe}");
@@ -216,7 +257,8 @@ fn new_recipe_passes_check_and_is_never_overwritten() {
         stderr(&wrong)
     );
     assert!(stderr(&wrong).contains("the recipe would not load: `phase."), "{}", stderr(&wrong));
-    let unnamed = new(&["other", "--model", "./model", "--tasks", "who.jsonl", "--question", "nope"]);
+    let unnamed =
+        new(&["other", "--model", "./model", "--tasks", "who.jsonl", "--question", "nope"]);
     assert_eq!(unnamed.status.code(), Some(2));
     assert!(stderr(&unnamed).contains("no field \"nope\""), "{}", stderr(&unnamed));
     assert!(stderr(&unnamed).contains("--question FIELD"), "{}", stderr(&unnamed));

@@ -12,17 +12,26 @@ fn run_can_be_trained_evaluated_chatted_and_inspected() {
     let output = workspace.train().output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
-    for part in
-        ["phase 0: sft, 1 step\n", "\nsft 1/1 · loss", "phase 1: grpo, 3 steps\n", "\ngrpo 3/3 · reward"]
-    {
+    for part in [
+        "phase 0: sft, 1 step\n",
+        "\nsft 1/1 · loss",
+        "phase 1: grpo, 3 steps\n",
+        "\ngrpo 3/3 · reward",
+    ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     // In every step, training recomputes the recorded log-probabilities to the bit.
     assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
     for row in ["before training  ", "after sft  ", "after grpo  "] {
-        assert_eq!(text.lines().filter(|line| line.starts_with(row)).count(), 2, "{row:?} in\n{text}");
+        assert_eq!(
+            text.lines().filter(|line| line.starts_with(row)).count(),
+            2,
+            "{row:?} in\n{text}"
+        );
     }
-    for part in ["held-out tasks ", "\narithmetic-unseen-wordings (apart", "\nrun    run\n", " chat run\n"] {
+    for part in
+        ["held-out tasks ", "\narithmetic-unseen-wordings (apart", "\nrun    run\n", " chat run\n"]
+    {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(notes.contains("memory ") && notes.contains("49.5 k parameters"), "{notes}");
@@ -58,7 +67,8 @@ fn eval_matches_training(workspace: &Workspace) {
     let last: Value = serde_json::from_str(metrics.lines().last().unwrap()).unwrap();
     assert_eq!(last["eval"], "after grpo");
     let measure = |recipe: &str, model: &[&str]| {
-        let output = workspace.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
+        let output =
+            workspace.levade().args(["eval", recipe, "--json"]).args(model).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         serde_json::from_str::<Value>(&stdout(&output)).unwrap()
     };
@@ -74,7 +84,10 @@ fn eval_matches_training(workspace: &Workspace) {
     let narrow = |how: &str| eval(&[&warm[..], &[how]].concat());
     assert_eq!(narrow("eval.top_k=1")["slices"], result["slices"]);
     assert_ne!(narrow("eval.top_p=1")["slices"], result["slices"]);
-    assert_eq!(eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"], 3.0);
+    assert_eq!(
+        eval(&["--model", "run", "--set", "eval.max_tokens=3"])["overall"]["sampled_tokens"],
+        3.0
+    );
     // Without --model, the model of the recipe is measured. --tasks reduces the number of tasks.
     assert_eq!(eval(&["--tasks", "2"])["overall"]["tasks"], 2);
     let output = workspace
@@ -105,8 +118,10 @@ fn chat_answers(workspace: &Workspace) {
     assert_eq!(first, second);
     assert!(notes.contains("step-000004"), "{notes}");
     // Without a recipe, there are no tools and no system prompt.
-    let (text, notes) =
-        chat(&["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"], "Hello\nAgain\n");
+    let (text, notes) = chat(
+        &["model", "--max-tokens", "3", "--temperature", "1", "--top-k", "5"],
+        "Hello\nAgain\n",
+    );
     assert!(!text.contains('→') && text.chars().count() <= 8, "{text:?}");
     assert_eq!(
         notes.matches("[cut at --max-tokens]").count() + notes.matches("stopped").count(),
@@ -129,9 +144,12 @@ fn inspect_shows_attempts(workspace: &Workspace) {
     let name = attempts.lines().nth(4).unwrap().split_whitespace().next().unwrap();
     assert_eq!(name, "train/1/1/1/1");
     let text = inspect(&["--attempt", name, "--logprobs"]);
-    for part in
-        ["\nreward     ", "\nadvantage  ", "\ntask       id: \"arithmetic-train-1-", "── given, turn 0, "]
-    {
+    for part in [
+        "\nreward     ",
+        "\nadvantage  ",
+        "\ntask       id: \"arithmetic-train-1-",
+        "── given, turn 0, ",
+    ] {
         assert!(text.contains(part), "no {part:?} in\n{text}");
     }
     assert!(
@@ -147,8 +165,10 @@ fn inspect_shows_attempts(workspace: &Workspace) {
         line.split(',').next().unwrap().trim().parse().unwrap()
     };
     assert!(reward(&inspect(&["--best"])) >= reward(&inspect(&["--worst"])));
-    let (terms, lines) =
-        (inspect(&["--attempt", name, "--terms"]), inspect(&["--attempt", name, "--terms", "--json"]));
+    let (terms, lines) = (
+        inspect(&["--attempt", name, "--terms"]),
+        inspect(&["--attempt", name, "--terms", "--json"]),
+    );
     terms_of_a_step_add_up_to_its_recorded_loss(workspace, &terms, &lines);
 }
 
@@ -156,7 +176,9 @@ fn inspect_shows_attempts(workspace: &Workspace) {
 /// JSON output for one attempt of the second step of its phase; the remaining terms are those of
 /// other attempts.
 fn terms_of_a_step_add_up_to_its_recorded_loss(workspace: &Workspace, terms: &str, lines: &str) {
-    let sum = terms.lines().find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
+    let sum = terms
+        .lines()
+        .find_map(|line| line.strip_prefix("all terms of the step add up to its loss, "));
     let sum: f64 = sum.expect(terms).strip_suffix(", to the bit").expect(terms).parse().unwrap();
     let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
     let losses = metrics.lines().filter_map(|line| {
@@ -165,7 +187,8 @@ fn terms_of_a_step_add_up_to_its_recorded_loss(workspace: &Workspace, terms: &st
     });
     assert_eq!(losses.collect::<Vec<f64>>()[1].to_bits(), sum.to_bits(), "{metrics}");
 
-    let tokens: Vec<Value> = lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
+    let tokens: Vec<Value> =
+        lines.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
     assert!(!tokens.is_empty() && terms.matches("weight · (").count() == tokens.len());
     for token in &tokens {
         let number = |name: &str| token[name].as_f64().unwrap();
@@ -190,7 +213,8 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
         "phase.1.mini_batches=2",
         "phase.1.entropy=0.01",
     ];
-    let output = workspace.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
+    let output =
+        workspace.train().args(keys.iter().flat_map(|key| ["--set", *key])).output().unwrap();
     assert!(output.status.success(), "{}", stderr(&output));
     let inspect = |args: &[&str]| {
         let output = workspace.levade().args(["inspect", "run"]).args(args).output().unwrap();
@@ -199,7 +223,8 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     };
     let terms_of = |listed: &str, step: &str| -> Vec<Value> {
         let names = listed.lines().map(|line| line.split_whitespace().next().unwrap());
-        let terms = names.map(|name| inspect(&["--attempt", name, "--step", step, "--terms", "--json"]));
+        let terms =
+            names.map(|name| inspect(&["--attempt", name, "--step", step, "--terms", "--json"]));
         terms.collect::<String>().lines().map(|line| serde_json::from_str(line).unwrap()).collect()
     };
     let metrics = fs::read_to_string(workspace.path("run/metrics.jsonl")).unwrap();
@@ -216,7 +241,8 @@ fn terms_of_several_updates_add_up_in_the_learners_order() {
     assert_eq!((sum(&terms) / 2.0).to_bits(), recorded("actor/loss")[0].to_bits());
     let text = inspect(&["--attempt", "train/1/0/0/0", "--terms"]);
     assert!(
-        text.contains(", to the bit; by its 2 updates: its loss, ") && text.contains(" − 0.01 · H) = "),
+        text.contains(", to the bit; by its 2 updates: its loss, ")
+            && text.contains(" − 0.01 · H) = "),
         "{text}"
     );
 
@@ -242,12 +268,15 @@ fn sum(terms: &[Value]) -> f64 {
         row.iter().fold(0.0, |sum, term| sum + number(term, "weight") * number(term, "loss"))
             - number(row[0], "row_bonus")
     };
-    let unit =
-        |unit: &[&Value]| unit.chunk_by(|a, b| a["row"] == b["row"]).fold(0.0, |sum, terms| sum + row(terms));
+    let unit = |unit: &[&Value]| {
+        unit.chunk_by(|a, b| a["row"] == b["row"]).fold(0.0, |sum, terms| sum + row(terms))
+    };
     let batch = |batch: &[&Value]| {
         batch.chunk_by(|a, b| a["unit"] == b["unit"]).fold(0.0, |sum, terms| sum + unit(terms))
     };
-    terms.chunk_by(|a, b| a["micro_batch"] == b["micro_batch"]).fold(0.0, |sum, terms| sum + batch(terms))
+    terms
+        .chunk_by(|a, b| a["micro_batch"] == b["micro_batch"])
+        .fold(0.0, |sum, terms| sum + batch(terms))
 }
 
 /// A copied run is independent of the original, and a moved run continues at its new location.
@@ -257,15 +286,21 @@ fn copied_or_moved_run_resumes_at_new_location() {
     let first = workspace.train().args(["--set", "eval.tasks=0"]).output().unwrap();
     assert!(first.status.success(), "{}", stderr(&first));
     copy_dir(&workspace.path("run"), &workspace.path("copy"));
-    let run_state = || (fs::read(workspace.path("run/metrics.jsonl")).unwrap(), workspace.weights("run"));
+    let run_state =
+        || (fs::read(workspace.path("run/metrics.jsonl")).unwrap(), workspace.weights("run"));
     let before = run_state();
-    let train = |arguments: &[&str]| workspace.levade().arg("train").args(arguments).output().unwrap();
+    let train =
+        |arguments: &[&str]| workspace.levade().arg("train").args(arguments).output().unwrap();
     let output = train(&["copy"]);
     assert_eq!(output.status.code(), Some(2));
     assert!(stderr(&output).contains("/copy already holds a run"), "{}", stderr(&output));
     let output = train(&["copy", "--resume", "--set", "phase.1.steps=4"]);
     assert!(output.status.success(), "{}", stderr(&output));
-    assert!(stdout(&output).contains("goes on from copy/checkpoints/step-000004"), "{}", stdout(&output));
+    assert!(
+        stdout(&output).contains("goes on from copy/checkpoints/step-000004"),
+        "{}",
+        stdout(&output)
+    );
     assert!(run_state() == before && workspace.weights("copy") != before.1);
 
     fs::rename(workspace.path("run"), workspace.path("moved")).unwrap();
@@ -293,8 +328,8 @@ fn replay_reproduces_checkpoints_and_fails_without_any() {
     assert!(stderr(&output).contains("nothing was compared"), "{}", stderr(&output));
 }
 
-/// Ctrl-C and the signals of schedulers and closed terminals stop the run at the next safe point. The
-/// resumed run ends with the weights of an uninterrupted run.
+/// Ctrl-C and the signals of schedulers and closed terminals stop the run at the next safe point.
+/// The resumed run ends with the weights of an uninterrupted run.
 #[test]
 #[cfg(unix)]
 fn interrupted_run_resumes_with_equal_weights() {
@@ -312,8 +347,8 @@ fn interrupted_run_resumes_with_equal_weights() {
             continue;
         }
         let run = format!("run{signal}");
-        let output =
-            workspace.train_until_signal(signal, &["--set", "run.checkpoint_every=0", "--run", &run]);
+        let output = workspace
+            .train_until_signal(signal, &["--set", "run.checkpoint_every=0", "--run", &run]);
         let notes = stderr(&output);
         assert_eq!(output.status.code(), Some(130), "{notes}");
         let hint = format!(
@@ -321,7 +356,8 @@ fn interrupted_run_resumes_with_equal_weights() {
         );
         assert!(notes.contains("stopped after step ") && notes.ends_with(&hint), "{notes}");
 
-        let output = workspace.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
+        let output =
+            workspace.train().args(steps).args(["--run", &run, "--resume"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
         assert!(
             stdout(&output).contains(&format!("goes on from {run}/checkpoints/step-0000")),
@@ -336,7 +372,8 @@ fn interrupted_run_resumes_with_equal_weights() {
 #[test]
 fn kl_penalty_is_measured_against_frozen_copy() {
     let workspace = Workspace::with_trained_model();
-    let penalty = ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
+    let penalty =
+        ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
     let output = workspace.train().args(penalty).output().unwrap();
     let (text, notes) = (stdout(&output), stderr(&output));
     assert!(output.status.success(), "{notes}");
@@ -356,7 +393,10 @@ fn pull_prints_path_and_description() {
     let output = workspace.levade().args(["pull", "model"]).output().unwrap();
     assert!(output.status.success());
     assert_eq!(stdout(&output), "model\n");
-    assert!(stderr(&output).contains("llama, 49.5 k parameters, 2 layers of 48, 259 tokens, context 640"));
+    assert!(
+        stderr(&output)
+            .contains("llama, 49.5 k parameters, 2 layers of 48, 259 tokens, context 640")
+    );
     assert!(stderr(&output).contains("with its tokenizer, with a chat template"));
 }
 
@@ -397,7 +437,10 @@ fn help_and_version_show_commands_and_release() {
     }
     let version = stdout(&workspace.levade().arg("--version").output().unwrap());
     let release = concat!("levade ", env!("CARGO_PKG_VERSION"));
-    assert!(version.starts_with(&format!("{release} (")) && version.contains("commit"), "{version}");
+    assert!(
+        version.starts_with(&format!("{release} (")) && version.contains("commit"),
+        "{version}"
+    );
     assert_eq!(stdout(&workspace.levade().arg("-V").output().unwrap()), format!("{release}\n"));
     assert_eq!(workspace.levade().output().unwrap().status.code(), Some(2));
 }

@@ -42,13 +42,21 @@ fn log_options_select_destination_and_levels() {
     assert_eq!(fs::read_to_string(workspace.path("run.log")).unwrap(), log);
     assert_eq!(inspect(&["--log", "info,store=trace", "--log-file", "run.log"]), "");
     let longer = fs::read_to_string(workspace.path("run.log")).unwrap();
-    assert!(longer.starts_with(&log) && longer[log.len()..].contains("TRACE levade_store::sqlite: read "));
+    assert!(
+        longer.starts_with(&log)
+            && longer[log.len()..].contains("TRACE levade_store::sqlite: read ")
+    );
     // Without a file, and with the environment variable, which the option overrides.
     assert_eq!(inspect(&[]), "");
     let by_environment = |arguments: &[&str]| {
         let command = ["inspect", "run"];
-        let output =
-            workspace.levade().env("LEVADE_LOG", "trace").args(command).args(arguments).output().unwrap();
+        let output = workspace
+            .levade()
+            .env("LEVADE_LOG", "trace")
+            .args(command)
+            .args(arguments)
+            .output()
+            .unwrap();
         stderr(&output)
     };
     assert!(by_environment(&[]).contains("TRACE levade_store::sqlite: read "));

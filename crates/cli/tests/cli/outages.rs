@@ -1,5 +1,5 @@
-//! Tests of runs whose servers and sandboxes are killed: the affected attempts are repeated or scored
-//! again, and the run completes all of its steps.
+//! Tests of runs whose servers and sandboxes are killed: the affected attempts are repeated or
+//! scored again, and the run completes all of its steps.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -55,8 +55,8 @@ fn metric(workspace: &Workspace, name: &str) -> Vec<f64> {
     lines.filter_map(|line| line.get(name).and_then(Value::as_f64)).collect()
 }
 
-/// Creates a directory with a model that calls its tool, and a recipe with the RL phase only. `tool`
-/// and `reward` are added to the recipe.
+/// Creates a directory with a model that calls its tool, and a recipe with the RL phase only.
+/// `tool` and `reward` are added to the recipe.
 fn new_workspace(tool: &str, reward: &str) -> Workspace {
     let workspace = Workspace::with_trained_model();
     let recipe = std::fs::read_to_string(workspace.path("recipe.toml")).unwrap();
@@ -69,8 +69,8 @@ fn new_workspace(tool: &str, reward: &str) -> Workspace {
     workspace
 }
 
-/// An MCP server with a calculator. In the first call of all its processes, it writes its process id
-/// to the file `calling` and waits to be killed.
+/// An MCP server with a calculator. In the first call of all its processes, it writes its process
+/// id to the file `calling` and waits to be killed.
 const SERVER: &str = r#"
 import json, os, sys, time
 for line in sys.stdin:
@@ -155,9 +155,9 @@ impl Judge {
             let mut listener = Some(listener);
             let mut num_connections = 0;
             loop {
-                let open = listener
-                    .take()
-                    .unwrap_or_else(|| wait_for("the judge's port", || TcpListener::bind(address).ok()));
+                let open = listener.take().unwrap_or_else(|| {
+                    wait_for("the judge's port", || TcpListener::bind(address).ok())
+                });
                 let Ok((socket, _)) = open.accept() else { return };
                 num_connections += 1;
                 if num_connections == 3 {
@@ -190,7 +190,8 @@ fn respond(mut socket: TcpStream) {
     let response = json!({ "choices": [{ "message": { "role": "assistant", "content": "4" }, "finish_reason": "stop" }] });
     let body = response.to_string();
     let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
-    let _ = socket.write_all(format!("HTTP/1.1 200 OK\r\n{head} {}\r\n\r\n{body}", body.len()).as_bytes());
+    let _ = socket
+        .write_all(format!("HTTP/1.1 200 OK\r\n{head} {}\r\n\r\n{body}", body.len()).as_bytes());
 }
 
 fn is_complete(request: &[u8]) -> bool {
@@ -220,7 +221,11 @@ unscored = "defer""#,
     assert_eq!(metric(&workspace, "critic/score/max"), [0.75; 3]);
     assert_eq!(metric(&workspace, "training/retried"), [0.0; 3]);
     assert_eq!(metric(&workspace, "response/aborted_ratio"), [0.0; 3]);
-    assert!(judge.responses.load(Ordering::SeqCst) > 3, "{}", judge.responses.load(Ordering::SeqCst));
+    assert!(
+        judge.responses.load(Ordering::SeqCst) > 3,
+        "{}",
+        judge.responses.load(Ordering::SeqCst)
+    );
 }
 
 /// Returns the ids and commands of the child processes of a process.
@@ -230,7 +235,9 @@ fn descendants(pid: u32) -> Vec<(u32, String)> {
     for entry in std::fs::read_dir("/proc").unwrap().flatten() {
         let Ok(child) = entry.file_name().to_string_lossy().parse::<u32>() else { continue };
         let Ok(stat) = std::fs::read_to_string(entry.path().join("stat")) else { continue };
-        let parent = stat.rsplit_once(')').and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
+        let parent = stat
+            .rsplit_once(')')
+            .and_then(|(_, rest)| rest.split_whitespace().nth(1)?.parse().ok());
         if parent == Some(pid) {
             let command = std::fs::read(entry.path().join("cmdline")).unwrap_or_default();
             found.push((child, String::from_utf8_lossy(&command).replace('\0', " ")));
@@ -249,7 +256,8 @@ fn killed_sandbox_loses_no_score() {
     let tests = json!(["import time; time.sleep(0.2); assert add(1, 2) == 3"]);
     let rows: Vec<String> = (1..30)
         .map(|n| {
-            json!({ "question": format!("What is {n} + 7?"), "answer": "x", "tests": tests }).to_string()
+            json!({ "question": format!("What is {n} + 7?"), "answer": "x", "tests": tests })
+                .to_string()
         })
         .collect();
     workspace.write("tasks.jsonl", rows.join("\n"));
@@ -271,8 +279,9 @@ fn killed_sandbox_loses_no_score() {
     let mut killed = Vec::new();
     // A scorer is called at most three times, so two kills must not fail an attempt.
     for _ in 0..2 {
-        let (pid, _) =
-            wait_for("a program under test", || forks(run.id()).filter(|(pid, _)| !killed.contains(pid)));
+        let (pid, _) = wait_for("a program under test", || {
+            forks(run.id()).filter(|(pid, _)| !killed.contains(pid))
+        });
         kill(&pid.to_string());
         killed.push(pid);
     }

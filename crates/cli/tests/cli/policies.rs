@@ -18,7 +18,8 @@ fn new_workspace() -> Workspace {
     for i in 0..60u32 {
         let (a, b) = (i + 3, 7 * i % 40 + 2);
         let agent = if i % 2 == 0 { r#", "agent_name": "checker""# } else { "" };
-        writeln!(rows, r#"{{"question": "What is {a} + {b}?", "answer": {}{agent}}}"#, a + b).unwrap();
+        writeln!(rows, r#"{{"question": "What is {a} + {b}?", "answer": {}{agent}}}"#, a + b)
+            .unwrap();
     }
     workspace.write("rows.jsonl", rows);
     workspace.write("recipe.toml", RECIPE);
@@ -79,7 +80,10 @@ kl = { estimator = "k3", coefficient = 0.01 }
 /// Returns a command that starts the run, or resumes it if it exists.
 fn command(workspace: &Workspace) -> Command {
     let mut command = Command::new(env!("CARGO_BIN_EXE_levade"));
-    command.current_dir(workspace.path("")).args(["train", "recipe.toml"]).env_remove("LEVADE_CRASH_AT");
+    command
+        .current_dir(workspace.path(""))
+        .args(["train", "recipe.toml"])
+        .env_remove("LEVADE_CRASH_AT");
     if workspace.path("run/recipe.toml").exists() {
         command.arg("--resume");
     }
@@ -115,7 +119,8 @@ fn two_adapters_in_one_run_match_separate_runs() {
     let workspace = train_both_adapters();
     let both = adapters(&workspace);
     assert!(
-        both[0] != adapter(&workspace, 1, None) && both[1] != adapter(&workspace, 1, Some("solver")),
+        both[0] != adapter(&workspace, 1, None)
+            && both[1] != adapter(&workspace, 1, Some("solver")),
         "both learn"
     );
     assert_ne!(both[0], both[1]);
@@ -126,7 +131,12 @@ fn two_adapters_in_one_run_match_separate_runs() {
 
     // `eval` measures one model. The user must name it if the agents use several policies.
     let eval = |arguments: &[&str]| {
-        workspace.levade().args(["eval", "run", "--json", "--tasks", "60"]).args(arguments).output().unwrap()
+        workspace
+            .levade()
+            .args(["eval", "run", "--json", "--tasks", "60"])
+            .args(arguments)
+            .output()
+            .unwrap()
     };
     let held_out = ["--set", "tasks.0.held_out=all"];
     let output = eval(&held_out);
@@ -146,12 +156,21 @@ fn two_adapters_in_one_run_match_separate_runs() {
         assert!(adapter(&workspace, 3, None) == both[index], "with {other} frozen");
     }
 
-    for point in
-        ["attempt_recorded:9", "ledger_written:2", "micro_batch:3", "after_optim_step:3", "weights_saved:3"]
-    {
+    for point in [
+        "attempt_recorded:9",
+        "ledger_written:2",
+        "micro_batch:3",
+        "after_optim_step:3",
+        "weights_saved:3",
+    ] {
         let workspace = self::new_workspace();
         let killed = command(&workspace).env("LEVADE_CRASH_AT", point).output().unwrap();
-        assert_eq!(killed.status.signal(), Some(SIGKILL), "{point} was not reached: {}", stderr(&killed));
+        assert_eq!(
+            killed.status.signal(),
+            Some(SIGKILL),
+            "{point} was not reached: {}",
+            stderr(&killed)
+        );
         let output = command(&workspace).output().unwrap();
         assert!(output.status.success(), "{point}: {}", stderr(&output));
         assert!(adapters(&workspace) == both, "{point}");

@@ -15,8 +15,9 @@ fn conformance() -> PathBuf {
     Path::new(env!("CARGO_MANIFEST_DIR")).join("../../conformance")
 }
 
-/// Trains with a client program that asks two questions and has its own calculator. Asserts that each
-/// of its tokens is recorded once and that training reproduces the log-probabilities to the bit.
+/// Trains with a client program that asks two questions and has its own calculator. Asserts that
+/// each of its tokens is recorded once and that training reproduces the log-probabilities to the
+/// bit.
 fn trains_with(python: &str, program: &str, mode: &[&str]) {
     let workspace = Workspace::with_trained_model();
     for name in ["calculator.py", program] {
@@ -66,7 +67,9 @@ fn program_without_packages_is_recorded_and_trained() {
 #[test]
 fn openai_package_is_recorded_and_trained() {
     let Some(dir) = std::env::var_os("LEVADE_CLIENTS") else {
-        eprintln!("skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one");
+        eprintln!(
+            "skipped: LEVADE_CLIENTS names no environment with the openai package; .ci/run makes one"
+        );
         return;
     };
     let python = Path::new(&dir).join("bin/python");

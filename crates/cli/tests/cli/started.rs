@@ -54,8 +54,11 @@ fn killed_trainer_leaves_nothing(scorer: &str) {
 
 #[test]
 fn command_scorer_ends_with_killed_trainer() {
-    let script = "setsid sleep 300 >/dev/null 2>&1 & printf '%s\\\\n%s\\\\n' $$ $! > pids; sleep 300";
-    killed_trainer_leaves_nothing(&format!(r#"{{ kind = "command", command = ["sh", "-c", "{script}"] }}"#));
+    let script =
+        "setsid sleep 300 >/dev/null 2>&1 & printf '%s\\\\n%s\\\\n' $$ $! > pids; sleep 300";
+    killed_trainer_leaves_nothing(&format!(
+        r#"{{ kind = "command", command = ["sh", "-c", "{script}"] }}"#
+    ));
 }
 
 #[test]
@@ -63,20 +66,28 @@ fn python_scorer_ends_with_killed_trainer() {
     killed_trainer_leaves_nothing(r#"{ kind = "python", file = "score.py" }"#);
 }
 
-/// Checks a recipe whose agent is a Python program with this source. Returns the lines of the program
-/// in the report, and the exit code.
+/// Checks a recipe whose agent is a Python program with this source. Returns the lines of the
+/// program in the report, and the exit code.
 fn run_check(program: &str, arguments: &[&str]) -> (String, Option<i32>) {
     let workspace = Workspace::new();
     workspace.write("agent.py", program);
     let agent = "[agent]\nkind = \"program\"\ncommand = [\"python3\", \"agent.py\"]\n";
-    workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n", agent);
+    workspace.replace(
+        "recipe.toml",
+        "[agent]\ntools = [\"calculator\"]\ntool_prompt = \"compact\"\n",
+        agent,
+    );
     let scorer = "[reward]\nscorer = { kind = \"program\", from = \"last_line\" }\n";
     workspace.replace("recipe.toml", "[reward]\n", scorer);
-    let output = workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+    let output =
+        workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
     let text = stdout(&output);
     let from = text.lines().position(|line| line.contains(" program ")).expect(&text);
-    let line =
-        text.lines().skip(from).enumerate().take_while(|(at, line)| *at == 0 || line.starts_with("   "));
+    let line = text
+        .lines()
+        .skip(from)
+        .enumerate()
+        .take_while(|(at, line)| *at == 0 || line.starts_with("   "));
     (line.map(|(_, line)| line).collect::<Vec<_>>().join("\n"), output.status.code())
 }
 
@@ -97,8 +108,8 @@ fn check_starts_program_against_scripted_completion() {
     let (line, code) = run_check(&program_text("print(json.dumps({'reward': len(text)}))"), &[]);
     assert!(line.starts_with('✓') && line.contains("it called the model"), "{line}");
     assert_eq!(code, Some(0), "{line}");
-    // Programs that were written for the former name of the project read the variables with the older
-    // prefix.
+    // Programs that were written for the former name of the project read the variables with the
+    // older prefix.
     let older = "ours = {name: value for name, value in os.environ.items() if name.startswith('LEVADE_')}\n\
          assert 'LEVADE_TASK' in ours and all(os.environ['DRESSAGE' + name[6:]] == ours[name] for name in ours)\n\
          print(json.dumps({'reward': len(text)}))";
@@ -118,7 +129,10 @@ fn check_starts_program_against_scripted_completion() {
 #[test]
 fn check_reports_missing_package_and_missing_call() {
     let (line, code) = run_check("import no_package_of_this_name\n", &[]);
-    assert!(line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"), "{line}");
+    assert!(
+        line.starts_with('✗') && line.contains("No module named 'no_package_of_this_name'"),
+        "{line}"
+    );
     assert!(line.contains("install what it lacks") && line.contains("agent.py"), "{line}");
     assert_eq!(code, Some(2));
     let (line, code) = run_check("print('done')\n", &[]);
@@ -140,11 +154,15 @@ fn check_opens_each_tool_once() {
                  tools = [\"shop\", \"run\"]";
     workspace.replace("recipe.toml", "[agent]\ntools = [\"calculator\"]", tools);
     let check = |arguments: &[&str]| {
-        let output = workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
+        let output =
+            workspace.levade().args(["check", "recipe.toml"]).args(arguments).output().unwrap();
         (stdout(&output), output.status.code())
     };
     let (text, code) = check(&[]);
-    assert!(text.contains("✗ tool      run: there is no folder") && text.contains("nowhere"), "{text}");
+    assert!(
+        text.contains("✗ tool      run: there is no folder") && text.contains("nowhere"),
+        "{text}"
+    );
     assert_eq!(code, Some(2));
     for file in ["loaded", "made"] {
         std::fs::remove_file(workspace.path(file)).unwrap();

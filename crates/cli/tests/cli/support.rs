@@ -59,7 +59,8 @@ pub fn write_model(dir: &Path, config: &ModelConfig) {
     fs::write(dir.join("tokenizer.json"), chat.tokenizer().to_json().unwrap()).unwrap();
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
     let template = Some(chat.template().source());
-    write_tokenizer_config(&dir.join("tokenizer_config.json"), &special, template, config.context).unwrap();
+    write_tokenizer_config(&dir.join("tokenizer_config.json"), &special, template, config.context)
+        .unwrap();
 }
 
 /// A temporary directory with a model in `model`, and a `recipe.toml` that trains it in seconds.
@@ -113,8 +114,8 @@ impl Workspace {
         command
     }
 
-    /// Starts a run of twelve steps, sends it a signal after the second step, and returns its output
-    /// when it has ended. Standard output has been consumed.
+    /// Starts a run of twelve steps, sends it a signal after the second step, and returns its
+    /// output when it has ended. Standard output has been consumed.
     #[cfg(unix)]
     pub fn train_until_signal(&self, signal: &str, arguments: &[&str]) -> Output {
         let mut run = std::process::Command::new(env!("CARGO_BIN_EXE_levade"))
@@ -127,7 +128,10 @@ impl Workspace {
             .unwrap();
         let mut lines = BufReader::new(run.stdout.take().unwrap()).lines().map(Result::unwrap);
         assert!(lines.any(|line| line.starts_with("grpo  2/12 ")));
-        let sent = std::process::Command::new("kill").args([signal, &run.id().to_string()]).status().unwrap();
+        let sent = std::process::Command::new("kill")
+            .args([signal, &run.id().to_string()])
+            .status()
+            .unwrap();
         assert!(sent.success());
         // Reads until the run and all of its child processes have closed the pipe.
         lines.for_each(drop);
@@ -142,7 +146,9 @@ impl Workspace {
     /// Returns the checkpoints of a run, oldest first. Panics if a checkpoint is incomplete, or if
     /// the directory contains other files than the name of the best checkpoint.
     pub fn checkpoints(&self, run: &str) -> Vec<PathBuf> {
-        let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else { return Vec::new() };
+        let Ok(entries) = fs::read_dir(self.path(run).join("checkpoints")) else {
+            return Vec::new();
+        };
         let mut paths: Vec<PathBuf> = entries.map(|entry| entry.unwrap().path()).collect();
         paths.sort();
         let is_complete = |path: &PathBuf| {
@@ -231,10 +237,13 @@ fn trained_model() -> &'static Path {
         let dir = tempfile::tempdir().unwrap();
         write_model(&dir.path().join("model"), &config());
         fs::write(dir.path().join("recipe.toml"), TRAINING_RECIPE).unwrap();
-        let output = levade().current_dir(dir.path()).args(["train", "recipe.toml"]).output().unwrap();
+        let output =
+            levade().current_dir(dir.path()).args(["train", "recipe.toml"]).output().unwrap();
         assert!(output.status.success(), "{}", stderr(&output));
-        let mut checkpoints: Vec<PathBuf> =
-            fs::read_dir(dir.path().join("run/checkpoints")).unwrap().map(|e| e.unwrap().path()).collect();
+        let mut checkpoints: Vec<PathBuf> = fs::read_dir(dir.path().join("run/checkpoints"))
+            .unwrap()
+            .map(|e| e.unwrap().path())
+            .collect();
         checkpoints.sort();
         let path = checkpoints.pop().unwrap();
         (dir, path)

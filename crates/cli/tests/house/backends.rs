@@ -8,12 +8,14 @@ use super::cycles::modules_using;
 use super::{CRATES, exists, root};
 
 /// Backend types, each with its crate.
-const BACKENDS: [(&str, &str); 3] = [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
+const BACKENDS: [(&str, &str); 3] =
+    [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
 
-/// Returns `CRATE::MODULE` of each module of `room`, outside of tests, that names the type `name` of
-/// the crate `of`.
+/// Returns `CRATE::MODULE` of each module of `room`, outside of tests, that names the type `name`
+/// of the crate `of`.
 fn modules_naming(crates: &Path, crate_name: &str, backend: &str, name: &str) -> Vec<String> {
-    let names = modules_using(&crates.join(crate_name).join("src"), &format!("levade_{backend}"), name);
+    let names =
+        modules_using(&crates.join(crate_name).join("src"), &format!("levade_{backend}"), name);
     names.into_iter().map(|module| format!("{crate_name}::{module}")).collect()
 }
 
@@ -25,7 +27,9 @@ fn backend_types_are_named_in_run_only() {
             .map(|(crate_name, _)| *crate_name)
             .filter(|crate_name| exists(crate_name) && *crate_name != backend);
         let mut found: Vec<_> = crate_names
-            .flat_map(|crate_name| modules_naming(&root().join("crates"), crate_name, backend, name))
+            .flat_map(|crate_name| {
+                modules_naming(&root().join("crates"), crate_name, backend, name)
+            })
             .collect();
         let all = found.len();
         found.retain(|module| !module.starts_with("run::"));

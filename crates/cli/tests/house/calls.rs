@@ -22,7 +22,9 @@ fn samplers_are_called_by_call_and_the_health_probe_only() {
     let mut found = modules_containing(&[".", "sample", "("]);
     // In these crates, `sample` is also a method of samplers, routers and the engine itself.
     found.retain(|module| {
-        !["policy::", "engine::", "remote::"].iter().any(|crate_name| module.starts_with(crate_name))
+        !["policy::", "engine::", "remote::"]
+            .iter()
+            .any(|crate_name| module.starts_with(crate_name))
     });
     assert_eq!(found, ["gateway::info", "call::generate"]);
 }

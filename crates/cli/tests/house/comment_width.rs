@@ -3,7 +3,7 @@
 use std::fs;
 
 /// Maximum number of columns of a line that is a comment.
-const MAX_COLUMNS: usize = 110;
+const MAX_COLUMNS: usize = 100;
 
 #[test]
 fn comments_fit_within_max_columns() {

@@ -1,5 +1,5 @@
-//! Finds circular dependencies among the files of a crate: `a.rs` uses an item of `b.rs`, which uses
-//! an item of `a.rs`.
+//! Finds circular dependencies among the files of a crate: `a.rs` uses an item of `b.rs`, which
+//! uses an item of `a.rs`.
 //!
 //! Dependencies are read from `use` items and paths in the code, without comments, literals and
 //! tests. A re-exported name belongs to the file that defines it, and a child module may use the
@@ -47,15 +47,18 @@ pub(crate) fn modules(dir: &Path) -> Vec<(String, Vec<String>)> {
 /// Returns the modules of a crate that name the item `name` of the crate `krate`, in an import or a
 /// path outside of tests. `folder` is the source directory.
 pub(crate) fn modules_using(dir: &Path, krate: &str, name: &str) -> Vec<String> {
-    let is_item =
-        |path: &[String]| path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned());
+    let is_item = |path: &[String]| {
+        path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned())
+    };
     let mut found = Vec::new();
     for module in read_crate(dir) {
-        let alias = |(alias, path): (&String, &Vec<String>)| (path[..] == [krate]).then(|| alias.clone());
+        let alias =
+            |(alias, path): (&String, &Vec<String>)| (path[..] == [krate]).then(|| alias.clone());
         let mut aliases: Vec<String> = module.imports.iter().filter_map(alias).collect();
         aliases.push(krate.to_owned());
-        let is_path =
-            |window: &[String]| aliases.contains(&window[0]) && window[1] == "::" && window[2] == name;
+        let is_path = |window: &[String]| {
+            aliases.contains(&window[0]) && window[1] == "::" && window[2] == name
+        };
         let has_glob = module.globs.iter().any(|path| path[..] == [krate]);
         if module.imports.values().any(|path| is_item(path))
             || module.tokens.windows(3).any(is_path)
@@ -69,7 +72,8 @@ pub(crate) fn modules_using(dir: &Path, krate: &str, name: &str) -> Vec<String> 
 
 /// Reads the modules of a crate from its source directory. The root is the first one.
 fn read_crate(dir: &Path) -> Vec<Module> {
-    let root = ["lib.rs", "main.rs"].map(|name| dir.join(name)).into_iter().find(|path| path.exists());
+    let root =
+        ["lib.rs", "main.rs"].map(|name| dir.join(name)).into_iter().find(|path| path.exists());
     let root = root.unwrap_or_else(|| panic!("{} is no crate", dir.display()));
     let mut modules = Vec::new();
     read(&root, dir, Vec::new(), &mut modules);
@@ -85,17 +89,24 @@ pub(crate) fn find_cycles(dir: &Path) -> Vec<Cycle> {
     for (at, reachable_modules) in
         reached.iter().enumerate().filter(|(at, reachable_modules)| reachable_modules.contains(at))
     {
-        let cycle: Vec<usize> =
-            reachable_modules.iter().copied().filter(|other| reached[*other].contains(&at)).collect();
+        let cycle: Vec<usize> = reachable_modules
+            .iter()
+            .copied()
+            .filter(|other| reached[*other].contains(&at))
+            .collect();
         let name = |at: usize| module_path(&modules[at].name);
         let uses_within = |from: &usize| {
             let to = edges[*from].iter().filter(|(to, _)| cycle.contains(to));
-            to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to))).collect::<Vec<_>>()
+            to.map(|(to, path)| format!("{} uses {} ({path})", name(*from), name(*to)))
+                .collect::<Vec<_>>()
         };
         let uses = cycle.iter().flat_map(uses_within).collect();
         found.insert(cycle.iter().map(|at| name(*at)).collect::<BTreeSet<_>>(), uses);
     }
-    found.into_iter().map(|(files, uses)| Cycle { files: files.into_iter().collect(), uses }).collect()
+    found
+        .into_iter()
+        .map(|(files, uses)| Cycle { files: files.into_iter().collect(), uses })
+        .collect()
 }
 
 fn module_path(name: &[String]) -> String {
@@ -114,7 +125,8 @@ fn find_reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<us
 /// Adds the module of a file and all modules below it to `modules`, without tests. `folder` is the
 /// directory of its child modules. Returns the index of the module.
 fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
-    let text = fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
+    let text =
+        fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let tokens = remove_tests(&tokens(&text));
     let (mut children, mut imports, mut globs) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
     let at = modules.len();
@@ -135,13 +147,15 @@ fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -
                     [dir.join(format!("{child}.rs")), dir.join(child).join("mod.rs")]
                         .into_iter()
                         .find(|path| path.exists());
-                let found = found.unwrap_or_else(|| panic!("{}: no file of `mod {child}`", file.display()));
+                let found =
+                    found.unwrap_or_else(|| panic!("{}: no file of `mod {child}`", file.display()));
                 let below = [name.as_slice(), std::slice::from_ref(child)].concat();
                 children.insert(child.clone(), read(&found, &dir.join(child), below, modules));
                 index += 3;
             }
             "use" => {
-                let end = index + tokens[index..].iter().position(|token| token == ";").expect("use ends");
+                let end = index
+                    + tokens[index..].iter().position(|token| token == ";").expect("use ends");
                 import(&tokens[index + 1..end], &[], &mut imports, &mut globs);
                 index = end + 1;
             }
@@ -152,7 +166,8 @@ fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -
         }
     }
     let module = &mut modules[at];
-    (module.tokens, module.children, module.imports, module.globs) = (rest, children, imports, globs);
+    (module.tokens, module.children, module.imports, module.globs) =
+        (rest, children, imports, globs);
     at
 }
 
@@ -229,7 +244,8 @@ fn find_dependencies(modules: &[Module], at: usize) -> BTreeMap<usize, String> {
                 end += 2;
             }
             if end > index + 1 && (index == 0 || module.tokens[index - 1] != "::") {
-                let path: Vec<String> = module.tokens[index..end].iter().step_by(2).cloned().collect();
+                let path: Vec<String> =
+                    module.tokens[index..end].iter().step_by(2).cloned().collect();
                 add(&path);
             }
         }
@@ -242,8 +258,8 @@ fn is_name(token: &str) -> bool {
     token.starts_with(|first: char| first.is_alphabetic() || first == '_')
 }
 
-/// Resolves a path from a module. Returns `None` if the path leaves the crate. `steps` is the number
-/// of imports that were followed before.
+/// Resolves a path from a module. Returns `None` if the path leaves the crate. `steps` is the
+/// number of imports that were followed before.
 fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Option<Target> {
     // Chains of imports are finite in code that compiles; the bound guards against errors of this
     // resolver.
@@ -263,8 +279,8 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
             }
         }
         first => {
-            let known =
-                modules[here].children.contains_key(first) || modules[here].imports.contains_key(first);
+            let known = modules[here].children.contains_key(first)
+                || modules[here].imports.contains_key(first);
             if !known {
                 return None;
             }
@@ -289,7 +305,12 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
                 && other != here
                 && (modules[other].children.contains_key(name) || defines(&modules[other], name))
             {
-                return resolve(modules, other, &[&["self".to_owned()], &path[index..]].concat(), steps + 1);
+                return resolve(
+                    modules,
+                    other,
+                    &[&["self".to_owned()], &path[index..]].concat(),
+                    steps + 1,
+                );
             }
         }
         return Some(Target::Item(here));
@@ -299,7 +320,8 @@ fn resolve(modules: &[Module], from: usize, path: &[String], steps: usize) -> Op
 
 /// Returns whether a module defines or imports a name itself.
 fn defines(module: &Module, name: &str) -> bool {
-    let keywords = ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
+    let keywords =
+        ["fn", "struct", "enum", "trait", "type", "const", "static", "union", "macro_rules"];
     module.tokens.windows(2).any(|pair| keywords.contains(&pair[0].as_str()) && pair[1] == name)
         || module.imports.contains_key(name)
 }
@@ -316,7 +338,9 @@ fn tokens(text: &str) -> Vec<String> {
             '/' if rest.get(1) == Some(&'*') => end_of(rest, "*/"),
             '"' => quoted_length(rest, '"'),
             // A lifetime has no closing quote after its first character.
-            '\'' if rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'') => quoted_length(rest, '\''),
+            '\'' if rest.get(1) == Some(&'\\') || rest.get(2) == Some(&'\'') => {
+                quoted_length(rest, '\'')
+            }
             'r' if raw_string_length(rest).is_some() => raw_string_length(rest).unwrap_or(1),
             'b' if rest.get(1) == Some(&'r') && raw_string_length(&rest[1..]).is_some() => {
                 1 + raw_string_length(&rest[1..]).unwrap_or(0)
@@ -346,7 +370,9 @@ fn tokens(text: &str) -> Vec<String> {
 /// `mark`.
 fn end_of(rest: &[char], mark: &str) -> usize {
     let mark: Vec<char> = mark.chars().collect();
-    rest.windows(mark.len()).position(|window| window == mark).map_or(rest.len(), |at| at + mark.len())
+    rest.windows(mark.len())
+        .position(|window| window == mark)
+        .map_or(rest.len(), |at| at + mark.len())
 }
 
 /// Returns the length of the literal at the start of `rest`, with its quotes, in characters.
@@ -358,8 +384,8 @@ fn quoted_length(rest: &[char], quote: char) -> usize {
     index + 1
 }
 
-/// Returns the length of the raw string at the start of `rest`, in characters, or `None` if there is
-/// none.
+/// Returns the length of the raw string at the start of `rest`, in characters, or `None` if there
+/// is none.
 fn raw_string_length(rest: &[char]) -> Option<usize> {
     let hashes = rest[1..].iter().take_while(|c| **c == '#').count();
     if rest.get(1 + hashes) != Some(&'"') {
@@ -375,7 +401,13 @@ fn remove_tests(tokens: &[String]) -> Vec<String> {
     let mut kept = Vec::new();
     let mut index = 0;
     while index < tokens.len() {
-        if !tokens[index..].iter().zip(MARK).filter(|(token, mark)| token == mark).count().eq(&MARK.len()) {
+        if !tokens[index..]
+            .iter()
+            .zip(MARK)
+            .filter(|(token, mark)| token == mark)
+            .count()
+            .eq(&MARK.len())
+        {
             kept.push(tokens[index].clone());
             index += 1;
             continue;
@@ -417,7 +449,10 @@ mod tests {
             ("lib.rs", "mod a; mod b; mod c; pub use a::{A, inner::Deep};"),
             ("a.rs", "pub mod inner; use crate::b::{self, B as Other}; pub struct A(Other);"),
             ("a/inner.rs", "pub struct Deep;"),
-            ("b.rs", "pub struct B; fn f() { let text = \"crate::c::C\"; crate::c::g::<u8>('\\''); }"),
+            (
+                "b.rs",
+                "pub struct B; fn f() { let text = \"crate::c::C\"; crate::c::g::<u8>('\\''); }",
+            ),
             ("c.rs", "use super::A; pub fn g<T>(a: &A) {} // crate::a::inner::Deep"),
         ];
         assert_eq!(find_cycles_in(&files), [["a", "b", "c"]]);
@@ -432,7 +467,10 @@ mod tests {
         let files = [
             ("lib.rs", "mod a; mod b; pub use b::B;"),
             ("a/mod.rs", "mod low; pub use low::Low; use crate::B; pub struct A(B);"),
-            ("a/low.rs", "pub struct Low; #[cfg(test)] mod tests { use crate::a::A; fn t() { A; } }"),
+            (
+                "a/low.rs",
+                "pub struct Low; #[cfg(test)] mod tests { use crate::a::A; fn t() { A; } }",
+            ),
             ("b.rs", "use crate::a::Low; pub struct B(Low); #[cfg(test)] use crate::a::A;"),
         ];
         assert_eq!(find_cycles_in(&files), Vec::<Vec<String>>::new());

@@ -54,8 +54,8 @@ const CRATES: [(&str, &[&str]); 26] = [
     (
         "run",
         &[
-            "trainer", "recipe", "agent", "tools", "gateway", "call", "process", "sandbox", "store",
-            "engine", "remote", "reward", "text", "model", "policy", "tree",
+            "trainer", "recipe", "agent", "tools", "gateway", "call", "process", "sandbox",
+            "store", "engine", "remote", "reward", "text", "model", "policy", "tree",
         ],
     ),
     (
@@ -77,11 +77,33 @@ const CRATES: [(&str, &[&str]); 26] = [
     ),
     (
         "recipe",
-        &["agent", "tools", "tasks", "reward", "store", "conversation", "text", "policy", "rl", "tree"],
+        &[
+            "agent",
+            "tools",
+            "tasks",
+            "reward",
+            "store",
+            "conversation",
+            "text",
+            "policy",
+            "rl",
+            "tree",
+        ],
     ),
     (
         "agent",
-        &["tools", "tasks", "gateway", "call", "process", "reward", "conversation", "text", "policy", "tree"],
+        &[
+            "tools",
+            "tasks",
+            "gateway",
+            "call",
+            "process",
+            "reward",
+            "conversation",
+            "text",
+            "policy",
+            "tree",
+        ],
     ),
     ("gateway", &["call", "conversation", "text", "http", "policy", "tree"]),
     ("call", &["conversation", "text", "policy", "tree"]),
@@ -103,7 +125,8 @@ const CRATES: [(&str, &[&str]); 26] = [
     ("tree", &[]),
 ];
 
-/// Files of a crate that may depend on each other in a circle. ARCHITECTURE.md explains the reasons.
+/// Files of a crate that may depend on each other in a circle. ARCHITECTURE.md explains the
+/// reasons.
 const KNOWN_CYCLES: [(&str, &[&str]); 0] = [];
 
 fn root() -> PathBuf {
@@ -134,17 +157,27 @@ fn sources(dir: &Path, found: &mut Vec<PathBuf>) {
 fn source_files_have_at_most_max_lines() {
     let mut found = Vec::new();
     sources(&root(), &mut found);
-    assert!(found.iter().any(|path| path.ends_with("cli/src/main.rs")), "the sources were not found");
+    assert!(
+        found.iter().any(|path| path.ends_with("cli/src/main.rs")),
+        "the sources were not found"
+    );
     let lines = |path: &PathBuf| fs::read_to_string(path).unwrap().lines().count();
-    let long: Vec<_> =
-        found.iter().map(|path| (path, lines(path))).filter(|(_, lines)| *lines > MAX_LINES).collect();
-    assert!(long.is_empty(), "more than {MAX_LINES} lines; take them apart by what they are about: {long:?}");
+    let long: Vec<_> = found
+        .iter()
+        .map(|path| (path, lines(path)))
+        .filter(|(_, lines)| *lines > MAX_LINES)
+        .collect();
+    assert!(
+        long.is_empty(),
+        "more than {MAX_LINES} lines; take them apart by what they are about: {long:?}"
+    );
 }
 
 /// Returns the crates that a manifest names as dependencies, without those of tests, which may use
 /// any crate.
 fn parse_dependencies(manifest: &str) -> BTreeSet<String> {
-    let name = |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
+    let name =
+        |line: &str| Some(line.strip_prefix("levade-")?.split(['.', ' ', '=']).next()?.to_owned());
     let mut found = BTreeSet::new();
     let mut lists = false;
     for line in manifest.lines() {
@@ -186,7 +219,10 @@ fn crates_depend_only_on_allowed_crates() {
     for (index, (crate_name, allowed_crates)) in CRATES.iter().enumerate() {
         for dependency in *allowed_crates {
             let below = CRATES[index..].iter().any(|(name, _)| name == dependency);
-            assert!(below, "the list lets `{crate_name}` know `{dependency}`, which is not below it");
+            assert!(
+                below,
+                "the list lets `{crate_name}` know `{dependency}`, which is not below it"
+            );
         }
     }
 }
@@ -194,7 +230,8 @@ fn crates_depend_only_on_allowed_crates() {
 #[test]
 fn architecture_page_lists_same_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
-    let quoted = |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
+    let quoted =
+        |text: &str| text.split('`').skip(1).step_by(2).map(str::to_owned).collect::<BTreeSet<_>>();
     for (crate_name, allowed_crates) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
         let row = page
             .lines()
@@ -202,8 +239,11 @@ fn architecture_page_lists_same_dependencies() {
             .unwrap_or_default();
         let listed: BTreeSet<String> =
             quoted(row.split('|').next().unwrap()).into_iter().filter(|r| exists(r)).collect();
-        let allowed_crates =
-            allowed_crates.iter().map(|crate_name| (*crate_name).to_owned()).filter(|r| exists(r)).collect();
+        let allowed_crates = allowed_crates
+            .iter()
+            .map(|crate_name| (*crate_name).to_owned())
+            .filter(|r| exists(r))
+            .collect();
         assert_eq!(
             listed,
             allowed_crates,
@@ -227,13 +267,18 @@ fn files_of_crates_have_no_circular_dependencies() {
     let page = fs::read_to_string(root().join("ARCHITECTURE.md")).unwrap();
     let mut met = BTreeSet::new();
     for (crate_name, _) in CRATES.iter().filter(|(crate_name, _)| exists(crate_name)) {
-        for Cycle { files, uses } in cycles::find_cycles(&root().join("crates").join(crate_name).join("src"))
+        for Cycle { files, uses } in
+            cycles::find_cycles(&root().join("crates").join(crate_name).join("src"))
         {
             let known = KNOWN_CYCLES.iter().position(|(crate_of_cycle, known)| {
-                crate_of_cycle == crate_name && files.iter().all(|file| known.contains(&file.as_str()))
+                crate_of_cycle == crate_name
+                    && files.iter().all(|file| known.contains(&file.as_str()))
             });
             let Some(known) = known else {
-                panic!("`{crate_name}` has a circle among the files {files:?}:\n  {}", uses.join("\n  "))
+                panic!(
+                    "`{crate_name}` has a circle among the files {files:?}:\n  {}",
+                    uses.join("\n  ")
+                )
             };
             met.insert(known);
         }
@@ -244,8 +289,12 @@ fn files_of_crates_have_no_circular_dependencies() {
             "the circle of `{crate_name}` among {files:?} is gone: take it off the list"
         );
         let named = |line: &str| files.iter().all(|file| line.contains(&format!("`{file}`")));
-        let explained =
-            page.lines().any(|line| line.starts_with(&format!("- `{crate_name}`: ")) && named(line));
-        assert!(explained, "ARCHITECTURE.md does not explain the circle of `{crate_name}` among {files:?}");
+        let explained = page
+            .lines()
+            .any(|line| line.starts_with(&format!("- `{crate_name}`: ")) && named(line));
+        assert!(
+            explained,
+            "ARCHITECTURE.md does not explain the circle of `{crate_name}` among {files:?}"
+        );
     }
 }

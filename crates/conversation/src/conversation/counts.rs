@@ -18,12 +18,12 @@ pub struct Counts {
     pub forked: BTreeMap<Reason, u32>,
     /// Prompts with completions that matched only after white space around them was removed.
     pub trimmed: u32,
-    /// Leading system messages that were joined with the first one, because the template accepts only
-    /// one.
+    /// Leading system messages that were joined with the first one, because the template accepts
+    /// only one.
     #[serde(default)]
     pub joined_systems: u32,
-    /// System messages that were rendered in a user's turn or merged into the first one, because the
-    /// template does not render them at their position.
+    /// System messages that were rendered in a user's turn or merged into the first one, because
+    /// the template does not render them at their position.
     #[serde(default)]
     pub moved_systems: u32,
     /// Prompts that continue a completion whose text next to its tool calls is missing, or whose

@@ -14,11 +14,11 @@ use crate::index::{Index, NodeId};
 type KnownDrift = HashMap<NodeId, Option<Drift>>;
 
 impl Conversation {
-    /// Renders complete sequences once more at the end of a conversation, to find drift that was not near
-    /// the newest completion. If there is any, turns are counted exactly, from the first turn whose
-    /// complete prompt drifts. Takes as long as the template needs for a few complete conversations. The
-    /// work for forks is limited to a few times that of the longest sequence; the longest forks are
-    /// checked first.
+    /// Renders complete sequences once more at the end of a conversation, to find drift that was
+    /// not near the newest completion. If there is any, turns are counted exactly, from the first
+    /// turn whose complete prompt drifts. Takes as long as the template needs for a few complete
+    /// conversations. The work for forks is limited to a few times that of the longest sequence;
+    /// the longest forks are checked first.
     pub fn finish(&mut self) -> Vec<levade_tree::Drift> {
         let ends = last_prompts(&self.index);
         let depths = ends.iter().map(|&id| self.index.node(id).depth);
@@ -38,18 +38,21 @@ impl Conversation {
             // Every turn has rendered the complete conversation already.
             return;
         }
-        // The first prompt of a sequence continues no completion, so it is exactly what the template
-        // renders.
+        // The first prompt of a sequence continues no completion, so it is exactly what the
+        // template renders.
         let requested = |id: NodeId| index.node(id).prompt.as_ref();
-        let mut prompts: Vec<NodeId> = index.ancestors(end).filter(|&id| requested(id).is_some()).collect();
+        let mut prompts: Vec<NodeId> =
+            index.ancestors(end).filter(|&id| requested(id).is_some()).collect();
         prompts.reverse();
         if prompts.iter().any(|&id| requested(id).is_some_and(|requested| requested.is_truncated)) {
             return;
         }
-        let seen =
-            prompts.iter().position(|&id| requested(id).is_some_and(|requested| requested.drift.is_some()));
-        let mut drifts =
-            |id: NodeId| known.entry(id).or_insert_with(|| full_drift(index, trajectory, id)).is_some();
+        let seen = prompts
+            .iter()
+            .position(|&id| requested(id).is_some_and(|requested| requested.drift.is_some()));
+        let mut drifts = |id: NodeId| {
+            known.entry(id).or_insert_with(|| full_drift(index, trajectory, id)).is_some()
+        };
         // All prompts from `first` on have drifted. Drift persists, so rendering the last prompt is
         // sufficient.
         let mut first = seen.filter(|&seen| drifts(prompts[seen])).unwrap_or(prompts.len());
@@ -71,8 +74,8 @@ impl Conversation {
     }
 }
 
-/// Returns the last prompts of all sequences, the longest sequences first, and the latest first among
-/// equals.
+/// Returns the last prompts of all sequences, the longest sequences first, and the latest first
+/// among equals.
 fn last_prompts(index: &Index) -> Vec<NodeId> {
     let mut above: BTreeSet<NodeId> = BTreeSet::new();
     let mut ends = Vec::new();
@@ -90,10 +93,10 @@ fn last_prompts(index: &Index) -> Vec<NodeId> {
     ends
 }
 
-/// Returns the number of sequences to check. `depths` has the number of messages of each, in descending
-/// order; `messages` is the number of all messages. The cost of a check is proportional to the length.
-/// The budget is four times the cost of the longest sequence plus the cost of all messages, so that forks
-/// with little in common are all checked.
+/// Returns the number of sequences to check. `depths` has the number of messages of each, in
+/// descending order; `messages` is the number of all messages. The cost of a check is proportional
+/// to the length. The budget is four times the cost of the longest sequence plus the cost of all
+/// messages, so that forks with little in common are all checked.
 fn affordable_count(depths: impl Iterator<Item = usize>, messages: usize) -> usize {
     const BUDGET_FACTOR: usize = 4;
     let mut depths = depths.peekable();
@@ -110,7 +113,8 @@ fn full_drift(index: &Index, trajectory: &Trajectory, node: NodeId) -> Option<Dr
     let root = &index.roots[index.node(node).root];
     let end = index.node(node).prompt.as_ref()?.end?;
     let messages = crate::format::to_messages(&index.messages(node));
-    let drift = Drift::find(root.format.chat(), &trajectory.sequence_tokens(end), &messages, &root.tools);
+    let drift =
+        Drift::find(root.format.chat(), &trajectory.sequence_tokens(end), &messages, &root.tools);
     drift.map(|drift| Drift { prompt: None, ..drift })
 }
 

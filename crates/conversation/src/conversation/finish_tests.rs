@@ -18,8 +18,9 @@ fn drift_turns(drift: &[levade_tree::Drift]) -> Vec<u32> {
 /// A question, and calls with results. The reasoning of the first call is dropped once a question
 /// follows.
 fn calls(rounds: usize) -> (Talk, Vec<Message>) {
-    static FORMAT: LazyLock<Arc<Format>> =
-        LazyLock::new(|| Arc::new(Format::new(Arc::new(thoughtful(true).unwrap()), Options::default())));
+    static FORMAT: LazyLock<Arc<Format>> = LazyLock::new(|| {
+        Arc::new(Format::new(Arc::new(thoughtful(true).unwrap()), Options::default()))
+    });
     let mut talk = Talk::with(Arc::clone(&FORMAT));
     let mut messages = vec![Message::user("1+1?")];
     for round in 0..rounds {
@@ -38,7 +39,8 @@ fn request_completion(talk: &mut Talk, messages: &[Message], question: &str) {
 
 #[test]
 fn checked_work_is_bounded() {
-    let affordable = |depths: &[usize], messages| super::affordable_count(depths.iter().copied(), messages);
+    let affordable =
+        |depths: &[usize], messages| super::affordable_count(depths.iter().copied(), messages);
     assert_eq!(affordable(&[], 0), 0);
     assert_eq!(affordable(&[10], 10), 1);
     // To the message: four times 5, plus 10.
@@ -67,8 +69,8 @@ fn ends_are_last_prompts_longest_first() {
 
 #[test]
 fn finish_checks_longest_of_many_forks() {
-    // A sequence of 19 messages, 12 questions after it, and one elsewhere: 4 * 20 + 33 messages allow
-    // five sequences of 20.
+    // A sequence of 19 messages, 12 questions after it, and one elsewhere: 4 * 20 + 33 messages
+    // allow five sequences of 20.
     let (mut talk, messages) = calls(9);
     for fork in 0..12 {
         request_completion(&mut talk, &messages, &format!("{fork}?"));
@@ -103,7 +105,10 @@ fn finish_finds_first_drifted_turn() {
             assert_eq!(drift_turns(&seen), if late == 1 { want.clone() } else { vec![] });
             let found = talk.conversation.finish();
             assert_eq!(drift_turns(&found), want);
-            assert!(found.iter().all(|drift| drift.recorded.starts_with("<think>\nhm")), "{found:?}");
+            assert!(
+                found.iter().all(|drift| drift.recorded.starts_with("<think>\nhm")),
+                "{found:?}"
+            );
             assert_eq!(talk.conversation.finish(), found);
         }
     }

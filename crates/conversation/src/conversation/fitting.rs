@@ -1,9 +1,9 @@
 //! Fits requests that exceed their model's context, by a context policy.
 //!
-//! A shortened request is matched, rendered and recorded like any other. The store therefore has what the
-//! model saw, and the cut is the reason of the fork. The cut is stored with the messages for which it was
-//! made, and later requests that continue these messages are cut in the same way: they continue the fork
-//! and render only new messages.
+//! A shortened request is matched, rendered and recorded like any other. The store therefore has
+//! what the model saw, and the cut is the reason of the fork. The cut is stored with the messages
+//! for which it was made, and later requests that continue these messages are cut in the same way:
+//! they continue the fork and render only new messages.
 
 use std::borrow::Cow;
 
@@ -32,7 +32,8 @@ pub enum FitResult {
     Fits(Box<PreparedPrompt>),
     /// The messages were shortened; render them again.
     Rerender,
-    /// The messages in this transcript were omitted; call [`ContextFitter::set_summary`] with a summary of it.
+    /// The messages in this transcript were omitted; call [`ContextFitter::set_summary`] with a
+    /// summary of it.
     Summarize(String),
     /// The prompt does not fit, and no message can be shortened or omitted.
     TooLong(Box<PreparedPrompt>),
@@ -52,8 +53,8 @@ fn extend_key(key: Key, message: &Message) -> Key {
 }
 
 impl Conversation {
-    /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes each
-    /// message once.
+    /// Starts to fit a request, with the cut of earlier requests that it continues. Fast: hashes
+    /// each message once.
     pub fn start_fitting<'a>(&self, request: &Request<'a>, budget: Budget) -> ContextFitter<'a> {
         let Request { agent, policy, messages, tools, .. } = *request;
         let party = self.parties.get(&(agent.to_owned(), policy.to_owned()));
@@ -66,7 +67,13 @@ impl Conversation {
                 cut = cuts.get(&key).or(cut);
             }
         }
-        ContextFitter { messages, tools, budget, cut: cut.cloned().unwrap_or_default(), fresh: false }
+        ContextFitter {
+            messages,
+            tools,
+            budget,
+            cut: cut.cloned().unwrap_or_default(),
+            fresh: false,
+        }
     }
 
     /// Stores the cut of a recorded prompt.
@@ -84,7 +91,8 @@ impl<'a> ContextFitter<'a> {
         }
     }
 
-    /// Compares the prompt of these messages with the budget, and cuts the messages if it is too long.
+    /// Compares the prompt of these messages with the budget, and cuts the messages if it is too
+    /// long.
     pub fn judge(&mut self, prepared: PreparedPrompt) -> FitResult {
         let found = prepared.prompt.len();
         if found <= self.budget.max_tokens {
@@ -93,7 +101,8 @@ impl<'a> ContextFitter<'a> {
         if self.budget.overflow == Overflow::Fail {
             return FitResult::TooLong(Box::new(prepared));
         }
-        let Some((omitted, half)) = self.cut.extend(self.messages, self.tools, found, &self.budget) else {
+        let Some((omitted, half)) = self.cut.extend(self.messages, self.tools, found, &self.budget)
+        else {
             return FitResult::TooLong(Box::new(prepared));
         };
         self.fresh = true;
@@ -107,9 +116,11 @@ impl<'a> ContextFitter<'a> {
         FitResult::Rerender
     }
 
-    /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces them.
+    /// Sets the summary that replaces all omitted messages. If `summary` is empty, no text replaces
+    /// them.
     pub fn set_summary(&mut self, summary: &str) {
-        self.cut.summary = Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
+        self.cut.summary =
+            Some(summary.trim()).filter(|summary| !summary.is_empty()).map(str::to_owned);
     }
 
     fn with_origin(&self, mut prepared: PreparedPrompt) -> PreparedPrompt {

@@ -27,10 +27,16 @@ impl BoundedTalk {
             };
         }
         let talk = Talk::with(FORMAT.with(Arc::clone));
-        BoundedTalk { talk, budget: Budget { max_tokens, overflow, keep }, requested: Vec::new(), printed: 0 }
+        BoundedTalk {
+            talk,
+            budget: Budget { max_tokens, overflow, keep },
+            requested: Vec::new(),
+            printed: 0,
+        }
     }
 
-    /// Returns the remaining messages of a request, with their prompt. Returns `None` if it does not fit.
+    /// Returns the remaining messages of a request, with their prompt. Returns `None` if it does
+    /// not fit.
     fn fit(&mut self, messages: &[Message]) -> Option<(Vec<Message>, PreparedPrompt)> {
         let Talk { conversation, format, tools, agent, policy } = &self.talk;
         let request = Request { agent, policy, format, messages, tools };
@@ -53,10 +59,11 @@ impl BoundedTalk {
     }
 }
 
-const POLICIES: [Overflow; 3] = [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarize];
+const POLICIES: [Overflow; 3] =
+    [Overflow::TruncateMiddle, Overflow::DropOldest, Overflow::Summarize];
 
-/// Instructions, a task, and rounds of (number of calls, length of their results, whether a question
-/// follows).
+/// Instructions, a task, and rounds of (number of calls, length of their results, whether a
+/// question follows).
 fn history(rounds: &[(usize, usize, bool)]) -> Vec<Message> {
     let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
     for (round, &(calls, length, has_question)) in rounds.iter().enumerate() {
@@ -152,10 +159,14 @@ fn shortened_conversation_continues_its_recorded_prompt() {
             }
             let prompt = prepared.prompt.clone();
             let completion = bounded.talk.record(prepared, &format!("Reply {turn}."));
-            let sequence = bounded.talk.conversation.trajectory().sequence_tokens(completion.segment);
+            let sequence =
+                bounded.talk.conversation.trajectory().sequence_tokens(completion.segment);
             assert!(sequence.starts_with(&prompt), "what the model saw is what is recorded");
             assert!(bounded.talk.text(&sequence).contains(kept.last().unwrap().content.as_str()));
-            messages.extend([completion.message(), Message::user(format!("{turn}: {}", "x y ".repeat(8)))]);
+            messages.extend([
+                completion.message(),
+                Message::user(format!("{turn}: {}", "x y ".repeat(8))),
+            ]);
         }
         // Every cut makes space for several turns.
         assert!(cuts >= 3 && cuts * 3 <= turns, "{overflow:?}: {cuts}");
@@ -175,7 +186,10 @@ fn summary_covers_all_omitted_turns() {
     let (kept, prepared) = bounded.fit(&messages).unwrap();
     assert!(kept[1].content.ends_with("left out:\nIt was said."), "{}", kept[1].content.as_str());
     let first = bounded.requested.concat();
-    assert!(first.contains("assistant: Reply 0.\ncalls look({\"a\":1})\n\ntool: x y x y"), "{first}");
+    assert!(
+        first.contains("assistant: Reply 0.\ncalls look({\"a\":1})\n\ntool: x y x y"),
+        "{first}"
+    );
     assert!(!first.contains("Reply 3"), "{first}");
     let completion = bounded.talk.record(prepared, "Reply 4.");
     messages.extend([completion.message(), Message::user("x y ".repeat(95))]);
@@ -195,5 +209,8 @@ fn unshortenable_prompt_is_too_long() {
     let short = history(&[(1, 10, false)]);
     assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&short).is_some());
     assert!(BoundedTalk::new(Overflow::Fail, 400, 1).fit(&messages).is_none());
-    assert_eq!(Reason::ContextDropped.description(), "the oldest turns were dropped to fit the context");
+    assert_eq!(
+        Reason::ContextDropped.description(),
+        "the oldest turns were dropped to fit the context"
+    );
 }

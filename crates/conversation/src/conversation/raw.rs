@@ -9,12 +9,13 @@ use crate::tokens::{Owner, Position};
 
 impl Conversation {
     /// Records a prompt of token ids, and the completion that was sampled for it. A prefix that is
-    /// recorded already, sampled tokens included, is not recorded again: the prompt continues the longest
-    /// matching sequence of this agent and policy, or forks at the first different token. Work grows with
-    /// the length of the prompt and the number of segments.
+    /// recorded already, sampled tokens included, is not recorded again: the prompt continues the
+    /// longest matching sequence of this agent and policy, or forks at the first different token.
+    /// Work grows with the length of the prompt and the number of segments.
     ///
     /// # Errors
-    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions differ.
+    /// Returns an error if the completion's numbers of tokens, log-probabilities and versions
+    /// differ.
     pub fn record_ids(
         &mut self,
         (agent, policy): (&str, &str),
@@ -29,23 +30,30 @@ impl Conversation {
         let (position, at) = self.longest_recorded_prefix(owner, prompt);
         let turn = self.turns;
         self.turns += 1;
-        let end = self.context_tokens.add(&mut self.trajectory, owner, position, &prompt[at..], turn)?;
+        let end =
+            self.context_tokens.add(&mut self.trajectory, owner, position, &prompt[at..], turn)?;
         let mut segment = completion.into_segment(end, params, turn);
         (segment.agent, segment.policy) = (agent.to_owned(), policy.to_owned());
         self.trajectory.push(segment)
     }
 
-    /// Returns the end of the longest recorded sequence that `prompt` starts with, and its length in
-    /// tokens.
-    fn longest_recorded_prefix(&self, owner: Owner<'_>, prompt: &[u32]) -> (Option<Position>, usize) {
+    /// Returns the end of the longest recorded sequence that `prompt` starts with, and its length
+    /// in tokens.
+    fn longest_recorded_prefix(
+        &self,
+        owner: Owner<'_>,
+        prompt: &[u32],
+    ) -> (Option<Position>, usize) {
         let segments = self.trajectory.segments();
-        // For each segment that the prompt reaches: the number of tokens above it, and the number of its
-        // own tokens that the prompt repeats.
+        // For each segment that the prompt reaches: the number of tokens above it, and the number
+        // of its own tokens that the prompt repeats.
         let mut repeated: Vec<Option<(usize, usize)>> = Vec::with_capacity(segments.len());
         let (mut best, mut length) = (None, 0);
         for segment in segments {
             let above = match segment.parent {
-                None => (segment.agent == owner.agent && segment.policy == owner.policy).then_some(0),
+                None => {
+                    (segment.agent == owner.agent && segment.policy == owner.policy).then_some(0)
+                }
                 Some(parent) => repeated[parent.0 as usize].and_then(|(above, same)| {
                     let full_length = segments[parent.0 as usize].tokens.len();
                     let after = segment.after.map_or(full_length, |after| after as usize);
@@ -122,7 +130,8 @@ mod tests {
         let mut conversation = Conversation::new();
         record(&mut conversation, &[1, 2], &[3]);
         let params = SamplingParams::default();
-        let other = conversation.record_ids(("b", "p"), &[1, 2], completion(&[3]), &params).unwrap();
+        let other =
+            conversation.record_ids(("b", "p"), &[1, 2], completion(&[3]), &params).unwrap();
         let sequence = conversation.trajectory().sequence(other);
         assert!(sequence.iter().all(|part| part.segment.agent == "b"));
     }

@@ -1,5 +1,5 @@
-//! Tests of system messages that a template does not render at their position, and of past calls with
-//! unreadable arguments.
+//! Tests of system messages that a template does not render at their position, and of past calls
+//! with unreadable arguments.
 
 use levade_text::testing::{FIRST_SYSTEM_ONLY, STRICT_TURNS, tiny_chat};
 use levade_text::{ChatOptions, LateSystem, Role};
@@ -14,8 +14,8 @@ fn developer_message(content: &str) -> Message {
     Message { role: Role::Developer, ..Message::system(content) }
 }
 
-/// Records completions of a conversation that grows by these messages after each completion. Every prompt
-/// but the first must continue the recorded one.
+/// Records completions of a conversation that grows by these messages after each completion. Every
+/// prompt but the first must continue the recorded one.
 fn assert_continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>]) {
     let mut messages = first.to_vec();
     let (prepared, mut completion) = talk.prepare_and_record(&messages, "r");
@@ -38,11 +38,18 @@ fn shifted_system_messages_continue() {
     for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, "chatml"] {
         for history in [History::Append, History::Template] {
             let talk = || {
-                Talk::new(chat(template, ChatOptions::default()), Options { history, ..Options::default() })
+                Talk::new(
+                    chat(template, ChatOptions::default()),
+                    Options { history, ..Options::default() },
+                )
             };
             // Instructions and a developer message before each request.
             let mut codex = talk();
-            assert_continues(&mut codex, &[s("i"), developer_message("d"), q()], &[vec![q()], vec![q()]]);
+            assert_continues(
+                &mut codex,
+                &[s("i"), developer_message("d"), q()],
+                &[vec![q()], vec![q()]],
+            );
             // System messages in between, including the last message.
             let mut claude = talk();
             assert_continues(
@@ -51,7 +58,11 @@ fn shifted_system_messages_continue() {
                 &[vec![s("a"), q()], vec![q(), developer_message("b")], vec![q()]],
             );
             let mut bare = talk();
-            assert_continues(&mut bare, &[q(), s("late")], &[vec![s("a")], vec![s("b"), s("c"), q()]]);
+            assert_continues(
+                &mut bare,
+                &[q(), s("late")],
+                &[vec![s("a")], vec![s("b"), s("c"), q()]],
+            );
             let counts = [codex, claude, bare].map(|talk| {
                 let counts = talk.conversation.counts();
                 (counts.joined_systems, counts.moved_systems)

@@ -27,7 +27,9 @@ pub(crate) fn probe_abridging(format: &Format) -> bool {
                 for ends_with_result in [false, true] {
                     let past = past_messages(with_system, rounds, ends_with_result);
                     // No completion follows a past that the template rejects.
-                    let Ok(prompt) = format.chat().prompt(&to_messages(&past), tools) else { continue };
+                    let Ok(prompt) = format.chat().prompt(&to_messages(&past), tools) else {
+                        continue;
+                    };
                     if !is_equivalent(format, &past, &prompt, tools) {
                         return false;
                     }
@@ -39,7 +41,12 @@ pub(crate) fn probe_abridging(format: &Format) -> bool {
 }
 
 /// Returns whether the abridged past can replace `past_messages`, whose prompt is `prompt`.
-fn is_equivalent(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: &[ToolSpec]) -> bool {
+fn is_equivalent(
+    format: &Format,
+    past: &[Arc<Message>],
+    prompt: &[u32],
+    tools: &[ToolSpec],
+) -> bool {
     let chat = format.chat();
     let (short, stand_in) = abridge(past, tools);
     let news = [
@@ -53,11 +60,12 @@ fn is_equivalent(format: &Format, past: &[Arc<Message>], prompt: &[u32], tools: 
     for (at, new) in news.iter().enumerate() {
         let completion = (&chat.stop_ids()[..1], "");
         let long = format.tokens_after(&to_messages(past), completion, new, tools, usize::MAX);
-        let following = match (long, format.tokens_after(&short, completion, new, stand_in, usize::MAX)) {
-            (Ok(long), Ok(short)) if long == short => long,
-            (Err(_), Err(_)) => continue,
-            _ => return false,
-        };
+        let following =
+            match (long, format.tokens_after(&short, completion, new, stand_in, usize::MAX)) {
+                (Ok(long), Ok(short)) if long == short => long,
+                (Err(_), Err(_)) => continue,
+                _ => return false,
+            };
         // Rendering of completions before a question or a result.
         if at > 1 {
             continue;

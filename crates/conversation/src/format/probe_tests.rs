@@ -15,7 +15,10 @@ fn unused_format_is_not_probed() {
     let format = Format::without_probe(Arc::new(tiny_chat().unwrap()), Options::default());
     assert_eq!(format.abridges.get(), None);
     assert!(format.can_abridge());
-    assert_eq!(Format::new(Arc::clone(format.chat()), Options::default()).abridges.get(), Some(&true));
+    assert_eq!(
+        Format::new(Arc::clone(format.chat()), Options::default()).abridges.get(),
+        Some(&true)
+    );
 }
 
 #[test]
@@ -34,11 +37,14 @@ fn probe_detects_context_dependent_templates() {
     assert!(!abridges(plain(NUMBERED)));
     assert!(!abridges(plain(ROUNDS)));
     // A template that counts calls, and one that names its tools after each result.
-    let loops = "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
-    let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+    let loops =
+        "{% for m in messages %}{{ '<|im_start|>' + m.role + '\n' + m.content + '<|im_end|>' }}";
+    let ends =
+        "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{ends}"))));
     // A template that rejects instructions anywhere but at the start.
-    let rejects = "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
+    let rejects =
+        "{% if m.role == 'system' and not loop.first %}{{ raise_exception('late') }}{% endif %}";
     assert!(abridges(plain(&format!("{loops}{rejects}{ends}"))));
     let counts = "{% if m.role == 'tool' %}{{ messages | selectattr('role', 'equalto', 'tool') | list | length }}{% endif %}";
     assert!(!abridges(plain(&format!("{loops}{counts}{ends}"))));
@@ -56,11 +62,13 @@ fn probe_compares_after_questions_and_results() {
     // certain role.
     let drops_before = |role: &str| {
         let requested = "messages | selectattr('role', 'equalto', 'user') | list | length";
-        let drops = format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
+        let drops =
+            format!("messages[-1].role == '{role}' and m.role == 'assistant' and {requested} > 3");
         let loops = format!(
             "{{% for m in messages %}}{{{{ '<|im_start|>' + m.role + '\n' + ('' if {drops} else m.content) + '<|im_end|>' }}}}"
         );
-        let ends = "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
+        let ends =
+            "{% endfor %}{% if add_generation_prompt %}{{ '<|im_start|>assistant\n' }}{% endif %}";
         chat(&format!("{loops}{ends}"), ChatOptions::default())
     };
     assert!(abridges(drops_before("nobody")));

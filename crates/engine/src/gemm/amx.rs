@@ -3,13 +3,14 @@
 //!
 //! **Order of operations** ([`Order::Tiled`](crate::precision::Order)). k is divided into steps of
 //! [`STEP`] words, 32 bf16. In every step, the even and the odd values of k are one chain of fused
-//! multiply-adds each, from 0. The two are added, and their sum is added to the sum of the steps before
-//! (Intel's manual for TDPBF16PS; the test of matmul checks the processor). Zeros past the end of k
-//! change nothing. A run uses this order for every matmul in bf16 or for none, so batch invariance
-//! holds; but a run in bf16 has other bits with AMX than without.
+//! multiply-adds each, from 0. The two are added, and their sum is added to the sum of the steps
+//! before (Intel's manual for TDPBF16PS; the test of matmul checks the processor). Zeros past the
+//! end of k change nothing. A run uses this order for every matmul in bf16 or for none, so batch
+//! invariance holds; but a run in bf16 has other bits with AMX than without.
 //!
-//! The rhs is in the panels that all kernels read. The lhs is packed in rows: `[words / 16][rows][16]`,
-//! with rows padded to 16 or 32 by arbitrary values, because their results are not used.
+//! The rhs is in the panels that all kernels read. The lhs is packed in rows: `[words /
+//! 16][rows][16]`, with rows padded to 16 or 32 by arbitrary values, because their results are not
+//! used.
 
 use std::arch::asm;
 use std::arch::x86_64::*;
@@ -20,16 +21,17 @@ use super::micro_kernel::MicroKernelArgs;
 use super::shape::{Chain, HALF, MAX_ROWS, NR, Rows, STEP};
 use crate::precision::pack_words;
 
-/// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which panels
-/// bypass: 36 KiB.
+/// Number of words of k for which a tile of A stays in the first-level cache of 48 KiB, which
+/// panels bypass: 36 KiB.
 const L1_WORDS: usize = 288;
-/// Number of words of k for which a tile of A stays in that cache if panels come from memory and are
-/// prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
+/// Number of words of k for which a tile of A stays in that cache if panels come from memory and
+/// are prefetched into the cache first: 18 KiB, in addition to an equal part of a panel.
 const L1_WORDS_WITH_PANEL: usize = 144;
 /// Minimum number of panels for which storing partial sums pays.
 const MIN_PANELS: usize = 4;
 
-const _: () = assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
+const _: () =
+    assert!(MAX_ROWS == 2 * HALF && NR == 2 * STEP, "a tile is two matrix registers high and wide");
 
 /// Operand of LDTILECFG: for each register, bytes of a row and rows.
 #[repr(C, align(64))]
@@ -41,8 +43,8 @@ struct Configuration {
     rows: [u8; 16],
 }
 
-/// Configures eight full registers, once per thread: it takes as long as a small tile, and nothing else
-/// in this program uses them.
+/// Configures eight full registers, once per thread: it takes as long as a small tile, and nothing
+/// else in this program uses them.
 #[inline(always)]
 fn configure() {
     thread_local! {
@@ -52,10 +54,13 @@ fn configure() {
         let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
-        let configuration = Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
-        // SAFETY: AMX is available, or this instruction set would not be selected; the configuration is
-        // valid.
-        unsafe { asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly)) };
+        let configuration =
+            Configuration { palette: 1, start_row: 0, reserved: [0; 14], row_bytes, rows };
+        // SAFETY: AMX is available, or this instruction set would not be selected; the
+        // configuration is valid.
+        unsafe {
+            asm!("ldtilecfg [{}]", in(reg) &raw const configuration, options(nostack, readonly))
+        };
         DONE.set(true);
     }
 }
@@ -81,7 +86,8 @@ enum Source {
     Fetched { c: Option<*mut f32>, c_stride: usize },
 }
 
-/// Scratch of a thread: the runs of a matmul, the last step if k ends within it, and the sums of tiles.
+/// Scratch of a thread: the runs of a matmul, the last step if k ends within it, and the sums of
+/// tiles.
 struct Scratch {
     runs: Vec<Run>,
     last: Lines<STEP>,
@@ -99,8 +105,8 @@ thread_local! {
     };
 }
 
-/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_lhs`]. All blocks of
-/// `b` except the last must hold full steps.
+/// Multiplies a tile like [`tile`](super::tile::tile), with `a` packed by [`pack_lhs`]. All blocks
+/// of `b` except the last must hold full steps.
 ///
 /// # Safety
 /// As there; AMX must be available.
@@ -146,11 +152,17 @@ pub unsafe fn tile(
 /// # Safety
 /// As there; AMX must be available.
 #[target_feature(enable = "avx512f")]
-pub unsafe fn micro_kernel(args: MicroKernelArgs, a: *const f32, c: *mut f32, c_stride: usize, add: bool) {
+pub unsafe fn micro_kernel(
+    args: MicroKernelArgs,
+    a: *const f32,
+    c: *mut f32,
+    c_stride: usize,
+    add: bool,
+) {
     configure();
     // Processes a part of k for all panels, then the next part, so that the part of A stays in the
-    // first-level cache. This pays if there are several panels and several tiles share them. The first
-    // of these tiles finds the panels in memory, the other tiles in the second-level cache.
+    // first-level cache. This pays if there are several panels and several tiles share them. The
+    // first of these tiles finds the panels in memory, the other tiles in the second-level cache.
     let fetched = args.next.is_some();
     let parts = match args.shared && args.count() >= MIN_PANELS {
         true => args.words.div_ceil(if fetched { L1_WORDS } else { L1_WORDS_WITH_PANEL }),
@@ -172,14 +184,19 @@ pub unsafe fn micro_kernel(args: MicroKernelArgs, a: *const f32, c: *mut f32, c_
                 let done = at + depth == args.words;
                 let source = match fetched {
                     true => {
-                        let c = (done && !args.non_temporal).then(|| args.continue_at(panel, c, c_stride));
+                        let c = (done && !args.non_temporal)
+                            .then(|| args.continue_at(panel, c, c_stride));
                         Source::Fetched { c, c_stride }
                     }
                     false => Source::Memory,
                 };
                 // SAFETY: the caller guarantees the extents.
                 unsafe {
-                    list_runs(Rows { blocks: &start, block: depth, depth, stride: NR, ahead }, runs, last);
+                    list_runs(
+                        Rows { blocks: &start, block: depth, depth, stride: NR, ahead },
+                        runs,
+                        last,
+                    );
                     multiply(
                         args.rows,
                         a.wrapping_add(at * a_step),
@@ -240,9 +257,9 @@ unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     }
 }
 
-/// Computes `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, with rows `stride`
-/// values apart. With `resume`, the chain continues from the old value of `sums`. `ahead` is prefetched
-/// into the second-level cache.
+/// Computes `sums[i][j] = Σ_k A[i][k] B[k][j]` for all 16 or 32 rows and NR columns, with rows
+/// `stride` values apart. With `resume`, the chain continues from the old value of `sums`. `ahead`
+/// is prefetched into the second-level cache.
 ///
 /// # Safety
 /// `a` must cover as many steps as the runs have, and `sums` all rows.
@@ -260,8 +277,8 @@ unsafe fn multiply(
         Source::Fetched { c: Some(c), c_stride } => (c, c_stride),
         _ => (sums, 0),
     };
-    /// Sums are in registers 0 to 3, the lhs in 4 and 5, the rhs in 6 and 7. The last arguments are the
-    /// number of bytes by which a step advances the lhs, and what a step prefetches.
+    /// Sums are in registers 0 to 3, the lhs in 4 and 5, the rhs in 6 and 7. The last arguments are
+    /// the number of bytes by which a step advances the lhs, and what a step prefetches.
     macro_rules! multiply {
         (
             [$($zero:expr),*] [$($load:expr),*] [$($step:expr),*] [$($store:expr),*] $advance:literal [$($fetch:expr),*]
@@ -316,7 +333,8 @@ unsafe fn multiply(
             )
         };
     }
-    /// With 32 rows. The arguments are how the rhs and the sums are loaded, and what a step prefetches.
+    /// With 32 rows. The arguments are how the rhs and the sums are loaded, and what a step
+    /// prefetches.
     macro_rules! tall {
         ($load:literal [$($fetch:expr),*]) => {
             multiply!(
@@ -397,8 +415,8 @@ unsafe fn multiply(
             _ if rows <= HALF => low!([]),
             Source::Blocks => tall!("tileloadd"[afar!()]),
             Source::Memory => tall!("tileloadd"[coming!()]),
-            // Loads that leave the first-level cache to A. Two rows of C per step: they are rarely in
-            // the cache, and a matmul waits for them even to overwrite them.
+            // Loads that leave the first-level cache to A. Two rows of C per step: they are rarely
+            // in the cache, and a matmul waits for them even to overwrite them.
             Source::Fetched { .. } => tall!("tileloaddt1" [
                 "prefetcht1 [{c}]",
                 "prefetcht1 [{c} + 64]",
@@ -412,8 +430,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes the wanted sums to C or adds them. With `past`, full lines that are overwritten are written
-/// past the caches.
+/// Writes the wanted sums to C or adds them. With `past`, full lines that are overwritten are
+/// written past the caches.
 ///
 /// # Safety
 /// C must have these rows and columns.
@@ -432,7 +450,8 @@ unsafe fn store_sums(
         && columns == NR
         && (c as usize).is_multiple_of(64)
         && c_stride.is_multiple_of(16);
-    let masks = [columns, columns.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
+    let masks =
+        [columns, columns.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
     for i in 0..rows {
         // SAFETY: row i of the sums and of C; masked-off lanes are not accessed.
         unsafe {
@@ -475,11 +494,12 @@ pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize,
     for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
         let k = 2 * STEP * step;
         let remaining = (depth - k).min(2 * STEP);
-        // SAFETY: `part` checked that all rows and columns exist; masked-off lanes are not accessed.
+        // SAFETY: `part` checked that all rows and columns exist; masked-off lanes are not
+        // accessed.
         unsafe {
             if k_stride == 1 {
-                let masks =
-                    [remaining, remaining.saturating_sub(16)].map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
+                let masks = [remaining, remaining.saturating_sub(16)]
+                    .map(|n| ((1u32 << n.min(16)) - 1) as __mmask16);
                 for r in 0..rows {
                     let from = data.as_ptr().add(r * row_stride + k);
                     let low = _mm512_maskz_loadu_ps(masks[0], from);
@@ -499,13 +519,19 @@ pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize,
     }
 }
 
-/// Packs one register of an lhs whose columns are contiguous: value k of row i is `from[k * stride +
-/// i]`, for i below `rows` and k below `depth`.
+/// Packs one register of an lhs whose columns are contiguous: value k of row i is `from[k * stride
+/// + i]`, for i below `rows` and k below `depth`.
 ///
 /// # Safety
 /// `from` must cover these values, and `to` a register.
 #[target_feature(enable = "avx512f,avx512bw,avx512bf16")]
-unsafe fn transpose_register(from: *const f32, stride: usize, rows: usize, depth: usize, to: *mut f32) {
+unsafe fn transpose_register(
+    from: *const f32,
+    stride: usize,
+    rows: usize,
+    depth: usize,
+    to: *mut f32,
+) {
     let mask = ((1u32 << rows) - 1) as __mmask16;
     let zero = _mm512_setzero_si512();
     // SAFETY: the caller guarantees the extents; rows past the depth are not read.
@@ -535,8 +561,10 @@ unsafe fn transpose_register(from: *const f32, stride: usize, rows: usize, depth
         // Quarter q of `fours[4 g + i]` holds words 4 g … 4 g + 3 of row 4 q + i.
         for i in 0..4 {
             let [a, b, c, d] = [fours[i], fours[4 + i], fours[8 + i], fours[12 + i]];
-            let (ab_even, ab_odd) = (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-            let (cd_even, cd_odd) = (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+            let (ab_even, ab_odd) =
+                (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
+            let (cd_even, cd_odd) =
+                (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
             for (q, row) in [
                 (0, _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even)),
                 (2, _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even)),

@@ -17,7 +17,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the number of rows that `rows` rows of a tile take in a packed lhs, including padding.
+    /// Returns the number of rows that `rows` rows of a tile take in a packed lhs, including
+    /// padding.
     pub const fn lhs_rows(self, rows: usize) -> usize {
         match self.order() {
             Order::Chained => rows,
@@ -25,7 +26,8 @@ impl Kernel {
         }
     }
 
-    /// Returns the number of words of a packed lhs with `rows` rows (at most a tile's) and `k` steps.
+    /// Returns the number of words of a packed lhs with `rows` rows (at most a tile's) and `k`
+    /// steps.
     pub const fn lhs_words(self, rows: usize, k: usize) -> usize {
         self.lhs_rows(rows) * self.lhs_depth(self.words(k))
     }
@@ -38,9 +40,9 @@ impl Kernel {
         }
     }
 
-    /// Returns the number of words into which packing splits a word of the lhs: one for each link of
-    /// its chain, the first link first. It is 2 in bf16 if no instruction multiplies bf16, because
-    /// otherwise a tile would repeat the split for every panel.
+    /// Returns the number of words into which packing splits a word of the lhs: one for each link
+    /// of its chain, the first link first. It is 2 in bf16 if no instruction multiplies bf16,
+    /// because otherwise a tile would repeat the split for every panel.
     pub const fn links(self) -> usize {
         match (self.precision, self.isa) {
             (Precision::F32, _) | (_, Isa::Amx | Isa::Avx512Bf16) => 1,
@@ -48,9 +50,9 @@ impl Kernel {
         }
     }
 
-    /// Returns whether a tile reads the rows of `a` in place. In f32 they need no rounding, and reading
-    /// twelve rows side by side costs less than packing them. Processors with AMX read one stream
-    /// faster than twelve, which outweighs packing if there are many rows.
+    /// Returns whether a tile reads the rows of `a` in place. In f32 they need no rounding, and
+    /// reading twelve rows side by side costs less than packing them. Processors with AMX read one
+    /// stream faster than twelve, which outweighs packing if there are many rows.
     pub fn reads_rows(self, a: Matrix<'_>) -> bool {
         let packs = self.isa == Isa::Amx && a.rows >= MANY_ROWS;
         self.precision == Precision::F32 && a.has_rows() && !packs
@@ -61,8 +63,8 @@ impl Kernel {
 #[derive(Debug, Clone, Copy)]
 pub enum Lhs {
     /// Word after word: word k of row i is at `start[k * stride + i]`. If words are [split into
-    /// links](Kernel::links), the second link is `stride / 2` after the first. With AMX, the layout is
-    /// that of `amx::pack_left`.
+    /// links](Kernel::links), the second link is `stride / 2` after the first. With AMX, the layout
+    /// is that of `amx::pack_left`.
     Steps {
         /// First word.
         start: *const f32,
@@ -93,7 +95,9 @@ impl Lhs {
     /// instruction.
     pub fn skip_words(self, word: usize) -> Self {
         match self {
-            Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(word * stride), stride },
+            Lhs::Steps { start, stride } => {
+                Lhs::Steps { start: start.wrapping_add(word * stride), stride }
+            }
             Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(word), stride },
         }
     }
@@ -102,13 +106,23 @@ impl Lhs {
     pub fn skip_rows(self, row: usize) -> Self {
         match self {
             Lhs::Steps { start, stride } => Lhs::Steps { start: start.wrapping_add(row), stride },
-            Lhs::Rows { start, stride } => Lhs::Rows { start: start.wrapping_add(row * stride), stride },
+            Lhs::Rows { start, stride } => {
+                Lhs::Rows { start: start.wrapping_add(row * stride), stride }
+            }
         }
     }
 
-    /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the first
-    /// `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words deep.
-    pub fn part_of_next(self, rows: usize, depth: usize, words: usize, i: usize, parts: usize) -> *const f32 {
+    /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the
+    /// first `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words
+    /// deep.
+    pub fn part_of_next(
+        self,
+        rows: usize,
+        depth: usize,
+        words: usize,
+        i: usize,
+        parts: usize,
+    ) -> *const f32 {
         match self {
             Lhs::Steps { start, .. } => start.wrapping_add(rows * (depth + words * i / parts)),
             Lhs::Rows { start, stride } => start.wrapping_add((rows + rows * i / parts) * stride),
@@ -116,8 +130,8 @@ impl Lhs {
     }
 }
 
-/// Iterator over the steps of an lhs, with one pointer for every four rows: so few registers hold the
-/// positions of twelve rows.
+/// Iterator over the steps of an lhs, with one pointer for every four rows: so few registers hold
+/// the positions of twelve rows.
 #[derive(Clone, Copy)]
 pub(super) struct Walk<const IN_ROWS: bool> {
     starts: [*const f32; VECTOR_ROWS / 4],

@@ -58,8 +58,8 @@ impl<'a> Matrix<'a> {
         self.col_stride == 1
     }
 
-    /// Returns the values from the first of `rows` and `columns` on, with the distances between rows
-    /// and between columns.
+    /// Returns the values from the first of `rows` and `columns` on, with the distances between
+    /// rows and between columns.
     ///
     /// # Panics
     /// Panics if the matrix ends before `rows` or `columns` do.

@@ -1,12 +1,12 @@
-//! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that multiplies
-//! it.
+//! A strip of a matmul: one tile of A and neighboring panels of B. `tile` has the code that
+//! multiplies it.
 
 use super::lhs::Lhs;
 use super::shape::{LINE, NR, PrefetchTarget};
 
-/// Number of parts in which a group of panels is prefetched. Each part except the first is fetched by
-/// one of the last tiles that process the group before. Parts overlap, because what was fetched first
-/// has been evicted by then.
+/// Number of parts in which a group of panels is prefetched. Each part except the first is fetched
+/// by one of the last tiles that process the group before. Parts overlap, because what was fetched
+/// first has been evicted by then.
 pub const PREFETCH_PARTS: usize = 16;
 
 /// Operands of a strip.
@@ -26,10 +26,11 @@ pub struct MicroKernelArgs {
     pub columns: usize,
     /// Whether other tiles process the same panels.
     pub shared: bool,
-    /// Whether C should be written past the caches, if this kernel can. [`MicroKernelArgs::settle`] must follow.
+    /// Whether C should be written past the caches, if this kernel can. [`MicroKernelArgs::settle`]
+    /// must follow.
     pub non_temporal: bool,
-    /// The next tile, if it is read next instead of another panel: rows of a tile and words of a packed
-    /// row.
+    /// The next tile, if it is read next instead of another panel: rows of a tile and words of a
+    /// packed row.
     pub next: Option<(usize, usize)>,
     /// Index of the part of the following panels that is prefetched into the second-level cache, if
     /// any.
@@ -52,8 +53,8 @@ impl MicroKernelArgs {
         self.panels.wrapping_add(panel * self.distance + word * NR)
     }
 
-    /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the tile
-    /// below.
+    /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the
+    /// tile below.
     pub fn continue_at(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
         match panel + 1 < self.count() {
             true => c.wrapping_add((panel + 1) * NR),
@@ -61,19 +62,22 @@ impl MicroKernelArgs {
         }
     }
 
-    /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next panel,
-    /// or a part of the next tile; then a part of the following panels.
+    /// Returns the memory to prefetch during `words` words from `word` on of a panel: the next
+    /// panel, or a part of the next tile; then a part of the following panels.
     pub fn ahead(&self, panel: usize, word: usize, words: usize) -> PrefetchTarget {
         let (near, pace) = match self.next {
             None => (self.panel(panel + 1, word), LINE),
             // A quarter of the lines is enough: a tile has fewer words than a panel.
-            Some((rows, depth)) => {
-                (self.lhs.skip_words(word).part_of_next(rows, depth, words, panel, self.count()), LINE / 4)
-            }
+            Some((rows, depth)) => (
+                self.lhs.skip_words(word).part_of_next(rows, depth, words, panel, self.count()),
+                LINE / 4,
+            ),
         };
         let far = match self.prefetch_part {
             None => self.panel(panel, word),
-            Some(part) => self.panel(self.count() + panel, (part * self.words + word) / PREFETCH_PARTS),
+            Some(part) => {
+                self.panel(self.count() + panel, (part * self.words + word) / PREFETCH_PARTS)
+            }
         };
         PrefetchTarget { near, pace, far }
     }

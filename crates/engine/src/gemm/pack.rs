@@ -11,13 +11,20 @@ use crate::buffer::{Buffer, SharedSlice};
 use crate::precision::{Kernel, Precision, halves, pair, round_to_bf16, with_later};
 use crate::simd::simd;
 
-/// Number of steps of k for which neighboring tiles or panels are packed one after the other, if they
-/// are adjacent in memory: a multiple of the steps to which any lhs is padded.
+/// Number of steps of k for which neighboring tiles or panels are packed one after the other, if
+/// they are adjacent in memory: a multiple of the steps to which any lhs is padded.
 pub const PACK_K: usize = 32;
 
-/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`, with
-/// zeros past the last column. `k0` must start a word.
-pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column: usize, out: &mut [f32]) {
+/// Packs columns `column ..` of rows `k0 .. k0 + depth` of `b` into `out`, `[words of depth][NR]`,
+/// with zeros past the last column. `k0` must start a word.
+pub fn pack_panel(
+    kernel: Kernel,
+    b: Matrix<'_>,
+    k0: usize,
+    depth: usize,
+    column: usize,
+    out: &mut [f32],
+) {
     let columns = NR.min(b.cols - column);
     if columns < NR {
         out.fill(0.0);
@@ -30,8 +37,8 @@ pub fn pack_panel(kernel: Kernel, b: Matrix<'_>, k0: usize, depth: usize, column
     }
 }
 
-/// Packs neighboring panels of the rows `steps` of `b`: panel i to slot i of `to`, in slots of `[words
-/// of steps][NR]`.
+/// Packs neighboring panels of the rows `steps` of `b`: panel i to slot i of `to`, in slots of
+/// `[words of steps][NR]`.
 ///
 /// # Safety
 /// No other thread may use these slots at the same time.
@@ -55,8 +62,8 @@ pub unsafe fn pack_panels(
 }
 
 impl Lhs {
-    /// Creates an lhs of `rows`, at most a tile's, and the columns `steps` of `a`: in place if a tile
-    /// can read them there, and otherwise packed into `scratch`. `steps` must start a word.
+    /// Creates an lhs of `rows`, at most a tile's, and the columns `steps` of `a`: in place if a
+    /// tile can read them there, and otherwise packed into `scratch`. `steps` must start a word.
     ///
     /// # Panics
     /// Panics if `a` does not have these rows and columns.
@@ -103,7 +110,8 @@ pub fn pack_tile(
         return unsafe { amx::pack_lhs(a, row, rows, k0, depth, out) };
     }
     let data = &a.data[row * a.row_stride + k0 * a.col_stride..];
-    let unsplit = if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
+    let unsplit =
+        if kernel.links() > 1 { Kernel { precision: Precision::F32, ..kernel } } else { kernel };
     if a.col_stride == 1 {
         pack_columns(unsplit, data, a.row_stride, rows, depth, rows, out);
     } else {
@@ -135,7 +143,8 @@ simd! {
     }
 }
 
-/// Packs words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of `data[k
+/// Packs words from a matrix whose rows run along k: `out[w * out_stride + i]` holds step k of
+/// `data[k
 /// * stride + i]`, for i below `width` and k below `depth`.
 pub fn pack_rows(
     kernel: Kernel,
@@ -179,8 +188,8 @@ pub fn pack_columns(
     }
 }
 
-/// Unpacks the output of [`pack_rows`] to f32: rows of `stride` values, in `scratch` unless the words
-/// are f32 already.
+/// Unpacks the output of [`pack_rows`] to f32: rows of `stride` values, in `scratch` unless the
+/// words are f32 already.
 pub fn unpack_rows<'a>(
     kernel: Kernel,
     words: &'a [f32],
@@ -208,9 +217,9 @@ simd! {
     }
 }
 
-/// Writes step `k` of an rhs in words, `[words][stride]`. Steps must be written in order: an earlier
-/// step clears the later half of its word, so that the step not written yet is zero instead of a
-/// remainder of another operand.
+/// Writes step `k` of an rhs in words, `[words][stride]`. Steps must be written in order: an
+/// earlier step clears the later half of its word, so that the step not written yet is zero instead
+/// of a remainder of another operand.
 pub fn put_step(kernel: Kernel, k: usize, from: &[f32], stride: usize, out: &mut [f32]) {
     let word = k / kernel.per_word();
     let to = &mut out[word * stride..][..from.len()];
@@ -362,8 +371,8 @@ mod bf16 {
         }
         assert!((depth - 1) * stride + width <= data.len());
         assert!((depth.div_ceil(2) - 1) * out_stride + width <= out.len());
-        // SAFETY: all rows are within the lengths asserted above; masked-off lanes are not accessed,
-        // and a prefetch accesses nothing.
+        // SAFETY: all rows are within the lengths asserted above; masked-off lanes are not
+        // accessed, and a prefetch accesses nothing.
         unsafe {
             for w in 0..depth.div_ceil(2) {
                 for column in (0..width).step_by(16) {
@@ -438,8 +447,8 @@ fn run<const N: usize>(data: &[f32]) -> &[f32; N] {
     }
 }
 
-/// Computes `out[w * out_stride + i] = row(i, w)` for i below `width` and full runs of w below `depth`,
-/// in blocks of 4 runs; returns the first w that is left.
+/// Computes `out[w * out_stride + i] = row(i, w)` for i below `width` and full runs of w below
+/// `depth`, in blocks of 4 runs; returns the first w that is left.
 #[inline(always)]
 fn transpose_runs<R: std::borrow::Borrow<[f32; RUN]>>(
     width: usize,
@@ -479,8 +488,8 @@ fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
     use std::arch::x86_64::*;
     assert!(out.len() >= (RUN - 1) * out_stride + 4);
     for k in (0..RUN).step_by(4) {
-        // SAFETY: SSE2 is part of x86-64, and all accesses are within the runs and the length asserted
-        // above.
+        // SAFETY: SSE2 is part of x86-64, and all accesses are within the runs and the length
+        // asserted above.
         unsafe {
             let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row.as_ptr().add(k)));
             let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));

@@ -5,7 +5,8 @@
 pub(super) const VECTOR_ROWS: usize = 12;
 /// Number of rows in the largest tile.
 pub const MAX_ROWS: usize = 32;
-/// Number of columns in a tile, and width of a panel: two AVX-512 registers, or four AVX2 registers.
+/// Number of columns in a tile, and width of a panel: two AVX-512 registers, or four AVX2
+/// registers.
 pub const NR: usize = 32;
 /// Number of rows in an AMX register.
 pub(super) const HALF: usize = 16;
@@ -15,8 +16,8 @@ pub(crate) const STEP: usize = 16;
 /// Number of values in a cache line.
 pub(super) const LINE: usize = 16;
 
-/// Rhs of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of `block`
-/// rows at arbitrary addresses.
+/// Rhs of a tile: `depth` rows of [`NR`] words, `stride` apart, in one piece or in blocks of
+/// `block` rows at arbitrary addresses.
 #[derive(Clone, Copy)]
 pub struct Rows<'a> {
     /// Start of each block.
@@ -67,8 +68,8 @@ impl<'a> Rows<'a> {
 pub enum Chain {
     /// The sum starts at 0, and C is overwritten.
     Set,
-    /// The sum starts at 0 and is added to C. It does not start at C, because C can be large and every
-    /// link would round at its magnitude.
+    /// The sum starts at 0 and is added to C. It does not start at C, because C can be large and
+    /// every link would round at its magnitude.
     Add,
     /// The sum continues from the value that another tile left in C.
     Resume,

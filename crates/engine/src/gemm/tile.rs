@@ -1,5 +1,5 @@
-//! Innermost loop of matmul: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns, over a
-//! block of k.
+//! Innermost loop of matmul: one tile of C, up to [`Kernel::tile_rows`] rows by [`NR`] columns,
+//! over a block of k.
 
 #[cfg(target_arch = "x86_64")]
 use super::amx;
@@ -22,19 +22,32 @@ impl MicroKernelArgs {
     ///
     /// # Safety
     /// As for [`tile`].
-    pub unsafe fn multiply(self, kernel: Kernel, block: usize, c: *mut f32, c_stride: usize, add: bool) {
+    pub unsafe fn multiply(
+        self,
+        kernel: Kernel,
+        block: usize,
+        c: *mut f32,
+        c_stride: usize,
+        add: bool,
+    ) {
         #[cfg(target_arch = "x86_64")]
         if let (Order::Tiled, Lhs::Steps { start, .. }) = (kernel.order(), self.lhs) {
             debug_assert!(self.words <= block);
-            // SAFETY: forwarded from the caller; the instruction set is available, or it would not be
-            // selected.
+            // SAFETY: forwarded from the caller; the instruction set is available, or it would not
+            // be selected.
             return unsafe { amx::micro_kernel(self, start, c, c_stride, add) };
         }
         for panel in 0..self.count() {
             for at in (0..self.words).step_by(block) {
                 let depth = block.min(self.words - at);
                 let ahead = self.ahead(panel, at, depth);
-                let b = Rows { blocks: &[self.panel(panel, at)], block: depth, depth, stride: NR, ahead };
+                let b = Rows {
+                    blocks: &[self.panel(panel, at)],
+                    block: depth,
+                    depth,
+                    stride: NR,
+                    ahead,
+                };
                 let (lhs, c) = (self.lhs.skip_words(at), c.wrapping_add(panel * NR));
                 // SAFETY: forwarded from the caller.
                 unsafe {
@@ -55,9 +68,9 @@ impl MicroKernelArgs {
 /// Computes `C[i][j] = Σ_k A[k][i] B[k][j]`, one chain in the order of k, for i below `rows` and j
 /// below `columns`. Operands are words. Row i of C starts `c_stride` values after the row before.
 ///
-/// A word of two bf16 is two links of the chain, the *later* step first, because AVX-512's instruction
-/// adds in this order. Other instruction sets split the words of B as they read them; the words of A
-/// are already [split into links](Kernel::links).
+/// A word of two bf16 is two links of the chain, the *later* step first, because AVX-512's
+/// instruction adds in this order. Other instruction sets split the words of B as they read them;
+/// the words of A are already [split into links](Kernel::links).
 ///
 /// # Safety
 /// All pointers must cover these extents. No other thread may access C at the same time. The
@@ -118,7 +131,9 @@ pub unsafe fn tile(
         #[cfg(target_arch = "x86_64")]
         (Precision::Bf16, Isa::Amx) => match a {
             // SAFETY: forwarded from the caller.
-            Lhs::Steps { start, .. } => unsafe { amx::tile(rows, start, b, c, c_stride, columns, chain) },
+            Lhs::Steps { start, .. } => unsafe {
+                amx::tile(rows, start, b, c, c_stride, columns, chain)
+            },
             Lhs::Rows { .. } => unreachable!("rows of bf16 are packed"),
         },
         #[cfg(target_arch = "x86_64")]
@@ -131,8 +146,8 @@ pub unsafe fn tile(
     }
 }
 
-/// Defines a tile in AVX-512. The parameters are the links of the chain per word, and expressions that
-/// load 16 words of B for a link, broadcast a word of A, and multiply-add them.
+/// Defines a tile in AVX-512. The parameters are the links of the chain per word, and expressions
+/// that load 16 words of B for a link, broadcast a word of A, and multiply-add them.
 #[cfg(target_arch = "x86_64")]
 macro_rules! avx512_tile {
     (
@@ -217,7 +232,11 @@ macro_rules! avx512_tile {
                 for (i, row) in sums.iter().enumerate() {
                     for (half, &sum) in row.iter().enumerate() {
                         let to = c.wrapping_add(i * c_stride + half * 16);
-                        let sum = if chain == Chain::Add { _mm512_add_ps(held(i, half), sum) } else { sum };
+                        let sum = if chain == Chain::Add {
+                            _mm512_add_ps(held(i, half), sum)
+                        } else {
+                            sum
+                        };
                         _mm512_mask_storeu_ps(to, masks[half], sum);
                     }
                 }
@@ -311,7 +330,10 @@ macro_rules! avx2_tile {
                                 let b1 = $load;
                                 for (i, row) in sums.iter_mut().enumerate() {
                                     let x = _mm256_set1_ps(a.word(i));
-                                    *row = [_mm256_fmadd_ps(x, b0, row[0]), _mm256_fmadd_ps(x, b1, row[1])];
+                                    *row = [
+                                        _mm256_fmadd_ps(x, b0, row[0]),
+                                        _mm256_fmadd_ps(x, b1, row[1]),
+                                    ];
                                 }
                                 a.step();
                             }
@@ -320,8 +342,11 @@ macro_rules! avx2_tile {
                     }
                     for (i, row) in sums.iter().enumerate() {
                         for (part, &sum) in row.iter().enumerate() {
-                            let sum =
-                                if chain == Chain::Add { _mm256_add_ps(held(i, part), sum) } else { sum };
+                            let sum = if chain == Chain::Add {
+                                _mm256_add_ps(held(i, part), sum)
+                            } else {
+                                sum
+                            };
                             match width >= 16 {
                                 true => _mm256_storeu_ps(at(i, part), sum),
                                 false => _mm256_maskstore_ps(at(i, part), masks[part], sum),
@@ -346,7 +371,10 @@ avx2_tile!(avx2_halves, 2, |from, link| half_256(from, link));
 #[inline]
 fn mask_256(lanes: usize) -> std::arch::x86_64::__m256i {
     use std::arch::x86_64::*;
-    _mm256_cmpgt_epi32(_mm256_set1_epi32(lanes.min(8) as i32), _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7))
+    _mm256_cmpgt_epi32(
+        _mm256_set1_epi32(lanes.min(8) as i32),
+        _mm256_setr_epi32(0, 1, 2, 3, 4, 5, 6, 7),
+    )
 }
 
 /// Returns the half of the 8 words at `from` that is link `link` of the chain.
@@ -374,8 +402,8 @@ unsafe fn half_256(mut from: *const f32, link: usize) -> std::arch::x86_64::__m2
     })
 }
 
-/// Defines a tile in plain code. On targets with a fused multiply-add in their baseline, the compiler
-/// vectorizes it.
+/// Defines a tile in plain code. On targets with a fused multiply-add in their baseline, the
+/// compiler vectorizes it.
 macro_rules! portable_tile {
     ($name:ident, $links:literal, |$word:ident, $link:ident| $half:expr) => {
         #[allow(clippy::too_many_arguments)]
@@ -393,7 +421,11 @@ macro_rules! portable_tile {
                 let mut sums = [[0.0f32; NR]; R];
                 if chain == Chain::Resume {
                     for (i, row) in sums.iter_mut().enumerate() {
-                        std::ptr::copy_nonoverlapping(c.add(i * c_stride), row.as_mut_ptr(), columns);
+                        std::ptr::copy_nonoverlapping(
+                            c.add(i * c_stride),
+                            row.as_mut_ptr(),
+                            columns,
+                        );
                     }
                 }
                 let mut a = Walk::<IN_ROWS>::new(start, stride / $links);

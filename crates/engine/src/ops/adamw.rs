@@ -56,8 +56,8 @@ simd! {
     }
 }
 
-/// Runs step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments` are the
-/// first and the second. Weight decay applies only to matrices.
+/// Runs step number `step` (from 1), with the gradient scaled by `gradient_scale`. `moments` are
+/// the first and the second. Weight decay applies only to matrices.
 pub fn step(
     compute: &Compute,
     params: &OptimParams,
@@ -78,15 +78,19 @@ pub fn step(
         epsilon: params.epsilon,
     };
     let [matrix, other] = [params.weight_decay, 0.0].map(constants);
-    let middle =
-        parameters.tensors.entries.get(parameters.tensors.entries.len() / 2).map(|entry| entry.range.start);
+    let middle = parameters
+        .tensors
+        .entries
+        .get(parameters.tensors.entries.len() / 2)
+        .map(|entry| entry.range.start);
     let moments = moments.map(SharedSlice::new);
     parameters.change(compute, |Chunk { range, is_matrix, .. }, weights| {
         if middle.is_some_and(|middle| range.contains(&middle)) {
             crash_point("in_optim_step");
         }
         // SAFETY: pieces do not overlap, and each belongs to one task.
-        let [m, v] = unsafe { moments.each_ref().map(|array| array.slice(range.start, range.len())) };
+        let [m, v] =
+            unsafe { moments.each_ref().map(|array| array.slice(range.start, range.len())) };
         let constants = if *is_matrix { matrix } else { other };
         step_block(compute.isa, constants, weights, &gradient[range.clone()], m, v);
     });
@@ -132,7 +136,8 @@ mod tests {
                 ev[i] = 0.999 * ev[i] + 0.001 * x * x;
                 let (c1, c2) = (1.0 - 0.9f64.powi(t as i32), 1.0 - 0.999f64.powi(t as i32));
                 let decay = if i < BLOCK { 0.1 } else { 0.0 };
-                ew[i] = ew[i] * (1.0 - 0.01 * decay) - 0.01 * (em[i] / c1) / ((ev[i] / c2).sqrt() + 1e-8);
+                ew[i] = ew[i] * (1.0 - 0.01 * decay)
+                    - 0.01 * (em[i] / c1) / ((ev[i] / c2).sqrt() + 1e-8);
             }
         }
         close(&w, &ew, 2e-6);

@@ -3,19 +3,19 @@
 //! Sampling and training use the same blocks of keys and values ([`super::kv`]) and the same code.
 //! Blocks are aligned to absolute positions of the sequence. For one query at position t:
 //!
-//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a sliding
-//!    window;
+//! 1. scores s_j = Σ_d (q_d · scale) k_jd, one chain over d for each j ≤ t, −∞ for j before a
+//!    sliding window;
 //! 2. m = max s, e_j = exp(s_j − m), Σ e in lanes j mod 16;
-//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each stretch of [`STRETCH`] positions, and the
-//!    sums of the stretches added in order.
+//! 3. out_d = (Σ_j e_j v_jd) / Σ e, a chain over j for each stretch of [`STRETCH`] positions, and
+//!    the sums of the stretches added in order.
 //!
 //! None of this depends on how the sequence was divided into prompts, chunks, nodes or turns, or on
 //! which other queries are computed, including queries of other sequences that share blocks
 //! (`attention_tiles`).
 //!
 //! A sliding window counts positions of the sequence. Stretches before the windows of all rows of a
-//! tile are skipped: their scores are −∞, so they would add exactly nothing. The cache keeps their keys
-//! and values, since another layer can attend to them.
+//! tile are skipped: their scores are −∞, so they would add exactly nothing. The cache keeps their
+//! keys and values, since another layer can attend to them.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -34,8 +34,8 @@ use crate::precision::{Kernel, Order};
 use crate::simd::{LANES, exp, fold, max, simd};
 
 /// Maximum number of rows for which a tile prefetches the next block, because it finishes a block
-/// before the next one arrives. Taller tiles process a prompt or train, and the tile before has read
-/// most of their blocks.
+/// before the next one arrives. Taller tiles process a prompt or train, and the tile before has
+/// read most of their blocks.
 const FEW: usize = 16;
 
 /// Scratch of one tile.
@@ -65,11 +65,12 @@ thread_local! {
 /// Softmax normalizer of one query: (max, Σ e).
 pub type RowStats = [f32; 2];
 
-/// Writes keys and values of all rows into their blocks, then computes every row's attention over its
-/// sequence.
+/// Writes keys and values of all rows into their blocks, then computes every row's attention over
+/// its sequence.
 ///
-/// `qkv` has rows of `shape.qkv()`, with rotary embedding applied; `out` has rows of `shape.query()`.
-/// `stats`, if given, receives (max, Σ e) for every row and head, as the backward pass needs them.
+/// `qkv` has rows of `shape.qkv()`, with rotary embedding applied; `out` has rows of
+/// `shape.query()`. `stats`, if given, receives (max, Σ e) for every row and head, as the backward
+/// pass needs them.
 pub fn forward(
     compute: &Compute,
     keys_values: &KeyValues<'_>,
@@ -84,24 +85,37 @@ pub fn forward(
     let (width, group) = (shape.query(), shape.group());
     let out = SharedSlice::new(out);
     let stats = stats.map(SharedSlice::new);
-    // In decreasing order of cost for each key head, so that the last task to finish is a small one.
+    // In decreasing order of cost for each key head, so that the last task to finish is a small
+    // one.
     let mut tiles = tiles(spans, group, compute.kernel().tile_rows());
     tiles.reverse();
     compute.pool.run(tiles.len() * shape.kv_heads, |task| {
         let (tile, head) = (&tiles[task % tiles.len()], task / tiles.len());
         SCRATCH.with_borrow_mut(|scratch| {
-            attend(compute.kernel(), keys_values, attention_window, spans, tile, head, qkv, scratch);
+            attend(
+                compute.kernel(),
+                keys_values,
+                attention_window,
+                spans,
+                tile,
+                head,
+                qkv,
+                scratch,
+            );
             for (r, tile_row) in tile_rows(spans, &tile.runs, group).enumerate() {
-                let (query_head, [max, sum]) = (head * group + tile_row.head_in_group, scratch.stats[r]);
+                let (query_head, [max, sum]) =
+                    (head * group + tile_row.head_in_group, scratch.stats[r]);
                 // SAFETY: each (row, head) belongs to one tile.
-                let to =
-                    unsafe { out.slice(tile_row.row * width + query_head * shape.head_dim, shape.head_dim) };
+                let to = unsafe {
+                    out.slice(tile_row.row * width + query_head * shape.head_dim, shape.head_dim)
+                };
                 for (to, from) in to.iter_mut().zip(&scratch.sums[r * shape.padded()..]) {
                     *to = from / sum;
                 }
                 if let Some(stats) = &stats {
                     // SAFETY: as above.
-                    let to = unsafe { stats.slice((tile_row.row * shape.heads + query_head) * 2, 2) };
+                    let to =
+                        unsafe { stats.slice((tile_row.row * shape.heads + query_head) * 2, 2) };
                     to.copy_from_slice(&[max, sum]);
                 }
             }
@@ -120,12 +134,20 @@ struct TileRow {
 }
 
 /// Returns the rows of a tile or of a part of it; the query varies slowest.
-fn tile_rows<'a>(spans: &'a [Span], runs: &'a [Run], group: usize) -> impl Iterator<Item = TileRow> + 'a {
+fn tile_rows<'a>(
+    spans: &'a [Span],
+    runs: &'a [Run],
+    group: usize,
+) -> impl Iterator<Item = TileRow> + 'a {
     runs.iter().flat_map(move |run| {
         let span = &spans[run.span];
         (run.from..run.from + run.rows).map(move |r| {
             let query = r / group;
-            TileRow { row: span.row + query, seen: span.position + query + 1, head_in_group: r % group }
+            TileRow {
+                row: span.row + query,
+                seen: span.position + query + 1,
+                head_in_group: r % group,
+            }
         })
     })
 }
@@ -160,18 +182,29 @@ impl Part<'_> {
 }
 
 /// Returns the start of the stretch with the first position that any row of a tile attends to.
-fn first_seen(spans: &[Span], tile: &Tile, group: usize, attention_window: AttentionWindow) -> usize {
+fn first_seen(
+    spans: &[Span],
+    tile: &Tile,
+    group: usize,
+    attention_window: AttentionWindow,
+) -> usize {
     let own = tile.runs.iter().map(|run| spans[run.span].position + run.from / group + 1).min();
     attention_window.first(own.unwrap_or(0)) / STRETCH * STRETCH
 }
 
 /// Returns the parts of a tile from position `seen` on, which starts a stretch: all rows over the
 /// blocks that their sequences share, then each sequence's rows over its own blocks.
-fn parts<'a>(spans: &'a [Span], tile: &'a Tile, group: usize, seen: usize) -> impl Iterator<Item = Part<'a>> {
+fn parts<'a>(
+    spans: &'a [Span],
+    tile: &'a Tile,
+    group: usize,
+    seen: usize,
+) -> impl Iterator<Item = Part<'a>> {
     let shared = tile.shared * BLOCK;
     let rows = tile.runs.iter().map(|run| run.rows).sum();
     let first = tile.runs.first().map(|run| &spans[run.span].blocks[..]).unwrap_or_default();
-    let together = Part { rows: 0..rows, sequence_blocks: first, positions: seen..shared, continues: true };
+    let together =
+        Part { rows: 0..rows, sequence_blocks: first, positions: seen..shared, continues: true };
     let mut at = 0;
     let separate = tile.runs.iter().map(move |run| {
         let (span, from) = (&spans[run.span], at);
@@ -206,8 +239,8 @@ fn attend(
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
     let max_position =
         parts(spans, tile, group, first_position).map(|part| part.positions.end).max().unwrap_or(0);
-    // An odd number of cache lines, so that one position of many rows does not map to a single cache
-    // set.
+    // An odd number of cache lines, so that one position of many rows does not map to a single
+    // cache set.
     let stride = max_position.next_multiple_of(BLOCK) + LANES;
     let Scratch { queries, packed, scores, stats, weights, sums, open, starts } = scratch;
     let queries = queries.reserve(rows * dim);
@@ -215,7 +248,8 @@ fn attend(
     let [sums, open] = [sums, open].map(|buffer| buffer.reserve(rows * padded));
 
     for (tile_row, to) in tile_rows(spans, &tile.runs, group).zip(queries.chunks_exact_mut(dim)) {
-        let from = &qkv[tile_row.row * shape.qkv() + (head * group + tile_row.head_in_group) * dim..];
+        let from =
+            &qkv[tile_row.row * shape.qkv() + (head * group + tile_row.head_in_group) * dim..];
         for (to, q) in to.iter_mut().zip(from) {
             *to = q * attention_window.scale;
         }
@@ -224,8 +258,8 @@ fn attend(
         let (first, rows) = (part.rows.start, part.rows.len());
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Lhs::pack(kernel, queries, part.rows.clone(), 0..dim, packed);
-        // A complete matrix register is stored faster than most of its rows. Scores in the rows below
-        // are overwritten later or never read.
+        // A complete matrix register is stored faster than most of its rows. Scores in the rows
+        // below are overwritten later or never read.
         let high = kernel.lhs_rows(rows);
         let stored = if 4 * rows >= 3 * high { high } else { rows };
         for i in part.blocks() {
@@ -243,7 +277,9 @@ fn attend(
         }
     }
     if attention_window.window < max_position {
-        for (tile_row, row) in tile_rows(spans, &tile.runs, group).zip(scores.chunks_exact_mut(stride)) {
+        for (tile_row, row) in
+            tile_rows(spans, &tile.runs, group).zip(scores.chunks_exact_mut(stride))
+        {
             row[first_position..attention_window.first(tile_row.seen).max(first_position)]
                 .fill(f32::NEG_INFINITY);
         }
@@ -267,8 +303,8 @@ fn attend(
         before += part.words(kernel);
         for (from, to) in part.stretches() {
             let a = a.skip_words(kernel.words(from - start));
-            // A stretch in one part is added directly to the sums. A stretch in two parts is still one
-            // chain.
+            // A stretch in one part is added directly to the sums. A stretch in two parts is still
+            // one chain.
             let (starts_stretch, ends) =
                 (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.continues);
             let (out, chain) = match (starts_stretch, ends) {
@@ -278,18 +314,16 @@ fn attend(
             };
             for column in (0..padded).step_by(NR) {
                 starts.clear();
-                starts.extend(
-                    part.sequence_blocks[from / BLOCK..to.div_ceil(BLOCK)]
-                        .iter()
-                        .map(|block| keys_values.values(*block, head).wrapping_add(column).cast_const()),
-                );
+                starts.extend(part.sequence_blocks[from / BLOCK..to.div_ceil(BLOCK)].iter().map(
+                    |block| keys_values.values(*block, head).wrapping_add(column).cast_const(),
+                ));
                 let depth = kernel.words(to - from);
                 let block = kernel.words(BLOCK);
                 let b = Rows::at_hand(starts, block, depth, padded);
                 let to = out[first * padded + column..].as_mut_ptr();
-                // SAFETY: weights, the blocks' values and the sums have these extents. Positions past a
-                // row's own have weight 0 and were written (or are in the cleared half of a word), so
-                // they add exactly nothing.
+                // SAFETY: weights, the blocks' values and the sums have these extents. Positions
+                // past a row's own have weight 0 and were written (or are in the cleared half of a
+                // word), so they add exactly nothing.
                 unsafe { multiply(kernel, rows, a, b, to, padded, NR, chain) };
             }
             if !starts_stretch && ends {
@@ -311,9 +345,9 @@ struct ScoreTile<'a> {
 }
 
 impl ScoreTile<'_> {
-    /// Converts the scores of all rows, `stride` apart, to weights, and computes their normalizers. The
-    /// weights overwrite the scores. For AMX they are instead packed as lhs operands, one for each
-    /// part, and their address is returned.
+    /// Converts the scores of all rows, `stride` apart, to weights, and computes their normalizers.
+    /// The weights overwrite the scores. For AMX they are instead packed as lhs operands, one for
+    /// each part, and their address is returned.
     fn weigh(
         &self,
         kernel: Kernel,
@@ -324,7 +358,8 @@ impl ScoreTile<'_> {
         let ScoreTile { spans, tile, group, first_position } = *self;
         #[cfg(target_arch = "x86_64")]
         if kernel.order() == Order::Tiled {
-            let words = parts(spans, tile, group, first_position).map(|part| part.words(kernel)).sum();
+            let words =
+                parts(spans, tile, group, first_position).map(|part| part.words(kernel)).sum();
             let weights = weights.reserve(words);
             self.weigh_packed(kernel, (scores, stride), weights, stats);
             return Some(weights.as_ptr());
@@ -363,8 +398,8 @@ impl ScoreTile<'_> {
                 let scores = &scores[r * stride + start..][..positions.next_multiple_of(BLOCK)];
                 let seen = seen[r].saturating_sub(start);
                 let to = to[at * STEP..].as_mut_ptr();
-                // SAFETY: the order is AMX's, which is available; an lhs has a step for every block of
-                // positions.
+                // SAFETY: the order is AMX's, which is available; an lhs has a step for every block
+                // of positions.
                 unsafe { attention_amx::weigh(scores, seen, stats[r][0], &mut sums[r], to, step) };
             }
             before += words;

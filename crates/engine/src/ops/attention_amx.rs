@@ -1,9 +1,9 @@
 //! Computes attention weights in registers, as the operands that AMX reads.
 //!
 //! Without AMX, weights are computed in f32 in the memory of the scores, and packed from there if
-//! necessary. With AMX, matmul is so fast that packing would take longer. Weights and their gradients
-//! are therefore computed in registers in the layout that the next matmul reads. The values are bit for
-//! bit those of packing.
+//! necessary. With AMX, matmul is so fast that packing would take longer. Weights and their
+//! gradients are therefore computed in registers in the layout that the next matmul reads. The
+//! values are bit for bit those of packing.
 
 use std::arch::x86_64::*;
 
@@ -48,8 +48,8 @@ unsafe fn put([low, high]: [__m512; 2], to: *mut f32) {
 }
 
 /// Computes one row's weights e = exp(s − max) over some positions, of which the row attends to the
-/// first `seen`. Adds them to `sums`, in lanes by position, and writes them, 0 past `seen`, as 16 words
-/// every `step` words from `to` on.
+/// first `seen`. Adds them to `sums`, in lanes by position, and writes them, 0 past `seen`, as 16
+/// words every `step` words from `to` on.
 ///
 /// # Safety
 /// AMX must be available. `scores` must hold full steps of 32 positions, and `to` as many.
@@ -82,12 +82,13 @@ pub unsafe fn weigh(
     }
 }
 
-/// Implements [`Scores::make`] for AMX: writes weights and score gradients as words to `scores.pairs`,
-/// and score gradients as an lhs of `high` rows to `left`.
+/// Implements [`Scores::make`] for AMX: writes weights and score gradients as words to
+/// `scores.pairs`, and score gradients as an lhs of `high` rows to `left`.
 ///
 /// # Safety
-/// AMX must be available. All rows of `scores` must exist up to `end`. `end` and the scores' `begin`
-/// must be multiples of 32. `left` must have as many steps from `begin` on, with an even `high`.
+/// AMX must be available. All rows of `scores` must exist up to `end`. `end` and the scores'
+/// `begin` must be multiples of 32. `left` must have as many steps from `begin` on, with an even
+/// `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32, high: usize) {
     let Scores { rows, first_position, stride, .. } = *scores;
@@ -103,15 +104,18 @@ pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32
             // SAFETY: the caller guarantees the extents.
             unsafe {
                 for (i, row) in two.iter().enumerate() {
-                    let [max, inverse, mean] = [row.max, row.inverse, row.mean].map(|x| _mm512_set1_ps(x));
+                    let [max, inverse, mean] =
+                        [row.max, row.inverse, row.mean].map(|x| _mm512_set1_ps(x));
                     for half in 0..2 {
                         let at = at + half * LANES;
                         if at < row.own && at + LANES > row.first {
                             let from = (2 * word + i) * stride + at;
                             let e = exp_lanes(_mm512_sub_ps(_mm512_loadu_ps(p.add(from)), max));
                             let weight = _mm512_mul_ps(e, inverse);
-                            let gradient =
-                                _mm512_mul_ps(weight, _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean));
+                            let gradient = _mm512_mul_ps(
+                                weight,
+                                _mm512_sub_ps(_mm512_loadu_ps(s.add(from)), mean),
+                            );
                             let mask = below(row.own, at) & !below(row.first, at);
                             weights[i][half] = _mm512_maskz_mov_ps(mask, weight);
                             gradients[i][half] = _mm512_maskz_mov_ps(mask, gradient);
@@ -126,7 +130,10 @@ pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32
                     }
                 }
                 for (i, gradients) in gradients.into_iter().enumerate() {
-                    put(gradients, lhs.add(((at - first_position) / WIDE * high + 2 * word + i) * STEP));
+                    put(
+                        gradients,
+                        lhs.add(((at - first_position) / WIDE * high + 2 * word + i) * STEP),
+                    );
                 }
             }
         }

@@ -1,14 +1,14 @@
 //! Computes the backward pass of causal grouped-query attention.
 //!
-//! With P the normalized weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K, dK =
-//! dSᵀ (scale · Q), dV = Pᵀ dO (Dao et al. 2022, appendix B). P is recomputed from the saved (max, Σ
-//! e).
+//! With P the normalized weights, D = rowsum(dO ∘ O) and dS = P ∘ (dO Vᵀ − D): dQ = scale · dS K,
+//! dK = dSᵀ (scale · Q), dV = Pᵀ dO (Dao et al. 2022, appendix B). P is recomputed from the saved
+//! (max, Σ e).
 //!
-//! Keys and values are read from their blocks, where the forward pass left them or [`KeyValues::store`]
-//! wrote them again. One task is a piece of a span and one key head with all query heads that share it.
-//! It processes the positions that the piece attends to and writes its partial sums of dK and dV to its
-//! own buffer. Partial sums are then added per token in the order of spans and pieces, so the number of
-//! threads does not change the result.
+//! Keys and values are read from their blocks, where the forward pass left them or
+//! [`KeyValues::store`] wrote them again. One task is a piece of a span and one key head with all
+//! query heads that share it. It processes the positions that the piece attends to and writes its
+//! partial sums of dK and dV to its own buffer. Partial sums are then added per token in the order
+//! of spans and pieces, so the number of threads does not change the result.
 
 use std::cell::RefCell;
 use std::ops::Range;
@@ -25,18 +25,19 @@ use crate::gemm::{MAX_ROWS, Matrix, NR};
 use crate::precision::{Kernel, Order, Precision};
 use crate::simd::{LANES, dot, simd};
 
-/// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and few
-/// enough to stay in the cache.
+/// Number of query rows whose weights exist at a time: enough to amortize reading dK and dV, and
+/// few enough to stay in the cache.
 pub const QUERIES: usize = 3 * MAX_ROWS;
-/// Number of pieces that spans are divided into, which is part of the definition of the sum: enough for
-/// the threads, and few because each piece needs its own partial sums. A single span makes up to the
-/// first number of pieces, several spans together about the second.
+/// Number of pieces that spans are divided into, which is part of the definition of the sum: enough
+/// for the threads, and few because each piece needs its own partial sums. A single span makes up
+/// to the first number of pieces, several spans together about the second.
 const MAX_CHUNKS: [usize; 2] = [8, 16];
-/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one piece needs more.
+/// Maximum number of values of partial sums that exist at a time (64 MiB), unless one piece needs
+/// more.
 const MAX_PARTIAL_SUMS: usize = 16 << 20;
 
-/// Rows of a span's sequence, first to last, as (first row, number of rows). Positions before them have
-/// no row in the batch.
+/// Rows of a span's sequence, first to last, as (first row, number of rows). Positions before them
+/// have no row in the batch.
 pub type SequenceRows = Vec<(usize, usize)>;
 
 /// Values that the forward pass saved.
@@ -51,8 +52,9 @@ pub struct ForwardValues<'a> {
     pub stats: &'a [f32],
 }
 
-/// Returns the distance between rows of `positions` positions: up to the end of the last panel, and an
-/// odd number of cache lines, so that one position of many rows does not map to a single cache set.
+/// Returns the distance between rows of `positions` positions: up to the end of the last panel, and
+/// an odd number of cache lines, so that one position of many rows does not map to a single cache
+/// set.
 fn stride(positions: usize) -> usize {
     positions.next_multiple_of(BLOCK) + LANES
 }
@@ -69,8 +71,8 @@ struct QueryChunk {
     partial_sums: usize,
 }
 
-/// Returns the maximum number of values of partial sums for a batch of `rows` rows, with sequences of
-/// at most `longest` positions.
+/// Returns the maximum number of values of partial sums for a batch of `rows` rows, with sequences
+/// of at most `longest` positions.
 pub fn max_partial_sums(shape: Shape, rows: usize, max_positions: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded();
     let max_positions = stride(max_positions).saturating_mul(position);
@@ -96,7 +98,12 @@ impl QueryChunk {
                     total = 0;
                 }
                 let last = groups.len() - 1;
-                groups[last].push(QueryChunk { span: index, queries, positions, partial_sums: total });
+                groups[last].push(QueryChunk {
+                    span: index,
+                    queries,
+                    positions,
+                    partial_sums: total,
+                });
                 total += size;
             }
         }
@@ -146,9 +153,9 @@ struct Task {
 }
 
 /// Fills `dqkv` (rows of `shape.qkv()`) with the gradient, given the gradient `dout` of the output.
-/// `paths[i]` are the rows of the sequence of `spans[i]`, including its own. Gradients of the positions
-/// before these rows, which are the same for all spans, are added to `above`: for each position its
-/// keys, then its values. `partial_sums_len` is scratch.
+/// `paths[i]` are the rows of the sequence of `spans[i]`, including its own. Gradients of the
+/// positions before these rows, which are the same for all spans, are added to `above`: for each
+/// position its keys, then its values. `partial_sums_len` is scratch.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -177,8 +184,10 @@ pub fn backward(
         let partial_sums =
             SharedSlice::new(partial_sums.reserve(QueryChunk::partial_sums_len(shape, &chunks)));
         // In decreasing order of cost, so that the last task to finish is a small one.
-        let mut tasks: Vec<(&QueryChunk, usize)> =
-            chunks.iter().flat_map(|chunk| (0..shape.kv_heads).map(move |head| (chunk, head))).collect();
+        let mut tasks: Vec<(&QueryChunk, usize)> = chunks
+            .iter()
+            .flat_map(|chunk| (0..shape.kv_heads).map(move |head| (chunk, head)))
+            .collect();
         tasks.sort_by_key(|(chunk, _)| std::cmp::Reverse(chunk.positions * chunk.queries.len()));
         compute.pool.run(tasks.len(), |task| {
             let (chunk, kv_head) = tasks[task];
@@ -212,17 +221,22 @@ pub fn backward(
                 let range = chunk.partial_sums_range(shape, kv_head, part);
                 // SAFETY: the partial sums are only read from here on.
                 let partial_sum = unsafe { partial_sums.slice(range.start, range.len()) };
-                let rows = sequences[chunk.span].iter().flat_map(|&(first, len)| first..first + len);
-                let higher = (0..first).map(|position| (&above, position * 2 * shape.key() + column));
+                let rows =
+                    sequences[chunk.span].iter().flat_map(|&(first, len)| first..first + len);
+                let higher =
+                    (0..first).map(|position| (&above, position * 2 * shape.key() + column));
                 let here = rows.map(|row| (&shared, row * width + shape.query() + column));
                 let mut destinations = higher.chain(here);
-                let from = Matrix::strided(partial_sum, dim, chunk.positions, stride(chunk.positions));
+                let from =
+                    Matrix::strided(partial_sum, dim, chunk.positions, stride(chunk.positions));
                 SCRATCH.with_borrow_mut(|scratch| {
                     let rows = scratch.unpacked.reserve(BLOCK * dim);
                     for position in (0..chunk.positions).step_by(BLOCK) {
                         let count = BLOCK.min(chunk.positions - position);
                         transpose_back(compute.kernel(), from, position..position + count, rows);
-                        for (from, (to, at)) in rows[..count * dim].chunks_exact(dim).zip(&mut destinations) {
+                        for (from, (to, at)) in
+                            rows[..count * dim].chunks_exact(dim).zip(&mut destinations)
+                        {
                             // SAFETY: each (position or row, key head, part) belongs to one task.
                             let to = unsafe { to.slice(at, dim) };
                             for (to, from) in to.iter_mut().zip(from) {
@@ -237,8 +251,8 @@ pub fn backward(
 }
 
 impl Task {
-    /// Processes one piece and one key head: fills the rows of its queries in `dqkv`, and its partial
-    /// sums (dK, dV).
+    /// Processes one piece and one key head: fills the rows of its queries in `dqkv`, and its
+    /// partial sums (dK, dV).
     #[allow(clippy::too_many_arguments)]
     fn run(
         &mut self,
@@ -257,8 +271,8 @@ impl Task {
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         let max_tile_rows = kernel.tile_rows();
         let stride = stride(chunk.positions);
-        // Number of leading blocks that neither the `own`th query of the sequence nor a later query attends
-        // to.
+        // Number of leading blocks that neither the `own`th query of the sequence nor a later query
+        // attends to.
         let unseen = |own: usize| attention_window.first(own) / BLOCK;
         self.transpose(kernel, keys_values, &span.blocks, kv_head, chunk.positions);
         let queries = self.queries.reserve(QUERIES * padded);
@@ -344,12 +358,14 @@ impl Task {
                     stride,
                     p: &mut weights[tile_at * stride..],
                     s: &mut score_gradients[tile_at * stride..],
-                    pairs: [&mut *weight_words, &mut *gradient_words].map(|buffer| &mut buffer[words..]),
+                    pairs: [&mut *weight_words, &mut *gradient_words]
+                        .map(|buffer| &mut buffer[words..]),
                 };
                 // dQ = scale · dS K.
                 let a = scores.compute(kernel, &mut self.lhs);
                 for column in (0..padded).step_by(NR) {
-                    let start = [self.keys[kernel.words(first_position) * padded + column..].as_ptr()];
+                    let start =
+                        [self.keys[kernel.words(first_position) * padded + column..].as_ptr()];
                     let depth = kernel.words(seen - first_position);
                     let b = Rows::at_hand(&start, depth, depth, padded);
                     let to = dqueries[column..].as_mut_ptr();
@@ -365,18 +381,19 @@ impl Task {
                     }
                 }
             }
-            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these matmuls, and queries
-            // their inner dimension, from the first tile of queries that attends to any of a panel's
-            // positions.
+            // dKᵀ += Qᵀ dS and dVᵀ += dOᵀ P: positions are the columns of these matmuls, and
+            // queries their inner dimension, from the first tile of queries that attends to any of
+            // a panel's positions.
             let seen = before + rows;
             let is_first = first == chunk.queries.start && head == kv_head * shape.group();
             let (weight_operand, gradient_operand) = match kernel.precision {
                 Precision::F32 => (&*weights, &*score_gradients),
                 Precision::Bf16 => (&*weight_words, &*gradient_words),
             };
-            for (from, with, to) in
-                [(gradient_operand, &*queries, &mut *dkeys), (weight_operand, &*grads, &mut *dvalues)]
-            {
+            for (from, with, to) in [
+                (gradient_operand, &*queries, &mut *dkeys),
+                (weight_operand, &*grads, &mut *dvalues),
+            ] {
                 let with = Matrix::strided(with, rows, padded, padded).transposed();
                 lhs_tiles.clear();
                 for (i, above) in (0..padded).step_by(high).enumerate() {
@@ -387,8 +404,8 @@ impl Task {
                     ));
                 }
                 let mut multiply = |position: usize, part: &Range<usize>, a: Lhs| {
-                    let skipped =
-                        kernel.words(position.saturating_sub(before) / max_tile_rows * max_tile_rows);
+                    let skipped = kernel
+                        .words(position.saturating_sub(before) / max_tile_rows * max_tile_rows);
                     let depth = kernel.words(rows) - skipped;
                     let start = [from[skipped * stride + position..].as_ptr()];
                     let b = Rows::at_hand(&start, depth, depth, stride);
@@ -410,13 +427,13 @@ impl Task {
                 let positions = (first_position..seen).step_by(NR);
                 match kernel.order() {
                     // A panel stays in the first-level cache for all the low tiles.
-                    Order::Chained => {
-                        positions.for_each(|at| lhs_tiles.iter().for_each(|(part, a)| multiply(at, part, *a)))
-                    }
+                    Order::Chained => positions.for_each(|at| {
+                        lhs_tiles.iter().for_each(|(part, a)| multiply(at, part, *a))
+                    }),
                     // Two tiles: the processor's prefetcher follows the positions.
-                    Order::Tiled => lhs_tiles
-                        .iter()
-                        .for_each(|(part, a)| positions.clone().for_each(|at| multiply(at, part, *a))),
+                    Order::Tiled => lhs_tiles.iter().for_each(|(part, a)| {
+                        positions.clone().for_each(|at| multiply(at, part, *a))
+                    }),
                 }
             }
         }
@@ -438,12 +455,15 @@ impl Task {
         let values_t = self.values_t.reserve(used * of_dim * BLOCK);
         let keys = self.keys.reserve(used * of_block * padded);
         for (i, &block) in sequence_blocks[..used].iter().enumerate() {
-            // SAFETY: the extents of one head's keys and values in a block; no thread writes to them at
-            // the same time.
+            // SAFETY: the extents of one head's keys and values in a block; no thread writes to
+            // them at the same time.
             let (from_keys, from_values) = unsafe {
                 (
                     std::slice::from_raw_parts(keys_values.keys(block, kv_head), of_dim * BLOCK),
-                    std::slice::from_raw_parts(keys_values.values(block, kv_head), of_block * padded),
+                    std::slice::from_raw_parts(
+                        keys_values.values(block, kv_head),
+                        of_block * padded,
+                    ),
                 )
             };
             let to = &mut values_t[i * of_dim * BLOCK..][..of_dim * BLOCK];
@@ -539,8 +559,8 @@ mod tests {
         }
     }
 
-    /// Long sequences have several blocks, tiles and pieces. A sum over all gradients is compared with
-    /// a directional difference.
+    /// Long sequences have several blocks, tiles and pieces. A sum over all gradients is compared
+    /// with a directional difference.
     #[test]
     fn gradient_of_long_sequences_matches_directional_difference() {
         let nodes = [(None, 70), (Some(0), 411), (Some(0), 20)];
@@ -555,8 +575,11 @@ mod tests {
             let (_, sequences, _) = forest(&nodes);
             let direction = noise(qkv.len(), 5, 2.0);
             let along = |t: f64| {
-                let x: Vec<f64> =
-                    qkv.iter().zip(&direction).map(|(x, d)| f64::from(*x) + t * f64::from(*d)).collect();
+                let x: Vec<f64> = qkv
+                    .iter()
+                    .zip(&direction)
+                    .map(|(x, d)| f64::from(*x) + t * f64::from(*d))
+                    .collect();
                 naive(shape, attention_window, &sequences, &x)
                     .iter()
                     .zip(&dout)
@@ -564,8 +587,12 @@ mod tests {
                     .sum::<f64>()
             };
             let expected = (along(1e-4) - along(-1e-4)) / 2e-4;
-            let found: f64 = dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
-            assert!((found - expected).abs() < 1e-4 * (1.0 + expected.abs()), "{found} against {expected}");
+            let found: f64 =
+                dqkv.iter().zip(&direction).map(|(g, d)| f64::from(*g) * f64::from(*d)).sum();
+            assert!(
+                (found - expected).abs() < 1e-4 * (1.0 + expected.abs()),
+                "{found} against {expected}"
+            );
             let (.., single_threaded) = run(Precision::F32, 1, shape, attention_window, &nodes);
             assert!(
                 dqkv.iter().zip(&single_threaded).all(|(a, b)| a.to_bits() == b.to_bits()),
@@ -573,8 +600,9 @@ mod tests {
             );
             // Rounded to bf16 the gradient is close to this one, for all instruction sets.
             let (.., rounded) = run(Precision::Bf16, 2, shape, attention_window, &nodes);
-            let [distance, size] = [&rounded, &vec![0.0; dqkv.len()]]
-                .map(|x| dqkv.iter().zip(x).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt());
+            let [distance, size] = [&rounded, &vec![0.0; dqkv.len()]].map(|x| {
+                dqkv.iter().zip(x).map(|(a, b)| f64::from(a - b).powi(2)).sum::<f64>().sqrt()
+            });
             assert!(
                 distance < 0.05 * size,
                 "{distance} of {size} at a window of {}",

@@ -1,8 +1,8 @@
-//! Computes bidirectional attention, in which every position attends to all positions of its text, as
-//! in encoders. Forward pass only.
+//! Computes bidirectional attention, in which every position attends to all positions of its text,
+//! as in encoders. Forward pass only.
 //!
-//! Texts are short, so the scores of one position are computed and used at once. An output depends only
-//! on its own text, whatever else is in the batch.
+//! Texts are short, so the scores of one position are computed and used at once. An output depends
+//! only on its own text, whatever else is in the batch.
 
 use std::ops::Range;
 
@@ -21,8 +21,8 @@ pub struct FullHeads {
 }
 
 simd! {
-    /// Computes the output of one head at one position, from `query` and the keys and values of a text
-    /// (`stride` values apart). `scores` is scratch with one value per position.
+    /// Computes the output of one head at one position, from `query` and the keys and values of a
+    /// text (`stride` values apart). `scores` is scratch with one value per position.
     fn attend(
         query: &[f32], keys: &[f32], values: &[f32], stride: usize, scale: f32, scores: &mut [f32],
         out: &mut [f32]
@@ -50,9 +50,9 @@ simd! {
     }
 }
 
-/// Computes `out[row]`, as wide as all heads, from `qkv[row]`: queries, keys and values of all heads,
-/// one after the other. `texts` are ranges of rows; `scores` is scratch with one value per row and
-/// head.
+/// Computes `out[row]`, as wide as all heads, from `qkv[row]`: queries, keys and values of all
+/// heads, one after the other. `texts` are ranges of rows; `scores` is scratch with one value per
+/// row and head.
 pub fn forward(
     compute: &Compute,
     shape: FullHeads,
@@ -82,8 +82,16 @@ pub fn forward(
     });
 }
 
-/// Pools each text to a vector of length 1: the mean of its rows, or its first row if `mean` is false.
-pub fn pool(compute: &Compute, texts: &[Range<usize>], mean: bool, x: &[f32], width: usize, out: &mut [f32]) {
+/// Pools each text to a vector of length 1: the mean of its rows, or its first row if `mean` is
+/// false.
+pub fn pool(
+    compute: &Compute,
+    texts: &[Range<usize>],
+    mean: bool,
+    x: &[f32],
+    width: usize,
+    out: &mut [f32],
+) {
     for_groups(compute, texts.len(), 1, width, out, |at, out| {
         let rows = if mean { texts[at].clone() } else { texts[at].start..texts[at].start + 1 };
         out.fill(0.0);
@@ -114,14 +122,17 @@ mod tests {
             qkv[row * 3 * width + of * width + head * head_dim + i]
         };
         for text in texts {
-            for (row, head) in text.clone().flat_map(|row| (0..heads).map(move |head| (row, head))) {
+            for (row, head) in text.clone().flat_map(|row| (0..heads).map(move |head| (row, head)))
+            {
                 let score = |other: usize| {
-                    let sum: f64 = (0..head_dim).map(|i| at(row, 0, head, i) * at(other, 1, head, i)).sum();
+                    let sum: f64 =
+                        (0..head_dim).map(|i| at(row, 0, head, i) * at(other, 1, head, i)).sum();
                     (sum / (head_dim as f64).sqrt()).exp()
                 };
                 let total: f64 = text.clone().map(score).sum();
                 for i in 0..head_dim {
-                    let sum: f64 = text.clone().map(|other| score(other) * at(other, 2, head, i)).sum();
+                    let sum: f64 =
+                        text.clone().map(|other| score(other) * at(other, 2, head, i)).sum();
                     out[row * width + head * head_dim + i] = sum / total;
                 }
             }

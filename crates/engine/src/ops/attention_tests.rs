@@ -8,8 +8,8 @@ use std::collections::BTreeMap;
 use crate::precision::Precision;
 use crate::simd::Isa;
 
-/// Computes attention of every row over its sequence (a list of row indices, the row itself last), in
-/// f64.
+/// Computes attention of every row over its sequence (a list of row indices, the row itself last),
+/// in f64.
 pub fn naive(
     shape: Shape,
     attention_window: AttentionWindow,
@@ -22,13 +22,15 @@ pub fn naive(
         let sequence = &sequence[attention_window.first(sequence.len())..];
         for head in 0..shape.heads {
             let q = &qkv[row * width + head * dim..][..dim];
-            let part =
-                |j: usize, offset: usize| &qkv[j * width + offset + head / shape.group() * dim..][..dim];
+            let part = |j: usize, offset: usize| {
+                &qkv[j * width + offset + head / shape.group() * dim..][..dim]
+            };
             let scores: Vec<f64> = sequence
                 .iter()
                 .map(|&j| {
                     let k = part(j, shape.query());
-                    q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>() * f64::from(attention_window.scale)
+                    q.iter().zip(k).map(|(a, b)| a * b).sum::<f64>()
+                        * f64::from(attention_window.scale)
                 })
                 .collect();
             let max = scores.iter().copied().fold(f64::MIN, f64::max);
@@ -46,21 +48,25 @@ pub fn naive(
     out
 }
 
-/// Returns the spans of a forest given as (parent, length), their sequences in rows, and the number of
-/// blocks.
+/// Returns the spans of a forest given as (parent, length), their sequences in rows, and the number
+/// of blocks.
 pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, usize) {
-    let (mut spans, mut sequences, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) = (Vec::new(), Vec::new(), 0);
+    let (mut spans, mut sequences, mut next): (Vec<Span>, Vec<Vec<usize>>, u32) =
+        (Vec::new(), Vec::new(), 0);
     let mut row = 0;
     for &(parent, len) in nodes {
         let position = parent.map_or(0, |p| spans[p].position + spans[p].len);
         let full_blocks = position / BLOCK;
-        let mut blocks: Vec<u32> = parent.map_or(Vec::new(), |p| spans[p].blocks[..full_blocks].to_vec());
-        let inherits = parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[full_blocks]);
+        let mut blocks: Vec<u32> =
+            parent.map_or(Vec::new(), |p| spans[p].blocks[..full_blocks].to_vec());
+        let inherits =
+            parent.filter(|_| position % BLOCK > 0).map(|p| spans[p].blocks[full_blocks]);
         while blocks.len() * BLOCK < position + len {
             blocks.push(next);
             next += 1;
         }
-        let mut sequence = parent.map_or(Vec::new(), |p| sequences[spans[p].row + spans[p].len - 1].clone());
+        let mut sequence =
+            parent.map_or(Vec::new(), |p| sequences[spans[p].row + spans[p].len - 1].clone());
         for i in 0..len {
             sequence.push(row + i);
             sequences.push(sequence.clone());
@@ -71,8 +77,8 @@ pub fn forest(nodes: &[(Option<usize>, usize)]) -> (Vec<Span>, Vec<Vec<usize>>, 
     (spans, sequences, next as usize)
 }
 
-/// Full attention, and windows that end within a block, that end within a stretch, and that skip full
-/// stretches.
+/// Full attention, and windows that end within a block, that end within a stretch, and that skip
+/// full stretches.
 fn attention_windows(shape: Shape) -> [AttentionWindow; 4] {
     let unlimited = AttentionWindow::unlimited(shape.head_dim);
     [
@@ -102,8 +108,8 @@ fn forward_matches_f64_on_forest() {
             blocks.grow(count);
             let mut out = vec![0.0; sequences.len() * shape.query()];
             forward(&compute, &blocks.layer(0), attention_window, &spans, &qkv, &mut out, None);
-            // Scores reach ±50 here, so weights are accurate to about 1e-5 in f32, and to about 0.1 in
-            // bf16.
+            // Scores reach ±50 here, so weights are accurate to about 1e-5 in f32, and to about 0.1
+            // in bf16.
             close(&out, &naive(shape, attention_window, &sequences, &wide(&qkv)), tolerance);
         }
     }
@@ -147,7 +153,9 @@ fn amx_weights_match_packing() {
             Lhs::pack(kernel, matrix, part.rows.clone(), part.positions.clone(), &mut packed);
             let high = kernel.lhs_rows(part.rows.len()) * STEP;
             let of = part.rows.len() * STEP;
-            for (a, b) in packed[..words].chunks(high).zip(made[before..before + words].chunks(high)) {
+            for (a, b) in
+                packed[..words].chunks(high).zip(made[before..before + words].chunks(high))
+            {
                 assert!(a[..of].iter().zip(&b[..of]).all(|(a, b)| a.to_bits() == b.to_bits()));
             }
             before += words;
@@ -160,13 +168,22 @@ fn amx_weights_match_packing() {
 #[test]
 fn attention_is_batch_invariant() {
     let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
-    let nodes =
-        [(None, 600), (Some(0), 1), (Some(0), 40), (Some(2), 1), (Some(0), 300), (Some(4), 2), (Some(4), 1)];
+    let nodes = [
+        (None, 600),
+        (Some(0), 1),
+        (Some(0), 40),
+        (Some(2), 1),
+        (Some(0), 300),
+        (Some(4), 2),
+        (Some(4), 1),
+    ];
     let (spans, sequences, count) = forest(&nodes);
     let qkv = noise(sequences.len() * shape.qkv(), 3, 4.0);
-    let cases = Isa::available().into_iter().flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)]);
-    for ((isa, precision), attention_window) in
-        cases.flat_map(|case| attention_windows(shape).map(|attention_window| (case, attention_window)))
+    let cases = Isa::available()
+        .into_iter()
+        .flat_map(|isa| [(isa, Precision::F32), (isa, Precision::Bf16)]);
+    for ((isa, precision), attention_window) in cases
+        .flat_map(|case| attention_windows(shape).map(|attention_window| (case, attention_window)))
     {
         let compute = Compute::with_isa(2, isa, precision);
         let mut blocks = Blocks::new(shape, 1, precision);
@@ -176,7 +193,9 @@ fn attention_is_batch_invariant() {
             forward(&compute, &blocks.layer(0), attention_window, spans, &qkv, &mut out, None);
             spans
                 .iter()
-                .flat_map(|span| out[span.row * shape.query()..][..span.len * shape.query()].to_vec())
+                .flat_map(|span| {
+                    out[span.row * shape.query()..][..span.len * shape.query()].to_vec()
+                })
                 .map(f32::to_bits)
                 .collect::<Vec<_>>()
         };
@@ -196,8 +215,8 @@ fn attention_is_batch_invariant() {
     }
 }
 
-/// One sequence computes the same bits in one span, in chunks, and token by token, on every instruction
-/// set.
+/// One sequence computes the same bits in one span, in chunks, and token by token, on every
+/// instruction set.
 #[test]
 fn attention_is_independent_of_chunking() {
     let shape = Shape { heads: 6, kv_heads: 2, head_dim: 48 };
@@ -205,10 +224,11 @@ fn attention_is_independent_of_chunking() {
     let qkv = noise(len * shape.qkv(), 7, 4.0);
     for precision in [Precision::F32, Precision::Bf16] {
         let mut firsts: BTreeMap<(Order, usize), Vec<u32>> = BTreeMap::new();
-        let cases = Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
-        for ((isa, chunk), attention_window) in
-            cases.flat_map(|case| attention_windows(shape).map(|attention_window| (case, attention_window)))
-        {
+        let cases =
+            Isa::available().into_iter().flat_map(|isa| [len, 32, 7, 1].map(|chunk| (isa, chunk)));
+        for ((isa, chunk), attention_window) in cases.flat_map(|case| {
+            attention_windows(shape).map(|attention_window| (case, attention_window))
+        }) {
             let mut blocks = Blocks::new(shape, 1, precision);
             blocks.grow(len.div_ceil(BLOCK));
             let mut out = vec![0.0; len * shape.query()];

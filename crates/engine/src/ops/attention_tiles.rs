@@ -1,10 +1,10 @@
 //! Selects the queries that go through attention together.
 //!
 //! A tile is a few rows, each a query and one of the heads that share a key head. Most tiles hold
-//! neighboring queries of one sequence. While attempts at one task are sampled, each sequence has one
-//! query only, and the sequences share most of their blocks. A tile then holds the queries of several
-//! sequences, so their shared blocks are read once for all of them. A chain of sums that a shared block
-//! interrupts continues from its stored value, so no bit changes (see `attention`).
+//! neighboring queries of one sequence. While attempts at one task are sampled, each sequence has
+//! one query only, and the sequences share most of their blocks. A tile then holds the queries of
+//! several sequences, so their shared blocks are read once for all of them. A chain of sums that a
+//! shared block interrupts continues from its stored value, so no bit changes (see `attention`).
 
 use super::kv::{BLOCK, Span};
 
@@ -48,7 +48,9 @@ pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     for span in large {
         let rows = spans[span].len * group;
         let run = |from| Run { span, from, rows: max_rows.min(rows - from) };
-        tiles.extend((0..rows).step_by(max_rows).map(|from| Tile { runs: vec![run(from)], shared: 0 }));
+        tiles.extend(
+            (0..rows).step_by(max_rows).map(|from| Tile { runs: vec![run(from)], shared: 0 }),
+        );
     }
     // Sorted so that sequences with long shared prefixes are neighbors.
     small.sort_by(|&a, &b| spans[a].blocks.cmp(&spans[b].blocks));
@@ -76,8 +78,8 @@ pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     tiles
 }
 
-/// Returns the number of leading blocks that both sequences share, before the queries of either; 0 if
-/// too few to justify a common tile.
+/// Returns the number of leading blocks that both sequences share, before the queries of either; 0
+/// if too few to justify a common tile.
 fn common(a: &Span, b: &Span) -> usize {
     let seen = a.position.min(b.position) / BLOCK;
     let same = a.blocks.iter().zip(&b.blocks).take(seen).take_while(|(a, b)| a == b).count();
@@ -92,7 +94,8 @@ mod tests {
 
     fn span(position: usize, len: usize, own: u32, shared: usize) -> Span {
         let blocks = 0..(position + len).div_ceil(BLOCK) as u32;
-        let blocks = blocks.map(|i| if (i as usize) < shared { i } else { own * 1000 + i }).collect();
+        let blocks =
+            blocks.map(|i| if (i as usize) < shared { i } else { own * 1000 + i }).collect();
         Span { row: 0, len, position, blocks, inherits: None }
     }
 
@@ -102,13 +105,14 @@ mod tests {
         let strangers = (8..=9).map(|i| span(1000, 1, i, 0));
         let spans: Vec<Span> = attempts.chain(strangers).collect();
         let tiles = tiles(&spans, 3, 32);
-        let found: Vec<(usize, usize)> = tiles.iter().map(|tile| (tile.runs.len(), tile.shared)).collect();
+        let found: Vec<(usize, usize)> =
+            tiles.iter().map(|tile| (tile.runs.len(), tile.shared)).collect();
         assert_eq!(found, [(5, 31), (2, 31), (1, 0), (1, 0)]);
     }
 
     proptest! {
-        /// Every row is in one tile, no tile is too tall, and the shared blocks of a tile are in all of
-        /// its sequences, before all of its queries.
+        /// Every row is in one tile, no tile is too tall, and the shared blocks of a tile are in
+        /// all of its sequences, before all of its queries.
         #[test]
         fn tiles_cover_all_rows_once(
             spans in prop::collection::vec((0usize..1500, 1usize..40, 0u32..4, 0usize..50), 1..20),

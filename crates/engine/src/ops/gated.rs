@@ -1,5 +1,5 @@
-//! Gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, and with g and u
-//! side by side in one row.
+//! Gated feed-forward activation (Shazeer 2020): h = f(g) · u with f = silu or gelu, and with g and
+//! u side by side in one row.
 
 use levade_model::Activation;
 
@@ -8,8 +8,8 @@ use crate::Compute;
 use crate::buffer::SharedSlice;
 use crate::simd::{exp, simd};
 
-/// Minimum number of values per task: some microseconds, so that the few rows of decoding make several
-/// tasks.
+/// Minimum number of values per task: some microseconds, so that the few rows of decoding make
+/// several tasks.
 const MIN_VALUES: usize = 4096;
 
 simd! {
@@ -39,8 +39,8 @@ simd! {
 const ROOT: f32 = 0.797_884_6;
 const CUBIC: f32 = 0.044_715;
 
-/// Computes 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g times
-/// this.
+/// Computes 1 / (1 + exp(−2z)) = (1 + tanh z) / 2 with z = √(2/π) (g + 0.044715 g³): gelu(g) is g
+/// times this.
 #[inline(always)]
 fn gelu_factor(g: f32) -> f32 {
     let z = ROOT * g * (CUBIC * g * g + 1.0);
@@ -121,7 +121,9 @@ mod tests {
         let gate = |g: f64| match activation {
             Activation::Silu => g / (1.0 + (-g).exp()),
             Activation::GeluTanh => {
-                0.5 * g * (1.0 + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
+                0.5 * g
+                    * (1.0
+                        + ((2.0 / std::f64::consts::PI).sqrt() * (g + 0.044715 * g * g * g)).tanh())
             }
         };
         gate_up
@@ -144,7 +146,11 @@ mod tests {
             backward(&compute, activation, rows, width, &mut dx, &mut again);
             close(&again, &wide(&h), 1e-6);
             let objective = |x: &[f64]| {
-                naive(activation, x, width).iter().zip(&dh).map(|(h, g)| h * f64::from(*g)).sum::<f64>()
+                naive(activation, x, width)
+                    .iter()
+                    .zip(&dh)
+                    .map(|(h, g)| h * f64::from(*g))
+                    .sum::<f64>()
             };
             close(&dx, &differences(&wide(&x), objective), 1e-5);
         }

@@ -1,4 +1,5 @@
-//! Exact GELU (Hendrycks and Gimpel 2016): y = x Φ(x) = x / 2 · (1 + erf(x / √2)). Forward pass only.
+//! Exact GELU (Hendrycks and Gimpel 2016): y = x Φ(x) = x / 2 · (1 + erf(x / √2)). Forward pass
+//! only.
 
 use super::for_rows;
 use crate::Compute;

@@ -1,8 +1,8 @@
-//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions of the sequence. A
-//! sequence is a list of blocks.
+//! Keys and values, in blocks of [`BLOCK`] positions aligned to absolute positions of the sequence.
+//! A sequence is a list of blocks.
 //!
-//! Sampling keeps blocks while a sequence may continue from them, training while a layer needs them.
-//! Both use the layout of matmul operands, so that attention reads blocks in place.
+//! Sampling keeps blocks while a sequence may continue from them, training while a layer needs
+//! them. Both use the layout of matmul operands, so that attention reads blocks in place.
 
 use crate::Compute;
 use crate::buffer::{Buffer, SharedSlice};
@@ -96,8 +96,8 @@ impl AttentionWindow {
     }
 }
 
-/// Maximum number of pieces into which spans are divided for each head, if threads can store them in
-/// parallel.
+/// Maximum number of pieces into which spans are divided for each head, if threads can store them
+/// in parallel.
 const MAX_CHUNKS: usize = 4;
 /// Number of blocks allocated at a time, to get huge pages; unused blocks take no physical memory.
 const TOGETHER: usize = 32;
@@ -154,8 +154,11 @@ impl Blocks {
     /// Returns the blocks of one layer, which the threads of the pool write and read.
     pub fn layer(&mut self, layer: usize) -> KeyValues<'_> {
         let size = self.shape.block(self.precision);
-        let starts =
-            self.blocks.iter_mut().map(|b| SharedSlice::new(&mut b[layer * size..][..size])).collect();
+        let starts = self
+            .blocks
+            .iter_mut()
+            .map(|b| SharedSlice::new(&mut b[layer * size..][..size]))
+            .collect();
         KeyValues { blocks: starts, shape: self.shape, precision: self.precision }
     }
 }
@@ -195,7 +198,8 @@ impl<'a> KeyValues<'a> {
     /// Returns the address of a key head's values in a block: `[words of BLOCK][padded]`.
     pub(super) fn values(&self, block: u32, head: usize) -> *mut f32 {
         let (shape, precision) = (self.shape, self.precision);
-        self.blocks[block as usize].pointer(head * shape.head_block(precision) + shape.key_block(precision))
+        self.blocks[block as usize]
+            .pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
 
     /// Prefetches a key head's part of a block into the second-level cache. Blocks have arbitrary
@@ -206,7 +210,9 @@ impl<'a> KeyValues<'a> {
             use std::arch::x86_64::{_MM_HINT_T1, _mm_prefetch};
             // SAFETY: a prefetch accesses nothing.
             unsafe {
-                _mm_prefetch::<_MM_HINT_T1>(self.keys(block, head).wrapping_add(word).cast_const().cast())
+                _mm_prefetch::<_MM_HINT_T1>(
+                    self.keys(block, head).wrapping_add(word).cast_const().cast(),
+                )
             };
         }
         #[cfg(not(target_arch = "x86_64"))]
@@ -218,8 +224,8 @@ impl<'a> KeyValues<'a> {
         let shape = self.shape;
         let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
         if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
-            // SAFETY: blocks of a layer have one size; only this thread accesses this head of them, and
-            // a node's first block is never its parent's.
+            // SAFETY: blocks of a layer have one size; only this thread accesses this head of them,
+            // and a node's first block is never its parent's.
             unsafe {
                 let size = shape.head_block(self.precision);
                 std::ptr::copy_nonoverlapping(self.keys(from, head), self.keys(to, head), size);
@@ -231,11 +237,14 @@ impl<'a> KeyValues<'a> {
             let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
             let count = (BLOCK - at).min(span.len - done);
             let rows = &qkv[(span.row + done) * width..][..count * width];
-            // SAFETY: keys and values of one head of one block; only this thread accesses this head.
+            // SAFETY: keys and values of one head of one block; only this thread accesses this
+            // head.
             let (keys, values) = unsafe {
                 let size = kernel.words(BLOCK) * padded;
-                let keys =
-                    std::slice::from_raw_parts_mut(self.keys(block, head), shape.key_block(self.precision));
+                let keys = std::slice::from_raw_parts_mut(
+                    self.keys(block, head),
+                    shape.key_block(self.precision),
+                );
                 (keys, std::slice::from_raw_parts_mut(self.values(block, head), size))
             };
             pack_columns(
@@ -256,8 +265,8 @@ impl<'a> KeyValues<'a> {
     }
 }
 
-/// Returns whether no span writes to a block that another span writes to or copies from, so that their
-/// order does not matter.
+/// Returns whether no span writes to a block that another span writes to or copies from, so that
+/// their order does not matter.
 fn are_disjoint(spans: &[Span]) -> bool {
     if spans.iter().any(|span| span.inherits.is_some()) {
         return false;
@@ -295,13 +304,13 @@ pub struct Span {
     pub row: usize,
     /// Number of its rows.
     pub len: usize,
-    /// Position of the first token in the sequence. All earlier positions are in `blocks` already, or
-    /// in an earlier span of the batch.
+    /// Position of the first token in the sequence. All earlier positions are in `blocks` already,
+    /// or in an earlier span of the batch.
     pub position: usize,
     /// Blocks of the sequence, up to the last row of the span.
     pub blocks: Vec<u32>,
-    /// Block whose first positions must be copied into the span's first block before its own rows are
-    /// written: the parent's block, if a node starts in the middle of a block.
+    /// Block whose first positions must be copied into the span's first block before its own rows
+    /// are written: the parent's block, if a node starts in the middle of a block.
     pub inherits: Option<u32>,
 }
 
@@ -326,6 +335,9 @@ mod tests {
             !are_disjoint(&[one.clone(), span(41, 5, &[0, 1])]),
             "the second goes on where the first ended"
         );
-        assert!(!are_disjoint(&[one, Span { inherits: Some(1), ..other }]), "what is copied must be there");
+        assert!(
+            !are_disjoint(&[one, Span { inherits: Some(1), ..other }]),
+            "what is copied must be there"
+        );
     }
 }

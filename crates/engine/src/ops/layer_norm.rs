@@ -1,5 +1,5 @@
-//! Layer normalization (Ba, Kiros and Hinton 2016): y = w · (x − mean) / sqrt(var + ε) + b, over rows.
-//! Forward pass only: encoders are not trained here.
+//! Layer normalization (Ba, Kiros and Hinton 2016): y = w · (x − mean) / sqrt(var + ε) + b, over
+//! rows. Forward pass only: encoders are not trained here.
 
 use super::for_rows;
 use crate::Compute;
@@ -81,7 +81,14 @@ mod tests {
         let mut first: Option<Vec<f32>> = None;
         for isa in Isa::available() {
             let mut y = x.clone();
-            forward(&Compute::with_isa(2, isa, Precision::F32), rows, (&w, &b), 1e-12, &with, &mut y);
+            forward(
+                &Compute::with_isa(2, isa, Precision::F32),
+                rows,
+                (&w, &b),
+                1e-12,
+                &with,
+                &mut y,
+            );
             close(&y, &expected, 1e-5);
             assert_eq!(&y, first.get_or_insert_with(|| y.clone()), "{isa:?}");
         }

@@ -1,13 +1,13 @@
-//! RMS normalization (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a matrix
-//! or over the heads within a row.
+//! RMS normalization (Zhang & Sennrich 2019): y = w · x / sqrt(mean(x²) + ε), over the rows of a
+//! matrix or over the heads within a row.
 
 use super::{for_columns, for_rows};
 use crate::Compute;
 use crate::buffer::SharedSlice;
 use crate::simd::{LANES, dot, fold, simd};
 
-/// Maximum width of a head, limited by scratch on the stack. The model is checked against it before it
-/// is loaded.
+/// Maximum width of a head, limited by scratch on the stack. The model is checked against it before
+/// it is loaded.
 pub const MAX_HEAD: usize = 512;
 
 simd! {
@@ -21,8 +21,8 @@ simd! {
 }
 
 simd! {
-    /// Adds the gradient of one row: `dx += inverse · (w dy − x · inverse² · mean(w dy x))`; returns
-    /// `inverse`.
+    /// Adds the gradient of one row: `dx += inverse · (w dy − x · inverse² · mean(w dy x))`;
+    /// returns `inverse`.
     fn backward_row(x: &[f32], weight: &[f32], epsilon: f32, dy: &[f32], dx: &mut [f32]) -> f32 {
         let inverse = inverse(x, epsilon);
         let pull = triple_dot(dy, weight, x) / x.len() as f32 * inverse * inverse;
@@ -57,15 +57,22 @@ fn triple_dot(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
 }
 
 /// Computes `y[row] = rms_norm(x[row]) · weight` for `rows` rows as wide as `weight`.
-pub fn forward(compute: &Compute, rows: usize, x: &[f32], weight: &[f32], epsilon: f32, y: &mut [f32]) {
+pub fn forward(
+    compute: &Compute,
+    rows: usize,
+    x: &[f32],
+    weight: &[f32],
+    epsilon: f32,
+    y: &mut [f32],
+) {
     let width = weight.len();
     for_rows(compute, rows, width, y, |row, y| {
         forward_row(compute.isa, &x[row * width..][..width], weight, epsilon, y);
     });
 }
 
-/// Adds the gradient with respect to `x` to `dx`, and the gradient with respect to `weight`, summed in
-/// the order of rows, to `dweight`. `inverses` is scratch with one value per row.
+/// Adds the gradient with respect to `x` to `dx`, and the gradient with respect to `weight`, summed
+/// in the order of rows, to `dweight`. `inverses` is scratch with one value per row.
 #[allow(clippy::too_many_arguments)]
 pub fn backward(
     compute: &Compute,
@@ -116,8 +123,8 @@ simd! {
     }
 }
 
-/// Location of heads in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on, with
-/// rows `stride` apart.
+/// Location of heads in the rows of a matrix: `heads` runs of `head_dim` values from `offset` on,
+/// with rows `stride` apart.
 #[derive(Debug, Clone, Copy)]
 pub struct Heads {
     /// Distance between rows.
@@ -131,7 +138,14 @@ pub struct Heads {
 }
 
 /// Normalizes every head of `x` in place with the same `weight` (Qwen3's query and key norms).
-pub fn forward_heads(compute: &Compute, rows: usize, at: Heads, weight: &[f32], epsilon: f32, x: &mut [f32]) {
+pub fn forward_heads(
+    compute: &Compute,
+    rows: usize,
+    at: Heads,
+    weight: &[f32],
+    epsilon: f32,
+    x: &mut [f32],
+) {
     for_rows(compute, rows, at.stride, x, |_, row| {
         for head in row[at.offset..][..at.heads * at.head_dim].chunks_exact_mut(at.head_dim) {
             let mut before = [0.0f32; MAX_HEAD];
@@ -142,9 +156,9 @@ pub fn forward_heads(compute: &Compute, rows: usize, at: Heads, weight: &[f32], 
     });
 }
 
-/// Computes the gradient of [`forward_heads`]: replaces `d`, the gradient with respect to its output,
-/// with the gradient with respect to its input `x`, and adds the weight's gradient to `dweight`, in the
-/// order of rows and heads.
+/// Computes the gradient of [`forward_heads`]: replaces `d`, the gradient with respect to its
+/// output, with the gradient with respect to its input `x`, and adds the weight's gradient to
+/// `dweight`, in the order of rows and heads.
 #[allow(clippy::too_many_arguments)]
 pub fn backward_heads(
     compute: &Compute,
@@ -156,8 +170,8 @@ pub fn backward_heads(
     d: &mut [f32],
     dweight: &mut [f32],
 ) {
-    // The weight is one head wide, which is too little to distribute. So the calling thread sums its
-    // gradient first, while `d` still holds the gradient of the output.
+    // The weight is one head wide, which is too little to distribute. So the calling thread sums
+    // its gradient first, while `d` still holds the gradient of the output.
     for row in 0..rows {
         for head in 0..at.heads {
             let first = row * at.stride + at.offset + head * at.head_dim;
@@ -209,13 +223,15 @@ mod tests {
     fn norm_matches_f64_and_finite_differences() {
         let (rows, width) = (19, 37);
         let compute = Compute::new(2);
-        let (x, w, dy) = (noise(rows * width, 1, 4.0), noise(width, 2, 2.0), noise(rows * width, 3, 1.0));
+        let (x, w, dy) =
+            (noise(rows * width, 1, 4.0), noise(width, 2, 2.0), noise(rows * width, 3, 1.0));
         let mut y = vec![0.0; x.len()];
         forward(&compute, rows, &x, &w, EPSILON, &mut y);
         close(&y, &naive(&wide(&x), &wide(&w)), 1e-6);
 
-        let objective =
-            |x: &[f64], w: &[f64]| naive(x, w).iter().zip(wide(&dy)).map(|(y, g)| y * g).sum::<f64>();
+        let objective = |x: &[f64], w: &[f64]| {
+            naive(x, w).iter().zip(wide(&dy)).map(|(y, g)| y * g).sum::<f64>()
+        };
         let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; width]);
         backward(&compute, rows, &x, &w, EPSILON, &dy, &mut vec![0.0; rows], &mut dx, &mut dw);
         close(&dx, &differences(&wide(&x), |x| objective(x, &wide(&w))), 1e-5);
@@ -240,7 +256,17 @@ mod tests {
         assert_eq!(flat(&y), expected);
         let (mut dx_flat, mut dw_flat) = (vec![0.0; fx.len()], vec![0.0; width]);
         let mut inverses = vec![0.0; rows * 2];
-        backward(&compute, rows * 2, &fx, &w, EPSILON, &fd, &mut inverses, &mut dx_flat, &mut dw_flat);
+        backward(
+            &compute,
+            rows * 2,
+            &fx,
+            &w,
+            EPSILON,
+            &fd,
+            &mut inverses,
+            &mut dx_flat,
+            &mut dw_flat,
+        );
         assert_eq!(flat(&dx), dx_flat);
         close(&dw, &wide(&dw_flat), 1e-6);
         assert_eq!(y[..at.offset], x[..at.offset], "other columns are left alone");

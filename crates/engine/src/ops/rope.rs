@@ -1,9 +1,9 @@
-//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head form
-//! a pair that is rotated by position × frequency i.
+//! Rotary position embedding (Su et al. 2021), the half-split kind: values i and i + d/2 of a head
+//! form a pair that is rotated by position × frequency i.
 //!
-//! Frequencies and angles are computed in f32 exactly as `transformers` does, because rounding an angle
-//! of thousands of radians differently changes the model. Cosine and sine of that f32 angle are then
-//! exact up to rounding.
+//! Frequencies and angles are computed in f32 exactly as `transformers` does, because rounding an
+//! angle of thousands of radians differently changes the model. Cosine and sine of that f32 angle
+//! are then exact up to rounding.
 
 use levade_model::{Rope, RopeScaling};
 
@@ -40,12 +40,20 @@ impl RopeTable {
         table
     }
 
-    /// Rotates the heads of every row of `x` by `positions[row]`. With `inverse` it rotates backwards,
-    /// which is the gradient.
-    pub fn apply(&self, compute: &Compute, positions: &[u32], at: Heads, inverse: bool, x: &mut [f32]) {
+    /// Rotates the heads of every row of `x` by `positions[row]`. With `inverse` it rotates
+    /// backwards, which is the gradient.
+    pub fn apply(
+        &self,
+        compute: &Compute,
+        positions: &[u32],
+        at: Heads,
+        inverse: bool,
+        x: &mut [f32],
+    ) {
         for_rows(compute, positions.len(), at.stride, x, |row, x| {
             let first = positions[row] as usize * self.half;
-            let (cosine, sine) = (&self.cosine[first..][..self.half], &self.sine[first..][..self.half]);
+            let (cosine, sine) =
+                (&self.cosine[first..][..self.half], &self.sine[first..][..self.half]);
             let sign = if inverse { -1.0 } else { 1.0 };
             turn(compute.isa, &mut x[at.offset..][..at.heads * at.head_dim], cosine, sine, sign);
         });
@@ -82,12 +90,14 @@ fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
             } else if wavelength < original / high_freq_factor {
                 base
             } else {
-                let smooth = (original / wavelength - low_freq_factor) / (high_freq_factor - low_freq_factor);
+                let smooth = (original / wavelength - low_freq_factor)
+                    / (high_freq_factor - low_freq_factor);
                 (1.0 - smooth) * base / factor + smooth * base
             }
         }
         RopeScaling::Yarn { factor, beta_fast, beta_slow, original_context, .. } => {
-            // The pair that makes `rotations` rotations over the original context (YaRN, appendix A.2).
+            // The pair that makes `rotations` rotations over the original context (YaRN, appendix
+            // A.2).
             let pair = |rotations: f32| {
                 let d = head_dim as f64;
                 let wavelength =
@@ -108,7 +118,9 @@ fn frequency(rope: &Rope, i: usize, head_dim: usize) -> f32 {
 fn attention_scale(scaling: &RopeScaling) -> f32 {
     match *scaling {
         RopeScaling::Yarn { attention_factor: Some(scale), .. } => scale,
-        RopeScaling::Yarn { factor, .. } if factor > 1.0 => (0.1 * libm::log(f64::from(factor)) + 1.0) as f32,
+        RopeScaling::Yarn { factor, .. } if factor > 1.0 => {
+            (0.1 * libm::log(f64::from(factor)) + 1.0) as f32
+        }
         _ => 1.0,
     }
 }
@@ -136,7 +148,9 @@ mod tests {
                     let angle = f64::from(*position) / 10_000f64.powf(i as f64 / 4.0);
                     let (a, b) = (f64::from(x[at]), f64::from(x[at + 4]));
                     assert!((f64::from(y[at]) - (a * angle.cos() - b * angle.sin())).abs() < 1e-5);
-                    assert!((f64::from(y[at + 4]) - (b * angle.cos() + a * angle.sin())).abs() < 1e-5);
+                    assert!(
+                        (f64::from(y[at + 4]) - (b * angle.cos() + a * angle.sin())).abs() < 1e-5
+                    );
                 }
             }
         }

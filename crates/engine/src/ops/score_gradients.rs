@@ -12,11 +12,11 @@ use crate::precision::{Kernel, Order, Precision};
 use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
-    /// Computes weights P = exp(s − max) / Σ and score gradients dS = P ∘ (dO Vᵀ − D), 0 at positions
-    /// that a row does not attend to. It covers positions from `begin` to the end of the block that
-    /// holds the last position of the last row. The results are rows of rhs operands, in the fields
-    /// documented for them. The score gradients from `begin` on are also returned as an lhs, in `left`
-    /// if they need packing.
+    /// Computes weights P = exp(s − max) / Σ and score gradients dS = P ∘ (dO Vᵀ − D), 0 at
+    /// positions that a row does not attend to. It covers positions from `begin` to the end of the
+    /// block that holds the last position of the last row. The results are rows of rhs operands, in
+    /// the fields documented for them. The score gradients from `begin` on are also returned as an
+    /// lhs, in `left` if they need packing.
     pub fn compute(mut self, kernel: Kernel, lhs: &mut Buffer) -> Lhs {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]
@@ -35,7 +35,14 @@ impl Scores<'_> {
         for (r, row) in rows.iter().enumerate() {
             let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
             let seen = row.first..row.own;
-            row_slopes(kernel.isa, &mut p[seen.clone()], &mut s[seen], row.max, row.inverse, row.mean);
+            row_slopes(
+                kernel.isa,
+                &mut p[seen.clone()],
+                &mut s[seen],
+                row.max,
+                row.inverse,
+                row.mean,
+            );
             for values in [p, s] {
                 values[first_position..row.first].fill(0.0);
                 values[row.own..].fill(0.0);
@@ -140,7 +147,14 @@ mod tests {
             let (mut p, mut s) = (p, s);
             for (r, row) in rows.iter().enumerate() {
                 let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
-                row_slopes(kernel.isa, &mut p[..row.own], &mut s[..row.own], row.max, row.inverse, row.mean);
+                row_slopes(
+                    kernel.isa,
+                    &mut p[..row.own],
+                    &mut s[..row.own],
+                    row.max,
+                    row.inverse,
+                    row.mean,
+                );
                 for values in [p, s] {
                     values[..row.first].fill(0.0);
                     values[row.own..].fill(0.0);
@@ -152,7 +166,10 @@ mod tests {
                 for (expected, found) in expected.chunks(stride).zip(found.chunks(stride)) {
                     let same = |(a, b): (&f32, &f32)| a.to_bits() == b.to_bits();
                     assert!(
-                        expected[first_position..end].iter().zip(&found[first_position..]).all(same),
+                        expected[first_position..end]
+                            .iter()
+                            .zip(&found[first_position..])
+                            .all(same),
                         "{count} rows after {before}"
                     );
                 }
@@ -162,8 +179,11 @@ mod tests {
             pack_tile(kernel, from, 0, count, first_position, end - first_position, &mut expected);
             let high = kernel.lhs_rows(count) * 16;
             for (expected, found) in expected.chunks(high).zip(lhs.chunks(high)) {
-                let same =
-                    expected.iter().zip(found).take(count * 16).all(|(a, b)| a.to_bits() == b.to_bits());
+                let same = expected
+                    .iter()
+                    .zip(found)
+                    .take(count * 16)
+                    .all(|(a, b)| a.to_bits() == b.to_bits());
                 assert!(same, "{count} rows after {before}");
             }
         }

@@ -1,5 +1,5 @@
-//! Scores of a tile of attention's backward pass, and the values from which weights and gradients are
-//! computed.
+//! Scores of a tile of attention's backward pass, and the values from which weights and gradients
+//! are computed.
 
 /// Per-query values from which the backward pass recomputes attention weights and score gradients.
 #[derive(Debug, Clone, Copy)]
@@ -20,8 +20,8 @@ pub struct Row {
 pub struct Scores<'a> {
     /// Rows of the tile.
     pub rows: &'a [Row],
-    /// First position that any row attends to, or the start of a block before it. Earlier positions are
-    /// not written.
+    /// First position that any row attends to, or the start of a block before it. Earlier positions
+    /// are not written.
     pub first_position: usize,
     /// Number of positions up to the last one that the tile's last row attends to.
     pub seen: usize,

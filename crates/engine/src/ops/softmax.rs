@@ -44,7 +44,8 @@ simd! {
 }
 
 simd! {
-    /// Overwrites one block of scaled logits with exp(z − max) and returns its (Σ e, Σ e (z − max)).
+    /// Overwrites one block of scaled logits with exp(z − max) and returns its (Σ e, Σ e (z −
+    /// max)).
     fn exp_block(z: &mut [f32], max: f32) -> (f32, f32) {
         let (mut sums, mut moments) = ([0.0f32; LANES], [0.0f32; LANES]);
         let mut chunks = z.chunks_exact_mut(LANES);
@@ -68,7 +69,8 @@ simd! {
     }
 }
 
-/// Overwrites a row of scaled logits with exp(z − max); returns its normalizer and its entropy in nats.
+/// Overwrites a row of scaled logits with exp(z − max); returns its normalizer and its entropy in
+/// nats.
 pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
     let max = row_max(isa, z);
     let (mut sum, mut moment) = (0.0f64, 0.0f64);
@@ -99,9 +101,9 @@ simd! {
 
 simd! {
     /// Multiplies every exponential by `factor` + `entropy` · (z − `shift`), where z is the scaled
-    /// logit from which it was computed. With `shift` = ln Σ exp z − H and `entropy` = c / Σ exp, this
-    /// adds the gradient of −c H, with H the entropy, with respect to the scaled logits: c p (ln p +
-    /// H).
+    /// logit from which it was computed. With `shift` = ln Σ exp z − H and `entropy` = c / Σ exp,
+    /// this adds the gradient of −c H, with H the entropy, with respect to the scaled logits: c p
+    /// (ln p + H).
     pub fn add_entropy(exponentials: &mut [f32], scaled: &[f32], factor: f32, entropy: f32, shift: f32) {
         for (e, z) in exponentials.iter_mut().zip(scaled) {
             *e *= factor + entropy * (z - shift);
@@ -109,8 +111,8 @@ simd! {
     }
 }
 
-/// A row of scaled logits, ready for sampling. The logits stay unchanged, because the sampled token's
-/// logit is needed afterwards.
+/// A row of scaled logits, ready for sampling. The logits stay unchanged, because the sampled
+/// token's logit is needed afterwards.
 pub struct Distribution<'a> {
     z: &'a [f32],
     /// Normalizer, with the same numbers as [`exponentiate`].
@@ -127,7 +129,11 @@ impl<'a> Distribution<'a> {
         let block = |block| f64::from(exponentials(isa, block, max, &mut scratch).1);
         let blocks: Vec<f64> = z.chunks(BLOCK).map(block).collect();
         let sum = blocks.iter().fold(0.0, |sum, block| sum + block);
-        Distribution { z, normalizer: Normalizer { max, sum, log_sum: libm::log(sum) as f32 }, blocks }
+        Distribution {
+            z,
+            normalizer: Normalizer { max, sum, log_sum: libm::log(sum) as f32 },
+            blocks,
+        }
     }
 
     /// Returns the token at the point `u` in [0, 1) of the cumulative distribution. Tokens with
@@ -156,7 +162,12 @@ impl<'a> Distribution<'a> {
 }
 
 /// Computes exp(z − max) of a block, and their sum.
-fn exponentials<'a>(isa: Isa, block: &[f32], max: f32, scratch: &'a mut [f32; BLOCK]) -> (&'a [f32], f32) {
+fn exponentials<'a>(
+    isa: Isa,
+    block: &[f32],
+    max: f32,
+    scratch: &'a mut [f32; BLOCK],
+) -> (&'a [f32], f32) {
     let scratch = &mut scratch[..block.len()];
     scratch.copy_from_slice(block);
     let (sum, _) = exp_block(isa, scratch, max);
@@ -186,7 +197,8 @@ mod tests {
             let z: Vec<f64> = wide(&logits).iter().map(|x| x / f64::from(temperature)).collect();
             let max = z.iter().copied().fold(f64::MIN, f64::max);
             let sum: f64 = z.iter().map(|x| (x - max).exp()).sum();
-            let entropy: f64 = z.iter().map(|x| (x - max).exp() / sum * -(x - max - sum.ln())).sum();
+            let entropy: f64 =
+                z.iter().map(|x| (x - max).exp() / sum * -(x - max - sum.ln())).sum();
             let mut bits = Vec::new();
             for isa in Isa::available() {
                 let mut row = logits.clone();
@@ -219,7 +231,10 @@ mod tests {
                 let index = [5, 2500, 2999].iter().position(|t| *t == token);
                 counts[index.expect("only these have probability")] += 1;
             }
-            assert!((counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120, "{counts:?}");
+            assert!(
+                (counts[0] - 2000i32).abs() < 150 && (counts[1] - 1000i32).abs() < 120,
+                "{counts:?}"
+            );
             assert_eq!(row.sample(isa, 0.0), 5);
             assert_eq!(row.sample(isa, 1.0 - 1e-16), 2999);
         }

@@ -1,5 +1,5 @@
-//! Small random models for tests, here and in dependent crates, and internals of the engine for tests
-//! and examples. All of it requires the feature `testing` and is not a stable API.
+//! Small random models for tests, here and in dependent crates, and internals of the engine for
+//! tests and examples. All of it requires the feature `testing` and is not a stable API.
 
 pub mod parity;
 
@@ -45,8 +45,8 @@ pub fn tiny_config() -> ModelConfig {
     }
 }
 
-/// Returns two small configurations for every family: one with the parts that all its models have, and
-/// one that adds the optional parts. Sizes and the tying of the head vary.
+/// Returns two small configurations for every family: one with the parts that all its models have,
+/// and one that adds the optional parts. Sizes and the tying of the head vary.
 pub fn family_configs() -> Vec<ModelConfig> {
     let all = Family::all().enumerate().flat_map(|(index, family)| {
         let traits = family.traits();
@@ -56,8 +56,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
             head_dim: [12, 20, 16][index % 3],
             ..tiny_config().with_family(family)
         };
-        // Differs from the value that follows from the width of a head. The rotation is visible in a
-        // window of few tokens.
+        // Differs from the value that follows from the width of a head. The rotation is visible in
+        // a window of few tokens.
         plain.query_scalar = plain.query_scalar.map(|_| 30.0);
         if let Some(rope) = &mut plain.pattern.local_rope {
             rope.theta = 300.0;
@@ -73,8 +73,8 @@ pub fn family_configs() -> Vec<ModelConfig> {
             plain.pattern.unrotated = [1].into();
             full.pattern.unrotated = [0, 2].into();
         }
-        // Without rotation, a key bias adds the same to all scores of a query, so its gradient is only
-        // rounding error.
+        // Without rotation, a key bias adds the same to all scores of a query, so its gradient is
+        // only rounding error.
         let is_biased =
             traits.attention_bias == AttentionBias::Configured && full.pattern.unrotated.is_empty();
         if is_biased {

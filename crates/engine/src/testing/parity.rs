@@ -1,11 +1,11 @@
 //! Random cases for the guarantee that sampling and training compute the same bits.
 //!
-//! Each case starts an engine with random settings: family, sizes, precision, instruction set, threads,
-//! memory for keys and values, rows of a step, rows of a training batch, and perhaps an adapter.
-//! Attempts of several turns at several tasks are sampled from it in parallel, with forks, aborts, and
-//! in some cases an update of the weights during sampling. Then one engine step trains on the recorded
-//! sequences, merged into trees. Every log-probability recorded under the last weights is compared with
-//! the one that this step computes. Nothing is recomputed in between.
+//! Each case starts an engine with random settings: family, sizes, precision, instruction set,
+//! threads, memory for keys and values, rows of a step, rows of a training batch, and perhaps an
+//! adapter. Attempts of several turns at several tasks are sampled from it in parallel, with forks,
+//! aborts, and in some cases an update of the weights during sampling. Then one engine step trains
+//! on the recorded sequences, merged into trees. Every log-probability recorded under the last
+//! weights is compared with the one that this step computes. Nothing is recomputed in between.
 
 use std::collections::BTreeSet;
 use std::sync::Arc;
@@ -13,8 +13,8 @@ use std::time::Duration;
 
 use levade_model::{Family, ModelConfig, Pattern, Rope, RopeScaling, Windows};
 use levade_policy::{
-    FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler, SamplingParams,
-    uniform,
+    FinishReason, Learner, LoraOptions, PolicyError, Precision, SampleRequest, Sampler,
+    SamplingParams, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
@@ -28,8 +28,8 @@ use crate::{Compute, Engine, EngineOptions, Isa};
 const DEADLINE: Duration = Duration::from_secs(120);
 /// Maximum sequence length in tokens.
 const CONTEXT: usize = 1024;
-/// Minimum and maximum number of tokens of a completion that outlasts an update: a learner's command
-/// lets completions run for some hundred steps first.
+/// Minimum and maximum number of tokens of a completion that outlasts an update: a learner's
+/// command lets completions run for some hundred steps first.
 const LONG_COMPLETION_TOKENS: [usize; 2] = [270, 400];
 
 /// Random numbers of one case, in sequence.
@@ -45,8 +45,8 @@ impl RandomStream {
         uniform(self.seed, self.case, self.next)
     }
 
-    /// Returns an integer in `low..=high`, with smaller integers more likely, because sizes should vary
-    /// by factors.
+    /// Returns an integer in `low..=high`, with smaller integers more likely, because sizes should
+    /// vary by factors.
     fn size(&mut self, low: usize, high: usize) -> usize {
         let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
         ((a + self.unit() * (b - a)).exp() as usize).clamp(low, high)
@@ -86,9 +86,12 @@ fn scaling(random: &mut RandomStream) -> RopeScaling {
     let original_context = random.pick(&[32, 128]);
     match random.pick(&["none", "none", "none", "linear", "llama3", "yarn"]) {
         "linear" => RopeScaling::Linear { factor: 2.5 },
-        "llama3" => {
-            RopeScaling::Llama3 { factor: 8.0, low_freq_factor: 1.0, high_freq_factor: 4.0, original_context }
-        }
+        "llama3" => RopeScaling::Llama3 {
+            factor: 8.0,
+            low_freq_factor: 1.0,
+            high_freq_factor: 4.0,
+            original_context,
+        },
         "yarn" => RopeScaling::Yarn {
             factor: 4.0,
             beta_fast: 32.0,
@@ -100,8 +103,8 @@ fn scaling(random: &mut RandomStream) -> RopeScaling {
     }
 }
 
-/// Samples the attention pattern of the layers: windows within a block, within a stretch and over a few
-/// stretches, for some layers or for all.
+/// Samples the attention pattern of the layers: windows within a block, within a stretch and over a
+/// few stretches, for some layers or for all.
 fn pattern(random: &mut RandomStream, family: Family, layers: usize) -> Pattern {
     let traits = family.traits();
     let some = |random: &mut RandomStream, p| (0..layers).filter(|_| random.chance(p)).collect();
@@ -207,9 +210,9 @@ impl Script {
         let completion = completion.collect(DEADLINE).await?;
         let versions = completion.versions.iter().flat_map(|run| (0..run.len).map(|_| run.version));
         let positions = attempt.tokens.len()..;
-        attempt
-            .sampled
-            .extend(positions.zip(&completion.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)));
+        attempt.sampled.extend(
+            positions.zip(&completion.logprobs).zip(versions).map(|((at, p), v)| (at, *p, v)),
+        );
         attempt.tokens.extend(completion.tokens);
         Ok(completion.finish == FinishReason::Aborted)
     }
@@ -233,7 +236,8 @@ impl Script {
         let mut attempts = vec![attempt.clone()];
         if let Some(kept) = self.fork {
             let kept = kept.min(attempt.tokens.len());
-            let mut forked = Attempt { tokens: attempt.tokens[..kept].to_vec(), ..Attempt::default() };
+            let mut forked =
+                Attempt { tokens: attempt.tokens[..kept].to_vec(), ..Attempt::default() };
             let other = Script { stream: self.stream + 1000, ..self.clone() };
             other.complete(&engine, &mut forked, 5).await?;
             attempts.push(forked);
@@ -282,8 +286,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let random = &mut RandomStream { seed, case, next: 0 };
     let large = random.chance(0.08);
     let config = model(random, large);
-    // Portable code is slow if it has to emulate the fused multiply-add, and only its innermost loop
-    // differs: few and small cases are enough.
+    // Portable code is slow if it has to emulate the fused multiply-add, and only its innermost
+    // loop differs: few and small cases are enough.
     let isas = Isa::available();
     let isa = if !large && random.chance(0.05) {
         Isa::Portable
@@ -296,8 +300,9 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let long = random.chance(0.1);
     let updates = random.chance(0.1);
     // Room for at least one sequence.
-    let sequence_mib =
-        attention_shape(&config).sequence_bytes(config.layers, precision, CONTEXT).div_ceil(1 << 20);
+    let sequence_mib = attention_shape(&config)
+        .sequence_bytes(config.layers, precision, CONTEXT)
+        .div_ceil(1 << 20);
     let options = EngineOptions {
         context: CONTEXT,
         batch_tokens: random.size(8, 2000),
@@ -330,10 +335,15 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     let base = Engine::start_with(compute, weights, &options, None)
         .map_err(|error| PolicyError::Invalid(error.to_string()))?;
     let tokens = random.tokens(20, config.vocabulary);
-    let target =
-        |index| SequenceTarget { index, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
-    let lesson =
-        merge_sequences(&[SequenceInput { tokens: tokens.into(), targets: (1..20).map(target).collect() }])?;
+    let target = |index| SequenceTarget {
+        index,
+        temperature: 1.0,
+        term: Term { weight: 1.0, ..Term::default() },
+    };
+    let lesson = merge_sequences(&[SequenceInput {
+        tokens: tokens.into(),
+        targets: (1..20).map(target).collect(),
+    }])?;
     let engine = if random.chance(0.2) {
         let engine = base.lora(LoraOptions { rank: 3, ..LoraOptions::default() }, case, "").await?;
         // One step, so that the adapter changes the output.
@@ -374,7 +384,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
     for (temperature, task) in tasks {
         for attempt in task.await.map_err(|_| PolicyError::Stopped("an attempt".into()))?? {
             outcome.resumed += attempt.resumed;
-            let versions: BTreeSet<u64> = attempt.sampled.iter().map(|(_, _, version)| *version).collect();
+            let versions: BTreeSet<u64> =
+                attempt.sampled.iter().map(|(_, _, version)| *version).collect();
             outcome.updated += u64::from(versions.len() > 1);
             outcome.compared +=
                 attempt.sampled.iter().filter(|(_, _, version)| *version == last).count() as u64;
@@ -389,12 +400,14 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
                     ..Term::default()
                 },
             });
-            sequences.push(SequenceInput { targets: targets.collect(), tokens: attempt.tokens.into() });
+            sequences
+                .push(SequenceInput { targets: targets.collect(), tokens: attempt.tokens.into() });
         }
     }
     outcome.prefix_hits = engine.device_stats().await?.map_or(0, |stats| stats.prefix_hits);
     for part in sequences.chunks(random.size(1, sequences.len())) {
-        outcome.different += engine.forward_backward(merge_sequences(part)?, CROSS_ENTROPY).await?.mismatched;
+        outcome.different +=
+            engine.forward_backward(merge_sequences(part)?, CROSS_ENTROPY).await?.mismatched;
     }
     Ok(outcome)
 }
@@ -411,5 +424,7 @@ const OPTIM: levade_policy::OptimParams = levade_policy::OptimParams {
 };
 
 fn merge_sequences(sequences: &[SequenceInput]) -> Result<Arc<TreeBatch>, PolicyError> {
-    TreeBatch::merge(sequences).map(Arc::new).map_err(|error| PolicyError::Invalid(error.to_string()))
+    TreeBatch::merge(sequences)
+        .map(Arc::new)
+        .map_err(|error| PolicyError::Invalid(error.to_string()))
 }

@@ -1,5 +1,5 @@
-//! Loading files: files of another model, or of an adapter with unsupported features, are rejected, and
-//! a policy whose load was rejected stays unchanged.
+//! Loading files: files of another model, or of an adapter with unsupported features, are rejected,
+//! and a policy whose load was rejected stays unchanged.
 
 use std::path::Path;
 use std::time::Duration;
@@ -20,9 +20,15 @@ fn start(config: &ModelConfig, seed: u64) -> Engine {
 /// Returns the bits of a greedy completion's log-probabilities, which identify the weights.
 async fn completion_bits(engine: &Engine) -> Vec<u32> {
     let params = SamplingParams { temperature: 0.0, max_tokens: 8, ..SamplingParams::default() };
-    let request =
-        SampleRequest { seed: 1, stream: 1, prompt: vec![5, 6, 7], params, ..SampleRequest::default() };
-    let completion = engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
+    let request = SampleRequest {
+        seed: 1,
+        stream: 1,
+        prompt: vec![5, 6, 7],
+        params,
+        ..SampleRequest::default()
+    };
+    let completion =
+        engine.sample(request).await.unwrap().collect(Duration::from_secs(20)).await.unwrap();
     completion.logprobs.iter().map(|p| p.to_bits()).collect()
 }
 
@@ -46,7 +52,8 @@ fn add_tensor(path: &Path, name: &str) {
     tensors.push((name.to_owned(), vec![2], vec![1.0, 2.0]));
     drop(file);
     let other = path.with_extension("new");
-    write_safetensors(&other, tensors.iter().map(|(n, s, v)| (n.clone(), s.clone(), &v[..]))).unwrap();
+    write_safetensors(&other, tensors.iter().map(|(n, s, v)| (n.clone(), s.clone(), &v[..])))
+        .unwrap();
     std::fs::rename(other, path).unwrap();
 }
 
@@ -129,7 +136,8 @@ async fn load_rejects_unsupported_adapter_features() {
     let dir = save().await;
     // Settings without effect are accepted, and so is another spelling of the target modules.
     let same = json!(r"model\.layers\.\d+\..*(q|k|v|o|gate|up|down)_proj");
-    let same = [("alpha_pattern", json!({})), ("modules_to_save", json!(null)), ("target_modules", same)];
+    let same =
+        [("alpha_pattern", json!({})), ("modules_to_save", json!(null)), ("target_modules", same)];
     for (key, value) in same {
         change_json(&dir.path().join("adapter_config.json"), key, value);
     }

@@ -7,8 +7,8 @@ use std::time::Duration;
 use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_policy::{
-    AllowedTokens, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError, SampleEvent,
-    SampleRequest, Sampler, SamplingParams, uniform,
+    AllowedTokens, Completion, Constraint, FinishReason, Grammar, Grammars, PolicyError,
+    SampleEvent, SampleRequest, Sampler, SamplingParams, uniform,
 };
 use levade_text::testing::{END_OF_TEXT, IM_END, tiny_tokenizer};
 use levade_text::{Tokenizer, Vocabulary};
@@ -22,8 +22,12 @@ fn tokenizer() -> Tokenizer {
 
 /// Starts an engine with the tiny model, whose vocabulary is larger than the tokenizer's.
 fn bare() -> Engine {
-    let options =
-        EngineOptions { kv_memory_mb: 8, batch_tokens: 0, trains: false, ..EngineOptions::default() };
+    let options = EngineOptions {
+        kv_memory_mb: 8,
+        batch_tokens: 0,
+        trains: false,
+        ..EngineOptions::default()
+    };
     let compute = Compute::new(2);
     let weights = random_weights(&compute, &tiny_config(), 3);
     Engine::start_with(compute, weights, &options, None).unwrap()
@@ -72,7 +76,8 @@ fn request(stream: u64, grammar: Option<Grammar>) -> SampleRequest {
         grammar,
         ..SamplingParams::default()
     };
-    let prompt = (0..30 + stream % 3).map(|i| 2 + (uniform(9, stream / 3, i) * 250.0) as u32).collect();
+    let prompt =
+        (0..30 + stream % 3).map(|i| 2 + (uniform(9, stream / 3, i) * 250.0) as u32).collect();
     SampleRequest { seed: 7, stream, prompt, params, ..SampleRequest::default() }
 }
 
@@ -126,19 +131,27 @@ async fn completions_follow_grammar_in_any_batch() {
         let text = text(completion);
         let digits = text.strip_suffix(" km").unwrap_or(&text);
         let digits = digits.strip_prefix('-').unwrap_or(digits);
-        assert!(matches!(digits.len(), 1..=9) && digits.bytes().all(|b| b.is_ascii_digit()), "{text}");
+        assert!(
+            matches!(digits.len(), 1..=9) && digits.bytes().all(|b| b.is_ascii_digit()),
+            "{text}"
+        );
     }
     for completion in &separate[12..] {
         let text = text(completion);
-        let inner = text.strip_prefix("<call>").and_then(|text| text.strip_suffix(")</call>")).unwrap();
+        let inner =
+            text.strip_prefix("<call>").and_then(|text| text.strip_suffix(")</call>")).unwrap();
         let (name, arguments) = inner.split_once('(').unwrap();
-        assert!(matches!(name.len(), 1..=4) && name.bytes().all(|b| b.is_ascii_lowercase()), "{text}");
+        assert!(
+            matches!(name.len(), 1..=4) && name.bytes().all(|b| b.is_ascii_lowercase()),
+            "{text}"
+        );
         let arguments: Value = serde_json::from_str(arguments).unwrap();
         assert!([json!([1, 2]), json!({"a": null})].contains(&arguments), "{text}");
     }
 }
 
-/// Tokens sampled under a grammar are recorded with the model's own probabilities, and are not trained.
+/// Tokens sampled under a grammar are recorded with the model's own probabilities, and are not
+/// trained.
 #[tokio::test]
 async fn constrained_tokens_are_not_targets() {
     let engine = engine();
@@ -147,9 +160,13 @@ async fn constrained_tokens_are_not_targets() {
         let (prompt, params) = (request.prompt.clone(), request.params.clone());
         let completion = sample(&engine, request.clone()).await;
         // Log-probabilities of a scored prompt with the same tokens.
-        let scored = SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
-        let full =
-            SampleRequest { prompt: [&prompt[..], &completion.tokens].concat(), params: scored, ..request };
+        let scored =
+            SamplingParams { max_tokens: 0, prompt_logprobs: Some(0), ..SamplingParams::default() };
+        let full = SampleRequest {
+            prompt: [&prompt[..], &completion.tokens].concat(),
+            params: scored,
+            ..request
+        };
         let scored = sample(&engine, full).await;
         assert_eq!(scored.prompt_logprobs[prompt.len() - 1..], completion.logprobs);
         let segment = completion.into_segment(None, &params, 0);
@@ -195,7 +212,8 @@ async fn aborted_completion_keeps_its_grammar() {
 
 #[tokio::test]
 async fn sample_rejects_unusable_grammars() {
-    let wrong = Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
+    let wrong =
+        Grammar::JsonSchema(json!({"type": "number", "minimum": 2, "maximum": 1}).to_string());
     for (engine, grammar, reason) in [
         (engine(), wrong, "the JSON schema cannot be followed"),
         (bare(), schema(), "started without its tokenizer's grammars"),
@@ -220,8 +238,11 @@ async fn failing_constraint_ends_only_its_request() {
     }
     impl Constraint for Counts {
         fn allowed(&mut self) -> Result<AllowedTokens, PolicyError> {
-            let tokens =
-                if self.0 < 3 { [65, 66].into_iter().collect() } else { [1000].into_iter().collect() };
+            let tokens = if self.0 < 3 {
+                [65, 66].into_iter().collect()
+            } else {
+                [1000].into_iter().collect()
+            };
             Ok(AllowedTokens { tokens, may_end: self.0 >= 3 && self.1 == Grammar::JsonObject })
         }
 
@@ -249,11 +270,18 @@ async fn failing_constraint_ends_only_its_request() {
                 .await
         },
         async {
-            engine.sample(request(3, Some(Grammar::Regex("".into())))).await.unwrap().collect(DEADLINE).await
+            engine
+                .sample(request(3, Some(Grammar::Regex("".into()))))
+                .await
+                .unwrap()
+                .collect(DEADLINE)
+                .await
         },
     );
     assert_eq!(concurrent, separate);
     assert!(early.tokens.len() == 4 && early.finish == FinishReason::StopId, "{early:?}");
     assert_eq!(lost.unwrap_err(), PolicyError::Invalid("lost".into()));
-    assert!(nothing.unwrap_err().to_string().contains("allows nothing that the model has a token for"));
+    assert!(
+        nothing.unwrap_err().to_string().contains("allows nothing that the model has a token for")
+    );
 }

@@ -10,8 +10,8 @@ use levade_engine::testing::{Compute, Kernel, family_configs, random_weights, ti
 use levade_engine::{Engine, EngineOptions, Isa, Order, Precision};
 use levade_model::ModelConfig;
 use levade_policy::{
-    Completion, DeviceStats, FinishReason, Learner, LoraOptions, OptimParams, PolicyError, SampleEvent,
-    SampleRequest, SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
+    Completion, DeviceStats, FinishReason, Learner, LoraOptions, OptimParams, PolicyError,
+    SampleEvent, SampleRequest, SampleStream, Sampler, SamplingParams, TokenBytes, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
@@ -64,7 +64,8 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
     engine.sample(request).await.unwrap().collect(DEADLINE).await.unwrap()
 }
 
-/// A rollout: its sequence, the sampled positions with their log-probabilities, and the temperature.
+/// A rollout: its sequence, the sampled positions with their log-probabilities, and the
+/// temperature.
 type Rollout = (Vec<u32>, Vec<(usize, f32)>, f32);
 
 /// Samples rollouts of several turns that share prompts, all at once.
@@ -78,10 +79,16 @@ async fn rollouts(engine: &Engine, count: u64) -> Vec<Rollout> {
                 let mut sampled = Vec::new();
                 for turn in 0..3 {
                     let max_tokens = 5 + (stream as usize * 7 + turn * 3) % 23;
-                    let params = SamplingParams { temperature, max_tokens, ..SamplingParams::default() };
-                    let completion = sample(&engine, request(stream, sequence.clone(), params)).await;
+                    let params =
+                        SamplingParams { temperature, max_tokens, ..SamplingParams::default() };
+                    let completion =
+                        sample(&engine, request(stream, sequence.clone(), params)).await;
                     sampled.extend(
-                        completion.logprobs.iter().enumerate().map(|(i, p)| (sequence.len() + i, *p)),
+                        completion
+                            .logprobs
+                            .iter()
+                            .enumerate()
+                            .map(|(i, p)| (sequence.len() + i, *p)),
                     );
                     sequence.extend(&completion.tokens);
                     // Tool result.
@@ -116,9 +123,9 @@ fn batch_of(rollouts: &[Rollout]) -> TreeBatch {
     TreeBatch::merge(&sequences).unwrap()
 }
 
-/// Recorded behavior log-probabilities equal those of the training forward pass, bit for bit, for every
-/// family, precision, instruction set and number of threads, with chunked prompts, a cache that must
-/// evict, and merged trees.
+/// Recorded behavior log-probabilities equal those of the training forward pass, bit for bit, for
+/// every family, precision, instruction set and number of threads, with chunked prompts, a cache
+/// that must evict, and merged trees.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampled_and_trained_logprobs_match_bitwise() {
     for (index, config) in family_configs().iter().enumerate() {
@@ -132,27 +139,29 @@ async fn sampled_and_trained_logprobs_match_bitwise() {
                 (Isa::Avx2, 2, 5, 33, 1),
                 (Isa::Portable, 1, 8, 64, 8),
             ] {
-                // Portable code emulates the fused multiply-add if the compiler's baseline lacks it:
-                // once is enough.
+                // Portable code emulates the fused multiply-add if the compiler's baseline lacks
+                // it: once is enough.
                 if !Isa::available().contains(&isa) || (isa == Isa::Portable && index > 0) {
                     continue;
                 }
-                let options = EngineOptions { precision, running, step_rows, kv_memory_mb, ..options() };
+                let options =
+                    EngineOptions { precision, running, step_rows, kv_memory_mb, ..options() };
                 let engine = start(config, threads, isa, &options);
                 let rollouts = rollouts(&engine, 12).await;
                 assert_nothing_differs(&engine, &rollouts, &format!("{precision}, {isa:?}")).await;
-                // The same tokens, for any batching, caching, number of threads and, with one order of
-                // sums, instruction set.
-                let first =
-                    firsts.entry(Kernel { isa, precision }.order()).or_insert_with(|| rollouts.clone());
+                // The same tokens, for any batching, caching, number of threads and, with one order
+                // of sums, instruction set.
+                let first = firsts
+                    .entry(Kernel { isa, precision }.order())
+                    .or_insert_with(|| rollouts.clone());
                 assert_eq!(first, &rollouts, "{precision}, {isa:?}");
             }
         }
     }
 }
 
-/// Asserts that log-probabilities recorded at sampling equal those that training computes: in one tree,
-/// separately, and in the metric that every step reports.
+/// Asserts that log-probabilities recorded at sampling equal those that training computes: in one
+/// tree, separately, and in the metric that every step reports.
 async fn assert_nothing_differs(engine: &Engine, rollouts: &[Rollout], case: &str) {
     let batch = Arc::new(batch_of(rollouts));
     let merged = engine.logprobs(batch.clone()).await.unwrap();
@@ -200,7 +209,8 @@ async fn completions_report_their_finish_reason() {
     let stop_ids = vec![free.tokens[6]];
     let at = free.tokens.iter().position(|t| *t == stop_ids[0]).unwrap();
     let stopped =
-        sample(&engine, request(1, tokens(1, 10), SamplingParams { stop_ids, ..plain.clone() })).await;
+        sample(&engine, request(1, tokens(1, 10), SamplingParams { stop_ids, ..plain.clone() }))
+            .await;
     assert_eq!((stopped.finish, &stopped.tokens[..]), (FinishReason::StopId, &free.tokens[..=at]));
 
     let pair = free.tokens.windows(2).position(|w| w[0] < 128 && w[1] < 128).unwrap();
@@ -224,7 +234,8 @@ async fn completions_report_their_finish_reason() {
 
 #[tokio::test]
 async fn dropped_stream_frees_its_slot() {
-    let engine = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { running: 1, ..options() });
+    let engine =
+        start(&tiny_config(), 1, Isa::detect(), &EngineOptions { running: 1, ..options() });
     let params = SamplingParams { max_tokens: 200, ..SamplingParams::default() };
     let abandoned = engine.sample(request(1, tokens(1, 5), params)).await.unwrap();
     drop(abandoned);
@@ -247,8 +258,8 @@ async fn first_tokens(stream: &mut SampleStream, count: usize) -> Completion {
     found
 }
 
-/// An aborted request keeps its sampled tokens, and when requested again continues with the tokens that
-/// would have followed.
+/// An aborted request keeps its sampled tokens, and when requested again continues with the tokens
+/// that would have followed.
 #[tokio::test]
 async fn aborted_request_resumes_bitwise() {
     // Long enough that no request finishes before the abort arrives.
@@ -277,7 +288,11 @@ async fn aborted_request_resumes_bitwise() {
     assert_eq!([part.logprobs, resumed.logprobs].concat(), full.logprobs);
     assert_eq!(resumed.finish, FinishReason::Length);
     let after = stats(&engine).await;
-    assert_eq!(after.prefix_hits - before.prefix_hits, prompt.len() as u64 - 1, "nothing is computed again");
+    assert_eq!(
+        after.prefix_hits - before.prefix_hits,
+        prompt.len() as u64 - 1,
+        "nothing is computed again"
+    );
     assert!(after.cache_filled > 0.0 && after.busy_seconds > before.busy_seconds);
 
     let num_total = num_started + other.collect(DEADLINE).await.unwrap().tokens.len();
@@ -294,8 +309,8 @@ async fn aborted_request_resumes_bitwise() {
     assert_eq!(engine.abort(None).await.unwrap(), 0);
 }
 
-/// While the engine learns, it reports its pause: a client that waits for a completion can then see the
-/// reason for the delay.
+/// While the engine learns, it reports its pause: a client that waits for a completion can then see
+/// the reason for the delay.
 #[tokio::test]
 async fn learning_engine_reports_its_pause() {
     let config = ModelConfig { context: 4096, ..tiny_config() };
@@ -318,11 +333,12 @@ async fn learning_engine_reports_its_pause() {
 }
 
 /// Weights change in the middle of a completion. The completion continues, each token records the
-/// version that sampled it, and its log-probability equals the one that training computes under those
-/// weights, unless the cache was kept.
+/// version that sampled it, and its log-probability equals the one that training computes under
+/// those weights, unless the cache was kept.
 #[tokio::test]
 async fn completions_continue_across_update() {
-    // A learner's command lets completions run for a while first, so this completion has to be long.
+    // A learner's command lets completions run for a while first, so this completion has to be
+    // long.
     const NEW: usize = 1500;
     let config = ModelConfig { context: 2000, ..tiny_config() };
     for keep_cache in [false, true] {
@@ -333,8 +349,11 @@ async fn completions_continue_across_update() {
         let mut stream = engine.sample(request(5, prompt.clone(), params)).await.unwrap();
         let mut completion = first_tokens(&mut stream, 10).await;
         let optim = OptimParams { learning_rate: 1e-3, ..optim() };
-        let target =
-            SequenceTarget { index: 3, temperature: 1.0, term: Term { weight: 1.0, ..Term::default() } };
+        let target = SequenceTarget {
+            index: 3,
+            temperature: 1.0,
+            term: Term { weight: 1.0, ..Term::default() },
+        };
         let sequence = SequenceInput { tokens: tokens(3, 5).into(), targets: vec![target] };
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap();
@@ -353,7 +372,8 @@ async fn completions_continue_across_update() {
         let old = completion.versions[0].len as usize;
         let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (40 + i, *p)).collect();
         let sequence = [prompt, completion.tokens.clone()].concat();
-        let current = engine.logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)]))).await.unwrap();
+        let current =
+            engine.logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)]))).await.unwrap();
         let equal = current[old..]
             .iter()
             .zip(&completion.logprobs[old..])
@@ -382,7 +402,8 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
             temperature: 1.0,
             term: Term { weight: 1.0 / 39.0, ..Term::default() },
         });
-        let sequence = SequenceInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
+        let sequence =
+            SequenceInput { tokens: tokens(step % 2, 40).into(), targets: targets.collect() };
         let batch = Arc::new(TreeBatch::merge(&[sequence]).unwrap());
         loss = engine.forward_backward(batch, CROSS_ENTROPY).await.unwrap().loss;
         assert!(engine.optim_step(optim()).await.unwrap().applied);
@@ -391,8 +412,8 @@ async fn train(engine: &Engine, steps: u64, first: u64) -> f64 {
     loss
 }
 
-/// Training reduces the loss. A checkpoint with optimizer state continues to the same bits. Versions
-/// follow publishing.
+/// Training reduces the loss. A checkpoint with optimizer state continues to the same bits.
+/// Versions follow publishing.
 #[tokio::test]
 async fn checkpoint_restores_training_state() {
     let config = tiny_config();
@@ -406,7 +427,8 @@ async fn checkpoint_restores_training_state() {
     let other = start(&config, 1, Isa::detect(), &options());
     other.load(dir.path(), true).await.unwrap();
     // A request during a change of weights waits until they are published.
-    let mut early = other.sample(request(1, tokens(1, 5), SamplingParams::default())).await.unwrap();
+    let mut early =
+        other.sample(request(1, tokens(1, 5), SamplingParams::default())).await.unwrap();
     assert!(tokio::time::timeout(Duration::from_millis(50), early.next()).await.is_err());
     assert_eq!(train(&other, 20, 2).await.to_bits(), after.to_bits());
     let early = early.collect(DEADLINE).await.unwrap();
@@ -426,8 +448,8 @@ async fn checkpoint_restores_training_state() {
     assert!(other.load(b.path(), true).await.is_err());
 }
 
-/// Adapters over one base are separate policies: they are sampled in parallel, trained and versioned
-/// separately, saved, loaded, and merged into a model that computes the same.
+/// Adapters over one base are separate policies: they are sampled in parallel, trained and
+/// versioned separately, saved, loaded, and merged into a model that computes the same.
 #[tokio::test]
 async fn adapters_share_a_base() {
     let config = &family_configs()[2];
@@ -458,16 +480,22 @@ async fn adapters_share_a_base() {
             let version = if i % 3 == 2 { 21 } else { 0 };
             assert!(completion.versions.iter().all(|run| run.version == version));
             let sequence = [tokens(i as u64 / 6, 33), completion.tokens.clone()].concat();
-            let sampled = completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
-            let current =
-                policies[i % 3].logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)]))).await.unwrap();
+            let sampled =
+                completion.logprobs.iter().enumerate().map(|(i, p)| (33 + i, *p)).collect();
+            let current = policies[i % 3]
+                .logprobs(Arc::new(batch_of(&[(sequence, sampled, 1.0)])))
+                .await
+                .unwrap();
             assert!(
                 current.iter().zip(&completion.logprobs).all(|(a, b)| a.to_bits() == b.to_bits()),
                 "reply {i}"
             );
         }
         for of_task in completions.chunks(3) {
-            assert_eq!(of_task[0].logprobs, of_task[1].logprobs, "untrained, it does what the base does");
+            assert_eq!(
+                of_task[0].logprobs, of_task[1].logprobs,
+                "untrained, it does what the base does"
+            );
             assert_ne!(of_task[0].logprobs, of_task[2].logprobs);
         }
 
@@ -483,17 +511,22 @@ async fn adapters_share_a_base() {
         let other = start(config, 1, Isa::detect(), &EngineOptions { precision, ..options() });
         other.load(merged.path(), false).await.unwrap();
         let batch = Arc::new(batch_of(&rollouts_of(&completions)));
-        let [x, y] = [second.logprobs(batch.clone()).await.unwrap(), other.logprobs(batch).await.unwrap()];
+        let [x, y] =
+            [second.logprobs(batch.clone()).await.unwrap(), other.logprobs(batch).await.unwrap()];
         let distance = x.iter().zip(&y).map(|(x, y)| (x - y).abs()).fold(0.0, f32::max);
         assert!(distance < if precision == Precision::F32 { 1e-4 } else { 0.2 }, "{distance}");
 
         let rejected = base.optim_step(optim()).await.unwrap_err().to_string();
         assert!(rejected.contains("frozen"), "{rejected}");
-        let rejected = base.lora(LoraOptions { rank: 0, ..lora.clone() }, 0, "").await.err().unwrap();
+        let rejected =
+            base.lora(LoraOptions { rank: 0, ..lora.clone() }, 0, "").await.err().unwrap();
         assert!(rejected.to_string().contains("lora.rank = 0"));
         let alien = LoraOptions { targets: vec!["k_proj".into(), "router".into()], ..lora };
         let rejected = base.lora(alien, 0, "").await.err().unwrap();
-        assert!(rejected.to_string().contains("\"router\"") && rejected.to_string().contains("gate_proj"));
+        assert!(
+            rejected.to_string().contains("\"router\"")
+                && rejected.to_string().contains("gate_proj")
+        );
     }
 }
 
@@ -549,7 +582,10 @@ fn start_rejects_invalid_options() {
     let start = |options: EngineOptions| {
         let compute = Compute::new(1);
         let weights = random_weights(&compute, &config, 3);
-        Engine::start_with(compute, weights, &options, None).err().map(|e| e.to_string()).unwrap_or_default()
+        Engine::start_with(compute, weights, &options, None)
+            .err()
+            .map(|e| e.to_string())
+            .unwrap_or_default()
     };
     assert!(start(EngineOptions { context: 10_000, ..options() }).contains("10000"));
     assert!(start(EngineOptions { running: 0, ..options() }).contains("engine.running"));
@@ -557,15 +593,17 @@ fn start_rejects_invalid_options() {
     assert!(start(bf16).contains("engine.precision = bf16"));
 }
 
-/// An engine without memory for training evaluates batches, and rejects training. A malformed batch is
-/// rejected as well.
+/// An engine without memory for training evaluates batches, and rejects training. A malformed batch
+/// is rejected as well.
 #[tokio::test]
 async fn engine_rejects_untrainable_batches() {
     let rollout = (tokens(1, 9), vec![(4, 0.0), (8, 0.0)], 1.0);
     let batch = Arc::new(batch_of(&[rollout]));
-    let frozen = start(&tiny_config(), 1, Isa::detect(), &EngineOptions { trains: false, ..options() });
+    let frozen =
+        start(&tiny_config(), 1, Isa::detect(), &EngineOptions { trains: false, ..options() });
     assert_eq!(frozen.logprobs(batch.clone()).await.unwrap().len(), 2);
-    let rejected = frozen.forward_backward(batch.clone(), CROSS_ENTROPY).await.unwrap_err().to_string();
+    let rejected =
+        frozen.forward_backward(batch.clone(), CROSS_ENTROPY).await.unwrap_err().to_string();
     assert!(rejected.contains("trains = true"), "{rejected}");
     assert!(frozen.optim_step(optim()).await.is_err());
 
@@ -579,7 +617,8 @@ async fn engine_rejects_untrainable_batches() {
     for change in changes {
         let mut malformed = (*batch).clone();
         change(&mut malformed);
-        let rejected = engine.forward_backward(Arc::new(malformed), CROSS_ENTROPY).await.unwrap_err();
+        let rejected =
+            engine.forward_backward(Arc::new(malformed), CROSS_ENTROPY).await.unwrap_err();
         assert!(rejected.to_string().contains("malformed"), "{rejected}");
     }
     assert!(engine.forward_backward(batch, CROSS_ENTROPY).await.is_ok());

@@ -1,5 +1,5 @@
-//! Sampling and training compute the same bits in random cases. `examples/parity.rs` runs any number of
-//! cases.
+//! Sampling and training compute the same bits in random cases. `examples/parity.rs` runs any
+//! number of cases.
 
 use levade_engine::testing::parity;
 

@@ -36,20 +36,24 @@ async fn sample(engine: &Engine, request: SampleRequest) -> Completion {
 
 /// Merges a sequence whose tokens except the first are all targets.
 fn batch_of(sequence: &[u32], temperature: f32) -> Arc<TreeBatch> {
-    let target = |index: usize| SequenceTarget { index: index as u32, temperature, term: Term::default() };
+    let target =
+        |index: usize| SequenceTarget { index: index as u32, temperature, term: Term::default() };
     let targets = (1..sequence.len()).map(target).collect();
-    Arc::new(TreeBatch::merge(&[SequenceInput { tokens: sequence.to_vec().into(), targets }]).unwrap())
+    Arc::new(
+        TreeBatch::merge(&[SequenceInput { tokens: sequence.to_vec().into(), targets }]).unwrap(),
+    )
 }
 
-/// Prompt log-probabilities equal those that training computes, for the base weights and an adapter, in
-/// both precisions and at several temperatures.
+/// Prompt log-probabilities equal those that training computes, for the base weights and an
+/// adapter, in both precisions and at several temperatures.
 #[tokio::test]
 async fn prompt_logprobs_match_training_bitwise() {
     for precision in [Precision::F32, Precision::Bf16] {
         let options = EngineOptions { precision, ..options() };
         let base = start(&options);
         let adapter = base.lora(LoraOptions::default(), 5, "tiny").await.unwrap();
-        for (engine, temperature) in [(&base, 1.0), (&base, 0.6), (&adapter, 1.7), (&adapter, 0.0)] {
+        for (engine, temperature) in [(&base, 1.0), (&base, 0.6), (&adapter, 1.7), (&adapter, 0.0)]
+        {
             let sequence = tokens(5, 200);
             let params = SamplingParams {
                 temperature,
@@ -69,7 +73,8 @@ async fn prompt_logprobs_match_training_bitwise() {
             let bits = |logprobs: &[f32]| logprobs.iter().map(|p| p.to_bits()).collect::<Vec<_>>();
             assert_eq!(found.len(), 199);
             assert_eq!(bits(&found), bits(&scored.prompt_logprobs), "{precision} at {temperature}");
-            // Scoring a completion as a prompt gives the log-probabilities reported during sampling.
+            // Scoring a completion as a prompt gives the log-probabilities reported during
+            // sampling.
             let full = [&sequence[..], &scored.tokens].concat();
             let again = SamplingParams { max_tokens: 0, ..params };
             let again = sample(engine, request(3, full, again)).await;

@@ -6,9 +6,9 @@ use std::time::Duration;
 use levade_engine::testing::{Compute, random_weights, tiny_config};
 use levade_engine::{Engine, EngineOptions};
 use levade_policy::{
-    Completion, Content, Learner, LoraOptions, MicroBatchPlan, OptimParams, PolicyError, SampleRequest,
-    Sampler, SamplingParams, SavedFile, TrainRequest, UpdateSequences, WeightsAt, WeightsLocation,
-    WeightsRef, uniform,
+    Completion, Content, Learner, LoraOptions, MicroBatchPlan, OptimParams, PolicyError,
+    SampleRequest, Sampler, SamplingParams, SavedFile, TrainRequest, UpdateSequences, WeightsAt,
+    WeightsLocation, WeightsRef, uniform,
 };
 use levade_rl::{Loss, PolicyLoss};
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
@@ -39,7 +39,9 @@ fn test_sequences() -> Vec<SequenceInput> {
         let term = Term { weight: 0.125, ..Term::default() };
         SequenceInput {
             tokens: (0..12).map(token).collect(),
-            targets: (6..12).map(|index| SequenceTarget { index, temperature: 1.0, term }).collect(),
+            targets: (6..12)
+                .map(|index| SequenceTarget { index, temperature: 1.0, term })
+                .collect(),
         }
     };
     (0..5).map(sequence).collect()
@@ -55,8 +57,8 @@ async fn sample_logprobs(engine: &Engine) -> Vec<u32> {
     engine.logprobs(Arc::new(batch)).await.unwrap().into_iter().map(f32::to_bits).collect()
 }
 
-/// An update consists of the micro-batches of its plan, in order, and a step. The engine follows any
-/// plan, including plans that it would not make itself.
+/// An update consists of the micro-batches of its plan, in order, and a step. The engine follows
+/// any plan, including plans that it would not make itself.
 #[tokio::test]
 async fn train_follows_micro_batch_plan() {
     let of_groups = |groups: [usize; 3]| {
@@ -104,7 +106,8 @@ async fn train_rejects_mismatched_plan() {
         ),
     ];
     for (plan, difference) in tampered {
-        let rejected = engine.train(request(), &plan, &mut || panic!("nothing is learnt from")).await;
+        let rejected =
+            engine.train(request(), &plan, &mut || panic!("nothing is learnt from")).await;
         let Err(PolicyError::PlanMismatch(why)) = rejected else { panic!("{rejected:?}") };
         assert!(why.contains(difference), "{why}");
     }
@@ -112,8 +115,8 @@ async fn train_rejects_mismatched_plan() {
     assert_eq!(sample_logprobs(&engine).await, before);
 }
 
-/// A request is never sampled from weights older than it requires, and other requests do not wait for
-/// it.
+/// A request is never sampled from weights older than it requires, and other requests do not wait
+/// for it.
 #[tokio::test]
 async fn request_waits_for_minimum_version() {
     let engine = start();
@@ -158,8 +161,8 @@ async fn manifest_lists_saved_files() {
     assert!(matches!(error, PolicyError::WeightsNotLoaded(_)), "{error}");
 }
 
-/// Weights that another learner published as files are sampled from once they are loaded. Files that
-/// changed after they were written, or that belong to another model, change nothing.
+/// Weights that another learner published as files are sampled from once they are loaded. Files
+/// that changed after they were written, or that belong to another model, change nothing.
 #[tokio::test]
 async fn adopt_loads_published_files() {
     let (learner, sampler) = (start(), start());
@@ -196,16 +199,22 @@ async fn adopt_loads_published_files() {
     let mut other = manifest.clone();
     let changed = SavedFile::read(dir.path(), config).unwrap();
     *other.files.iter_mut().find(|file| file.name == config).unwrap() = changed;
-    let error =
-        sampler.update_weights(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) }).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::WeightsNotLoaded(why) if why.contains("norm_epsilon")), "{error}");
+    let error = sampler
+        .update_weights(&WeightsRef { version: 7, at: WeightsAt::Manifest(other) })
+        .await
+        .unwrap_err();
+    assert!(
+        matches!(&error, PolicyError::WeightsNotLoaded(why) if why.contains("norm_epsilon")),
+        "{error}"
+    );
     mend();
     assert_eq!((sample_logprobs(&sampler).await, sampler.version().await.unwrap()), (before, 0));
 
     sampler.update_weights(&weights).await.unwrap();
     assert_eq!(sample_logprobs(&sampler).await, sample_logprobs(&learner).await);
     let params = SamplingParams { max_tokens: 4, ..SamplingParams::default() };
-    let pinned = SampleRequest { min_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
+    let pinned =
+        SampleRequest { min_version: 7, prompt: vec![3, 4, 5], params, ..Default::default() };
     let completion = sampler.sample(pinned).await.unwrap().collect(DEADLINE).await.unwrap();
     assert_eq!(completion.versions.iter().map(|run| run.version).collect::<Vec<_>>(), [7]);
 }

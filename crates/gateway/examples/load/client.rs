@@ -43,8 +43,7 @@ impl Client {
 
     /// Sends the prompt with the index `number`.
     async fn request(&mut self, number: usize, stream: bool) -> Result<Response<Incoming>> {
-        let mut body =
-            json!({ "model": MODEL, "messages": messages(number), "max_tokens": COMPLETION_TOKENS });
+        let mut body = json!({ "model": MODEL, "messages": messages(number), "max_tokens": COMPLETION_TOKENS });
         if stream {
             body["stream"] = true.into();
         }
@@ -92,7 +91,12 @@ async fn with_timeout<T>(what: &str, work: impl Future<Output = Result<T>>) -> R
 }
 
 /// Requests chat completions for the duration `time`, after one uncounted request per connection.
-pub async fn calls(address: &str, connections: usize, time: Duration, stream: bool) -> Result<Value> {
+pub async fn calls(
+    address: &str,
+    connections: usize,
+    time: Duration,
+    stream: bool,
+) -> Result<Value> {
     let ready = Arc::new(Barrier::new(connections));
     let next = Rc::new(Cell::new(0));
     let one = |at: usize| {
@@ -104,7 +108,8 @@ pub async fn calls(address: &str, connections: usize, time: Duration, stream: bo
             let (started, mut times, mut last) = (Instant::now(), Vec::new(), None);
             while started.elapsed() < time {
                 let number = next.replace(next.get() + 1);
-                let response = with_timeout("a reply", client.read_response(number, stream)).await?;
+                let response =
+                    with_timeout("a reply", client.read_response(number, stream)).await?;
                 times.push((response.first, response.total));
                 last = Some(response.body);
             }
@@ -166,10 +171,13 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
         }
     };
     let local = LocalSet::new();
-    let tasks: Vec<_> = (0..number).map(|at| local.spawn_local(with_timeout("a stream", one(at)))).collect();
+    let tasks: Vec<_> =
+        (0..number).map(|at| local.spawn_local(with_timeout("a stream", one(at)))).collect();
     let measured = async {
         let waited = tokio::time::timeout(TIMEOUT, all.wait()).await;
-        waited.map_err(|_| format!("only {} of {number} streams opened within {TIMEOUT:?}", opened.get()))?;
+        waited.map_err(|_| {
+            format!("only {} of {number} streams opened within {TIMEOUT:?}", opened.get())
+        })?;
         let (open, opening) = (memory(pid)?, started.elapsed());
         let running = running(address).await?;
         for task in tasks {
@@ -198,8 +206,10 @@ async fn running(address: &str) -> Result<usize> {
 /// Returns the resident memory of a process, in MiB.
 fn memory(pid: u32) -> Result<f64> {
     let status = std::fs::read_to_string(format!("/proc/{pid}/status"))?;
-    let line =
-        status.lines().find_map(|line| line.strip_prefix("VmRSS:")).ok_or("a process without VmRSS")?;
+    let line = status
+        .lines()
+        .find_map(|line| line.strip_prefix("VmRSS:"))
+        .ok_or("a process without VmRSS")?;
     let kib: f64 = line.trim().trim_end_matches("kB").trim().parse()?;
     Ok(kib / 1024.0)
 }

@@ -1,5 +1,5 @@
-//! Measures the overhead of the gateway, over samplers that take almost no time. Each command prints
-//! one line of JSON:
+//! Measures the overhead of the gateway, over samplers that take almost no time. Each command
+//! prints one line of JSON:
 //!
 //! ```sh
 //! load serve ADDRESS [PACE]                  # a gateway on one thread; PACE: delay per token in ms
@@ -50,17 +50,33 @@ async fn main() -> Result<()> {
             return serve_gateway(address, Arc::new(script().paced(pace))).await;
         }
         ["calls", address, connections, seconds] => {
-            client::calls(address, connections.parse()?, Duration::from_secs_f64(seconds.parse()?), false)
-                .await?
+            client::calls(
+                address,
+                connections.parse()?,
+                Duration::from_secs_f64(seconds.parse()?),
+                false,
+            )
+            .await?
         }
         ["calls", address, connections, seconds, "stream"] => {
-            client::calls(address, connections.parse()?, Duration::from_secs_f64(seconds.parse()?), true)
-                .await?
+            client::calls(
+                address,
+                connections.parse()?,
+                Duration::from_secs_f64(seconds.parse()?),
+                true,
+            )
+            .await?
         }
-        ["streams", address, number, pid] => client::streams(address, number.parse()?, pid.parse()?).await?,
+        ["streams", address, number, pid] => {
+            client::streams(address, number.parse()?, pid.parse()?).await?
+        }
         ["sampler", number] => measure_sequential(number.parse()?).await?,
         ["turns", turns, rounds] => session(turns.parse()?, rounds.parse()?).await?,
-        _ => return Err(format!("{arguments:?} is no command; the head of main.rs has them all").into()),
+        _ => {
+            return Err(
+                format!("{arguments:?} is no command; the head of main.rs has them all").into()
+            );
+        }
     };
     println!("{found}");
     Ok(())
@@ -68,7 +84,12 @@ async fn main() -> Result<()> {
 
 /// Creates a simulator whose completions are random bytes, sampled within microseconds.
 fn simulator() -> Simulator {
-    let config = SimulatorConfig { vocabulary: VOCABULARY, context: CONTEXT, rows: 64, ..Default::default() };
+    let config = SimulatorConfig {
+        vocabulary: VOCABULARY,
+        context: CONTEXT,
+        rows: 64,
+        ..Default::default()
+    };
     Simulator::new(config)
 }
 
@@ -84,7 +105,10 @@ fn model(sampler: Arc<dyn Sampler>) -> Result<Model> {
         Backend::Tokens(sampler),
         Some(Arc::new(Format::new(Arc::new(tiny_chat()?), History::default()))),
         PartyLimits { context: CONTEXT, timeout: TIMEOUT },
-        SamplingRule::Default(SamplingParams { max_tokens: COMPLETION_TOKENS, ..SamplingParams::default() }),
+        SamplingRule::Default(SamplingParams {
+            max_tokens: COMPLETION_TOKENS,
+            ..SamplingParams::default()
+        }),
     );
     Ok(Model { party: Arc::new(party), created: 0 })
 }
@@ -126,11 +150,13 @@ async fn measure_sequential(number: usize) -> Result<Value> {
         times.push(started.elapsed());
     }
     let (prompt, completion) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
-    Ok(json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": completion }))
+    Ok(
+        json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": completion }),
+    )
 }
 
-/// Runs sessions of `turns` turns, each of which adds 200 tokens to the prompt. Measures the time of
-/// a turn from its call to its recorded completion.
+/// Runs sessions of `turns` turns, each of which adds 200 tokens to the prompt. Measures the time
+/// of a turn from its call to its recorded completion.
 async fn session(turns: usize, rounds: usize) -> Result<Value> {
     let model = model(Arc::new(script()))?;
     let gateway = Gateway::new(vec![model.clone()], Options::default());
@@ -162,7 +188,9 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
         gateway.forget(&session);
         let continued = recorded.counts.continued as usize;
         if continued + 1 != turns {
-            return Err(format!("only {continued} of {turns} turns continued the one before").into());
+            return Err(
+                format!("only {continued} of {turns} turns continued the one before").into()
+            );
         }
         paths += recorded.trajectory.leaves().len();
     }
@@ -178,5 +206,7 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
 pub fn quantile(times: &mut [Duration], fraction: f64) -> f64 {
     times.sort_unstable();
     let at = (times.len() as f64 * fraction) as usize;
-    times.get(at.min(times.len().saturating_sub(1))).map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
+    times
+        .get(at.min(times.len().saturating_sub(1)))
+        .map_or(f64::NAN, |time| time.as_secs_f64() * 1e3)
 }

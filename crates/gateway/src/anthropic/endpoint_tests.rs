@@ -28,8 +28,8 @@ fn streamed(messages: &Value) -> Value {
     request
 }
 
-/// Returns the message that a stream describes, joined as in Anthropic's SDK. Checks the order of the
-/// events.
+/// Returns the message that a stream describes, joined as in Anthropic's SDK. Checks the order of
+/// the events.
 fn message(events: &[Value]) -> Value {
     let (first, last) = (&events[0], &events[events.len() - 1]);
     assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("message_stop")));
@@ -57,7 +57,8 @@ fn message(events: &[Value]) -> Value {
                     }
                     other => panic!("{other}"),
                 };
-                let text = format!("{}{}", block[field].as_str().unwrap(), delta[field].as_str().unwrap());
+                let text =
+                    format!("{}{}", block[field].as_str().unwrap(), delta[field].as_str().unwrap());
                 block[field] = text.into();
             }
             "content_block_stop" => {
@@ -81,7 +82,12 @@ fn message(events: &[Value]) -> Value {
 }
 
 fn kinds(message: &Value) -> Vec<&str> {
-    message["content"].as_array().unwrap().iter().map(|block| block["type"].as_str().unwrap()).collect()
+    message["content"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|block| block["type"].as_str().unwrap())
+        .collect()
 }
 
 async fn request_message(served: &TestGateway, messages: &Value, streams: bool) -> Value {
@@ -93,8 +99,8 @@ async fn request_message(served: &TestGateway, messages: &Value, streams: bool) 
     response.json()
 }
 
-/// Runs a conversation of three calls that sends each completion back as received. Returns the three
-/// responses.
+/// Runs a conversation of three calls that sends each completion back as received. Returns the
+/// three responses.
 async fn talk(streams: bool) -> Vec<Value> {
     let served = TestGateway::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
     let mut messages = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
@@ -102,7 +108,10 @@ async fn talk(streams: bool) -> Vec<Value> {
     assert_eq!(kinds(&first), ["thinking", "text", "tool_use", "tool_use"]);
     let blocks = &first["content"];
     assert!(!blocks[0]["signature"].as_str().unwrap().is_empty());
-    assert_eq!((&blocks[0]["thinking"], &blocks[1]["text"]), (&json!("Hm — ✓"), &json!("Let me call.")));
+    assert_eq!(
+        (&blocks[0]["thinking"], &blocks[1]["text"]),
+        (&json!("Hm — ✓"), &json!("Let me call."))
+    );
     assert_eq!(
         (&blocks[2]["name"], &blocks[2]["input"]),
         (&json!("add"), &serde_json::from_str::<Value>(r#"{"b": 2, "a": 1.50}"#).unwrap())
@@ -115,8 +124,7 @@ async fn talk(streams: bool) -> Vec<Value> {
     let usage = &first["usage"];
     assert_eq!(usage["output_tokens"], THINKS_AND_CALLS.len() + 1);
     messages.push(json!({"role": "assistant", "content": blocks}));
-    let result =
-        |at: usize| json!({"type": "tool_result", "tool_use_id": blocks[at]["id"], "content": "3.5"});
+    let result = |at: usize| json!({"type": "tool_result", "tool_use_id": blocks[at]["id"], "content": "3.5"});
     let reminder = json!({"type": "text", "text": "Mind the time."});
     messages.push(json!({"role": "user", "content": [result(2), result(3), reminder]}));
     let second = request_message(&served, &json!(messages), streams).await;
@@ -176,7 +184,9 @@ async fn unusual_completions_round_trip_in_document_and_stream() {
         let blocks = message["content"].as_array().unwrap();
         ["thinking", "text", "input"].map(|field| {
             let found = blocks.iter().map(|block| &block[field]).filter(|value| !value.is_null());
-            found.map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned)).collect()
+            found
+                .map(|value| value.as_str().map_or_else(|| value.to_string(), str::to_owned))
+                .collect()
         })
     }
     for assistant_message in UNUSUAL_COMPLETIONS.into_iter().chain([UNREADABLE]) {
@@ -187,10 +197,14 @@ async fn unusual_completions_round_trip_in_document_and_stream() {
             let first = request_message(&served, &json!(messages), streams).await;
             parts_seen.push(joined_contents(&first));
             messages.push(json!({"role": "assistant", "content": first["content"]}));
-            let calls = first["content"].as_array().unwrap().iter().filter(|block| !block["id"].is_null());
-            let results = calls.map(|call| json!({"type": "tool_result", "tool_use_id": call["id"]}));
+            let calls =
+                first["content"].as_array().unwrap().iter().filter(|block| !block["id"].is_null());
+            let results =
+                calls.map(|call| json!({"type": "tool_result", "tool_use_id": call["id"]}));
             let text = json!({"type": "text", "text": "So?"});
-            messages.push(json!({"role": "user", "content": results.chain([text]).collect::<Vec<_>>()}));
+            messages.push(
+                json!({"role": "user", "content": results.chain([text]).collect::<Vec<_>>()}),
+            );
             request_message(&served, &json!(messages), streams).await;
             assert_eq!(
                 served.origins(),
@@ -232,7 +246,10 @@ async fn disabled_parallel_use_returns_one_call() {
     assert_eq!(kinds(&response), ["thinking", "text", "tool_use"]);
     body["tool_choice"] = json!({"type": "none"});
     let response = served.post("/v1/messages", &body).await.json();
-    assert_eq!((kinds(&response), &response["stop_reason"]), (vec!["thinking", "text"], &json!("end_turn")));
+    assert_eq!(
+        (kinds(&response), &response["stop_reason"]),
+        (vec!["thinking", "text"], &json!("end_turn"))
+    );
 }
 
 #[tokio::test]
@@ -256,9 +273,19 @@ async fn errors_have_anthropic_format() {
     let long = "x".repeat(5000);
     for (request, status, kind, message_part) in [
         (with("max_tokens", Value::Null), 400, "invalid_request_error", "max_tokens is missing"),
-        (with("tools", json!([{"name": "f"}])), 400, "invalid_request_error", "the input_schema of tools.0"),
+        (
+            with("tools", json!([{"name": "f"}])),
+            400,
+            "invalid_request_error",
+            "the input_schema of tools.0",
+        ),
         (with("tools", json!([{}])), 400, "invalid_request_error", "has no name"),
-        (with("tool_choice", json!("any")), 400, "invalid_request_error", "it is an object of type auto"),
+        (
+            with("tool_choice", json!("any")),
+            400,
+            "invalid_request_error",
+            "it is an object of type auto",
+        ),
         (with("max_tokens", json!(0)), 400, "invalid_request_error", "max_tokens = 0"),
         (with("top_k", json!(-5)), 400, "invalid_request_error", "top_k = -5"),
         (with("temperature", json!("hot")), 400, "invalid_request_error", "temperature"),
@@ -269,7 +296,12 @@ async fn errors_have_anthropic_format() {
             "mcp_servers is not supported",
         ),
         (with("seed", json!(1)), 400, "invalid_request_error", "seed is not supported"),
-        (with("system", json!([{"type": "image"}])), 400, "invalid_request_error", "system.0 is of type"),
+        (
+            with("system", json!([{"type": "image"}])),
+            400,
+            "invalid_request_error",
+            "system.0 is of type",
+        ),
         (
             with("messages", json!([{"role": "user", "content": long}])),
             400,
@@ -306,7 +338,8 @@ async fn errors_have_anthropic_format() {
 
 #[tokio::test]
 async fn client_tools_are_rendered_or_rejected_by_name() {
-    let called = "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let called =
+        "<tool_call>\n{\"name\": \"bash\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
     let served = TestGateway::scripted(&[called]);
     let mut body = request(&json!([{"role": "user", "content": "Hi"}]));
     body["tools"] = json!([
@@ -321,7 +354,8 @@ async fn client_tools_are_rendered_or_rejected_by_name() {
     for name in ["\"bash\"", "\"str_replace_based_edit_tool\"", "\"memory\"", "insert_text"] {
         assert!(path.contains(name), "{path}");
     }
-    body["tools"] = json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
+    body["tools"] =
+        json!([{"type": "computer_20250124", "name": "computer", "display_width_px": 1}]);
     let response = TestGateway::scripted(&[]).post("/v1/messages", &body).await;
     assert_eq!(response.status, StatusCode::BAD_REQUEST);
     assert!(response.text.contains("tools.0 (\\\"computer\\\") is of type"), "{}", response.text);
@@ -336,7 +370,9 @@ async fn hosted_tools_are_omitted_and_counted() {
     served.post("/v1/messages", &body).await.json();
     let [path] = &served.paths().await[..] else { panic!() };
     assert!(
-        path.contains("\"add\"") && !path.contains("web_search") && !path.contains("code_execution"),
+        path.contains("\"add\"")
+            && !path.contains("web_search")
+            && !path.contains("code_execution"),
         "{path}"
     );
     for kind in ["web_search_20250305", "code_execution_20250825"] {
@@ -361,8 +397,13 @@ async fn fields_without_effect_are_counted() {
 #[tokio::test]
 async fn root_paths_return_ok() {
     let served = TestGateway::scripted(&["Yes."]);
-    for path in ["/", "/v1", "/rollout/r/attempt/a", "/rollout/r/attempt/a/", "/rollout/r/attempt/a/agent/x/"]
-    {
+    for path in [
+        "/",
+        "/v1",
+        "/rollout/r/attempt/a",
+        "/rollout/r/attempt/a/",
+        "/rollout/r/attempt/a/agent/x/",
+    ] {
         for method in ["HEAD", "GET"] {
             assert_eq!(
                 served.send(method, path, OUTSIDE_KEY, "").await.status,

@@ -15,13 +15,19 @@ use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/messages`.
-pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn messages(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
     let id = format!("req_{}", gateway.call_id());
     let prepared = prepare(&gateway, incoming).and_then(|(caller, requested)| {
         // Anthropic's API requires `max_tokens`.
         let missing = || {
-            ApiError::field("max_tokens", "max_tokens is missing; it is the maximum of the reply's tokens")
+            ApiError::field(
+                "max_tokens",
+                "max_tokens is missing; it is the maximum of the reply's tokens",
+            )
         };
         requested.call.request.sampling.max_tokens.ok_or_else(missing).map(|_| (caller, requested))
     });
@@ -36,13 +42,17 @@ pub(crate) async fn messages(State(gateway): State<Gateway>, incoming: IncomingR
 }
 
 /// Handles `POST /v1/messages/count_tokens`.
-pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn count_tokens(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let id = format!("req_{}", gateway.call_id());
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, ParsedRequest { call, .. }) = prepare(&gateway, incoming)?;
         count(&gateway, &caller, &call)
     });
-    let broken = |error| ApiError::new(ErrorKind::Internal, format!("counting came to no end: {error}"));
+    let broken =
+        |error| ApiError::new(ErrorKind::Internal, format!("counting came to no end: {error}"));
     let response = match counting.await.map_err(broken).and_then(|counted| counted) {
         Ok(tokens) => document(StatusCode::OK, &json!({ "input_tokens": tokens })),
         Err(found) => error_response(&found, &error_body(&found, &id)),
@@ -50,7 +60,10 @@ pub(crate) async fn count_tokens(State(gateway): State<Gateway>, incoming: Incom
     with_request_id(response, &id)
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, ParsedRequest), ApiError> {
+fn prepare(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+) -> Result<(Caller, ParsedRequest), ApiError> {
     let (caller, body) = incoming.into_call()?;
     Ok((caller, request::read(gateway, &body)?))
 }

@@ -20,8 +20,8 @@ const BILLING_PREFIX: &str = "x-anthropic-billing-header:";
 /// that cannot be shown are counted and replaced by a line that names their type.
 ///
 /// # Errors
-/// Returns an error that names the first message or block that is invalid or that a text model cannot
-/// read, or an error if the last message is the assistant's.
+/// Returns an error that names the first message or block that is invalid or that a text model
+/// cannot read, or an error if the last message is the assistant's.
 pub(super) fn read(
     gateway: &Gateway,
     system: Option<&Value>,
@@ -40,7 +40,8 @@ pub(super) fn read(
             Some("system") => read.extend(instructions(parts, content, &location)?),
             _ => {
                 let param = format!("messages.{at}.role");
-                let message = format!("{param} is {}; it is user, assistant or system", message["role"]);
+                let message =
+                    format!("{param} is {}; it is user, assistant or system", message["role"]);
                 return Err(ApiError::field(&param, message));
             }
         }
@@ -63,7 +64,10 @@ fn texts(
 ) -> Result<String, ApiError> {
     let mut all = String::new();
     let plain_text = parts.for_each_part(content, location, |kind, block, location| {
-        all += kept(text_of(kind, block, location)?.ok_or_else(|| unsupported_part(kind, location, "text"))?);
+        all += kept(
+            text_of(kind, block, location)?
+                .ok_or_else(|| unsupported_part(kind, location, "text"))?,
+        );
         Ok(())
     })?;
     Ok(plain_text.map_or(all, |text| kept(&text).to_owned()))
@@ -137,12 +141,16 @@ mod tests {
             arguments: arguments.into(),
         };
         let calls = vec![call("a0", json!({"a": 1.5, "b": 2})), call("a1", json!({}))];
-        let result = |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::tool(text) };
+        let result =
+            |id: &str, text: &str| Message { tool_call_id: Some(id.into()), ..Message::tool(text) };
         let want = [
             Message::system("Be brief."),
             Message::user("add"),
             Message::system("Mind the time."),
-            Message { reasoning_content: Some(" hm ".into()), ..Message::calls(" Let me…\n", calls) },
+            Message {
+                reasoning_content: Some(" hm ".into()),
+                ..Message::calls(" Let me…\n", calls)
+            },
             result("a0", "3.5"),
             result("a1", "nope"),
             result("a2", FAILED_RESULT),
@@ -166,7 +174,11 @@ mod tests {
             let read = parse_messages(
                 json!([{"role": "assistant", "content": [block]}, {"role": "user", "content": [result]}]),
             );
-            assert_eq!(read.unwrap()[0].tool_calls[0].arguments.unreadable(), Some(text), "{input}");
+            assert_eq!(
+                read.unwrap()[0].tool_calls[0].arguments.unreadable(),
+                Some(text),
+                "{input}"
+            );
         }
     }
 
@@ -174,19 +186,25 @@ mod tests {
     fn text_blocks_equal_plain_text() {
         let plain_text = parse_messages(json!([{"role": "user", "content": "Hi there"}])).unwrap();
         let parts = json!([{"type": "text", "text": "Hi "}, {"type": "text", "text": "there"}]);
-        assert_eq!(parse_messages(json!([{"role": "user", "content": parts}])).unwrap(), plain_text);
+        assert_eq!(
+            parse_messages(json!([{"role": "user", "content": parts}])).unwrap(),
+            plain_text
+        );
         // Empty contents yield messages as well.
-        let nothing =
-            parse_messages(json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}]))
-                .unwrap();
+        let nothing = parse_messages(
+            json!([{"role": "assistant", "content": []}, {"role": "user", "content": ""}]),
+        )
+        .unwrap();
         assert_eq!(nothing, [Message::assistant(""), Message::user("")]);
     }
 
     #[test]
     fn textual_documents_and_search_results_are_shown() {
         let text = |text: &str| json!({"type": "text", "text": text});
-        let document = |source: Value| json!({"type": "document", "title": "Notes", "source": source});
-        let of_text = document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
+        let document =
+            |source: Value| json!({"type": "document", "title": "Notes", "source": source});
+        let of_text =
+            document(json!({"type": "text", "media_type": "text/plain", "data": "hello"}));
         let of_content = document(json!({"type": "content", "content": [text("hel"), text("lo")]}));
         let found = json!({
             "type": "search_result", "title": "Page", "source": "http://a.example", "content": [text("hello")],
@@ -218,8 +236,14 @@ mod tests {
         let image = json!({"type": "image", "source": {"type": "base64", "data": "AAAA"}});
         let pdf = json!({"type": "document", "source": {"type": "base64", "data": "AAAA"}});
         for (blocks, want) in [
-            (json!([text("shot"), image]), "shot\n[a part of type \"image\", which cannot be shown]\n"),
-            (json!([image, text("shot")]), "[a part of type \"image\", which cannot be shown]\nshot"),
+            (
+                json!([text("shot"), image]),
+                "shot\n[a part of type \"image\", which cannot be shown]\n",
+            ),
+            (
+                json!([image, text("shot")]),
+                "[a part of type \"image\", which cannot be shown]\nshot",
+            ),
             (json!([pdf]), "[a part of type \"document\", which cannot be shown]\n"),
             (
                 json!([{"type": "tool_reference", "tool_name": "x"}]),
@@ -228,7 +252,8 @@ mod tests {
         ] {
             let gateway = gateway();
             let result = json!({"type": "tool_result", "tool_use_id": "a", "content": blocks});
-            let read = read(&gateway, None, &[json!({"role": "user", "content": [result]})]).unwrap();
+            let read =
+                read(&gateway, None, &[json!({"role": "user", "content": [result]})]).unwrap();
             assert_eq!(read[0].content.as_str(), want);
             assert_eq!(gateway.unknown_fields().values().sum::<u64>(), 1);
         }
@@ -252,7 +277,10 @@ mod tests {
             .as_array()
             .unwrap(),
         );
-        assert_eq!(read.unwrap(), [Message::user("q"), Message::assistant("ok"), Message::user("q2")]);
+        assert_eq!(
+            read.unwrap(),
+            [Message::user("q"), Message::assistant("ok"), Message::user("q2")]
+        );
         assert_eq!(gateway.unknown_fields().len(), 2);
     }
 
@@ -268,21 +296,29 @@ mod tests {
             (json!([block(line)]), ""),
             (json!([block(line), block(&format!("Say {line}"))]), &format!("Say {line}")),
         ] {
-            let read = read(&gateway(), Some(&system), &[json!({"role": "user", "content": "Hi"})]).unwrap();
+            let read = read(&gateway(), Some(&system), &[json!({"role": "user", "content": "Hi"})])
+                .unwrap();
             let want = (!kept.is_empty()).then(|| Message::system(kept));
-            assert_eq!(read, want.into_iter().chain([Message::user("Hi")]).collect::<Vec<_>>(), "{system}");
+            assert_eq!(
+                read,
+                want.into_iter().chain([Message::user("Hi")]).collect::<Vec<_>>(),
+                "{system}"
+            );
         }
     }
 
     #[test]
     fn read_rejects_unsupported_blocks_by_path() {
-        let image =
-            json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
+        let image = json!({"type": "image", "source": {"type": "base64", "media_type": "image/png", "data": ""}});
         let user = |block: &Value| json!([{"role": "user", "content": [block]}]);
         let last = |content: &str| json!([{"role": "user", "content": "Hi"}, {"role": "assistant", "content": content}]);
         for (messages, param, why) in [
             (user(&image), "messages.0.content.0", "\"image\", which cannot be shown"),
-            (user(&json!({"type": "document", "source": {}})), "messages.0.content.0", "reads text alone"),
+            (
+                user(&json!({"type": "document", "source": {}})),
+                "messages.0.content.0",
+                "reads text alone",
+            ),
             (
                 user(&json!({"type": "document", "source": {"type": "base64", "data": ""}})),
                 "messages.0.content.0",
@@ -290,7 +326,11 @@ mod tests {
             ),
             (user(&json!({"text": "x"})), "messages.0.content.0", "has no type"),
             (user(&json!({"type": "text"})), "messages.0.content.0.text", "is null, not a text"),
-            (user(&json!({"type": "server_tool_use"})), "messages.0.content.0", "it is text or tool_result"),
+            (
+                user(&json!({"type": "server_tool_use"})),
+                "messages.0.content.0",
+                "it is text or tool_result",
+            ),
             (json!([{"role": "tool", "content": ""}]), "messages.0.role", "\"tool\"; it is user"),
             (json!([{"role": "user"}]), "messages.0.content", "is null; it is a text or a list"),
             (last("It is"), "messages", "prefill"),

@@ -46,7 +46,9 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     };
     let limit = field("limit").map_or(Ok(PAGE.0), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=PAGE.1).contains(limit));
-        limit.ok_or_else(|| ApiError::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1)))
+        limit.ok_or_else(|| {
+            ApiError::field("limit", format!("limit is {text:?}; it is in 1..={}", PAGE.1))
+        })
     })?;
     let find = |id: &str| models.iter().position(|model| model["id"] == id);
     let after = field("after_id").and_then(find).map_or(0, |at| at + 1);
@@ -83,7 +85,8 @@ pub(crate) async fn models(
 pub(crate) async fn model(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let name = incoming.part("model");
     let found = incoming.into_call().and_then(|(caller, _)| {
-        let known = info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);
+        let known =
+            info::models(&gateway, &caller).into_iter().find(|model| model.party.model == name);
         known.map_or_else(|| gateway.model(&name), Ok).map(|model| describe(&model))
     });
     respond(&gateway, found)
@@ -110,7 +113,10 @@ mod tests {
     fn date_counts_every_day_of_eight_centuries() {
         let (mut year, mut month, mut day) = (1970, 1, 1);
         for days in 0..2 * 146_097_u64 {
-            assert_eq!(date(days * 86_400 + 3_661), format!("{year:04}-{month:02}-{day:02}T01:01:01Z"));
+            assert_eq!(
+                date(days * 86_400 + 3_661),
+                format!("{year:04}-{month:02}-{day:02}T01:01:01Z")
+            );
             let is_leap = year % 4 == 0 && (year % 100 != 0 || year % 400 == 0);
             let length = match month {
                 2 => 28 + u64::from(is_leap),
@@ -129,11 +135,16 @@ mod tests {
 
     #[test]
     fn page_follows_ids_and_limits() {
-        let models: Vec<Value> = ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
+        let models: Vec<Value> =
+            ["a", "b", "c", "d"].iter().map(|id| json!({ "id": id })).collect();
         let ids = |query: &str| {
             let page = page(&models, query).unwrap();
-            let ids: Vec<&str> =
-                page["data"].as_array().unwrap().iter().map(|m| m["id"].as_str().unwrap()).collect();
+            let ids: Vec<&str> = page["data"]
+                .as_array()
+                .unwrap()
+                .iter()
+                .map(|m| m["id"].as_str().unwrap())
+                .collect();
             assert_eq!(page["first_id"].as_str(), ids.first().copied());
             assert_eq!(page["last_id"].as_str(), ids.last().copied());
             (ids.concat(), page["has_more"] == true)

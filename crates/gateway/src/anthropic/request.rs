@@ -113,15 +113,18 @@ const UNSUPPORTED_FIELDS: [&str; 16] = [
     "stop_token_ids",
 ];
 
-/// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown fields.
-/// Fields that set the amount of reasoning or remove parts of the history count as unknown, because
-/// the template and the training of a model decide both here.
+/// Checks the fields that have not been parsed: rejects unsupported fields and counts unknown
+/// fields. Fields that set the amount of reasoning or remove parts of the history count as unknown,
+/// because the template and the training of a model decide both here.
 fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiError> {
     for (field, value) in rest {
         let is_empty = value.is_null() || value.as_array().is_some_and(Vec::is_empty);
         if UNSUPPORTED_FIELDS.contains(&field.as_str()) {
             if !is_empty {
-                return Err(ApiError::field(field, format!("{field} is not supported; leave it out")));
+                return Err(ApiError::field(
+                    field,
+                    format!("{field} is not supported; leave it out"),
+                ));
             }
         } else if !IGNORED_FIELDS.contains(&field.as_str()) && !is_empty {
             gateway.unknown_field(API, field);
@@ -130,7 +133,8 @@ fn check_fields(gateway: &Gateway, rest: &Map<String, Value>) -> Result<(), ApiE
     Ok(())
 }
 
-/// Returns the format constraint in `output_config.format`, or in the earlier field `output_format`.
+/// Returns the format constraint in `output_config.format`, or in the earlier field
+/// `output_format`.
 fn parse_format(
     gateway: &Gateway,
     config: Option<Map<String, Value>>,
@@ -145,7 +149,9 @@ fn parse_format(
     }
     let Some(format) = format else { return Ok(None) };
     match (format["type"].as_str(), &format["schema"]) {
-        (Some("json_schema"), schema @ Value::Object(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+        (Some("json_schema"), schema @ Value::Object(_)) => {
+            Ok(Some(Constraint::JsonSchema(schema.clone())))
+        }
         _ => Err(ApiError::field(
             field,
             format!("{field} is {format}; it is an object of type json_schema with a schema"),
@@ -174,7 +180,8 @@ fn tools(gateway: &Gateway, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError>
 /// Parses a tool in Anthropic's format.
 fn tool(value: &Value, param: String) -> Result<ToolSpec, ApiError> {
     let name = value["name"].as_str().filter(|name| !name.is_empty());
-    let name = name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
+    let name =
+        name.ok_or_else(|| ApiError::field(&param, format!("{param} has no name: {value}")))?;
     let Value::Object(_) = &value["input_schema"] else {
         let message = format!(
             "the input_schema of {param} ({name:?}) is {}, not a JSON schema of type object",
@@ -196,7 +203,9 @@ fn strict(value: &Value) -> Option<String> {
 
 /// Returns the tool choice, and whether a completion can call several tools.
 fn tool_choice(value: Option<&Value>) -> Result<(ToolChoice, bool), ApiError> {
-    let Some(value) = value.filter(|value| !value.is_null()) else { return Ok((ToolChoice::Auto, true)) };
+    let Some(value) = value.filter(|value| !value.is_null()) else {
+        return Ok((ToolChoice::Auto, true));
+    };
     let parallel = value["disable_parallel_tool_use"] != true;
     let choice = match (value["type"].as_str(), value["name"].as_str()) {
         (Some("auto"), _) => ToolChoice::Auto,
@@ -231,7 +240,10 @@ mod tests {
         let named = json!({ "type": "tool", "name": "add", "disable_parallel_tool_use": false });
         assert_eq!(read(named), (ToolChoice::Named("add".into()), true));
         for wrong in [json!("auto"), json!({ "type": "tool" }), json!({ "type": "required" })] {
-            assert_eq!(tool_choice(Some(&wrong)).unwrap_err().param.as_deref(), Some("tool_choice"));
+            assert_eq!(
+                tool_choice(Some(&wrong)).unwrap_err().param.as_deref(),
+                Some("tool_choice")
+            );
         }
     }
 

@@ -42,7 +42,9 @@ fn stop(end: &End) -> (&'static str, Value) {
         FinishReason::StopId | FinishReason::StopString if end.calls => ("tool_use", Value::Null),
         FinishReason::StopString => ("stop_sequence", end.stopped_by.as_deref().into()),
         FinishReason::StopId => ("end_turn", Value::Null),
-        FinishReason::Length | FinishReason::Context | FinishReason::Aborted => ("max_tokens", Value::Null),
+        FinishReason::Length | FinishReason::Context | FinishReason::Aborted => {
+            ("max_tokens", Value::Null)
+        }
     }
 }
 
@@ -145,7 +147,8 @@ impl Writer {
     fn delta_frames(&mut self, completion_delta: &CompletionDelta) -> String {
         match completion_delta {
             CompletionDelta::Speech(text) => {
-                self.open(OpenBlock::Text) + &self.delta(&json!({ "type": "text_delta", "text": text }))
+                self.open(OpenBlock::Text)
+                    + &self.delta(&json!({ "type": "text_delta", "text": text }))
             }
             CompletionDelta::Reasoning(text) => {
                 let delta = json!({ "type": "thinking_delta", "thinking": text });
@@ -154,8 +157,12 @@ impl Writer {
             CompletionDelta::Call(Ok(call)) => {
                 let input = Value::from(call.arguments.clone()).to_string();
                 let delta = json!({ "type": "input_json_delta", "partial_json": input });
-                let frames =
-                    [self.close(), self.start(&tool_use(call, json!({}))), self.delta(&delta), self.stop()];
+                let frames = [
+                    self.close(),
+                    self.start(&tool_use(call, json!({}))),
+                    self.delta(&delta),
+                    self.stop(),
+                ];
                 frames.concat()
             }
             CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => String::new(),
@@ -174,7 +181,9 @@ impl Dialect for Writer {
             let content = end.parts.iter().filter_map(|part| match part {
                 CompletionDelta::Reasoning(text) => Some(thinking(text)),
                 CompletionDelta::Speech(text) => Some(json!({ "type": "text", "text": text })),
-                CompletionDelta::Call(Ok(call)) => Some(tool_use(call, Value::from(call.arguments.clone()))),
+                CompletionDelta::Call(Ok(call)) => {
+                    Some(tool_use(call, Value::from(call.arguments.clone())))
+                }
                 CompletionDelta::Call(Err(_)) | CompletionDelta::Aside(_) => None,
             });
             let content: Vec<Value> = content.collect();
@@ -195,7 +204,9 @@ impl Dialect for Writer {
     fn event(&mut self, _head: &Head, event: &Event) -> String {
         match event {
             Event::Prompt { .. } => String::new(),
-            Event::Delta { deltas, .. } => deltas.iter().map(|delta| self.delta_frames(delta)).collect(),
+            Event::Delta { deltas, .. } => {
+                deltas.iter().map(|delta| self.delta_frames(delta)).collect()
+            }
             Event::Ended { end, .. } => {
                 let (reason, sequence) = stop(end);
                 let kind = "message_delta";

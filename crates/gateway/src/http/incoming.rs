@@ -38,10 +38,11 @@ impl FromRequest<Gateway> for IncomingRequest {
 
     async fn from_request(request: Request, gateway: &Gateway) -> Result<Self, Self::Rejection> {
         let (mut parts, body) = request.into_parts();
-        let params = <RawPathParams as axum::extract::FromRequestParts<Gateway>>::from_request_parts(
-            &mut parts, gateway,
-        )
-        .await;
+        let params =
+            <RawPathParams as axum::extract::FromRequestParts<Gateway>>::from_request_parts(
+                &mut parts, gateway,
+            )
+            .await;
         let key = key_of(&parts.headers).map(str::to_owned);
         let max_bytes = gateway.0.options.body_bytes;
         let (named, caller) = match params {
@@ -60,7 +61,9 @@ impl FromRequest<Gateway> for IncomingRequest {
         // The body of an unauthorized request is not read.
         let body = match &caller {
             Err(api_error) => Err(api_error.clone()),
-            Ok(_) => service::read_body(&parts.headers, body, max_bytes).await.map_err(to_api_error),
+            Ok(_) => {
+                service::read_body(&parts.headers, body, max_bytes).await.map_err(to_api_error)
+            }
         };
         let mut caller = caller;
         if let (Ok(caller), Ok(body)) = (&mut caller, &body) {
@@ -81,7 +84,9 @@ fn caller(
     key: Option<&str>,
     params: &[(String, String)],
 ) -> Result<Caller, ApiError> {
-    let param = |name: &str| params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str());
+    let param = |name: &str| {
+        params.iter().find(|(found, _)| found == name).map(|(_, value)| value.as_str())
+    };
     let header = |name: &str| headers.get(name).and_then(|value| value.to_str().ok());
     let session = key.map(|key| gateway.session_of(key)).transpose()?.flatten();
     if let Some(attempt) = param("attempt") {
@@ -92,7 +97,9 @@ fn caller(
             ));
         };
         let options = &session.options;
-        if options.attempt != attempt || param("rollout").is_some_and(|rollout| options.rollout != rollout) {
+        if options.attempt != attempt
+            || param("rollout").is_some_and(|rollout| options.rollout != rollout)
+        {
             return Err(ApiError::new(
                 ErrorKind::Forbidden,
                 format!("this key is of another attempt than {attempt}"),
@@ -113,7 +120,8 @@ fn caller(
             return Err(ApiError::new(ErrorKind::Unauthorized, service::WRONG_KEY));
         }
     }
-    let agent = param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
+    let agent =
+        param("agent").or_else(|| AGENT.iter().find_map(|name| header(name))).map(str::to_owned);
     let retries = RETRIES.iter().any(|name| header(name).is_some_and(|count| count.trim() != "0"));
     Ok(Caller { session, agent, body: None, retries })
 }
@@ -140,7 +148,11 @@ impl IncomingRequest {
     /// Returns the path parameter `name`, or an empty string if the path does not have this
     /// parameter.
     pub(crate) fn part(&self, name: &str) -> String {
-        self.named.iter().find(|(found, _)| found == name).map(|(_, value)| value.clone()).unwrap_or_default()
+        self.named
+            .iter()
+            .find(|(found, _)| found == name)
+            .map(|(_, value)| value.clone())
+            .unwrap_or_default()
     }
 
     /// Returns the caller and the body of a request other than a reward, if both are valid.
@@ -159,7 +171,10 @@ impl IncomingRequest {
     pub(crate) fn into_reward(self) -> Result<(Arc<crate::session::Session>, Bytes), ApiError> {
         let session = self.caller?.session;
         let session = session.ok_or_else(|| {
-            ApiError::new(ErrorKind::Unauthorized, "rewards bear the key of their attempt for rewards")
+            ApiError::new(
+                ErrorKind::Unauthorized,
+                "rewards bear the key of their attempt for rewards",
+            )
         })?;
         if !session.options.rewards {
             return Err(ApiError::new(

@@ -23,8 +23,8 @@ use levade_call::{End, Event, Head, MessageTokens, Reader, Token, Transcript};
 /// A completion that has been read to its end.
 #[derive(Debug)]
 pub(crate) struct CollectedCompletion {
-    /// Prompt tokens with their log-probabilities, if the request asks for them. The log-probability
-    /// of the first token is NaN.
+    /// Prompt tokens with their log-probabilities, if the request asks for them. The
+    /// log-probability of the first token is NaN.
     pub prompt: Vec<Token>,
     /// Tokens of the completion.
     pub tokens: Vec<Token>,
@@ -100,8 +100,8 @@ pub(crate) fn error_response(error: &ApiError, body: &Value) -> Response {
     response
 }
 
-/// Writes the response to a call in a dialect, as a stream or as one document. While nothing else is
-/// sent, the client receives keep-alive data at the interval `ping`.
+/// Writes the response to a call in a dialect, as a stream or as one document. While nothing else
+/// is sent, the client receives keep-alive data at the interval `ping`.
 pub(crate) async fn write_response<D: Dialect>(
     started: Result<Reader, ApiError>,
     mut dialect: D,
@@ -114,7 +114,13 @@ pub(crate) async fn write_response<D: Dialect>(
     };
     if streams {
         let first = dialect.start_frames(reader.head());
-        return stream_response(StreamWriter { reader, dialect, first: Some(first), ended: false, ping });
+        return stream_response(StreamWriter {
+            reader,
+            dialect,
+            first: Some(first),
+            ended: false,
+            ping,
+        });
     }
     let mut gathering = CompletionCollector::new(reader);
     match tokio::time::timeout(ping, gathering.all()).await {
@@ -161,7 +167,9 @@ impl CompletionCollector {
                     completion.tokens.extend(tokens.iter().cloned());
                     completion.message.add(deltas, tokens);
                 }
-                Event::Ended { choice, end } => self.completions[*choice].end = Some((**end).clone()),
+                Event::Ended { choice, end } => {
+                    self.completions[*choice].end = Some((**end).clone())
+                }
                 Event::Failed(error) => return Err(error.clone()),
                 Event::Done => {}
             }
@@ -190,8 +198,8 @@ async fn gather(reader: Reader) -> Result<(Head, Vec<CollectedCompletion>), ApiE
     Ok((gathering.reader.head().clone(), gathering.take_completions()))
 }
 
-/// Executes several calls of one request body concurrently, and waits for all of them. If one call is
-/// rejected, none is recorded.
+/// Executes several calls of one request body concurrently, and waits for all of them. If one call
+/// is rejected, none is recorded.
 ///
 /// # Errors
 /// Returns the error of the first call, in order, that failed or was rejected.
@@ -205,7 +213,11 @@ pub(crate) async fn gather_all(
 }
 
 /// Starts several calls of one request body. If one call is rejected, none is recorded.
-async fn start_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Result<Vec<Reader>, ApiError> {
+async fn start_all(
+    gateway: &Gateway,
+    caller: &Caller,
+    calls: Vec<Call>,
+) -> Result<Vec<Reader>, ApiError> {
     let (outcome, batch) = BatchMembership::new();
     let start_call = async |(index, call)| {
         // Equal prompts of one body are separate calls, so each gets its own hash.
@@ -218,8 +230,8 @@ async fn start_all(gateway: &Gateway, caller: &Caller, calls: Vec<Call>) -> Resu
     readers
 }
 
-/// Executes several calls of one request body concurrently, and merges their events into one reader.
-/// The choices of the merged call are the choices of the calls in order.
+/// Executes several calls of one request body concurrently, and merges their events into one
+/// reader. The choices of the merged call are the choices of the calls in order.
 ///
 /// # Errors
 /// Returns the error of the first call, in order, that is rejected. In this case none is recorded.
@@ -231,7 +243,12 @@ pub(crate) async fn merge_all(
     let readers = start_all(gateway, caller, calls).await?;
     let heads: Vec<Head> = readers.iter().map(|reader| reader.head().clone()).collect();
     let first = heads[0].clone();
-    let head = Head { prompt: Vec::new(), origin: None, n: heads.iter().map(|head| head.n).sum(), ..first };
+    let head = Head {
+        prompt: Vec::new(),
+        origin: None,
+        n: heads.iter().map(|head| head.n).sum(),
+        ..first
+    };
     let transcript = Transcript::new(head);
     let reader = transcript.read();
     let prompts = heads.into_iter().map(|head| head.prompt).collect();
@@ -269,7 +286,8 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
         while let Some((first, event)) = events.next().await {
             match &*event {
                 Event::Prompt { choice, tokens } => {
-                    transcript.push(Event::Prompt { choice: first + choice, tokens: tokens.clone() });
+                    transcript
+                        .push(Event::Prompt { choice: first + choice, tokens: tokens.clone() });
                 }
                 Event::Delta { choice, deltas, tokens } => {
                     let (deltas, tokens) = (deltas.clone(), tokens.clone());
@@ -290,8 +308,8 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
     }
 }
 
-/// Returns a response with a complete body. The call counts as read when the body is taken, since the
-/// HTTP server does not poll a body again after it has written `content-length` bytes.
+/// Returns a response with a complete body. The call counts as read when the body is taken, since
+/// the HTTP server does not poll a body again after it has written `content-length` bytes.
 fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
     let bytes = Bytes::from(text);
     let length = HeaderValue::from(bytes.len());
@@ -311,7 +329,11 @@ fn full_response(status: StatusCode, text: String, reader: Reader) -> Response {
 
 /// Returns a response whose body starts with spaces, which JSON permits, until the call has ended.
 /// The status has been sent by then, so an error appears only in the body.
-fn keep_alive_response<D: Dialect>(gathering: CompletionCollector, dialect: D, ping: Duration) -> Response {
+fn keep_alive_response<D: Dialect>(
+    gathering: CompletionCollector,
+    dialect: D,
+    ping: Duration,
+) -> Response {
     let state = Some((gathering, dialect, false));
     let body = stream::unfold(state, move |state| async move {
         let (mut gathering, mut dialect, ended) = state?;
@@ -327,10 +349,15 @@ fn keep_alive_response<D: Dialect>(gathering: CompletionCollector, dialect: D, p
                 (dialect.complete_body(gathering.reader.head(), completions).to_string(), true)
             }
         };
-        Some((Ok::<_, std::convert::Infallible>(Bytes::from(text)), Some((gathering, dialect, ended))))
+        Some((
+            Ok::<_, std::convert::Infallible>(Bytes::from(text)),
+            Some((gathering, dialect, ended)),
+        ))
     });
     let mut response = Response::new(Body::from_stream(body));
-    response.headers_mut().insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
+    response
+        .headers_mut()
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("application/json"));
     response
 }
 
@@ -350,15 +377,16 @@ fn stream_response<D: Dialect>(streaming: StreamWriter<D>) -> Response {
     });
     let mut response = Response::new(Body::from_stream(body));
     let headers = response.headers_mut();
-    headers.insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
+    headers
+        .insert(header::CONTENT_TYPE, HeaderValue::from_static("text/event-stream; charset=utf-8"));
     headers.insert(header::CACHE_CONTROL, HeaderValue::from_static("no-cache"));
     headers.insert("x-accel-buffering", HeaderValue::from_static("no"));
     response
 }
 
 impl<D: Dialect> StreamWriter<D> {
-    /// Returns the next text to send: the initial frames, all frames that are ready, or a keep-alive
-    /// frame after the ping interval. Returns `None` after the last event.
+    /// Returns the next text to send: the initial frames, all frames that are ready, or a
+    /// keep-alive frame after the ping interval. Returns `None` after the last event.
     async fn next(&mut self) -> Option<String> {
         if let Some(first) = self.first.take().filter(|first| !first.is_empty()) {
             return Some(first);

@@ -67,7 +67,8 @@ async fn metrics(State(gateway): State<Gateway>) -> Response {
 
 /// Returns whether a request uses Anthropic's API, whose errors have another format.
 fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
-    headers.contains_key("anthropic-version") || uri.path().split('/').any(|part| part == "messages")
+    headers.contains_key("anthropic-version")
+        || uri.path().split('/').any(|part| part == "messages")
 }
 
 /// Returns the response to a rejected request, in the format of the called API.
@@ -94,7 +95,8 @@ async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
 
 /// Returns whether a request has the key of an attempt, which no web page knows.
 fn bears_attempt_key(gateway: &Gateway, headers: &HeaderMap) -> bool {
-    key_of(headers).is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
+    key_of(headers)
+        .is_some_and(|key| gateway.session_of(key).is_ok_and(|session| session.is_some()))
 }
 
 /// Returns the routes of a gateway, which accepts requests to the hosts in `access`.

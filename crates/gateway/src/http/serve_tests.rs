@@ -15,7 +15,9 @@ use crate::testing::TestGateway;
 const CHAT: &str = "/v1/chat/completions";
 
 fn body() -> Vec<u8> {
-    json!({ "model": "tiny", "messages": [{ "role": "user", "content": "?" }] }).to_string().into_bytes()
+    json!({ "model": "tiny", "messages": [{ "role": "user", "content": "?" }] })
+        .to_string()
+        .into_bytes()
 }
 
 fn gzip(bytes: &[u8]) -> Vec<u8> {
@@ -75,12 +77,20 @@ async fn gateway_without_keys_rejects_foreign_pages() {
     // Requests of web pages that only read data are rejected as well, on every path.
     for path in ["/v1/models", "/metrics", "/health", "/nowhere", "/health_generate"] {
         let headers = [local, ("sec-fetch-site", "cross-site")];
-        assert_eq!(send(&gateway, ("GET", path), &headers, vec![]).await.0, StatusCode::FORBIDDEN, "{path}");
+        assert_eq!(
+            send(&gateway, ("GET", path), &headers, vec![]).await.0,
+            StatusCode::FORBIDDEN,
+            "{path}"
+        );
     }
     assert_eq!(gateway.0.metrics.calls.load(std::sync::atomic::Ordering::Relaxed), 2);
     // A gateway with keys relies on the keys instead.
     let keyed = open(Options { keys: vec!["secret".into()], ..Options::default() });
-    let page = [("host", "evil.example"), ("origin", "http://evil.example"), ("content-type", "text/plain")];
+    let page = [
+        ("host", "evil.example"),
+        ("origin", "http://evil.example"),
+        ("content-type", "text/plain"),
+    ];
     assert_eq!(send(&keyed, ("POST", CHAT), &page, body()).await.0, StatusCode::UNAUTHORIZED);
     let page = [&page[..], &[("authorization", "Bearer secret")]].concat();
     assert_eq!(send(&keyed, ("POST", CHAT), &page, body()).await.0, StatusCode::OK);
@@ -90,7 +100,8 @@ async fn gateway_without_keys_rejects_foreign_pages() {
 async fn attempt_key_admits_any_host() {
     let served = TestGateway::scripted(&["Yes."]);
     let key = format!("Bearer {}", served.session.key());
-    for (key, status) in [(key.as_str(), StatusCode::OK), ("Bearer sk-test", StatusCode::FORBIDDEN)] {
+    for (key, status) in [(key.as_str(), StatusCode::OK), ("Bearer sk-test", StatusCode::FORBIDDEN)]
+    {
         let headers = [("host", "host.docker.internal:8000"), ("authorization", key), JSON];
         assert_eq!(send(&served.gateway, ("POST", CHAT), &headers, body()).await.0, status);
     }
@@ -110,8 +121,9 @@ async fn allowed_origin_can_read_every_response() {
         send(&gateway, ("OPTIONS", CHAT), &[&page[..], &requested].concat(), vec![]).await;
     assert_eq!(status, StatusCode::NO_CONTENT);
     assert_eq!(headers["access-control-allow-headers"], "content-type,authorization");
-    let streamed =
-        json!({ "messages": [{ "role": "user", "content": "?" }], "stream": true }).to_string().into_bytes();
+    let streamed = json!({ "messages": [{ "role": "user", "content": "?" }], "stream": true })
+        .to_string()
+        .into_bytes();
     for (what, body, status) in [
         (("POST", CHAT), body(), StatusCode::OK),
         (("POST", CHAT), streamed, StatusCode::OK),
@@ -133,7 +145,9 @@ async fn compressed_bodies_are_decompressed_within_limit() {
             send(&gateway, ("POST", CHAT), &[JSON, ("content-encoding", encoding)], body).await;
         (status, response["error"]["message"].as_str().unwrap_or_default().to_owned())
     };
-    for (encoding, bytes) in [("gzip", gzip(&body())), ("X-GZIP", gzip(&body())), ("identity", body())] {
+    for (encoding, bytes) in
+        [("gzip", gzip(&body())), ("X-GZIP", gzip(&body())), ("identity", body())]
+    {
         assert_eq!(with(encoding, bytes).await.0, StatusCode::OK, "{encoding}");
     }
     let mut padded = body();
@@ -161,7 +175,10 @@ async fn wrong_method_is_405_with_allowed_methods() {
         (("POST", "/v1/responses/x"), "GET,HEAD,DELETE"),
     ] {
         let (status, headers, response) = send(&gateway, what, &[JSON], vec![]).await;
-        assert_eq!((status, &headers["allow"]), (StatusCode::METHOD_NOT_ALLOWED, &allowed.parse().unwrap()));
+        assert_eq!(
+            (status, &headers["allow"]),
+            (StatusCode::METHOD_NOT_ALLOWED, &allowed.parse().unwrap())
+        );
         assert!(response["error"]["message"].as_str().unwrap().contains(what.0), "{response}");
     }
     assert_eq!(send(&gateway, ("GET", "/v1/nowhere"), &[], vec![]).await.0, StatusCode::NOT_FOUND);
@@ -185,7 +202,11 @@ async fn anthropic_clients_get_anthropic_format() {
         (("POST", "/v1/messages/batches"), &[JSON]),
     ] {
         let (status, _, response) = send(&gateway, what, headers, vec![]).await;
-        assert_eq!((status, &response["type"]), (StatusCode::NOT_FOUND, &json!("error")), "{what:?}");
+        assert_eq!(
+            (status, &response["type"]),
+            (StatusCode::NOT_FOUND, &json!("error")),
+            "{what:?}"
+        );
         assert_eq!(response["error"]["type"], "not_found_error");
     }
     let (_, _, response) = send(&gateway, ("GET", "/v1/models"), &[], vec![]).await;
@@ -218,8 +239,11 @@ async fn agent_header_has_two_names() {
     let key = format!("Bearer {}", served.session.key());
     for name in ["x-levade-agent", "x-dressage-agent"] {
         for (agent, expected) in [("default", StatusCode::OK), ("nobody", StatusCode::NOT_FOUND)] {
-            let headers =
-                [("content-type", "application/json"), ("authorization", key.as_str()), (name, agent)];
+            let headers = [
+                ("content-type", "application/json"),
+                ("authorization", key.as_str()),
+                (name, agent),
+            ];
             let (status, ..) = send(&served.gateway, ("POST", CHAT), &headers, body()).await;
             assert_eq!(status, expected, "{name}: {agent}");
         }

@@ -8,7 +8,9 @@ use levade_text::{Chat, CompletionDelta, Message, ToolCall, ToolSpec};
 use serde::Deserialize;
 use serde_json::{Map, Value, json};
 
-use super::write::{TokenReport, error_body, finish, stop_reason, usage, usage_of, weight_versions};
+use super::write::{
+    TokenReport, error_body, finish, stop_reason, usage, usage_of, weight_versions,
+};
 use super::{SamplingFields, check_fields, structured};
 use crate::call::Call;
 use crate::gateway::Gateway;
@@ -73,23 +75,26 @@ fn prepare(
     let mut sampling = requested.sampling()?;
     let logprobs = request.logprobs.unwrap_or(false);
     if let (false, Some(top @ 1..)) = (logprobs, request.top_logprobs) {
-        let message = format!("top_logprobs is {top}, but logprobs is not true; set logprobs to true");
+        let message =
+            format!("top_logprobs is {top}, but logprobs is not true; set logprobs to true");
         return Err(ApiError::field("top_logprobs", message));
     }
     sampling.logprobs = logprobs.then(|| request.top_logprobs.unwrap_or(0));
     let listed_tools = request.tools.as_deref().unwrap_or_default();
     let mut tools = tools(gateway, "chat", listed_tools)?;
-    let custom = listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(tool_name).collect();
-    let tool_choice = match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
-        Some(choice) => {
-            let mut choice = choice[ALLOWED_TOOLS].clone();
-            if let Some(listed) = choice["tools"].as_array_mut() {
-                listed.retain(|tool| !tool_types::is_hosted_tool(tool));
+    let custom =
+        listed_tools.iter().filter(|tool| tool["type"] == "custom").filter_map(tool_name).collect();
+    let tool_choice =
+        match request.tool_choice.as_ref().filter(|choice| choice["type"] == ALLOWED_TOOLS) {
+            Some(choice) => {
+                let mut choice = choice[ALLOWED_TOOLS].clone();
+                if let Some(listed) = choice["tools"].as_array_mut() {
+                    listed.retain(|tool| !tool_types::is_hosted_tool(tool));
+                }
+                allowed(&mut tools, &choice, tool_name)?
             }
-            allowed(&mut tools, &choice, tool_name)?
-        }
-        None => tool_choice(request.tool_choice.as_ref())?,
-    };
+            None => tool_choice(request.tool_choice.as_ref())?,
+        };
     let requested = CallRequest {
         tools,
         strict: request.tools.iter().flatten().filter_map(strict).collect(),
@@ -107,7 +112,8 @@ fn prepare(
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
         versions: request.return_weight_versions.unwrap_or(false),
     };
-    let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
+    let include_usage =
+        request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let variables = request.chat_template_kwargs.unwrap_or_default();
     let model = gateway.party(&caller, &call)?;
     // External chat APIs have neither template variables nor token ids.
@@ -120,12 +126,15 @@ fn prepare(
     }
     let (calls, reported) = (vec![0; call.request.n], vec![0; call.request.n]);
     let ended = Vec::new();
-    let writer = Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, reported, ended };
+    let writer =
+        Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, reported, ended };
     Ok((caller, call, writer, request.stream.unwrap_or(false)))
 }
 
 /// Removes the sampling fields from `rest`, and parses them.
-pub(crate) fn take_sampling_fields(rest: &mut Map<String, Value>) -> Result<SamplingFields, ApiError> {
+pub(crate) fn take_sampling_fields(
+    rest: &mut Map<String, Value>,
+) -> Result<SamplingFields, ApiError> {
     const FIELDS: [&str; 17] = [
         "max_tokens",
         "max_completion_tokens",
@@ -163,15 +172,22 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
         let mut found = None;
         if let Value::Object(fields) = &mut value {
             for name in ["reasoning_content", "reasoning"] {
-                if let Some(reasoning) = fields.get_mut(name).filter(|reasoning| reasoning.is_array()) {
+                if let Some(reasoning) =
+                    fields.get_mut(name).filter(|reasoning| reasoning.is_array())
+                {
                     let text = reasoning_of(reasoning);
                     *reasoning = text.into();
                 }
             }
-            for call in fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten() {
-                if let (true, Some(input)) = (call["type"] == "custom", call["custom"]["input"].as_str()) {
+            for call in
+                fields.get_mut("tool_calls").and_then(Value::as_array_mut).into_iter().flatten()
+            {
+                if let (true, Some(input)) =
+                    (call["type"] == "custom", call["custom"]["input"].as_str())
+                {
                     let arguments = Value::from(tool_types::custom_arguments(input));
-                    call["function"] = json!({ "name": call["custom"]["name"], "arguments": arguments });
+                    call["function"] =
+                        json!({ "name": call["custom"]["name"], "arguments": arguments });
                 }
             }
             let content = fields.get("content").filter(|content| content.is_array());
@@ -197,7 +213,11 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
         }
         let mut message: Message = serde_path_to_error::deserialize(value).map_err(|error| {
             let path = error.path().to_string();
-            let path = if path == "." { format!("messages[{at}]") } else { format!("messages[{at}].{path}") };
+            let path = if path == "." {
+                format!("messages[{at}]")
+            } else {
+                format!("messages[{at}].{path}")
+            };
             ApiError::field(&path, format!("{path}: {}", error.inner()))
         })?;
         if let Some(found) = found {
@@ -215,11 +235,18 @@ pub(crate) fn messages(gateway: &Gateway, values: Vec<Value>) -> Result<Vec<Mess
 }
 
 /// Parses tools. Tools that the provider hosts are omitted and counted.
-pub(crate) fn tools(gateway: &Gateway, api: &str, values: &[Value]) -> Result<Vec<ToolSpec>, ApiError> {
+pub(crate) fn tools(
+    gateway: &Gateway,
+    api: &str,
+    values: &[Value],
+) -> Result<Vec<ToolSpec>, ApiError> {
     let is_shown = |tool: &&Value| {
         let is_hosted = tool_types::is_hosted_tool(tool);
         if is_hosted {
-            gateway.unknown_field(api, &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()));
+            gateway.unknown_field(
+                api,
+                &format!("tools[type={}]", tool["type"].as_str().unwrap_or_default()),
+            );
         }
         !is_hosted
     };
@@ -249,7 +276,8 @@ fn tool(value: &Value) -> Result<ToolSpec, ApiError> {
     let name = function["name"].as_str().filter(|name| !name.is_empty());
     let name = name.ok_or_else(|| wrong(format!("a tool has no function.name: {value}")))?;
     let parameters = parameters::schema(&function["parameters"]);
-    let parameters = parameters.map_err(|why| wrong(format!("the parameters of {name:?} {why}")))?;
+    let parameters =
+        parameters.map_err(|why| wrong(format!("the parameters of {name:?} {why}")))?;
     let description = function["description"].as_str().unwrap_or_default().to_owned();
     Ok(ToolSpec { name: name.to_owned(), description, parameters })
 }
@@ -264,8 +292,8 @@ fn strict(value: &Value) -> Option<String> {
 /// Type of a tool choice that permits only some of the tools.
 pub(crate) const ALLOWED_TOOLS: &str = "allowed_tools";
 
-/// Removes the tools that a choice of type `allowed_tools` does not list, because a model cannot call
-/// a tool that it does not see. `name` returns the name of a tool in the list.
+/// Removes the tools that a choice of type `allowed_tools` does not list, because a model cannot
+/// call a tool that it does not see. `name` returns the name of a tool in the list.
 ///
 /// # Errors
 /// Returns an error if the list is empty, if a listed tool is not among `tools`, or if the mode is
@@ -277,20 +305,24 @@ pub(crate) fn allowed(
 ) -> Result<ToolChoice, ApiError> {
     let wrong = |why: String| ApiError::field("tool_choice", why);
     let listed = choice["tools"].as_array().filter(|listed| !listed.is_empty());
-    let listed = listed
-        .ok_or_else(|| wrong(format!("tool_choice allows {}; it is a list of tools", choice["tools"])))?;
+    let listed = listed.ok_or_else(|| {
+        wrong(format!("tool_choice allows {}; it is a list of tools", choice["tools"]))
+    })?;
     let mut names = Vec::with_capacity(listed.len());
     for tool in listed {
         let name = name(tool).filter(|name| tools.iter().any(|known| known.name == *name));
-        names.push(
-            name.ok_or_else(|| wrong(format!("tool_choice allows {tool}, which is not among the tools")))?,
-        );
+        names.push(name.ok_or_else(|| {
+            wrong(format!("tool_choice allows {tool}, which is not among the tools"))
+        })?);
     }
     tools.retain(|tool| names.contains(&tool.name));
     match choice["mode"].as_str() {
         Some("auto") => Ok(ToolChoice::Auto),
         Some("required") => Ok(ToolChoice::Required),
-        _ => Err(wrong(format!("the mode of tool_choice is {}; it is auto or required", choice["mode"]))),
+        _ => Err(wrong(format!(
+            "the mode of tool_choice is {}; it is auto or required",
+            choice["mode"]
+        ))),
     }
 }
 
@@ -325,7 +357,8 @@ fn check_variables(chat: &Chat, variables: &Map<String, Value>) -> Result<(), Ap
         let served = chat.variables().get(name);
         let is_fixed = served.is_some() || chat.template().source().contains(name.as_str());
         if served != Some(value) && is_fixed {
-            let served = served.map_or("its template's own".to_owned(), |served| format!("{served}"));
+            let served =
+                served.map_or("its template's own".to_owned(), |served| format!("{served}"));
             let message = format!(
                 "chat_template_kwargs has {name} = {value}, but this model is served with {served}; leave it \
                  out, or set it where the model is served"
@@ -375,8 +408,8 @@ impl Writer {
         }
     }
 
-    /// Adds the data of `tokens` to `choice`. They follow the tokens of the choice `index` that were
-    /// reported before.
+    /// Adds the data of `tokens` to `choice`. They follow the tokens of the choice `index` that
+    /// were reported before.
     fn add_tokens(&mut self, index: usize, choice: &mut Value, tokens: &[Token]) {
         if let Some(chat) = self.chat.as_ref().filter(|_| self.tokens.logprobs) {
             choice["logprobs"] = self.tokens.content(chat, tokens);
@@ -402,16 +435,25 @@ impl Dialect for Writer {
             .enumerate()
             .map(|(index, CollectedCompletion { tokens, end, .. })| {
                 let content_text = end.message.content.as_str();
-                let content =
-                    if content_text.is_empty() && end.calls { Value::Null } else { content_text.into() };
-                let mut message = json!({ "role": "assistant", "content": content, "refusal": null });
+                let content = if content_text.is_empty() && end.calls {
+                    Value::Null
+                } else {
+                    content_text.into()
+                };
+                let mut message =
+                    json!({ "role": "assistant", "content": content, "refusal": null });
                 if let Some(reasoning) = &end.message.reasoning_content {
                     message["reasoning_content"] = reasoning.as_str().into();
                     message["reasoning"] = reasoning.as_str().into();
                 }
                 if end.calls {
-                    message["tool_calls"] =
-                        end.message.tool_calls.iter().map(|call| self.call(call)).collect::<Vec<_>>().into();
+                    message["tool_calls"] = end
+                        .message
+                        .tool_calls
+                        .iter()
+                        .map(|call| self.call(call))
+                        .collect::<Vec<_>>()
+                        .into();
                 }
                 let mut choice = json!({
                     "index": index,
@@ -452,7 +494,8 @@ impl Dialect for Writer {
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Delta { choice, deltas, tokens } => {
-                let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+                let (mut content, mut reasoning, mut calls) =
+                    (String::new(), String::new(), Vec::new());
                 for completion_delta in deltas {
                     match completion_delta {
                         CompletionDelta::Speech(text) => content += text,

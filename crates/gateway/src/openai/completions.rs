@@ -44,7 +44,10 @@ struct Request {
 
 /// One prompt or several, as text or token ids.
 #[derive(Deserialize)]
-#[serde(untagged, expecting = "it is neither a text nor a list of texts, of token ids, or of lists of these")]
+#[serde(
+    untagged,
+    expecting = "it is neither a text nor a list of texts, of token ids, or of lists of these"
+)]
 enum Prompts {
     Text(String),
     Ids(Vec<u32>),
@@ -64,7 +67,10 @@ impl Prompts {
 }
 
 /// Handles `POST /v1/completions`.
-pub(crate) async fn completions(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn completions(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
     let PreparedCalls { caller, mut calls, writer, streams } = match prepare(&gateway, incoming) {
         Ok(prepared) => prepared,
@@ -106,7 +112,10 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
     check_fields(gateway, "completions", &request.rest)?;
     let n = requested.num_completions()?;
     if request.best_of.is_some_and(|best| best != n as i64) {
-        return Err(ApiError::field("best_of", "best_of is not supported; ask for n replies, and choose"));
+        return Err(ApiError::field(
+            "best_of",
+            "best_of is not supported; ask for n replies, and choose",
+        ));
     }
     let echo = request.echo.unwrap_or(false);
     let mut sampling = requested.sampling()?;
@@ -136,12 +145,22 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         as_ids: request.return_tokens_as_token_ids.unwrap_or(false),
         versions: request.return_weight_versions.unwrap_or(false),
     };
-    let include_usage = request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
+    let include_usage =
+        request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let top = request.logprobs.unwrap_or(0);
     let completions = n * calls.len();
     let (offsets, reported, prompts) = (vec![0; completions], vec![0; completions], Vec::new());
-    let writer =
-        Writer { chat, tokens, top, echo, prompts, include_usage, offsets, reported, ended: Vec::new() };
+    let writer = Writer {
+        chat,
+        tokens,
+        top,
+        echo,
+        prompts,
+        include_usage,
+        offsets,
+        reported,
+        ended: Vec::new(),
+    };
     Ok(PreparedCalls { caller, calls, writer, streams })
 }
 
@@ -226,12 +245,14 @@ impl Writer {
                 let offset = if self.echo { self.list(&mut lists, prompt, 0) } else { 0 };
                 self.list(&mut lists, tokens, offset);
                 text += &end.text;
-                let mut choice = self.choice(choices.len(), &text, self.tokens.logprobs.then_some(lists));
+                let mut choice =
+                    self.choice(choices.len(), &text, self.tokens.logprobs.then_some(lists));
                 choice["finish_reason"] = finish(end).into();
                 choice["stop_reason"] = stop_reason(end);
                 if self.tokens.ids {
                     choice["prompt_token_ids"] = head.prompt.as_slice().into();
-                    choice["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
+                    choice["token_ids"] =
+                        tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
                 if self.tokens.versions {
                     choice["weight_versions"] = weight_versions(tokens, 0);
@@ -318,7 +339,8 @@ impl Dialect for Writer {
                 });
                 let mut value = self.choice(*choice, &text, lists);
                 if self.tokens.ids {
-                    value["token_ids"] = tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
+                    value["token_ids"] =
+                        tokens.iter().map(|token| token.id).collect::<Vec<_>>().into();
                 }
                 if self.tokens.versions {
                     value["weight_versions"] = weight_versions(tokens, self.reported[*choice]);
@@ -338,7 +360,8 @@ impl Dialect for Writer {
                 let mut text = String::new();
                 if self.include_usage {
                     let mut chunk = self.chunk(head, None);
-                    let prompt = head.prompt.len() + self.prompts.iter().map(Vec::len).sum::<usize>();
+                    let prompt =
+                        head.prompt.len() + self.prompts.iter().map(Vec::len).sum::<usize>();
                     chunk["usage"] = usage(prompt, &self.ended);
                     text += &frame(None, &chunk);
                 }

@@ -30,7 +30,9 @@ fn known_models(gateway: &Gateway, incoming: IncomingRequest) -> Result<Vec<Valu
 
 /// Handles `GET /v1/models`.
 pub(crate) async fn models(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
-    respond(known_models(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })))
+    respond(
+        known_models(&gateway, incoming).map(|found| json!({ "object": "list", "data": found })),
+    )
 }
 
 /// Handles `GET /v1/models/NAME`. Names can contain slashes.

@@ -43,7 +43,10 @@ pub(crate) struct SamplingFields {
 fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
     let check = |value: i64| match usize::try_from(value) {
         Ok(count) if value >= minimum => Ok(count),
-        _ => Err(ApiError::field(name, format!("{name} = {value}, but it must be at least {minimum}"))),
+        _ => Err(ApiError::field(
+            name,
+            format!("{name} = {value}, but it must be at least {minimum}"),
+        )),
     };
     value.map(check).transpose()
 }
@@ -61,7 +64,10 @@ impl SamplingFields {
         let max_tokens = completion_limit.or(count("max_tokens", self.max_tokens, 0)?);
         let biases = self.logit_bias.iter().flatten().map(|(token, bias)| {
             let id = token.trim().parse::<u32>().map_err(|_| {
-                ApiError::field("logit_bias", format!("logit_bias names {token:?}, which is no token id"))
+                ApiError::field(
+                    "logit_bias",
+                    format!("logit_bias names {token:?}, which is no token id"),
+                )
             })?;
             Ok((id, *bias))
         });
@@ -132,8 +138,8 @@ const IGNORED_FIELDS: [&str; 31] = [
     "web_search_options",
 ];
 
-/// Unsupported fields that would change the prompt, the sampling or the response, each with the value
-/// that changes nothing.
+/// Unsupported fields that would change the prompt, the sampling or the response, each with the
+/// value that changes nothing.
 const UNSUPPORTED_FIELDS: [(&str, Value); 33] = [
     ("add_generation_prompt", Value::Bool(true)),
     ("add_special_tokens", Value::Bool(false)),
@@ -172,7 +178,11 @@ const UNSUPPORTED_FIELDS: [(&str, Value); 33] = [
 
 /// Checks the fields of a request that have not been parsed: rejects fields that request an
 /// unsupported feature, and counts unknown fields.
-pub(crate) fn check_fields(gateway: &Gateway, api: &str, rest: &Map<String, Value>) -> Result<(), ApiError> {
+pub(crate) fn check_fields(
+    gateway: &Gateway,
+    api: &str,
+    rest: &Map<String, Value>,
+) -> Result<(), ApiError> {
     for (field, value) in rest {
         if let Some((_, neutral)) = UNSUPPORTED_FIELDS.iter().find(|(name, _)| name == field) {
             let is_empty = value.as_array().is_some_and(Vec::is_empty);

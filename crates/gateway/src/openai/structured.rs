@@ -13,7 +13,9 @@ fn from_response_format(value: Option<&Value>) -> Result<Option<Constraint>, Api
         Some("text") => Ok(None),
         Some("json_object") => Ok(Some(Constraint::JsonObject)),
         Some("json_schema") => match &value["json_schema"]["schema"] {
-            schema @ (Value::Object(_) | Value::Bool(_)) => Ok(Some(Constraint::JsonSchema(schema.clone()))),
+            schema @ (Value::Object(_) | Value::Bool(_)) => {
+                Ok(Some(Constraint::JsonSchema(schema.clone())))
+            }
             other => Err(ApiError::field(
                 "response_format",
                 format!("json_schema.schema is {other}, not a schema"),
@@ -57,7 +59,8 @@ pub(crate) fn from_vllm(
                     found = at_most_one(found, constraint(&field, kind, value)?)?;
                 }
                 "structural_tag" if !value.is_null() => {
-                    let message = format!("{field} is not supported; use json, regex, choice or grammar");
+                    let message =
+                        format!("{field} is not supported; use json, regex, choice or grammar");
                     return Err(ApiError::field(&field, message));
                 }
                 // Options of the serialization and of the library, which the gateway decides.
@@ -151,9 +154,12 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
         "regex" => Constraint::Regex(text()?),
         "grammar" => Constraint::Grammar(text()?),
         "choice" => {
-            let texts: Option<Vec<&str>> =
-                value.as_array().map(|list| list.iter().map(Value::as_str).collect()).unwrap_or_default();
-            let texts = texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong("a list of texts"))?;
+            let texts: Option<Vec<&str>> = value
+                .as_array()
+                .map(|list| list.iter().map(Value::as_str).collect())
+                .unwrap_or_default();
+            let texts =
+                texts.filter(|texts| !texts.is_empty()).ok_or_else(|| wrong("a list of texts"))?;
             let escaped: Vec<String> = texts.into_iter().map(regex::escape).collect();
             Constraint::Regex(format!("(?:{})", escaped.join("|")))
         }
@@ -165,7 +171,8 @@ fn constraint(field: &str, kind: &str, value: &Value) -> Result<Option<Constrain
     }))
 }
 
-/// Returns the constraint of a JSON schema, which is an object, a boolean or the schema's JSON text.
+/// Returns the constraint of a JSON schema, which is an object, a boolean or the schema's JSON
+/// text.
 ///
 /// # Errors
 /// Returns an error if `value` is none of these.
@@ -177,7 +184,9 @@ pub(crate) fn json_schema(field: &str, value: &Value) -> Result<Constraint, ApiE
     };
     match schema {
         Value::Object(_) | Value::Bool(_) => Ok(Constraint::JsonSchema(schema)),
-        other => Err(ApiError::field(field, format!("{field} is {other}, which is no JSON schema"))),
+        other => {
+            Err(ApiError::field(field, format!("{field} is {other}, which is no JSON schema")))
+        }
     }
 }
 
@@ -217,7 +226,10 @@ mod tests {
             guided.insert(format!("guided_{kind}"), value);
             assert_eq!(read(guided.into()).unwrap(), Some(constraint), "{kind}");
         }
-        assert_eq!(read(json!({ "structured_outputs": null, "guided_json_object": false })).unwrap(), None);
+        assert_eq!(
+            read(json!({ "structured_outputs": null, "guided_json_object": false })).unwrap(),
+            None
+        );
     }
 
     #[test]
@@ -257,7 +269,10 @@ mod tests {
         for (rest, param) in [
             (json!({ "structured_outputs": { "regex": 1 } }), "structured_outputs.regex"),
             (json!({ "structured_outputs": [] }), "structured_outputs"),
-            (json!({ "structured_outputs": { "structural_tag": "x" } }), "structured_outputs.structural_tag"),
+            (
+                json!({ "structured_outputs": { "structural_tag": "x" } }),
+                "structured_outputs.structural_tag",
+            ),
             (json!({ "guided_choice": [] }), "guided_choice"),
             (json!({ "guided_choice": ["a", 1] }), "guided_choice"),
             (json!({ "guided_json": "{" }), "guided_json"),

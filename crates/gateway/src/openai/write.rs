@@ -90,8 +90,8 @@ pub(crate) struct TokenReport {
     pub versions: bool,
 }
 
-/// Returns the versions of the weights that sampled `tokens`, in vLLM's format: a list of contiguous
-/// spans. The first token has the index `start` in its completion.
+/// Returns the versions of the weights that sampled `tokens`, in vLLM's format: a list of
+/// contiguous spans. The first token has the index `start` in its completion.
 pub(crate) fn weight_versions(tokens: &[Token], start: usize) -> Value {
     let mut start = start;
     let runs = tokens.chunk_by(|a, b| a.version == b.version).map(|run| {
@@ -129,7 +129,8 @@ impl TokenReport {
         };
         let content = tokens.iter().map(|token| {
             let mut value = one(token.id, token.logprob);
-            let top: Vec<Value> = token.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect();
+            let top: Vec<Value> =
+                token.top.iter().map(|(id, logprob)| one(*id, *logprob)).collect();
             value["top_logprobs"] = top.into();
             value
         });

@@ -10,8 +10,8 @@ use super::memory::{Memory, Owner, StoredResponse, response_of};
 use crate::gateway::Gateway;
 use crate::session::Session;
 
-/// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses under
-/// the caller's key.
+/// Memory that is visible to a caller: the responses of its attempt, or the gateway's responses
+/// under the caller's key.
 #[derive(Clone)]
 pub(super) struct CallerMemory {
     gateway: Gateway,
@@ -29,7 +29,9 @@ impl CallerMemory {
     fn with<T>(&self, work: impl FnOnce(&mut Memory) -> T) -> T {
         match &self.session {
             Some(session) => work(&mut session.state().responses),
-            None => work(&mut self.gateway.0.responses.lock().unwrap_or_else(PoisonError::into_inner)),
+            None => {
+                work(&mut self.gateway.0.responses.lock().unwrap_or_else(PoisonError::into_inner))
+            }
         }
     }
 

@@ -28,16 +28,18 @@ fn with_field(mut request: Value, field: &str, value: impl Into<Value>) -> Value
     request
 }
 
-/// Returns the response that a stream describes. Checks the order of the events, and that the deltas
-/// add up to the completed texts.
+/// Returns the response that a stream describes. Checks the order of the events, and that the
+/// deltas add up to the completed texts.
 fn response(events: &[Value]) -> Value {
     for (at, event) in events.iter().enumerate() {
         assert_eq!(event["sequence_number"], at, "{event}");
     }
-    let kinds: Vec<&str> = events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
+    let kinds: Vec<&str> =
+        events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["response.created", "response.in_progress"]);
     let last = &events[events.len() - 1];
-    let (mut items, mut texts, mut open) = (Vec::new(), std::collections::BTreeMap::new(), None::<Value>);
+    let (mut items, mut texts, mut open) =
+        (Vec::new(), std::collections::BTreeMap::new(), None::<Value>);
     for event in &events[2..events.len() - 1] {
         let kind = event["type"].as_str().unwrap();
         assert_eq!(event["output_index"], items.len(), "{event}");
@@ -64,7 +66,11 @@ fn response(events: &[Value]) -> Value {
                         let parts_seen = ["text", "arguments", "input"]
                             .into_iter()
                             .find_map(|field| event[field].as_str());
-                        assert_eq!(texts.remove(what).unwrap_or_default(), parts_seen.unwrap(), "{event}");
+                        assert_eq!(
+                            texts.remove(what).unwrap_or_default(),
+                            parts_seen.unwrap(),
+                            "{event}"
+                        );
                     }
                     "added" | "done" => assert!(event["part"]["text"].is_string()),
                     other => panic!("{other}"),
@@ -80,7 +86,9 @@ fn response(events: &[Value]) -> Value {
 
 async fn request_message(served: &TestGateway, request: Value, streams: bool) -> Value {
     if streams {
-        return response(&served.post("/v1/responses", &with_field(request, "stream", true)).await.events());
+        return response(
+            &served.post("/v1/responses", &with_field(request, "stream", true)).await.events(),
+        );
     }
     let response_body = served.post("/v1/responses", &request).await;
     assert_eq!(response_body.status, StatusCode::OK, "{}", response_body.text);
@@ -88,11 +96,17 @@ async fn request_message(served: &TestGateway, request: Value, streams: bool) ->
 }
 
 fn kinds(response: &Value) -> Vec<&str> {
-    response["output"].as_array().unwrap().iter().map(|item| item["type"].as_str().unwrap()).collect()
+    response["output"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|item| item["type"].as_str().unwrap())
+        .collect()
 }
 
 fn results(response: &Value) -> Vec<Value> {
-    let calls = response["output"].as_array().unwrap().iter().filter(|item| !item["call_id"].is_null());
+    let calls =
+        response["output"].as_array().unwrap().iter().filter(|item| !item["call_id"].is_null());
     calls
         .map(|call| json!({"type": "function_call_output", "call_id": call["call_id"], "output": "3.5"}))
         .collect()
@@ -105,8 +119,8 @@ enum Client {
     Previous,
     /// Repeats every item.
     Items,
-    /// Repeats tool calls, without their ids and with reformatted arguments, and refers to all other
-    /// items.
+    /// Repeats tool calls, without their ids and with reformatted arguments, and refers to all
+    /// other items.
     References,
     /// Repeats items without ids and without the text of reasoning, like a client that stores no
     /// responses here.
@@ -118,10 +132,13 @@ impl Client {
         let mut item = item.clone();
         let is_call = item["type"] == "function_call";
         match self {
-            Client::References if !is_call => return json!({"type": "item_reference", "id": item["id"]}),
+            Client::References if !is_call => {
+                return json!({"type": "item_reference", "id": item["id"]});
+            }
             Client::Stateless | Client::References => {
                 if is_call {
-                    let arguments: Value = serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap();
+                    let arguments: Value =
+                        serde_json::from_str(item["arguments"].as_str().unwrap()).unwrap();
                     item["arguments"] = serde_json::to_string_pretty(&arguments).unwrap().into();
                 }
                 let fields = item.as_object_mut().unwrap();
@@ -139,7 +156,8 @@ impl Client {
     fn give_back(self, input: &mut Vec<Value>, response: &Value) {
         match self {
             Client::Previous => input.clear(),
-            _ => input.extend(response["output"].as_array().unwrap().iter().map(|item| self.item(item))),
+            _ => input
+                .extend(response["output"].as_array().unwrap().iter().map(|item| self.item(item))),
         }
         input.extend(results(response));
     }
@@ -148,7 +166,8 @@ impl Client {
         let served = TestGateway::scripted(&[THINKS_AND_CALLS, ANSWER_TEXT]);
         let mut input = vec![json!({"role": "user", "content": "add 2 and 1.5"})];
         let mut responses: Vec<Value> = Vec::new();
-        let second_run = json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
+        let second_run =
+            json!({"role": "user", "content": [{"type": "input_text", "text": "again please"}]});
         for new in [vec![], vec![second_run]] {
             input.extend(new);
             loop {
@@ -201,7 +220,10 @@ async fn history_continues_for_every_kind_of_client() {
         assert_ne!(output[2]["call_id"], output[3]["call_id"]);
         let parts_seen = ["object", "status", "model"].map(|field| first[field].as_str().unwrap());
         assert_eq!(parts_seen, ["response", "completed", "tiny"]);
-        assert_eq!((&first["metadata"], &first["instructions"]), (&json!({"k": "v"}), &json!("Be brief.")));
+        assert_eq!(
+            (&first["metadata"], &first["instructions"]),
+            (&json!({"k": "v"}), &json!("Be brief."))
+        );
         let usage = &first["usage"];
         let [input, output, total] =
             ["input", "output", "total"].map(|n| usage[format!("{n}_tokens")].as_u64().unwrap());
@@ -233,12 +255,16 @@ async fn random_completions_are_equal_in_document_and_stream() {
         let full_response = request_message(&one, request(&input), false).await;
         let streamed = request_message(&other, request(&input), true).await;
         let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();
-        assert_eq!((kinds(&full_response), text(&full_response)), (kinds(&streamed), text(&streamed)));
+        assert_eq!(
+            (kinds(&full_response), text(&full_response)),
+            (kinds(&streamed), text(&streamed))
+        );
         assert_eq!(
             (&full_response["usage"], &full_response["status"]),
             (&streamed["usage"], &streamed["status"])
         );
-        let next = json!([input[0], full_response["output"][0], {"role": "user", "content": "So?"}]);
+        let next =
+            json!([input[0], full_response["output"][0], {"role": "user", "content": "So?"}]);
         request_message(&one, request(&next), false).await;
         assert_eq!(one.origins(), [Origin::Started, Origin::Continued]);
     }
@@ -252,7 +278,10 @@ async fn unusual_completions_round_trip_for_every_client() {
         ["reasoning", "message", "function_call"].map(|kind| {
             let found = items.iter().filter(|item| item["type"] == kind);
             let text = |item: &Value| {
-                item["content"][0]["text"].as_str().or(item["arguments"].as_str()).map(str::to_owned)
+                item["content"][0]["text"]
+                    .as_str()
+                    .or(item["arguments"].as_str())
+                    .map(str::to_owned)
             };
             found.map(|item| text(item).unwrap()).collect()
         })
@@ -292,7 +321,10 @@ async fn truncated_completion_is_incomplete() {
         assert_eq!(response["status"], "incomplete");
         assert_eq!(response["incomplete_details"], json!({"reason": "max_output_tokens"}));
         let item = &response["output"][0];
-        assert_eq!((&item["status"], &item["content"][0]["text"]), (&json!("incomplete"), &json!("One t")));
+        assert_eq!(
+            (&item["status"], &item["content"][0]["text"]),
+            (&json!("incomplete"), &json!("One t"))
+        );
     }
 }
 
@@ -301,7 +333,10 @@ async fn empty_completion_is_continuable_message() {
     for streams in [false, true] {
         let served = TestGateway::scripted(&[""]);
         let first = request_message(&served, request(&json!("Hi")), streams).await;
-        assert_eq!((kinds(&first), &first["output"][0]["content"][0]["text"]), (vec!["message"], &json!("")));
+        assert_eq!(
+            (kinds(&first), &first["output"][0]["content"][0]["text"]),
+            (vec!["message"], &json!(""))
+        );
         let sent_texts = |text: &str| json!({"role": "user", "content": text});
         let next = json!([sent_texts("Hi"), first["output"][0], sent_texts("So?")]);
         request_message(&served, request(&next), streams).await;
@@ -320,7 +355,8 @@ async fn calls_have_format_of_their_tool() {
         call_item("agents__spawn", "{\"task\": \"x\"}"),
     ]
     .join("\n");
-    let function = |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
+    let function =
+        |name: &str| json!({"type": "function", "name": name, "parameters": {"type": "object"}});
     let tools = json!([
         {
             "type": "custom", "name": "apply_patch", "description": "Patches.",
@@ -335,9 +371,12 @@ async fn calls_have_format_of_their_tool() {
     for streams in [false, true] {
         let served = TestGateway::scripted(&[&assistant_message, "Done."]);
         let mut input = vec![json!({"role": "user", "content": "go"})];
-        let response =
-            request_message(&served, with_field(request(&json!(input)), "tools", tools.clone()), streams)
-                .await;
+        let response = request_message(
+            &served,
+            with_field(request(&json!(input)), "tools", tools.clone()),
+            streams,
+        )
+        .await;
         let output = response["output"].as_array().unwrap();
         assert_eq!(kinds(&response), ["custom_tool_call", "function_call", "function_call"]);
         let field = |at: usize, name: &str| output[at][name].as_str().unwrap_or_default();
@@ -345,12 +384,19 @@ async fn calls_have_format_of_their_tool() {
         assert_eq!((field(1, "name"), field(1, "arguments")), ("apply_patch", r#"{"text":1}"#));
         assert_eq!((field(2, "namespace"), field(2, "name")), ("agents", "spawn"));
         input.extend(output.iter().cloned());
-        for (call, kind) in
-            output.iter().zip(["custom_tool_call_output", "function_call_output", "function_call_output"])
-        {
+        for (call, kind) in output.iter().zip([
+            "custom_tool_call_output",
+            "function_call_output",
+            "function_call_output",
+        ]) {
             input.push(json!({"type": kind, "call_id": call["call_id"], "output": "ok"}));
         }
-        request_message(&served, with_field(request(&json!(input)), "tools", tools.clone()), streams).await;
+        request_message(
+            &served,
+            with_field(request(&json!(input)), "tools", tools.clone()),
+            streams,
+        )
+        .await;
         assert_eq!(served.origins(), [Origin::Started, Origin::Continued]);
         assert_eq!(served.gateway.unknown_fields()["responses.tools[type=web_search]"], 2);
         let path = &served.paths().await[0];
@@ -365,7 +411,8 @@ async fn responses_are_stored_only_for_owner_with_permission() {
     let first = served.send("POST", "/v1/responses", OUTSIDE_KEY, &text).await.json();
     let path = format!("/v1/responses/{}", first["id"].as_str().unwrap());
     assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.json(), first);
-    let follow = with_field(request(&json!("So?")), "previous_response_id", first["id"].clone()).to_string();
+    let follow =
+        with_field(request(&json!("So?")), "previous_response_id", first["id"].clone()).to_string();
     for other in ["sk-other", served.session.key()] {
         let hidden = served.send("GET", &path, other, "").await;
         assert_eq!(hidden.status, StatusCode::NOT_FOUND);
@@ -373,7 +420,10 @@ async fn responses_are_stored_only_for_owner_with_permission() {
         assert_eq!(served.send("DELETE", &path, other, "").await.status, StatusCode::NOT_FOUND);
         let lost = served.send("POST", "/v1/responses", other, &follow).await;
         let error = &lost.json()["error"];
-        assert_eq!((lost.status.as_u16(), &error["code"]), (400, &json!("previous_response_not_found")));
+        assert_eq!(
+            (lost.status.as_u16(), &error["code"]),
+            (400, &json!("previous_response_not_found"))
+        );
         assert_eq!(error["param"], "previous_response_id");
     }
     let next = served.send("POST", "/v1/responses", OUTSIDE_KEY, &follow).await.json();
@@ -383,7 +433,8 @@ async fn responses_are_stored_only_for_owner_with_permission() {
     assert_eq!(deleted, json!({"id": first["id"], "object": "response", "deleted": true}));
     assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.status, StatusCode::NOT_FOUND);
     // The response after the deleted response has lost its history, and the error reports this.
-    let late = with_field(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
+    let late =
+        with_field(request(&json!("So?")), "previous_response_id", next["id"].clone()).to_string();
     let late = served.send("POST", "/v1/responses", OUTSIDE_KEY, &late).await;
     assert!(late.json()["error"]["message"].as_str().unwrap().contains("which is no longer there"));
 
@@ -392,8 +443,12 @@ async fn responses_are_stored_only_for_owner_with_permission() {
     let path = format!("/v1/responses/{}", unkept["id"].as_str().unwrap());
     assert_eq!(served.send("GET", &path, OUTSIDE_KEY, "").await.status, StatusCode::NOT_FOUND);
     let reference = json!([{"type": "item_reference", "id": unkept["output"][0]["id"]}]);
-    let lost = served.send("POST", "/v1/responses", OUTSIDE_KEY, &request(&reference).to_string()).await;
-    assert_eq!((lost.status, &lost.json()["error"]["param"]), (StatusCode::NOT_FOUND, &json!("input")));
+    let lost =
+        served.send("POST", "/v1/responses", OUTSIDE_KEY, &request(&reference).to_string()).await;
+    assert_eq!(
+        (lost.status, &lost.json()["error"]["param"]),
+        (StatusCode::NOT_FOUND, &json!("input"))
+    );
 }
 
 #[tokio::test]
@@ -447,10 +502,18 @@ async fn unsupported_fields_are_rejected_by_name() {
         ("text", schema, "text.format"),
         ("tools", json!([{"type": "function", "parameters": {}}]), "tools[0]"),
         ("tools", json!([{"name": "f"}]), "tools[0]"),
-        ("tools", json!([{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]), "tools[1]"),
+        (
+            "tools",
+            json!([{"type": "custom", "name": "f"}, {"type": "function", "name": "f"}]),
+            "tools[1]",
+        ),
         ("tool_choice", json!({"type": "web_search"}), "tool_choice"),
         ("tool_choice", json!({"type": "function", "name": "g"}), "tool_choice"),
-        ("tool_choice", json!({"type": "allowed_tools", "mode": "auto", "tools": []}), "tool_choice"),
+        (
+            "tool_choice",
+            json!({"type": "allowed_tools", "mode": "auto", "tools": []}),
+            "tool_choice",
+        ),
         ("previous_response_id", json!("resp_x"), "previous_response_id"),
     ] {
         let mut requested = with_field(request(&json!("Hi")), field, value.clone());
@@ -472,12 +535,22 @@ async fn unsupported_fields_are_rejected_by_name() {
 #[tokio::test]
 async fn failure_ends_stream_with_failed_response() {
     let served = TestGateway::failing();
-    let events =
-        served.post("/v1/responses", &with_field(request(&json!("Hi")), "stream", true)).await.events();
+    let events = served
+        .post("/v1/responses", &with_field(request(&json!("Hi")), "stream", true))
+        .await
+        .events();
     let last = &events[events.len() - 1];
-    assert_eq!((&last["type"], &last["response"]["status"]), (&json!("response.failed"), &json!("failed")));
-    assert!(last["response"]["error"]["message"].is_string() && last["response"]["usage"].is_null());
+    assert_eq!(
+        (&last["type"], &last["response"]["status"]),
+        (&json!("response.failed"), &json!("failed"))
+    );
+    assert!(
+        last["response"]["error"]["message"].is_string() && last["response"]["usage"].is_null()
+    );
     assert_eq!(last["sequence_number"], events.len() - 1);
     let path = format!("/v1/responses/{}", last["response"]["id"].as_str().unwrap());
-    assert_eq!(served.send("GET", &path, served.session.key(), "").await.status, StatusCode::NOT_FOUND);
+    assert_eq!(
+        served.send("GET", &path, served.session.key(), "").await.status,
+        StatusCode::NOT_FOUND
+    );
 }

@@ -16,7 +16,10 @@ use levade_call::Input;
 use levade_call::{ApiError, ErrorKind};
 
 /// Handles `POST /v1/responses`.
-pub(crate) async fn responses(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn responses(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let ping = gateway.0.options.ping;
     match prepare(&gateway, incoming) {
         Err(found) => error_response(&found, &error_body(&found)),
@@ -38,9 +41,13 @@ fn open_caller_memory(
     Ok((caller, memory, body))
 }
 
-fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<(Caller, Call, Writer, bool), ApiError> {
+fn prepare(
+    gateway: &Gateway,
+    incoming: IncomingRequest,
+) -> Result<(Caller, Call, Writer, bool), ApiError> {
     let (caller, memory, body) = open_caller_memory(gateway, incoming)?;
-    let ParsedRequest { call, streams, received: mut sent } = request::read(gateway, &memory, &body)?;
+    let ParsedRequest { call, streams, received: mut sent } =
+        request::read(gateway, &memory, &body)?;
     if call.request.sampling.logprobs.is_some() {
         sent.chat = Some(gateway.chat_of(&caller, &call)?);
     }
@@ -70,9 +77,11 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingReques
 /// Handles `DELETE /v1/responses/ID`.
 pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
-    let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| match memory.remove(&id) {
-        true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
-        false => Err(unknown(&id)),
+    let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
+        match memory.remove(&id) {
+            true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
+            false => Err(unknown(&id)),
+        }
     });
     respond(found)
 }
@@ -86,18 +95,22 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     };
     let limit = field("limit").map_or(Ok(20), |text| {
         let limit = text.parse().ok().filter(|limit| (1..=MAX).contains(limit));
-        limit.ok_or_else(|| ApiError::field("limit", format!("limit is {text:?}; it is in 1..={MAX}")))
+        limit.ok_or_else(|| {
+            ApiError::field("limit", format!("limit is {text:?}; it is in 1..={MAX}"))
+        })
     })?;
     let mut items: Vec<&Value> = items.iter().collect();
     match field("order").unwrap_or("desc") {
         "desc" => items.reverse(),
         "asc" => {}
-        other => return Err(ApiError::field("order", format!("order is {other:?}; it is asc or desc"))),
+        other => {
+            return Err(ApiError::field("order", format!("order is {other:?}; it is asc or desc")));
+        }
     }
     if let Some(after) = field("after") {
         let field_path = items.iter().position(|item| item["id"] == after);
-        let field_path =
-            field_path.ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
+        let field_path = field_path
+            .ok_or_else(|| ApiError::field("after", format!("there is no item {after:?}")))?;
         items.drain(..=field_path);
     }
     let has_more = items.len() > limit;
@@ -124,13 +137,19 @@ pub(crate) async fn input_items(
 }
 
 /// Handles `POST /v1/responses/input_tokens`: returns the number of prompt tokens of a request.
-pub(crate) async fn input_tokens(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
+pub(crate) async fn input_tokens(
+    State(gateway): State<Gateway>,
+    incoming: IncomingRequest,
+) -> Response {
     let counting = tokio::task::spawn_blocking(move || {
         let (caller, call, ..) = prepare(&gateway, incoming)?;
         let Input::Messages(messages) = &call.request.input else { return Ok(0) };
         Ok(gateway.chat_of(&caller, &call)?.prompt(messages, &call.request.tools)?.len())
     });
-    let broken = |error| ApiError::new(ErrorKind::Internal, format!("counting did not end: {error}"));
+    let broken =
+        |error| ApiError::new(ErrorKind::Internal, format!("counting did not end: {error}"));
     let counted = counting.await.map_err(broken).and_then(|counted| counted);
-    respond(counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })))
+    respond(
+        counted.map(|tokens| json!({ "object": "response.input_tokens", "input_tokens": tokens })),
+    )
 }

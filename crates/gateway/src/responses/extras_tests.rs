@@ -35,15 +35,19 @@ async fn logprobs_cover_only_message_tokens() {
     streamed["stream"] = true.into();
     let events = TestGateway::scripted(&[THINKS]).post("/v1/responses", &streamed).await.events();
     let of = |kind: &str| events.iter().filter(|event| event["type"] == kind).collect::<Vec<_>>();
-    let deltas: Vec<u8> =
-        of("response.output_text.delta").iter().flat_map(|event| tokens(&event["logprobs"])).collect();
+    let deltas: Vec<u8> = of("response.output_text.delta")
+        .iter()
+        .flat_map(|event| tokens(&event["logprobs"]))
+        .collect();
     assert_eq!(deltas, "Yes é.".as_bytes());
     assert_eq!(tokens(&of("response.output_text.done")[0]["logprobs"]), "Yes é.".as_bytes());
     let last = &events[events.len() - 1]["response"]["output"][1]["content"][0];
     assert_eq!(last["logprobs"], part["logprobs"]);
 
-    let without =
-        TestGateway::scripted(&[THINKS]).post("/v1/responses", &request_body(json!({}))).await.json();
+    let without = TestGateway::scripted(&[THINKS])
+        .post("/v1/responses", &request_body(json!({})))
+        .await
+        .json();
     assert_eq!(without["output"][1]["content"][0]["logprobs"], json!([]));
 }
 
@@ -69,18 +73,26 @@ async fn input_items_are_listed_only_for_owner() {
         { "type": "message", "id": "mine", "role": "user", "content": [{ "type": "input_text", "text": "three" }] },
     ]);
     let requested = request_body(json!({ "input": items }));
-    let id = served.post("/v1/responses", &requested).await.json()["id"].as_str().unwrap().to_owned();
+    let id =
+        served.post("/v1/responses", &requested).await.json()["id"].as_str().unwrap().to_owned();
     let path = format!("/v1/responses/{id}/input_items");
     let list = async |query: &str| {
-        let response = served.send("GET", &format!("{path}{query}"), served.session.key(), "").await;
+        let response =
+            served.send("GET", &format!("{path}{query}"), served.session.key(), "").await;
         (response.status, response.json())
     };
     let texts = |list: &Value| {
         let items = list["data"].as_array().unwrap();
-        items.iter().map(|item| item["content"][0]["text"].as_str().unwrap().to_owned()).collect::<Vec<_>>()
+        items
+            .iter()
+            .map(|item| item["content"][0]["text"].as_str().unwrap().to_owned())
+            .collect::<Vec<_>>()
     };
     let (status, all) = list("").await;
-    assert_eq!((status, texts(&all)), (StatusCode::OK, vec!["three".into(), "two".into(), "one".into()]));
+    assert_eq!(
+        (status, texts(&all)),
+        (StatusCode::OK, vec!["three".into(), "two".into(), "one".into()])
+    );
     assert_eq!(
         (&all["object"], &all["has_more"], &all["first_id"]),
         (&json!("list"), &json!(false), &json!("mine"))
@@ -164,7 +176,10 @@ async fn hosted_items_and_unsupported_results_are_accepted() {
     assert_eq!(response.status, StatusCode::OK, "{}", response.text);
     assert_eq!(served.gateway.unknown_fields().values().sum::<u64>(), 3);
     let [prompt] = &served.paths().await[..] else { panic!() };
-    assert!(prompt.contains("shot\n[a part of type \"input_image\", which cannot be shown]"), "{prompt}");
+    assert!(
+        prompt.contains("shot\n[a part of type \"input_image\", which cannot be shown]"),
+        "{prompt}"
+    );
     let body = json!({ "model": "tiny", "messages": [
         { "role": "user", "content": "Hi" },
         { "role": "assistant", "tool_calls": [
@@ -203,12 +218,16 @@ async fn shell_and_patch_calls_have_native_item_types() {
         let call = json!({ "name": name, "arguments": arguments });
         let text = format!("<tool_call>\n{call}\n</tool_call>");
         let served = TestGateway::scripted(&[&text, "Yes."]);
-        let response = served.post("/v1/responses", &request_body(json!({ "tools": tools }))).await.json();
+        let response =
+            served.post("/v1/responses", &request_body(json!({ "tools": tools }))).await.json();
         let item = response["output"][0].clone();
-        assert_eq!((&item["type"], &item[field]), (&json!(format!("{name}_call")), &action), "{response}");
+        assert_eq!(
+            (&item["type"], &item[field]),
+            (&json!(format!("{name}_call")), &action),
+            "{response}"
+        );
         // The history continues the recorded conversation, and the model sees the result.
-        let mut output =
-            json!({ "type": format!("{name}_call_output"), "call_id": item["call_id"], "output": "RESULT" });
+        let mut output = json!({ "type": format!("{name}_call_output"), "call_id": item["call_id"], "output": "RESULT" });
         match name {
             "local_shell" => {
                 output["id"] = item["id"].clone();
@@ -216,7 +235,8 @@ async fn shell_and_patch_calls_have_native_item_types() {
             }
             "shell" => {
                 let outcome = json!({ "type": "exit", "exit_code": 2 });
-                output["output"] = json!([{ "stdout": "RESULT\n", "stderr": "", "outcome": outcome }]);
+                output["output"] =
+                    json!([{ "stdout": "RESULT\n", "stderr": "", "outcome": outcome }]);
             }
             _ => {}
         }
@@ -225,17 +245,23 @@ async fn shell_and_patch_calls_have_native_item_types() {
         assert_eq!(served.post("/v1/responses", &body).await.status, StatusCode::OK);
         let paths = served.paths().await;
         let [path] = &paths[..] else { panic!("{name} forks: {paths:?}") };
-        assert!(path.contains("RESULT") && path.contains("exit code 2") == (name == "shell"), "{path}");
+        assert!(
+            path.contains("RESULT") && path.contains("exit code 2") == (name == "shell"),
+            "{path}"
+        );
 
-        let allowed = json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": name }] });
+        let allowed =
+            json!({ "type": "allowed_tools", "mode": "auto", "tools": [{ "type": name }] });
         let mut streamed = request_body(json!({ "tools": tools, "tool_choice": allowed }));
         streamed["stream"] = true.into();
-        let events = TestGateway::scripted(&[&text]).post("/v1/responses", &streamed).await.events();
+        let events =
+            TestGateway::scripted(&[&text]).post("/v1/responses", &streamed).await.events();
         let last = events.last().unwrap();
         assert_eq!(last["response"]["output"][0][field], action, "{last}");
     }
     // A call that the client could not use becomes a function call.
-    let text = "<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
+    let text =
+        "<tool_call>\n{\"name\": \"shell\", \"arguments\": {\"command\": \"ls\"}}\n</tool_call>";
     let response = TestGateway::scripted(&[text])
         .post("/v1/responses", &request_body(json!({ "tools": tools })))
         .await
@@ -258,8 +284,7 @@ async fn shell_and_patch_calls_have_native_item_types() {
 
 #[tokio::test]
 async fn chat_parses_parts_of_foreign_apis() {
-    let call =
-        |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{}" } });
+    let call = |id: &str| json!({ "id": id, "type": "function", "function": { "name": "f", "arguments": "{}" } });
     let text = json!({ "type": "text", "text": "x" });
     let thinking = |reasoning: Value| json!({ "role": "assistant", "content": [{ "type": "thinking", "thinking": reasoning }, text] });
     let used = json!({ "type": "tool_use", "id": "c1", "name": "f", "input": {} });
@@ -267,7 +292,11 @@ async fn chat_parses_parts_of_foreign_apis() {
     let document = json!({ "type": "document", "source": { "type": "text", "data": "RESULT" } });
     for (messages, seen, count) in [
         (json!([thinking(json!("THOUGHT")), user(json!("q"))]), "THOUGHT", 1),
-        (json!([thinking(json!([{ "type": "text", "text": "THOUGHT" }])), user(json!("q"))]), "THOUGHT", 1),
+        (
+            json!([thinking(json!([{ "type": "text", "text": "THOUGHT" }])), user(json!("q"))]),
+            "THOUGHT",
+            1,
+        ),
         (
             json!([{ "role": "assistant", "content": [{ "type": "reasoning", "text": "THOUGHT" }, text] }, user(json!("q"))]),
             "THOUGHT",
@@ -305,8 +334,9 @@ async fn chat_parses_parts_of_foreign_apis() {
     ] {
         let served = TestGateway::scripted(&["Yes."]);
         let messages = [&[user(json!("Hi"))], messages.as_array().unwrap().as_slice()].concat();
-        let response =
-            served.post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages })).await;
+        let response = served
+            .post("/v1/chat/completions", &json!({ "model": "tiny", "messages": messages }))
+            .await;
         assert_eq!(response.status, StatusCode::OK, "{}", response.text);
         let [path] = &served.paths().await[..] else { panic!() };
         assert_eq!(path.matches(seen).count(), count, "{seen}: {path}");
@@ -317,8 +347,7 @@ async fn chat_parses_parts_of_foreign_apis() {
 async fn chat_supports_custom_tools_and_omits_hosted() {
     let text = "<tool_call>\n{\"name\": \"f\", \"arguments\": {\"input\": \"x\"}}\n</tool_call>";
     let tools = json!([{ "type": "custom", "custom": { "name": "f", "description": "d" } }, { "type": "web_search" }]);
-    let mut body =
-        json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }], "tools": tools });
+    let mut body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "Hi" }], "tools": tools });
     let served = TestGateway::scripted(&[text]);
     let response = served.post("/v1/chat/completions", &body).await.json();
     let call = &response["choices"][0]["message"]["tool_calls"][0];

@@ -1,8 +1,8 @@
 //! Parser of the items of a conversation, which become messages.
 //!
 //! A turn of the assistant consists of several items (reasoning, texts, tool calls) and becomes one
-//! message. If the items of two turns are adjacent, the ids of the items separate the turns. Without
-//! ids, the order of the items within a turn separates them.
+//! message. If the items of two turns are adjacent, the ids of the items separate the turns.
+//! Without ids, the order of the items within a turn separates them.
 
 use levade_text::{Arguments, Message, ToolCall};
 use serde_json::Value;
@@ -17,12 +17,14 @@ use levade_call::{ApiError, ErrorKind};
 /// Name of the API under which unknown fields are counted.
 pub(super) const API: &str = "responses";
 
-/// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain text.
+/// Prefix of the "encrypted" content of a reasoning item. The content is the reasoning in plain
+/// text.
 const REASONING_PREFIX: &str = "levade:";
 /// Prefix from before the project was called Levade. Clients still send such items.
 const LEGACY_PREFIX: &str = "dressage:";
 
-/// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses here.
+/// Returns reasoning as the `encrypted_content` of an item, for clients that store no responses
+/// here.
 pub(super) fn encrypt_reasoning(reasoning: &str) -> String {
     format!("{REASONING_PREFIX}{reasoning}")
 }
@@ -30,8 +32,8 @@ pub(super) fn encrypt_reasoning(reasoning: &str) -> String {
 /// Parses an input: a string or a list of items. `find` returns a stored item by its id.
 ///
 /// # Errors
-/// Returns an error that names the first item that is invalid, that a text model cannot read, or that
-/// is not in memory.
+/// Returns an error that names the first item that is invalid, that a text model cannot read, or
+/// that is not in memory.
 pub(super) fn read(
     gateway: &Gateway,
     input: &Value,
@@ -50,7 +52,8 @@ pub(super) fn read(
     let mut reading = ItemReader { gateway, items, find: &find, messages: Vec::new(), turn: None };
     for (at, item) in items.iter().enumerate() {
         let field_path = format!("input[{at}]");
-        let kind = item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
+        let kind =
+            item["type"].as_str().unwrap_or(if item["role"].is_null() { "" } else { "message" });
         match (kind, item["id"].as_str()) {
             ("item_reference", Some(id)) | ("", Some(id)) => {
                 let found = find(id).ok_or_else(|| missing(id))?;
@@ -103,19 +106,22 @@ impl<'a> ItemReader<'a> {
         ContentParser { gateway: self.gateway, api: API }
     }
 
-    /// Returns the call id of a result item. Results of local shells can refer to the id of the call
-    /// item instead.
+    /// Returns the call id of a result item. Results of local shells can refer to the id of the
+    /// call item instead.
     fn call_of(&self, item: &Value, field_path: &str) -> Result<String, ApiError> {
         let (None, Some(id)) = (item["call_id"].as_str(), item["id"].as_str()) else {
             return field(item, "call_id", field_path).map(str::to_owned);
         };
         let sent = self.items.iter().find(|sent| sent["id"] == id && sent["call_id"].is_string());
         let call = sent.cloned().or_else(|| (self.find)(id));
-        Ok(call.and_then(|call| call["call_id"].as_str().map(str::to_owned)).unwrap_or_else(|| id.to_owned()))
+        Ok(call
+            .and_then(|call| call["call_id"].as_str().map(str::to_owned))
+            .unwrap_or_else(|| id.to_owned()))
     }
 
     fn end_turn(&mut self) {
-        let Some(AssistantTurn { reasoning, text: assistant_text, calls, .. }) = self.turn.take() else {
+        let Some(AssistantTurn { reasoning, text: assistant_text, calls, .. }) = self.turn.take()
+        else {
             return;
         };
         let reasoning_content = (!reasoning.is_empty()).then_some(reasoning);
@@ -127,8 +133,8 @@ impl<'a> ItemReader<'a> {
         self.messages.push(message);
     }
 
-    /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to the
-    /// current turn.
+    /// Returns the turn that an item belongs to. Starts a new turn if the item does not belong to
+    /// the current turn.
     fn turn_for(&mut self, part: ItemRole, item: &Value) -> &mut AssistantTurn {
         let call_id = item["id"].as_str().and_then(response_of).map(str::to_owned);
         let joins = self.turn.as_ref().is_some_and(|turn| match (&turn.call_id, &call_id) {
@@ -158,7 +164,8 @@ impl<'a> ItemReader<'a> {
     fn item(&mut self, kind: &str, item: &Value, field_path: &str) -> Result<(), ApiError> {
         if let Some(tool) = NativeTool::from_item(kind, "_call") {
             let id = field(item, "call_id", field_path)?.to_owned();
-            let call = ToolCall { id, name: tool.name().to_owned(), arguments: tool.arguments(item) };
+            let call =
+                ToolCall { id, name: tool.name().to_owned(), arguments: tool.arguments(item) };
             self.turn_for(ItemRole::Call, item).calls.push(call);
             return Ok(());
         }
@@ -194,24 +201,28 @@ impl<'a> ItemReader<'a> {
                 self.turn_for(ItemRole::Reasoning, item).reasoning += &reasoning;
             }
             "function_call" => {
-                let arguments = item.get("arguments").cloned().map(Arguments::from).unwrap_or_default();
+                let arguments =
+                    item.get("arguments").cloned().map(Arguments::from).unwrap_or_default();
                 let call = call(item, field_path, arguments)?;
                 self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "custom_tool_call" => {
-                let call = call(item, field_path, custom_arguments(field(item, "input", field_path)?))?;
+                let call =
+                    call(item, field_path, custom_arguments(field(item, "input", field_path)?))?;
                 self.turn_for(ItemRole::Call, item).calls.push(call);
             }
             "function_call_output" | "custom_tool_call_output" => {
                 let id = field(item, "call_id", field_path)?.to_owned();
-                let output = self.parts().result(&item["output"], &format!("{field_path}.output"))?;
+                let output =
+                    self.parts().result(&item["output"], &format!("{field_path}.output"))?;
                 self.push(Message { tool_call_id: Some(id), ..Message::tool(output) });
             }
             hosted if tool_types::is_hosted(hosted) => {
                 self.gateway.unknown_field(API, &format!("input[type={hosted}]"));
             }
             _ => {
-                let kind = if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
+                let kind =
+                    if kind.is_empty() { "no type".into() } else { format!("the type {kind:?}") };
                 let message = format!(
                     "{field_path} has {kind}; it is message, reasoning, item_reference, or a call or its output of type \
                      function_call, custom_tool_call, local_shell_call, shell_call or apply_patch_call"
@@ -231,11 +242,16 @@ fn developer(text: String) -> Message {
 /// `summary` that has a readable text.
 fn reasoning_of(item: &Value) -> String {
     let texts = |field: &str| -> Vec<&str> {
-        item[field].as_array().into_iter().flatten().filter_map(|part| part["text"].as_str()).collect()
+        item[field]
+            .as_array()
+            .into_iter()
+            .flatten()
+            .filter_map(|part| part["text"].as_str())
+            .collect()
     };
-    let kept = item["encrypted_content"]
-        .as_str()
-        .and_then(|text| text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX)));
+    let kept = item["encrypted_content"].as_str().and_then(|text| {
+        text.strip_prefix(REASONING_PREFIX).or_else(|| text.strip_prefix(LEGACY_PREFIX))
+    });
     let content = || Some(texts("content").concat()).filter(|text| !text.is_empty());
     kept.map(str::to_owned).or_else(content).unwrap_or_else(|| texts("summary").join("\n\n"))
 }
@@ -339,10 +355,8 @@ mod tests {
 
     #[test]
     fn adjacent_turns_become_separate_messages() {
-        let assistant_text =
-            |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
-        let reasoning =
-            |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
+        let assistant_text = |id: &str, text: &str| json!({"type": "message", "role": "assistant", "id": id, "content": text});
+        let reasoning = |id: &str, text: &str| json!({"type": "reasoning", "id": id, "content": [{"text": text}]});
         let call = |id: &str| json!({"type": "function_call", "id": id, "call_id": "c", "name": "f", "arguments": "{}"});
         let f = || vec![tool_call("c", "f", json!({}))];
         // With ids.
@@ -362,21 +376,32 @@ mod tests {
                 assistant_text("msg_b_1", "two")
             ]))
             .unwrap(),
-            [with_reasoning("x", Message::assistant("")), with_reasoning("y", Message::assistant("two"))]
+            [
+                with_reasoning("x", Message::assistant("")),
+                with_reasoning("y", Message::assistant("two"))
+            ]
         );
         assert_eq!(
-            parse_messages(json!([assistant_text("msg_a_0", "one"), call("fc_b_0")])).unwrap().len(),
+            parse_messages(json!([assistant_text("msg_a_0", "one"), call("fc_b_0")]))
+                .unwrap()
+                .len(),
             2
         );
         // Without ids, by the order of the items within a turn.
         assert_eq!(
-            parse_messages(json!([assistant_text("", "one"), assistant_text("", "two")])).unwrap().len(),
+            parse_messages(json!([assistant_text("", "one"), assistant_text("", "two")]))
+                .unwrap()
+                .len(),
             2
         );
         assert_eq!(
-            parse_messages(json!([assistant_text("", "one"), reasoning("", "x"), assistant_text("", "two")]))
-                .unwrap()
-                .len(),
+            parse_messages(json!([
+                assistant_text("", "one"),
+                reasoning("", "x"),
+                assistant_text("", "two")
+            ]))
+            .unwrap()
+            .len(),
             2
         );
         assert_eq!(
@@ -401,8 +426,7 @@ mod tests {
             (json!(null), "null"),
             (json!(7), "7"),
         ] {
-            let item =
-                json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]);
+            let item = json!([{"type": "function_call", "call_id": "c", "name": "f", "arguments": arguments}]);
             assert_eq!(
                 parse_messages(item).unwrap()[0].tool_calls[0].arguments.unreadable(),
                 Some(text),
@@ -410,21 +434,27 @@ mod tests {
             );
         }
         let item = json!([{"type": "function_call", "call_id": "c", "name": "f"}]);
-        assert_eq!(parse_messages(item).unwrap(), [Message::calls("", vec![tool_call("c", "f", json!({}))])]);
+        assert_eq!(
+            parse_messages(item).unwrap(),
+            [Message::calls("", vec![tool_call("c", "f", json!({}))])]
+        );
     }
 
     #[test]
     fn item_references_resolve_to_items() {
         let find = |id: &str| {
             let content = json!([{"type": "output_text", "text": id}]);
-            id.starts_with("msg")
-                .then(|| json!({"type": "message", "role": "assistant", "id": id, "content": content}))
+            id.starts_with("msg").then(
+                || json!({"type": "message", "role": "assistant", "id": id, "content": content}),
+            )
         };
         let reference = json!({"type": "item_reference", "id": "msg_a_0"});
         let items = json!([reference, {"role": "user", "content": "?"}, {"id": "msg_b_0"}]);
-        let want = [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
+        let want =
+            [Message::assistant("msg_a_0"), Message::user("?"), Message::assistant("msg_b_0")];
         assert_eq!(read(&gateway(), &items, find).unwrap(), want);
-        let error = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find).unwrap_err();
+        let error = read(&gateway(), &json!([{"type": "item_reference", "id": "rs_a_0"}]), find)
+            .unwrap_err();
         assert_eq!((error.kind, error.param.as_deref()), (ErrorKind::NotFound, Some("input")));
         assert!(error.message.starts_with("Item with id 'rs_a_0' not found."), "{error}");
     }
@@ -447,7 +477,11 @@ mod tests {
                 "input[0].call_id",
                 "is null",
             ),
-            (json!([{"type": "function_call_output", "output": ""}]), "input[0].call_id", "is null"),
+            (
+                json!([{"type": "function_call_output", "output": ""}]),
+                "input[0].call_id",
+                "is null",
+            ),
         ] {
             let error = parse_messages(input).unwrap_err();
             assert_eq!(error.param.as_deref(), Some(param), "{error}");

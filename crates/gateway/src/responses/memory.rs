@@ -1,8 +1,8 @@
 //! Memory of responses, for clients that continue a response by its id or refer to its items.
 //!
-//! Each entry contains only the messages that were new in its call, and the id of the response before
-//! it. The size of a long conversation is therefore proportional to its text. The memory is bounded
-//! and evicts the least recently used responses first.
+//! Each entry contains only the messages that were new in its call, and the id of the response
+//! before it. The size of a long conversation is therefore proportional to its text. The memory is
+//! bounded and evicts the least recently used responses first.
 
 use std::collections::{BTreeMap, HashMap};
 use std::sync::Arc;
@@ -80,7 +80,8 @@ impl Memory {
         self.clock += 1;
         self.bytes += bytes;
         self.uses.insert(self.clock, key.clone());
-        self.kept.insert(key, MemoryEntry { response: Arc::new(response), bytes, used: self.clock });
+        self.kept
+            .insert(key, MemoryEntry { response: Arc::new(response), bytes, used: self.clock });
         while (self.kept.len() > self.max_entries || self.bytes > self.max_bytes)
             && let Some((_, oldest)) = self.uses.pop_first()
         {
@@ -120,7 +121,9 @@ impl Memory {
             newest_first.push(response);
         }
         let text = newest_first.iter().rev();
-        Ok(text.flat_map(|response| response.input.iter().chain([&response.message]).cloned()).collect())
+        Ok(text
+            .flat_map(|response| response.input.iter().chain([&response.message]).cloned())
+            .collect())
     }
 }
 

@@ -74,7 +74,11 @@ pub(super) struct ReceivedItems {
 ///
 /// # Errors
 /// Returns an error that names the first invalid or unsupported field, its value and a remedy.
-pub(super) fn read(gateway: &Gateway, memory: &CallerMemory, body: &[u8]) -> Result<ParsedRequest, ApiError> {
+pub(super) fn read(
+    gateway: &Gateway,
+    memory: &CallerMemory,
+    body: &[u8],
+) -> Result<ParsedRequest, ApiError> {
     let mut request: Request = crate::http::read(body)?;
     check_fields(gateway, &mut request.rest)?;
     let own = request.text.as_ref().map(parse_format).transpose()?.flatten();
@@ -92,12 +96,12 @@ pub(super) fn read(gateway: &Gateway, memory: &CallerMemory, body: &[u8]) -> Res
         Some(input) => items::read(gateway, input, |id| memory.item(id))?,
         None => Vec::new(),
     };
-    let mut messages: Vec<Message> = match request.instructions.as_ref().filter(|present| !present.is_null())
-    {
-        Some(Value::String(text)) => vec![Message::system(text.as_str())],
-        Some(items) => items::read(gateway, items, |id| memory.item(id))?,
-        None => Vec::new(),
-    };
+    let mut messages: Vec<Message> =
+        match request.instructions.as_ref().filter(|present| !present.is_null()) {
+            Some(Value::String(text)) => vec![Message::system(text.as_str())],
+            Some(items) => items::read(gateway, items, |id| memory.item(id))?,
+            None => Vec::new(),
+        };
     if let Some(previous) = &request.previous_response_id {
         messages.extend(memory.history(previous).map_err(|missing| not_found(previous, &missing))?);
     }
@@ -112,7 +116,8 @@ pub(super) fn read(gateway: &Gateway, memory: &CallerMemory, body: &[u8]) -> Res
             Err(ApiError::field("max_output_tokens", message))
         }
     });
-    let sampling = SamplingOptions { max_tokens: limit.transpose()?, logprobs, ..requested.sampling()? };
+    let sampling =
+        SamplingOptions { max_tokens: limit.transpose()?, logprobs, ..requested.sampling()? };
     let mut specs = tools.specs.clone();
     let tool_choice = tools.choice(request.tool_choice.as_ref(), &mut specs)?;
     let requested = CallRequest {
@@ -249,7 +254,9 @@ fn parse_format(text: &Value) -> Result<Option<Constraint>, ApiError> {
         }
         _ => Err(ApiError::field(
             "text.format",
-            format!("text.format is {format}; its type is text, json_object, or json_schema with a schema"),
+            format!(
+                "text.format is {format}; its type is text, json_object, or json_schema with a schema"
+            ),
         )),
     }
 }
@@ -298,7 +305,10 @@ mod tests {
             assert_eq!(logprobs(included, top).unwrap(), want, "{included} {top:?}");
         }
         for wrong in [-1, 21] {
-            assert_eq!(logprobs(true, Some(wrong)).unwrap_err().param.as_deref(), Some("top_logprobs"));
+            assert_eq!(
+                logprobs(true, Some(wrong)).unwrap_err().param.as_deref(),
+                Some("top_logprobs")
+            );
         }
     }
 
@@ -306,7 +316,8 @@ mod tests {
     fn form_parses_all_format_types() {
         let parse = |format: Value| parse_format(&json!({ "format": format }));
         let schema = json!({ "type": "object", "required": ["a"] });
-        let requested = json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
+        let requested =
+            json!({ "type": "json_schema", "name": "x", "schema": schema, "strict": true });
         assert_eq!(parse(requested).unwrap(), Some(Constraint::JsonSchema(schema)));
         assert_eq!(parse(json!({ "type": "json_object" })).unwrap(), Some(Constraint::JsonObject));
         assert_eq!(parse(json!({ "type": "text" })).unwrap(), None);

@@ -1,8 +1,9 @@
 //! Tools in the formats of the Responses API, which the model sees as functions.
 //!
-//! The model's name of a tool in a namespace joins both names. A custom tool, whose input is a text,
-//! becomes a function with one argument. A [shell or patch tool](NativeTool), which the client runs,
-//! becomes a function whose arguments are the action. Calls are written in the format of their tool.
+//! The model's name of a tool in a namespace joins both names. A custom tool, whose input is a
+//! text, becomes a function with one argument. A [shell or patch tool](NativeTool), which the
+//! client runs, becomes a function whose arguments are the action. Calls are written in the format
+//! of their tool.
 
 use std::collections::HashMap;
 
@@ -66,8 +67,8 @@ impl NativeTool {
         Self::ALL.into_iter().find(|tool| tool.name() == name)
     }
 
-    /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix is
-    /// `_call` for calls and `_call_output` for results.
+    /// Returns the tool for an item type that consists of the tool's name and `suffix`. The suffix
+    /// is `_call` for calls and `_call_output` for results.
     pub(super) fn from_item(kind: &str, suffix: &str) -> Option<Self> {
         Self::from_name(kind.strip_suffix(suffix)?)
     }
@@ -104,9 +105,9 @@ impl NativeTool {
             NativeTool::LocalShell if are_texts("command") => {
                 Map::from_iter([("type".into(), "exec".into()), ("env".into(), json!({}))])
             }
-            NativeTool::Shell if are_texts("commands") => {
-                Map::from_iter(["timeout_ms", "max_output_length"].map(|name| (name.into(), Value::Null)))
-            }
+            NativeTool::Shell if are_texts("commands") => Map::from_iter(
+                ["timeout_ms", "max_output_length"].map(|name| (name.into(), Value::Null)),
+            ),
             NativeTool::ApplyPatch if is_text("path") => {
                 match arguments.get("type").and_then(Value::as_str) {
                     Some("delete_file") => Map::new(),
@@ -142,14 +143,14 @@ fn shell_output(output: &Value) -> String {
         (_, Some(code)) if code != 0 => format!("[exit code {code}]"),
         _ => String::new(),
     };
-    let printed =
-        ["stdout", "stderr"].map(|name| output[name].as_str().unwrap_or_default().trim_end_matches('\n'));
+    let printed = ["stdout", "stderr"]
+        .map(|name| output[name].as_str().unwrap_or_default().trim_end_matches('\n'));
     let lines = printed.into_iter().chain([failure.as_str()]).filter(|line| !line.is_empty());
     lines.collect::<Vec<_>>().join("\n")
 }
 
-/// Returns the name of a tool as the model sees it. For a tool in a namespace, the name contains both
-/// names.
+/// Returns the name of a tool as the model sees it. For a tool in a namespace, the name contains
+/// both names.
 pub(super) fn display_name(namespace: Option<&str>, name: &str) -> String {
     match namespace.filter(|namespace| !namespace.is_empty()) {
         None => name.to_owned(),
@@ -179,12 +180,15 @@ impl Tools {
     ) -> Result<(), ApiError> {
         let name = || {
             let name = tool["name"].as_str().filter(|name| !name.is_empty());
-            name.ok_or_else(|| ApiError::field(field_path, format!("{field_path} has no name: {tool}")))
+            name.ok_or_else(|| {
+                ApiError::field(field_path, format!("{field_path} has no name: {tool}"))
+            })
         };
         match tool["type"].as_str() {
             Some("function") => {
-                let wrong =
-                    |why| ApiError::field(field_path, format!("the parameters of {field_path} {why}"));
+                let wrong = |why| {
+                    ApiError::field(field_path, format!("the parameters of {field_path} {why}"))
+                };
                 let parameters = parameters::schema(&tool["parameters"]).map_err(wrong)?;
                 if tool["strict"] == true {
                     self.strict.push(display_name(space, name()?));
@@ -209,7 +213,9 @@ impl Tools {
                 Ok(())
             }
             Some(kind) => match (NativeTool::from_name(kind), tool_types::published_spec(tool)) {
-                (Some(native), Some(spec)) => self.push(space, Kind::Native(native), spec, field_path),
+                (Some(native), Some(spec)) => {
+                    self.push(space, Kind::Native(native), spec, field_path)
+                }
                 _ => Err(tool_types::unknown(tool, field_path)),
             },
             None => Err(ApiError::field(field_path, format!("{field_path} has no type: {tool}"))),
@@ -252,7 +258,9 @@ impl Tools {
                 "auto" => Ok(ToolChoice::Auto),
                 "none" => Ok(ToolChoice::None),
                 "required" => Ok(ToolChoice::Required),
-                _ => Err(wrong("but it is auto, none, required, or an object that names a function")),
+                _ => {
+                    Err(wrong("but it is auto, none, required, or an object that names a function"))
+                }
             },
             Some(value) if value["type"] == openai::ALLOWED_TOOLS => {
                 let mut choice = value.clone();
@@ -274,8 +282,8 @@ impl Tools {
     pub(super) fn item(&self, call: &ToolCall, id: impl FnOnce(&str) -> String) -> CallItem {
         let shape = self.by_name.get(&call.name);
         let kind = shape.map_or(Kind::Function, |shape| shape.kind);
-        // A call whose arguments do not fit its tool becomes a function call, so that no argument is
-        // lost.
+        // A call whose arguments do not fit its tool becomes a function call, so that no argument
+        // is lost.
         let custom = tool_types::custom_input(&call.arguments).filter(|_| kind == Kind::Custom);
         let native = match kind {
             Kind::Native(native) => native.action(&call.arguments).map(|action| (native, action)),
@@ -288,7 +296,8 @@ impl Tools {
             (None, Some((NativeTool::ApplyPatch, _))) => ("apc", "apply_patch_call"),
             (None, None) => ("fc", "function_call"),
         };
-        let mut item = json!({ "id": id(prefix), "type": kind, "status": "completed", "call_id": call.id });
+        let mut item =
+            json!({ "id": id(prefix), "type": kind, "status": "completed", "call_id": call.id });
         if let Some((native, action)) = native {
             item[native.field()] = action;
             return CallItem { item, input: None };

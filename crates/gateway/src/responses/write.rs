@@ -47,8 +47,8 @@ pub(super) struct Writer {
     open: Option<(OpenItem, String)>,
     /// Tokens of the message's text, for their log-probabilities.
     message: MessageTokens,
-    /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities of
-    /// the current item that events have reported.
+    /// Log-probabilities that no event has reported yet. `logprobs` contains the log-probabilities
+    /// of the current item that events have reported.
     fresh: Vec<Value>,
     logprobs: Vec<Value>,
     end: Option<End>,
@@ -75,7 +75,8 @@ impl Writer {
         if let Some(chat) = &self.received.chat {
             let sent = openai::TokenReport { logprobs: true, ..Default::default() };
             let mut content = sent.content(chat, tokens);
-            self.fresh.extend(content["content"].as_array_mut().into_iter().flat_map(std::mem::take));
+            self.fresh
+                .extend(content["content"].as_array_mut().into_iter().flat_map(std::mem::take));
         }
     }
 
@@ -100,7 +101,8 @@ impl Writer {
         (list, field): (&str, &str),
         value: Value,
     ) -> String {
-        let mut fields = json!({ "item_id": self.id(head, open), "output_index": self.output.len() });
+        let mut fields =
+            json!({ "item_id": self.id(head, open), "output_index": self.output.len() });
         fields[list] = 0.into();
         fields[field] = value;
         self.event_frame(kind, fields)
@@ -128,7 +130,8 @@ impl Writer {
                 "content": part(output_text(text, &self.logprobs)),
             }),
             OpenItem::Reasoning => {
-                let summary = if self.received.summary { part(summary_text(text)) } else { json!([]) };
+                let summary =
+                    if self.received.summary { part(summary_text(text)) } else { json!([]) };
                 let mut item = json!({
                     "id": id,
                     "type": "reasoning",
@@ -165,8 +168,13 @@ impl Writer {
             OpenItem::Message => output_text("", &[]),
             OpenItem::Reasoning => reasoning_text(""),
         };
-        frames +=
-            &self.item_frame(head, "response.content_part.added", open, ("content_index", "part"), part);
+        frames += &self.item_frame(
+            head,
+            "response.content_part.added",
+            open,
+            ("content_index", "part"),
+            part,
+        );
         self.open = Some((open, String::new()));
         frames
     }
@@ -195,9 +203,11 @@ impl Writer {
             OpenItem::Reasoning => {
                 if self.received.summary {
                     let kind = "response.reasoning_summary_text.delta";
-                    frames += &self.item_frame(head, kind, open, ("summary_index", "delta"), text.into());
+                    frames +=
+                        &self.item_frame(head, kind, open, ("summary_index", "delta"), text.into());
                 }
-                frames += &self.item_frame(head, "response.reasoning_text.delta", open, at, text.into());
+                frames +=
+                    &self.item_frame(head, "response.reasoning_text.delta", open, at, text.into());
             }
         }
         frames
@@ -224,7 +234,13 @@ impl Writer {
             OpenItem::Reasoning => {
                 if self.received.summary {
                     let kind = "response.reasoning_summary_text.done";
-                    frames += &self.item_frame(head, kind, open, ("summary_index", "text"), item_text.into());
+                    frames += &self.item_frame(
+                        head,
+                        kind,
+                        open,
+                        ("summary_index", "text"),
+                        item_text.into(),
+                    );
                     let kind = "response.reasoning_summary_part.done";
                     frames += &self.item_frame(
                         head,
@@ -235,7 +251,8 @@ impl Writer {
                     );
                 }
                 let kind = "response.reasoning_text.done";
-                frames += &self.item_frame(head, kind, open, ("content_index", "text"), item_text.into());
+                frames +=
+                    &self.item_frame(head, kind, open, ("content_index", "text"), item_text.into());
                 frames += &self.item_frame(
                     head,
                     "response.content_part.done",

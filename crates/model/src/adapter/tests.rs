@@ -74,7 +74,10 @@ fn target_modules_match_peft_in_every_syntax() {
         let found = modules(json!({ "target_modules": targets }));
         if count == 0 {
             let message = found.unwrap_err().to_string();
-            assert!(message.contains("adapter_config.json: target_modules names no module"), "{message}");
+            assert!(
+                message.contains("adapter_config.json: target_modules names no module"),
+                "{message}"
+            );
             continue;
         }
         let found = found.unwrap();
@@ -103,7 +106,10 @@ fn layers_and_exclusions_filter_target_modules() {
     assert_eq!(names(mixed), ["3.self_attn.q_proj"]);
     let excluded = json!({ "target_modules": ["q_proj", "v_proj"], "exclude_modules": ["q_proj", "layers.0.self_attn.v_proj"] });
     assert_eq!(names(excluded).len(), 11);
-    assert_eq!(names(json!({ "target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*" })).len(), 48);
+    assert_eq!(
+        names(json!({ "target_modules": "all-linear", "exclude_modules": r".*\.mlp\..*" })).len(),
+        48
+    );
 }
 
 #[test]

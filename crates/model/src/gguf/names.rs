@@ -6,11 +6,11 @@ use crate::ModelConfig;
 #[derive(Debug, PartialEq)]
 pub(super) struct GgufParameter {
     pub(super) name: String,
-    /// Number of heads whose rows are stored in interleaved order. `None` if the rows are in Hugging Face
-    /// order.
+    /// Number of heads whose rows are stored in interleaved order. `None` if the rows are in
+    /// Hugging Face order.
     pub(super) interleaved_heads: Option<usize>,
-    /// Offset of the file's values from the model's: 1 for norms that scale by 1 + w, because GGUF stores
-    /// that sum, and otherwise 0.
+    /// Offset of the file's values from the model's: 1 for norms that scale by 1 + w, because GGUF
+    /// stores that sum, and otherwise 0.
     pub(super) offset: f32,
 }
 
@@ -24,7 +24,8 @@ const OUTER: [(&str, &str); 3] = [
 /// GGUF names of a block's norms, in the order of [`ModelConfig::block_norms`].
 const NORMS: [&str; 4] = ["attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm"];
 
-/// Names of the other modules of a block: (Hugging Face, GGUF). Both formats append `.weight` or `.bias`.
+/// Names of the other modules of a block: (Hugging Face, GGUF). Both formats append `.weight` or
+/// `.bias`.
 const MODULES: [(&str, &str); 9] = [
     ("self_attn.q_proj", "attn_q"),
     ("self_attn.k_proj", "attn_k"),
@@ -37,8 +38,8 @@ const MODULES: [(&str, &str); 9] = [
     ("mlp.down_proj", "ffn_down"),
 ];
 
-/// Returns the location of the parameter with this Hugging Face name, or `None` if no supported model has
-/// such a parameter.
+/// Returns the location of the parameter with this Hugging Face name, or `None` if no supported
+/// model has such a parameter.
 pub(super) fn locate_parameter(config: &ModelConfig, name: &str) -> Option<GgufParameter> {
     let offset = if name.ends_with("norm.weight") { config.norm_offset() } else { 0.0 };
     if let Some((_, outer)) = OUTER.iter().find(|(hf, _)| *hf == name) {
@@ -61,8 +62,8 @@ pub(super) fn locate_parameter(config: &ModelConfig, name: &str) -> Option<GgufP
     Some(GgufParameter { name: format!("blk.{layer}.{gguf}.{kind}"), interleaved_heads, offset })
 }
 
-/// Returns the row of the interleaved matrix that corresponds to `row` of the half-split matrix. Within a
-/// head of width `d`, row `half × d/2 + i` comes from row `2 i + half`.
+/// Returns the row of the interleaved matrix that corresponds to `row` of the half-split matrix.
+/// Within a head of width `d`, row `half × d/2 + i` comes from row `2 i + half`.
 pub(super) fn interleaved_row(row: usize, head_dim: usize) -> usize {
     let (head, within) = (row / head_dim, row % head_dim);
     let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));

@@ -1,9 +1,9 @@
 //! Decodes GGUF's number formats, including quantized ones, to f32.
 //!
-//! Rows are split into blocks. A block of the plain formats (`Q4_0` … `Q8_0`) has 32 values with one f16
-//! scale; the `_1` formats add one f16 offset. A block of the K formats has 256 values in sub-blocks,
-//! whose scales are quantized too. Within a block, the order of values is not the order of bits: the low
-//! halves of bytes come first, then the high halves.
+//! Rows are split into blocks. A block of the plain formats (`Q4_0` … `Q8_0`) has 32 values with
+//! one f16 scale; the `_1` formats add one f16 offset. A block of the K formats has 256 values in
+//! sub-blocks, whose scales are quantized too. Within a block, the order of values is not the order
+//! of bits: the low halves of bytes come first, then the high halves.
 
 use half::{bf16, f16};
 
@@ -24,7 +24,8 @@ pub(super) enum Encoding {
 }
 
 impl Encoding {
-    pub(super) const NAMES: &'static str = "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
+    pub(super) const NAMES: &'static str =
+        "F32, F16, BF16, Q4_0, Q4_1, Q5_0, Q5_1, Q8_0, Q4_K, Q5_K, Q6_K";
 
     /// Returns the encoding with this type number in GGUF, or `None` if it is not supported.
     pub(super) fn from_type_number(kind: u32) -> Option<Self> {
@@ -93,13 +94,13 @@ impl Encoding {
             .ok_or_else(|| "it is larger than any memory".to_string())
     }
 
-    /// Decodes complete blocks from `data` into `out`. `data` must contain exactly the blocks of the
-    /// values of `out`.
+    /// Decodes complete blocks from `data` into `out`. `data` must contain exactly the blocks of
+    /// the values of `out`.
     pub(super) fn decode(self, data: &[u8], out: &mut [f32]) {
         match self {
-            Self::F32 => {
-                each(data, out, |bytes: &[u8; 4], out: &mut [f32; 1]| out[0] = f32::from_le_bytes(*bytes))
-            }
+            Self::F32 => each(data, out, |bytes: &[u8; 4], out: &mut [f32; 1]| {
+                out[0] = f32::from_le_bytes(*bytes)
+            }),
             Self::F16 => {
                 each(data, out, |bytes: &[u8; 2], out: &mut [f32; 1]| {
                     out[0] = f16::from_le_bytes(*bytes).to_f32()
@@ -137,7 +138,8 @@ fn half_at(block: &[u8], at: usize) -> f32 {
     f16::from_le_bytes([block[at], block[at + 1]]).to_f32()
 }
 
-/// Decodes a block of `Q4_0`: scale; 16 bytes of nibbles. A value is a nibble minus 8, times the scale.
+/// Decodes a block of `Q4_0`: scale; 16 bytes of nibbles. A value is a nibble minus 8, times the
+/// scale.
 fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     let (low, high) = out.split_at_mut(16);
@@ -157,8 +159,8 @@ fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
     }
 }
 
-/// Decodes the five-bit numbers of a block and calls `put` with each index and number. `fifth` contains
-/// the highest bit of every number, `nibbles` the four lower bits.
+/// Decodes the five-bit numbers of a block and calls `put` with each index and number. `fifth`
+/// contains the highest bit of every number, `nibbles` the four lower bits.
 fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
     let fifth = u32::from_le_bytes([fifth[0], fifth[1], fifth[2], fifth[3]]);
     let bit = |i: usize| ((fifth >> i & 1) << 4) as u8;
@@ -168,8 +170,8 @@ fn five_bits(fifth: &[u8], nibbles: &[u8], mut put: impl FnMut(usize, f32)) {
     }
 }
 
-/// Decodes a block of `Q5_0`: scale; 32 fifth bits; 16 bytes of nibbles. A value is a five-bit number
-/// minus 16, times the scale.
+/// Decodes a block of `Q5_0`: scale; 32 fifth bits; 16 bytes of nibbles. A value is a five-bit
+/// number minus 16, times the scale.
 fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
     let scale = half_at(block, 0);
     five_bits(&block[2..6], &block[6..], |i, value| out[i] = scale * (value - 16.0));
@@ -189,10 +191,11 @@ fn q8_0(block: &[u8; 34], out: &mut [f32; 32]) {
     }
 }
 
-/// Returns the six-bit scale and minimum of sub-block `j` (0..8), which are packed in twelve bytes. For
-/// the first four sub-blocks, the lower six bits of bytes 0..4 are the scales, and those of bytes 4..8
-/// the minima. For the other four, bytes 8..12 contain the lower four bits (scale in the low nibble,
-/// minimum in the high nibble), and the top two bits of the first eight bytes are the upper two bits.
+/// Returns the six-bit scale and minimum of sub-block `j` (0..8), which are packed in twelve bytes.
+/// For the first four sub-blocks, the lower six bits of bytes 0..4 are the scales, and those of
+/// bytes 4..8 the minima. For the other four, bytes 8..12 contain the lower four bits (scale in the
+/// low nibble, minimum in the high nibble), and the top two bits of the first eight bytes are the
+/// upper two bits.
 fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     let (scale, minimum) = if j < 4 {
         (packed[j] & 63, packed[j + 4] & 63)
@@ -203,15 +206,15 @@ fn scale_and_minimum(packed: &[u8], j: usize) -> (f32, f32) {
     (f32::from(scale), f32::from(minimum))
 }
 
-/// Decodes a block of `Q4_K`: scale of scales, scale of minima; eight six-bit scales and minima; 128
-/// bytes of nibbles. Each run of 32 bytes has one sub-block in its low nibbles and the next in its high
-/// nibbles.
+/// Decodes a block of `Q4_K`: scale of scales, scale of minima; eight six-bit scales and minima;
+/// 128 bytes of nibbles. Each run of 32 bytes has one sub-block in its low nibbles and the next in
+/// its high nibbles.
 fn q4_k(block: &[u8; 144], out: &mut [f32; 256]) {
     k_nibbles(block, &block[4..16], &block[16..], |_, _| 0, out);
 }
 
-/// Decodes a block of `Q5_K`: like `Q4_K`, with 32 bytes of fifth bits before the nibbles. Bit j of byte
-/// i belongs to value i of sub-block j.
+/// Decodes a block of `Q5_K`: like `Q4_K`, with 32 bytes of fifth bits before the nibbles. Bit j of
+/// byte i belongs to value i of sub-block j.
 fn q5_k(block: &[u8; 176], out: &mut [f32; 256]) {
     k_nibbles(block, &block[4..16], &block[48..], |j, i| (block[16 + i] >> j & 1) << 4, out);
 }
@@ -235,10 +238,10 @@ fn k_nibbles(
     }
 }
 
-/// Decodes a block of `Q6_K`: 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed scales,
-/// and their scale. A value is a six-bit number minus 32, times both scales. Each half of 128 values is
-/// four runs of 32: the low nibbles of its 64 bytes, then the high nibbles, with the bit pairs of its 32
-/// bytes from the lowest up. A scale covers 16 values.
+/// Decodes a block of `Q6_K`: 128 bytes of nibbles, 64 bytes of upper bit pairs, sixteen signed
+/// scales, and their scale. A value is a six-bit number minus 32, times both scales. Each half of
+/// 128 values is four runs of 32: the low nibbles of its 64 bytes, then the high nibbles, with the
+/// bit pairs of its 32 bytes from the lowest up. A scale covers 16 values.
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (run, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
@@ -274,7 +277,8 @@ mod tests {
     #[test]
     fn readme_lists_every_encoding() {
         let readme =
-            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md")).unwrap();
+            std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../README.md"))
+                .unwrap();
         let line = readme.lines().find(|line| line.starts_with("| a `.gguf` file |")).unwrap();
         let listed = line.rsplit('|').nth(1).unwrap().split(';').next().unwrap();
         let sorted = |names: &str| {
@@ -294,15 +298,18 @@ mod tests {
         }
     }
 
-    /// Computes value `i` of a block directly from the format's definition, by reading each bit at its
-    /// address.
+    /// Computes value `i` of a block directly from the format's definition, by reading each bit at
+    /// its address.
     fn reference(encoding: Encoding, block: &[u8], i: usize) -> f32 {
-        let bits =
-            |byte: usize, shift: usize, count: usize| (block[byte] as usize >> shift) & ((1 << count) - 1);
+        let bits = |byte: usize, shift: usize, count: usize| {
+            (block[byte] as usize >> shift) & ((1 << count) - 1)
+        };
         let signed = |byte: usize| block[byte] as i8 as f32;
-        let f16_at = |at: usize| f16::from_bits(block[at] as u16 + 256 * block[at + 1] as u16).to_f32();
+        let f16_at =
+            |at: usize| f16::from_bits(block[at] as u16 + 256 * block[at + 1] as u16).to_f32();
         let d = f16_at(scales(encoding)[0]);
-        // In blocks of 32, value i < 16 is the low nibble of byte i, and value i + 16 the high nibble.
+        // In blocks of 32, value i < 16 is the low nibble of byte i, and value i + 16 the high
+        // nibble.
         let nibble = |start: usize| bits(start + i % 16, i / 16 * 4, 4);
         let fifth = |start: usize| bits(start + i / 8, i % 8, 1) * 16;
         // In K blocks of nibbles, two sub-blocks of 32 values share 32 bytes.
@@ -361,9 +368,9 @@ mod tests {
         }
     }
 
-    /// Compares with values that the Python package `gguf` 0.19 decodes from a block whose byte i is
-    /// (73 i + 29) mod 256, with the scale 0x2E66 and the minimum 0x3266: the values at 0, 1, 15, 16,
-    /// n/2 + 3, n − 2 and n − 1, and Σ (i + 1) · value.
+    /// Compares with values that the Python package `gguf` 0.19 decodes from a block whose byte i
+    /// is (73 i + 29) mod 256, with the scale 0x2E66 and the minimum 0x3266: the values at 0, 1,
+    /// 15, 16, n/2 + 3, n − 2 and n − 1, and Σ (i + 1) · value.
     #[test]
     fn decode_matches_python_gguf_package() {
         #[rustfmt::skip]
@@ -396,7 +403,10 @@ mod tests {
             assert_eq!(found, values, "{encoding:?}");
             let weighted: f64 =
                 out.iter().enumerate().map(|(i, &value)| (i + 1) as f64 * f64::from(value)).sum();
-            assert!((weighted - sum).abs() <= 1e-9 * sum.abs(), "{encoding:?}: {weighted} instead of {sum}");
+            assert!(
+                (weighted - sum).abs() <= 1e-9 * sum.abs(),
+                "{encoding:?}: {weighted} instead of {sum}"
+            );
         }
     }
 

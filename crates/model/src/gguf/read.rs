@@ -1,10 +1,10 @@
 //! Parses the GGUF container: metadata and tensor directory, versions 2 and 3, little-endian.
 //!
-//! The layout is: magic, version, number of tensors, number of metadata entries; the metadata entries
-//! (key, type, value); the tensor directory (name, dimensions with the fastest first, type, offset);
-//! padding to the alignment; the data. Every length is checked against the remaining bytes of the file
-//! before memory is allocated. The memory for a damaged file is therefore at most a small multiple of the
-//! file's size.
+//! The layout is: magic, version, number of tensors, number of metadata entries; the metadata
+//! entries (key, type, value); the tensor directory (name, dimensions with the fastest first, type,
+//! offset); padding to the alignment; the data. Every length is checked against the remaining bytes
+//! of the file before memory is allocated. The memory for a damaged file is therefore at most a
+//! small multiple of the file's size.
 
 use std::cell::RefCell;
 use std::collections::{BTreeSet, HashMap};
@@ -13,7 +13,8 @@ use std::path::{Path, PathBuf};
 use super::quant::Encoding;
 use crate::ModelError;
 
-/// A metadata value. Integers of all widths share one variant, because writers choose different widths.
+/// A metadata value. Integers of all widths share one variant, because writers choose different
+/// widths.
 #[derive(Debug, Clone, PartialEq)]
 pub(super) enum Value {
     Integer(i128),
@@ -28,7 +29,8 @@ pub(super) enum Value {
 }
 
 impl Value {
-    /// Returns whether the value is off: false, 0, an empty text or list, `"none"`, or a list of zeros.
+    /// Returns whether the value is off: false, 0, an empty text or list, `"none"`, or a list of
+    /// zeros.
     fn is_off(&self) -> bool {
         match self {
             Self::Integer(value) => *value == 0,
@@ -48,7 +50,9 @@ impl Value {
             Self::Integer(value) => format!("the integer {value}"),
             Self::Float(value) => format!("the number {value}"),
             Self::Bool(value) => format!("{value}"),
-            Self::Text(value) => format!("the text {:?}", value.chars().take(40).collect::<String>()),
+            Self::Text(value) => {
+                format!("the text {:?}", value.chars().take(40).collect::<String>())
+            }
             Self::Texts(texts) => format!("a list of {} texts", texts.len()),
             Self::Integers(values) => format!("a list of {} integers", values.len()),
             Self::Floats(values) => format!("a list of {} numbers", values.len()),
@@ -63,8 +67,8 @@ pub(super) struct Entry {
     /// Row-major shape, slowest dimension first: the reverse of the order in the file.
     pub(super) shape: Vec<usize>,
     pub(super) encoding: Encoding,
-    /// Offset of the tensor's data from the start of the file, in bytes. `start + bytes` is at most the
-    /// length of the file.
+    /// Offset of the tensor's data from the start of the file, in bytes. `start + bytes` is at most
+    /// the length of the file.
     pub(super) start: usize,
     pub(super) bytes: usize,
 }
@@ -102,8 +106,8 @@ impl Directory {
                 ));
             }
         }
-        // The shortest directory entry has an empty name and one dimension. The shortest metadata entry
-        // has an empty key and a one-byte value.
+        // The shortest directory entry has an empty name and one dimension. The shortest metadata
+        // entry has an empty key and a one-byte value.
         let tensor_count = input.u64("the number of tensors")?;
         let tensor_count = input.count(tensor_count, 8 + 4 + 8 + 4 + 8, "tensors")?;
         let entry_count = input.u64("the number of metadata entries")?;
@@ -120,9 +124,9 @@ impl Directory {
         let metadata = Metadata { path: path.to_path_buf(), entries, read: RefCell::default() };
         let alignment = metadata.size("general.alignment")?.unwrap_or(32);
         if !alignment.is_power_of_two() || alignment > 1 << 20 {
-            return Err(
-                input.damaged(format!("general.alignment is {alignment}, not a power of two up to 1048576"))
-            );
+            return Err(input.damaged(format!(
+                "general.alignment is {alignment}, not a power of two up to 1048576"
+            )));
         }
         let mut raw = Vec::with_capacity(tensor_count);
         for index in 0..tensor_count {
@@ -163,7 +167,9 @@ fn locate_tensors(
         let start = usize::try_from(offset).ok().and_then(|offset| data.checked_add(offset));
         let end = start.and_then(|start| start.checked_add(bytes));
         let (Some(start), Some(end)) = (start, end) else {
-            return Err(input.damaged(format!("tensor {name} begins at the impossible offset {offset}")));
+            return Err(
+                input.damaged(format!("tensor {name} begins at the impossible offset {offset}"))
+            );
         };
         if end > input.bytes.len() {
             return Err(input.damaged(format!(
@@ -228,8 +234,8 @@ impl<'a> Input<'a> {
         self.array(what).map(u64::from_le_bytes)
     }
 
-    /// Checks that `count` elements of at least `smallest` bytes each fit in the remaining bytes, and
-    /// returns `count`.
+    /// Checks that `count` elements of at least `smallest` bytes each fit in the remaining bytes,
+    /// and returns `count`.
     fn count(&self, count: u64, smallest: usize, what: &str) -> Result<usize, ModelError> {
         let max_items = self.remaining() / smallest;
         match usize::try_from(count) {
@@ -263,7 +269,8 @@ impl<'a> Input<'a> {
             4..=6 => 4,
             8 | 10..=12 => 8,
             other => {
-                return Err(self.damaged(format!("metadata key {key} is a list of elements of type {other}")));
+                return Err(self
+                    .damaged(format!("metadata key {key} is a list of elements of type {other}")));
             }
         };
         let count = self.count(count, smallest, &format!("elements in {key}"))?;
@@ -303,7 +310,9 @@ impl<'a> Input<'a> {
             10 => Value::Integer(i128::from(u64::from_le_bytes(self.array(key)?))),
             11 => Value::Integer(i128::from(i64::from_le_bytes(self.array(key)?))),
             12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
-            other => return Err(self.damaged(format!("metadata key {key} has the unknown type {other}"))),
+            other => {
+                return Err(self.damaged(format!("metadata key {key} has the unknown type {other}")));
+            }
         })
     }
 
@@ -311,15 +320,16 @@ impl<'a> Input<'a> {
         let name = self.text(&format!("the name of tensor {index}"))?;
         let dimensions = self.u32(&name)?;
         if dimensions == 0 || dimensions > 4 {
-            return Err(
-                self.damaged(format!("tensor {name} has {dimensions} dimensions; 1 to 4 are possible"))
-            );
+            return Err(self.damaged(format!(
+                "tensor {name} has {dimensions} dimensions; 1 to 4 are possible"
+            )));
         }
         let mut shape = Vec::with_capacity(4);
         for _ in 0..dimensions {
             let size = self.u64(&name)?;
-            let size = usize::try_from(size)
-                .map_err(|_| self.damaged(format!("tensor {name} has the impossible dimension {size}")))?;
+            let size = usize::try_from(size).map_err(|_| {
+                self.damaged(format!("tensor {name} has the impossible dimension {size}"))
+            })?;
             shape.push(size);
         }
         shape.reverse();
@@ -361,9 +371,9 @@ impl Metadata {
         ModelError::config(&self.path, format!("metadata key {key} is missing"))
     }
 
-    /// Rejects an unread key of the architecture unless its value is off or `changes_nothing` returns
-    /// true, because the key may change what the model computes. `changes_nothing` receives the key
-    /// without the architecture's prefix, and the value if it is a number.
+    /// Rejects an unread key of the architecture unless its value is off or `changes_nothing`
+    /// returns true, because the key may change what the model computes. `changes_nothing` receives
+    /// the key without the architecture's prefix, and the value if it is a number.
     pub(super) fn check_unread(
         &self,
         architecture: &str,
@@ -377,7 +387,9 @@ impl Metadata {
                 Value::Float(value) => Some(*value),
                 _ => None,
             };
-            name.is_some_and(|name| !read.contains(*key) && !value.is_off() && !changes_nothing(name, number))
+            name.is_some_and(|name| {
+                !read.contains(*key) && !value.is_off() && !changes_nothing(name, number)
+            })
         };
         match self.entries.iter().filter(is_unread).min_by_key(|(key, _)| *key) {
             None => Ok(()),

@@ -1,4 +1,5 @@
-//! Reads the attention pattern of a `config.json`: sliding windows, and layers without rotary embedding.
+//! Reads the attention pattern of a `config.json`: sliding windows, and layers without rotary
+//! embedding.
 
 use std::collections::BTreeSet;
 
@@ -11,21 +12,27 @@ use crate::{ModelError, Pattern};
 const FULL: &str = "full_attention";
 const SLIDING: &str = "sliding_attention";
 
-/// Reads the sliding windows and the layers without rotary embedding of a model with `layers` layers.
-/// `local_rope` of the result is `None`.
+/// Reads the sliding windows and the layers without rotary embedding of a model with `layers`
+/// layers. `local_rope` of the result is `None`.
 pub(super) fn read(keys: &Keys, traits: &Traits, layers: usize) -> Result<Pattern, ModelError> {
     let unrotated = read_unrotated(keys, traits, layers)?;
     let (window, windowed) = windows(keys, traits, layers, &unrotated)?;
     Ok(Pattern { window, windowed, local_rope: None, unrotated })
 }
 
-/// Returns the indices of the layers without rotary embedding. These are the layers whose `no_rope_layers`
-/// entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the embedding. If the key is absent,
-/// every n-th layer has no rotary embedding. The set is empty for families whose layers all have it.
-fn read_unrotated(keys: &Keys, traits: &Traits, layers: usize) -> Result<BTreeSet<usize>, ModelError> {
+/// Returns the indices of the layers without rotary embedding. These are the layers whose
+/// `no_rope_layers` entry is 0: despite the key's name, SmolLM3 writes 1 for layers with the
+/// embedding. If the key is absent, every n-th layer has no rotary embedding. The set is empty for
+/// families whose layers all have it.
+fn read_unrotated(
+    keys: &Keys,
+    traits: &Traits,
+    layers: usize,
+) -> Result<BTreeSet<usize>, ModelError> {
     let Some(interval) = traits.unrotated_interval else { return Ok(BTreeSet::new()) };
     let interval = keys.size("no_rope_layer_interval")?.unwrap_or(interval);
-    let read = |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
+    let read =
+        |value: &Value| value.as_array()?.iter().map(Value::as_u64).collect::<Option<Vec<u64>>>();
     match keys.read("no_rope_layers", "a list of 0 and 1", read)? {
         Some(list) if list.len() < layers || list.iter().any(|flag| *flag > 1) => {
             let what = format!(
@@ -59,7 +66,9 @@ fn windows(
     };
     let last = keys.size("max_window_layers")?.unwrap_or(28);
     let interval = match traits.windows {
-        Windows::ButEvery(interval) => keys.size("sliding_window_pattern")?.unwrap_or(interval).max(1),
+        Windows::ButEvery(interval) => {
+            keys.size("sliding_window_pattern")?.unwrap_or(interval).max(1)
+        }
         _ => 1,
     };
     let is_on = match traits.windows {
@@ -101,8 +110,8 @@ fn windows(
     Ok((size.filter(|_| !windowed.is_empty()), windowed))
 }
 
-/// Returns the indices of the layers that have a sliding window according to `layer_types`, or `None` if
-/// the key is absent.
+/// Returns the indices of the layers that have a sliding window according to `layer_types`, or
+/// `None` if the key is absent.
 fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, ModelError> {
     let Some(types) = keys.read("layer_types", "a list", Value::as_array)? else { return Ok(None) };
     if types.iter().any(|kind| kind != FULL && kind != SLIDING) {
@@ -118,5 +127,7 @@ fn layer_types(keys: &Keys, layers: usize) -> Result<Option<BTreeSet<usize>>, Mo
 
 /// Returns the `layer_types` of a model with `layers` layers.
 pub(super) fn to_layer_types(pattern: &Pattern, layers: usize) -> Vec<&'static str> {
-    (0..layers).map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL }).collect()
+    (0..layers)
+        .map(|layer| if pattern.windowed.contains(&layer) { SLIDING } else { FULL })
+        .collect()
 }

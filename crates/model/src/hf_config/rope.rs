@@ -6,15 +6,16 @@ use super::UNKNOWN;
 use crate::keys::Keys;
 use crate::{ModelError, Rope, RopeScaling};
 
-/// Reads the rotary embedding of a model. Older files have `rope_theta` and `rope_scaling`; newer files
-/// have both in `rope_parameters`. If a file has both spellings, the older one applies, as in
+/// Reads the rotary embedding of a model. Older files have `rope_theta` and `rope_scaling`; newer
+/// files have both in `rope_parameters`. If a file has both spellings, the older one applies, as in
 /// transformers. `theta` is the default base.
 pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, ModelError> {
     let theta = keys.float("rope_theta")?.unwrap_or(theta);
     let older = keys.object("rope_scaling")?.filter(|object| !object.is_empty());
     let newer = keys.object("rope_parameters")?;
-    let inner =
-        older.map(|object| ("rope_scaling.", object)).or(newer.map(|object| ("rope_parameters.", object)));
+    let inner = older
+        .map(|object| ("rope_scaling.", object))
+        .or(newer.map(|object| ("rope_parameters.", object)));
     let trained = keys.size("original_max_position_embeddings")?;
     let Some((outer, object)) = inner else {
         return Ok(Rope { theta, scaling: RopeScaling::None });
@@ -22,10 +23,10 @@ pub(super) fn rope(keys: &Keys, theta: f32, context: usize) -> Result<Rope, Mode
     rope_from_object(&Keys::new(keys.path, outer, object), theta, trained, context)
 }
 
-/// Reads the two rotary embeddings of a family that has one for layers with full attention and one for
-/// layers with a sliding window, in this order. Newer files have an object for each kind of layer. Older
-/// files have a base for each kind, and one scaling, which applies to full attention. `theta` and `local`
-/// are the default bases.
+/// Reads the two rotary embeddings of a family that has one for layers with full attention and one
+/// for layers with a sliding window, in this order. Newer files have an object for each kind of
+/// layer. Older files have a base for each kind, and one scaling, which applies to full attention.
+/// `theta` and `local` are the default bases.
 pub(super) fn rope_by_kind(
     keys: &Keys,
     theta: f32,
@@ -65,10 +66,12 @@ fn rope_from_object(
         && outer != own
     {
         let what = format!("original_max_position_embeddings is {outer}");
-        let way_out = format!("the rotary scaling says {own}: remove the one that is wrong from config.json");
+        let way_out =
+            format!("the rotary scaling says {own}: remove the one that is wrong from config.json");
         return Err(ModelError::unsupported(inner.path, what, &way_out));
     }
-    // Some writers store this key for all scalings. It matters only for the scalings that read it above.
+    // Some writers store this key for all scalings. It matters only for the scalings that read it
+    // above.
     inner.get("original_max_position_embeddings");
     // A remark in the files of fine-tunes of a model with scaled rotary embedding.
     inner.get("finetuned");
@@ -109,7 +112,9 @@ fn scaling(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 
 fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
     if !keys.flag("truncate", true)? {
-        return Err(keys.unsupported("truncate", "Levade runs YaRN with whole-numbered bounds only"));
+        return Err(
+            keys.unsupported("truncate", "Levade runs YaRN with whole-numbered bounds only")
+        );
     }
     let original_context = keys.size("original_max_position_embeddings")?.unwrap_or(context);
     let factor = match keys.float("factor")? {
@@ -124,7 +129,8 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
         Some(factor) => Some(factor),
         None => match scales {
             (Some(scale), Some(all)) if scale != 0.0 && all != 0.0 => {
-                let magnitude = |scale: f32| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
+                let magnitude =
+                    |scale: f32| if factor > 1.0 { 0.1 * scale * factor.ln() + 1.0 } else { 1.0 };
                 Some(magnitude(scale) / magnitude(all))
             }
             _ => None,
@@ -140,7 +146,8 @@ fn yarn(keys: &Keys, context: usize) -> Result<RopeScaling, ModelError> {
 }
 
 impl RopeScaling {
-    /// Returns the context length before scaling, in tokens, or `None` if the scaling does not use it.
+    /// Returns the context length before scaling, in tokens, or `None` if the scaling does not use
+    /// it.
     fn original_context(&self) -> Option<usize> {
         match *self {
             Self::None | Self::Linear { .. } => None,

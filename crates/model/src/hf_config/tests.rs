@@ -10,10 +10,12 @@ fn read(json: &Value) -> Result<ModelConfig, ModelError> {
 }
 
 fn read_with_notes(json: &Value) -> Result<(ModelConfig, Vec<String>), ModelError> {
-    parse(Path::new("config.json"), json.to_string().as_bytes()).map(|parsed| (parsed.config, parsed.notes))
+    parse(Path::new("config.json"), json.to_string().as_bytes())
+        .map(|parsed| (parsed.config, parsed.notes))
 }
 
-/// Returns a configuration with only the keys that have no default, and as many key heads as query heads.
+/// Returns a configuration with only the keys that have no default, and as many key heads as query
+/// heads.
 fn minimal_config(model_type: &str) -> Value {
     let mut json = json!({
         "model_type": model_type,
@@ -40,7 +42,9 @@ fn absent_keys_use_transformers_defaults() {
     let llama = read(&minimal_config("llama")).unwrap();
     assert_eq!((llama.kv_heads, llama.head_dim, llama.context), (4, 16, 2048));
     assert_eq!((llama.norm_epsilon, llama.rope.theta), (1e-6, 10_000.0));
-    assert!(!llama.tied && !llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.qk_norm);
+    assert!(
+        !llama.tied && !llama.qkv_bias && !llama.output_bias && !llama.mlp_bias && !llama.qk_norm
+    );
     assert_eq!((llama.bos, llama.eos, llama.pad), (None, vec![], None));
     let qwen2 = read(&minimal_config("qwen2")).unwrap();
     assert!(qwen2.qkv_bias && !qwen2.output_bias && !qwen2.qk_norm);
@@ -109,19 +113,31 @@ fn rope_scalings_parse_in_both_spellings() {
 
 #[test]
 fn yarn_derives_absent_parameters() {
-    let scaling =
-        |json: Value| read(&with_key("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling);
-    let ratio = scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
-    assert!(matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }), "{ratio:?}");
-    let scales = json!({ "rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0 });
-    let RopeScaling::Yarn { attention_factor: Some(found), original_context, .. } = scaling(scales).unwrap()
+    let scaling = |json: Value| {
+        read(&with_key("qwen2", "rope_scaling", json)).map(|config| config.rope.scaling)
+    };
+    let ratio =
+        scaling(json!({ "rope_type": "yarn", "original_max_position_embeddings": 8192 })).unwrap();
+    assert!(
+        matches!(ratio, RopeScaling::Yarn { factor: 4.0, original_context: 8192, .. }),
+        "{ratio:?}"
+    );
+    let scales =
+        json!({ "rope_type": "yarn", "factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0 });
+    let RopeScaling::Yarn { attention_factor: Some(found), original_context, .. } =
+        scaling(scales).unwrap()
     else {
         panic!("no attention factor")
     };
     // (0.0707 ln 40 + 1) / (0.1 ln 40 + 1)
     assert!((found - 0.921_045).abs() < 1e-5, "{found}");
     assert_eq!(original_context, 32768);
-    assert!(scaling(json!({ "rope_type": "yarn" })).unwrap_err().to_string().contains("rope_scaling.factor"));
+    assert!(
+        scaling(json!({ "rope_type": "yarn" }))
+            .unwrap_err()
+            .to_string()
+            .contains("rope_scaling.factor")
+    );
 }
 
 #[test]
@@ -133,8 +149,16 @@ fn unsupported_keys_are_rejected_by_name() {
         ("layer_types", json!(["full_attention", "chunked_attention"]), "layer_types is"),
         ("hidden_act", json!("gelu"), "hidden_act is \"gelu\""),
         ("partial_rotary_factor", json!(0.5), "partial_rotary_factor is 0.5"),
-        ("rope_scaling", json!({ "type": "dynamic", "factor": 2 }), "rope_scaling.type is \"dynamic\""),
-        ("rope_parameters", json!({ "rope_type": "longrope" }), "rope_parameters.rope_type is \"longrope\""),
+        (
+            "rope_scaling",
+            json!({ "type": "dynamic", "factor": 2 }),
+            "rope_scaling.type is \"dynamic\"",
+        ),
+        (
+            "rope_parameters",
+            json!({ "rope_type": "longrope" }),
+            "rope_parameters.rope_type is \"longrope\"",
+        ),
         ("auto_map", json!({ "AutoModelForCausalLM": "modeling.Own" }), "auto_map is"),
         ("mlp_bias", json!(true), "feed-forward biases"),
         ("use_qk_norm", json!(true), "use_qk_norm is true"),
@@ -153,7 +177,11 @@ fn unsupported_keys_are_rejected_by_name() {
             json!({ "rope_theta": 1e4, "mrope_section": [1, 2] }),
             "rope_parameters.mrope_section is",
         ),
-        ("rope_scaling", json!({ "type": "yarn", "factor": 2, "truncate": false }), "rope_scaling.truncate"),
+        (
+            "rope_scaling",
+            json!({ "type": "yarn", "factor": 2, "truncate": false }),
+            "rope_scaling.truncate",
+        ),
     ] {
         let error = read(&with_key("qwen2", key, value)).unwrap_err();
         let by_kind = matches!(error, ModelError::Unsupported { .. }) || key == "mlp_bias";
@@ -209,8 +237,13 @@ fn config_round_trips_through_hf_json() {
         high_freq_factor: 4.0,
         original_context: 64,
     };
-    let scalings =
-        [RopeScaling::None, RopeScaling::Linear { factor: 1.1 }, llama3, yarn(None), yarn(Some(1.25))];
+    let scalings = [
+        RopeScaling::None,
+        RopeScaling::Linear { factor: 1.1 },
+        llama3,
+        yarn(None),
+        yarn(Some(1.25)),
+    ];
     for traits in Family::all().map(Family::traits) {
         for scaling in &scalings {
             let mut config = read(&minimal_config(traits.model_type)).unwrap();
@@ -228,7 +261,8 @@ fn config_round_trips_through_hf_json() {
 
 #[test]
 fn sliding_windows_follow_family_keys() {
-    let layers = |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
+    let layers =
+        |pattern: &Pattern| (pattern.window, pattern.windowed.iter().copied().collect::<Vec<_>>());
     let of = |model_type: &str, keys: Value| {
         let mut json = minimal_config(model_type);
         json["num_hidden_layers"] = json!(8);
@@ -249,7 +283,10 @@ fn sliding_windows_follow_family_keys() {
         json!({ "sliding_window": 512, "rope_scaling": { "rope_type": "linear", "factor": 8.0 } }),
     );
     assert_eq!(layers(&gemma.pattern), (Some(512), vec![0, 1, 2, 3, 4, 6, 7]));
-    assert_eq!((gemma.rope.theta, &gemma.rope.scaling), (1e6, &RopeScaling::Linear { factor: 8.0 }));
+    assert_eq!(
+        (gemma.rope.theta, &gemma.rope.scaling),
+        (1e6, &RopeScaling::Linear { factor: 8.0 })
+    );
     assert_eq!(gemma.pattern.local_rope, Some(Rope { theta: 1e4, scaling: RopeScaling::None }));
     assert!(gemma.tied && gemma.qk_norm && gemma.query_scalar == Some(256.0));
     assert_eq!((gemma.heads, gemma.kv_heads, gemma.head_dim), (4, 4, 256));
@@ -279,7 +316,11 @@ fn gemma3_rope_is_read_per_layer_type() {
         ("attn_logit_softcapping", json!(50.0), "attn_logit_softcapping is 50"),
         ("use_bidirectional_attention", json!(true), "use_bidirectional_attention is true"),
         ("hidden_activation", json!("gelu"), "hidden_activation is \"gelu\""),
-        ("rope_parameters", json!({ "chunked": { "rope_theta": 1.0 } }), "rope_parameters.chunked is"),
+        (
+            "rope_parameters",
+            json!({ "chunked": { "rope_theta": 1.0 } }),
+            "rope_parameters.chunked is",
+        ),
         (
             "rope_parameters",
             json!({ "sliding_attention": { "rope_type": "linear", "factor": 2.0 } }),
@@ -291,8 +332,8 @@ fn gemma3_rope_is_read_per_layer_type() {
     }
 }
 
-/// Gemma 3 as published, with images: `text_config` contains only the keys that differ from transformers'
-/// defaults.
+/// Gemma 3 as published, with images: `text_config` contains only the keys that differ from
+/// transformers' defaults.
 #[test]
 fn text_config_of_image_model_is_read() {
     let json = json!({
@@ -308,7 +349,10 @@ fn text_config_of_image_model_is_read() {
     let parsed = parse(Path::new("config.json"), json.to_string().as_bytes()).unwrap();
     assert!(parsed.is_part && parsed.notes.is_empty(), "{:?}", parsed.notes);
     let config = parsed.config;
-    assert_eq!((config.hidden, config.layers, config.vocabulary, config.head_dim), (2560, 34, 262_208, 256));
+    assert_eq!(
+        (config.hidden, config.layers, config.vocabulary, config.head_dim),
+        (2560, 34, 262_208, 256)
+    );
     assert_eq!((config.eos.as_slice(), config.tied), (&[1, 106][..], true));
     assert_eq!(config.pattern.windowed.len(), 34 - 5);
     let mut other = json.clone();
@@ -357,13 +401,17 @@ fn unknown_strings_and_dropout_become_notes() {
     }
 }
 
-/// As in transformers, `rope_scaling` takes precedence over `rope_parameters` unless `rope_scaling` is
-/// empty.
+/// As in transformers, `rope_scaling` takes precedence over `rope_parameters` unless `rope_scaling`
+/// is empty.
 #[test]
 fn rope_scaling_takes_precedence_over_rope_parameters() {
-    let mut json = with_key("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
+    let mut json =
+        with_key("llama", "rope_parameters", json!({ "rope_type": "default", "rope_theta": 5e5 }));
     json["rope_scaling"] = json!({ "rope_type": "linear", "factor": 2.0 });
-    assert_eq!(read(&json).unwrap().rope, Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } });
+    assert_eq!(
+        read(&json).unwrap().rope,
+        Rope { theta: 1e4, scaling: RopeScaling::Linear { factor: 2.0 } }
+    );
     json["rope_scaling"] = json!({});
     assert_eq!(read(&json).unwrap().rope, Rope { theta: 5e5, scaling: RopeScaling::None });
     let mut json = with_key(

@@ -66,7 +66,9 @@ impl ModelConfig {
         if traits.windows == Windows::Every || slides {
             json["sliding_window"] = json!(pattern.window);
         }
-        if matches!(traits.windows, Windows::ButEvery(_)) || (slides && traits.windows != Windows::Every) {
+        if matches!(traits.windows, Windows::ButEvery(_))
+            || (slides && traits.windows != Windows::Every)
+        {
             json["layer_types"] = json!(to_layer_types(pattern, self.layers));
         }
         if traits.unrotated_interval.is_some() {
@@ -90,7 +92,9 @@ impl RopeScaling {
     fn to_hf_json(&self) -> Value {
         match *self {
             Self::None => Value::Null,
-            Self::Linear { factor } => json!({ "rope_type": "linear", "factor": shortest_decimal(factor) }),
+            Self::Linear { factor } => {
+                json!({ "rope_type": "linear", "factor": shortest_decimal(factor) })
+            }
             Self::Llama3 { factor, low_freq_factor, high_freq_factor, original_context } => json!({
                 "rope_type": "llama3",
                 "factor": shortest_decimal(factor),

@@ -1,5 +1,5 @@
-//! Tests of checkpoints that trainers or manual edits have changed: untied output heads, names changed by
-//! a wrapper, and files that were never downloaded.
+//! Tests of checkpoints that trainers or manual edits have changed: untied output heads, names
+//! changed by a wrapper, and files that were never downloaded.
 
 use std::path::Path;
 
@@ -16,7 +16,10 @@ fn dir_error(change: impl FnOnce(&Path)) -> String {
 }
 
 /// Creates a valid model directory whose tensors have been modified by `change`.
-fn with_tensors(config: &ModelConfig, change: impl FnOnce(&mut Vec<StoredTensor>)) -> tempfile::TempDir {
+fn with_tensors(
+    config: &ModelConfig,
+    change: impl FnOnce(&mut Vec<StoredTensor>),
+) -> tempfile::TempDir {
     let dir = tempfile::tempdir().unwrap();
     write_dir(dir.path(), config, "F32", 1);
     let mut tensors: Vec<_> = weights(config)
@@ -39,7 +42,12 @@ fn redundant_tensors_are_accepted() {
         let embedding =
             tensors.iter().find(|(name, ..)| name == "model.embed_tokens.weight").unwrap().clone();
         tensors.push(("lm_head.weight".into(), "F32", embedding.2, embedding.3));
-        tensors.push(("model.layers.0.self_attn.rotary_emb.inv_freq".into(), "F32", vec![4], vec![0; 16]));
+        tensors.push((
+            "model.layers.0.self_attn.rotary_emb.inv_freq".into(),
+            "F32",
+            vec![4],
+            vec![0; 16],
+        ));
     });
     let model = ModelFiles::open(dir.path()).unwrap();
     assert!(model.config.tied && model.notes.is_empty(), "{:?}", model.notes);
@@ -90,9 +98,12 @@ fn differing_head_overrides_tie_word_embeddings() {
 fn wrapper_prefixes_of_tensor_names_are_identified() {
     let config = tiny(Family::Qwen2);
     let renamed = |rename: &dyn Fn(&str) -> String| {
-        with_tensors(&config, |tensors| tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0)))
+        with_tensors(&config, |tensors| {
+            tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0))
+        })
     };
-    // Only the decoder was saved, without the prefix `model.`. transformers loads such a checkpoint.
+    // Only the decoder was saved, without the prefix `model.`. transformers loads such a
+    // checkpoint.
     let bare = renamed(&|name| name.trim_start_matches("model.").to_string());
     let model = ModelFiles::open(bare.path()).unwrap();
     for (name, (_, values)) in weights(&config) {
@@ -109,7 +120,10 @@ fn wrapper_prefixes_of_tensor_names_are_identified() {
         ("student.", "\"student.\""),
     ] {
         let message = open_error(renamed(&|name| format!("{prefix}{name}")).path());
-        assert_all(&message, &["model.safetensors", expected, prefix.split_inclusive('.').next().unwrap()]);
+        assert_all(
+            &message,
+            &["model.safetensors", expected, prefix.split_inclusive('.').next().unwrap()],
+        );
     }
     let inner = renamed(&|name| name.replace("layers.0.", "layers.0._checkpoint_wrapped_module."));
     assert_all(&open_error(inner.path()), &["_checkpoint_wrapped_module", "FSDP"]);
@@ -124,12 +138,16 @@ fn wrapper_prefixes_of_tensor_names_are_identified() {
 fn text_model_is_read_from_image_model() {
     let config = tiny(Family::Gemma3);
     type Rename = fn(&str) -> String;
-    let spellings: [Rename; 2] =
-        [|name| format!("language_model.{name}"), |name| name.replacen("model.", "model.language_model.", 1)];
+    let spellings: [Rename; 2] = [
+        |name| format!("language_model.{name}"),
+        |name| name.replacen("model.", "model.language_model.", 1),
+    ];
     for rename in spellings {
         let dir = with_tensors(&config, |tensors| {
             tensors.iter_mut().for_each(|tensor| tensor.0 = rename(&tensor.0));
-            for name in ["vision_tower.patch.weight", "multi_modal_projector.mm_soft_emb_norm.weight"] {
+            for name in
+                ["vision_tower.patch.weight", "multi_modal_projector.mm_soft_emb_norm.weight"]
+            {
                 tensors.push((name.into(), "F32", vec![2], vec![0; 8]));
                 tensors.push((format!("model.{name}"), "F32", vec![2], vec![0; 8]));
             }
@@ -155,7 +173,8 @@ fn text_model_is_read_from_image_model() {
 /// Every file of a model can be a Git LFS pointer or a web page if its download failed.
 #[test]
 fn lfs_pointers_and_web_pages_are_rejected() {
-    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 335968\n";
+    let pointer =
+        "version https://git-lfs.github.com/spec/v1\noid sha256:4d7a214614ab2935\nsize 335968\n";
     for name in [
         "config.json",
         "generation_config.json",
@@ -193,8 +212,7 @@ fn invalid_eos_token_ids_are_rejected() {
 fn tokens_added_only_in_tokenizer_config_are_rejected() {
     let message = |decoder: serde_json::Value| {
         dir_error(|dir| {
-            let tokenizer =
-                json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
+            let tokenizer = json!({ "added_tokens": [{ "id": 3, "content": "<end>", "special": true }], "model": {} });
             std::fs::write(dir.join("tokenizer.json"), tokenizer.to_string()).unwrap();
             let settings = json!({ "added_tokens_decoder": decoder });
             std::fs::write(dir.join("tokenizer_config.json"), settings.to_string()).unwrap();
@@ -229,10 +247,17 @@ fn tokenizer_config_overrides_added_token_flags() {
     });
     std::fs::write(dir.path().join("tokenizer_config.json"), settings.to_string()).unwrap();
     let files = ModelFiles::open(dir.path()).unwrap();
-    let Some(TokenizerSource::Json(bytes)) = &files.tokenizer else { panic!("there is a tokenizer.json") };
+    let Some(TokenizerSource::Json(bytes)) = &files.tokenizer else {
+        panic!("there is a tokenizer.json")
+    };
     let read: serde_json::Value = serde_json::from_slice(bytes).unwrap();
     let seen = |flag: &str| -> Vec<bool> {
-        read["added_tokens"].as_array().unwrap().iter().map(|token| token[flag].as_bool().unwrap()).collect()
+        read["added_tokens"]
+            .as_array()
+            .unwrap()
+            .iter()
+            .map(|token| token[flag].as_bool().unwrap())
+            .collect()
     };
     assert_eq!(seen("special"), [true, false, true, false]);
     assert_eq!(seen("lstrip"), [false, true, false, false]);

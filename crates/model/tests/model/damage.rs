@@ -1,5 +1,5 @@
-//! Tests that damaged, truncated and mismatched files yield an error that names the defect, and never a
-//! panic or a large allocation.
+//! Tests that damaged, truncated and mismatched files yield an error that names the defect, and
+//! never a panic or a large allocation.
 
 use std::path::Path;
 
@@ -8,7 +8,8 @@ use proptest::prelude::*;
 use serde_json::json;
 
 use crate::support::{
-    Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights, write_dir,
+    Gguf, GgufTensor, Meta, assert_all, encode, gguf, open_error, safetensors, tiny, weights,
+    write_dir,
 };
 
 fn gguf_error(change: impl FnOnce(&mut Gguf)) -> String {
@@ -46,7 +47,10 @@ fn gguf_header_errors_name_the_defect() {
     assert_all(&gguf_error(|file| file.version = 1), &["version is 1", "2 and 3"]);
     assert_all(&gguf_error(|file| file.version = 3u32.swap_bytes()), &["big-endian"]);
     let huge = u64::MAX.to_le_bytes();
-    assert_all(&gguf_bytes_error(|bytes| patch(bytes, 8, &huge)), &["18446744073709551615 tensors"]);
+    assert_all(
+        &gguf_bytes_error(|bytes| patch(bytes, 8, &huge)),
+        &["18446744073709551615 tensors"],
+    );
     assert_all(&gguf_bytes_error(|bytes| patch(bytes, 16, &huge)), &["metadata entries"]);
     // So many tensors do not fit in memory, although the multiplication does not overflow.
     let many = (1u64 << 40).to_le_bytes();
@@ -60,12 +64,18 @@ fn gguf_metadata_errors_name_the_key() {
         let at = offset_after(bytes, "tokenizer.chat_template") + 4;
         patch(bytes, at, &huge);
     };
-    assert_all(&gguf_bytes_error(text_length), &["tokenizer.chat_template", "18446744073709551615 bytes"]);
+    assert_all(
+        &gguf_bytes_error(text_length),
+        &["tokenizer.chat_template", "18446744073709551615 bytes"],
+    );
     let list_length = |bytes: &mut Vec<u8>| {
         let at = offset_after(bytes, "tokenizer.ggml.tokens") + 8;
         patch(bytes, at, &huge);
     };
-    assert_all(&gguf_bytes_error(list_length), &["tokenizer.ggml.tokens", "18446744073709551615 elements"]);
+    assert_all(
+        &gguf_bytes_error(list_length),
+        &["tokenizer.ggml.tokens", "18446744073709551615 elements"],
+    );
     let list_of_lists = |bytes: &mut Vec<u8>| {
         let at = offset_after(bytes, "tokenizer.ggml.tokens") + 4;
         patch(bytes, at, &9u32.to_le_bytes());
@@ -110,7 +120,11 @@ fn gguf_metadata_errors_name_the_key() {
             "llama.rope.dimension_sections is a list of 2",
         ),
         ("llama.rope.scaling.attn_factor", Meta::F32(1.5), "llama.rope.scaling.attn_factor is"),
-        ("llama.hidden_activation", Meta::Text("gelu".into()), "llama.hidden_activation is the text"),
+        (
+            "llama.hidden_activation",
+            Meta::Text("gelu".into()),
+            "llama.hidden_activation is the text",
+        ),
         ("split.count", Meta::U32(3), "one of 3 parts (split.count)"),
         ("general.type", Meta::Text("adapter".into()), "general.type is \"adapter\""),
         ("llama.rope.freq_base", Meta::F32(f32::NAN), "rotary base NaN"),
@@ -121,7 +135,11 @@ fn gguf_metadata_errors_name_the_key() {
             "token_type has 10 entries for 11 tokens",
         ),
         ("tokenizer.ggml.token_type", Meta::I32s(vec![9; 10]), "the unknown type 9"),
-        ("tokenizer.ggml.eos_token_id", Meta::U32(10), "eos_token_id is 10, but there are 10 tokens"),
+        (
+            "tokenizer.ggml.eos_token_id",
+            Meta::U32(10),
+            "eos_token_id is 10, but there are 10 tokens",
+        ),
     ] {
         assert_all(&gguf_error(|file| file.set(key, value)), &[expected, "model.gguf"]);
     }
@@ -170,12 +188,16 @@ fn gguf_directory_errors_name_the_tensor() {
         file.tensors.push(again);
     };
     assert_all(&gguf_error(twice), &["appears twice"]);
-    assert_all(&gguf_bytes_error(|bytes| bytes.truncate(bytes.len() - 1)), &["tensor", "the file has"]);
+    assert_all(
+        &gguf_bytes_error(|bytes| bytes.truncate(bytes.len() - 1)),
+        &["tensor", "the file has"],
+    );
 }
 
 #[test]
 fn gguf_tensors_must_match_metadata() {
-    let missing = gguf_error(|file| file.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.weight"));
+    let missing =
+        gguf_error(|file| file.tensors.retain(|tensor| tensor.name != "blk.1.attn_k.weight"));
     assert_all(&missing, &["model.layers.1.self_attn.k_proj.weight", "[16, 32]"]);
     let wrong = gguf_error(|file| file.set("llama.feed_forward_length", Meta::U32(96)));
     assert_all(&wrong, &["model.layers.0.mlp.gate_proj.weight", "[64, 32]", "[96, 32]"]);
@@ -205,8 +227,9 @@ fn header_error(header: &str, data: usize) -> String {
 
 #[test]
 fn safetensors_header_errors_name_the_tensor() {
-    let with =
-        |bytes: Vec<u8>| dir_error(move |dir| std::fs::write(dir.join("model.safetensors"), bytes).unwrap());
+    let with = |bytes: Vec<u8>| {
+        dir_error(move |dir| std::fs::write(dir.join("model.safetensors"), bytes).unwrap())
+    };
     assert_all(&with(vec![]), &["model.safetensors", "it is empty"]);
     assert_all(&with(vec![1, 2, 3]), &["model.safetensors", "3 bytes"]);
     assert_all(&with(vec![0xff; 100]), &["18446744073709551615 bytes", "the file has 100"]);
@@ -218,10 +241,22 @@ fn safetensors_header_errors_name_the_tensor() {
         ("[]".to_string(), 0, "not a JSON object"),
         (json!({ "w": { "dtype": "F32" } }).to_string(), 0, "tensor \"w\": missing field"),
         (entry("w", "F32", json!([-1]), [0, 4]), 4, "tensor \"w\""),
-        (entry("w", "F32", json!([2]), [0, 4]), 4, "tensor w has 4 bytes, which its shape [2] of F32"),
-        (entry("w", "F16", json!([2]), [0, 8]), 8, "tensor w has 8 bytes, which its shape [2] of F16"),
+        (
+            entry("w", "F32", json!([2]), [0, 4]),
+            4,
+            "tensor w has 4 bytes, which its shape [2] of F32",
+        ),
+        (
+            entry("w", "F16", json!([2]), [0, 8]),
+            8,
+            "tensor w has 8 bytes, which its shape [2] of F16",
+        ),
         (entry("w", "F32", json!([1u64 << 63, 4]), [0, 4]), 4, "tensor w has 4 bytes"),
-        (entry("w", "F32", json!([1]), [0, 4]), 2, "tensor w ends at byte 4 of the data, which has 2"),
+        (
+            entry("w", "F32", json!([1]), [0, 4]),
+            2,
+            "tensor w ends at byte 4 of the data, which has 2",
+        ),
         (entry("w", "F32", json!([1]), [0, 4]), 6, "its tensors take 4 bytes, the file has 6"),
         (
             entry("w", "F32", json!([1]), [4, 8]),
@@ -229,7 +264,11 @@ fn safetensors_header_errors_name_the_tensor() {
             "tensor w takes bytes 4 to 8 of the data; it should begin at 0",
         ),
         (entry("w", "F32", json!([1]), [4, 0]), 8, "tensor w takes bytes 4 to 0"),
-        (entry("w", "F32", json!([1]), [0, u64::MAX]), 8, "tensor w ends at byte 18446744073709551615"),
+        (
+            entry("w", "F32", json!([1]), [0, u64::MAX]),
+            8,
+            "tensor w ends at byte 18446744073709551615",
+        ),
         (
             json!({
                 "a": { "dtype": "F32", "shape": [2], "data_offsets": [0, 8] },
@@ -262,16 +301,19 @@ fn tensor_errors_name_dtype_and_shape() {
     let model = ModelFiles::open(dir.path()).unwrap();
     let message = model.tensor("nothing").unwrap_err().to_string();
     assert_all(&message, &["has no tensor nothing"]);
-    let message = model.tensor_into("model.embed_tokens.weight", &[32, 10], &mut [0.0; 320]).unwrap_err();
+    let message =
+        model.tensor_into("model.embed_tokens.weight", &[32, 10], &mut [0.0; 320]).unwrap_err();
     assert_all(&message.to_string(), &["model.embed_tokens.weight", "[10, 32]", "[32, 10]"]);
-    let message = model.tensor_into("model.embed_tokens.weight", &[10, 32], &mut [0.0; 3]).unwrap_err();
+    let message =
+        model.tensor_into("model.embed_tokens.weight", &[10, 32], &mut [0.0; 3]).unwrap_err();
     assert_all(&message.to_string(), &["320 values, 3 were asked for"]);
 }
 
 #[test]
 fn directory_errors_name_file_or_tensor() {
     assert_all(&open_error(Path::new("no/such/model")), &["no/such/model does not exist"]);
-    let without = |name: &'static str| dir_error(move |dir| std::fs::remove_file(dir.join(name)).unwrap());
+    let without =
+        |name: &'static str| dir_error(move |dir| std::fs::remove_file(dir.join(name)).unwrap());
     assert_all(&without("config.json"), &["has no config.json"]);
     assert_all(&without("model.safetensors"), &["has neither model.safetensors nor"]);
     let pickled = dir_error(|dir| {
@@ -295,7 +337,10 @@ fn directory_errors_name_file_or_tensor() {
         &config(|config| config.intermediate = 96),
         &["model.safetensors: tensor model.layers.0.mlp.gate_proj.weight", "[64, 32]", "[96, 32]"],
     );
-    assert_all(&config(|config| config.layers = 3), &["no tensor model.layers.2.input_layernorm.weight"]);
+    assert_all(
+        &config(|config| config.layers = 3),
+        &["no tensor model.layers.2.input_layernorm.weight"],
+    );
     assert_all(
         &config(|config| config.layers = 1),
         &["model.layers.1.input_layernorm.weight", "not ask for"],

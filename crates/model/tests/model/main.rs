@@ -1,5 +1,5 @@
-//! Tests of opening and writing models on disk, valid and damaged. All modules form one test binary, so
-//! that it is linked only once.
+//! Tests of opening and writing models on disk, valid and damaged. All modules form one test
+//! binary, so that it is linked only once.
 
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 

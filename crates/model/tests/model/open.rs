@@ -1,11 +1,11 @@
-//! Tests that valid models of every format open with the expected values, and that written files can be
-//! read.
+//! Tests that valid models of every format open with the expected values, and that written files
+//! can be read.
 
 use std::path::Path;
 
 use levade_model::{
-    Family, ModelConfig, ModelFiles, RopeScaling, SpecialTokens, TokenType, TokenizerSource, write_json,
-    write_safetensors, write_tokenizer_config,
+    Family, ModelConfig, ModelFiles, RopeScaling, SpecialTokens, TokenType, TokenizerSource,
+    write_json, write_safetensors, write_tokenizer_config,
 };
 use serde_json::json;
 
@@ -77,8 +77,8 @@ fn gguf_metadata_without_effect_is_ignored() {
     assert_holds(&ModelFiles::open(&file.write(dir.path())).unwrap(), &tiny(Family::Llama));
 }
 
-/// Llama with every optional bias and an untied head. In the GGUF file, the biases of queries and keys
-/// are interleaved too.
+/// Llama with every optional bias and an untied head. In the GGUF file, the biases of queries and
+/// keys are interleaved too.
 #[test]
 fn llama_opens_with_all_optional_parameters() {
     let config = ModelConfig {
@@ -122,7 +122,9 @@ fn gguf_tensors_decode_in_half_and_quantized_formats() {
         .collect();
     let tensor = file.tensor("blk.0.attn_q.weight");
     (tensor.kind, tensor.bytes) = (8, quantized);
-    for (name, kind, dtype) in [("blk.1.attn_k.weight", 1, "F16"), ("token_embd.weight", 30, "BF16")] {
+    for (name, kind, dtype) in
+        [("blk.1.attn_k.weight", 1, "F16"), ("token_embd.weight", 30, "BF16")]
+    {
         let tensor = file.tensor(name);
         let values: Vec<f32> =
             tensor.bytes.as_chunks::<4>().0.iter().map(|x| f32::from_le_bytes(*x)).collect();
@@ -149,7 +151,10 @@ fn gguf_tokenizer_and_chat_template_are_read() {
     assert_eq!(model.special_tokens, expected);
     let Some(TokenizerSource::Gguf(tokenizer)) = &model.tokenizer else { panic!("no tokenizer") };
     assert_eq!((tokenizer.model.as_str(), tokenizer.pre.as_str()), ("gpt2", "qwen2"));
-    assert_eq!((tokenizer.tokens.len(), tokenizer.merges.as_slice()), (10, ["t 1".to_string()].as_slice()));
+    assert_eq!(
+        (tokenizer.tokens.len(), tokenizer.merges.as_slice()),
+        (10, ["t 1".to_string()].as_slice())
+    );
     assert_eq!(tokenizer.types[2..4], [TokenType::Control, TokenType::Normal]);
     assert_eq!((tokenizer.bos, tokenizer.eos, tokenizer.pad), (Some(1), Some(2), None));
     assert!(!tokenizer.add_bos && !tokenizer.add_space_prefix);
@@ -184,7 +189,8 @@ fn gguf_rope_scalings_are_read() {
     assert!(message.contains("qwen2.rope.scaling.type is \"longrope\""), "{message}");
 }
 
-/// Llama 3 files contain only the divisor of each rotary frequency, not the parameters of the scaling.
+/// Llama 3 files contain only the divisor of each rotary frequency, not the parameters of the
+/// scaling.
 #[test]
 fn llama3_scaling_is_recovered_from_divisors() {
     let dir = tempfile::tempdir().unwrap();
@@ -256,13 +262,20 @@ fn tokenizer_template_and_special_tokens_are_read() {
     assert_eq!(model.tokenizer, Some(TokenizerSource::Json(b"{}".to_vec())));
     assert_eq!(model.config.eos, [2, 5]);
     assert_eq!(model.chat_template.as_deref(), Some("yes"));
-    assert_eq!((model.special_tokens.bos, model.special_tokens.eos.as_deref()), (None, Some("<end>")));
+    assert_eq!(
+        (model.special_tokens.bos, model.special_tokens.eos.as_deref()),
+        (None, Some("<end>"))
+    );
     assert_eq!(model.special_tokens.pad.as_deref(), Some("<pad>"));
     let remaining: Vec<_> = model.special_tokens.other_tokens.into_iter().collect();
     let named = |name: &str, text: &str| (name.to_string(), text.to_string());
     assert_eq!(
         remaining,
-        [named("audio_token", "<audio>"), named("cls_token", "<cls>"), named("image_token", "<image>")]
+        [
+            named("audio_token", "<audio>"),
+            named("cls_token", "<cls>"),
+            named("image_token", "<image>")
+        ]
     );
 
     std::fs::write(at("tokenizer_config.json"), br#"{"chat_template": "text"}"#).unwrap();
@@ -287,13 +300,19 @@ fn model_directory_round_trips() {
         let dir = tempfile::tempdir().unwrap();
         save(dir.path(), &tiny(family));
         let remaining = [("image_token".to_string(), "<image>".to_string())].into();
-        let special =
-            SpecialTokens { eos: Some("<end>".into()), other_tokens: remaining, ..Default::default() };
+        let special = SpecialTokens {
+            eos: Some("<end>".into()),
+            other_tokens: remaining,
+            ..Default::default()
+        };
         let path = dir.path().join("tokenizer_config.json");
         write_tokenizer_config(&path, &special, Some("{{ x }}"), 128).unwrap();
         let model = ModelFiles::open(dir.path()).unwrap();
         assert_holds(&model, &tiny(family));
-        assert_eq!((model.special_tokens, model.chat_template.as_deref()), (special, Some("{{ x }}")));
+        assert_eq!(
+            (model.special_tokens, model.chat_template.as_deref()),
+            (special, Some("{{ x }}"))
+        );
     }
 }
 
@@ -325,12 +344,16 @@ fn write_safetensors_rejects_shape_mismatch() {
 fn full_disk_is_reported_and_leaves_no_file() {
     let dir = tempfile::tempdir().unwrap();
     let path = dir.path().join("model.safetensors");
-    // Every write to the device /dev/full fails with "no space left". Removing `path` removes only the
-    // link.
+    // Every write to the device /dev/full fails with "no space left". Removing `path` removes only
+    // the link.
     std::os::unix::fs::symlink("/dev/full", &path).unwrap();
-    let error = write_safetensors(&path, [("w".to_string(), vec![4], [0.0f32; 4].as_slice())]).unwrap_err();
+    let error =
+        write_safetensors(&path, [("w".to_string(), vec![4], [0.0f32; 4].as_slice())]).unwrap_err();
     let message = error.to_string();
-    assert!(message.starts_with("the disk is full") && message.contains("model.safetensors"), "{message}");
+    assert!(
+        message.starts_with("the disk is full") && message.contains("model.safetensors"),
+        "{message}"
+    );
     assert!(std::fs::symlink_metadata(&path).is_err());
     assert!(Path::new("/dev/full").exists());
 }

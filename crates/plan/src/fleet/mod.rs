@@ -1,18 +1,19 @@
 //! Simulates a run on a fleet: samplers, a learner, and attempts that run ahead of the learner.
 //!
-//! The simulation estimates staleness, idle fractions and the load on the gateway and the store, for
-//! fleets that are not available for a measurement. It processes discrete events with the times of
+//! The simulation estimates staleness, idle fractions and the load on the gateway and the store,
+//! for fleets that are not available for a measurement. It processes discrete events with the times
+//! of
 //! [`Service`]:
 //!
-//! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt of a
-//!   group once.
+//! - In every pass, a sampler generates one token for each of its sequences. It computes the prompt
+//!   of a group once.
 //! - A tool call takes a fixed time.
-//! - The learner trains on a step when all attempts of the step are done. Meanwhile, attempts of at most
-//!   `ahead` later steps run.
+//! - The learner trains on a step when all attempts of the step are done. Meanwhile, attempts of at
+//!   most `ahead` later steps run.
 //! - After each step, the samplers load the new weights.
 //!
-//! Out of scope: failures, the network, evaluations, checkpoints, and the communication overhead between
-//! the learner's devices.
+//! Out of scope: failures, the network, evaluations, checkpoints, and the communication overhead
+//! between the learner's devices.
 
 mod sampler;
 mod sizes;
@@ -48,8 +49,8 @@ impl Service {
     /// Checks that the times are valid.
     ///
     /// # Errors
-    /// Returns a message that names the first time outside of 0 to 1e6 seconds, or an error if a decoding
-    /// pass takes no time.
+    /// Returns a message that names the first time outside of 0 to 1e6 seconds, or an error if a
+    /// decoding pass takes no time.
     pub fn check(&self) -> Result<(), String> {
         let Service { prompt, batch, sequence, learn, update, publish } = *self;
         let all = [
@@ -60,7 +61,8 @@ impl Service {
             ("update", update),
             ("publish", publish),
         ];
-        if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value)) {
+        if let Some((name, value)) = all.into_iter().find(|(_, value)| !(0.0..=1e6).contains(value))
+        {
             return Err(format!("{name} is {value}; give seconds from 0 to 1e6"));
         }
         match batch + sequence > 0.0 {
@@ -83,8 +85,8 @@ pub struct Fleet {
     pub groups: usize,
     /// Attempts per group.
     pub group_size: usize,
-    /// Maximum number of steps by which attempts may be ahead of the learner. 0 if sampling waits for
-    /// training.
+    /// Maximum number of steps by which attempts may be ahead of the learner. 0 if sampling waits
+    /// for training.
     pub ahead: usize,
     /// Completions (model calls) per attempt.
     pub turns: usize,
@@ -117,8 +119,8 @@ pub struct Estimate {
     pub sampler_idle_fraction: f64,
     /// Fraction of time in which the learner is idle.
     pub learner_idle_fraction: f64,
-    /// Off-policy lag: versions between the weights at the end of a completion and the weights that train
-    /// on it. Mean over sampled tokens.
+    /// Off-policy lag: versions between the weights at the end of a completion and the weights that
+    /// train on it. Mean over sampled tokens.
     pub age: f64,
 }
 
@@ -131,7 +133,8 @@ const STEPS: usize = 6;
 const LENGTH_STREAM: u64 = 1;
 
 enum Event {
-    /// A completion ends on this sampler, unless the sampler's count of changes has increased since.
+    /// A completion ends on this sampler, unless the sampler's count of changes has increased
+    /// since.
     Completion(usize, u64),
     /// The tool call of this attempt has ended.
     Tool(usize),
@@ -165,8 +168,8 @@ struct Sums {
 struct Simulation<'a> {
     fleet: &'a Fleet,
     now: f64,
-    /// Times of future events with their indices in `scheduled`. Events at equal times are in the order in
-    /// which they were added.
+    /// Times of future events with their indices in `scheduled`. Events at equal times are in the
+    /// order in which they were added.
     events: BinaryHeap<Reverse<(Key, usize)>>,
     scheduled: Vec<Event>,
     samplers: Vec<Sampler>,
@@ -190,7 +193,8 @@ impl Fleet {
         attempts.saturating_mul(steps).saturating_mul(self.turns.max(1))
     }
 
-    /// Simulates the fleet for the steps that fill the pipeline and six more, and measures the latter.
+    /// Simulates the fleet for the steps that fill the pipeline and six more, and measures the
+    /// latter.
     pub fn simulate(&self) -> Estimate {
         let filling = self.ahead + 1;
         let steps = filling + STEPS;
@@ -219,8 +223,8 @@ impl Fleet {
         }
     }
 
-    /// Samples the number of tokens of an attempt from a log-normal distribution with mean `completion_tokens` and
-    /// relative standard deviation `spread`. Returns at least 1.
+    /// Samples the number of tokens of an attempt from a log-normal distribution with mean
+    /// `completion_tokens` and relative standard deviation `spread`. Returns at least 1.
     fn length(&self, attempt: usize) -> f64 {
         let [a, b] = [0, 1].map(|i| uniform(0, LENGTH_STREAM, 2 * attempt as u64 + i));
         let normal = (-2.0 * (1.0 - a).ln()).sqrt() * (std::f64::consts::TAU * b).cos();
@@ -250,7 +254,11 @@ impl<'a> Simulation<'a> {
     fn measure(&mut self) -> Sums {
         let (now, service) = (self.now, &self.fleet.service);
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
-        Sums { time: now, idle: self.samplers.iter().map(|sampler| sampler.idle).sum(), ..self.sums }
+        Sums {
+            time: now,
+            idle: self.samplers.iter().map(|sampler| sampler.idle).sum(),
+            ..self.sums
+        }
     }
 
     fn schedule(&mut self, time: f64, event: Event) {
@@ -269,14 +277,17 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest attempts.
+    /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest
+    /// attempts.
     fn start(&mut self) {
         let (fleet, of_step) = (self.fleet, self.fleet.groups * self.fleet.group_size);
         let last = self.remaining.len().min(self.version + fleet.ahead + 1);
         while self.attempts.len() < last * of_step {
             let first = self.attempts.len();
             let indices = 0..self.samplers.len();
-            let Some(index) = indices.min_by_key(|&index| self.samplers[index].attempts) else { return };
+            let Some(index) = indices.min_by_key(|&index| self.samplers[index].attempts) else {
+                return;
+            };
             let sampler = &mut self.samplers[index];
             sampler.advance(self.now, &fleet.service);
             sampler.block(self.now, fleet.prompt * fleet.service.prompt);
@@ -284,7 +295,12 @@ impl<'a> Simulation<'a> {
             for at in first..first + fleet.group_size {
                 let (length, step) = (fleet.length(at), at / of_step);
                 let tokens = length / fleet.turns.max(1) as f64;
-                self.attempts.push(Attempt { step, sampler: index, remaining: fleet.turns.max(1), tokens });
+                self.attempts.push(Attempt {
+                    step,
+                    sampler: index,
+                    remaining: fleet.turns.max(1),
+                    tokens,
+                });
                 self.sampled[step] += length;
                 sampler.start(at, tokens, fleet.rows);
             }
@@ -292,8 +308,8 @@ impl<'a> Simulation<'a> {
         }
     }
 
-    /// Processes the next event. Returns whether the learner finished a step, or `None` if no event is
-    /// left.
+    /// Processes the next event. Returns whether the learner finished a step, or `None` if no event
+    /// is left.
     fn next(&mut self) -> Option<bool> {
         let Reverse((Key(time), index)) = self.events.pop()?;
         self.now = time;
@@ -342,7 +358,8 @@ impl<'a> Simulation<'a> {
         self.learn();
     }
 
-    /// Starts to train on the next step if the learner is idle and the attempts of that step are done.
+    /// Starts to train on the next step if the learner is idle and the attempts of that step are
+    /// done.
     fn learn(&mut self) {
         let fleet = self.fleet;
         if self.learning.is_some() || self.remaining.get(self.version) != Some(&0) {
@@ -351,8 +368,8 @@ impl<'a> Simulation<'a> {
         self.learning = Some(self.now);
         let devices = if fleet.learners > 0 { fleet.learners } else { fleet.samplers };
         let tokens = self.sampled[self.version] + fleet.groups as f64 * fleet.prompt;
-        let seconds =
-            fleet.trained_fraction * tokens * fleet.service.learn / devices as f64 + fleet.service.update;
+        let seconds = fleet.trained_fraction * tokens * fleet.service.learn / devices as f64
+            + fleet.service.update;
         if fleet.learners == 0 {
             self.block_all(seconds);
         }
@@ -384,8 +401,14 @@ mod tests {
     use super::*;
 
     fn fleet() -> Fleet {
-        let service =
-            Service { prompt: 0.001, batch: 0.02, sequence: 0.001, learn: 0.002, update: 0.5, publish: 1.0 };
+        let service = Service {
+            prompt: 0.001,
+            batch: 0.02,
+            sequence: 0.001,
+            learn: 0.002,
+            update: 0.5,
+            publish: 1.0,
+        };
         Fleet {
             samplers: 2,
             learners: 1,
@@ -449,7 +472,10 @@ mod tests {
     #[test]
     fn untrained_tokens_take_no_training_time() {
         let estimate = Fleet { trained_fraction: 0.25, ..fleet() }.simulate();
-        assert_close(fleet().simulate().step - estimate.step, 0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002);
+        assert_close(
+            fleet().simulate().step - estimate.step,
+            0.75 * (32.0 * 200.0 + 4.0 * 100.0) * 0.002,
+        );
     }
 
     #[test]
@@ -471,7 +497,8 @@ mod tests {
         let fleet = Fleet { spread: 0.5, ..fleet() };
         let lengths: Vec<f64> = (0..20_000).map(|at| fleet.length(at)).collect();
         let mean = lengths.iter().sum::<f64>() / lengths.len() as f64;
-        let variance = lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / lengths.len() as f64;
+        let variance =
+            lengths.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / lengths.len() as f64;
         assert!((mean / 200.0 - 1.0).abs() < 0.02, "{mean}");
         assert!((variance.sqrt() / mean - 0.5).abs() < 0.02, "{}", variance.sqrt() / mean);
         // The longest attempt delays its step.

@@ -30,14 +30,17 @@ pub(super) struct Sampler {
     sampled: f64,
     /// Time at which `sampled` was updated.
     since: f64,
-    /// Time until which the sampler generates nothing because it computes prompts, trains or loads new
-    /// weights.
+    /// Time until which the sampler generates nothing because it computes prompts, trains or loads
+    /// new weights.
     blocked_until: f64,
-    /// Attempts with a running sequence, ordered by the value of `sampled` at which the sequence ends.
+    /// Attempts with a running sequence, ordered by the value of `sampled` at which the sequence
+    /// ends.
     running: BinaryHeap<Reverse<(Key, usize)>>,
-    /// Attempts that wait until a running sequence ends, with the number of tokens that they request.
+    /// Attempts that wait until a running sequence ends, with the number of tokens that they
+    /// request.
     waiting: VecDeque<(usize, f64)>,
-    /// Number of changes to the running sequences. An event scheduled before the last change is ignored.
+    /// Number of changes to the running sequences. An event scheduled before the last change is
+    /// ignored.
     pub changes: u64,
     /// Seconds in which the sampler was neither paused nor had running sequences.
     pub idle: f64,
@@ -92,10 +95,12 @@ impl Sampler {
         ended
     }
 
-    /// Returns the time at which the next completion ends if nothing changes, or `None` if no sequence
-    /// runs.
+    /// Returns the time at which the next completion ends if nothing changes, or `None` if no
+    /// sequence runs.
     pub(super) fn next(&self, service: &Service) -> Option<f64> {
         let Reverse((Key(end), _)) = self.running.peek()?;
-        Some(self.since.max(self.blocked_until) + (end - self.sampled).max(0.0) * self.pass(service))
+        Some(
+            self.since.max(self.blocked_until) + (end - self.sampled).max(0.0) * self.pass(service),
+        )
     }
 }

@@ -18,7 +18,8 @@ pub struct Sizes<'a> {
     pub devices: &'a [usize],
     /// The run on the smallest fleet. A larger fleet has proportionally more groups.
     pub fleet: Fleet,
-    /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest step.
+    /// Whether separate devices train (disaggregated). Their number is then chosen for the shortest
+    /// step.
     pub disaggregated: bool,
 }
 
@@ -39,7 +40,8 @@ impl Sizes<'_> {
     pub fn best_split(&self, devices: usize) -> (Fleet, Estimate) {
         let groups = self.groups(devices);
         let with = |learners: usize| {
-            let fleet = Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
+            let fleet =
+                Fleet { samplers: devices - learners, learners, groups, ..self.fleet.clone() };
             let estimate = fleet.simulate();
             (fleet, estimate)
         };
@@ -63,13 +65,20 @@ impl Estimate {
             (gateway, format!("the gateway: it needs {gateway:.1} cores")),
             (
                 store,
-                format!("the store: {:.0} attempts a second are {:.0} % of it", self.attempts, 100.0 * store),
+                format!(
+                    "the store: {:.0} attempts a second are {:.0} % of it",
+                    self.attempts,
+                    100.0 * store
+                ),
             ),
             (
                 1.0 - self.learner_idle_fraction,
                 "the learner, which is never idle: give it more devices".to_owned(),
             ),
-            (1.0 - self.sampler_idle_fraction, "the samplers: the learner waits for them".to_owned()),
+            (
+                1.0 - self.sampler_idle_fraction,
+                "the samplers: the learner waits for them".to_owned(),
+            ),
         ];
         let busiest = parts.into_iter().max_by(|(a, _), (b, _)| a.total_cmp(b));
         busiest.map(|(_, description)| description).unwrap_or_default()
@@ -101,7 +110,9 @@ mod tests {
     #[test]
     fn bottleneck_names_busiest_part() {
         assert!(
-            estimate(4000.0, 100.0, 0.0, 0.0).bottleneck().starts_with("the gateway: it needs 2.4 cores")
+            estimate(4000.0, 100.0, 0.0, 0.0)
+                .bottleneck()
+                .starts_with("the gateway: it needs 2.4 cores")
         );
         assert!(estimate(100.0, 1960.0, 0.0, 0.0).bottleneck().contains("are 200 % of it"));
         assert!(estimate(1.0, 1.0, 0.5, 0.1).bottleneck().starts_with("the learner"));
@@ -110,8 +121,14 @@ mod tests {
 
     #[test]
     fn learner_fraction_minimizes_step_time() {
-        let service =
-            Service { prompt: 0.0, batch: 0.01, sequence: 0.0001, learn: 0.004, update: 0.0, publish: 0.0 };
+        let service = Service {
+            prompt: 0.0,
+            batch: 0.01,
+            sequence: 0.0001,
+            learn: 0.004,
+            update: 0.0,
+            publish: 0.0,
+        };
         let fleet = Fleet {
             samplers: 1,
             learners: 1,
@@ -136,6 +153,9 @@ mod tests {
         }
         assert_eq!(sizes.best_split(16).0.groups, 16);
         let colocated = Sizes { disaggregated: false, ..sizes };
-        assert_eq!((colocated.best_split(8).0.samplers, colocated.best_split(8).0.learners), (8, 0));
+        assert_eq!(
+            (colocated.best_split(8).0.samplers, colocated.best_split(8).0.learners),
+            (8, 0)
+        );
     }
 }

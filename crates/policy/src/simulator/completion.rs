@@ -7,7 +7,9 @@ use tokio::sync::Notify;
 
 use super::{CompletionHandle, PublishedWeights, SimulatorConfig, load_published};
 use crate::device::Device;
-use crate::{Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs, uniform};
+use crate::{
+    Constraint, FinishReason, PolicyError, SampleEvent, SampleRequest, TopLogprobs, uniform,
+};
 
 /// State of one completion, which a separate task generates.
 pub(super) struct CompletionTask {
@@ -37,8 +39,8 @@ impl CompletionTask {
         SampleEvent::Prompt { logprobs, top }
     }
 
-    /// Samples the token after `path`. Returns it with its log-probability and the most likely tokens
-    /// at its position.
+    /// Samples the token after `path`. Returns it with its log-probability and the most likely
+    /// tokens at its position.
     fn sample_token(
         &mut self,
         weights: &[f32],
@@ -53,7 +55,11 @@ impl CompletionTask {
         let adjusted = params.is_filtered().then(|| {
             let raw = &weights[at..at + self.config.vocabulary];
             let mut logits = raw.to_vec();
-            params.adjust(&mut logits, sequence, sequence.len() - prompt.len() + params.sampled_before);
+            params.adjust(
+                &mut logits,
+                sequence,
+                sequence.len() - prompt.len() + params.sampled_before,
+            );
             if let Some(allowed) = &allowed {
                 allowed.restrict(&mut logits, raw);
             }
@@ -88,20 +94,22 @@ impl CompletionTask {
         Ok((token as u32, row.logprobs[token] as f32, row.top(params.top_logprobs)))
     }
 
-    /// Samples tokens until the completion ends or `send` returns false because the stream was dropped.
+    /// Samples tokens until the completion ends or `send` returns false because the stream was
+    /// dropped.
     pub(super) async fn run(mut self, send: impl Fn(Result<SampleEvent, PolicyError>) -> bool) {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request.clone();
         let device = self.device.clone();
-        // These counters are far from every position, so latency and failures do not change the sampled
-        // tokens.
+        // These counters are far from every position, so latency and failures do not change the
+        // sampled tokens.
         let chance = |counter: u64| uniform(*seed, *stream, u64::MAX - counter);
         let fails = chance(prompt.len() as u64) < self.config.failures;
         await_version(&self.published, &self.published_signal, self.request.min_version).await;
         let _running = device.acquire_permit().await;
-        // A prompt whose log-probabilities are requested needs every row, so it does not use the prefix
-        // cache.
+        // A prompt whose log-probabilities are requested needs every row, so it does not use the
+        // prefix cache.
         device.prefill(prompt, params.prompt_logprobs.is_none()).await;
-        if params.prompt_logprobs.is_some() && !send(Ok(self.score(&load_published(&self.published).weights)))
+        if params.prompt_logprobs.is_some()
+            && !send(Ok(self.score(&load_published(&self.published).weights)))
         {
             return;
         }
@@ -117,12 +125,16 @@ impl CompletionTask {
                 break FinishReason::Context;
             }
             if fails && sequence.len() > prompt.len() {
-                send(Err(PolicyError::Invalid("the simulator was told to fail this request".into())));
+                send(Err(PolicyError::Invalid(
+                    "the simulator was told to fail this request".into(),
+                )));
                 return;
             }
             if !self.config.latency.is_zero() {
-                tokio::time::sleep(self.config.latency.mul_f64(chance((1 << 32) + sequence.len() as u64)))
-                    .await;
+                tokio::time::sleep(
+                    self.config.latency.mul_f64(chance((1 << 32) + sequence.len() as u64)),
+                )
+                .await;
             }
             device.sample_token().await;
             let published = load_published(&self.published);

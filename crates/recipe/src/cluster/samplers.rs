@@ -104,7 +104,8 @@ pub enum CorrectionDefault {
 impl CorrectionDefault {
     /// Returns the correction that this default stands for.
     pub fn correction(self) -> Option<Correction> {
-        let to_correction = |bound| Some(Correction { level: Level::Token, bound, normalize: false });
+        let to_correction =
+            |bound| Some(Correction { level: Level::Token, bound, normalize: false });
         match self {
             CorrectionDefault::Tis => to_correction(Bound::Clamp { low: 0.0, high: 2.0 }),
             CorrectionDefault::Icepop => to_correction(Bound::Mask { low: 0.5, high: 5.0 }),

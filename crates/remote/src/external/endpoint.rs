@@ -126,13 +126,16 @@ impl Server {
         variable: impl Fn(&str) -> Result<String, std::env::VarError>,
     ) -> Result<Self, ExternalError> {
         // An invalid address may contain a password, so the message names only its model.
-        let invalid =
-            |why| ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model));
+        let invalid = |why| {
+            ExternalError::Invalid(format!("the base_url of model {:?} {why}", endpoint.model))
+        };
         let uri = chat_uri(endpoint.base_url.trim()).map_err(invalid)?;
         let server = Self::at(uri, endpoint.key_env.as_ref(), variable)?;
         if endpoint.model.is_empty() {
             let name = server.name;
-            return Err(ExternalError::Invalid(format!("{name} is given no model; name one of its models")));
+            return Err(ExternalError::Invalid(format!(
+                "{name} is given no model; name one of its models"
+            )));
         }
         Ok(Server { model: endpoint.model.clone(), ..server })
     }
@@ -204,7 +207,10 @@ impl Server {
 
     /// Returns the remaining time in which the server must not be called.
     pub fn rests_for(&self) -> Duration {
-        self.rest().until.map(|until| until.saturating_duration_since(Instant::now())).unwrap_or_default()
+        self.rest()
+            .until
+            .map(|until| until.saturating_duration_since(Instant::now()))
+            .unwrap_or_default()
     }
 
     /// Returns the number of calls in flight.
@@ -234,7 +240,8 @@ impl Server {
         let (mut rest, now) = (self.rest(), Instant::now());
         // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
-            let pause = INITIAL_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
+            let pause =
+                INITIAL_AVOIDANCE.saturating_mul(1 << rest.failures.min(16)).min(MAX_AVOIDANCE);
             rest.failures += 1;
             rest.avoided_until = Some(now + pause);
         }
@@ -294,8 +301,11 @@ mod tests {
 
     #[test]
     fn key_is_read_from_environment_and_hidden() {
-        let endpoint =
-            Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: Some("X_KEY".into()) };
+        let endpoint = Endpoint {
+            base_url: "https://x.com".into(),
+            model: "m".into(),
+            key_env: Some("X_KEY".into()),
+        };
         let server = |value: Result<&str, VarError>| {
             Server::new(&endpoint, |name| {
                 assert_eq!(name, "X_KEY");
@@ -318,13 +328,15 @@ mod tests {
             assert!(error.contains(why) && !error.contains("secret"), "{error}");
         }
         assert!(
-            Server::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok("k".into())).is_err()
+            Server::new(&Endpoint { model: String::new(), ..endpoint.clone() }, |_| Ok("k".into()))
+                .is_err()
         );
     }
 
     #[tokio::test(start_paused = true)]
     async fn pauses_double_with_consecutive_rejections() {
-        let endpoint = Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
+        let endpoint =
+            Endpoint { base_url: "https://x.com".into(), model: "m".into(), key_env: None };
         let server = Server::new(&endpoint, |_| Err(VarError::NotPresent)).unwrap();
         assert_eq!(server.rests_for(), Duration::ZERO);
         for doubled in 0..10 {

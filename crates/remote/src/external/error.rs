@@ -13,7 +13,9 @@ pub enum ExternalError {
     #[error("{0}")]
     Invalid(String),
     /// The environment variable of a key is missing or invalid.
-    #[error("the environment variable {variable} is to hold the key of {endpoint}, but it is {found}")]
+    #[error(
+        "the environment variable {variable} is to hold the key of {endpoint}, but it is {found}"
+    )]
     NoKey {
         /// Name of the variable.
         variable: String,
@@ -95,7 +97,9 @@ pub enum ExternalError {
         why: String,
     },
     /// The response exceeds its maximum size.
-    #[error("{what} of {endpoint} has more than {most} bytes; raise `{option}` if it is to be read")]
+    #[error(
+        "{what} of {endpoint} has more than {most} bytes; raise `{option}` if it is to be read"
+    )]
     TooLarge {
         /// Address of the server.
         endpoint: String,
@@ -180,8 +184,8 @@ impl ExternalError {
         }
     }
 
-    /// Returns whether the call can be retried at once without a repeated effect: it was rejected as
-    /// busy, never arrived, or no byte of the response came.
+    /// Returns whether the call can be retried at once without a repeated effect: it was rejected
+    /// as busy, never arrived, or no byte of the response came.
     pub(crate) fn repeats_nothing(&self) -> bool {
         match self {
             ExternalError::Busy { .. } | ExternalError::Connect { .. } => true,
@@ -197,11 +201,16 @@ mod tests {
 
     #[test]
     fn errors_round_trip_through_json_with_codes() {
-        let (endpoint, message, why) = (|| "https://a/v1".to_owned(), || "m".to_owned(), || "w".to_owned());
+        let (endpoint, message, why) =
+            (|| "https://a/v1".to_owned(), || "m".to_owned(), || "w".to_owned());
         let errors = [
             (ExternalError::Invalid("x".into()), false),
             (
-                ExternalError::NoKey { variable: "K".into(), endpoint: endpoint(), found: "not set".into() },
+                ExternalError::NoKey {
+                    variable: "K".into(),
+                    endpoint: endpoint(),
+                    found: "not set".into(),
+                },
                 false,
             ),
             (
@@ -213,9 +222,17 @@ mod tests {
                 },
                 false,
             ),
-            (ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() }, false),
             (
-                ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
+                ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
+                false,
+            ),
+            (
+                ExternalError::Busy {
+                    endpoint: endpoint(),
+                    status: 429,
+                    message: message(),
+                    retry_after: 3,
+                },
                 true,
             ),
             (ExternalError::Failed { endpoint: endpoint(), status: 500, message: message() }, true),
@@ -234,7 +251,11 @@ mod tests {
             (
                 ExternalError::All {
                     failures: vec![
-                        ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
+                        ExternalError::Rejected {
+                            endpoint: endpoint(),
+                            status: 400,
+                            message: message(),
+                        },
                         ExternalError::Protocol { endpoint: endpoint(), why: why() },
                     ],
                 },
@@ -243,8 +264,16 @@ mod tests {
             (
                 ExternalError::All {
                     failures: vec![
-                        ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
-                        ExternalError::Failed { endpoint: endpoint(), status: 500, message: message() },
+                        ExternalError::Rejected {
+                            endpoint: endpoint(),
+                            status: 400,
+                            message: message(),
+                        },
+                        ExternalError::Failed {
+                            endpoint: endpoint(),
+                            status: 500,
+                            message: message(),
+                        },
                     ],
                 },
                 true,
@@ -259,7 +288,10 @@ mod tests {
             ),
         ];
         let of_request = errors.iter().filter(|(error, _)| error.is_of_request());
-        assert_eq!(of_request.map(|(error, _)| error.code()).collect::<Vec<_>>(), ["invalid", "refused"]);
+        assert_eq!(
+            of_request.map(|(error, _)| error.code()).collect::<Vec<_>>(),
+            ["invalid", "refused"]
+        );
         for (error, may_pass) in errors {
             let json = serde_json::to_value(&error).unwrap();
             assert_eq!(json["code"], error.code());

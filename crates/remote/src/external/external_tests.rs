@@ -44,16 +44,25 @@ async fn error_of(steps: Vec<Step>) -> ExternalError {
 #[tokio::test]
 async fn chat_sends_openai_request_and_parses_reply() {
     let server = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
-    let tool =
-        ToolSpec { name: "add".into(), description: String::new(), parameters: json!({"type": "object"}) };
+    let tool = ToolSpec {
+        name: "add".into(),
+        description: String::new(),
+        parameters: json!({"type": "object"}),
+    };
     let request = ChatRequest { tools: vec![tool], ..question() };
     let response = external_for(&[&server]).chat(&request).await.unwrap();
-    assert_eq!((&*response.content, response.finish, &*response.model), ("5", Some(Finish::Stop), "m-1"));
+    assert_eq!(
+        (&*response.content, response.finish, &*response.model),
+        ("5", Some(Finish::Stop), "m-1")
+    );
     assert_eq!(response.usage.unwrap().prompt_tokens, 7);
     let seen = server.seen.lock().unwrap()[0].clone();
     assert!(seen.head.starts_with("post /v1/chat/completions http/1.1"), "{}", seen.head);
     assert!(seen.head.contains(&format!("authorization: bearer {SECRET}")));
-    assert_eq!((&seen.body["messages"][0]["content"], &seen.body["model"]), (&json!("2 + 3?"), &json!("m")));
+    assert_eq!(
+        (&seen.body["messages"][0]["content"], &seen.body["model"]),
+        (&json!("2 + 3?"), &json!("m"))
+    );
     assert_eq!(seen.body["tools"][0]["function"]["name"], "add");
 }
 
@@ -111,9 +120,12 @@ async fn streamed_chunks_are_independent_of_byte_boundaries() {
 async fn stream_accepts_missing_end_and_unstreamed_reply() {
     let mut no_end = delta_event(&json!({"content": "5"}), Some("stop"));
     no_end.truncate(no_end.len() - 1);
-    for steps in [vec![events_head(), Step::Send(no_end)], json_response("200 OK", "", &completion("5"))] {
+    for steps in
+        [vec![events_head(), Step::Send(no_end)], json_response("200 OK", "", &completion("5"))]
+    {
         let server = TestServer::new(vec![steps]).await;
-        let response = external_for(&[&server]).stream(&question()).await.unwrap().collect().await.unwrap();
+        let response =
+            external_for(&[&server]).stream(&question()).await.unwrap().collect().await.unwrap();
         assert_eq!(response.content, "5");
     }
 }
@@ -133,10 +145,15 @@ async fn rejected_call_is_retried_after_requested_pause() {
     let start = Instant::now();
     assert_eq!(external_for(&[&server]).chat(&question()).await.unwrap().content, "5");
     assert_eq!(server.asked(), 5);
-    assert!(start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000), "{:?}", start.elapsed());
+    assert!(
+        start.elapsed() >= Duration::from_millis(1000 + 500 + 1000 + 1000),
+        "{:?}",
+        start.elapsed()
+    );
     // A wait that would end after the deadline is not started.
     let server =
-        TestServer::new(vec![json_response("429 Too Many Requests", "retry-after: 90\r\n", &busy)]).await;
+        TestServer::new(vec![json_response("429 Too Many Requests", "retry-after: 90\r\n", &busy)])
+            .await;
     let start = Instant::now();
     let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
     let message = "slow down".into();
@@ -146,31 +163,41 @@ async fn rejected_call_is_retried_after_requested_pause() {
     // `Retry-After` can be an HTTP date.
     let at = std::time::SystemTime::now() + Duration::from_secs(100);
     let headers = format!("retry-after: {}\r\n", httpdate::fmt_http_date(at));
-    let server = TestServer::new(vec![json_response("429 Too Many Requests", &headers, &busy)]).await;
+    let server =
+        TestServer::new(vec![json_response("429 Too Many Requests", &headers, &busy)]).await;
     let error = external_for(&[&server]).chat(&question()).await.unwrap_err();
     assert!(matches!(error, ExternalError::Busy { retry_after: 90..=100, .. }), "{error}");
 }
 
 #[tokio::test]
 async fn tries_limit_number_of_requests() {
-    let server =
-        TestServer::new(vec![json_response("503 Service Unavailable", "", &json!({"detail": "loading"}))])
-            .await;
-    let error =
-        external(ExternalOptions { tries: 2, ..options(&[&server]) }).chat(&question()).await.unwrap_err();
+    let server = TestServer::new(vec![json_response(
+        "503 Service Unavailable",
+        "",
+        &json!({"detail": "loading"}),
+    )])
+    .await;
+    let error = external(ExternalOptions { tries: 2, ..options(&[&server]) })
+        .chat(&question())
+        .await
+        .unwrap_err();
     assert_eq!((error.code(), server.asked()), ("busy", 2));
     assert!(error.to_string().contains("loading"), "{error}");
 }
 
 #[tokio::test]
 async fn busy_or_unreachable_endpoints_are_skipped() {
-    let busy =
-        TestServer::new(vec![json_response("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))])
-            .await;
+    let busy = TestServer::new(vec![json_response(
+        "429 Too Many Requests",
+        "retry-after: 60\r\n",
+        &json!({}),
+    )])
+    .await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let mut options = options(&[&busy, &busy, &good]);
     // No server listens on this port.
-    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let free =
+        tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     options.endpoints[1].base_url = format!("http://127.0.0.1:{free}");
     let policy = external(options);
     let start = Instant::now();
@@ -209,14 +236,17 @@ async fn calls_use_server_with_fewest_calls() {
 
 #[tokio::test]
 async fn connect_error_names_unreachable_server() {
-    let free = tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
+    let free =
+        tokio::net::TcpListener::bind("127.0.0.1:0").await.unwrap().local_addr().unwrap().port();
     let endpoint =
         Endpoint { base_url: format!("http://127.0.0.1:{free}"), model: "m".into(), key_env: None };
-    let options = ExternalOptions { endpoints: vec![endpoint], tries: 1, ..ExternalOptions::default() };
+    let options =
+        ExternalOptions { endpoints: vec![endpoint], tries: 1, ..ExternalOptions::default() };
     let error = external(options).chat(&question()).await.unwrap_err();
     assert_eq!(error.code(), "connect");
     assert!(
-        error.to_string().contains(&format!("127.0.0.1:{free}")) && error.to_string().contains("refused"),
+        error.to_string().contains(&format!("127.0.0.1:{free}"))
+            && error.to_string().contains("refused"),
         "{error}"
     );
 }
@@ -224,18 +254,32 @@ async fn connect_error_names_unreachable_server() {
 #[tokio::test]
 async fn permanent_errors_are_returned_without_retry() {
     let json = |status: &str, body: Value| json_response(status, "", &body);
-    let failed = error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
-    assert!(failed.may_pass() && failed.to_string().contains("failed with status 500: oh"), "{failed}");
+    let failed =
+        error_of(json("500 Internal Server Error", json!({"error": {"message": "oh"}}))).await;
+    assert!(
+        failed.may_pass() && failed.to_string().contains("failed with status 500: oh"),
+        "{failed}"
+    );
     let rejected = error_of(json("400 Bad Request", json!({"error": "no such model"}))).await;
-    assert!(!rejected.may_pass() && rejected.to_string().contains("status 400: no such model"), "{rejected}");
-    let wrong = json("401 Unauthorized", json!({"error": {"message": format!("wrong key {SECRET}")}}));
+    assert!(
+        !rejected.may_pass() && rejected.to_string().contains("status 400: no such model"),
+        "{rejected}"
+    );
+    let wrong =
+        json("401 Unauthorized", json!({"error": {"message": format!("wrong key {SECRET}")}}));
     let wrong = error_of(wrong).await.to_string();
     assert!(wrong.contains("wrong key [key]; check the environment variable TEST_KEY"), "{wrong}");
-    let moved = vec![head("302 Found", "location: http://169.254.169.254/x\r\ncontent-length: 0\r\n")];
+    let moved =
+        vec![head("302 Found", "location: http://169.254.169.254/x\r\ncontent-length: 0\r\n")];
     let moved = error_of(moved).await.to_string();
-    assert!(moved.contains("redirects to \"http://169.254.169.254/x\", which is not followed"), "{moved}");
-    let page =
-        vec![head("200 OK", "content-type: text/html\r\n"), Step::Send(b"<html>Log in</html>".to_vec())];
+    assert!(
+        moved.contains("redirects to \"http://169.254.169.254/x\", which is not followed"),
+        "{moved}"
+    );
+    let page = vec![
+        head("200 OK", "content-type: text/html\r\n"),
+        Step::Send(b"<html>Log in</html>".to_vec()),
+    ];
     let page = error_of(page).await.to_string();
     assert!(page.contains("content type \"text/html\"") && page.contains("Log in"), "{page}");
     let nameless = error_of(vec![head("200 OK", ""), Step::Send(b"{}".to_vec())]).await.to_string();
@@ -246,12 +290,28 @@ async fn permanent_errors_are_returned_without_retry() {
 async fn malformed_responses_are_reported_with_reason() {
     let events = |bytes: &[u8]| vec![events_head(), Step::Send(bytes.to_vec())];
     for (steps, code, why) in [
-        (events(b"data: {\"choices\": oops}\n\n"), "protocol", "begins \"{\\\"choices\\\": oops}\""),
-        (events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"), "protocol", "no UTF-8"),
+        (
+            events(b"data: {\"choices\": oops}\n\n"),
+            "protocol",
+            "begins \"{\\\"choices\\\": oops}\"",
+        ),
+        (
+            events(b"data: {\"choices\": [{\"delta\": {\"content\": \"\xff\"}}]}\n\n"),
+            "protocol",
+            "no UTF-8",
+        ),
         (events(b"data: [DONE]\n\n"), "protocol", "no choice"),
         (events(b"data: [1]\n\n"), "protocol", "invalid"),
-        (events(&delta_event(&json!({"content": "so fa"}), None)), "broken", "ended before the reply"),
-        (events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"), "failed", "out of memory"),
+        (
+            events(&delta_event(&json!({"content": "so fa"}), None)),
+            "broken",
+            "ended before the reply",
+        ),
+        (
+            events(b"data: {\"error\": {\"message\": \"out of memory\"}}\n\n"),
+            "failed",
+            "out of memory",
+        ),
         (events(b"<garbage>\0\0\n\n\n"), "broken", "ended before"),
         (json_response("200 OK", "", &json!({"choices": []})), "protocol", "no choice"),
         (json_response("200 OK", "", &json!({"choices": 7})), "protocol", "invalid type"),
@@ -289,9 +349,13 @@ async fn response_sizes_are_bounded() {
     let endless = server(vec![events_head(), Step::Send(vec![b'x'; 3000]), Step::Hang]).await;
     let small = ExternalOptions { max_event_bytes: 2000, ..options(&[&endless]) };
     let error = external(small).chat(&question()).await.unwrap_err();
-    assert!(error.to_string().contains("an event of") && error.to_string().contains("2000 bytes"), "{error}");
+    assert!(
+        error.to_string().contains("an event of") && error.to_string().contains("2000 bytes"),
+        "{error}"
+    );
     // The text of an error is bounded and truncated too.
-    let error = error_of(vec![head("400 Bad Request", ""), Step::Send(vec![b'y'; 3000])]).await.to_string();
+    let error =
+        error_of(vec![head("400 Bad Request", ""), Step::Send(vec![b'y'; 3000])]).await.to_string();
     assert!(error.len() < 700 && error.ends_with("yyy…"), "{error}");
 }
 
@@ -301,7 +365,10 @@ async fn timeouts_name_their_operation() {
     let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
     let short = ExternalOptions { deadline: ms(300), ..options(&[&hangs]) };
     let error = external(short.clone()).chat(&question()).await.unwrap_err().to_string();
-    assert!(error.starts_with("waited 300ms for the server to answer (http://localhost:"), "{error}");
+    assert!(
+        error.starts_with("waited 300ms for the server to answer (http://localhost:"),
+        "{error}"
+    );
     let stops = TestServer::new(vec![vec![
         events_head(),
         Step::Send(delta_event(&json!({"content": "a"}), None)),
@@ -320,8 +387,9 @@ async fn timeouts_name_their_operation() {
         [vec![events_head()], talk.iter().cycle().take(80).cloned().collect()].concat(),
     ])
     .await;
-    let error =
-        external(ExternalOptions { deadline: ms(1000), ..options(&[&talks]) }).chat(&question()).await;
+    let error = external(ExternalOptions { deadline: ms(1000), ..options(&[&talks]) })
+        .chat(&question())
+        .await;
     assert!(error.unwrap_err().to_string().starts_with("waited 1s for more of an answer"));
     let policy = external(ExternalOptions { max_running: 1, ..short });
     let question = question();
@@ -336,16 +404,22 @@ async fn timeouts_name_their_operation() {
 
 #[tokio::test]
 async fn rate_limits_and_concurrency_are_enforced() {
-    let slow = [vec![Step::Wait(Duration::from_millis(150))], json_response("200 OK", "", &completion("5"))]
-        .concat();
+    let slow = [
+        vec![Step::Wait(Duration::from_millis(150))],
+        json_response("200 OK", "", &completion("5")),
+    ]
+    .concat();
     let server = TestServer::new(vec![slow]).await;
     let policy = external(ExternalOptions { max_running: 2, ..options(&[&server]) });
     let start = Instant::now();
     let question = question();
     let responses = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
     assert!(responses.iter().all(Result::is_ok) && start.elapsed() >= Duration::from_millis(450));
-    let limited =
-        ExternalOptions { requests_per_minute: 2, deadline: Duration::from_secs(2), ..options(&[&server]) };
+    let limited = ExternalOptions {
+        requests_per_minute: 2,
+        deadline: Duration::from_secs(2),
+        ..options(&[&server])
+    };
     let policy = external(limited);
     for _ in 0..2 {
         policy.chat(&question).await.unwrap();
@@ -353,8 +427,11 @@ async fn rate_limits_and_concurrency_are_enforced() {
     let error = policy.chat(&question).await.unwrap_err().to_string();
     assert!(error.starts_with("waited 2s for the limit requests_per_minute = 2"), "{error}");
     // The server reports 9 tokens, so three calls with an estimate of 1000 each fit into 2500.
-    let limited =
-        ExternalOptions { tokens_per_minute: 2500, deadline: Duration::from_secs(2), ..options(&[&server]) };
+    let limited = ExternalOptions {
+        tokens_per_minute: 2500,
+        deadline: Duration::from_secs(2),
+        ..options(&[&server])
+    };
     let policy = external(limited);
     let mut long = question.clone();
     long.params.max_tokens = Some(1000);
@@ -378,7 +455,8 @@ async fn tls_requires_trusted_certificate_authority() {
     assert_eq!(known.chat(&question()).await.unwrap().content, "5");
     for file in ["/nowhere.pem", concat!(env!("CARGO_MANIFEST_DIR"), "/Cargo.toml")] {
         let options = ExternalOptions { roots: Some(file.into()), ..options(&[&server]) };
-        let error = External::with_environment(options, |_| Ok("k".into())).unwrap_err().to_string();
+        let error =
+            External::with_environment(options, |_| Ok("k".into())).unwrap_err().to_string();
         assert!(error.contains(file), "{error}");
     }
 }
@@ -391,14 +469,18 @@ async fn dropped_stream_frees_permit_and_debug_hides_key() {
         Step::Hang,
     ]])
     .await;
-    let policy =
-        external(ExternalOptions { max_running: 1, deadline: Duration::from_secs(5), ..options(&[&server]) });
+    let policy = external(ExternalOptions {
+        max_running: 1,
+        deadline: Duration::from_secs(5),
+        ..options(&[&server])
+    });
     for _ in 0..3 {
         let stream = policy.stream(&question()).await.unwrap();
         assert!(!format!("{stream:?}{policy:?}").contains(SECRET));
     }
     assert_eq!(server.asked(), 3);
-    let missing = External::with_environment(options(&[&server]), |_| Err(std::env::VarError::NotPresent));
+    let missing =
+        External::with_environment(options(&[&server]), |_| Err(std::env::VarError::NotPresent));
     assert_eq!(missing.unwrap_err().code(), "no_key");
     let none = External::new(ExternalOptions::default()).unwrap_err();
     assert!(none.to_string().contains("no endpoint"), "{none}");

@@ -25,7 +25,10 @@ fn external_for(servers: &[&TestServer], deadline: Duration) -> External {
 fn failures() -> Vec<(&'static str, Vec<Step>)> {
     let json = |status: &str, body: Value| json_response(status, "", &body);
     let response = |message: Value, finish: &str| {
-        json("200 OK", json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}))
+        json(
+            "200 OK",
+            json!({"choices": [{"index": 0, "message": message, "finish_reason": finish}]}),
+        )
     };
     let html = head("200 OK", "content-type: text/html\r\n");
     let length = head("200 OK", "content-type: application/json\r\ncontent-length: 99\r\n");
@@ -56,7 +59,10 @@ fn failures() -> Vec<(&'static str, Vec<Step>)> {
         ("busy", json_response("429 Too Many Requests", "retry-after: 60\r\n", &json!({}))),
         ("waited", vec![Step::Hang]),
         ("waited", vec![length_of_nothing(), Step::Hang]),
-        ("waited", [vec![Step::Wait(Duration::from_secs(25))], json("200 OK", completion("6"))].concat()),
+        (
+            "waited",
+            [vec![Step::Wait(Duration::from_secs(25))], json("200 OK", completion("6"))].concat(),
+        ),
     ]
 }
 
@@ -72,7 +78,8 @@ async fn failed_call_moves_to_next_endpoint() {
         let policy = external_for(&[&bad, &good], Duration::from_secs(4));
         let start = Instant::now();
         for _ in 0..6 {
-            let response = policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+            let response =
+                policy.chat(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
             assert_eq!(response.content, "5", "{what}");
         }
         // The first call takes the hanging endpoint's half of the time; later calls avoid it.
@@ -92,18 +99,28 @@ async fn concurrent_calls_succeed_despite_failing_endpoint() {
         for servers in [[&bad, &good], [&good, &bad]] {
             let policy = external_for(&servers, Duration::from_secs(4));
             let question = question();
-            let responses = futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
-            assert!(responses.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")), "{what}");
+            let responses =
+                futures_util::future::join_all((0..6).map(|_| policy.chat(&question))).await;
+            assert!(
+                responses.iter().all(|reply| reply.as_ref().is_ok_and(|r| r.content == "5")),
+                "{what}"
+            );
         }
     }
 }
 
 #[tokio::test]
 async fn concurrent_calls_use_preferred_model_unless_it_fails() {
-    let slow =
-        |text| [vec![Step::Wait(Duration::from_millis(50))], json_response("200 OK", "", &completion(text))];
-    let (first, second) =
-        (TestServer::new(vec![slow("5").concat()]).await, TestServer::new(vec![slow("6").concat()]).await);
+    let slow = |text| {
+        [
+            vec![Step::Wait(Duration::from_millis(50))],
+            json_response("200 OK", "", &completion(text)),
+        ]
+    };
+    let (first, second) = (
+        TestServer::new(vec![slow("5").concat()]).await,
+        TestServer::new(vec![slow("6").concat()]).await,
+    );
     let policy = external_for(&[&first, &second], Duration::from_secs(4));
     let question = question();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
@@ -111,10 +128,14 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
     assert_eq!((first.asked(), second.asked()), (8, 0));
 
     // Servers of the same model share the calls.
-    let endpoint =
-        |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
+    let endpoint = |server: &TestServer| Endpoint {
+        base_url: server.url.clone(),
+        model: "m".into(),
+        key_env: None,
+    };
     let endpoints = vec![endpoint(&first), endpoint(&second)];
-    let policy = External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
+    let policy =
+        External::new(ExternalOptions { endpoints, ..ExternalOptions::default() }).unwrap();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
     assert!(responses.iter().all(Result::is_ok));
     assert_eq!((first.asked(), second.asked()), (12, 4));
@@ -128,13 +149,16 @@ async fn stream_fails_over_only_before_first_chunk() {
         stream.extend(b"data: [DONE]\n\n");
         let good = TestServer::new(vec![vec![events_head(), Step::Send(stream)]]).await;
         let policy = external_for(&[&bad, &good], Duration::from_secs(4));
-        let stream = policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
+        let stream =
+            policy.stream(&question()).await.unwrap_or_else(|error| panic!("{what}: {error}"));
         assert_eq!(stream.collect().await.unwrap().content, "5", "{what}");
     }
     // After the first chunk, the caller gets the failure, and the next call uses another endpoint.
-    let breaks =
-        TestServer::new(vec![vec![events_head(), Step::Send(delta_event(&json!({"content": "so"}), None))]])
-            .await;
+    let breaks = TestServer::new(vec![vec![
+        events_head(),
+        Step::Send(delta_event(&json!({"content": "so"}), None)),
+    ]])
+    .await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let policy = external_for(&[&breaks, &good], Duration::from_secs(5));
     let stream = policy.stream(&question()).await.unwrap();
@@ -145,7 +169,8 @@ async fn stream_fails_over_only_before_first_chunk() {
 
 #[tokio::test]
 async fn stream_ending_with_error_is_failure() {
-    let chunks = [delta_event(&json!({"content": "so"}), None), delta_event(&json!({}), Some("error"))];
+    let chunks =
+        [delta_event(&json!({"content": "so"}), None), delta_event(&json!({}), Some("error"))];
     let [first, last] = chunks.map(Step::Send);
     let steps = vec![events_head(), first, Step::Wait(Duration::from_millis(100)), last];
     let (fails, good) = (
@@ -162,8 +187,10 @@ async fn stream_ending_with_error_is_failure() {
 #[tokio::test]
 async fn reply_keeps_unknown_finish_reason() {
     let choice = json!({"message": {"content": "5"}, "finish_reason": "eos"});
-    let server = TestServer::new(vec![json_response("200 OK", "", &json!({ "choices": [choice] }))]).await;
-    let response = external_for(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
+    let server =
+        TestServer::new(vec![json_response("200 OK", "", &json!({ "choices": [choice] }))]).await;
+    let response =
+        external_for(&[&server], Duration::from_secs(5)).chat(&question()).await.unwrap();
     assert_eq!((&*response.content, response.finish), ("5", Some(Finish::Other("eos".into()))));
 }
 
@@ -172,8 +199,10 @@ async fn usage_replaces_estimate_in_token_limit() {
     let mut completion = completion("5");
     completion["usage"] = json!({ "prompt_tokens": 700, "completion_tokens": 200 });
     let server = TestServer::new(vec![json_response("200 OK", "", &completion)]).await;
-    let endpoints = vec![Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None }];
-    let options = ExternalOptions { endpoints, tokens_per_minute: 6000, ..ExternalOptions::default() };
+    let endpoints =
+        vec![Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None }];
+    let options =
+        ExternalOptions { endpoints, tokens_per_minute: 6000, ..ExternalOptions::default() };
     let policy = External::new(options).unwrap();
     let mut question = question();
     question.params.max_tokens = Some(1000);
@@ -187,10 +216,14 @@ async fn usage_replaces_estimate_in_token_limit() {
 async fn each_retry_counts_toward_request_limit() {
     let bad = TestServer::new(vec![json_response("500 Oh", "", &json!({}))]).await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
-    let endpoint =
-        |server: &TestServer| Endpoint { base_url: server.url.clone(), model: "m".into(), key_env: None };
+    let endpoint = |server: &TestServer| Endpoint {
+        base_url: server.url.clone(),
+        model: "m".into(),
+        key_env: None,
+    };
     let endpoints = vec![endpoint(&bad), endpoint(&good)];
-    let options = ExternalOptions { endpoints, requests_per_minute: 6, ..ExternalOptions::default() };
+    let options =
+        ExternalOptions { endpoints, requests_per_minute: 6, ..ExternalOptions::default() };
     let policy = External::new(options).unwrap();
     policy.chat(&question()).await.unwrap();
     // 4 of 6 are left, and one flows back every 10 s.
@@ -201,10 +234,12 @@ async fn each_retry_counts_toward_request_limit() {
 /// Creates servers that do not exist, and a course in which each was called once.
 fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
     let server = |name: &&str| {
-        let endpoint = Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
+        let endpoint =
+            Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
         Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
     };
-    let (servers, mut course) = (names.iter().map(server).collect::<Vec<_>>(), Course::new(names.len()));
+    let (servers, mut course) =
+        (names.iter().map(server).collect::<Vec<_>>(), Course::new(names.len()));
     (0..names.len()).for_each(|number| course.asked(number));
     (servers, course)
 }
@@ -222,14 +257,27 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
     for (error, is_paused, is_avoided) in [
         // The endpoint has set its pause already.
         (
-            ExternalError::Busy { endpoint: endpoint(), status: 429, message: message(), retry_after: 3 },
+            ExternalError::Busy {
+                endpoint: endpoint(),
+                status: 429,
+                message: message(),
+                retry_after: 3,
+            },
             false,
             false,
         ),
         (ExternalError::Connect { endpoint: endpoint(), why: message() }, true, false),
         (ExternalError::Invalid(message()), false, false),
-        (ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() }, false, false),
-        (ExternalError::Rejected { endpoint: endpoint(), status: 404, message: message() }, false, true),
+        (
+            ExternalError::Rejected { endpoint: endpoint(), status: 400, message: message() },
+            false,
+            false,
+        ),
+        (
+            ExternalError::Rejected { endpoint: endpoint(), status: 404, message: message() },
+            false,
+            true,
+        ),
         (waited("http://a, http://b".into()), false, false),
         (waited(endpoint()), false, true),
         (ExternalError::Protocol { endpoint: endpoint(), why: message() }, false, true),
@@ -253,7 +301,10 @@ async fn error_names_uncalled_endpoint_and_its_pause() {
     let error = course.error(&servers, Duration::from_secs(7));
     assert_eq!(error.failures().len(), 2);
     let text = error.to_string();
-    assert!(text.contains("waited 7s for an endpoint that may be asked again, in 90s (http://b"), "{text}");
+    assert!(
+        text.contains("waited 7s for an endpoint that may be asked again, in 90s (http://b"),
+        "{text}"
+    );
 }
 
 #[tokio::test]
@@ -262,12 +313,20 @@ async fn error_lists_failure_of_each_endpoint() {
     let oh = TestServer::new(vec![json("500 Oh", json!({"error": "broken GPU"}))]).await;
     let who = TestServer::new(vec![json("401 Who", json!({"error": "no key"}))]).await;
     let hangs = TestServer::new(vec![vec![Step::Hang]]).await;
-    let error =
-        external_for(&[&oh, &who, &hangs], Duration::from_secs(1)).chat(&question()).await.unwrap_err();
+    let error = external_for(&[&oh, &who, &hangs], Duration::from_secs(1))
+        .chat(&question())
+        .await
+        .unwrap_err();
     assert_eq!((error.code(), error.failures().len(), error.may_pass()), ("all", 3, true));
     let text = error.to_string();
-    for part in ["broken GPU", "no key", "waited 1s for the server to answer", &oh.url, &who.url, &hangs.url]
-    {
+    for part in [
+        "broken GPU",
+        "no key",
+        "waited 1s for the server to answer",
+        &oh.url,
+        &who.url,
+        &hangs.url,
+    ] {
         assert!(text.contains(part), "{part}: {text}");
     }
     assert_eq!((oh.asked(), who.asked(), hangs.asked()), (1, 1, 1));
@@ -276,7 +335,8 @@ async fn error_lists_failure_of_each_endpoint() {
 #[tokio::test]
 async fn rejected_request_is_sent_once_per_endpoint() {
     let rejects = || json_response("400 Bad Request", "", &json!({"error": "too long"}));
-    let (one, other) = (TestServer::new(vec![rejects()]).await, TestServer::new(vec![rejects()]).await);
+    let (one, other) =
+        (TestServer::new(vec![rejects()]).await, TestServer::new(vec![rejects()]).await);
     let policy = external_for(&[&one, &other], Duration::from_secs(20));
     let start = Instant::now();
     let error = policy.chat(&question()).await.unwrap_err();
@@ -289,7 +349,10 @@ async fn rejected_request_is_sent_once_per_endpoint() {
 
 #[tokio::test]
 async fn slow_endpoint_wins_if_next_one_fails() {
-    let slow = [vec![Step::Wait(Duration::from_millis(1500))], json_response("200 OK", "", &completion("5"))];
+    let slow = [
+        vec![Step::Wait(Duration::from_millis(1500))],
+        json_response("200 OK", "", &completion("5")),
+    ];
     let slow = TestServer::new(vec![slow.concat()]).await;
     let bad = TestServer::new(vec![json_response("500 Oh", "", &json!({}))]).await;
     // The first endpoint's half of the time ends after a second; the other endpoint fails then.
@@ -304,19 +367,26 @@ async fn reply_without_text_fails_over() {
         let choice = json!({"index": 0, "message": message, "finish_reason": finish});
         json_response("200 OK", "", &json!({ "choices": [choice] }))
     };
-    let call = json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
+    let call =
+        json!([{"id": "x", "type": "function", "function": {"name": "f", "arguments": "{}"}}]);
     for (why, steps) in [
         ("withheld", response(json!({"role": "assistant", "content": "4"}), "content_filter")),
         (
             "is empty",
-            response(json!({"role": "assistant", "content": null, "tool_calls": call}), "tool_calls"),
+            response(
+                json!({"role": "assistant", "content": null, "tool_calls": call}),
+                "tool_calls",
+            ),
         ),
     ] {
         let bad = TestServer::new(vec![steps]).await;
         let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
         let policy = external_for(&[&bad, &good], Duration::from_secs(5));
         assert_eq!(policy.chat(&question()).await.unwrap().content, "5", "{why}");
-        let error = external_for(&[&bad, &bad], Duration::from_secs(5)).chat(&question()).await.unwrap_err();
+        let error = external_for(&[&bad, &bad], Duration::from_secs(5))
+            .chat(&question())
+            .await
+            .unwrap_err();
         assert!(error.failures().len() == 2 && error.to_string().contains(why), "{error}");
     }
 }
@@ -326,7 +396,11 @@ async fn empty_text_fails_complete_reply() {
     let empty = TestServer::new(vec![json_response("200 OK", "", &completion(" \n"))]).await;
     let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     assert_eq!(
-        external_for(&[&empty, &good], Duration::from_secs(5)).chat(&question()).await.unwrap().content,
+        external_for(&[&empty, &good], Duration::from_secs(5))
+            .chat(&question())
+            .await
+            .unwrap()
+            .content,
         "5"
     );
     // An assistant message of a policy may be empty.

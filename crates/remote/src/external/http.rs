@@ -6,7 +6,9 @@ use std::time::{Duration, SystemTime};
 use bytes::Bytes;
 use http_body_util::{BodyExt, Full};
 use hyper::body::Incoming;
-use hyper::header::{ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER};
+use hyper::header::{
+    ACCEPT, AUTHORIZATION, CONTENT_TYPE, HeaderMap, HeaderValue, LOCATION, RETRY_AFTER,
+};
 use hyper::{Method, Request, Response, StatusCode};
 use levade_http::{Client, Hosts, HttpError, causes};
 use serde_json::Value;
@@ -65,26 +67,31 @@ impl Http {
             .uri(server.uri.clone())
             .header(CONTENT_TYPE, "application/json")
             .header(ACCEPT, "text/event-stream, application/json");
-        let request = server.authorization().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
-        let request = request
-            .body(Full::new(body))
-            .map_err(|error| ExternalError::Invalid(format!("cannot ask {}: {error}", server.name)))?;
+        let request =
+            server.authorization().into_iter().fold(request, |r, key| r.header(AUTHORIZATION, key));
+        let request = request.body(Full::new(body)).map_err(|error| {
+            ExternalError::Invalid(format!("cannot ask {}: {error}", server.name))
+        })?;
         let response = waits.wait("the server to answer", self.0.request(request)).await?;
         let endpoint = server.name.clone();
         let response = response.map_err(|error| match error {
             HttpError::Connect { why, .. } => {
                 ExternalError::Connect { endpoint: endpoint.clone(), why: server.without_key(&why) }
             }
-            HttpError::Broken { why, .. } => {
-                ExternalError::Broken { endpoint: endpoint.clone(), bytes: 0, why: server.without_key(&why) }
-            }
+            HttpError::Broken { why, .. } => ExternalError::Broken {
+                endpoint: endpoint.clone(),
+                bytes: 0,
+                why: server.without_key(&why),
+            },
             other => ExternalError::Invalid(format!("cannot ask {endpoint}: {other}")),
         })?;
         if response.status() != StatusCode::OK {
             return Err(response_error(server, response, waits).await);
         }
-        let kind =
-            response.headers().get(CONTENT_TYPE).map(|kind| kind.to_str().unwrap_or("no text").to_owned());
+        let kind = response
+            .headers()
+            .get(CONTENT_TYPE)
+            .map(|kind| kind.to_str().unwrap_or("no text").to_owned());
         let is = |wanted: &str| {
             let kind = kind.as_deref().unwrap_or_default().split(';').next().unwrap_or_default();
             kind.trim().eq_ignore_ascii_case(wanted)
@@ -95,12 +102,19 @@ impl Http {
         if is_stream || is("application/json") {
             return Ok(response_body);
         }
-        let kind = kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
+        let kind =
+            kind.map_or("no content type".to_owned(), |kind| format!("the content type {kind:?}"));
         response_body.most = MAX_ERROR_BYTES;
-        let shown = response_body.collect(waits).await.map(|bytes| shown(server, &bytes)).unwrap_or_default();
+        let shown = response_body
+            .collect(waits)
+            .await
+            .map(|bytes| shown(server, &bytes))
+            .unwrap_or_default();
         Err(ExternalError::Protocol {
             endpoint: response_body.endpoint,
-            why: format!("it has {kind}, not text/event-stream or application/json, and begins {shown:?}"),
+            why: format!(
+                "it has {kind}, not text/event-stream or application/json, and begins {shown:?}"
+            ),
         })
     }
 }
@@ -196,15 +210,25 @@ fn retry_after(headers: &HeaderMap<HeaderValue>) -> Option<Duration> {
 }
 
 /// Converts a response with a status other than 200 to an error.
-async fn response_error(server: &Server, response: Response<Incoming>, waits: &mut Waits) -> ExternalError {
+async fn response_error(
+    server: &Server,
+    response: Response<Incoming>,
+    waits: &mut Waits,
+) -> ExternalError {
     let (status, headers) = (response.status(), response.headers().clone());
     let endpoint = server.name.clone();
     let body = response.into_body();
-    let mut response_body =
-        ResponseBody { body, endpoint: endpoint.clone(), bytes: 0, most: MAX_ERROR_BYTES, is_stream: false };
+    let mut response_body = ResponseBody {
+        body,
+        endpoint: endpoint.clone(),
+        bytes: 0,
+        most: MAX_ERROR_BYTES,
+        is_stream: false,
+    };
     // The status is reported even if the body does not arrive.
     let text = response_body.collect(waits).await.unwrap_or_default();
-    let parsed_message = serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
+    let parsed_message =
+        serde_json::from_slice::<Value>(&text).ok().and_then(|value| message_of(&value));
     let mut message = shown(server, parsed_message.as_deref().map_or(&text[..], str::as_bytes));
     if message.is_empty() {
         message = status.canonical_reason().unwrap_or("no reason is given").into();
@@ -221,9 +245,11 @@ async fn response_error(server: &Server, response: Response<Incoming>, waits: &m
             ExternalError::Busy { endpoint, status: code, message, retry_after }
         }
         300..=399 => {
-            let to = headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
-            message =
-                format!("it redirects to {to:?}, which is not followed; give that address if you trust it");
+            let to =
+                headers.get(LOCATION).map(|to| shown(server, to.as_bytes())).unwrap_or_default();
+            message = format!(
+                "it redirects to {to:?}, which is not followed; give that address if you trust it"
+            );
             ExternalError::Rejected { endpoint, status: code, message }
         }
         500.. => ExternalError::Failed { endpoint, status: code, message },

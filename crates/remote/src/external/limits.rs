@@ -67,7 +67,8 @@ mod tests {
 
     #[test]
     fn jittered_wait_is_uniform_over_upper_half() {
-        let waits: Vec<f64> = (0..1000).map(|_| jittered(Duration::from_secs(2)).as_secs_f64()).collect();
+        let waits: Vec<f64> =
+            (0..1000).map(|_| jittered(Duration::from_secs(2)).as_secs_f64()).collect();
         assert!(waits.iter().all(|wait| (1.0..=2.0).contains(wait)));
         let mean = waits.iter().sum::<f64>() / 1000.0;
         assert!((mean - 1.5).abs() < 0.1, "{mean}");

@@ -110,13 +110,17 @@ impl ChatResponse {
             };
             let id = if call.id.is_empty() { format!("call_{i}") } else { call.id.clone() };
             match arguments {
-                Ok(arguments) => Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() }),
-                Err(error) => {
-                    Err(format!("the arguments of tool call {:?} are no JSON object: {error}", call.name))
+                Ok(arguments) => {
+                    Ok(ToolCall { id, name: call.name.clone(), arguments: arguments.into() })
                 }
+                Err(error) => Err(format!(
+                    "the arguments of tool call {:?} are no JSON object: {error}",
+                    call.name
+                )),
             }
         };
-        let calls = self.tool_calls.iter().enumerate().map(call).collect::<Result<Vec<_>, String>>()?;
+        let calls =
+            self.tool_calls.iter().enumerate().map(call).collect::<Result<Vec<_>, String>>()?;
         let reasoning = Some(self.reasoning.clone()).filter(|reasoning| !reasoning.is_empty());
         Ok(Message { reasoning_content: reasoning, ..Message::calls(self.content.clone(), calls) })
     }
@@ -183,7 +187,9 @@ impl From<WireUsage> for Usage {
             prompt_tokens: wire.prompt_tokens.unwrap_or_default(),
             cached_tokens: prompt.and_then(|details| details.cached_tokens).unwrap_or_default(),
             completion_tokens: wire.completion_tokens.unwrap_or_default(),
-            reasoning_tokens: response.and_then(|details| details.reasoning_tokens).unwrap_or_default(),
+            reasoning_tokens: response
+                .and_then(|details| details.reasoning_tokens)
+                .unwrap_or_default(),
         }
     }
 }
@@ -217,7 +223,9 @@ impl Assembly {
             let delta = choice.delta.unwrap_or_default();
             // Some servers send the reasoning under both names.
             let filled = |text: &String| !text.is_empty();
-            let other = || delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled);
+            let other = || {
+                delta.reasoning.as_ref().and_then(Value::as_str).map(str::to_owned).filter(filled)
+            };
             if let Some(reasoning) = delta.reasoning_content.filter(filled).or_else(other) {
                 self.has_content = true;
                 self.response.reasoning += &reasoning;
@@ -248,8 +256,9 @@ impl Assembly {
         };
         // Without index and ID, the chunk continues the last call, unless it names a tool and so is
         // complete.
-        let is_complete_call =
-            wire.index.is_none() && id.is_empty() && name.as_ref().is_some_and(|name| !name.is_empty());
+        let is_complete_call = wire.index.is_none()
+            && id.is_empty()
+            && name.as_ref().is_some_and(|name| !name.is_empty());
         let at = known_call.filter(known).filter(|_| !is_complete_call).unwrap_or_else(|| {
             self.indices.push(wire.index);
             self.response.tool_calls.push(CalledTool::default());
@@ -292,7 +301,8 @@ mod tests {
     }
 
     fn calls(deltas: &[Value]) -> Vec<(String, String, String)> {
-        let chunks: Vec<Value> = deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
+        let chunks: Vec<Value> =
+            deltas.iter().map(|call| delta(json!({ "tool_calls": [call] }))).collect();
         let (response, events) = assembled(&chunks);
         // The events contain the same calls.
         let mut collected: Vec<(String, String)> = Vec::new();
@@ -304,11 +314,17 @@ mod tests {
             collected[index].0 += &name.unwrap_or_default();
             collected[index].1 += &arguments;
         }
-        let calls: Vec<_> =
-            response.tool_calls.into_iter().map(|call| (call.id, call.name, call.arguments)).collect();
+        let calls: Vec<_> = response
+            .tool_calls
+            .into_iter()
+            .map(|call| (call.id, call.name, call.arguments))
+            .collect();
         assert_eq!(
             collected,
-            calls.iter().map(|(_, name, arguments)| (name.clone(), arguments.clone())).collect::<Vec<_>>()
+            calls
+                .iter()
+                .map(|(_, name, arguments)| (name.clone(), arguments.clone()))
+                .collect::<Vec<_>>()
         );
         calls
     }
@@ -360,13 +376,17 @@ mod tests {
             ("Answer", "so, well", "m-1")
         );
         assert_eq!(response.finish, Some(Finish::Stop));
-        let usage = Usage { prompt_tokens: 9, cached_tokens: 8, completion_tokens: 4, reasoning_tokens: 0 };
+        let usage =
+            Usage { prompt_tokens: 9, cached_tokens: 8, completion_tokens: 4, reasoning_tokens: 0 };
         assert_eq!(response.usage, Some(usage));
         assert_eq!(events.len(), 4);
         let complete = json!({"choices": [{"message": {"role": "assistant", "content": [{"type": "text", "text": "a"}]},
             "finish_reason": "end_turn"}]});
         let (response, _) = assembled(&[complete]);
-        assert_eq!((&*response.content, response.finish), ("a", Some(Finish::Other("end_turn".into()))));
+        assert_eq!(
+            (&*response.content, response.finish),
+            ("a", Some(Finish::Other("end_turn".into())))
+        );
     }
 
     #[test]
@@ -387,7 +407,12 @@ mod tests {
         );
         assert_eq!(message.reasoning_content.as_deref(), Some("hm"));
         assert!(called(" ").message().unwrap().tool_calls[0].arguments.is_empty());
-        assert!(called("{\"a\": ").message().unwrap_err().contains("tool call \"add\" are no JSON object"));
+        assert!(
+            called("{\"a\": ")
+                .message()
+                .unwrap_err()
+                .contains("tool call \"add\" are no JSON object")
+        );
         assert!(called("[1]").message().is_err());
         let finishes = [Finish::Stop, Finish::ToolCalls, Finish::Other("x".into())];
         assert_eq!(serde_json::to_string(&finishes).unwrap(), r#"["stop","tool_calls","x"]"#);

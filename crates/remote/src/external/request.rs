@@ -96,8 +96,11 @@ mod tests {
             json!({"model": "m", "messages": [{"role": "user", "content": "hi"}], "stream": false})
         );
         let mut full = plain.clone();
-        full.tools =
-            vec![ToolSpec { name: "add".into(), description: "Adds.".into(), parameters: json!({}) }];
+        full.tools = vec![ToolSpec {
+            name: "add".into(),
+            description: "Adds.".into(),
+            parameters: json!({}),
+        }];
         full.params = ChatParams {
             max_tokens: Some(9),
             temperature: Some(0.7),

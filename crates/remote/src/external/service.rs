@@ -88,7 +88,9 @@ impl Service {
         loop {
             remaining -= 1;
             // After a failure, all requests wait for the server's pause.
-            waits.wait(format!("{} to be asked again", server.name), sleep(server.rests_for())).await?;
+            waits
+                .wait(format!("{} to be asked again", server.name), sleep(server.rests_for()))
+                .await?;
             match self.call_once(body.clone(), &mut waits).await {
                 Ok(response) => {
                     server.note_success();
@@ -136,7 +138,9 @@ mod tests {
                 let (mut socket, _) = listener.accept().await.unwrap();
                 let mut read = vec![0; 1 << 16];
                 let count = socket.read(&mut read).await.unwrap();
-                assert!(String::from_utf8_lossy(&read[..count]).starts_with("POST /score HTTP/1.1"));
+                assert!(
+                    String::from_utf8_lossy(&read[..count]).starts_with("POST /score HTTP/1.1")
+                );
                 let head = "content-type: application/json\r\nconnection: close\r\ncontent-length:";
                 let response = format!("HTTP/1.1 {status}\r\n{head} {}\r\n\r\n{body}", body.len());
                 socket.write_all(response.as_bytes()).await.unwrap();
@@ -146,13 +150,17 @@ mod tests {
     }
 
     fn service(url: String) -> Service {
-        Service::new(ServiceOptions { deadline: Duration::from_secs(20), ..ServiceOptions::new(url) })
-            .unwrap()
+        Service::new(ServiceOptions {
+            deadline: Duration::from_secs(20),
+            ..ServiceOptions::new(url)
+        })
+        .unwrap()
     }
 
     #[tokio::test]
     async fn failed_request_is_retried() {
-        let url = serving(vec![("500 Oh", "{}"), ("503 Busy", "{}"), ("200 OK", "{\"score\": 1}")]).await;
+        let url =
+            serving(vec![("500 Oh", "{}"), ("503 Busy", "{}"), ("200 OK", "{\"score\": 1}")]).await;
         assert_eq!(service(url).ask(&json!({ "text": "x" })).await.unwrap(), json!({ "score": 1 }));
     }
 
@@ -165,7 +173,8 @@ mod tests {
         let error = service(url).ask(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("it is no JSON") && !error.may_pass(), "{error}");
         // No server listens on this port.
-        let options = ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };
+        let options =
+            ServiceOptions { tries: 2, ..ServiceOptions::new("http://127.0.0.1:9/score") };
         let error = Service::new(options).unwrap().ask(&json!({})).await.unwrap_err();
         assert!(error.to_string().contains("cannot connect") && error.may_pass(), "{error}");
         let error = Service::new(ServiceOptions::new("ftp://x")).unwrap_err();

@@ -91,7 +91,11 @@ mod tests {
         for (stream, events, rest) in [
             ("data: a\n\ndata:b\r\n\r\ndata:  c\r\r", &["a", "b", " c"][..], None),
             ("\u{feff}data: a\n\n\u{feff}data: b\n\n", &["a"], None),
-            (": comment\n\n:\n\ndata: a\nevent: x\nid: 7\nretry: 9\ndata: b\ndata\n\n", &["a\nb\n"], None),
+            (
+                ": comment\n\n:\n\ndata: a\nevent: x\nid: 7\nretry: 9\ndata: b\ndata\n\n",
+                &["a\nb\n"],
+                None,
+            ),
             ("data\n\n", &[""], None),
             ("datas: a\n\n data: b\n\n", &[], None),
             ("data: a\n\ndata: b\n", &["a"], Some("b")),

@@ -144,11 +144,19 @@ impl ChatStream {
 
     /// Returns a text from the server with the key removed.
     fn without_key(&self, text: &str) -> String {
-        self.policy.0.servers.get(self.server).map(|server| server.without_key(text)).unwrap_or_default()
+        self.policy
+            .0
+            .servers
+            .get(self.server)
+            .map(|server| server.without_key(text))
+            .unwrap_or_default()
     }
 
     fn protocol(&self, why: &str) -> ExternalError {
-        ExternalError::Protocol { endpoint: self.waits.endpoint.clone(), why: self.without_key(why) }
+        ExternalError::Protocol {
+            endpoint: self.waits.endpoint.clone(),
+            why: self.without_key(why),
+        }
     }
 
     /// Reads the next events of a stream.
@@ -203,8 +211,8 @@ impl ChatStream {
     /// Parses a complete completion, or a chunk of one. An error in it makes the reply a failure,
     /// whatever text it has.
     fn take(&mut self, json: &[u8]) -> Result<(), ExternalError> {
-        let text =
-            std::str::from_utf8(json).map_err(|error| self.protocol(&format!("it is no UTF-8: {error}")))?;
+        let text = std::str::from_utf8(json)
+            .map_err(|error| self.protocol(&format!("it is no UTF-8: {error}")))?;
         if text.trim().is_empty() {
             return Ok(());
         }
@@ -231,13 +239,16 @@ impl ChatStream {
         if !self.assembly.has_choice {
             return Err(self.protocol("it has no choice"));
         }
-        let is_short = matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
+        let is_short =
+            matches!(self.assembly.response.finish, Some(Finish::Length | Finish::ContentFilter));
         if !self.assembly.has_content && !is_short {
             return Err(self.protocol("its reply has neither content nor calls of tools"));
         }
         let response = std::mem::take(&mut self.assembly.response);
         if let (Some(bucket), Some(usage)) = (&self.policy.0.tokens, response.usage) {
-            bucket.give_back(self.guessed as f64 - (usage.prompt_tokens + usage.completion_tokens) as f64);
+            bucket.give_back(
+                self.guessed as f64 - (usage.prompt_tokens + usage.completion_tokens) as f64,
+            );
         }
         self.has_ended = true;
         self.ready.push(ChatEvent::Finished(response));

@@ -90,9 +90,10 @@ impl TestServer {
         let chain = CertificateDer::from_pem_slice(include_bytes!("testing/server.pem")).unwrap();
         let key = PrivateKeyDer::from_pem_slice(include_bytes!("testing/server.key.pem")).unwrap();
         let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let config = rustls::ServerConfig::builder_with_provider(provider)
+            .with_safe_default_protocol_versions();
         let config =
-            rustls::ServerConfig::builder_with_provider(provider).with_safe_default_protocol_versions();
-        let config = config.unwrap().with_no_client_auth().with_single_cert(vec![chain], key).unwrap();
+            config.unwrap().with_no_client_auth().with_single_cert(vec![chain], key).unwrap();
         Self::start(responses, Some(TlsAcceptor::from(Arc::new(config)))).await
     }
 
@@ -139,7 +140,8 @@ pub fn head(status: &str, headers: &str) -> Step {
 /// Builds a response with a JSON body.
 pub fn json_response(status: &str, headers: &str, body: &Value) -> Vec<Step> {
     let body = body.to_string();
-    let headers = format!("content-type: application/json\r\ncontent-length: {}\r\n{headers}", body.len());
+    let headers =
+        format!("content-type: application/json\r\ncontent-length: {}\r\n{headers}", body.len());
     vec![head(status, &headers), Step::Send(body.into_bytes())]
 }
 
@@ -155,6 +157,7 @@ pub fn events_head() -> Step {
 
 /// Builds a chunk of a reply, as a server-sent event.
 pub fn delta_event(delta: &Value, finish: Option<&str>) -> Vec<u8> {
-    let json = json!({"model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
+    let json =
+        json!({"model": "m-1", "choices": [{"index": 0, "delta": delta, "finish_reason": finish}]});
     format!("data: {json}\n\n").into_bytes()
 }

@@ -72,7 +72,10 @@ fn put_terms(body: &mut Body, terms: &[Term]) {
     body.numbers("returns", terms.iter().map(|term| term.returns));
     body.flags("marked", terms.iter().map(|term| term.selected));
     body.integers("age", terms.iter().map(|term| term.age));
-    body.integers("version", terms.iter().map(|term| i64::try_from(term.version).unwrap_or(i64::MAX)));
+    body.integers(
+        "version",
+        terms.iter().map(|term| i64::try_from(term.version).unwrap_or(i64::MAX)),
+    );
 }
 
 #[cfg(test)]
@@ -86,11 +89,13 @@ pub(super) mod decode {
     fn terms_of(body: &mut Body, paths: &[u32]) -> Result<Vec<Term>, String> {
         let mut all = |name: &str| body.take_all(name);
         let names = ["value", "behaviour", "proximal", "reference", "path_log_ratio", "correction"];
-        let [value, behaviour, proximal, reference, path_log_ratio, correction] = names.map(&mut all);
+        let [value, behaviour, proximal, reference, path_log_ratio, correction] =
+            names.map(&mut all);
         let [weight, advantage, returns] = ["weight", "advantage", "returns"].map(&mut all);
-        let optional = |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
-            Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
-        };
+        let optional =
+            |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
+                Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
+            };
         let (marked, age) = (body.take_flags("marked")?, body.take_integers("age")?);
         let version = body.take_integers("version")?;
         let term = |i: usize| {
@@ -130,8 +135,10 @@ pub(super) mod decode {
             nodes.push(Node { parent, start: k, len: 1, depth: position[k as usize] });
         }
         let [target_token, predictor, first_term, counts] =
-            ["target_token", "predictor", "first_term", "terms"].map(|name| body.take_integers::<u32>(name));
-        let (target_token, predictor, first_term, counts) = (target_token?, predictor?, first_term?, counts?);
+            ["target_token", "predictor", "first_term", "terms"]
+                .map(|name| body.take_integers::<u32>(name));
+        let (target_token, predictor, first_term, counts) =
+            (target_token?, predictor?, first_term?, counts?);
         let temperature = body.take_all("temperature")?;
         let target = |i: usize| Target {
             token: target_token[i],
@@ -170,8 +177,11 @@ pub(super) mod decode {
         let path = |(tokens, count): (Tokens, usize)| {
             let of_path = at..at + count;
             at += count;
-            let target =
-                |i: usize| SequenceTarget { index: index[i], temperature: temperature[i], term: terms[i] };
+            let target = |i: usize| SequenceTarget {
+                index: index[i],
+                temperature: temperature[i],
+                term: terms[i],
+            };
             SequenceInput { tokens, targets: of_path.map(target).collect() }
         };
         Ok(tokens.into_iter().zip(counts).map(path).collect())
@@ -207,7 +217,10 @@ mod tests {
                 ..Term::default()
             },
         };
-        SequenceInput { tokens: tokens.to_vec().into(), targets: targets.iter().map(target).collect() }
+        SequenceInput {
+            tokens: tokens.to_vec().into(),
+            targets: targets.iter().map(target).collect(),
+        }
     }
 
     fn written(put: impl Fn(&mut Body)) -> Body {
@@ -240,7 +253,10 @@ mod tests {
             }
         }
         let read = decode::batch(&mut body).unwrap();
-        assert_eq!((&read.tokens, &read.targets, &read.terms), (&batch.tokens, &batch.targets, &batch.terms));
+        assert_eq!(
+            (&read.tokens, &read.targets, &read.terms),
+            (&batch.tokens, &batch.targets, &batch.terms)
+        );
     }
 
     #[test]
@@ -248,10 +264,15 @@ mod tests {
         let paths = vec![path(&[1, 2, 3], &[1, 2]), path(&[4], &[]), path(&[1, 2, 3, 4], &[3])];
         assert_eq!(decode::paths(&mut written(|body| put_paths(body, &paths))).unwrap(), paths);
         let tokens = |path: &SequenceInput| path.tokens.clone();
-        let groups = vec![paths[..2].iter().map(tokens).collect(), Vec::new(), vec![paths[2].tokens.clone()]];
+        let groups = vec![
+            paths[..2].iter().map(tokens).collect(),
+            Vec::new(),
+            vec![paths[2].tokens.clone()],
+        ];
         let update = UpdateSequences { groups, micro_batch_tokens: 9 };
         assert_eq!(
-            decode::update_sequences(&mut written(|body| put_update_sequences(body, &update))).unwrap(),
+            decode::update_sequences(&mut written(|body| put_update_sequences(body, &update)))
+                .unwrap(),
             update
         );
     }

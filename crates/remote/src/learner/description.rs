@@ -109,7 +109,13 @@ pub struct Adapter {
 impl std::fmt::Display for Adapter {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let targets: Vec<&str> = self.targets.iter().map(String::as_str).collect();
-        write!(f, "an adapter of rank {} and alpha {} on {}", self.rank, self.alpha, targets.join(", "))
+        write!(
+            f,
+            "an adapter of rank {} and alpha {} on {}",
+            self.rank,
+            self.alpha,
+            targets.join(", ")
+        )
     }
 }
 
@@ -224,7 +230,9 @@ impl Description {
                 names()
             ));
         }
-        if *critic && !self.learners.get(CRITIC).is_some_and(|critic| critic.value_head && critic.trains) {
+        if *critic
+            && !self.learners.get(CRITIC).is_some_and(|critic| critic.value_head && critic.trains)
+        {
             return reject(format!(
                 "a phase trains a critic, and it has no learner {CRITIC} with a value head, but {}; start it with \
                  one",
@@ -253,8 +261,19 @@ impl GroupLayout {
     /// Describes the differences that change the last bits of later results.
     pub fn changes(&self, before: &Self) -> Vec<String> {
         let facts = |layout: &Self| {
-            let GroupLayout { processes, dtype, device, tp, cp, ep, pp, fsdp, torch, transformers, .. } =
-                layout.clone();
+            let GroupLayout {
+                processes,
+                dtype,
+                device,
+                tp,
+                cp,
+                ep,
+                pp,
+                fsdp,
+                torch,
+                transformers,
+                ..
+            } = layout.clone();
             [
                 ("processes", processes.to_string()),
                 ("dtype", dtype),
@@ -325,7 +344,11 @@ mod tests {
             ("/vocab_size", json!(65), "has 65 tokens, that of the recipe's model 64"),
             ("/context", json!(100), "its context is 100 tokens, `model.context` is 128"),
             ("/world_size", json!(0), "no ranks"),
-            ("/learners/policy/trains", json!(false), "no learner policy that trains, but policy, reference"),
+            (
+                "/learners/policy/trains",
+                json!(false),
+                "no learner policy that trains, but policy, reference",
+            ),
             (
                 "/learners/policy/lora",
                 json!({ "rank": 8, "alpha": 16.0, "targets": ["q_proj", "v_proj"] }),
@@ -336,21 +359,31 @@ mod tests {
                 json!("bf16"),
                 "computes in bf16, `cluster.learner.dtype` is f32; set the key, or start",
             ),
-            ("/export_dtype", json!("bf16"), "publishes weights in bf16, `engine.precision` is f32"),
-            ("/learners", json!({ "policy": { "trains": true } }), "no learner reference, but policy"),
+            (
+                "/export_dtype",
+                json!("bf16"),
+                "publishes weights in bf16, `engine.precision` is f32",
+            ),
+            (
+                "/learners",
+                json!({ "policy": { "trains": true } }),
+                "no learner reference, but policy",
+            ),
         ] {
             let error = check(key, value, &expected()).unwrap_err();
             assert!(error.contains(want), "{error}");
         }
-        let critic = check("", described(), &LearnerRequirements { critic: true, ..expected() }).unwrap_err();
+        let critic = check("", described(), &LearnerRequirements { critic: true, ..expected() })
+            .unwrap_err();
         assert!(critic.contains("no learner critic with a value head"), "{critic}");
         let adapter = |rank| Adapter { rank, alpha: 16.0, targets: ["q_proj".to_owned()].into() };
         let other = LearnerRequirements { lora: Some(adapter(8)), ..expected() };
         let lora_json = json!({ "rank": 4, "alpha": 16.0, "targets": ["q_proj"] });
         let error = check("/learners/policy/lora", lora_json.clone(), &other).unwrap_err();
         assert!(
-            error
-                .contains("of rank 4 and alpha 16 on q_proj, the recipe (`model.lora`) an adapter of rank 8"),
+            error.contains(
+                "of rank 4 and alpha 16 on q_proj, the recipe (`model.lora`) an adapter of rank 8"
+            ),
             "{error}"
         );
         assert_eq!(
@@ -374,7 +407,10 @@ mod tests {
         );
         let newer = GroupLayout { torch: "2.16".into(), dtype: "bf16".into(), ..layout.clone() };
         assert_eq!(newer.incompatibility(&layout), None);
-        assert_eq!(newer.changes(&layout), ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]);
+        assert_eq!(
+            newer.changes(&layout),
+            ["dtype is bf16 and was f32", "torch is 2.16 and was 2.15.0"]
+        );
         let text = serde_json::to_string(&layout).unwrap();
         assert_eq!(serde_json::from_str::<GroupLayout>(&text).unwrap(), layout);
     }

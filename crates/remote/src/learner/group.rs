@@ -70,7 +70,13 @@ impl Group {
         description.check(expected, &link.options.url)?;
         let nanos = std::time::UNIX_EPOCH.elapsed().map_or(0, |since| since.as_nanos());
         let origin = format!("{}-{nanos:x}", std::process::id());
-        Ok(Arc::new(Group { link, description, origin, calls: AtomicU64::new(0), state: Mutex::default() }))
+        Ok(Arc::new(Group {
+            link,
+            description,
+            origin,
+            calls: AtomicU64::new(0),
+            state: Mutex::default(),
+        }))
     }
 
     /// Returns the facts that the group reports about itself.
@@ -127,8 +133,9 @@ impl Group {
         done: &mut (dyn FnMut() + Send),
     ) -> Result<(Body, usize), PolicyError> {
         let Call { learner, verb, body, what } = call;
-        let invalid =
-            |why: String| PolicyError::Invalid(format!("a call of {verb} cannot be written: {why}"));
+        let invalid = |why: String| {
+            PolicyError::Invalid(format!("a call of {verb} cannot be written: {why}"))
+        };
         let bytes = body.to_bytes().map_err(invalid)?;
         drop(body);
         let number = self.calls.fetch_add(1, Ordering::Relaxed);
@@ -145,8 +152,10 @@ impl Group {
         loop {
             match self.call_once(&request, &id, &mut wait, done).await {
                 Ok(response) => {
-                    let unread =
-                        |why| self.link.stopped_error(&format!("its answer to {verb} cannot be read: {why}"));
+                    let unread = |why| {
+                        self.link
+                            .stopped_error(&format!("its answer to {verb} cannot be read: {why}"))
+                    };
                     let read = Body::read(&response).map_err(unread)?;
                     return Ok((read, wait.done));
                 }
@@ -235,13 +244,15 @@ impl Group {
         let published = self.state().published;
         let version = now.learners.get(POLICY).and_then(|policy| policy.version);
         // A call whose response was lost may have published the next version.
-        let fits = published.is_none_or(|published| version.is_some_and(|version| version >= published));
+        let fits =
+            published.is_none_or(|published| version.is_some_and(|version| version >= published));
         now.instance == self.description.instance && fits
     }
 
     fn headers_of(&self, id: &str) -> Result<HeaderMap, PolicyError> {
         let value = |text: &str| {
-            HeaderValue::from_str(text).map_err(|error| PolicyError::Invalid(format!("{text:?}: {error}")))
+            HeaderValue::from_str(text)
+                .map_err(|error| PolicyError::Invalid(format!("{text:?}: {error}")))
         };
         let step = self.state().published.unwrap_or_default();
         let mut headers = self.link.headers.clone();

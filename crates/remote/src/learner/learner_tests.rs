@@ -99,7 +99,10 @@ async fn remote_learner_matches_local_learner() {
     let local_learner = local();
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
     assert_eq!(remote.logprobs(batch.clone()).await, local_learner.logprobs(batch.clone()).await);
-    assert_eq!(remote.predictions(batch.clone()).await, local_learner.predictions(batch.clone()).await);
+    assert_eq!(
+        remote.predictions(batch.clone()).await,
+        local_learner.predictions(batch.clone()).await
+    );
     let critic = remote.with_name(CRITIC);
     assert_eq!(critic.values(batch.clone()).await, local_learner.values(batch.clone()).await);
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
@@ -155,7 +158,9 @@ async fn retried_calls_are_executed_once() {
     let local_learner = local();
     remote.publish(0).await.unwrap();
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
-    for (step, injected_fault) in [Fault::LoseResponse, Fault::Break, Fault::Busy].into_iter().enumerate() {
+    for (step, injected_fault) in
+        [Fault::LoseResponse, Fault::Break, Fault::Busy].into_iter().enumerate()
+    {
         group.inject_fault("train", injected_fault);
         let mut done = 0;
         let trained = remote.train(request(), &micro_batch_plan, &mut || done += 1).await.unwrap();
@@ -200,7 +205,10 @@ async fn restarted_group_gets_no_further_calls() {
     group.inject_fault("logprobs", Fault::StartAgain);
     let error = remote.logprobs(batch.clone()).await.unwrap_err();
     assert!(matches!(error, PolicyError::Stopped(_)), "{error}");
-    assert!(error.to_string().contains("was started again meanwhile and has lost its weights"), "{error}");
+    assert!(
+        error.to_string().contains("was started again meanwhile and has lost its weights"),
+        "{error}"
+    );
     let num_executed = group.done("logprobs");
     let again = remote.with_name(CRITIC).values(batch).await.unwrap_err();
     assert!(
@@ -208,22 +216,31 @@ async fn restarted_group_gets_no_further_calls() {
         "{again}"
     );
     // A new connection that loads the weights can use the group.
-    RemoteLearner::connect(options(&group.url), None, &expected()).await.unwrap().publish(2).await.unwrap();
+    RemoteLearner::connect(options(&group.url), None, &expected())
+        .await
+        .unwrap()
+        .publish(2)
+        .await
+        .unwrap();
 }
 
 /// JSON has no NaN, so numbers that are not finite are `null`.
 #[test]
 fn null_sums_are_read_as_nan() {
     let reported = |change: &dyn Fn(&mut Value)| {
-        let mut value = serde_json::to_value(ForwardBackward { tokens: 7, ..Default::default() }).unwrap();
+        let mut value =
+            serde_json::to_value(ForwardBackward { tokens: 7, ..Default::default() }).unwrap();
         change(&mut value);
         serde_json::from_value::<Sums>(value).unwrap().read()
     };
     let sums = reported(&|value| value["loss"] = Value::Null).unwrap();
     assert!(sums.loss.is_nan() && sums.tokens == 7 && sums.nll == 0.0);
     assert!(reported(&|value| value["terms"] = Value::Null).is_err());
-    assert!(reported(&|value| value["tokens"] = json!("many")).unwrap_err().contains("cannot be read"));
-    let step: Step = serde_json::from_value(json!({ "grad_norm": null, "applied": false })).unwrap();
+    assert!(
+        reported(&|value| value["tokens"] = json!("many")).unwrap_err().contains("cannot be read")
+    );
+    let step: Step =
+        serde_json::from_value(json!({ "grad_norm": null, "applied": false })).unwrap();
     let report = OptimReport::from(step);
     assert!(report.grad_norm.is_nan() && !report.applied);
 }
@@ -247,7 +264,10 @@ async fn deadline_names_operation_in_progress() {
             .train(request(), &micro_batch_plan, &mut || *reported.lock().unwrap() += 1)
             .await
             .unwrap_err();
-        assert!(matches!(&error, PolicyError::Deadline(_, what) if what.ends_with(&want)), "{error}");
+        assert!(
+            matches!(&error, PolicyError::Deadline(_, what) if what.ends_with(&want)),
+            "{error}"
+        );
         assert_eq!(reported.into_inner().unwrap(), done);
         let after = remote.publish(1).await.unwrap_err();
         assert!(
@@ -275,7 +295,10 @@ async fn rejections_keep_their_error_kind() {
     };
     let beyond = Arc::new(TreeBatch::merge(&[beyond]).unwrap());
     let error = remote.logprobs(beyond).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::Invalid(why) if why.contains("token 99 is not in")), "{error}");
+    assert!(
+        matches!(&error, PolicyError::Invalid(why) if why.contains("token 99 is not in")),
+        "{error}"
+    );
     let micro_batch_plan =
         MicroBatchPlan { world_size: 2, ..remote.plan(&update_sequences()).await.unwrap() };
     let error = remote.train(request(), &micro_batch_plan, &mut || {}).await.unwrap_err();
@@ -283,8 +306,12 @@ async fn rejections_keep_their_error_kind() {
         matches!(&error, PolicyError::PlanMismatch(why) if why.contains("cluster.learner.processes")),
         "{error}"
     );
-    let error = remote.train(request(), &MicroBatchPlan::from_sizes([3]), &mut || {}).await.unwrap_err();
-    assert!(matches!(&error, PolicyError::PlanMismatch(why) if why.contains("path 3 is in no")), "{error}");
+    let error =
+        remote.train(request(), &MicroBatchPlan::from_sizes([3]), &mut || {}).await.unwrap_err();
+    assert!(
+        matches!(&error, PolicyError::PlanMismatch(why) if why.contains("path 3 is in no")),
+        "{error}"
+    );
     let error = remote.with_name("teacher").values(batch.clone()).await.unwrap_err();
     assert!(error.to_string().contains("there is no learner teacher"), "{error}");
     let error = remote.load(Path::new("/nowhere/at/all"), false).await.unwrap_err();
@@ -307,13 +334,15 @@ async fn connect_errors_name_their_cause() {
     let error = connect(stranger.clone()).await;
     assert!(error.contains("does not take the token"), "{error}");
     assert!(!format!("{stranger:?}").contains("another"));
-    let unreachable = LearnerOptions { start: Duration::from_secs(1), ..options("http://127.0.0.1:1") };
+    let unreachable =
+        LearnerOptions { start: Duration::from_secs(1), ..options("http://127.0.0.1:1") };
     let error = connect(unreachable).await;
     assert!(error.contains("cannot connect to 127.0.0.1:1"), "{error}");
     let (send, ended) = tokio::sync::watch::channel(None);
     let processes = Processes { ended, guard: Box::new(()) };
     send.send(Some("exit code 1".into())).unwrap();
-    let error = RemoteLearner::connect(options("http://127.0.0.1:1"), Some(processes), &expected()).await;
+    let error =
+        RemoteLearner::connect(options("http://127.0.0.1:1"), Some(processes), &expected()).await;
     let Err(PolicyError::Stopped(why)) = error else { panic!("it is over") };
     assert!(why.contains("exit code 1"), "{why}");
 }
@@ -325,7 +354,8 @@ async fn exited_group_ends_call_in_flight() {
     let (group, _) = start(dir.path()).await;
     let (send, ended) = tokio::sync::watch::channel(None);
     let processes = Processes { ended, guard: Box::new(()) };
-    let remote = RemoteLearner::connect(options(&group.url), Some(processes), &expected()).await.unwrap();
+    let remote =
+        RemoteLearner::connect(options(&group.url), Some(processes), &expected()).await.unwrap();
     group.inject_fault("publish", Fault::HangAfter(1));
     let exit = async {
         tokio::time::sleep(Duration::from_millis(200)).await;
@@ -333,8 +363,12 @@ async fn exited_group_ends_call_in_flight() {
     };
     let (published, ()) = tokio::join!(remote.publish(1), exit);
     let error = published.unwrap_err();
-    assert!(matches!(&error, PolicyError::Stopped(why) if why.contains("killed by signal 9")), "{error}");
-    let exit_error = tokio::time::timeout(Duration::from_secs(5), remote.wait_for_exit()).await.unwrap();
+    assert!(
+        matches!(&error, PolicyError::Stopped(why) if why.contains("killed by signal 9")),
+        "{error}"
+    );
+    let exit_error =
+        tokio::time::timeout(Duration::from_secs(5), remote.wait_for_exit()).await.unwrap();
     assert_eq!(
         exit_error.to_string(),
         error.to_string(),

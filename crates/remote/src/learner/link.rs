@@ -94,12 +94,15 @@ impl Link {
     /// # Errors
     /// Returns an error if the token is not a valid header value, or TLS cannot be set up.
     pub fn new(options: LearnerOptions, processes: Option<Processes>) -> Result<Self, PolicyError> {
-        let invalid = |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
+        let invalid =
+            |why: String| PolicyError::Invalid(format!("the learner at {}: {why}", options.url));
         let token = HeaderValue::from_str(&format!("Bearer {}", options.token));
-        let mut token = token.map_err(|_| invalid("its token is no text that a header can carry".into()))?;
+        let mut token =
+            token.map_err(|_| invalid("its token is no text that a header can carry".into()))?;
         token.set_sensitive(true);
         let headers = HeaderMap::from_iter([(AUTHORIZATION, token)]);
-        let client = Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
+        let client =
+            Client::new(Hosts::default(), None).map_err(|error| invalid(error.to_string()))?;
         let (ended, guard) = processes.map(|Processes { ended, guard }| (ended, guard)).unzip();
         Ok(Link { options, client, headers, ended, _guard: guard })
     }
@@ -143,17 +146,19 @@ impl Link {
             body: Bytes::new(),
         };
         let bounds = Bounds { deadline: SMALL_CALL_TIMEOUT, bytes: 1 << 20, redirects: 0 };
-        let response =
-            self.client.send(request, bounds).await.map_err(|error| match error.is_transient() {
+        let response = self.client.send(request, bounds).await.map_err(|error| {
+            match error.is_transient() {
                 true => PolicyError::Stopped(error.to_string().into()),
                 false => PolicyError::Invalid(error.to_string()),
-            })?;
+            }
+        })?;
         let body = self.check_response(response).map_err(|miss| match miss {
             CallFailure::Retry(why) => PolicyError::Stopped(why.into()),
             CallFailure::Permanent(error) => error,
         })?;
-        serde_json::from_slice(&body)
-            .map_err(|error| PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}")))
+        serde_json::from_slice(&body).map_err(|error| {
+            PolicyError::Invalid(format!("the answer of {url} cannot be read: {error}"))
+        })
     }
 
     /// Returns the body of a successful response, or the reason of the failure.
@@ -163,7 +168,10 @@ impl Link {
         }
         let ErrorBody { error: Reason { code, message } } = serde_json::from_slice(&response.body)
             .unwrap_or_else(|_| ErrorBody {
-                error: Reason { code: String::new(), message: response.text().chars().take(500).collect() },
+                error: Reason {
+                    code: String::new(),
+                    message: response.text().chars().take(500).collect(),
+                },
             });
         let url = &self.options.url;
         Err(CallFailure::Permanent(match (response.status, code.as_str()) {
@@ -171,9 +179,9 @@ impl Link {
             (StatusCode::CONFLICT, _) => PolicyError::PlanMismatch(message),
             (StatusCode::UNPROCESSABLE_ENTITY, "no_predictions") => PolicyError::NoPredictions,
             (StatusCode::UNPROCESSABLE_ENTITY, "no_value_head") => PolicyError::NoValueHead,
-            (StatusCode::UNAUTHORIZED, _) => {
-                PolicyError::Invalid(format!("the learner at {url} does not take the token that it is shown"))
-            }
+            (StatusCode::UNAUTHORIZED, _) => PolicyError::Invalid(format!(
+                "the learner at {url} does not take the token that it is shown"
+            )),
             (StatusCode::INSUFFICIENT_STORAGE, _) | (_, "storage") => PolicyError::Storage(message),
             (status, _) if status.is_client_error() => {
                 PolicyError::Invalid(format!("the learner at {url} refuses: {message} ({status})"))
@@ -196,7 +204,8 @@ impl Link {
     pub async fn wait_for_exit(&self) -> String {
         let Some(ended) = &self.ended else { return std::future::pending().await };
         let mut ended = ended.clone();
-        let ended = ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
+        let ended =
+            ended.wait_for(Option::is_some).await.map(|why| why.clone().unwrap_or_default());
         ended.unwrap_or_else(|_| "its processes are watched no more".into())
     }
 

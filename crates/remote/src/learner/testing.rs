@@ -6,7 +6,9 @@ use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
 use bytes::Bytes;
-use levade_policy::{Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig};
+use levade_policy::{
+    Content, Learner, Manifest, OptimParams, PolicyError, Simulator, SimulatorConfig,
+};
 use levade_policy::{MicroBatchPlan, TrainRequest, WeightsAt, WeightsRef};
 use levade_rl::Loss;
 use serde_json::{Value, json};
@@ -67,7 +69,8 @@ impl Drop for TestGroup {
 }
 
 pub fn simulators() -> BTreeMap<String, Arc<Simulator>> {
-    let simulator = || Arc::new(Simulator::new(SimulatorConfig { rows: 64, ..SimulatorConfig::default() }));
+    let simulator =
+        || Arc::new(Simulator::new(SimulatorConfig { rows: 64, ..SimulatorConfig::default() }));
     ["policy", "reference", "critic"].map(|name| (name.to_owned(), simulator())).into()
 }
 
@@ -121,7 +124,8 @@ async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>
                 .filter_map(|line| line.split_once(": "))
                 .map(|(name, value)| (name.to_lowercase(), value.to_owned()))
                 .collect();
-            let length: usize = headers.get("content-length").map_or(0, |length| length.parse().unwrap());
+            let length: usize =
+                headers.get("content-length").map_or(0, |length| length.parse().unwrap());
             if bytes.len() >= end + 4 + length {
                 return Some((first, headers, bytes.split_off(end + 4)));
             }
@@ -134,14 +138,18 @@ async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>
 }
 
 async fn respond(socket: &mut TcpStream, status: u16, body: &[u8]) {
-    let head = format!("HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n", body.len());
+    let head = format!(
+        "HTTP/1.1 {status} x\r\ncontent-length: {}\r\nconnection: close\r\n\r\n",
+        body.len()
+    );
     let _ = socket.write_all(head.as_bytes()).await;
     let _ = socket.write_all(body).await;
     let _ = socket.shutdown().await;
 }
 
 fn error_response(status: u16, code: &str, message: impl ToString) -> (u16, Bytes) {
-    let error = json!({ "error": { "code": code, "message": message.to_string(), "retry": false } });
+    let error =
+        json!({ "error": { "code": code, "message": message.to_string(), "retry": false } });
     (status, error.to_string().into())
 }
 
@@ -152,7 +160,8 @@ impl GroupState {
         if *self.silent.lock().unwrap() {
             return std::future::pending().await;
         }
-        let (status, response) = if headers.get("authorization") != Some(&format!("Bearer {TOKEN}")) {
+        let (status, response) = if headers.get("authorization") != Some(&format!("Bearer {TOKEN}"))
+        {
             error_response(401, "unauthorised", "no")
         } else if path == "/v1/describe" {
             let mut described = self.described.clone();
@@ -185,7 +194,8 @@ impl GroupState {
                     return respond(&mut socket, status, &response).await;
                 }
                 Some(Fault::Fail) => {
-                    let (status, response) = error_response(500, "failed", "rank 1 is out of memory");
+                    let (status, response) =
+                        error_response(500, "failed", "rank 1 is out of memory");
                     return respond(&mut socket, status, &response).await;
                 }
                 Some(Fault::StartAgain) => {
@@ -243,10 +253,15 @@ impl GroupState {
                 let mut done = 0;
                 let mut note = || {
                     done += 1;
-                    *self.progress.lock().unwrap() = json!({ "call": id, "micro_batches_done": done });
+                    *self.progress.lock().unwrap() =
+                        json!({ "call": id, "micro_batches_done": done });
                 };
                 let trained = target
-                    .train(TrainRequest { sequences: paths, loss, params }, &micro_batch_plan, &mut note)
+                    .train(
+                        TrainRequest { sequences: paths, loss, params },
+                        &micro_batch_plan,
+                        &mut note,
+                    )
                     .await?;
                 // So that concurrent progress queries see it.
                 tokio::time::sleep(Duration::from_secs(3)).await;
@@ -262,9 +277,12 @@ impl GroupState {
             }
             "forward_backward" => {
                 let loss: Loss = body.take("loss").map_err(invalid)?;
-                response.json = json!({ "sums": target.forward_backward(batch(&mut body)?, loss).await? });
+                response.json =
+                    json!({ "sums": target.forward_backward(batch(&mut body)?, loss).await? });
             }
-            "optim_step" => response.json = json!({ "step": target.optim_step(params(&mut body)?).await? }),
+            "optim_step" => {
+                response.json = json!({ "step": target.optim_step(params(&mut body)?).await? })
+            }
             "save" => {
                 let dir: PathBuf = body.take("folder").map_err(invalid)?;
                 let with_optimizer: bool = body.take("with_optimiser").map_err(invalid)?;
@@ -296,7 +314,9 @@ impl GroupState {
                 response.json = json!({ "bytes": if keeps { 8 } else { 12 }, "seconds": 0.5 });
             }
             "onload" => response.json = json!({ "bytes": 12, "seconds": 0.5 }),
-            other => return Ok(error_response(404, "unknown", format!("there is no verb {other}"))),
+            other => {
+                return Ok(error_response(404, "unknown", format!("there is no verb {other}")));
+            }
         }
         Ok((200, response.to_bytes().unwrap()))
     }

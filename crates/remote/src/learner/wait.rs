@@ -76,7 +76,10 @@ impl<'a> Wait<'a> {
         let now = self.watch.elapsed();
         let Limits { call, silence } = self.limits;
         if now - self.moved > call {
-            return Err(PolicyError::Deadline(call, format!("{}: {}", self.who, (self.what)(self.done))));
+            return Err(PolicyError::Deadline(
+                call,
+                format!("{}: {}", self.who, (self.what)(self.done)),
+            ));
         }
         if now - self.heard > silence {
             let what = (self.what)(self.done);
@@ -99,8 +102,10 @@ mod tests {
         let what = |done: usize| format!("micro-batch {} of 3", done + 1);
         let mut wait = Wait::new(limits, "the learner".into(), &what);
         let pass = async |seconds| tokio::time::advance(Duration::from_secs(seconds)).await;
-        let progress_of =
-            |call: &str, micro_batches_done| Progress { call: Some(call.into()), micro_batches_done };
+        let progress_of = |call: &str, micro_batches_done| Progress {
+            call: Some(call.into()),
+            micro_batches_done,
+        };
         for second in 1..=25 {
             pass(1).await;
             assert_eq!(
@@ -123,6 +128,9 @@ mod tests {
             wait.watch.elapsed();
         }
         let error = wait.check_deadlines().unwrap_err().to_string();
-        assert_eq!(error, "waited 10s for the learner to say how far it is with micro-batch 1 of 3");
+        assert_eq!(
+            error,
+            "waited 10s for the learner to say how far it is with micro-batch 1 of 3"
+        );
     }
 }

@@ -112,7 +112,8 @@ impl Body {
     /// Returns a message if the file is invalid, or contains anything but one-dimensional arrays of
     /// these types.
     pub fn read(bytes: &[u8]) -> Result<Self, String> {
-        let none = |error: safetensors::SafeTensorError| format!("it is no safetensors file: {error}");
+        let none =
+            |error: safetensors::SafeTensorError| format!("it is no safetensors file: {error}");
         let (_, metadata) = SafeTensors::read_metadata(bytes).map_err(none)?;
         let file = SafeTensors::deserialize(bytes).map_err(none)?;
         let json = metadata.metadata().as_ref().and_then(|metadata| metadata.get(JSON));
@@ -121,13 +122,18 @@ impl Body {
         let mut arrays = BTreeMap::new();
         for (name, view) in file.tensors() {
             if view.shape().len() != 1 {
-                return Err(format!("{name} has the shape {:?}, but must be one array", view.shape()));
+                return Err(format!(
+                    "{name} has the shape {:?}, but must be one array",
+                    view.shape()
+                ));
             }
             let array = match view.dtype() {
                 Dtype::I64 => Array::I64(chunks(view.data(), i64::from_le_bytes)),
                 Dtype::F32 => Array::F32(chunks(view.data(), f32::from_le_bytes)),
                 Dtype::U8 => Array::U8(view.data().to_vec()),
-                other => return Err(format!("{name} is of type {other}, but must be I64, F32 or U8")),
+                other => {
+                    return Err(format!("{name} is of type {other}, but must be I64, F32 or U8"));
+                }
             };
             arrays.insert(name, array);
         }
@@ -141,7 +147,9 @@ impl Body {
     pub fn take_numbers(&mut self, name: &str, len: usize) -> Result<Vec<f32>, String> {
         match self.arrays.remove(name) {
             Some(Array::F32(values)) if values.len() == len => Ok(values),
-            Some(Array::F32(values)) => Err(format!("{name} has {} numbers instead of {len}", values.len())),
+            Some(Array::F32(values)) => {
+                Err(format!("{name} has {} numbers instead of {len}", values.len()))
+            }
             Some(_) => Err(format!("{name} is not of type F32")),
             None => Err(format!("it has no {name}")),
         }
@@ -152,7 +160,8 @@ impl Body {
     /// # Errors
     /// Returns a message if the value is missing or has another type.
     pub fn take<T: DeserializeOwned>(&mut self, name: &str) -> Result<T, String> {
-        let value = self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("it has no {name}"))?;
+        let value =
+            self.json.get_mut(name).map(Value::take).ok_or_else(|| format!("it has no {name}"))?;
         serde_json::from_value(value).map_err(|error| format!("its {name} cannot be read: {error}"))
     }
 
@@ -162,7 +171,8 @@ impl Body {
         let Some(Array::I64(values)) = self.arrays.remove(name) else {
             return Err(format!("it has no integers {name}"));
         };
-        let narrow = |value: i64| T::try_from(value).map_err(|_| format!("{name}: {value} is out of range"));
+        let narrow =
+            |value: i64| T::try_from(value).map_err(|_| format!("{name}: {value} is out of range"));
         values.into_iter().map(narrow).collect()
     }
 
@@ -206,7 +216,10 @@ mod tests {
         let bytes = body.to_bytes().unwrap();
         let mut read = Body::read(&bytes).unwrap();
         assert_eq!(read, body);
-        assert_eq!(read.take_numbers("logprobs", 2).unwrap_err(), "logprobs has 3 numbers instead of 2");
+        assert_eq!(
+            read.take_numbers("logprobs", 2).unwrap_err(),
+            "logprobs has 3 numbers instead of 2"
+        );
         assert_eq!(read.take_numbers("logprobs", 3).unwrap_err(), "it has no logprobs");
         assert_eq!(read.take_integers::<u32>("tokens").unwrap(), [1, u32::MAX]);
         assert_eq!(read.take::<u32>("n"), Ok(3));

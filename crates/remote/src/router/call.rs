@@ -59,7 +59,11 @@ impl Call {
         self.accepted.take().map(|accepted| accepted.send(Ok(())));
     }
 
-    async fn serve(&mut self, pool: &Pool, mut ticket: Ticket) -> Result<FinishReason, PolicyError> {
+    async fn serve(
+        &mut self,
+        pool: &Pool,
+        mut ticket: Ticket,
+    ) -> Result<FinishReason, PolicyError> {
         let permit = match ticket.now() {
             Some(permit) => permit,
             None => {
@@ -97,7 +101,9 @@ impl Call {
             };
             let blame = Blame::from_error(&error);
             match &error {
-                PolicyError::PromptTooLong { .. } if self.sampled > 0 => return Ok(FinishReason::Context),
+                PolicyError::PromptTooLong { .. } if self.sampled > 0 => {
+                    return Ok(FinishReason::Context);
+                }
                 PolicyError::Behind { version, .. } => pool.note_sampled_version(replica, *version),
                 error => pool.blames(replica, error),
             }
@@ -121,13 +127,17 @@ impl Call {
         if self.sampled > 0 && self.request.prompt.last().is_some_and(stops) {
             return Some(FinishReason::StopId);
         }
-        let is_scored =
-            self.request.params.prompt_logprobs.is_none() || self.scored + 1 >= self.request.prompt.len();
+        let is_scored = self.request.params.prompt_logprobs.is_none()
+            || self.scored + 1 >= self.request.prompt.len();
         (self.request.params.max_tokens == 0 && is_scored).then_some(FinishReason::Length)
     }
 
     /// Samples the remaining tokens on one replica.
-    async fn sample_from(&mut self, pool: &Pool, replica: &Replica) -> Result<FinishReason, PolicyError> {
+    async fn sample_from(
+        &mut self,
+        pool: &Pool,
+        replica: &Replica,
+    ) -> Result<FinishReason, PolicyError> {
         let options = &pool.options;
         self.retained = None;
         let mut stream = tokio::select! {
@@ -198,7 +208,9 @@ impl Call {
     /// Forwards tokens that a replica sampled.
     fn takes(&mut self, tokens: SampleEvent) {
         self.emit_retained();
-        let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else { return };
+        let SampleEvent::Tokens { mut tokens, mut logprobs, mut top, version } = tokens else {
+            return;
+        };
         // Only the replica knows whether a token completes a stop string. If the replica failed
         // right after such a token, the next replica would continue past the end of the completion.
         if !self.request.params.stop_strings.is_empty() {

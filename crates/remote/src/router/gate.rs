@@ -67,7 +67,8 @@ impl Drop for Permit {
         let mut state = self.gate.state();
         state.running -= 1;
         if let Some(took) = self.since.map(|since| since.elapsed().as_secs_f64()) {
-            state.mean = if state.mean == 0.0 { took } else { state.mean + SMOOTHING * (took - state.mean) };
+            state.mean =
+                if state.mean == 0.0 { took } else { state.mean + SMOOTHING * (took - state.mean) };
         }
         self.gate.admit(state);
         self.gate.ended.notify_waiters();
@@ -164,7 +165,10 @@ impl Gate {
         };
         with_timeout(timeout, empty).await.ok_or_else(|| {
             let (running, waiting) = self.counts();
-            PolicyError::Deadline(timeout, format!("{running} calls that run and {waiting} that wait to end"))
+            PolicyError::Deadline(
+                timeout,
+                format!("{running} calls that run and {waiting} that wait to end"),
+            )
         })
     }
 }
@@ -181,13 +185,20 @@ mod tests {
         assert!(second.now().is_none());
         tokio::time::advance(Duration::from_secs(4)).await;
         let busy = gate.enter().unwrap_err();
-        assert_eq!(busy.to_string(), "1 requests run and 2 wait; try again in 1 s", "no call has ended yet");
+        assert_eq!(
+            busy.to_string(),
+            "1 requests run and 2 wait; try again in 1 s",
+            "no call has ended yet"
+        );
         drop(first);
         assert!(third.now().is_none());
         let second = second.now().unwrap();
         let _fourth = gate.enter().unwrap();
         let busy = gate.enter().unwrap_err();
-        assert_eq!(busy, PolicyError::Busy { what: "1 requests run and 2 wait".into(), retry_after: 12 });
+        assert_eq!(
+            busy,
+            PolicyError::Busy { what: "1 requests run and 2 wait".into(), retry_after: 12 }
+        );
         drop(second);
         third.now().unwrap();
     }
@@ -214,7 +225,12 @@ mod tests {
         assert!(second.now().is_none());
         let error = gate.drain(Duration::from_secs(5)).await.unwrap_err().to_string();
         assert_eq!(error, "waited 5s for 2 calls that run and 0 that wait to end");
-        assert!(gate.enter().unwrap_err().to_string().starts_with("the router is being drained: 2 requests"));
+        assert!(
+            gate.enter()
+                .unwrap_err()
+                .to_string()
+                .starts_with("the router is being drained: 2 requests")
+        );
         let draining = tokio::spawn({
             let gate = gate.clone();
             async move { gate.drain(Duration::from_secs(5)).await }

@@ -165,7 +165,12 @@ impl Pool {
     /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
     /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
     /// that have version `least`.
-    pub fn choose(&self, prompt: &[u32], min_version: u64, tried: &[usize]) -> Option<ReplicaGuard> {
+    pub fn choose(
+        &self,
+        prompt: &[u32],
+        min_version: u64,
+        tried: &[usize],
+    ) -> Option<ReplicaGuard> {
         // One lock around the selection, so that simultaneous calls see each other.
         let mut choice = lock(&self.choice);
         let replicas = self.replicas();
@@ -174,13 +179,17 @@ impl Pool {
             .filter(|(_, status)| status.health != Health::Quarantined)
             .map(|(replica, status)| {
                 let is_suspected = status.health == Health::Suspected;
-                let rank = (tried.contains(&replica.index), is_suspected, status.version < min_version);
+                let rank =
+                    (tried.contains(&replica.index), is_suspected, status.version < min_version);
                 (rank, Candidate { replica: replica.index, running: status.running })
             })
             .collect();
         let best = may.iter().map(|(rank, _)| *rank).min()?;
-        let candidates: Vec<Candidate> =
-            may.into_iter().filter(|(rank, _)| *rank == best).map(|(_, candidate)| candidate).collect();
+        let candidates: Vec<Candidate> = may
+            .into_iter()
+            .filter(|(rank, _)| *rank == best)
+            .map(|(_, candidate)| candidate)
+            .collect();
         let chosen = choice.choose(prompt, &candidates);
         let replica = replicas.into_iter().find(|replica| replica.index == chosen)?;
         choice.record_tokens(replica.index, prompt);
@@ -209,7 +218,9 @@ impl Pool {
                 returned.await;
             }
         };
-        with_timeout(self.options.replica_timeout, chosen).await.ok_or_else(|| self.no_replica_error())
+        with_timeout(self.options.replica_timeout, chosen)
+            .await
+            .ok_or_else(|| self.no_replica_error())
     }
 
     /// Builds the error of a router none of whose replicas serves.
@@ -286,8 +297,9 @@ impl Pool {
             calls.spawn(async move {
                 let what = format!("adopt version {}", weights.version);
                 let update_guard = replica.start_weight_update();
-                let loaded =
-                    replica.call_with_timeout(timeout, &what, replica.sampler.update_weights(&weights)).await;
+                let loaded = replica
+                    .call_with_timeout(timeout, &what, replica.sampler.update_weights(&weights))
+                    .await;
                 if loaded.is_ok() {
                     replica.has_version(weights.version);
                 }
@@ -310,15 +322,17 @@ impl Pool {
             }
         }
         if all_unreachable {
-            loaded =
-                with_timeout(self.options.update_timeout, self.return_with(weights.version)).await.is_some();
+            loaded = with_timeout(self.options.update_timeout, self.return_with(weights.version))
+                .await
+                .is_some();
         }
         if !loaded {
             let mut known = lock(&self.weights);
             if known.newest.as_ref() == Some(weights) {
                 known.newest = before;
             }
-            let reasons = missed.iter().map(|(replica, error)| format!("{}: {error}", replica.name));
+            let reasons =
+                missed.iter().map(|(replica, error)| format!("{}: {error}", replica.name));
             return Err(PolicyError::WeightsNotLoaded(reasons.collect::<Vec<_>>().join("; ")));
         }
         let mut known = lock(&self.weights);
@@ -395,16 +409,22 @@ impl Pool {
     /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
     /// replica the newest weights if its own are older. Returns the newest weights.
     async fn resync(&self, replica: &Replica) -> Result<Option<WeightsRef>, PolicyError> {
-        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
+        let (response_timeout, update_timeout) =
+            (self.options.response_timeout, self.options.update_timeout);
         let version = || {
-            replica.call_with_timeout(response_timeout, "say which weights it has", replica.sampler.version())
+            replica.call_with_timeout(
+                response_timeout,
+                "say which weights it has",
+                replica.sampler.version(),
+            )
         };
         let behind = |min_version, version| {
             let policy = self.options.policy.clone();
             PolicyError::Behind { policy, min_version, version }
         };
         // Read before the query, because the replica may load weights at this moment.
-        let (loaded, weight_updates) = (lock(&self.weights).loaded_version, replica.weight_updates());
+        let (loaded, weight_updates) =
+            (lock(&self.weights).loaded_version, replica.weight_updates());
         let has = version().await?;
         if self.is_resting() {
             return Ok(None);
@@ -419,13 +439,16 @@ impl Pool {
             self.quarantines(replica, &behind(loaded, has));
         }
         let newest = lock(&self.weights).newest.clone();
-        let Some(weights) = newest.as_ref().filter(|_| replica.health() == Health::Quarantined) else {
+        let Some(weights) = newest.as_ref().filter(|_| replica.health() == Health::Quarantined)
+        else {
             return Ok(newest);
         };
         let min_version = weights.version;
         if has < min_version {
             let what = format!("adopt version {min_version}");
-            replica.call_with_timeout(update_timeout, &what, replica.sampler.update_weights(weights)).await?;
+            replica
+                .call_with_timeout(update_timeout, &what, replica.sampler.update_weights(weights))
+                .await?;
             let has = version().await?;
             replica.has_version(has);
             if has < min_version {

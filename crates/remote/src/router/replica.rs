@@ -84,7 +84,12 @@ struct State {
 }
 
 impl Replica {
-    pub fn new(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
+    pub fn new(
+        index: usize,
+        name: String,
+        sampler: Arc<dyn Sampler>,
+        options: &RouterOptions,
+    ) -> Self {
         let status = ReplicaStatus {
             name: name.clone(),
             health: Health::Serving,
@@ -111,7 +116,12 @@ impl Replica {
 
     /// Creates a replica that joins a running router: it is in quarantine until a probe, which is
     /// due now.
-    pub fn joining(index: usize, name: String, sampler: Arc<dyn Sampler>, options: &RouterOptions) -> Self {
+    pub fn joining(
+        index: usize,
+        name: String,
+        sampler: Arc<dyn Sampler>,
+        options: &RouterOptions,
+    ) -> Self {
         let replica = Self::new(index, name, sampler, options);
         {
             let mut state = replica.state();
@@ -185,7 +195,8 @@ impl Replica {
     pub fn note_sampled_version(&self, version: u64, min_version: u64) {
         let mut state = self.state();
         state.status.version = state.status.version.max(version);
-        if version < min_version && !state.is_doubted && state.status.health != Health::Quarantined {
+        if version < min_version && !state.is_doubted && state.status.health != Health::Quarantined
+        {
             (state.is_doubted, state.due) = (true, Instant::now());
             drop(state);
             self.nudged.notify_one();
@@ -274,7 +285,9 @@ impl Replica {
         question: impl Future<Output = Result<T, PolicyError>>,
     ) -> Result<T, PolicyError> {
         let response = with_timeout(timeout, question).await;
-        response.unwrap_or_else(|| Err(PolicyError::Deadline(timeout, format!("{} to {what}", self.name))))
+        response.unwrap_or_else(|| {
+            Err(PolicyError::Deadline(timeout, format!("{} to {what}", self.name)))
+        })
     }
 
     /// Waits for `limit`, excluding time in which the replica was paused.

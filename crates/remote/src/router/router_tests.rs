@@ -68,13 +68,18 @@ async fn completion_ends_if_replica_fails_after_last_token() {
     by_id.params.stop_ids = vec![stop];
     let mut by_string = request(3, 30);
     by_string.params.stop_strings = vec![stop.to_string()];
-    for (received, finish) in [(by_id, FinishReason::StopId), (by_string, FinishReason::StopString)] {
+    for (received, finish) in [(by_id, FinishReason::StopId), (by_string, FinishReason::StopString)]
+    {
         let plain = undisturbed(received.clone()).await;
         assert_eq!((plain.tokens.len(), plain.finish), (end + 1, finish));
         for sampled in 0..=end + 1 {
             let (router, replicas) = router(2, round_robin_options());
             replicas[0].fails(FailureMode::StopsAfter(sampled));
-            assert_eq!(complete(&router, received.clone()).await.unwrap(), plain, "after {sampled}");
+            assert_eq!(
+                complete(&router, received.clone()).await.unwrap(),
+                plain,
+                "after {sampled}"
+            );
         }
     }
     // A full context ends a completion too.
@@ -108,7 +113,11 @@ async fn random_replica_failures_preserve_completions() {
             match completion {
                 Ok(completion) => assert_eq!(completion, plain, "seed {seed}"),
                 Err(_) => {
-                    assert!(replicas.iter().all(|member| *member.fails.lock().unwrap() != FailureMode::Never))
+                    assert!(
+                        replicas
+                            .iter()
+                            .all(|member| *member.fails.lock().unwrap() != FailureMode::Never)
+                    )
                 }
             }
             received += 1;
@@ -123,7 +132,8 @@ async fn request_errors_are_not_retried_on_other_replicas() {
     let long = SampleRequest { prompt: vec![1; 2000], ..request(1, 4) };
     let error = complete(&router, long).await.unwrap_err();
     assert_eq!(error, PolicyError::PromptTooLong { prompt: 2000, context: 1024 });
-    let error = complete(&router, SampleRequest { prompt: vec![900], ..request(1, 4) }).await.unwrap_err();
+    let error =
+        complete(&router, SampleRequest { prompt: vec![900], ..request(1, 4) }).await.unwrap_err();
     assert!(error.to_string().contains("token 900"), "{error}");
     assert_eq!(replicas.iter().map(|member| member.requests().len()).sum::<usize>(), 2);
     assert_eq!(health(&router), [Health::Serving; 2]);
@@ -169,7 +179,13 @@ async fn quarantined_replica_is_probed_with_backoff_and_recovers() {
     // The first replica samples nothing for probes either, although it answers all status queries.
     sleep(600 * SECOND).await;
     assert_eq!(health(&router)[0], Health::Quarantined);
-    assert!(router.replicas()[0].reason.as_ref().unwrap().contains("waited 30s for a to sample a token"));
+    assert!(
+        router.replicas()[0]
+            .reason
+            .as_ref()
+            .unwrap()
+            .contains("waited 30s for a to sample a token")
+    );
     let probed = replicas[0].probed();
     sleep(360 * SECOND).await;
     assert_eq!(replicas[0].probed() - probed, 4, "every 60 s and the 30 s that one takes");
@@ -283,7 +299,8 @@ async fn probe_during_weight_update_causes_no_second_update() {
 #[tokio::test(start_paused = true)]
 async fn adopt_quarantines_replicas_that_miss_weights() {
     let (router, replicas) = router(3, round_robin_options());
-    *replicas[1].rejects_weights.lock().unwrap() = Some(PolicyError::WeightsNotLoaded("disk full".into()));
+    *replicas[1].rejects_weights.lock().unwrap() =
+        Some(PolicyError::WeightsNotLoaded("disk full".into()));
     router.update_weights(&weights(1)).await.unwrap();
     assert_eq!(health(&router), [Health::Serving, Health::Quarantined, Health::Serving]);
     assert!(router.replicas()[1].reason.as_ref().unwrap().contains("disk full"));
@@ -293,7 +310,8 @@ async fn adopt_quarantines_replicas_that_miss_weights() {
     assert_eq!(health(&router), [Health::Serving; 3]);
     // Weights that no replica loads change nothing.
     for replica in &replicas {
-        *replica.rejects_weights.lock().unwrap() = Some(PolicyError::WeightsNotLoaded("other model".into()));
+        *replica.rejects_weights.lock().unwrap() =
+            Some(PolicyError::WeightsNotLoaded("other model".into()));
     }
     let error = router.update_weights(&weights(2)).await.unwrap_err().to_string();
     for name in ["a", "b", "c"] {
@@ -328,9 +346,11 @@ async fn recovering_replica_loads_weights_published_meanwhile() {
 async fn replica_waiting_for_weights_is_not_suspected() {
     use levade_policy::{Learner, Simulator};
     let simulator = Arc::new(Simulator::new(config(Duration::from_millis(10))));
-    let router =
-        Router::new(vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)], round_robin_options())
-            .unwrap();
+    let router = Router::new(
+        vec![("a".into(), simulator.clone() as Arc<dyn Sampler>)],
+        round_robin_options(),
+    )
+    .unwrap();
     let stream = router.sample(SampleRequest { min_version: 1, ..request(1, 4) }).await.unwrap();
     sleep(500 * SECOND).await;
     let weights = simulator.publish(1).await.unwrap();
@@ -356,12 +376,18 @@ async fn failover_requires_weights_at_least_as_new() {
     replicas[2].version.store(4, Ordering::Relaxed);
     replicas[0].fails(FailureMode::StopsAfter(3));
     let completion = complete(&router, request(3, 8)).await.unwrap();
-    let versions: Vec<(u64, u32)> = completion.versions.iter().map(|run| (run.version, run.len)).collect();
+    let versions: Vec<(u64, u32)> =
+        completion.versions.iter().map(|run| (run.version, run.len)).collect();
     assert_eq!(versions, [(2, 3), (4, 5)]);
-    assert_eq!(completion.tokens, undisturbed(request(3, 8)).await.tokens, "all have the same weights");
+    assert_eq!(
+        completion.tokens,
+        undisturbed(request(3, 8)).await.tokens,
+        "all have the same weights"
+    );
     // Without such weights, the error names the newest ones that exist.
     replicas[2].version.store(1, Ordering::Relaxed);
-    let error = complete(&router, SampleRequest { min_version: 9, ..request(3, 8) }).await.unwrap_err();
+    let error =
+        complete(&router, SampleRequest { min_version: 9, ..request(3, 8) }).await.unwrap_err();
     assert!(matches!(error, PolicyError::Behind { min_version: 9, .. }), "{error}");
     assert_eq!(health(&router)[1..], [Health::Serving; 2], "to be behind is no failure");
 }
@@ -395,25 +421,35 @@ async fn shared_prefixes_use_one_replica_until_burst_spreads() {
         }
     }
     for replica in &replicas {
-        let mut tasks: Vec<u32> = replica.requests().iter().map(|received| received.prompt[0]).collect();
+        let mut tasks: Vec<u32> =
+            replica.requests().iter().map(|received| received.prompt[0]).collect();
         tasks.sort_unstable();
         tasks.dedup();
-        assert_eq!((tasks.len(), replica.requests().len()), (3, 15), "three tasks, all their turns");
+        assert_eq!(
+            (tasks.len(), replica.requests().len()),
+            (3, 15),
+            "three tasks, all their turns"
+        );
     }
     let before: Vec<usize> = replicas.iter().map(|replica| replica.requests().len()).collect();
     futures_util::future::join_all((0..40).map(|_| complete(&router, about(0, 0)))).await;
-    let mut burst: Vec<usize> =
-        replicas.iter().zip(before).map(|(replica, before)| replica.requests().len() - before).collect();
+    let mut burst: Vec<usize> = replicas
+        .iter()
+        .zip(before)
+        .map(|(replica, before)| replica.requests().len() - before)
+        .collect();
     burst.sort_unstable();
     assert!(burst[0] >= 3 && burst[3] <= 20, "{burst:?}");
 }
 
 #[tokio::test(start_paused = true)]
 async fn slow_replica_gets_fewer_calls() {
-    let options = RouterOptions { choice: Choice::LeastLoaded, max_running: 6, ..RouterOptions::default() };
+    let options =
+        RouterOptions { choice: Choice::LeastLoaded, max_running: 6, ..RouterOptions::default() };
     let ms = Duration::from_millis;
     let (router, replicas) = router_over(vec![ms(10), ms(10), ms(100)], options);
-    futures_util::future::join_all((0..120).map(|stream| complete(&router, request(stream, 8)))).await;
+    futures_util::future::join_all((0..120).map(|stream| complete(&router, request(stream, 8))))
+        .await;
     let received: Vec<usize> = replicas.iter().map(|replica| replica.requests().len()).collect();
     assert!(received[2] <= 10 && received[0].abs_diff(received[1]) <= 2, "{received:?}");
 }
@@ -426,7 +462,10 @@ async fn abort_ends_call_in_every_state() {
         streams.push(router.sample(request(stream, 100)).await.unwrap());
     }
     sleep(Duration::from_millis(55)).await;
-    assert_eq!(router.workload().await.unwrap(), Load { running: 2, waiting: 1, cache_in_use: 0.0 });
+    assert_eq!(
+        router.workload().await.unwrap(),
+        Load { running: 2, waiting: 1, cache_in_use: 0.0 }
+    );
     assert_eq!(router.abort(Some(2)).await.unwrap(), 1);
     assert_eq!(router.abort(Some(7)).await.unwrap(), 0);
     let mut completions = Vec::new();
@@ -437,7 +476,9 @@ async fn abort_ends_call_in_every_state() {
         completions.iter().map(|r| (r.tokens.len(), r.finish)).collect();
     let complete_call = (100, FinishReason::Length);
     assert!(
-        lengths[0] == complete_call && lengths[2] == complete_call && lengths[1].1 == FinishReason::Aborted,
+        lengths[0] == complete_call
+            && lengths[2] == complete_call
+            && lengths[1].1 == FinishReason::Aborted,
         "{lengths:?}"
     );
     let plain = undisturbed(request(2, 100)).await.tokens;
@@ -449,7 +490,8 @@ async fn abort_ends_call_in_every_state() {
     // A waiting call ends without a token; a call on a hanging replica ends once the abort has
     // timed out.
     replicas.iter().for_each(|replica| replica.fails(FailureMode::HangsAfter(2)));
-    let streams = [router.sample(request(1, 9)).await.unwrap(), router.sample(request(2, 9)).await.unwrap()];
+    let streams =
+        [router.sample(request(1, 9)).await.unwrap(), router.sample(request(2, 9)).await.unwrap()];
     let waits = router.sample(request(3, 9)).await.unwrap();
     sleep(SECOND).await;
     assert_eq!(router.abort(None).await.unwrap(), 3);
@@ -468,7 +510,10 @@ async fn dropped_stream_frees_its_permit() {
     let first = router.sample(request(1, 1000)).await.unwrap();
     let second = router.sample(request(2, 4)).await.unwrap();
     let busy = router.sample(request(3, 4)).await.unwrap_err();
-    assert_eq!(busy, PolicyError::Busy { what: "1 requests run and 1 wait".into(), retry_after: 1 });
+    assert_eq!(
+        busy,
+        PolicyError::Busy { what: "1 requests run and 1 wait".into(), retry_after: 1 }
+    );
     drop(first);
     second.collect(SECOND).await.unwrap();
     sleep(SECOND).await;
@@ -509,7 +554,8 @@ async fn router_pauses_resumes_and_drains() {
 async fn device_counters_survive_replica_restarts() {
     let (router, replicas) = router(3, RouterOptions { failures: 1, ..round_robin_options() });
     assert_eq!(router.device_stats().await.unwrap(), None);
-    let stats = |sampled, cache_filled| DeviceStats { sampled, cache_filled, ..DeviceStats::default() };
+    let stats =
+        |sampled, cache_filled| DeviceStats { sampled, cache_filled, ..DeviceStats::default() };
     let set_stats = |replica: usize, stats| *replicas[replica].stats.lock().unwrap() = Some(stats);
     let total = async || {
         let stats = router.device_stats().await.unwrap().unwrap();
@@ -546,15 +592,26 @@ async fn new_rejects_routers_that_never_serve() {
             let sampler: Arc<dyn Sampler> = ScriptedSampler::new(Duration::ZERO);
             (name.to_string(), sampler)
         });
-        Router::new(replicas.collect(), options).err().map(|error| error.to_string()).unwrap_or_default()
+        Router::new(replicas.collect(), options)
+            .err()
+            .map(|error| error.to_string())
+            .unwrap_or_default()
     };
     assert!(error(&[], round_robin_options()).contains("has no members"));
-    assert!(error(&["a", "b", "a"], round_robin_options()).contains("two members of the name \"a\""));
-    assert!(error(&["a"], RouterOptions { tries: 0, ..round_robin_options() }).contains("tries = 0"));
-    assert!(error(&["a"], RouterOptions { probe: vec![], ..round_robin_options() }).contains("probes"));
+    assert!(
+        error(&["a", "b", "a"], round_robin_options()).contains("two members of the name \"a\"")
+    );
+    assert!(
+        error(&["a"], RouterOptions { tries: 0, ..round_robin_options() }).contains("tries = 0")
+    );
+    assert!(
+        error(&["a"], RouterOptions { probe: vec![], ..round_robin_options() }).contains("probes")
+    );
     let (router, _) = router(1, round_robin_options());
-    let wrong =
-        SampleRequest { params: SamplingParams { top_p: 2.0, ..Default::default() }, ..request(1, 1) };
+    let wrong = SampleRequest {
+        params: SamplingParams { top_p: 2.0, ..Default::default() },
+        ..request(1, 1)
+    };
     assert!(complete(&router, wrong).await.unwrap_err().to_string().contains("top_p = 2"));
 }
 
@@ -565,7 +622,9 @@ async fn replicas_join_with_newest_weights_and_leave_gracefully() {
     router.update_weights(&newest).await.unwrap();
     let joining = ScriptedSampler::new(Duration::from_millis(10));
     router.join("new", joining.clone()).unwrap();
-    assert!(router.join("new", joining.clone()).unwrap_err().to_string().contains("\"new\" already"));
+    assert!(
+        router.join("new", joining.clone()).unwrap_err().to_string().contains("\"new\" already")
+    );
     assert_eq!(health(&router), [Health::Serving, Health::Quarantined]);
     sleep(SECOND).await;
     assert_eq!(health(&router), [Health::Serving, Health::Serving]);

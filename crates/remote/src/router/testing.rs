@@ -6,8 +6,9 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    Completion, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest, SampleStream,
-    Sampler, SamplingParams, Simulator, SimulatorConfig, Timing, WeightsAt, WeightsRef,
+    Completion, DeviceStats, FinishReason, Load, PolicyError, SampleEvent, SampleRequest,
+    SampleStream, Sampler, SamplingParams, Simulator, SimulatorConfig, Timing, WeightsAt,
+    WeightsRef,
 };
 
 use super::{Router, RouterOptions};
@@ -120,7 +121,9 @@ impl Sampler for ScriptedSampler {
                         return drop(events.send(Err(error.clone())));
                     }
                     FailureMode::StopsAfter(limit) if sampled == *limit => return,
-                    FailureMode::HangsAfter(limit) if sampled == *limit => return events.closed().await,
+                    FailureMode::HangsAfter(limit) if sampled == *limit => {
+                        return events.closed().await;
+                    }
                     _ => {}
                 }
                 let event = tokio::select! {
@@ -132,7 +135,9 @@ impl Sampler for ScriptedSampler {
                         sampled += tokens.len();
                         Ok(SampleEvent::Tokens { tokens, logprobs, top, version })
                     }
-                    Some(Ok(SampleEvent::Finished(FinishReason::StopId))) if !strings.is_empty() => {
+                    Some(Ok(SampleEvent::Finished(FinishReason::StopId)))
+                        if !strings.is_empty() =>
+                    {
                         Ok(SampleEvent::Finished(FinishReason::StopString))
                     }
                     Some(event) => event,
@@ -191,8 +196,12 @@ pub fn router(count: usize, options: RouterOptions) -> (Router, Vec<Arc<Scripted
 }
 
 /// Creates a router over replicas with these durations per token.
-pub fn router_over(tokens: Vec<Duration>, options: RouterOptions) -> (Router, Vec<Arc<ScriptedSampler>>) {
-    let replicas: Vec<Arc<ScriptedSampler>> = tokens.into_iter().map(ScriptedSampler::new).collect();
+pub fn router_over(
+    tokens: Vec<Duration>,
+    options: RouterOptions,
+) -> (Router, Vec<Arc<ScriptedSampler>>) {
+    let replicas: Vec<Arc<ScriptedSampler>> =
+        tokens.into_iter().map(ScriptedSampler::new).collect();
     let named = replicas.iter().zip('a'..).map(|(replica, name)| {
         let sampler: Arc<dyn Sampler> = replica.clone();
         (name.to_string(), sampler)

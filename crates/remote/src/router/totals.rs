@@ -44,8 +44,10 @@ fn sum(a: &DeviceStats, b: &DeviceStats) -> DeviceStats {
 impl ReplicaStats {
     fn counts(&mut self, stats: DeviceStats) {
         // Counters only rise within one process; a lower value means a restart.
-        if let Some(past) =
-            self.now.take().filter(|past| stats.sampled < past.sampled || stats.prefilled < past.prefilled)
+        if let Some(past) = self
+            .now
+            .take()
+            .filter(|past| stats.sampled < past.sampled || stats.prefilled < past.prefilled)
         {
             self.before = sum(&self.before, &past);
         }
@@ -66,7 +68,9 @@ where
     let mut calls = JoinSet::new();
     for replica in pool.replicas_up_to(Health::Suspected) {
         let (pending, timeout) = (question(replica.clone()), pool.options.response_timeout);
-        calls.spawn(async move { (replica.index, replica.call_with_timeout(timeout, what, pending).await) });
+        calls.spawn(async move {
+            (replica.index, replica.call_with_timeout(timeout, what, pending).await)
+        });
     }
     let mut responses = Vec::new();
     for (index, response) in calls.join_all().await {
@@ -93,28 +97,24 @@ impl Totals {
 
     /// Returns the oldest version of the serving replicas, or of the suspected ones if none serves.
     pub async fn version(&self, pool: &Pool) -> Result<u64, PolicyError> {
-        let versions =
-            call_all(
-                pool,
-                "say which weights it has",
-                |replica| async move { replica.sampler.version().await },
-            );
+        let versions = call_all(pool, "say which weights it has", |replica| async move {
+            replica.sampler.version().await
+        });
         let versions: Vec<(usize, u64)> = versions.await;
         let health = |index| pool.replica(index).map(|replica| replica.health());
         let serves = |(index, _): &&(usize, u64)| health(*index) == Some(Health::Serving);
         let min_version = versions.iter().filter(serves).map(|(_, version)| *version).min();
-        min_version.or_else(|| versions.iter().map(|(_, v)| *v).min()).ok_or_else(|| pool.no_replica_error())
+        min_version
+            .or_else(|| versions.iter().map(|(_, v)| *v).min())
+            .ok_or_else(|| pool.no_replica_error())
     }
 
     /// Returns the requests of all replicas, including those that wait in the router, and the mean
     /// fraction of cache in use.
     pub async fn load(&self, pool: &Pool, waiting: usize) -> Load {
-        let loads =
-            call_all(
-                pool,
-                "say what it has to do",
-                |replica| async move { replica.sampler.workload().await },
-            );
+        let loads = call_all(pool, "say what it has to do", |replica| async move {
+            replica.sampler.workload().await
+        });
         let mut total = Load { waiting, ..Load::default() };
         let loads: Vec<(usize, Load)> = loads.await;
         for (_, load) in &loads {
@@ -140,10 +140,14 @@ impl Totals {
                 replicas[index].counts(stats);
             }
         }
-        let known: Vec<DeviceStats> =
-            replicas.iter().filter_map(|known| Some(sum(&known.before, known.now.as_ref()?))).collect();
-        let mut total = known.iter().fold(DeviceStats::default(), |total, stats| sum(&total, stats));
-        total.cache_filled = known.iter().map(|stats| stats.cache_filled).sum::<f64>() / known.len() as f64;
+        let known: Vec<DeviceStats> = replicas
+            .iter()
+            .filter_map(|known| Some(sum(&known.before, known.now.as_ref()?)))
+            .collect();
+        let mut total =
+            known.iter().fold(DeviceStats::default(), |total, stats| sum(&total, stats));
+        total.cache_filled =
+            known.iter().map(|stats| stats.cache_filled).sum::<f64>() / known.len() as f64;
         (!known.is_empty()).then_some(total)
     }
 
@@ -152,12 +156,9 @@ impl Totals {
     pub async fn paused(&self, pool: &Pool) -> Duration {
         let mut known = self.paused.lock().await;
         let (replicas, total) = &mut *known;
-        let found =
-            call_all(
-                pool,
-                "say how long it stood still",
-                |replica| async move { replica.sampler.paused().await },
-            );
+        let found = call_all(pool, "say how long it stood still", |replica| async move {
+            replica.sampler.paused().await
+        });
         let found: Vec<(usize, Duration)> = found.await;
         let count = found.iter().map(|(index, _)| index + 1).max().unwrap_or(0);
         replicas.resize(replicas.len().max(count), Duration::ZERO);

@@ -108,7 +108,11 @@ impl Call {
                 self.request.params.prompt_logprobs = None;
             }
             if self.request.params.max_tokens == 0 {
-                return Ok(if self.is_truncated { FinishReason::Context } else { FinishReason::Length });
+                return Ok(if self.is_truncated {
+                    FinishReason::Context
+                } else {
+                    FinishReason::Length
+                });
             }
             match self.generate(changes, &weights).await? {
                 Outcome::Complete(reason) => return Ok(reason),
@@ -164,8 +168,11 @@ impl Call {
                 return Err(server.http.stopped_error("it sleeps on while others have woken"));
             }
         };
-        let behind =
-            |version| PolicyError::Behind { policy: self.request.policy.clone(), min_version, version };
+        let behind = |version| PolicyError::Behind {
+            policy: self.request.policy.clone(),
+            min_version,
+            version,
+        };
         match gate.weights {
             Some(weights) if weights.version < min_version => Err(behind(weights.version)),
             Some(weights) => Ok((gate.changes, weights)),
@@ -176,11 +183,16 @@ impl Call {
             // No run has loaded weights: the server samples from those that it was started with.
             None => {
                 let facts = server.facts().await?;
-                let mark =
-                    server.dialect.label(&server.http, &facts, server.options.response_timeout).await?;
+                let mark = server
+                    .dialect
+                    .label(&server.http, &facts, server.options.response_timeout)
+                    .await?;
                 let (label, model) = ("as started".to_owned(), facts.model.clone());
                 let (seeds, probe) = (facts.seeds, None);
-                Ok((gate.changes, Arc::new(LoadedWeights { version: 0, label, mark, model, seeds, probe })))
+                Ok((
+                    gate.changes,
+                    Arc::new(LoadedWeights { version: 0, label, mark, model, seeds, probe }),
+                ))
             }
         }
     }
@@ -188,11 +200,16 @@ impl Call {
     /// Returns the seed of the remaining tokens. Each part of a completion has its own seed.
     fn seed(&self) -> u64 {
         let SampleRequest { seed, stream, params, .. } = &self.request;
-        (levade_policy::uniform(*seed, *stream, params.sampled_before as u64) * (u64::MAX as f64)) as u64
+        (levade_policy::uniform(*seed, *stream, params.sampled_before as u64) * (u64::MAX as f64))
+            as u64
     }
 
     /// Sends one request, and returns its tokens to the caller.
-    async fn generate(&mut self, changes: u64, weights: &LoadedWeights) -> Result<Outcome, PolicyError> {
+    async fn generate(
+        &mut self,
+        changes: u64,
+        weights: &LoadedWeights,
+    ) -> Result<Outcome, PolicyError> {
         let server = Arc::clone(&self.server);
         let target = RequestTarget {
             model: &weights.model,
@@ -233,16 +250,19 @@ impl Call {
                 return Err(server.http.stopped_error("the reply ended without saying why"));
             };
             let seen = progress.emitted + progress.pending.len();
-            let chunk =
-                server.dialect.chunk(&event, seen, top).map_err(|why| server.http.stopped_error(&why))?;
+            let chunk = server
+                .dialect
+                .chunk(&event, seen, top)
+                .map_err(|why| server.http.stopped_error(&why))?;
             let Chunk { tokens, logprobs, top, spans, end } = chunk;
             self.check_tokens(&tokens, seen, max_count)?;
             if let (Some(spans), Some(_)) = (&spans, &end) {
-                let (num_labelled, all) = (spans.last().map_or(0, |span| span.end), seen + tokens.len());
+                let (num_labelled, all) =
+                    (spans.last().map_or(0, |span| span.end), seen + tokens.len());
                 if num_labelled < all {
-                    return Err(server
-                        .http
-                        .stopped_error(&format!("it tells weights of {num_labelled} of {all} tokens")));
+                    return Err(server.http.stopped_error(&format!(
+                        "it tells weights of {num_labelled} of {all} tokens"
+                    )));
                 }
             }
             // With adapters, the labels are those of the base model.
@@ -252,9 +272,9 @@ impl Call {
             let come = tokens.into_iter().zip(logprobs);
             // Tokens after a stop string are dropped.
             if !progress.is_stopped {
-                progress
-                    .pending
-                    .extend(come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())));
+                progress.pending.extend(
+                    come.map(|(id, logprob)| (id, logprob, top.next().unwrap_or_default())),
+                );
                 let params = &self.request.params;
                 let counted = |at: usize| params.sampled_before + at + 1 > params.min_tokens;
                 let stop = (before..progress.pending.len())
@@ -298,7 +318,9 @@ impl Call {
                 Some(End::Token(id)) if !self.request.params.stop_ids.contains(&id) => {
                     return Ok(Outcome::Continue);
                 }
-                Some(End::Stop | End::Token(_)) => return Ok(Outcome::Complete(FinishReason::StopId)),
+                Some(End::Stop | End::Token(_)) => {
+                    return Ok(Outcome::Complete(FinishReason::StopId));
+                }
                 Some(End::Length) if self.is_truncated => {
                     return Ok(Outcome::Complete(FinishReason::Context));
                 }
@@ -325,10 +347,13 @@ impl Call {
                 None if progress != server.progress.load(Ordering::Relaxed) => {}
                 None if server.gate.borrow().is_closed => {}
                 None => {
-                    let paused =
-                        server.dialect.is_paused(&server.http, server.options.response_timeout).await;
+                    let paused = server
+                        .dialect
+                        .is_paused(&server.http, server.options.response_timeout)
+                        .await;
                     let why = if paused { ", which says that somebody has paused it" } else { "" };
-                    let what = format!("token {} of a reply from {}{why}", seen + 1, server.http.name);
+                    let what =
+                        format!("token {} of a reply from {}{why}", seen + 1, server.http.name);
                     return Err(PolicyError::Deadline(silence, what));
                 }
             }
@@ -340,10 +365,16 @@ impl Call {
 
     /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
     /// they do not exceed `most`.
-    fn check_tokens(&self, tokens: &[u32], seen: usize, max_count: usize) -> Result<(), PolicyError> {
+    fn check_tokens(
+        &self,
+        tokens: &[u32],
+        seen: usize,
+        max_count: usize,
+    ) -> Result<(), PolicyError> {
         let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
-            let why = format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
+            let why =
+                format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
             return Err(http.stopped_error(&why));
         }
         match seen + tokens.len() > max_count {
@@ -360,8 +391,9 @@ impl Call {
         const KEPT_FREE: usize = 2;
         let (server, sequence) = (&self.server, &self.request.prompt);
         let is_full = sequence.len() + KEPT_FREE >= server.options.context;
-        let stopped =
-            || count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id));
+        let stopped = || {
+            count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id))
+        };
         match end {
             End::Length if count < max_count && !is_full => Err(server.http.stopped_error(&format!(
                 "it ended a reply for its length after {count} of {max_count} tokens; does it have limits of its own?"

@@ -132,14 +132,24 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns a message if the response is malformed.
-    fn parse_scores(&self, response: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String>;
+    fn parse_scores(
+        &self,
+        response: &Value,
+        prompt: &[u32],
+        top: usize,
+    ) -> Result<PromptScores, String>;
 
     /// Pauses sampling, so that weights can be replaced. `in_flight` decides what happens to
     /// running requests.
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
-    async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError>;
+    async fn pause(
+        &self,
+        http: &Http,
+        in_flight: InFlight,
+        within: Duration,
+    ) -> Result<(), PolicyError>;
 
     /// Resumes sampling.
     ///
@@ -147,8 +157,8 @@ pub(super) trait Dialect: ReceiveWeights {
     /// Returns an error if the server rejects the request or is unreachable.
     async fn resume(&self, http: &Http, within: Duration) -> Result<(), PolicyError>;
 
-    /// Makes a paused server read all weights from a directory, label them `label`, and drop what earlier
-    /// weights cached, except the caches of frozen requests.
+    /// Makes a paused server read all weights from a directory, label them `label`, and drop what
+    /// earlier weights cached, except the caches of frozen requests.
     ///
     /// # Errors
     /// Returns an error if the server rejects the weights or is unreachable.
@@ -159,19 +169,34 @@ pub(super) trait Dialect: ReceiveWeights {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn label(&self, http: &Http, facts: &Facts, within: Duration) -> Result<String, PolicyError>;
+    async fn label(
+        &self,
+        http: &Http,
+        facts: &Facts,
+        within: Duration,
+    ) -> Result<String, PolicyError>;
 
     /// Loads a LoRA adapter in addition to the loaded ones, under a name of its own.
     ///
     /// # Errors
     /// Returns an error if the server rejects the adapter or is unreachable.
-    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError>;
+    async fn load_adapter(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError>;
 
     /// Unloads a LoRA adapter. Succeeds if the adapter is not loaded.
     ///
     /// # Errors
     /// Returns an error if the server is unreachable.
-    async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError>;
+    async fn drop_adapter(
+        &self,
+        http: &Http,
+        name: &str,
+        within: Duration,
+    ) -> Result<(), PolicyError>;
 
     /// Returns the load of the server, or `None` if the server does not report it.
     ///
@@ -270,7 +295,10 @@ pub(super) fn unservable(params: &SamplingParams, program: &str) -> Option<Strin
         ));
     }
     (params.prompt_logprobs.is_some() && params.behavior_temperature() != 1.0).then(|| {
-        format!("prompt_logprobs at temperature {}: {program} tells them at 1 only", params.temperature)
+        format!(
+            "prompt_logprobs at temperature {}: {program} tells them at 1 only",
+            params.temperature
+        )
     })
 }
 
@@ -310,7 +338,9 @@ pub(super) async fn unload(
     within: Duration,
 ) -> Result<(), PolicyError> {
     match http.send(Method::POST, route, Some(&json!({ "lora_name": name })), within).await? {
-        response if response.status.is_server_error() => Err(http.stopped_error(&response.error_message())),
+        response if response.status.is_server_error() => {
+            Err(http.stopped_error(&response.error_message()))
+        }
         _ => Ok(()),
     }
 }
@@ -355,7 +385,9 @@ pub(super) fn spans_of(value: &Value) -> Result<Option<Vec<Span>>, String> {
             (Some(label), Some(from), Some(end)) if from == start && end >= start => {
                 spans.push(Span { label: label.to_owned(), end });
             }
-            _ => return Err(format!("weight_versions {value} are no spans that follow each other")),
+            _ => {
+                return Err(format!("weight_versions {value} are no spans that follow each other"));
+            }
         }
     }
     Ok(Some(spans))
@@ -374,8 +406,11 @@ pub(super) fn compare_tokens(options: &ServerOptions, response: &Value) -> Resul
     if tokens == *expected || tokens.get(1..) == Some(expected) {
         return Ok(());
     }
-    let at =
-        tokens.iter().zip(expected).position(|(a, b)| a != b).unwrap_or(expected.len().min(tokens.len()));
+    let at = tokens
+        .iter()
+        .zip(expected)
+        .position(|(a, b)| a != b)
+        .unwrap_or(expected.len().min(tokens.len()));
     Err(format!(
         "it has another tokenizer: token {at} of {:?} is {:?} there and {:?} here; start it with the model of the \
          recipe, or with --tokenizer and the folder of that",
@@ -391,8 +426,7 @@ mod tests {
 
     #[test]
     fn spans_of_rejects_noncontiguous_spans() {
-        let good =
-            json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
+        let good = json!([{ "version": "a", "start": 0, "end": 3 }, { "version": "b", "start": 3, "end": 5 }]);
         let spans = spans_of(&good).unwrap().unwrap();
         assert_eq!(spans[1], Span { label: "b".into(), end: 5 });
         assert_eq!(spans_of(&Value::Null).unwrap(), None);

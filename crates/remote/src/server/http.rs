@@ -12,7 +12,9 @@ use levade_policy::PolicyError;
 use levade_policy::process_time::with_timeout;
 use serde_json::Value;
 
-use crate::external::{Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate};
+use crate::external::{
+    Decoder, MAX_ERROR_BYTES, Server as Endpoint, message_of, plain_uri, truncate,
+};
 
 /// Maximum size of a response, in bytes.
 const MAX_BYTES: usize = 256 << 20;
@@ -45,8 +47,8 @@ impl Http {
         let uri = plain_uri(&base)
             .map_err(|why| PolicyError::Invalid(format!("the address of a {kind} server {why}")))?;
         let invalid = |error: &dyn std::fmt::Display| PolicyError::Invalid(error.to_string());
-        let endpoint =
-            Endpoint::at(uri, key_env, |name| std::env::var(name)).map_err(|error| invalid(&error))?;
+        let endpoint = Endpoint::at(uri, key_env, |name| std::env::var(name))
+            .map_err(|error| invalid(&error))?;
         let client = Client::new(Hosts::allow_all(), None).map_err(|error| invalid(&error))?;
         Ok(Http { client, name: format!("{kind} at {base}"), base, endpoint })
     }
@@ -97,13 +99,18 @@ impl Http {
         deadline: Duration,
     ) -> Result<JsonResponse, PolicyError> {
         let body = body.map(|body| Bytes::from(body.to_string())).unwrap_or_default();
-        let request =
-            ClientRequest { method, url: format!("{}{path}", self.base), headers: self.headers(), body };
+        let request = ClientRequest {
+            method,
+            url: format!("{}{path}", self.base),
+            headers: self.headers(),
+            body,
+        };
         // The deadline above excludes suspended time, which `levade_http` cannot measure; this
         // bound is a safety net.
         let bounds = Bounds { deadline: deadline * 4, bytes: MAX_BYTES, redirects: 0 };
         let response = with_timeout(deadline, self.client.send(request, bounds)).await;
-        let late = || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
+        let late =
+            || PolicyError::Deadline(deadline, format!("an answer of {} to {path}", self.name));
         let reply = response.ok_or_else(late)?.map_err(|error| self.lost(error))?;
         let text = self.endpoint.without_key(&reply.text());
         Ok(JsonResponse {
@@ -125,7 +132,12 @@ impl Http {
     ///
     /// # Errors
     /// Returns the server's message if the status is not a success.
-    pub async fn post(&self, path: &str, body: &Value, deadline: Duration) -> Result<Value, PolicyError> {
+    pub async fn post(
+        &self,
+        path: &str,
+        body: &Value,
+        deadline: Duration,
+    ) -> Result<Value, PolicyError> {
         self.good(path, self.send(Method::POST, path, Some(body), deadline).await?)
     }
 
@@ -141,7 +153,9 @@ impl Http {
         let why = format!("{path} answers {}: {message}", status.as_u16());
         match status.as_u16() {
             401 => self.rejection(format!("{why}; {}", self.endpoint.key_hint())),
-            429 | 503 => PolicyError::Busy { what: format!("{}: {why}", self.name), retry_after: 1 },
+            429 | 503 => {
+                PolicyError::Busy { what: format!("{}: {why}", self.name), retry_after: 1 }
+            }
             500.. => self.stopped_error(&why),
             _ => self.rejection(why),
         }
@@ -151,18 +165,27 @@ impl Http {
     ///
     /// # Errors
     /// Returns an error if the server is unreachable, times out, or rejects the request.
-    pub async fn stream(&self, path: &str, body: &Value, deadline: Duration) -> Result<Events, PolicyError> {
+    pub async fn stream(
+        &self,
+        path: &str,
+        body: &Value,
+        deadline: Duration,
+    ) -> Result<Events, PolicyError> {
         let mut request = Request::new(Full::new(Bytes::from(body.to_string())));
         *request.method_mut() = Method::POST;
         *request.uri_mut() = format!("{}{path}", self.base)
             .parse()
             .map_err(|error| self.rejection(format!("{path}: {error}")))?;
         *request.headers_mut() = self.headers();
-        let late = || PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name));
-        let response = with_timeout(deadline, self.client.request(request)).await.ok_or_else(late)?;
+        let late = || {
+            PolicyError::Deadline(deadline, format!("{} to begin an answer to {path}", self.name))
+        };
+        let response =
+            with_timeout(deadline, self.client.request(request)).await.ok_or_else(late)?;
         let response = response.map_err(|error| self.lost(error))?;
         let status = response.status();
-        let mut events = Events { body: response.into_body(), decoder: Decoder::default(), read: Vec::new() };
+        let mut events =
+            Events { body: response.into_body(), decoder: Decoder::default(), read: Vec::new() };
         if status.is_success() {
             return Ok(events);
         }
@@ -211,7 +234,8 @@ impl Events {
                 let rest = std::mem::take(&mut self.decoder).finish();
                 return Ok(rest);
             };
-            let frame = frame.map_err(|error| format!("the answer broke off: {}", causes(&error)))?;
+            let frame =
+                frame.map_err(|error| format!("the answer broke off: {}", causes(&error)))?;
             // Trailers are ignored.
             let Ok(data) = frame.into_data() else { continue };
             self.decoder.feed(&data, &mut self.read);

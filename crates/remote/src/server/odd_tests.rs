@@ -40,12 +40,16 @@ async fn stop_ids_override_end_of_text_tokens() {
     let at = |id: u32| full.tokens.iter().position(|found| *found == id).unwrap();
     // The first two different tokens of the completion: one ends texts, the other ends this
     // completion.
-    let (own, last) = (full.tokens[0], *full.tokens.iter().find(|id| **id != full.tokens[0]).unwrap());
+    let (own, last) =
+        (full.tokens[0], *full.tokens.iter().find(|id| **id != full.tokens[0]).unwrap());
     fake.set(Behavior { ends_texts: Some(own.into()), ..Behavior::default() });
     let mut issued = request(1, 12);
     issued.params.stop_ids = vec![last];
     let ended = complete(&server, issued.clone()).await.unwrap();
-    assert_eq!((&ended.tokens[..], ended.finish), (&full.tokens[..=at(last)], FinishReason::StopId));
+    assert_eq!(
+        (&ended.tokens[..], ended.finish),
+        (&full.tokens[..=at(last)], FinishReason::StopId)
+    );
     check(&ended, &issued.prompt);
     // However often the model samples its end-of-text token.
     issued.params.stop_ids = vec![VOCABULARY as u32];
@@ -78,12 +82,14 @@ async fn servers_share_directory_check_until_files_change() {
     let checks = DirChecks::default();
     let fakes = [Fake::new(ServerApi::NewVllm).await, Fake::new(ServerApi::Sglang).await];
     let server_of = |fake: &Fake| {
-        Server::new(ServerOptions { checks: checks.clone(), ..fake.options(InFlight::Recompute) }).unwrap()
+        Server::new(ServerOptions { checks: checks.clone(), ..fake.options(InFlight::Recompute) })
+            .unwrap()
     };
     let servers = [server_of(&fakes[0]), server_of(&fakes[1])];
     for version in 1..4 {
         let weights = publish(root.path(), version);
-        let (a, b) = tokio::join!(servers[0].update_weights(&weights), servers[1].update_weights(&weights));
+        let (a, b) =
+            tokio::join!(servers[0].update_weights(&weights), servers[1].update_weights(&weights));
         a.unwrap();
         b.unwrap();
         assert_eq!(checks.count(), version as usize);

@@ -97,7 +97,12 @@ pub struct ServerOptions {
 
 impl ServerOptions {
     /// Creates options with default limits for a server whose model has `vocabulary` tokens.
-    pub fn new(kind: ServerKind, url: impl Into<String>, vocabulary: usize, context: usize) -> Self {
+    pub fn new(
+        kind: ServerKind,
+        url: impl Into<String>,
+        vocabulary: usize,
+        context: usize,
+    ) -> Self {
         ServerOptions {
             kind,
             url: url.into(),

@@ -14,7 +14,8 @@ use crate::push::{GroupBackend, GroupInfo, GroupSpec, Rendezvous, SendReport};
 const REJECTION_WAIT: Duration = Duration::from_millis(100);
 
 /// The learner's part of a push, which starts when it is first polled.
-pub(super) type SendFuture<'a> = Pin<Box<dyn Future<Output = Result<SendReport, PolicyError>> + Send + 'a>>;
+pub(super) type SendFuture<'a> =
+    Pin<Box<dyn Future<Output = Result<SendReport, PolicyError>> + Send + 'a>>;
 
 /// A group that a server will join or has joined.
 #[derive(Debug, Clone)]
@@ -53,7 +54,12 @@ pub(super) trait ReceiveWeights: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, is unreachable or times out.
-    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError>;
+    async fn join(
+        &self,
+        http: &Http,
+        joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError>;
 
     /// Makes a paused server receive the weights, and drop what earlier weights cached.
     ///
@@ -71,7 +77,12 @@ pub(super) trait ReceiveWeights: Send + Sync {
     ///
     /// # Errors
     /// Returns an error if the server rejects the request or is unreachable.
-    async fn leave(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError>;
+    async fn leave(
+        &self,
+        http: &Http,
+        joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError>;
 }
 
 /// Makes the learner send weights to a server that expects them, unless the server rejects them at
@@ -88,7 +99,9 @@ pub(super) async fn receive_weights(
     let mut update = std::pin::pin!(update);
     if let Ok(response) = tokio::time::timeout(REJECTION_WAIT, &mut update).await {
         let response = response?;
-        return Err(http.stopped_error(&format!("it answered {response} before any weights were sent")));
+        return Err(
+            http.stopped_error(&format!("it answered {response} before any weights were sent"))
+        );
     }
     tokio::select! {
         // The group has ended; a server that still waits in it is limited by its own timeout.

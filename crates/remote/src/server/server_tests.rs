@@ -1,5 +1,6 @@
 use levade_policy::{
-    Completion, FinishReason, Grammar, Manifest, PolicyError, SampleEvent, SamplingParams, WeightsAt,
+    Completion, FinishReason, Grammar, Manifest, PolicyError, SampleEvent, SamplingParams,
+    WeightsAt,
 };
 use tempfile::TempDir;
 use tokio::time::{Instant, sleep};
@@ -61,8 +62,10 @@ async fn completions_match_adopted_weights() {
         let first = completion.tokens.iter().position(|id| *id == completion.tokens[5]).unwrap();
         assert_eq!(stopped.tokens[..], completion.tokens[..=first]);
         let bytes = server.0.options.tokens.clone().unwrap();
-        let spelt: Vec<u8> =
-            completion.tokens[2..4].iter().flat_map(|id| bytes.token_bytes(*id).unwrap().to_vec()).collect();
+        let spelt: Vec<u8> = completion.tokens[2..4]
+            .iter()
+            .flat_map(|id| bytes.token_bytes(*id).unwrap().to_vec())
+            .collect();
         let mut spells = issued.clone();
         spells.params.stop_strings = vec![String::from_utf8(spelt).unwrap()];
         let spelt = complete(&server, spells).await.unwrap();
@@ -88,8 +91,10 @@ async fn request_contains_seed_and_parameters() {
     }
     let issued = fake.requests("/inference/v1/generate");
     let generate_calls: Vec<_> = issued.iter().filter(|body| body["stream"] == true).collect();
-    let seeds: Vec<_> =
-        generate_calls.iter().map(|body| body["sampling_params"]["seed"].as_u64().unwrap()).collect();
+    let seeds: Vec<_> = generate_calls
+        .iter()
+        .map(|body| body["sampling_params"]["seed"].as_u64().unwrap())
+        .collect();
     assert!(seeds[0] == seeds[1] && seeds[0] != seeds[2], "{seeds:?}");
     assert_eq!(generate_calls[0]["sampling_params"]["ignore_eos"], true);
     assert_eq!(generate_calls[0]["cache_salt"], "as started");
@@ -114,7 +119,9 @@ async fn across(server: &Server, start: usize, update: impl AsyncFnOnce(), what:
     let mut stream = server.sample(issued.clone()).await.unwrap();
     let mut completion = Completion::default();
     while completion.tokens.len() < start {
-        if let SampleEvent::Tokens { tokens, logprobs, version, .. } = stream.next().await.unwrap().unwrap() {
+        if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
+            stream.next().await.unwrap().unwrap()
+        {
             completion.extend(&tokens, &logprobs, version);
         }
     }
@@ -178,10 +185,15 @@ async fn abort_ends_completion_and_hang_times_out() {
 
 #[tokio::test]
 async fn unsupported_parameters_are_rejected_by_name() {
-    let penalised = SamplingParams { presence_penalty: 1.0, sampled_before: 1, ..SamplingParams::default() };
-    let formed =
-        SamplingParams { grammar: Some(Grammar::JsonObject), stop_ids: vec![1], ..SamplingParams::default() };
-    let scored = SamplingParams { prompt_logprobs: Some(0), temperature: 0.5, ..SamplingParams::default() };
+    let penalised =
+        SamplingParams { presence_penalty: 1.0, sampled_before: 1, ..SamplingParams::default() };
+    let formed = SamplingParams {
+        grammar: Some(Grammar::JsonObject),
+        stop_ids: vec![1],
+        ..SamplingParams::default()
+    };
+    let scored =
+        SamplingParams { prompt_logprobs: Some(0), temperature: 0.5, ..SamplingParams::default() };
     let repeated = SamplingParams { repetition_penalty: 1.2, ..SamplingParams::default() };
     for api in [ServerApi::NewVllm, ServerApi::Sglang] {
         let fake = Fake::new(api).await;
@@ -193,13 +205,24 @@ async fn unsupported_parameters_are_rejected_by_name() {
         assert!(why(&penalised).await.contains("presence_penalty"));
         assert!(why(&formed).await.contains("a grammar is not passed on"));
         assert!(why(&scored).await.contains("prompt_logprobs at temperature 0.5"));
-        assert_eq!(why(&repeated).await.contains("repetition_penalty = 1.2"), api == ServerApi::Sglang);
+        assert_eq!(
+            why(&repeated).await.contains("repetition_penalty = 1.2"),
+            api == ServerApi::Sglang
+        );
         let outside = SampleRequest { prompt: vec![VOCABULARY as u32], ..request(1, 4) };
         assert!(
-            server.sample(outside).await.unwrap_err().to_string().contains("outside the model's vocabulary")
+            server
+                .sample(outside)
+                .await
+                .unwrap_err()
+                .to_string()
+                .contains("outside the model's vocabulary")
         );
         let long = SampleRequest { prompt: vec![1; 64], ..request(1, 4) };
-        assert!(matches!(server.sample(long).await.unwrap_err(), PolicyError::PromptTooLong { .. }));
+        assert!(matches!(
+            server.sample(long).await.unwrap_err(),
+            PolicyError::PromptTooLong { .. }
+        ));
     }
 }
 
@@ -242,7 +265,8 @@ async fn look_names_missing_server_flags() {
         let error = server.inspect().await.unwrap_err();
         let text = error.to_string();
         assert!(
-            text.contains(want) && text.contains("--weight-transfer-config '{\"backend\": \"gloo\"}'"),
+            text.contains(want)
+                && text.contains("--weight-transfer-config '{\"backend\": \"gloo\"}'"),
             "{text}"
         );
         assert!(!error.is_transient());
@@ -251,7 +275,8 @@ async fn look_names_missing_server_flags() {
     let old = why(ServerApi::OldVllm, plain(), InFlight::Keep, false).await;
     assert!(old.contains("set in_flight = \"recompute\""), "{old}");
     let short =
-        why(ServerApi::Sglang, Behavior { context: Some(32), ..plain() }, InFlight::Keep, false).await;
+        why(ServerApi::Sglang, Behavior { context: Some(32), ..plain() }, InFlight::Keep, false)
+            .await;
     assert!(short.contains("--context-length 64"), "{short}");
     let fake = Fake::new(ServerApi::Sglang).await;
     let other = ServerOptions { kind: ServerKind::Vllm, ..fake.options(InFlight::Recompute) };
@@ -290,11 +315,13 @@ async fn invalid_weight_directory_never_reaches_server() {
     // Complete according to its checksums, but of another model.
     let weights = publish(root.path(), 9);
     let config = dir_of(&weights).join("config.json");
-    let text = std::fs::read_to_string(&config).unwrap().replace("\"hidden_size\":4", "\"hidden_size\":8");
+    let text =
+        std::fs::read_to_string(&config).unwrap().replace("\"hidden_size\":4", "\"hidden_size\":8");
     std::fs::write(&config, text).unwrap();
     let WeightsAt::Manifest(manifest) = &weights.at else { panic!() };
     let names: Vec<String> = manifest.files.iter().map(|file| file.name.clone()).collect();
-    let manifest = Manifest::from_files(&parent_of(&config), manifest.content.clone(), &names).unwrap();
+    let manifest =
+        Manifest::from_files(&parent_of(&config), manifest.content.clone(), &names).unwrap();
     let error = server
         .update_weights(&WeightsRef { at: WeightsAt::Manifest(manifest), ..weights })
         .await
@@ -337,17 +364,20 @@ async fn probe_detects_server_that_kept_old_weights() {
 async fn adapters_are_loaded_side_by_side_and_unloaded() {
     for in_flight in [InFlight::Recompute, InFlight::Keep] {
         let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
-        let server = Server::new(ServerOptions { adapters: true, ..fake.options(in_flight) }).unwrap();
+        let server =
+            Server::new(ServerOptions { adapters: true, ..fake.options(in_flight) }).unwrap();
         let adapter = |version| {
             let weights = publish(root.path(), version);
             let dir = dir_of(&weights);
-            std::fs::rename(dir.join("model.safetensors"), dir.join("adapter_model.safetensors")).unwrap();
+            std::fs::rename(dir.join("model.safetensors"), dir.join("adapter_model.safetensors"))
+                .unwrap();
             let config = serde_json::json!({
                 "peft_type": "LORA", "base_model_name_or_path": "m", "r": 2, "lora_alpha": 4.0, "bias": "none",
                 "target_modules": ["q_proj"], "task_type": "CAUSAL_LM",
             });
             std::fs::write(dir.join("adapter_config.json"), config.to_string()).unwrap();
-            let names = ["adapter_config.json", "adapter_model.safetensors", PROBE].map(str::to_owned);
+            let names =
+                ["adapter_config.json", "adapter_model.safetensors", PROBE].map(str::to_owned);
             let content = levade_policy::Content::Adapter { base: "m".into() };
             WeightsRef {
                 version,
@@ -358,7 +388,9 @@ async fn adapters_are_loaded_side_by_side_and_unloaded() {
         let issued = request(1, 30);
         let mut stream = server.sample(issued.clone()).await.unwrap();
         let mut completion = Completion::default();
-        if let SampleEvent::Tokens { tokens, logprobs, version, .. } = stream.next().await.unwrap().unwrap() {
+        if let SampleEvent::Tokens { tokens, logprobs, version, .. } =
+            stream.next().await.unwrap().unwrap()
+        {
             completion.extend(&tokens, &logprobs, version);
         }
         server.update_weights(&adapter(4)).await.unwrap();
@@ -405,7 +437,11 @@ async fn pushed_weights_change_token_versions() {
             server.update_weights(&publish(dir.path(), 2)).await.unwrap();
         };
         across(&server, 5, update, &format!("{api:?} {in_flight:?}")).await;
-        assert_eq!((broadcast.counts(), read(&fake), fake.half()), ((2, 0), 0, 0), "{api:?} {in_flight:?}");
+        assert_eq!(
+            (broadcast.counts(), read(&fake), fake.half()),
+            ((2, 0), 0, 0),
+            "{api:?} {in_flight:?}"
+        );
         // The learner's weights have changed since; the published ones are in the directory.
         broadcast.withdraw().await;
         server.update_weights(&publish(dir.path(), 3)).await.unwrap();
@@ -430,7 +466,11 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
             let completion = stream.collect(LONG).await.unwrap();
             check(&completion, &issued.prompt);
             assert_eq!(completion.versions.last().unwrap().version, 2, "{api:?} {fault:?}");
-            assert_eq!((broadcast.counts(), read(&fake), fake.half()), ((1, 1), 1, 0), "{api:?} {fault:?}");
+            assert_eq!(
+                (broadcast.counts(), read(&fake), fake.half()),
+                ((1, 1), 1, 0),
+                "{api:?} {fault:?}"
+            );
         }
         // A server that rejects all weights has none, and the learner does not wait for it.
         let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
@@ -460,7 +500,11 @@ async fn server_exit_during_push_releases_learner() {
         fake.set(Behavior::default());
         fake.restart().await;
         server.update_weights(&publish(root.path(), 1)).await.unwrap();
-        assert_eq!((server.version().await.unwrap(), read(&fake)), (1, 1), "it comes back by the folder");
+        assert_eq!(
+            (server.version().await.unwrap(), read(&fake)),
+            (1, 1),
+            "it comes back by the folder"
+        );
         broadcast.offer(2).await;
         server.update_weights(&publish(root.path(), 2)).await.unwrap();
         assert_eq!(

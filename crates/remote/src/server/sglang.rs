@@ -1,5 +1,5 @@
-//! API of SGLang. The server labels weights, and reports with each event which tokens were sampled under
-//! which label.
+//! API of SGLang. The server labels weights, and reports with each event which tokens were sampled
+//! under which label.
 
 use std::path::Path;
 use std::time::Duration;
@@ -11,8 +11,8 @@ use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of, unload,
-    unservable,
+    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of,
+    unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -79,8 +79,7 @@ impl Dialect for Sglang {
             ));
         }
         if !options.tokenizer.tokens.is_empty() {
-            let text =
-                json!({ "model": model, "prompt": options.tokenizer.text, "add_special_tokens": false });
+            let text = json!({ "model": model, "prompt": options.tokenizer.text, "add_special_tokens": false });
             let answer = http.send(Method::POST, "/tokenize", Some(&text), within).await?;
             if answer.status.is_success() {
                 compare_tokens(options, &answer.value).map_err(|why| http.rejection(why))?;
@@ -155,8 +154,10 @@ impl Dialect for Sglang {
         let finish = &meta["finish_reason"];
         // Spans may cover fewer tokens than have arrived, except at the end.
         let so_far = seen + chunk.tokens.len();
-        let is_short =
-            chunk.spans.as_ref().is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far);
+        let is_short = chunk
+            .spans
+            .as_ref()
+            .is_some_and(|spans| spans.last().map_or(0, |span| span.end) < so_far);
         if is_short && finish.is_null() {
             chunk.spans = None;
         }
@@ -176,9 +177,15 @@ impl Dialect for Sglang {
         self.body(prompt, target, json!({ "max_new_tokens": 1, "temperature": 1.0 }), 0, top)
     }
 
-    fn parse_scores(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String> {
+    fn parse_scores(
+        &self,
+        answer: &Value,
+        prompt: &[u32],
+        top: usize,
+    ) -> Result<PromptScores, String> {
         let meta = &answer["meta_info"];
-        let all = meta["input_token_logprobs"].as_array().ok_or("it tells no input_token_logprobs")?;
+        let all =
+            meta["input_token_logprobs"].as_array().ok_or("it tells no input_token_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
         }
@@ -196,7 +203,12 @@ impl Dialect for Sglang {
         Ok((logprobs, likely))
     }
 
-    async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError> {
+    async fn pause(
+        &self,
+        http: &Http,
+        in_flight: InFlight,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         let mode = if in_flight == InFlight::Keep { "in_place" } else { "retract" };
         http.post("/pause_generation", &json!({ "mode": mode }), within).await.map(|_| ())
     }
@@ -216,21 +228,39 @@ impl Dialect for Sglang {
         done(http, http.post("/update_weights_from_disk", &call, load.within).await?).map(|_| ())
     }
 
-    async fn label(&self, http: &Http, _facts: &Facts, within: Duration) -> Result<String, PolicyError> {
+    async fn label(
+        &self,
+        http: &Http,
+        _facts: &Facts,
+        within: Duration,
+    ) -> Result<String, PolicyError> {
         let info = http.get("/model_info", within).await?;
         Ok(info["weight_version"].as_str().unwrap_or_default().to_owned())
     }
 
-    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+    async fn load_adapter(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError> {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
         match answer["success"] == false {
-            true => Err(http.rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter"))),
+            true => {
+                Err(http
+                    .rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter")))
+            }
             false => Ok(()),
         }
     }
 
-    async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
+    async fn drop_adapter(
+        &self,
+        http: &Http,
+        name: &str,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         unload(http, "/unload_lora_adapter", name, within).await
     }
 
@@ -316,7 +346,12 @@ impl ReceiveWeights for Sglang {
         Ok(number("tp_size").max(1))
     }
 
-    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+    async fn join(
+        &self,
+        http: &Http,
+        joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let Meeting::Store { address, port } = &opened.meeting else {
             return Err(http.rejection("it joins groups over a store alone"));
@@ -348,18 +383,27 @@ impl ReceiveWeights for Sglang {
             "weight_version": label,
             "flush_cache": !keeps,
         });
-        let update =
-            async { done(http, http.post("/update_weights_from_distributed", &call, within).await?) };
-        let taken = receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
+        let update = async {
+            done(http, http.post("/update_weights_from_distributed", &call, within).await?)
+        };
+        let taken =
+            receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
         // Without the end of the update, the server loads no weights in any other way.
-        let ended =
-            http.post("/end_weight_update", &json!({}), within).await.and_then(|answer| done(http, answer));
+        let ended = http
+            .post("/end_weight_update", &json!({}), within)
+            .await
+            .and_then(|answer| done(http, answer));
         let (_, sent) = taken?;
         ended?;
         Ok(sent)
     }
 
-    async fn leave(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+    async fn leave(
+        &self,
+        http: &Http,
+        joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         let call = json!({ "group_name": joint.opening.group });
         http.post("/destroy_weights_update_group", &call, within).await.map(|_| ())
     }

@@ -45,7 +45,8 @@ impl Server {
 
     /// Returns whether anything answers at the server's address, even if late.
     pub(crate) async fn is_reachable(&self) -> bool {
-        let response = self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
+        let response =
+            self.0.http.send(Method::GET, "/health", None, self.0.options.response_timeout).await;
         !matches!(response, Err(PolicyError::Stopped(_)))
     }
 
@@ -76,7 +77,8 @@ impl Inner {
     }
 
     async fn sleep(&self) -> Result<(), PolicyError> {
-        let (response_timeout, timeout) = (self.options.response_timeout, self.options.update_timeout * 2);
+        let (response_timeout, timeout) =
+            (self.options.response_timeout, self.options.update_timeout * 2);
         let Some(_lock) = with_timeout(timeout, self.update_lock.lock()).await else {
             let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
             return Err(PolicyError::Deadline(timeout, what));
@@ -128,7 +130,9 @@ impl Inner {
             return Ok(true);
         }
         let known = self.facts.lock().await.clone();
-        let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else { return Ok(false) };
+        let (Sleep::Half { holds: Some(label) }, Some(facts)) = (before, known) else {
+            return Ok(false);
+        };
         Ok(self.dialect.label(&self.http, &facts, response_timeout).await? == *label)
     }
 
@@ -144,7 +148,8 @@ impl Inner {
 
     /// Wakes a server that was left asleep, with the weights that it was started with.
     pub async fn wake_if_asleep(&self) -> Result<(), PolicyError> {
-        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
+        let (response_timeout, update_timeout) =
+            (self.options.response_timeout, self.options.update_timeout);
         let asleep = match self.dialect.is_asleep(&self.http, response_timeout).await {
             // The server is of another kind, which the inspection will report.
             Err(error) if !error.is_transient() => false,
@@ -166,13 +171,21 @@ impl Inner {
         let dir = self.checked_dir(weights).await?;
         self.recheck_sleep().await?;
         let known = self.facts.lock().await.clone();
-        let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else { return Ok(()) };
+        let Some(facts) = known.filter(|_| *lock(&self.sleep) == Sleep::Asleep) else {
+            return Ok(());
+        };
         self.dialect.wake(&self.http, Part::Weights, self.options.update_timeout).await?;
         self.set_sleep(Sleep::Half { holds: None });
-        let Some(membership) = self.join_group(weights.version, &facts).await else { return Ok(()) };
+        let Some(membership) = self.join_group(weights.version, &facts).await else {
+            return Ok(());
+        };
         let label = label_of(weights.version, dir.sum);
-        let load =
-            LoadSpec { facts: &facts, label: &label, keeps: true, within: self.options.update_timeout };
+        let load = LoadSpec {
+            facts: &facts,
+            label: &label,
+            keeps: true,
+            within: self.options.update_timeout,
+        };
         self.take(&dir, &load, Some(membership)).await?;
         self.set_sleep(Sleep::Half { holds: Some(label) });
         Ok(())
@@ -180,8 +193,14 @@ impl Inner {
 
     /// Wakes a server with weights, which it reads unless it holds them already, and resumes
     /// sampling.
-    pub async fn wake_with(&self, dir: &WeightDir, facts: &Facts, label: &str) -> Result<(), PolicyError> {
-        let (response_timeout, update_timeout) = (self.options.response_timeout, self.options.update_timeout);
+    pub async fn wake_with(
+        &self,
+        dir: &WeightDir,
+        facts: &Facts,
+        label: &str,
+    ) -> Result<(), PolicyError> {
+        let (response_timeout, update_timeout) =
+            (self.options.response_timeout, self.options.update_timeout);
         let before = lock(&self.sleep).clone();
         if before == Sleep::Asleep {
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;

@@ -15,7 +15,8 @@ pub(super) struct Stops<'a> {
 impl<'a> Stops<'a> {
     /// Creates a search for `strings`. Empty strings are ignored.
     pub fn new(strings: &'a [String], bytes: Option<&'a dyn TokenBytes>) -> Self {
-        let strings: Vec<&[u8]> = strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
+        let strings: Vec<&[u8]> =
+            strings.iter().map(String::as_bytes).filter(|s| !s.is_empty()).collect();
         let max_len = strings.iter().map(|string| string.len()).max().unwrap_or(0);
         Stops { strings, bytes, tail: Vec::new(), max_len }
     }
@@ -31,7 +32,10 @@ impl<'a> Stops<'a> {
             return false;
         };
         self.tail.extend_from_slice(bytes);
-        let found = self.strings.iter().any(|string| self.tail.windows(string.len()).any(|at| at == *string));
+        let found = self
+            .strings
+            .iter()
+            .any(|string| self.tail.windows(string.len()).any(|at| at == *string));
         let kept = self.tail.len().saturating_sub(self.max_len - 1);
         self.tail.drain(..kept);
         found

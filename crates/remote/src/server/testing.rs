@@ -123,7 +123,8 @@ struct FakeState {
 /// Returns the log-probabilities of all tokens after a sequence.
 fn distribution(shift: u64, path: &[u32], temperature: f64) -> Vec<f64> {
     let last = u64::from(*path.last().unwrap_or(&0));
-    let logit = |id: u64| ((id * 7 + last * 13 + shift * 5 + path.len() as u64 * 3) % 17) as f64 / 6.0;
+    let logit =
+        |id: u64| ((id * 7 + last * 13 + shift * 5 + path.len() as u64 * 3) % 17) as f64 / 6.0;
     let logits: Vec<f64> = (0..VOCABULARY as u64).map(|id| logit(id) / temperature).collect();
     let sum = logits.iter().map(|logit| logit.exp()).sum::<f64>().ln();
     logits.into_iter().map(|logit| logit - sum).collect()
@@ -159,7 +160,8 @@ impl Fake {
     }
 
     fn run(&self, listener: TcpListener) {
-        *self.life.lock().unwrap() = Life { weights: "default".into(), shift: 1, ..Life::default() };
+        *self.life.lock().unwrap() =
+            Life { weights: "default".into(), shift: 1, ..Life::default() };
         let now = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH).unwrap();
         let state = Arc::new(FakeState {
             api: self.api,
@@ -201,7 +203,11 @@ impl Fake {
     /// Returns requests to a route, without those of an inspection.
     pub fn requests(&self, route: &str) -> Vec<Value> {
         let life = self.life.lock().unwrap();
-        life.requests.iter().filter(|(uri, _)| uri.starts_with(route)).map(|(_, body)| body.clone()).collect()
+        life.requests
+            .iter()
+            .filter(|(uri, _)| uri.starts_with(route))
+            .map(|(_, body)| body.clone())
+            .collect()
     }
 
     /// Pauses it, as an external client does.
@@ -230,7 +236,8 @@ impl Fake {
     }
 
     pub fn options(&self, in_flight: InFlight) -> ServerOptions {
-        let kind = if self.api == ServerApi::Sglang { ServerKind::Sglang } else { ServerKind::Vllm };
+        let kind =
+            if self.api == ServerApi::Sglang { ServerKind::Sglang } else { ServerKind::Vllm };
         ServerOptions {
             in_flight,
             tokens: Some(Arc::new(Letters)),
@@ -263,7 +270,12 @@ impl TokenBytes for Letters {
     }
 }
 
-async fn response(State(state): State<Arc<FakeState>>, method: Method, uri: Uri, body: Bytes) -> Response {
+async fn response(
+    State(state): State<Arc<FakeState>>,
+    method: Method,
+    uri: Uri,
+    body: Bytes,
+) -> Response {
     let path = uri.path().to_owned();
     let body: Value = serde_json::from_slice(&body).unwrap_or(Value::Null);
     let behavior = state.behavior.lock().unwrap().clone();
@@ -279,12 +291,13 @@ async fn response(State(state): State<Arc<FakeState>>, method: Method, uri: Uri,
     match (method.as_str(), path.as_str()) {
         ("GET", "/version") if !sglang => ok(json!({ "version": "0.32.0" })),
         ("GET", "/openapi.json") if !sglang => ok(routes(&state, &behavior)),
-        ("GET", "/is_paused") if !sglang => ok(json!({ "is_paused": state.life.lock().unwrap().paused })),
+        ("GET", "/is_paused") if !sglang => {
+            ok(json!({ "is_paused": state.life.lock().unwrap().paused }))
+        }
         ("GET", "/v1/models") => {
             let life = state.life.lock().unwrap();
             let adapters = life.adapters.keys().map(|name| json!({ "id": name }));
-            let model =
-                json!({ "id": "m", "root": "m", "max_model_len": behavior.context.unwrap_or(CONTEXT) });
+            let model = json!({ "id": "m", "root": "m", "max_model_len": behavior.context.unwrap_or(CONTEXT) });
             ok(json!({ "data": std::iter::once(model).chain(adapters).collect::<Vec<_>>() }))
         }
         ("GET", "/model_info") if sglang => {
@@ -294,11 +307,16 @@ async fn response(State(state): State<Arc<FakeState>>, method: Method, uri: Uri,
         ("GET", "/server_info") if sglang => {
             let saves = behavior.without != "memory saver";
             let context = behavior.context.unwrap_or(CONTEXT);
-            ok(json!({ "context_length": context, "version": "0.5.23", "enable_memory_saver": saves }))
+            ok(
+                json!({ "context_length": context, "version": "0.5.23", "enable_memory_saver": saves }),
+            )
         }
         ("POST", "/tokenize") => {
-            let tokens =
-                if behavior.other_tokenizer { vec![1, 2, 9, 4, 5, 6] } else { vec![1, 2, 3, 4, 5, 6] };
+            let tokens = if behavior.other_tokenizer {
+                vec![1, 2, 9, 4, 5, 6]
+            } else {
+                vec![1, 2, 3, 4, 5, 6]
+            };
             ok(json!({ "tokens": tokens }))
         }
         ("GET", "/metrics") if !sglang => {
@@ -319,11 +337,14 @@ async fn response(State(state): State<Arc<FakeState>>, method: Method, uri: Uri,
             state.life.lock().unwrap().paused = false;
             ok(json!({ "status": "resumed" }))
         }
-        ("POST", "/collective_rpc") => read(&state, &behavior, &body["kwargs"]["weights_path"]).await,
+        ("POST", "/collective_rpc") => {
+            read(&state, &behavior, &body["kwargs"]["weights_path"]).await
+        }
         ("POST", "/update_weights_from_disk") => {
             let response = read(&state, &behavior, &body["model_path"]).await;
             if response.status() == StatusCode::OK {
-                state.life.lock().unwrap().weights = body["weight_version"].as_str().unwrap().into();
+                state.life.lock().unwrap().weights =
+                    body["weight_version"].as_str().unwrap().into();
             }
             response
         }
@@ -410,16 +431,21 @@ fn likely(logprobs: &[f64], top: usize) -> Vec<u32> {
 
 async fn generate(state: Arc<FakeState>, behavior: Behavior, body: Value) -> Response {
     if behavior.without == "scale out" {
-        return (StatusCode::FORBIDDEN, Json(json!({ "error": { "message": "scale-out is off" } })))
+        return (
+            StatusCode::FORBIDDEN,
+            Json(json!({ "error": { "message": "scale-out is off" } })),
+        )
             .into_response();
     }
     let sglang = state.api == ServerApi::Sglang;
     let (prompt, params) =
         (if sglang { &body["input_ids"] } else { &body["token_ids"] }, &body["sampling_params"]);
-    let path: Vec<u32> = prompt.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
+    let path: Vec<u32> =
+        prompt.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let temperature = params["temperature"].as_f64().filter(|t| *t > 0.0).unwrap_or(1.0);
     let temperature = if behavior.raw { 1.0 } else { temperature };
-    let limit = params[if sglang { "max_new_tokens" } else { "max_tokens" }].as_u64().unwrap() as usize;
+    let limit =
+        params[if sglang { "max_new_tokens" } else { "max_tokens" }].as_u64().unwrap() as usize;
     let name = if sglang { &body["lora_path"] } else { &body["model"] };
     let of_adapter = state.life.lock().unwrap().adapters.get(name.as_str().unwrap_or("")).copied();
     let scores = params.get("prompt_logprobs").is_some() || body["logprob_start_len"] == 0;
@@ -434,17 +460,23 @@ async fn generate(state: Arc<FakeState>, behavior: Behavior, body: Value) -> Res
         }
         let logprobs = distribution(shift, &path, temperature);
         let id = likely(&logprobs, 1)[0];
-        let top: Vec<Value> =
-            likely(&logprobs, 8).into_iter().map(|id| named(&state, id, logprobs[id as usize])).collect();
+        let top: Vec<Value> = likely(&logprobs, 8)
+            .into_iter()
+            .map(|id| named(&state, id, logprobs[id as usize]))
+            .collect();
         let mut content = named(&state, id, logprobs[id as usize]);
         content["top_logprobs"] = top.into();
-        let choice =
-            json!({ "token_ids": [id], "finish_reason": "length", "logprobs": { "content": [content] } });
+        let choice = json!({ "token_ids": [id], "finish_reason": "length", "logprobs": { "content": [content] } });
         return Json(json!({ "choices": [choice] })).into_response();
     }
-    let top = params["logprobs"].as_u64().or(body["top_logprobs_num"].as_u64()).unwrap_or(0) as usize;
-    let mut stops: Vec<u64> =
-        params["stop_token_ids"].as_array().unwrap().iter().map(|id| id.as_u64().unwrap()).collect();
+    let top =
+        params["logprobs"].as_u64().or(body["top_logprobs_num"].as_u64()).unwrap_or(0) as usize;
+    let mut stops: Vec<u64> = params["stop_token_ids"]
+        .as_array()
+        .unwrap()
+        .iter()
+        .map(|id| id.as_u64().unwrap())
+        .collect();
     match (sglang, params["ignore_eos"] == true) {
         (true, true) => stops.clear(),
         (true, false) => stops.extend(behavior.ends_texts),
@@ -482,7 +514,8 @@ fn score_response(state: &FakeState, path: &[u32], shift: u64, top: &Value) -> R
         let logprobs = at(i);
         let mut ids = likely(&logprobs, top.as_u64().unwrap_or(0) as usize);
         ids.push(path[i]);
-        let entries = ids.into_iter().map(|id| (id.to_string(), json!({ "logprob": logprobs[id as usize] })));
+        let entries =
+            ids.into_iter().map(|id| (id.to_string(), json!({ "logprob": logprobs[id as usize] })));
         Value::Object(entries.collect())
     };
     let all: Vec<Value> =
@@ -537,8 +570,10 @@ async fn generate_tokens(
             Some(Lie::NoNumber) if sampled == 2 => Value::Null,
             _ => json!(logprobs[id as usize]),
         };
-        let reported_spans =
-            lie.filter(|_| ends).and_then(|lie| lie.spans(&now, sampled)).unwrap_or_else(|| json!(spans));
+        let reported_spans = lie
+            .filter(|_| ends)
+            .and_then(|lie| lie.spans(&now, sampled))
+            .unwrap_or_else(|| json!(spans));
         let stopped = stops.contains(&u64::from(id)) || lie == Some(Lie::Stops);
         let finish = ends.then_some(if stopped { "stop" } else { "length" });
         let event = if state.api == ServerApi::Sglang {
@@ -577,7 +612,8 @@ async fn generate_tokens(
 }
 
 pub fn request(stream: u64, limit: usize) -> SampleRequest {
-    let params = SamplingParams { max_tokens: limit, temperature: 0.7, ..SamplingParams::default() };
+    let params =
+        SamplingParams { max_tokens: limit, temperature: 0.7, ..SamplingParams::default() };
     SampleRequest {
         id: "r".into(),
         seed: 7,
@@ -592,7 +628,10 @@ pub fn request(stream: u64, limit: usize) -> SampleRequest {
 /// version.
 pub fn expected(path: &[u32], from: usize, versions: impl Fn(usize) -> u64) -> Vec<f32> {
     (from..path.len())
-        .map(|i| distribution(versions(i - from), &path[..i], 0.699_999_988_079_071)[path[i] as usize] as f32)
+        .map(|i| {
+            distribution(versions(i - from), &path[..i], 0.699_999_988_079_071)[path[i] as usize]
+                as f32
+        })
         .collect()
 }
 

@@ -1,10 +1,10 @@
 //! API of vLLM: its routes, fields and labels of weights.
 //!
-//! From 0.32 on, vLLM labels weights and reports at the end of a completion which tokens were sampled under
-//! which label; 0.20 does not. With `in_flight = "keep"`, tokens are returned at once if no change of weights
-//! has started since their request, and held until the end otherwise. With other settings a change ends the
-//! requests, which continue with their tokens under the new weights. New requests to a paused server hang
-//! until it is resumed.
+//! From 0.32 on, vLLM labels weights and reports at the end of a completion which tokens were
+//! sampled under which label; 0.20 does not. With `in_flight = "keep"`, tokens are returned at once
+//! if no change of weights has started since their request, and held until the end otherwise. With
+//! other settings a change ends the requests, which continue with their tokens under the new
+//! weights. New requests to a paused server hang until it is resumed.
 
 use std::path::Path;
 use std::time::Duration;
@@ -16,8 +16,8 @@ use serde_json::{Value, json};
 
 use super::dialect::{
     ASLEEP, Chunk, Dialect, End, Facts, LoadSpec, Part, PromptScores, RequestTarget, bias_of,
-    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of, unload,
-    unservable,
+    compare_context, compare_tokens, id_of, is_asleep_label, logprob_of, most_likely, spans_of,
+    unload, unservable,
 };
 use super::http::Http;
 use super::options::{InFlight, ServerOptions};
@@ -43,7 +43,8 @@ pub(super) struct Vllm;
 /// Parses a token in the format of either API version: `token_id`, or a `token` such as
 /// `token_id:7`.
 fn token_of(entry: &Value) -> Option<u32> {
-    id_of(&entry["token_id"]).or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
+    id_of(&entry["token_id"])
+        .or_else(|| entry["token"].as_str()?.strip_prefix("token_id:")?.parse().ok())
 }
 
 fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
@@ -58,7 +59,8 @@ fn parameters(params: &SamplingParams, seed: Option<u64>) -> Value {
         "presence_penalty": params.presence_penalty,
         "frequency_penalty": params.frequency_penalty,
         "stop_token_ids": params.stop_ids,
-        // The request's stop tokens end completions, not the end-of-text tokens of the model's files.
+        // The request's stop tokens end completions, not the end-of-text tokens of the model's
+        // files.
         "ignore_eos": true,
         // The sampled token comes first and counts.
         "logprobs": if params.top_logprobs == 0 { 0 } else { params.top_logprobs + 1 },
@@ -78,7 +80,9 @@ fn body(prompt: &[u32], target: &RequestTarget<'_>, params: Value) -> Value {
 }
 
 fn alternatives(entry: &Value, top: usize) -> Result<TopLogprobs, String> {
-    let Some(all) = entry["top_logprobs"].as_array().filter(|_| top > 0) else { return Ok(Vec::new()) };
+    let Some(all) = entry["top_logprobs"].as_array().filter(|_| top > 0) else {
+        return Ok(Vec::new());
+    };
     let one = |entry: &Value| {
         let id = token_of(entry).ok_or_else(|| format!("{entry} names no token"))?;
         Ok((id, entry["logprob"].as_f64().unwrap_or(f64::NEG_INFINITY) as f32))
@@ -137,8 +141,7 @@ impl Dialect for Vllm {
             check_config(&config?, options).map_err(|why| http.rejection(why))?;
         }
         if !options.tokenizer.tokens.is_empty() && has("/tokenize") {
-            let text =
-                json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
+            let text = json!({ "model": name, "prompt": options.tokenizer.text, "add_special_tokens": false });
             let tokens = http.post("/tokenize", &text, within).await?;
             compare_tokens(options, &tokens).map_err(|why| http.rejection(why))?;
         }
@@ -172,7 +175,8 @@ impl Dialect for Vllm {
         }
         // The last event of some servers has no choices.
         let Some(choice) = event["choices"].get(0) else { return Ok(Chunk::default()) };
-        let content = choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
+        let content =
+            choice["logprobs"]["content"].as_array().map(Vec::as_slice).unwrap_or_default();
         let ids: Vec<u32> = match choice["token_ids"].as_array() {
             Some(ids) => ids.iter().filter_map(id_of).collect(),
             None => content.iter().filter_map(token_of).collect(),
@@ -196,12 +200,16 @@ impl Dialect for Vllm {
     }
 
     fn score(&self, prompt: &[u32], top: usize, target: &RequestTarget<'_>) -> Value {
-        let params =
-            json!({ "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": false });
+        let params = json!({ "max_tokens": 1, "temperature": 1.0, "prompt_logprobs": top, "detokenize": false });
         body(prompt, target, params)
     }
 
-    fn parse_scores(&self, answer: &Value, prompt: &[u32], top: usize) -> Result<PromptScores, String> {
+    fn parse_scores(
+        &self,
+        answer: &Value,
+        prompt: &[u32],
+        top: usize,
+    ) -> Result<PromptScores, String> {
         let all = answer["prompt_logprobs"].as_array().ok_or("it tells no prompt_logprobs")?;
         if all.len() != prompt.len() {
             return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
@@ -212,14 +220,20 @@ impl Dialect for Vllm {
             logprobs.push(logprob_of(&position_logprobs[&id.to_string()]["logprob"])?);
             if top > 0 {
                 let entries = position_logprobs.as_object().into_iter().flatten();
-                let known = entries.filter_map(|(id, entry)| Some((id.parse().ok()?, value_of(entry)?)));
+                let known =
+                    entries.filter_map(|(id, entry)| Some((id.parse().ok()?, value_of(entry)?)));
                 likely.push(most_likely(known.collect(), top));
             }
         }
         Ok((logprobs, likely))
     }
 
-    async fn pause(&self, http: &Http, in_flight: InFlight, within: Duration) -> Result<(), PolicyError> {
+    async fn pause(
+        &self,
+        http: &Http,
+        in_flight: InFlight,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         let mode = if in_flight == InFlight::Keep { "keep" } else { "abort" };
         http.post(&format!("/pause?mode={mode}"), &json!({}), within).await.map(|_| ())
     }
@@ -238,12 +252,18 @@ impl Dialect for Vllm {
         // Labels keep prefixes separate; this call frees their memory. Frozen requests keep theirs.
         http.post("/reset_prefix_cache", &json!({}), load.within).await?;
         if load.facts.labels {
-            http.post("/update_weight_version", &json!({ "new_version": load.label }), load.within).await?;
+            http.post("/update_weight_version", &json!({ "new_version": load.label }), load.within)
+                .await?;
         }
         Ok(())
     }
 
-    async fn label(&self, http: &Http, facts: &Facts, within: Duration) -> Result<String, PolicyError> {
+    async fn label(
+        &self,
+        http: &Http,
+        facts: &Facts,
+        within: Duration,
+    ) -> Result<String, PolicyError> {
         if facts.labels {
             let info = http.get("/weight_info", within).await?;
             return Ok(info["weight_version"].as_str().unwrap_or_default().to_owned());
@@ -254,12 +274,22 @@ impl Dialect for Vllm {
             .ok_or_else(|| http.rejection("/metrics does not tell process_start_time_seconds"))
     }
 
-    async fn load_adapter(&self, http: &Http, dir: &Path, load: &LoadSpec<'_>) -> Result<(), PolicyError> {
+    async fn load_adapter(
+        &self,
+        http: &Http,
+        dir: &Path,
+        load: &LoadSpec<'_>,
+    ) -> Result<(), PolicyError> {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         http.post("/v1/load_lora_adapter", &call, load.within).await.map(|_| ())
     }
 
-    async fn drop_adapter(&self, http: &Http, name: &str, within: Duration) -> Result<(), PolicyError> {
+    async fn drop_adapter(
+        &self,
+        http: &Http,
+        name: &str,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         unload(http, "/v1/unload_lora_adapter", name, within).await
     }
 
@@ -295,10 +325,14 @@ impl Dialect for Vllm {
         let label = json!({ "new_version": ASLEEP });
         match http.send(Method::POST, "/update_weight_version", Some(&label), within).await? {
             // vLLM 0.20 has no labels.
-            answer if answer.status.is_success() || answer.status == StatusCode::NOT_FOUND => Ok(()),
-            answer => {
-                Err(http.status_error("/update_weight_version", answer.status, &answer.error_message()))
+            answer if answer.status.is_success() || answer.status == StatusCode::NOT_FOUND => {
+                Ok(())
             }
+            answer => Err(http.status_error(
+                "/update_weight_version",
+                answer.status,
+                &answer.error_message(),
+            )),
         }
     }
 
@@ -345,10 +379,17 @@ impl ReceiveWeights for Vllm {
     async fn receivers(&self, http: &Http, within: Duration) -> Result<usize, PolicyError> {
         let response = http.get("/get_world_size", within).await?;
         let ranks = response["world_size"].as_u64().filter(|ranks| *ranks > 0);
-        ranks.map(|ranks| ranks as usize).ok_or_else(|| http.rejection("/get_world_size tells no number"))
+        ranks
+            .map(|ranks| ranks as usize)
+            .ok_or_else(|| http.rejection("/get_world_size tells no number"))
     }
 
-    async fn join(&self, http: &Http, joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+    async fn join(
+        &self,
+        http: &Http,
+        joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         let JoinedGroup { opening, opened } = joint;
         let mut info = json!({ "rank_offset": 1, "world_size": opening.ranks });
         match &opened.meeting {
@@ -364,7 +405,8 @@ impl ReceiveWeights for Vllm {
                 info["timeout_seconds"] = json!(opening.seconds);
             }
         }
-        let response = http.post("/init_weight_transfer_engine", &json!({ "init_info": info }), within).await;
+        let response =
+            http.post("/init_weight_transfer_engine", &json!({ "init_info": info }), within).await;
         response.map(|_| ()).map_err(|error| {
             let backend = opening.backend.name();
             http.stopped_error(&format!(
@@ -388,7 +430,8 @@ impl ReceiveWeights for Vllm {
         });
         let body = json!({ "update_info": info });
         let update = http.post("/update_weights", &body, within);
-        let taken = receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
+        let taken =
+            receive_weights(http, update, sending, self.leave(http, joint, response_timeout)).await;
         let sent = match taken {
             Ok((_, sent)) => sent,
             Err(error) => {
@@ -405,7 +448,12 @@ impl ReceiveWeights for Vllm {
         Ok(sent)
     }
 
-    async fn leave(&self, http: &Http, _joint: &JoinedGroup, within: Duration) -> Result<(), PolicyError> {
+    async fn leave(
+        &self,
+        http: &Http,
+        _joint: &JoinedGroup,
+        within: Duration,
+    ) -> Result<(), PolicyError> {
         http.post("/shutdown_weight_transfer_engine", &json!({}), within).await.map(|_| ())
     }
 }
@@ -425,12 +473,12 @@ impl Vllm {
         };
         let mut found = Vec::new();
         for temperature in [1.0, 0.5] {
-            let params =
-                json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
+            let params = json!({ "max_tokens": 1, "temperature": temperature, "logprobs": 8, "detokenize": false });
             // A cache salt of its own, so that nothing remains in the cache for later requests.
             let target = RequestTarget { model: &facts.model, label: "looked at", seed: None };
             let question = body(&prompt, &target, params);
-            let answer = http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
+            let answer =
+                http.send(Method::POST, GENERATE, Some(&question), options.silence).await?;
             if matches!(answer.status, StatusCode::FORBIDDEN | StatusCode::NOT_FOUND) {
                 return Err(http.rejection(format!(
                     "{GENERATE} answers {}: {}; start it with --enable-scale-out",
@@ -445,7 +493,8 @@ impl Vllm {
             found.push(likely.map_err(|why| http.rejection(why))?);
         }
         let gap = |all: &TopLogprobs, a: u32, b: u32| {
-            let value_of = |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
+            let value_of =
+                |id| all.iter().find(|(other, _)| *other == id).map(|(_, logprob)| *logprob);
             Some(value_of(a)? - value_of(b)?)
         };
         // If the temperature is halved, the gap between two tokens that both responses contain

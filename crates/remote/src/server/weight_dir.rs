@@ -34,16 +34,24 @@ impl WeightDir {
     ///
     /// # Errors
     /// Returns [`PolicyError::NotAdopted`] with the file and the problem if a check fails.
-    pub fn check(manifest: &Manifest, vocabulary: usize, adapters: bool) -> Result<Self, PolicyError> {
+    pub fn check(
+        manifest: &Manifest,
+        vocabulary: usize,
+        adapters: bool,
+    ) -> Result<Self, PolicyError> {
         let reject = |why: String| PolicyError::WeightsNotLoaded(why);
         let path = manifest.verify()?;
-        let path = std::path::absolute(path).map_err(|e| reject(format!("{}: {e}", path.display())))?;
+        let path =
+            std::path::absolute(path).map_err(|e| reject(format!("{}: {e}", path.display())))?;
         let sums = manifest.files.iter().map(|file| file.crc32c);
         let sum = sums.fold(0, |sum, one| crc32c::crc32c_append(sum, &one.to_le_bytes()));
         let is_adapter = matches!(manifest.content, Content::Adapter { .. });
         if is_adapter != adapters {
-            let (has, wants) =
-                if is_adapter { ("an adapter", "whole weights") } else { ("whole weights", "adapters") };
+            let (has, wants) = if is_adapter {
+                ("an adapter", "whole weights")
+            } else {
+                ("whole weights", "adapters")
+            };
             return Err(reject(format!(
                 "{} holds {has}, but the server was set up for {wants}",
                 path.display()
@@ -153,7 +161,8 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
         return Ok(None);
     }
     let bytes = std::fs::read(file).map_err(|error| damaged(error.to_string()))?;
-    let probe: ProbeFile = serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
+    let probe: ProbeFile =
+        serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
     match probe.tokens.len() == probe.logprobs.len() + 1 {
         true => Ok(Some(probe)),
         false => Err(damaged("as many log-probabilities as tokens but one were expected".into())),

@@ -124,7 +124,8 @@ impl Inner {
     /// Returns the label of an adapter if the server lists it, and an empty string otherwise.
     async fn adapter_mark(&self, label: &str) -> Result<String, PolicyError> {
         let models = self.http.get("/v1/models", self.options.response_timeout).await?;
-        let listed = models["data"].as_array().into_iter().flatten().any(|model| model["id"] == label);
+        let listed =
+            models["data"].as_array().into_iter().flatten().any(|model| model["id"] == label);
         Ok(if listed { label.to_owned() } else { String::new() })
     }
 
@@ -148,7 +149,8 @@ impl Inner {
             *self.facts.lock().await = None;
         }
         let facts = self.facts().await?;
-        let membership = if self.sleeps() { None } else { self.join_group(weights.version, &facts).await };
+        let membership =
+            if self.sleeps() { None } else { self.join_group(weights.version, &facts).await };
         let gate_guard = ClosedGate::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
         let start = Instant::now();
@@ -170,7 +172,10 @@ impl Inner {
         drop(gate_guard);
         let is_replaced = self.options.adapters && self.options.in_flight == InFlight::Recompute;
         if let Some(before) = before.filter(|_| is_replaced) {
-            self.dialect.drop_adapter(&self.http, &before.label, self.options.response_timeout).await.ok();
+            self.dialect
+                .drop_adapter(&self.http, &before.label, self.options.response_timeout)
+                .await
+                .ok();
         }
         Ok(())
     }
@@ -198,7 +203,8 @@ impl Inner {
         };
         let (vocabulary, adapters) = (self.options.vocabulary, self.options.adapters);
         let checks = self.options.checks.clone();
-        let checked = tokio::task::spawn_blocking(move || checks.check(&manifest, vocabulary, adapters));
+        let checked =
+            tokio::task::spawn_blocking(move || checks.check(&manifest, vocabulary, adapters));
         checked.await.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic()))
     }
 
@@ -212,7 +218,8 @@ impl Inner {
             let ranks = dialect.receivers(&self.http, within).await?;
             let (rendezvous, seconds) =
                 (dialect.rendezvous(permit.backend()), self.options.update_timeout.as_secs_f64());
-            let (opening, opened) = permit.open(rendezvous, ranks, self.http.host(), seconds).await?;
+            let (opening, opened) =
+                permit.open(rendezvous, ranks, self.http.host(), seconds).await?;
             let joint = JoinedGroup { opening, opened };
             dialect.join(&self.http, &joint, within).await?;
             Ok::<_, PolicyError>(joint)
@@ -227,8 +234,8 @@ impl Inner {
         }
     }
 
-    /// Loads weights into a paused server: over the group if `join_group`, otherwise or after a failure
-    /// from the directory.
+    /// Loads weights into a paused server: over the group if `join_group`, otherwise or after a
+    /// failure from the directory.
     pub async fn take(
         &self,
         dir: &WeightDir,
@@ -238,14 +245,18 @@ impl Inner {
         if let Some(GroupMembership { permit, joint }) = membership {
             let LoadSpec { label, keeps, within, .. } = *load;
             let answer = self.options.response_timeout;
-            let push = ReceiveSpec { joint: &joint, label, keeps, within, response_timeout: answer };
+            let push =
+                ReceiveSpec { joint: &joint, label, keeps, within, response_timeout: answer };
             let sending = Box::pin(permit.send(&joint.opening.group));
             let sent = self.dialect.receive(&self.http, &push, sending).await;
             permit.ends(sent.is_ok());
             self.dialect.leave(&self.http, &joint, answer).await.ok();
             match sent {
                 Ok(sent) => {
-                    info!(server = self.http.name, label, sent.bytes, sent.seconds, "weights were sent");
+                    info!(
+                        server = self.http.name,
+                        label, sent.bytes, sent.seconds, "weights were sent"
+                    );
                     return Ok(());
                 }
                 // The server may have some of the weights, so it reads all of them before it
@@ -273,7 +284,8 @@ impl Inner {
         } else {
             self.dialect.pause(&self.http, in_flight, answer).await?;
             let keeps = in_flight == InFlight::Keep;
-            let load = LoadSpec { facts, label: &label, keeps, within: self.options.update_timeout };
+            let load =
+                LoadSpec { facts, label: &label, keeps, within: self.options.update_timeout };
             let read = self.take(dir, &load, membership).await;
             if read.is_err() && keeps {
                 // Frozen requests must not continue with partly replaced weights.
@@ -303,7 +315,8 @@ impl Inner {
         facts: &Facts,
     ) -> Result<LoadedWeights, PolicyError> {
         let label = label_of(version, dir.sum);
-        let load = LoadSpec { facts, label: &label, keeps: true, within: self.options.update_timeout };
+        let load =
+            LoadSpec { facts, label: &label, keeps: true, within: self.options.update_timeout };
         if self.adapter_mark(&label).await? != label {
             self.dialect.load_adapter(&self.http, &dir.path, &load).await?;
         }
@@ -359,7 +372,9 @@ mod tests {
     fn version_of_inverts_label_and_rejects_foreign_labels() {
         assert_eq!(version_of(&label_of(7, 0xab)), Some(7));
         assert_eq!(version_of("dressage-7-000000ab"), Some(7));
-        for other in ["default", "42", "levade-7", "levade-7-ab", "levade-x-000000ab", "1-levade-00000000"] {
+        for other in
+            ["default", "42", "levade-7", "levade-7-ab", "levade-x-000000ab", "1-levade-00000000"]
+        {
             assert_eq!(version_of(other), None, "{other}");
         }
     }

@@ -6,8 +6,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_policy::{
-    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport, PolicyError,
-    Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
+    ForwardBackward, Learner, LossTerms, Manifest, MicroBatchPlan, OptimParams, OptimReport,
+    PolicyError, Predictions, TrainReport, TrainRequest, UpdateSequences, WeightsRef,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;

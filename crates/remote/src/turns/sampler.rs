@@ -4,7 +4,9 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_policy::{DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef};
+use levade_policy::{
+    DeviceStats, Load, PolicyError, SampleRequest, SampleStream, Sampler, WeightsRef,
+};
 
 use super::Colocation;
 use crate::router::Router;
@@ -18,7 +20,8 @@ struct ColocatedSampler {
 }
 
 impl Colocation {
-    /// Returns the servers of a router, which [share](Colocation::colocate) these devices, as one sampler.
+    /// Returns the servers of a router, which [share](Colocation::colocate) these devices, as one
+    /// sampler.
     pub fn sampler(self: &Arc<Self>, router: Arc<Router>) -> Arc<dyn Sampler> {
         Arc::new(ColocatedSampler { colocation: Arc::clone(self), router })
     }

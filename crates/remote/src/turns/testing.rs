@@ -4,8 +4,8 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use levade_policy::{
-    Completion, ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport, Sampler,
-    UpdateSequences,
+    Completion, ForwardBackward, Learner, Manifest, MicroBatchPlan, OptimParams, OptimReport,
+    Sampler, UpdateSequences,
 };
 use levade_rl::Loss;
 use levade_tree::TreeBatch;
@@ -15,7 +15,9 @@ use tokio::sync::Notify;
 use super::*;
 use crate::devices::TransferReport;
 use crate::push::{BroadcastWeights, GroupBackend, GroupInfo, GroupSpec, SendReport};
-use crate::server::testing::{Behavior, Fake, Log, Sender, ServerApi, expected, impatient, publish, request};
+use crate::server::testing::{
+    Behavior, Fake, Log, Sender, ServerApi, expected, impatient, publish, request,
+};
 use crate::server::{InFlight, ServerOptions};
 
 pub(super) const ALL: [ServerApi; 3] = [ServerApi::NewVllm, ServerApi::OldVllm, ServerApi::Sglang];
@@ -116,7 +118,11 @@ impl Learner for Trainee {
         self.verb("logprobs").map(|()| Vec::new())
     }
 
-    async fn forward_backward(&self, _: Arc<TreeBatch>, _: Loss) -> Result<ForwardBackward, PolicyError> {
+    async fn forward_backward(
+        &self,
+        _: Arc<TreeBatch>,
+        _: Loss,
+    ) -> Result<ForwardBackward, PolicyError> {
         self.verb("forward_backward").map(|()| ForwardBackward::default())
     }
 
@@ -174,7 +180,9 @@ impl ColocatedFleet {
         let (root, log) = (TempDir::new().unwrap(), Log::default());
         let mut fakes = Vec::new();
         for api in kinds {
-            fakes.push(Fake::with(*api, Behavior { log: Some(log.clone()), ..Behavior::default() }).await);
+            fakes.push(
+                Fake::with(*api, Behavior { log: Some(log.clone()), ..Behavior::default() }).await,
+            );
         }
         let fakes = Arc::new(fakes);
         let trainee = Arc::new(Trainee {
@@ -187,7 +195,8 @@ impl ColocatedFleet {
             waits: Mutex::default(),
             sender: Sender::default(),
         });
-        let push = pushes.then(|| Arc::new(WeightBroadcast::new(trainee.clone(), GroupBackend::Gloo)));
+        let push =
+            pushes.then(|| Arc::new(WeightBroadcast::new(trainee.clone(), GroupBackend::Gloo)));
         let colocation = Colocation::new(trainee.clone(), sleep_timeout);
         colocation.make_room().await.unwrap();
         let (mut replicas, mut servers, mut running) = (Vec::new(), Vec::new(), Vec::new());
@@ -213,8 +222,20 @@ impl ColocatedFleet {
         let options = impatient(Duration::from_millis(50), Duration::from_secs(8));
         let router = Arc::new(Router::new(replicas, options).unwrap());
         colocation.colocate(router.clone(), servers, push.clone()).unwrap();
-        let (learner, sampler) = (colocation.learner(trainee.clone()), colocation.sampler(router.clone()));
-        ColocatedFleet { root, fakes, trainee, colocation, learner, sampler, router, push, log, running }
+        let (learner, sampler) =
+            (colocation.learner(trainee.clone()), colocation.sampler(router.clone()));
+        ColocatedFleet {
+            root,
+            fakes,
+            trainee,
+            colocation,
+            learner,
+            sampler,
+            router,
+            push,
+            log,
+            running,
+        }
     }
 
     /// Returns the requests since the last call, without label, cache, tokenizer and sampling
@@ -222,8 +243,13 @@ impl ColocatedFleet {
     pub(super) fn requests(&self) -> Vec<String> {
         let all = std::mem::take(&mut *self.log.lock().unwrap());
         let is_relevant = |issued: &String| {
-            let quiet =
-                ["/update_weight_version", "/reset_prefix_cache", "/tokenize", "/shutdown", "/destroy"];
+            let quiet = [
+                "/update_weight_version",
+                "/reset_prefix_cache",
+                "/tokenize",
+                "/shutdown",
+                "/destroy",
+            ];
             let generate_routes = ["/inference", "/generate"];
             !quiet.iter().chain(&generate_routes).any(|route| issued.starts_with(route))
         };
@@ -244,7 +270,8 @@ impl ColocatedFleet {
 
     pub(super) async fn sample_completion(&self, stream: u64) -> Completion {
         let issued = request(stream, 12);
-        let completion = self.sampler.sample(issued.clone()).await.unwrap().collect(LONG).await.unwrap();
+        let completion =
+            self.sampler.sample(issued.clone()).await.unwrap().collect(LONG).await.unwrap();
         self.check(&completion, &issued.prompt);
         completion
     }
@@ -253,8 +280,12 @@ impl ColocatedFleet {
     pub(super) fn check(&self, completion: &Completion, prompt: &[u32]) {
         let path = [prompt, &completion.tokens].concat();
         let mut versions = Vec::new();
-        completion.versions.iter().for_each(|run| versions.extend(vec![run.version; run.len as usize]));
-        for (a, b) in completion.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i])) {
+        completion
+            .versions
+            .iter()
+            .for_each(|run| versions.extend(vec![run.version; run.len as usize]));
+        for (a, b) in completion.logprobs.iter().zip(expected(&path, prompt.len(), |i| versions[i]))
+        {
             assert!((a - b).abs() < 1e-4, "{completion:?}");
         }
     }

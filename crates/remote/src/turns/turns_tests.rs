@@ -35,7 +35,11 @@ async fn handoff_releases_devices_before_acquiring_them() {
         };
         let all = fleet.requests();
         let from = all.iter().position(|issued| issued == pause).unwrap();
-        assert_eq!(all[from..], [pause, sleep, "[onload]", "[optim_step]", "[step done]"], "{api:?}");
+        assert_eq!(
+            all[from..],
+            [pause, sleep, "[onload]", "[optim_step]", "[step done]"],
+            "{api:?}"
+        );
         fleet.publishes(1).await.unwrap();
         let moves = ["[publish]", "[offload]", weights, read, cache, resume];
         assert_eq!(fleet.requests(), moves, "{api:?}: the probe comes after it");
@@ -69,7 +73,10 @@ async fn broadcast_precedes_offload_and_caches_follow() {
             assert_eq!(all.iter().filter(|asked| *asked == "[send]").count(), 2, "{all:?}");
             assert!(at("[offload all but weights]") < at("[send]"), "{all:?}");
             assert!(last("[send]") < at("[offload]") && at("[offload]") < at(cache), "{all:?}");
-            assert!(!all.iter().any(|asked| asked.contains("collective_rpc") || asked.contains("from_disk")));
+            assert!(
+                !all.iter()
+                    .any(|asked| asked.contains("collective_rpc") || asked.contains("from_disk"))
+            );
             assert_eq!(version_of(&fleet.sample_completion(version).await), version);
             fleet.is_sound();
         }
@@ -140,7 +147,11 @@ async fn sleeping_servers_are_not_probed() {
     fleet.publishes(1).await.unwrap();
     fleet.step().await;
     let num_generate_calls = || -> usize {
-        fleet.fakes.iter().map(|f| f.requests("/inference").len() + f.requests("/generate").len()).sum()
+        fleet
+            .fakes
+            .iter()
+            .map(|f| f.requests("/inference").len() + f.requests("/generate").len())
+            .sum()
     };
     let before = num_generate_calls();
     sleep(Duration::from_millis(500)).await;
@@ -187,7 +198,8 @@ async fn restarted_server_sleeps_before_next_learner_call() {
 
 #[tokio::test]
 async fn unresponsive_server_delays_learner_until_timeout() {
-    let fleet = ColocatedFleet::with(&[ServerApi::NewVllm], false, Duration::from_secs(2), true).await;
+    let fleet =
+        ColocatedFleet::with(&[ServerApi::NewVllm], false, Duration::from_secs(2), true).await;
     fleet.publishes(1).await.unwrap();
     // The server is still starting, so its process may have allocated device memory.
     fleet.fakes[0].kill();
@@ -221,11 +233,16 @@ async fn unresponsive_server_delays_learner_until_timeout() {
 async fn managed_servers_are_checked_once_and_after_failures() {
     for started in [true, false] {
         let sleep_timeout = Duration::from_secs(2);
-        let fleet =
-            ColocatedFleet::with(&[ServerApi::NewVllm, ServerApi::NewVllm], false, sleep_timeout, started)
-                .await;
+        let fleet = ColocatedFleet::with(
+            &[ServerApi::NewVllm, ServerApi::NewVllm],
+            false,
+            sleep_timeout,
+            started,
+        )
+        .await;
         fleet.publishes(1).await.unwrap();
-        let issued = || fleet.fakes.iter().map(|fake| fake.requests("/weight_info").len()).sum::<usize>();
+        let issued =
+            || fleet.fakes.iter().map(|fake| fake.requests("/weight_info").len()).sum::<usize>();
         fleet.step().await;
         let before = issued();
         for _ in 0..5 {
@@ -261,15 +278,28 @@ async fn sleep_failure_names_missing_flag_or_server() {
         let error = server.inspect().await.unwrap_err();
         assert!(error.to_string().contains(flag) && !error.is_transient(), "{error}");
         let error = server.sleep().await.unwrap_err();
-        assert!(error.to_string().contains(flag), "one that was started again is looked at, too: {error}");
+        assert!(
+            error.to_string().contains(flag),
+            "one that was started again is looked at, too: {error}"
+        );
         let fleet = ColocatedFleet::new(&[api], false).await;
         fleet.publishes(1).await.unwrap();
         let log = Some(fleet.log.clone());
         fleet.requests();
-        fleet.fakes[0].set(Behavior { rejects_sleep: true, log: log.clone(), ..Behavior::default() });
+        fleet.fakes[0].set(Behavior {
+            rejects_sleep: true,
+            log: log.clone(),
+            ..Behavior::default()
+        });
         let error = fleet.learner.optim_step(ADAM).await.unwrap_err().to_string();
-        assert!(error.contains("Memory usage increased") && error.contains(&fleet.fakes[0].url), "{error}");
-        assert!(!fleet.log.lock().unwrap().iter().any(|asked| asked == "[onload]"), "the learner stays away");
+        assert!(
+            error.contains("Memory usage increased") && error.contains(&fleet.fakes[0].url),
+            "{error}"
+        );
+        assert!(
+            !fleet.log.lock().unwrap().iter().any(|asked| asked == "[onload]"),
+            "the learner stays away"
+        );
         // Requests are served even so, and the next learner call can acquire the devices.
         assert_eq!(version_of(&fleet.sample_completion(1).await), 1);
         fleet.fakes[0].set(Behavior { log, ..Behavior::default() });

@@ -326,7 +326,9 @@ fn stated_option_is_found_among_sentences() {
 fn unstated_option_is_not_found() {
     let (mut count, mut wrong) = (0, 0);
     for template in UNSTATED {
-        for (letter, other) in [('A', 'B'), ('B', 'C'), ('C', 'D'), ('D', 'A'), ('B', 'A'), ('D', 'C')] {
+        for (letter, other) in
+            [('A', 'B'), ('B', 'C'), ('C', 'D'), ('D', 'A'), ('B', 'A'), ('D', 'C')]
+        {
             let text = template.replace('@', &letter.to_string()).replace('#', &other.to_string());
             let mut texts = vec![text.clone()];
             for sentence in FILLER_SENTENCES {

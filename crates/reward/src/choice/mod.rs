@@ -75,7 +75,12 @@ impl ChoiceScorer {
     ///
     /// # Errors
     /// Returns an error if the expected answer does not name an option.
-    pub(crate) fn grade(&self, text: &str, expected: &Value, options: &Options) -> Result<Score, ScoreError> {
+    pub(crate) fn grade(
+        &self,
+        text: &str,
+        expected: &Value,
+        options: &Options,
+    ) -> Result<Score, ScoreError> {
         self.check()?;
         let count = options.count(self.options);
         let want = match expected {
@@ -119,7 +124,8 @@ fn option_of(text: &str, options: &[String]) -> Option<usize> {
     let exact = with_signs(text);
     // "C++" and "C" are equal after normalization.
     let mut written = options.iter().enumerate().filter(|(_, option)| with_signs(option) == exact);
-    if let (Some((found, _)), None) = (written.next().filter(|_| !exact.is_empty()), written.next()) {
+    if let (Some((found, _)), None) = (written.next().filter(|_| !exact.is_empty()), written.next())
+    {
         return Some(found);
     }
     let is_same = |option: &String| {
@@ -143,7 +149,8 @@ fn with_signs(text: &str) -> String {
             is_digit(text[..*at].trim_end().chars().last())
                 && is_digit(text[*at..].trim_start().chars().next())
         };
-        (!c.is_whitespace() || parts()) && !matches!(c, '$' | '{' | '}' | '*' | '`' | '"' | '(' | ')')
+        (!c.is_whitespace() || parts())
+            && !matches!(c, '$' | '{' | '}' | '*' | '`' | '"' | '(' | ')')
     });
     kept.map(|(_, c)| c).collect()
 }
@@ -421,8 +428,12 @@ mod tests {
     #[test]
     fn option_called_false_answers_question_for_false() {
         let named = |question: &str, text: &str| {
-            named::find_named(text, 4, &Options::from_task(&json!({ "question": question, "row": {} })))
-                .is_some()
+            named::find_named(
+                text,
+                4,
+                &Options::from_task(&json!({ "question": question, "row": {} })),
+            )
+            .is_some()
         };
         for (text, taken_back) in [
             ("Answer: B\n\nB is false, since iron is a metal.", false),
@@ -451,7 +462,8 @@ mod tests {
         ]);
         for (at, option) in options.texts.iter().enumerate() {
             for completion in [format!("**{option}**"), format!("The answer is **{option}**.")] {
-                let score = ChoiceScorer::default().grade(&completion, &json!(at), &options).unwrap();
+                let score =
+                    ChoiceScorer::default().grade(&completion, &json!(at), &options).unwrap();
                 assert_eq!(score.value, 1.0, "{completion}");
             }
         }
@@ -461,10 +473,15 @@ mod tests {
     fn option_text_is_not_read_as_letter() {
         let named = |all: &[&str], text: &str| {
             let choices = json!({ "row": { "choices": all } });
-            named::find_named(text, all.len(), &Options::from_task(&choices)).map(|(number, _)| number)
+            named::find_named(text, all.len(), &Options::from_task(&choices))
+                .map(|(number, _)| number)
         };
         for (all, text, want) in [
-            (&["D. pulex", "C. elegans", "D. rerio", "yeast"][..], "The answer is D. rerio.", Some(2)),
+            (
+                &["D. pulex", "C. elegans", "D. rerio", "yeast"][..],
+                "The answer is D. rerio.",
+                Some(2),
+            ),
             (&["D. pulex", "C. elegans", "D. rerio", "yeast"], "C. elegans", Some(1)),
             (&["C", "C++", "C#", "D"], "The answer is C++.", Some(1)),
             (&["B+", "A+", "B-", "O"], "The answer is B-.", Some(2)),
@@ -486,7 +503,11 @@ mod tests {
             ("2. Then we add.", None),
             ("2 colors are left.", None),
         ] {
-            assert_eq!(named::find_named(text, 3, &options).map(|(number, _)| number), want, "{text}");
+            assert_eq!(
+                named::find_named(text, 3, &options).map(|(number, _)| number),
+                want,
+                "{text}"
+            );
         }
     }
 
@@ -494,7 +515,9 @@ mod tests {
     fn expected_option_accepts_letter_index_or_text() {
         let options = texts(&["red", "green", "blue"]);
         for expected in [json!("B"), json!("(b)"), json!(1), json!("1"), json!("Green")] {
-            let grade = |text: &str| ChoiceScorer::default().grade(text, &expected, &options).unwrap().value;
+            let grade = |text: &str| {
+                ChoiceScorer::default().grade(text, &expected, &options).unwrap().value
+            };
             assert_eq!((grade("(B)"), grade("green"), grade("(C)")), (1.0, 1.0, 0.0), "{expected}");
         }
         for expected in [json!("D"), json!(3), json!("purple"), json!(null)] {
@@ -527,7 +550,8 @@ mod tests {
         }
         // Letters are labels in any order.
         let letters = json!({ "row": { "choices": { "text": ["x", "y"], "label": ["A", "B"] } } });
-        let score = ChoiceScorer::default().grade("b", &json!("B"), &Options::from_task(&letters)).unwrap();
+        let score =
+            ChoiceScorer::default().grade("b", &json!("B"), &Options::from_task(&letters)).unwrap();
         assert_eq!(score.value, 1.0);
     }
 
@@ -561,7 +585,9 @@ mod tests {
             "B or ",
             "B\n",
         ] {
-            ChoiceScorer::default().grade(&text.repeat(10_000 / text.len()), &json!("B"), &options).unwrap();
+            ChoiceScorer::default()
+                .grade(&text.repeat(10_000 / text.len()), &json!("B"), &options)
+                .unwrap();
         }
         assert!(started.elapsed() < std::time::Duration::from_secs(20), "{:?}", started.elapsed());
     }

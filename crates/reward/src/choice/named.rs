@@ -17,15 +17,16 @@ use regex::Regex;
 
 use super::options::{LETTERED, Options};
 use super::patterns::{
-    AGAINST, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSING_MARKS, CONDITION, COUNTERFACTUAL, DENIES,
-    IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEMS, JOINS, LABEL_BEHIND, LEAD, LETTER, OPENING_MARKS, SENTENCE,
-    SENTENCE_END, SINGLE_LETTER, SURE,
+    AGAINST, BEHIND, BEHIND_CAPITAL, BOUNDARY, BRACKETED, CLOSING_MARKS, CONDITION, COUNTERFACTUAL,
+    DENIES, IGNORES, INSTEAD, IS_RIGHT, ITEM, ITEMS, JOINS, LABEL_BEHIND, LEAD, LETTER,
+    OPENING_MARKS, SENTENCE, SENTENCE_END, SINGLE_LETTER, SURE,
 };
 use super::plain::plain;
 use super::words::{
-    AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION, CALLED_WRONG, CHOSEN,
-    DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE, IS_DENIED, IS_TRUE, JOINED,
-    NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED, RULED_OUT, STATES, SUPPOSED, UNDONE,
+    AFTER_ANOTHER, ALTERNATIVE, ANNOUNCED, ANNOUNCED_ELSEWHERE, ANOTHER, BEFORE_OPTION,
+    CALLED_WRONG, CHOSEN, DENIED, ENDS_ELSEWHERE, FALSE_IS, IS_CORRECT, IS_CORRECT_ELSEWHERE,
+    IS_DENIED, IS_TRUE, JOINED, NAMES_ANSWER, NUMBERED, OTHER, OWN, OWN_SUBJECTS, REPORTED,
+    RULED_OUT, STATES, SUPPOSED, UNDONE,
 };
 use crate::boxed::last_box_and_range;
 use crate::retraction::takes_back;
@@ -46,7 +47,8 @@ pub(super) fn find_named(text: &str, count: usize, options: &Options) -> Option<
     let behind = |offset: usize, found: &NamedOption| {
         offset + text[offset..].find(found.1.as_str()).map_or(0, |at| at + found.1.len())
     };
-    if let Some((end, marked)) = reader.option_in_box(&text).or_else(|| reader.option_in_tag(&text)) {
+    if let Some((end, marked)) = reader.option_in_box(&text).or_else(|| reader.option_in_tag(&text))
+    {
         let marked = marked?;
         // The following text may repeat the option ("Wait, I check: B is correct") or state another
         // one.
@@ -86,9 +88,9 @@ impl Reader<'_> {
         let is_other = |label: &str| self.letter(label).is_some_and(|(other, _)| other != number);
         let names_other = |expression: &Regex, sentence: &str| {
             !DENIES.is_match(sentence)
-                && expression
-                    .captures_iter(sentence)
-                    .any(|found| found.iter().flatten().skip(1).any(|label| is_other(label.as_str())))
+                && expression.captures_iter(sentence).any(|found| {
+                    found.iter().flatten().skip(1).any(|label| is_other(label.as_str()))
+                })
         };
         let ends: Vec<_> = SENTENCE_END.find_iter(rest).collect();
         let own = ends.first().map_or(rest, |end| &rest[..end.start()]);
@@ -120,7 +122,8 @@ impl Reader<'_> {
                 || names_other(&ANOTHER, sentence)
                 || (!asks_for_wrong && CALLED_WRONG.is_match(text))
         });
-        let mut denied = IS_DENIED.captures_iter(rest).filter_map(|found| self.options.letter(&found[1]));
+        let mut denied =
+            IS_DENIED.captures_iter(rest).filter_map(|found| self.options.letter(&found[1]));
         let closed = rest.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c));
         let is_denied_here = closed.trim_start().starts_with(char::is_alphabetic)
             && closed.starts_with(' ')
@@ -172,7 +175,9 @@ impl Reader<'_> {
         let mut end = text.len();
         while let Some(close) = text[..end].rfind("</answer>") {
             let open = text[..close].rfind("<answer>")?;
-            if let Some(found) = self.option_inside(&text[open + "<answer>".len()..close], &text[..open]) {
+            if let Some(found) =
+                self.option_inside(&text[open + "<answer>".len()..close], &text[..open])
+            {
                 return Some((close + "</answer>".len(), Some(found)));
             }
             end = open;
@@ -192,7 +197,9 @@ impl Reader<'_> {
         let lines = inside.lines().filter(|line| !line.trim().is_empty()).count();
         let short = self.leading_option(inside, LetterCase::Any);
         // A tag with several lines is read like a complete text.
-        short.or_else(|| (lines > 1).then(|| self.find_stated(inside)).flatten().map(|(_, found)| found))
+        short.or_else(|| {
+            (lines > 1).then(|| self.find_stated(inside)).flatten().map(|(_, found)| found)
+        })
     }
 
     /// Returns the option of the last sentence that states one, with its position.
@@ -206,7 +213,8 @@ impl Reader<'_> {
             }
         };
         for found in ANNOUNCED.captures_iter(text) {
-            let (Some(all), gap) = (found.get(0), found.get(1).map_or("", |gap| gap.as_str())) else {
+            let (Some(all), gap) = (found.get(0), found.get(1).map_or("", |gap| gap.as_str()))
+            else {
                 continue;
             };
             let is_list = all.as_str().contains('\n') && self.is_list(&text[all.end()..]);
@@ -228,11 +236,14 @@ impl Reader<'_> {
                 take(option.start(), self.capital_option(&text[option.start()..]));
             }
         }
-        for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text)) {
+        for found in IS_CORRECT.captures_iter(text).chain(IS_CORRECT_ELSEWHERE.captures_iter(text))
+        {
             let Some(letter) = found.get(1) else { continue };
-            let before = text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
+            let before =
+                text[..letter.start()].trim_end_matches(['(', '[', '"', '\'', '*', '_', '`', ' ']);
             let before = tail(before);
-            let is_true_statement = self.options.asks_for_false && !NAMES_ANSWER.is_match(&found[0]);
+            let is_true_statement =
+                self.options.asks_for_false && !NAMES_ANSWER.is_match(&found[0]);
             let is_one = !is_true_statement
                 && !AFTER_ANOTHER.is_match(before)
                 && BEFORE_OPTION.is_match(before)
@@ -280,7 +291,8 @@ impl Reader<'_> {
         let offset_of = |line: &str| line.as_ptr() as usize - text.as_ptr() as usize;
         let mut lines = text.lines().filter(|line| !line.trim().is_empty());
         let option_at_start = |line: &str| {
-            let found = ITEM.captures(line.trim()).or_else(|| SINGLE_LETTER.captures(line.trim()))?;
+            let found =
+                ITEM.captures(line.trim()).or_else(|| SINGLE_LETTER.captures(line.trim()))?;
             Some(self.letter(found.get(1)?.as_str())?.0)
         };
         let mut leading: Vec<usize> = lines.clone().filter_map(option_at_start).collect();
@@ -292,19 +304,21 @@ impl Reader<'_> {
         let (first, last) = (lines.next()?, lines.next_back());
         let last = last.unwrap_or(first);
         // A line with several options does not state one.
-        let is_one = |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
+        let is_one =
+            |line: &&str| ITEMS.captures_iter(line).filter_map(|item| item.get(1)).count() < 2;
         // "B: wrong", "B. No", "2. Then we add".
         let holds = |line: &str, (number, how): &NamedOption| {
             let written = line.find(how.as_str()).or_else(|| line.find(&how.to_lowercase()));
             let Some(at) = written.filter(|_| how.chars().count() == 1) else { return true };
-            let rest =
-                line[at + how.len()..].trim_start_matches([')', '.', ':', '?', '*', '_', ' ', '-', '–']);
+            let rest = line[at + how.len()..]
+                .trim_start_matches([')', '.', ':', '?', '*', '_', ' ', '-', '–']);
             let option = self.options.texts.get(*number).filter(|option| !option.is_empty());
             let behind = option.and_then(|option| {
                 rest.to_lowercase().strip_prefix(&option.to_lowercase()).map(str::to_owned)
             });
-            let is_label =
-                !how.starts_with(|c: char| c.is_ascii_digit()) || rest.is_empty() || behind.is_some();
+            let is_label = !how.starts_with(|c: char| c.is_ascii_digit())
+                || rest.is_empty()
+                || behind.is_some();
             // "(b) 3" names a part of the question, if the text of B is not 3.
             let is_number =
                 !rest.is_empty() && rest.trim_end_matches('.').chars().all(|c| c.is_ascii_digit());
@@ -314,9 +328,9 @@ impl Reader<'_> {
                 && !DENIED.is_match(behind.as_deref().unwrap_or(rest))
                 && !takes_back(rest)
         };
-        let short = Some(last)
-            .filter(is_one)
-            .and_then(|line| self.leading_option(line, LetterCase::Any).filter(|found| holds(line, found)));
+        let short = Some(last).filter(is_one).and_then(|line| {
+            self.leading_option(line, LetterCase::Any).filter(|found| holds(line, found))
+        });
         let capital = || {
             Some(first)
                 .filter(is_one)
@@ -336,13 +350,18 @@ impl Reader<'_> {
         let (only, None) = (found.next()?, found.next()) else { return None };
         let (all, letter) = (only.get(0)?, only.get(1)?);
         let (before, after) = (&sentence[..all.start()], &sentence[all.end()..]);
-        let is_last = !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
-        let is_denied =
-            RULED_OUT.is_match(before) || UNDONE.is_match(clause(before)) || NUMBERED.is_match(before);
-        let (before, own) = (before.trim_end().to_lowercase(), self.options.letter(letter.as_str()));
-        let mut texts = self.options.texts.iter().enumerate().filter(|(number, _)| Some(*number) != own);
-        let is_of_another =
-            texts.any(|(_, text)| !text.is_empty() && before.ends_with(&format!(" {}", text.to_lowercase())));
+        let is_last =
+            !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
+        let is_denied = RULED_OUT.is_match(before)
+            || UNDONE.is_match(clause(before))
+            || NUMBERED.is_match(before);
+        let (before, own) =
+            (before.trim_end().to_lowercase(), self.options.letter(letter.as_str()));
+        let mut texts =
+            self.options.texts.iter().enumerate().filter(|(number, _)| Some(*number) != own);
+        let is_of_another = texts.any(|(_, text)| {
+            !text.is_empty() && before.ends_with(&format!(" {}", text.to_lowercase()))
+        });
         self.letter(letter.as_str())
             .filter(|_| is_last && !is_of_another && !is_denied && STATES.is_match(clause(&before)))
     }
@@ -361,7 +380,10 @@ impl Reader<'_> {
         let (mut open, mut is_marked);
         loop {
             // A text longer than any option with marks around it does not name an option.
-            line = line.char_indices().nth(1000 + 4 * max_length).map_or(line, |(end, _)| &line[..end]);
+            line = line
+                .char_indices()
+                .nth(1000 + 4 * max_length)
+                .map_or(line, |(end, _)| &line[..end]);
             is_marked = line.trim_start().starts_with(OPENING_MARKS);
             open = line.trim_start().trim_start_matches(OPENING_MARKS);
             match LEAD.find(open).or_else(|| INSTEAD.find(open)) {
@@ -376,24 +398,29 @@ impl Reader<'_> {
             by_text().filter(|(_, how)| how.chars().filter(|c| !c.is_whitespace()).count() > 1)
         {
             // "A. carbon dioxide", if carbon dioxide is the text of B.
-            let label = |text: &str| LETTERED.captures(text).and_then(|label| self.options.letter(&label[1]));
+            let label = |text: &str| {
+                LETTERED.captures(text).and_then(|label| self.options.letter(&label[1]))
+            };
             let own = self.options.texts.get(found.0).and_then(|text| label(text));
             return Some(found).filter(|(number, how)| {
                 own.is_some() || label(how).is_none_or(|labeled| labeled == *number)
             });
         }
-        if let Some(found) = self.options.non_letter_label(word).filter(|found| *found < self.count) {
+        if let Some(found) = self.options.non_letter_label(word).filter(|found| *found < self.count)
+        {
             let rest = &open[word.len()..];
             let is_other = rest.starts_with(['.', ',', '-', '/'])
                 && rest[1..].starts_with(|c: char| c.is_alphanumeric());
             let found = (found, word.to_owned());
-            let is_one =
-                !is_other && !self.is_alternative(rest, true) && self.ends(&found, rest, '1', is_marked);
+            let is_one = !is_other
+                && !self.is_alternative(rest, true)
+                && self.ends(&found, rest, '1', is_marked);
             return is_one.then_some(found);
         }
         let first = open.chars().next()?;
         let rest = &open[first.len_utf8()..];
-        let is_letter = first.is_ascii_uppercase() || (case == LetterCase::Any && first.is_ascii_lowercase());
+        let is_letter =
+            first.is_ascii_uppercase() || (case == LetterCase::Any && first.is_ascii_lowercase());
         let found = self.letter(&first.to_string()).filter(|_| is_letter);
         let Some(found) = found else { return by_text() };
         if self.is_alternative(rest, false) || self.is_of_another(found.0, rest) {
@@ -421,10 +448,12 @@ impl Reader<'_> {
     /// starts a name ("B. subtilis").
     fn is_of_another(&self, number: usize, rest: &str) -> bool {
         let line = rest.lines().next().unwrap_or_default();
-        let behind =
-            line.trim_start_matches(|c: char| CLOSING_MARKS.contains(&c) || "\\.,:-–—( ".contains(c));
-        let text =
-            behind.strip_prefix("i.e. ").unwrap_or(behind).trim_end_matches(|c| CLOSING_MARKS.contains(&c));
+        let behind = line
+            .trim_start_matches(|c: char| CLOSING_MARKS.contains(&c) || "\\.,:-–—( ".contains(c));
+        let text = behind
+            .strip_prefix("i.e. ")
+            .unwrap_or(behind)
+            .trim_end_matches(|c| CLOSING_MARKS.contains(&c));
         if behind.len() == line.len() || self.options.texts.is_empty() {
             return false;
         }
@@ -432,7 +461,8 @@ impl Reader<'_> {
             let own = own.to_lowercase();
             text.to_lowercase().starts_with(&own) && !own.is_empty()
         });
-        let is_word = text.chars().count() > 1 && text.trim_end_matches('.').chars().all(char::is_alphabetic);
+        let is_word =
+            text.chars().count() > 1 && text.trim_end_matches('.').chars().all(char::is_alphabetic);
         // Chinese and Japanese have no capital letters; text that follows a label there is an
         // explanation.
         let is_name = line.starts_with(". ") && is_word && text.chars().all(|c| c < '\u{2e80}');
@@ -441,7 +471,8 @@ impl Reader<'_> {
 
     /// Returns whether a letter is a complete option name, judging by the text after it.
     fn ends(&self, found: &NamedOption, rest: &str, letter: char, is_marked: bool) -> bool {
-        let closed = rest.trim_start_matches(|c| CLOSING_MARKS.contains(&c) || (is_marked && c == '\''));
+        let closed =
+            rest.trim_start_matches(|c| CLOSING_MARKS.contains(&c) || (is_marked && c == '\''));
         let is_closed = closed.len() < rest.len();
         let Some(next) = closed.chars().next() else { return true };
         let behind = closed.trim_start();
@@ -456,7 +487,9 @@ impl Reader<'_> {
         match next {
             ',' if letter.is_ascii_lowercase() => false,
             ',' | ':' if letter == 'I' && !text.is_empty() => false,
-            '.' | ':' | ',' => !follows.is_some_and(|c| c.is_alphanumeric() && (next != ',' || c.is_ascii())),
+            '.' | ':' | ',' => {
+                !follows.is_some_and(|c| c.is_alphanumeric() && (next != ',' || c.is_ascii()))
+            }
             '!' | '?' | ';' => !follows.is_some_and(char::is_alphanumeric),
             '\\' => !follows.is_some_and(char::is_alphabetic),
             '。' | '、' | '।' | '؟' | '،' | '؛' | '<' | '—' | '…' => true,
@@ -469,7 +502,8 @@ impl Reader<'_> {
                 let is_capital = letter.is_ascii_uppercase();
                 let continues = BEHIND.iter().any(|word| behind.to_lowercase().starts_with(word));
                 // "A is correct" is not an answer if the question asks for the false statement.
-                let continues = continues && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
+                let continues =
+                    continues && !(self.options.asks_for_false && IS_RIGHT.is_match(behind));
                 let is_word = letter == 'A' || letter == 'I';
                 (is_marked && is_closed)
                     || (is_capital && continues)
@@ -538,9 +572,9 @@ fn is_stated(before: &str, gap: &str) -> bool {
     let before = tail(before);
     let clause = SURE.replace_all(clause(before), "");
     // "Angenommen, die Antwort ist" is hypothetical.
-    let is_supposed = before
-        .rsplit_once(',')
-        .is_some_and(|(lead, rest)| rest.split_whitespace().count() < 2 && doubts::is_supposed(lead));
+    let is_supposed = before.rsplit_once(',').is_some_and(|(lead, rest)| {
+        rest.split_whitespace().count() < 2 && doubts::is_supposed(lead)
+    });
     !UNDONE.is_match(&clause)
         && !OTHER.is_match(&clause)
         && !UNDONE.is_match(gap)

@@ -79,7 +79,8 @@ impl Options {
                 self.labels.iter().enumerate().filter(|(_, label)| is_it(label)).map(|(at, _)| at);
             found.next().filter(|_| found.next().is_none())
         };
-        only(&|label| label == name).or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
+        only(&|label| label == name)
+            .or_else(|| only(&|label| label.to_lowercase() == name.to_lowercase()))
     }
 
     /// Returns the index of the option with this label, if the label is not a single letter. ARC
@@ -98,17 +99,23 @@ fn parse_options(options: &Value) -> (Vec<String>, Vec<String>) {
                 let scalar = |value: &&Value| value.is_string() || value.is_number();
                 names.iter().find_map(|name| item.get(*name).filter(scalar)).map(plain)
             };
-            let shown = list.iter().map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| plain(item)));
-            let labels: Option<Vec<String>> = list.iter().map(|item| field(item, &OPTION_LABELS)).collect();
+            let shown =
+                list.iter().map(|item| field(item, &OPTION_TEXTS).unwrap_or_else(|| plain(item)));
+            let labels: Option<Vec<String>> =
+                list.iter().map(|item| field(item, &OPTION_LABELS)).collect();
             (shown.collect(), labels.unwrap_or_default())
         }
         Value::Object(table) => match (table.get("text"), table.get("label")) {
             (Some(Value::Array(list)), Some(Value::Array(labels))) => (texts(list), texts(labels)),
             (Some(Value::Array(list)), _) => (texts(list), Vec::new()),
             _ => {
-                let mut by_label: Vec<_> = table.iter().filter(|(_, text)| !text.is_null()).collect();
+                let mut by_label: Vec<_> =
+                    table.iter().filter(|(_, text)| !text.is_null()).collect();
                 by_label.sort_by(|a, b| a.0.cmp(b.0));
-                by_label.into_iter().map(|(label, text)| (plain(text), label.trim().to_owned())).unzip()
+                by_label
+                    .into_iter()
+                    .map(|(label, text)| (plain(text), label.trim().to_owned()))
+                    .unzip()
             }
         },
         _ => (Vec::new(), Vec::new()),
@@ -127,16 +134,22 @@ pub fn split_letters(texts: &[String]) -> Option<(Vec<String>, Vec<String>)> {
 
 /// Returns the letter at an index of the alphabet, from 0.
 fn letter_at(at: usize) -> Option<String> {
-    u8::try_from(at).ok().filter(|at| usize::from(*at) < LETTERS).map(|at| char::from(b'A' + at).to_string())
+    u8::try_from(at)
+        .ok()
+        .filter(|at| usize::from(*at) < LETTERS)
+        .map(|at| char::from(b'A' + at).to_string())
 }
 
 static ASKS_FOR_WRONG: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b")
+    pattern(
+        r"(?i)\b(?:incorrect|false|wrong|untrue|invalid|not|except|exception|least|un\w+ly|\w+n't)\b",
+    )
 });
 static ASKS_FOR_FALSE: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:incorrect|false|wrong|untrue|invalid)\b"));
 /// Matches the letter that some datasets write before the text of an option: "B) cheesecake".
-pub(super) static LETTERED: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\(?([A-Z])(?:\)\s*|[.:]\s+)"));
+pub(super) static LETTERED: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^\(?([A-Z])(?:\)\s*|[.:]\s+)"));
 
 #[cfg(test)]
 mod tests {
@@ -177,8 +190,18 @@ mod tests {
             (json!({"0": "red", "1": "green"}), "0", "1", Some(0.0)),
             (json!({"B": "red", "C": "green", "E": null}), "C", "C", Some(1.0)),
             (json!({"B": "red", "C": "green", "E": null}), "E", "E", None),
-            (json!([{"key": "2", "value": "red"}, {"key": "1", "value": "green"}]), "1", "1", Some(1.0)),
-            (json!([{"label": "B", "text": "red"}, {"label": "A", "text": "green"}]), "A", "B", Some(0.0)),
+            (
+                json!([{"key": "2", "value": "red"}, {"key": "1", "value": "green"}]),
+                "1",
+                "1",
+                Some(1.0),
+            ),
+            (
+                json!([{"label": "B", "text": "red"}, {"label": "A", "text": "green"}]),
+                "A",
+                "B",
+                Some(0.0),
+            ),
             (json!(["A)21", "B)22", "C)23"]), "B", "22", Some(1.0)),
             (json!(["A)21", "B)22", "C)23"]), "B", "B)22", Some(1.0)),
             (json!(["B) 21", "A) 22"]), "B", "B", Some(1.0)),
@@ -188,7 +211,11 @@ mod tests {
             let options = Options::from_task(&json!({ "row": { "choices": &choices } }));
             let text = format!("The answer is {stated}.");
             let score = ChoiceScorer::default().grade(&text, &json!(expected), &options);
-            assert_eq!(score.ok().map(|score| score.value), due, "{choices} expects {expected}: {text}");
+            assert_eq!(
+                score.ok().map(|score| score.value),
+                due,
+                "{choices} expects {expected}: {text}"
+            );
         }
         // An expected number is a label if the labels are numbers, else an index.
         let number = |choices: Value| {

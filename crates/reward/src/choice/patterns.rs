@@ -7,7 +7,8 @@ use regex::Regex;
 use crate::pattern::pattern;
 
 /// Characters that can precede the letter of an option.
-pub(super) const OPENING_MARKS: [char; 11] = [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
+pub(super) const OPENING_MARKS: [char; 11] =
+    [':', ' ', '*', '$', '"', '`', '(', '[', '{', '_', '\''];
 /// Characters that can follow the letter of an option.
 pub(super) const CLOSING_MARKS: [char; 8] = ['*', '$', '"', '`', ')', ']', '}', '_'];
 
@@ -35,13 +36,17 @@ pub(super) const BEHIND: [&str; 19] = [
 ];
 
 /// Matches the end of a sentence or a line.
-pub(super) static SENTENCE_END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
+pub(super) static SENTENCE_END: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"[.!?;]+\s+|\n|[。！？]"));
 /// Matches words that make a statement hypothetical: "if", "otherwise".
-pub(super) static COUNTERFACTUAL: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)\b(?:had|if|were|unless|without|otherwise)\b|\bin\s+that\s+case\b"));
+pub(super) static COUNTERFACTUAL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:had|if|were|unless|without|otherwise)\b|\bin\s+that\s+case\b")
+});
 /// Matches a condition under which a statement holds: "With the other sign, the answer is".
 pub(super) static CONDITION: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)^\W*(?:with|without|for|under|in|by)\s[^,]*\b(?:other|another|different|opposite|wrong)\b")
+    pattern(
+        r"(?i)^\W*(?:with|without|for|under|in|by)\s[^,]*\b(?:other|another|different|opposite|wrong)\b",
+    )
 });
 /// Matches words that negate a statement later in its sentence: "but this ignores the sign".
 pub(super) static IGNORES: LazyLock<Regex> = LazyLock::new(|| {
@@ -92,11 +97,14 @@ pub(super) static SURE: LazyLock<Regex> = LazyLock::new(|| {
 pub(super) static AGAINST: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i),?\s+(?:not|rather\s+than|instead\s+of)\s+"));
 /// Matches the end of a statement, including a following reason and closing marks.
-pub(super) static SENTENCE: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$"));
+pub(super) static SENTENCE: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)[.!?](?:[\s*_\x22`]|$)|,?\s+(?:because|since)\b|[*_`\x22}\])]+[.!?]?$")
+});
 /// Matches a text that is one letter with marks around it.
 pub(super) static SINGLE_LETTER: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$")
+    pattern(
+        r"^(?:####\s)?[*_\x22'(\[{`$\s]*(?:(?i:option|answer|choice)\s+)?([A-Z])[)\]}*_\x22'`$.\s!。]*$",
+    )
 });
 /// Matches a line that starts with the letter of an option and its text: "B) Paris".
 pub(super) static ITEM: LazyLock<Regex> =

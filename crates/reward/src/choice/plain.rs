@@ -40,7 +40,9 @@ pub(super) fn plain(text: &str) -> String {
 }
 
 static TAG: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)</?(?:b|i|u|em|strong|span|p|mark|code|center|font|sub|sup)(?:\s[^<>]*)?>|<br\s*/?>")
+    pattern(
+        r"(?i)</?(?:b|i|u|em|strong|span|p|mark|code|center|font|sub|sup)(?:\s[^<>]*)?>|<br\s*/?>",
+    )
 });
 static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
     pattern(
@@ -49,7 +51,9 @@ static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// LaTeX commands for fonts, sizes and spaces.
 static STYLE: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])")
+    pattern(
+        r"\\(?:(?:rm|bf|sf|it|tt|large|Large|LARGE|huge|Huge|displaystyle|quad|qquad)\b|[,;! ])",
+    )
 });
 static ANSWER_TAG: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)</?answer>"));
 /// A backslash that Markdown or LaTeX puts before punctuation.

@@ -221,7 +221,9 @@ pub(super) static IS_TRUE: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// Matches words with which a sentence states the option in brackets: "the capital is Paris (D)".
 pub(super) static STATES: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=")
+    pattern(
+        r"(?i)\b(?:is|are|be|equals?|gives?|get|yields?|option|choice|thus|so|hence|therefore)\b|=",
+    )
 });
 /// Matches nouns before a letter in brackets that is not an option: "equation (B)".
 pub(super) static NUMBERED: LazyLock<Regex> = LazyLock::new(|| {

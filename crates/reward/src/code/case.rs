@@ -30,7 +30,9 @@ pub(super) fn parse_cases(task: &Value, field: &str) -> Result<Vec<Case>, String
     let tests = task_field(task, field).unwrap_or_else(|| expected(task));
     let cases = parse_tests(tests, task).map_err(|why| format!("the tests of the task {why}"))?;
     if cases.is_empty() {
-        return Err(format!("the task has no tests, neither in its field {field:?} nor as its answer"));
+        return Err(format!(
+            "the task has no tests, neither in its field {field:?} nor as its answer"
+        ));
     }
     Ok(cases)
 }
@@ -44,13 +46,15 @@ fn parse_tests(value: &Value, task: &Value) -> Result<Vec<Case>, String> {
             _ if text.trim().is_empty() => Ok(Vec::new()),
             _ if packed::is_packed(text) => {
                 let tests = packed::unpack(text).and_then(|json| {
-                    json::parse(&json).map_err(|error| format!("packed, but its text is no JSON: {error}"))
+                    json::parse(&json)
+                        .map_err(|error| format!("packed, but its text is no JSON: {error}"))
                 });
                 match tests {
                     Ok(inner @ (Value::Array(_) | Value::Object(_))) => parse_tests(&inner, task),
-                    Ok(other) => {
-                        Err(format!("are packed, but hold {}, no list and no table", excerpt(&other)))
-                    }
+                    Ok(other) => Err(format!(
+                        "are packed, but hold {}, no list and no table",
+                        excerpt(&other)
+                    )),
                     Err(why) => Err(format!(
                         "are {}, which is {why}; give code, JSON, or tests as LiveCodeBench packs them",
                         excerpt(value)
@@ -71,38 +75,46 @@ fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
         Value::String(code) => Ok(asserts(with_setup(code, task), task)),
         Value::Object(fields) => {
             let (Some(input), Some(output)) = (fields.get("input"), fields.get("output")) else {
-                return Err(format!("have {}, which is no `input` with an `output`", excerpt(item)));
+                return Err(format!(
+                    "have {}, which is no `input` with an `output`",
+                    excerpt(item)
+                ));
             };
-            let is = |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
+            let is =
+                |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
             // `testtype` of LiveCodeBench and DeepCoder; `type` of PrimeIntellect.
-            let (is_functional, is_call) = (is("testtype", "functional"), is("type", "function_call"));
+            let (is_functional, is_call) =
+                (is("testtype", "functional"), is("type", "function_call"));
             if !is_functional && !is_call {
                 return prints(input, output);
             }
-            let text_field = |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
+            let text_field =
+                |name: &&str| fields.get(*name).or_else(|| task_field(task, name))?.as_str();
             let function = ["fn_name", "func_name"].iter().find_map(text_field).map(str::to_owned);
             let function = function.or_else(|| function_name(fields.get("metadata")?));
             match function.or_else(|| function_name(task_field(task, "metadata")?)) {
                 Some(function) => call_case(&function, input, output, is_call),
-                None => Err("are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
+                None => Err(
+                    "are `functional`, but neither the row nor its `metadata` has a `fn_name` or \
                              `func_name` to call"
-                    .into()),
+                        .into(),
+                ),
             }
         }
         other => Err(format!("have {}, which is neither code nor a table", excerpt(other))),
     }
 }
 
-/// Returns the function that `metadata` names. LiveCodeBench has metadata once per row, as JSON text, and
-/// DeepCoder has it in each test.
+/// Returns the function that `metadata` names. LiveCodeBench has metadata once per row, as JSON
+/// text, and DeepCoder has it in each test.
 fn function_name(metadata: &Value) -> Option<String> {
     let parsed = metadata.as_str().and_then(|text| json::parse(text).ok());
     let facts = parsed.as_ref().unwrap_or(metadata);
     ["func_name", "fn_name"].iter().find_map(|name| Some(facts.get(name)?.as_str()?.to_owned()))
 }
 
-/// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without a
-/// function to call, or a list of assertions.
+/// Parses tests in the formats of APPS, TACO and verl: lists of inputs and outputs, with or without
+/// a function to call, or a list of assertions.
 fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, String> {
     let before = fields.get("import_prefix").and_then(Value::as_str).unwrap_or_default();
     if let Some(Value::Array(list)) = fields.get("assert_case") {
@@ -122,7 +134,10 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
     };
     let (Some(inputs), Some(outputs)) = (list("inputs"), list("outputs")) else {
         let names: Vec<&str> = fields.keys().map(String::as_str).collect();
-        return Err(format!("have {}, but not `inputs` with `outputs`, nor `assert_case`", names.join(", ")));
+        return Err(format!(
+            "have {}, but not `inputs` with `outputs`, nor `assert_case`",
+            names.join(", ")
+        ));
     };
     if inputs.len() != outputs.len() {
         return Err(format!("have {} inputs and {} outputs", inputs.len(), outputs.len()));
@@ -138,26 +153,27 @@ fn parse_fields(fields: &Map<String, Value>, task: &Value) -> Result<Vec<Case>, 
 /// Creates a test of printed output.
 ///
 /// # Errors
-/// Returns a message if the output is null, which does not mean empty, or is an object or a Boolean,
-/// which can be printed in several ways.
+/// Returns a message if the output is null, which does not mean empty, or is an object or a
+/// Boolean, which can be printed in several ways.
 fn prints(input: &Value, output: &Value) -> Result<Case, String> {
     match output {
         Value::Null => Err("have an output that is null, though nothing is returned".into()),
-        Value::Object(_) | Value::Bool(_) => {
-            Err(format!("have the output {}, which no program prints: give it as text", excerpt(output)))
-        }
+        Value::Object(_) | Value::Bool(_) => Err(format!(
+            "have the output {}, which no program prints: give it as text",
+            excerpt(output)
+        )),
         _ => Ok(Case::Prints { input: text(input), output: text(output) }),
     }
 }
 
 /// Creates a test that calls a function.
 ///
-/// `input` is a list of arguments, or text with one JSON argument per line. If `input` is text, a text in
-/// `output` is parsed as JSON, as in LiveCodeBench. Otherwise, `output` is the expected value itself, so
-/// that "3" is a string.
+/// `input` is a list of arguments, or text with one JSON argument per line. If `input` is text, a
+/// text in `output` is parsed as JSON, as in LiveCodeBench. Otherwise, `output` is the expected
+/// value itself, so that "3" is a string.
 ///
-/// APPS and TACO can wrap the return value in a list. If `wrapped`, the first item of a list is accepted
-/// as well, as in their harness.
+/// APPS and TACO can wrap the return value in a list. If `wrapped`, the first item of a list is
+/// accepted as well, as in their harness.
 ///
 /// # Errors
 /// Returns a message if an argument is not JSON.
@@ -167,13 +183,17 @@ fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Re
     };
     let arguments = match input {
         Value::Array(arguments) => arguments.clone(),
-        Value::String(lines) => {
-            lines.lines().filter(|line| !line.trim().is_empty()).map(parsed).collect::<Result<_, _>>()?
-        }
+        Value::String(lines) => lines
+            .lines()
+            .filter(|line| !line.trim().is_empty())
+            .map(parsed)
+            .collect::<Result<_, _>>()?,
         other => vec![other.clone()],
     };
     let value = match output {
-        Value::String(text) if input.is_string() => json::parse(text).unwrap_or_else(|_| output.clone()),
+        Value::String(text) if input.is_string() => {
+            json::parse(text).unwrap_or_else(|_| output.clone())
+        }
         other => other.clone(),
     };
     let inner = value.as_array().and_then(|items| items.first()).filter(|_| wrapped).cloned();
@@ -181,33 +201,41 @@ fn call_case(function: &str, input: &Value, output: &Value, wrapped: bool) -> Re
     Ok(Case::Returns { function: function.to_owned(), arguments, values })
 }
 
-/// Creates a test from assertions. If the row's `prompt` is code that defines the function `entry_point`
-/// up to its docstring, as in HumanEval, the test gets this code as the start of the program.
+/// Creates a test from assertions. If the row's `prompt` is code that defines the function
+/// `entry_point` up to its docstring, as in HumanEval, the test gets this code as the start of the
+/// program.
 fn asserts(code: String, task: &Value) -> Case {
     let field = |name: &str| task_field(task, name).and_then(Value::as_str);
-    let entry = field("entry_point")
-        .map(str::trim)
-        .filter(|entry| !entry.is_empty() && entry.chars().all(|c| c.is_alphanumeric() || c == '_'));
+    let entry = field("entry_point").map(str::trim).filter(|entry| {
+        !entry.is_empty() && entry.chars().all(|c| c.is_alphanumeric() || c == '_')
+    });
     let start = entry.zip(field("prompt")).filter(|(entry, prompt)| {
         let defines = |line: &str| {
             let line = line.strip_prefix("async ").unwrap_or(line);
-            let rest = line.strip_prefix("def ").and_then(|rest| rest.trim_start().strip_prefix(*entry));
+            let rest =
+                line.strip_prefix("def ").and_then(|rest| rest.trim_start().strip_prefix(*entry));
             rest.is_some_and(|rest| rest.trim_start().starts_with('('))
         };
         prompt.lines().any(defines)
     });
-    Case::Asserts { code, start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())) }
+    Case::Asserts {
+        code,
+        start: start.map(|(entry, prompt)| (prompt.to_owned(), entry.to_owned())),
+    }
 }
 
-/// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP). If the
-/// code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is appended.
+/// Returns the code of a test, preceded by the row's `test_imports` and `test_setup_code` (MBPP).
+/// If the code defines `check(candidate)` (HumanEval), a call with the row's `entry_point` is
+/// appended.
 fn with_setup(code: &str, task: &Value) -> String {
-    let lines = |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
+    let lines =
+        |name: &str| task_field(task, name).map(text).filter(|lines| !lines.trim().is_empty());
     let before = ["test_imports", "test_setup_code"].into_iter().filter_map(lines);
     let mut parts: Vec<String> = before.collect();
     parts.push(code.to_owned());
-    let entry =
-        task_field(task, "entry_point").and_then(Value::as_str).filter(|_| code.contains("def check("));
+    let entry = task_field(task, "entry_point")
+        .and_then(Value::as_str)
+        .filter(|_| code.contains("def check("));
     parts.extend(entry.map(|entry| format!("check({entry})\n")));
     parts.join("\n")
 }

@@ -1,9 +1,9 @@
 //! Compares the output of a program, or the return value of a function, with what a test expects.
 //!
-//! An expected integer must match exactly. In an output, numbers are compared as decimals: `1000000007.0`
-//! equals 1000000007. In a value, numbers are compared as by Python's `==`: the float 1e25 does not equal
-//! 10^25. A tolerance applies only to expected numbers that are written with a decimal point or an
-//! exponent.
+//! An expected integer must match exactly. In an output, numbers are compared as decimals:
+//! `1000000007.0` equals 1000000007. In a value, numbers are compared as by Python's `==`: the
+//! float 1e25 does not equal 10^25. A tolerance applies only to expected numbers that are written
+//! with a decimal point or an exponent.
 
 use serde_json::Value;
 
@@ -52,7 +52,9 @@ fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
     if is_padded(found) || is_padded(want) {
         return false;
     }
-    let (Some(found), Some(want)) = (Decimal::parse(found), Decimal::parse(want)) else { return false };
+    let (Some(found), Some(want)) = (Decimal::parse(found), Decimal::parse(want)) else {
+        return false;
+    };
     if found.is_value_of(&want) {
         // An integer in another notation, such as +7, may be text rather than a number.
         return found.is_float || want.is_float || want.digits.is_empty();
@@ -60,8 +62,8 @@ fn same_number(found: &str, want: &str, tolerance: Tolerance) -> bool {
     want.is_float && tolerance.allows(found.difference(&want), want.to_f64())
 }
 
-/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007 does not
-/// equal 7, and 00 does not equal 0.
+/// Returns whether a word has leading zeros. Such a word is text, for example a bit string: 007
+/// does not equal 7, and 00 does not equal 0.
 fn is_padded(word: &str) -> bool {
     let digits = word.trim_start_matches(['+', '-']);
     digits.starts_with('0') && digits[1..].starts_with(|c: char| c.is_ascii_digit())
@@ -71,14 +73,18 @@ fn is_padded(word: &str) -> bool {
 pub(super) fn same_value(found: &Value, want: &Value, tolerance: Tolerance) -> bool {
     match (found, want) {
         (Value::Array(found), Value::Array(want)) => {
-            found.len() == want.len() && found.iter().zip(want).all(|(a, b)| same_value(a, b, tolerance))
+            found.len() == want.len()
+                && found.iter().zip(want).all(|(a, b)| same_value(a, b, tolerance))
         }
         (Value::Object(found), Value::Object(want)) => {
-            let same = |(name, want)| found.get(name).is_some_and(|found| same_value(found, want, tolerance));
+            let same = |(name, want)| {
+                found.get(name).is_some_and(|found| same_value(found, want, tolerance))
+            };
             found.len() == want.len() && want.iter().all(same)
         }
         (Value::Number(_) | Value::Bool(_), Value::Number(_) | Value::Bool(_)) => {
-            let (Some(found), Some(want)) = (Number::from_json(found), Number::from_json(want)) else {
+            let (Some(found), Some(want)) = (Number::from_json(found), Number::from_json(want))
+            else {
                 return false;
             };
             found.equals(&want, tolerance)
@@ -97,7 +103,9 @@ impl Number {
     fn from_json(value: &Value) -> Option<Self> {
         match value {
             // `True == 1` in Python.
-            Value::Bool(value) => Decimal::parse(if *value { "1" } else { "0" }).map(Number::Integer),
+            Value::Bool(value) => {
+                Decimal::parse(if *value { "1" } else { "0" }).map(Number::Integer)
+            }
             Value::Number(number) if number.as_str().contains(['.', 'e']) => {
                 number.as_str().parse().ok().map(Number::Float)
             }
@@ -113,9 +121,10 @@ impl Number {
                 Decimal::from_f64(*found).is_some_and(|found| found.is_value_of(want))
             }
             // An integer may have more digits than a float can hold: 10^22 + 1 is not 1e22.
-            (Number::Integer(found), Number::Float(value)) => Decimal::from_f64(*value).is_some_and(|want| {
-                found.is_value_of(&want) || tolerance.allows(found.difference(&want), *value)
-            }),
+            (Number::Integer(found), Number::Float(value)) => Decimal::from_f64(*value)
+                .is_some_and(|want| {
+                    found.is_value_of(&want) || tolerance.allows(found.difference(&want), *value)
+                }),
             (Number::Float(found), Number::Float(want)) => {
                 found == want || tolerance.allows((found - want).abs(), *want)
             }

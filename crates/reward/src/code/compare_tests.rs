@@ -67,10 +67,17 @@ fn expected_integers_must_match_exactly() {
         ("-9223372036854775810", "-9223372036854775809", false),
     ] {
         assert_eq!(outputs(found, want), same, "{found:?} {want:?}");
-        assert_eq!(values(found, want), same && found != "9007199254740993.0", "{found:?} {want:?}");
+        assert_eq!(
+            values(found, want),
+            same && found != "9007199254740993.0",
+            "{found:?} {want:?}"
+        );
     }
     // A Python float is not exactly the integer that its digits show.
-    assert!(outputs("1e+25", "10000000000000000000000000") && !values("1e+25", "10000000000000000000000000"));
+    assert!(
+        outputs("1e+25", "10000000000000000000000000")
+            && !values("1e+25", "10000000000000000000000000")
+    );
     assert!(
         values("1e+22", "10000000000000000000000")
             && values("18446744073709551616.0", "18446744073709551616")

@@ -1,8 +1,8 @@
 //! Scores programs by running tests in a sandbox.
 //!
-//! Each test starts the program in a new process. A program may hang, flood its output, fork or end its
-//! own process; this costs only its own attempt the score. A failure of the sandbox is reported as an
-//! outage and never scores 0.
+//! Each test starts the program in a new process. A program may hang, flood its output, fork or end
+//! its own process; this costs only its own attempt the score. A failure of the sandbox is reported
+//! as an outage and never scores 0.
 
 mod case;
 mod compare;
@@ -28,11 +28,11 @@ use compare::Tolerance;
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct CodeKeys {
-    /// Field of a task or its row that contains the tests. If the field is missing, the expected answer
-    /// is used. Default: `tests`.
+    /// Field of a task or its row that contains the tests. If the field is missing, the expected
+    /// answer is used. Default: `tests`.
     pub tests: String,
-    /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a service
-    /// may support more. Tests that are code are always Python.
+    /// Language of the program. The local sandbox supports `python` (the default) and `bash`; a
+    /// service may support more. Tests that are code are always Python.
     pub language: String,
     /// Score of a program that passes some of the tests.
     pub value: TestScoring,
@@ -43,16 +43,16 @@ pub struct CodeKeys {
     pub seconds: f64,
     /// Maximum memory of the processes of one test, in MiB. Default: 1024.
     pub memory_mb: u64,
-    /// Maximum absolute difference from an expected number that has a decimal point or an exponent. An
-    /// expected integer must match exactly. In 0..1. Default: 1e-6.
+    /// Maximum absolute difference from an expected number that has a decimal point or an exponent.
+    /// An expected integer must match exactly. In 0..1. Default: 1e-6.
     pub tolerance: f64,
-    /// Maximum difference relative to the expected number; the larger of the two tolerances applies. In
-    /// 0..1. 0 (the default) disables it.
+    /// Maximum difference relative to the expected number; the larger of the two tolerances
+    /// applies. In 0..1. 0 (the default) disables it.
     pub relative_tolerance: f64,
     /// Isolation that the sandbox must provide; without it, no program runs.
     pub protection: Isolation,
-    /// Python interpreter: a command name, a file, or the directory of a virtual environment. Default:
-    /// `python3`.
+    /// Python interpreter: a command name, a file, or the directory of a virtual environment.
+    /// Default: `python3`.
     pub python: String,
     /// Python modules that are imported before any program runs.
     pub preload: Vec<String>,
@@ -154,11 +154,12 @@ pub trait Runner: Debug + Send + Sync {
     /// Returns an error if no program can run.
     async fn ready(&self) -> Result<(), ScoreError>;
 
-    /// Runs a program until it ends or exceeds a limit. A failure of the program itself is not an error.
+    /// Runs a program until it ends or exceeds a limit. A failure of the program itself is not an
+    /// error.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Unavailable`] if the program was not run but a later call may succeed, and
-    /// [`ScoreError::Unusable`] if it can never run.
+    /// Returns [`ScoreError::Unavailable`] if the program was not run but a later call may succeed,
+    /// and [`ScoreError::Unusable`] if it can never run.
     async fn run(&self, program: &Program) -> Result<ProgramResult, ScoreError>;
 }
 
@@ -171,7 +172,8 @@ pub struct CodeScorer {
     checks: Mutex<HashMap<u64, Arc<TestCheck>>>,
 }
 
-/// Validation of a test that is code, once it has run: the reason why the test is unusable, or `None`.
+/// Validation of a test that is code, once it has run: the reason why the test is unusable, or
+/// `None`.
 type TestCheck = OnceCell<Option<String>>;
 
 /// Maximum number of validations that are kept; when it is reached, all are dropped.
@@ -194,13 +196,23 @@ impl CodeKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if !(self.seconds > 0.0 && self.seconds <= 86_400.0) {
-            return invalid(format!("seconds = {}, but it must be above 0 and at most 86400", self.seconds));
+            return invalid(format!(
+                "seconds = {}, but it must be above 0 and at most 86400",
+                self.seconds
+            ));
         }
         if !(32..=1 << 24).contains(&self.memory_mb) {
-            return invalid(format!("memory_mb = {}, but it must be in 32..={}", self.memory_mb, 1 << 24));
+            return invalid(format!(
+                "memory_mb = {}, but it must be in 32..={}",
+                self.memory_mb,
+                1 << 24
+            ));
         }
-        let tolerances = [("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)];
-        if let Some((name, value)) = tolerances.iter().find(|(_, value)| !(0.0..1.0).contains(value)) {
+        let tolerances =
+            [("tolerance", self.tolerance), ("relative_tolerance", self.relative_tolerance)];
+        if let Some((name, value)) =
+            tolerances.iter().find(|(_, value)| !(0.0..1.0).contains(value))
+        {
             return invalid(format!("{name} = {value}, but it must be in 0..1"));
         }
         let known = [PYTHON, "bash"];
@@ -239,8 +251,8 @@ impl CodeScorer {
         Ok(cases)
     }
 
-    /// Validates a test that is code: it must fail without a program, and with one whose functions do
-    /// nothing. Concurrent attempts share one validation, and later attempts use its result.
+    /// Validates a test that is code: it must fail without a program, and with one whose functions
+    /// do nothing. Concurrent attempts share one validation, and later attempts use its result.
     ///
     /// # Errors
     /// Returns [`ScoreError::Unusable`] if the test passes nevertheless, or cannot be run.
@@ -259,28 +271,47 @@ impl CodeScorer {
             let token = "control";
             let mut test = assertion_input(code, start.as_ref());
             test["control"] = true.into();
-            let result = self.runner.run(&runner_program(test, "", token, MIN_OUTPUT_BYTES)).await?;
+            let result =
+                self.runner.run(&runner_program(test, "", token, MIN_OUTPUT_BYTES)).await?;
             Ok::<_, ScoreError>(unusable(&result, token))
         };
-        check.get_or_try_init(run).await?.clone().map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
+        check
+            .get_or_try_init(run)
+            .await?
+            .clone()
+            .map_or(Ok(()), |why| Err(ScoreError::Unusable(why)))
     }
 
-    /// Runs a test, and returns whether it passed and how the program ended. `token` marks the runner's
-    /// own output, so it must be unknown to the program.
-    async fn passes(&self, code: &str, case: &Case, token: &str) -> Result<(bool, ProgramEnd), ScoreError> {
+    /// Runs a test, and returns whether it passed and how the program ended. `token` marks the
+    /// runner's own output, so it must be unknown to the program.
+    async fn passes(
+        &self,
+        code: &str,
+        case: &Case,
+        token: &str,
+    ) -> Result<(bool, ProgramEnd), ScoreError> {
         let program = match case {
             Case::Prints { input, output } => Program {
                 language: self.keys.language.clone(),
-                code: if self.keys.language == PYTHON { with_memory_limit(code) } else { code.to_owned() },
+                code: if self.keys.language == PYTHON {
+                    with_memory_limit(code)
+                } else {
+                    code.to_owned()
+                },
                 stdin: input.clone(),
                 output_bytes: MIN_OUTPUT_BYTES.max(2 * output.len()),
             },
-            Case::Asserts { code: tests, start } => {
-                runner_program(assertion_input(tests, start.as_ref()), code, token, MIN_OUTPUT_BYTES)
-            }
+            Case::Asserts { code: tests, start } => runner_program(
+                assertion_input(tests, start.as_ref()),
+                code,
+                token,
+                MIN_OUTPUT_BYTES,
+            ),
             Case::Returns { function, arguments, values } => {
-                // Half of the kept output is its end, and escapes take up to three times as many bytes.
-                let max_length = values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
+                // Half of the kept output is its end, and escapes take up to three times as many
+                // bytes.
+                let max_length =
+                    values.iter().map(|value| value.to_string().len()).max().unwrap_or(0);
                 let test = json!({ "function": function, "arguments": arguments });
                 runner_program(test, code, token, MIN_OUTPUT_BYTES.max(8 * max_length))
             }
@@ -290,16 +321,19 @@ impl CodeScorer {
             return Err(ScoreError::Unusable(why));
         }
         let ProgramResult { stdout, is_complete, end } = result;
-        let tolerance = Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
+        let tolerance =
+            Tolerance { absolute: self.keys.tolerance, relative: self.keys.relative_tolerance };
         let passed = end == ProgramEnd::Exit(0)
             && match case {
                 Case::Prints { output, .. } => {
                     is_complete && compare::same_output(&stdout, output, tolerance)
                 }
                 Case::Asserts { .. } => stdout.trim_end().ends_with(token),
-                Case::Returns { values, .. } => returned_value(&stdout, token).is_some_and(|found| {
-                    values.iter().any(|want| compare::same_value(&found, want, tolerance))
-                }),
+                Case::Returns { values, .. } => {
+                    returned_value(&stdout, token).is_some_and(|found| {
+                        values.iter().any(|want| compare::same_value(&found, want, tolerance))
+                    })
+                }
             };
         Ok((passed, end))
     }
@@ -329,7 +363,10 @@ fn runner_program(mut test: Value, code: &str, token: &str, output_bytes: usize)
 /// Returns why the tests are unusable, or `None` if the runner did not report that they are.
 fn unusable(result: &ProgramResult, token: &str) -> Option<String> {
     let (_, why) = result.stdout.split_once(&format!("{token} {UNUSABLE} "))?;
-    Some(format!("the tests of the task cannot be used: {}", why.lines().next().unwrap_or_default()))
+    Some(format!(
+        "the tests of the task cannot be used: {}",
+        why.lines().next().unwrap_or_default()
+    ))
 }
 
 /// Returns the value that the runner prints after the token.
@@ -338,8 +375,8 @@ fn returned_value(stdout: &str, token: &str) -> Option<Value> {
     crate::json::parse(after.lines().next()?).ok()
 }
 
-/// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000 digits
-/// can be parsed and printed, and the recursion limit is 50,000.
+/// Returns a Python program with the limits of LiveCodeBench's harness: integers of up to 50,000
+/// digits can be parsed and printed, and the recursion limit is 50,000.
 fn with_memory_limit(code: &str) -> String {
     let limits = "getattr(__import__(\"sys\"), \"set_int_max_str_digits\", int)(50000)\n\
                   __import__(\"sys\").setrecursionlimit(50000)\n";
@@ -410,13 +447,14 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
     code.filter(|code| !code.trim().is_empty())
 }
 
-/// Returns whether a text is a Python program without a fence around it. Its string literals may contain
-/// backticks.
+/// Returns whether a text is a Python program without a fence around it. Its string literals may
+/// contain backticks.
 fn is_bare_python(text: &str, language: &str) -> bool {
     let first = text.trim_start().lines().next().unwrap_or_default();
-    let starts_like_python =
-        ["import ", "def ", "class ", "async def ", "@", "#!"].iter().any(|word| first.starts_with(word))
-            || (first.starts_with("from ") && first.contains(" import "));
+    let starts_like_python = ["import ", "def ", "class ", "async def ", "@", "#!"]
+        .iter()
+        .any(|word| first.starts_with(word))
+        || (first.starts_with("from ") && first.contains(" import "));
     // In a bare program, fences occur only inside indented strings, such as docstrings.
     let is_fence = |line: &str| ["```", "~~~"].iter().any(|fence| line.starts_with(fence));
     language == PYTHON && starts_like_python && !text.lines().any(is_fence)

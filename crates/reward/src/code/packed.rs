@@ -1,7 +1,7 @@
 //! Unpacks tests in the format of LiveCodeBench's `private_test_cases`.
 //!
-//! The format has four layers: base64, zlib, a Python pickle, and JSON text. Only a pickle that contains
-//! a single string is accepted, and no pickle operation that calls code is supported.
+//! The format has four layers: base64, zlib, a Python pickle, and JSON text. Only a pickle that
+//! contains a single string is accepted, and no pickle operation that calls code is supported.
 
 use std::io::Read;
 
@@ -16,12 +16,13 @@ const MAX_BYTES: u64 = 256 << 20;
 /// shorter.
 const MIN_CHARS: usize = 24;
 
-/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the last one
-/// may be shorter).
+/// Returns whether a text consists of base64 only, on one line or on lines of equal length (the
+/// last one may be shorter).
 pub(super) fn is_packed(text: &str) -> bool {
     let is_base64 = |word: &str| {
         let body = word.trim_end_matches('=');
-        word.len() - body.len() <= 2 && body.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/".contains(&b))
+        word.len() - body.len() <= 2
+            && body.bytes().all(|b| b.is_ascii_alphanumeric() || b"+/".contains(&b))
     };
     let mut words = text.split_whitespace();
     let Some(first) = words.next() else { return false };
@@ -58,7 +59,9 @@ pub(super) fn unpack(text: &str) -> Result<String, String> {
         None => String::from_utf8(pickle)
             .ok()
             .filter(|text| text.trim_start().starts_with(['[', '{']))
-            .ok_or_else(|| "base64 of zlib, but neither JSON nor a pickle of one text within".to_owned()),
+            .ok_or_else(|| {
+                "base64 of zlib, but neither JSON nor a pickle of one text within".to_owned()
+            }),
     }
 }
 
@@ -94,7 +97,8 @@ fn pickled_text(pickle: &[u8]) -> Option<String> {
     }
 }
 
-/// Removes the first `count` bytes from `rest` and returns them, or returns `None` if there are fewer.
+/// Removes the first `count` bytes from `rest` and returns them, or returns `None` if there are
+/// fewer.
 fn take<'b>(rest: &mut &'b [u8], count: usize) -> Option<&'b [u8]> {
     let (taken, after) = rest.split_at_checked(count)?;
     *rest = after;
@@ -120,12 +124,17 @@ mod tests {
 
     fn pickles(text: &str) -> Vec<Vec<u8>> {
         let size = text.len();
-        let short = [&[0x80, 4, 0x95], &(size as u64 + 4).to_le_bytes()[..], &[0x8C, size as u8]].concat();
+        let short =
+            [&[0x80, 4, 0x95], &(size as u64 + 4).to_le_bytes()[..], &[0x8C, size as u8]].concat();
         let long = [&[0x80, 3, b'X'], &(size as u32).to_le_bytes()[..]].concat();
         let max_length = [&[0x80, 4, 0x8D], &(size as u64).to_le_bytes()[..]].concat();
         let ends: [&[u8]; 4] = [&[0x94, b'.'], &[b'q', 0, b'.'], b".", b"r\0\0\0\0."];
         let starts = [short, long.clone(), max_length, long];
-        starts.iter().zip(ends).map(|(start, end)| [&start[..], text.as_bytes(), end].concat()).collect()
+        starts
+            .iter()
+            .zip(ends)
+            .map(|(start, end)| [&start[..], text.as_bytes(), end].concat())
+            .collect()
     }
 
     #[test]
@@ -149,8 +158,13 @@ mod tests {
         // Loading cos\nsystem\n(S'true'\ntR. in Python runs the command `true`.
         let call = b"cos\nsystem\n(S'true'\ntR.".to_vec();
         let [short, long, ..] = &pickles(JSON)[..] else { panic!() };
-        let mut damaged =
-            vec![call, b"\x80\x04]\x94.".to_vec(), b"\x80\x04N.".to_vec(), b".".to_vec(), Vec::new()];
+        let mut damaged = vec![
+            call,
+            b"\x80\x04]\x94.".to_vec(),
+            b"\x80\x04N.".to_vec(),
+            b".".to_vec(),
+            Vec::new(),
+        ];
         // A memo operation is invalid before the string.
         damaged.extend([&b"\x94"[..], b"q\0", b"r\0\0\0\0"].map(|code| [code, &long[..]].concat()));
         damaged.push([&short[..], b"."].concat());
@@ -166,8 +180,15 @@ mod tests {
 
     #[test]
     fn is_packed_rejects_code() {
-        for code in ["assert f(1) == 2", "check(f)", "assert f", "abc", "", "import math\nassert f(1)", "x=1"]
-        {
+        for code in [
+            "assert f(1) == 2",
+            "check(f)",
+            "assert f",
+            "abc",
+            "",
+            "import math\nassert f(1)",
+            "x=1",
+        ] {
             assert!(!is_packed(code), "{code}");
         }
     }

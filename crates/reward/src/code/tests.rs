@@ -33,7 +33,8 @@ impl Runner for Bare {
         let input = program.stdin.clone();
         tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let mut bytes = Vec::new();
-        let read = tokio::time::timeout(Duration::from_secs(20), stdout.read_to_end(&mut bytes)).await;
+        let read =
+            tokio::time::timeout(Duration::from_secs(20), stdout.read_to_end(&mut bytes)).await;
         if read.is_err() {
             return Ok(ProgramResult {
                 stdout: String::new(),
@@ -69,7 +70,8 @@ async fn program_output_is_compared_for_each_input() {
     assert_eq!(values(&scorer_by_fraction, ADD, tests.clone()).await, [2.0 / 3.0, 2.0 / 3.0, 0.0]);
     assert_eq!(*runner.runs.lock().unwrap(), 3);
     let (runner, all) = scorer(TestScoring::All);
-    let pairs = json!({ "tests": [{ "input": "1 2", "output": "3" }, { "input": "1 1", "output": "2" }] });
+    let pairs =
+        json!({ "tests": [{ "input": "1 2", "output": "3" }, { "input": "1 1", "output": "2" }] });
     assert_eq!(values(&all, ADD, pairs.clone()).await, [1.0, 1.0, 0.0]);
     // Testing stops at the first failure.
     assert_eq!(values(&all, "```\nprint(5)\n```", pairs.clone()).await, [0.0, 0.0, 0.0]);
@@ -97,7 +99,9 @@ async fn program_passes_if_test_code_holds() {
     let wrong = "```python\ndef add(a, b):\n    return a - b\n```";
     assert_eq!(values(&scorer, wrong, humaneval).await[0], 0.0);
     // A program that exits early does not pass, whatever its exit code.
-    for early in ["import sys\nsys.exit(0)", "import os\nos._exit(0)", "def add(a, b):\n    exit(0)", "x ="] {
+    for early in
+        ["import sys\nsys.exit(0)", "import os\nos._exit(0)", "def add(a, b):\n    exit(0)", "x ="]
+    {
         assert_eq!(
             values(&scorer, &format!("```python\n{early}\n```"), asserts.clone()).await[0],
             0.0,
@@ -111,7 +115,10 @@ async fn vacuous_tests_leave_program_unscored() {
     let (_, scorer) = scorer(TestScoring::All);
     let program = "```python\ndef f(n):\n    return n\n```";
     for (tests, why) in [
-        ("def check(candidate):\n    assert candidate(1) == 2\n", "define `check`, which nothing calls"),
+        (
+            "def check(candidate):\n    assert candidate(1) == 2\n",
+            "define `check`, which nothing calls",
+        ),
         ("def test_f(case):\n    assert f(case) == 2\n", "define `test_f`, which nothing calls"),
         ("def test_f():\n    yield f(1)\n    assert f(1) == 2\n", "the tests yield"),
         ("def verify():\n    assert f(1) == 2\n", "define what nothing calls"),
@@ -222,7 +229,11 @@ async fn tests_can_patch_builtins_of_program() {
                  def test_f(self, shown):\n        f(3)\n        shown.assert_called_once_with(3)\n";
     for (program, score) in [("print(n)", 1.0), ("print(n + 1)", 0.0)] {
         let answer = format!("```python\ndef f(n):\n    {program}\n```");
-        assert_eq!(values(&scorer, &answer, json!({ "tests": tests })).await[0], score, "{program}");
+        assert_eq!(
+            values(&scorer, &answer, json!({ "tests": tests })).await[0],
+            score,
+            "{program}"
+        );
     }
 }
 
@@ -266,9 +277,9 @@ async fn decimal_and_fraction_results_compare_as_numbers() {
 #[tokio::test]
 async fn program_cannot_find_expected_value_or_token() {
     let (_, scorer) = scorer(TestScoring::Fraction);
-    let task =
-        json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
-    // Searches all objects of its process for the token and the value, and prints what resembles them.
+    let task = json!({ "tests": { "fn_name": "secret", "inputs": [[1]], "outputs": ["a value to be found"] } });
+    // Searches all objects of its process for the token and the value, and prints what resembles
+    // them.
     let search = "import gc, os, sys\n\
         def secret(x):\n    \
             found = [str(o) for o in gc.get_objects()] + [str(f.f_locals) for f in sys._current_frames().values()]\n    \
@@ -294,7 +305,8 @@ async fn function_results_are_compared_with_expected_values() {
         "fn_name": "pair", "inputs": [[1, 2], "3\n4", [0.1, 0.2]], "outputs": [[1, 2], "[3, 4]", [0.1, 0.30000000001]],
     } });
     let function = "```python\ndef pair(a, b):\n    return (a, b)\n```";
-    let method = "```python\nclass Solution:\n    def pair(self, a, b):\n        return [a, b]\n```";
+    let method =
+        "```python\nclass Solution:\n    def pair(self, a, b):\n        return [a, b]\n```";
     for program in [function, method] {
         assert_eq!(values(&scorer, program, tests.clone()).await[0], 2.0 / 3.0, "{program}");
     }
@@ -326,7 +338,11 @@ async fn json_string_is_parsed_only_for_text_input() {
         (lines("5"), "{'$serde_json::private::Number': '5'}", 0.0),
     ] {
         let program = format!("```python\ndef f(n):\n    return {value}\n```");
-        assert_eq!(values(&scorer, &program, json!({ "tests": tests })).await[0], score, "{tests} {value}");
+        assert_eq!(
+            values(&scorer, &program, json!({ "tests": tests })).await[0],
+            score,
+            "{tests} {value}"
+        );
     }
 }
 
@@ -335,8 +351,7 @@ async fn function_calls_match_data_set_harnesses() {
     let (_, scorer) = scorer(TestScoring::Fraction);
     let program = |code: &str| format!("```python\n{code}\n```");
     // APPS and TACO wrap the return value in a list.
-    let wrapped =
-        json!({ "tests": { "fn_name": "halves", "inputs": [[4], [[1]]], "outputs": [[2], [[1]]] } });
+    let wrapped = json!({ "tests": { "fn_name": "halves", "inputs": [[4], [[1]]], "outputs": [[2], [[1]]] } });
     let halves = "def halves(x):\n    return x // 2 if isinstance(x, int) else x";
     assert_eq!(values(&scorer, &program(halves), wrapped.clone()).await[0], 1.0);
     assert_eq!(values(&scorer, &program("def halves(x):\n    return 3"), wrapped).await[0], 0.0);
@@ -354,15 +369,16 @@ async fn function_calls_match_data_set_harnesses() {
     for row in [json!({ "tests": [test], "metadata": facts }), json!({ "tests": [with_facts] })] {
         assert_eq!(values(&scorer, &pair, json!({ "row": row })).await[0], 1.0, "{row}");
     }
-    // Predefined names such as `List` are also available with `check(candidate)` on a class `Solution`.
+    // Predefined names such as `List` are also available with `check(candidate)` on a class
+    // `Solution`.
     let check = json!({ "row": {
         "tests": "def check(candidate):\n    assert candidate([3, 1]) == [1, 3]\n", "entry_point": "Solution().inorder",
     } });
-    let inorder =
-        "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        return sorted(nums)";
+    let inorder = "class Solution:\n    def inorder(self, nums: List[int]) -> List[int]:\n        return sorted(nums)";
     assert_eq!(values(&scorer, &program(inorder), check).await[0], 1.0);
     // A solution can use LeetCode's imports, but an imported name is not a solution.
-    let task = json!({ "tests": { "fn_name": "add", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]] } });
+    let task =
+        json!({ "tests": { "fn_name": "add", "inputs": [[[3, 1, 2]]], "outputs": [[1, 2, 3]] } });
     let leet = "class Solution:\n    def add(self, nums: List[int]) -> Optional[List[int]]:\n        \
                 seen = defaultdict(int)\n        heapify(nums)\n        \
                 return [heapq.heappop(nums) for _ in range(math.floor(pow(3, 1, 7)))]";
@@ -422,7 +438,8 @@ async fn program_is_module_and_row_setup_code_runs() {
 async fn integers_of_any_length_compare_exactly() {
     let (_, scorer) = scorer(TestScoring::All);
     let task = |function: &str, input: &str, output: &str| -> Value {
-        let tests = format!(r#"{{"fn_name": "{function}", "inputs": [[{input}]], "outputs": [{output}]}}"#);
+        let tests =
+            format!(r#"{{"fn_name": "{function}", "inputs": [[{input}]], "outputs": [{output}]}}"#);
         json!({ "tests": serde_json::from_str::<Value>(&tests).unwrap() })
     };
     let big = "10000000000000000000000003";
@@ -443,8 +460,8 @@ async fn integers_of_any_length_compare_exactly() {
             "{function} {input}"
         );
     }
-    // More digits than CPython's default limit: parsed and printed, also by a program that imports from
-    // `__future__`.
+    // More digits than CPython's default limit: parsed and printed, also by a program that imports
+    // from `__future__`.
     let digits = "7".repeat(6000);
     let tests = json!({ "tests": [{ "input": digits, "output": format!("\n{digits}\n") }] });
     for program in [
@@ -457,7 +474,10 @@ async fn integers_of_any_length_compare_exactly() {
             "{program}"
         );
     }
-    assert_eq!(values(&scorer, program, task("next", &digits, &format!("{}8", &digits[1..]))).await[0], 1.0);
+    assert_eq!(
+        values(&scorer, program, task("next", &digits, &format!("{}8", &digits[1..]))).await[0],
+        1.0
+    );
 }
 
 #[tokio::test]
@@ -485,7 +505,8 @@ async fn program_can_complete_prompt_of_row() {
     ] {
         assert_eq!(values(&scorer, completion, row(prompt, test)).await[0], score, "{completion}");
     }
-    // An invalid program does not leave the prompt's function, with only its docstring, as the answer.
+    // An invalid program does not leave the prompt's function, with only its docstring, as the
+    // answer.
     let lenient = "def check(candidate):\n    assert candidate(1) is None\n";
     assert_eq!(values(&scorer, "```python\nx = (\n```", row(prompt, lenient)).await[0], 0.0);
     // A prompt in natural language is not treated as code.
@@ -524,8 +545,14 @@ fn program_in_finds_last_code_block() {
         ("```x\n```", None),
         ("print(1)", Some("print(1)")),
         ("~~~py\nx\n~~~", Some("x\n")),
-        ("1. So:\n   ```python\n   def f():\n       return 1\n   ```", Some("def f():\n    return 1\n")),
-        ("def f():\n    \"\"\"See ```f()```.\"\"\"", Some("def f():\n    \"\"\"See ```f()```.\"\"\"")),
+        (
+            "1. So:\n   ```python\n   def f():\n       return 1\n   ```",
+            Some("def f():\n    return 1\n"),
+        ),
+        (
+            "def f():\n    \"\"\"See ```f()```.\"\"\"",
+            Some("def f():\n    \"\"\"See ```f()```.\"\"\""),
+        ),
         ("import math works:\n```python\ny\n```", Some("y\n")),
         ("```\n\n```", None),
         ("", None),
@@ -566,7 +593,9 @@ fn invalid_tests_and_keys_are_rejected() {
         let error = keys.check().unwrap_err().to_string();
         assert!(error.contains(want), "{error}");
     }
-    CodeKeys { language: "cpp".into(), url: Some("http://h".into()), ..CodeKeys::default() }.check().unwrap();
+    CodeKeys { language: "cpp".into(), url: Some("http://h".into()), ..CodeKeys::default() }
+        .check()
+        .unwrap();
 }
 
 #[tokio::test]

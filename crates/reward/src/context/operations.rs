@@ -2,7 +2,8 @@
 
 use super::*;
 
-/// Returns whether a text ends with a relation sign, a root or a logarithm. Arrows and tags do not count.
+/// Returns whether a text ends with a relation sign, a root or a logarithm. Arrows and tags do not
+/// count.
 pub(crate) fn is_relation(text: &str) -> bool {
     let ends = [
         "≤",
@@ -44,18 +45,20 @@ pub(crate) fn is_relation(text: &str) -> bool {
     !is_tag && !before.trim_end().is_empty() && !before.ends_with(['-', '=', '>'])
 }
 
-/// Returns whether a text ends with an operand and an operator. `negative` is whether the number after
-/// the text has a minus sign; the result is then false.
+/// Returns whether a text ends with an operand and an operator. `negative` is whether the number
+/// after the text has a minus sign; the result is then false.
 pub(super) fn is_operand(text: &str, negative: bool) -> bool {
     let operators = [
-        "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times", "\\cdot",
-        "\\div", "^", " x",
+        "+", "-", "−", "—", "..", "...", "…", "~", "〜", "*", "×", "·", "÷", "/", "\\times",
+        "\\cdot", "\\div", "^", " x",
     ];
-    let Some(prefix) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else { return false };
+    let Some(prefix) = operators.iter().find_map(|sign| text.strip_suffix(sign)) else {
+        return false;
+    };
     // Markdown marks before a number are not operators, but the hyphen of a range such as 12-13 is.
     let before = prefix.trim_end_matches(['*', ' ']);
-    let is_mark =
-        text.ends_with("**") && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
+    let is_mark = text.ends_with("**")
+        && !before.trim_end_matches('*').ends_with(|c: char| c.is_ascii_digit());
     let before = before.trim_end_matches(['$', '}', ')', '%', ']']);
     let is_variable = |text: &str| {
         let mut back = text.trim_end_matches([' ', '$']).chars().rev();
@@ -73,33 +76,40 @@ pub(super) fn is_function(text: &str) -> bool {
         .contains(&name)
 }
 
-/// Returns whether a text ends with the left side of an equation that is not solved for its only unknown:
-/// `2x =`, `x/2 =`, `-x =`. Returns false if the left side is only an unknown: `x =`, `x_1 =`, `f(2) =`.
+/// Returns whether a text ends with the left side of an equation that is not solved for its only
+/// unknown: `2x =`, `x/2 =`, `-x =`. Returns false if the left side is only an unknown: `x =`, `x_1
+/// =`, `f(2) =`.
 pub(super) fn is_multiple(text: &str) -> bool {
     let Some(prefix) = text.strip_suffix('=') else { return false };
-    let prefix =
-        prefix.rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$']).next().unwrap_or_default();
+    let prefix = prefix
+        .rsplit(['=', ',', ';', ':', '?', '!', '\n', '⇒', '→', '>', '$'])
+        .next()
+        .unwrap_or_default();
     let is_word = |token: &&str| {
         token.as_bytes().windows(2).any(|pair| pair.iter().all(u8::is_ascii_alphabetic))
             || token.contains('(')
     };
     // Exponents and subscripts in braces belong to the unknown before them.
     let prefix = without_groups(prefix);
-    let terms: Vec<&str> = prefix.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
+    let terms: Vec<&str> =
+        prefix.split_whitespace().rev().take_while(|token| !is_word(token)).collect();
     let terms: Vec<char> = terms.into_iter().rev().collect::<Vec<_>>().join(" ").chars().collect();
-    let at = |index: Option<usize>| index.and_then(|index| terms.get(index)).copied().unwrap_or(' ');
+    let at =
+        |index: Option<usize>| index.and_then(|index| terms.get(index)).copied().unwrap_or(' ');
     let mut unknowns = Vec::new();
     let mut is_changed = false;
     for (index, &c) in terms.iter().enumerate() {
         let (before, next) = (at(index.checked_sub(1)), at(Some(index + 1)));
         // In `3 x 4`, `3x4` and "8 parts x 2", the x is a multiplication sign.
-        let is_spaced = before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(index + 2)));
+        let is_spaced =
+            before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(index + 2)));
         let is_sign = c == 'x' && (is_spaced || before.is_ascii_digit() && next.is_ascii_digit());
         if "xyzn".contains(c) && !is_sign && !unknowns.contains(&c) {
             unknowns.push(c);
         }
         // Digits of subscripts belong to a name.
-        is_changed |= (c.is_ascii_digit() && !matches!(before, '_' | '{')) || matches!(c, '-' | '^' | '/');
+        is_changed |=
+            (c.is_ascii_digit() && !matches!(before, '_' | '{')) || matches!(c, '-' | '^' | '/');
     }
     unknowns.len() == 1 && is_changed
 }
@@ -116,8 +126,8 @@ fn without_groups(text: &str) -> String {
     text.chars().filter(is_outside).collect()
 }
 
-/// Returns whether a text starts with a factor of the number directly before it, or with the `+` of a
-/// bound (`5+`).
+/// Returns whether a text starts with a factor of the number directly before it, or with the `+` of
+/// a bound (`5+`).
 pub(crate) fn starts_factor(text: &str) -> bool {
     let symbols = ["π", "√", "\\pi", "\\sqrt"];
     let mut chars = text.chars();
@@ -139,15 +149,15 @@ pub(crate) fn starts_factor(text: &str) -> bool {
         || (is_letter && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '_'))
 }
 
-/// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words in `ths`
-/// count, because "seconds" is a unit of time.
+/// Returns the denominator of a fraction in words, such as 100 for "hundredths". Only words in
+/// `ths` count, because "seconds" is a unit of time.
 pub(super) fn small_part(word: &str) -> Option<i64> {
     let bottom = words::denominator(word).filter(|_| word.ends_with("ths"))?;
     i64::try_from(bottom).ok()
 }
 
-/// Returns whether a text starts with the suffix of an ordinal number and a word: the "nd term" of "the
-/// 42nd term".
+/// Returns whether a text starts with the suffix of an ordinal number and a word: the "nd term" of
+/// "the 42nd term".
 pub(super) fn is_ordinal(text: &str) -> bool {
     ["st", "nd", "rd", "th"].iter().any(|ending| {
         // Without a word after it, "The 42nd" can be a day of the month.
@@ -191,16 +201,18 @@ pub(crate) fn starts_operation(text: &str) -> bool {
     let Some(rest) = signs.iter().find_map(|sign| text.strip_prefix(sign)) else { return false };
     let rest = rest.trim_start_matches([' ', '$', '(', '.']);
     let mut chars = rest.chars();
-    let is_variable = chars.next().is_some_and(|c| c.is_ascii_lowercase() && !matches!(c, 'a' | 'i'))
-        && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '.' || c == ')')
-        && !text.starts_with(['~', '—', '…']);
+    let is_variable =
+        chars.next().is_some_and(|c| c.is_ascii_lowercase() && !matches!(c, 'a' | 'i'))
+            && !chars.next().is_some_and(|c| c.is_alphanumeric() || c == '.' || c == ')')
+            && !text.starts_with(['~', '—', '…']);
     is_variable || rest.starts_with(|c: char| c.is_ascii_digit())
 }
 
 /// Returns whether a text starts with a relation sign, such as the `<` of `5 < x`.
 pub(crate) fn starts_relation(text: &str) -> bool {
     let text = text.trim_start_matches([' ', '$']);
-    let signs = ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
+    let signs =
+        ["≤", "≥", "≠", "<=", ">=", "!=", "< ", "> ", "\\le", "\\ge", "\\ne", "\\lt", "\\gt"];
     signs.iter().any(|sign| text.starts_with(sign)) && !text.starts_with("\\left")
 }
 
@@ -265,7 +277,8 @@ pub(super) fn note_units(text: &str, about: &mut About) {
                 let mut power = square;
                 if let Some(raised) = rest.trim_start().strip_prefix('^') {
                     let raised = raised.trim_start();
-                    let digits: String = raised.chars().take_while(char::is_ascii_digit).take(2).collect();
+                    let digits: String =
+                        raised.chars().take_while(char::is_ascii_digit).take(2).collect();
                     power = digits.parse().unwrap_or(1);
                     rest = &raised[digits.len()..];
                 }

@@ -3,8 +3,8 @@
 use std::collections::{HashMap, VecDeque};
 use std::sync::{Mutex, PoisonError};
 
-/// A bounded cache of verdicts by prompt, which removes the oldest entries first. Each scorer has its own
-/// cache, because the key contains neither the model nor the sampling parameters.
+/// A bounded cache of verdicts by prompt, which removes the oldest entries first. Each scorer has
+/// its own cache, because the key contains neither the model nor the sampling parameters.
 #[derive(Debug)]
 pub(super) struct Cache<T> {
     max_entries: usize,

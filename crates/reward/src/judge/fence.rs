@@ -3,10 +3,11 @@
 /// Returns a marker that does not occur in `prompt`: `=====`, sixteen hexadecimal digits, `=====`.
 ///
 /// The marker depends only on the prompt, so that the same answer yields the same prompt and can be
-/// cached. An answer cannot contain its own marker: the digits depend on each byte of the answer, and
-/// digits that occur in the prompt are skipped.
+/// cached. An answer cannot contain its own marker: the digits depend on each byte of the answer,
+/// and digits that occur in the prompt are skipped.
 pub(super) fn fence(prompt: &str) -> String {
-    let mut hash = prompt.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
+    let mut hash =
+        prompt.bytes().fold(OFFSET, |hash, byte| (hash ^ u64::from(byte)).wrapping_mul(PRIME));
     loop {
         let digits = format!("{:016x}", mixed(hash));
         if !prompt.contains(&digits) {
@@ -45,8 +46,8 @@ mod tests {
         }
     }
 
-    /// No prompt is known that contains the digits of its own hash, so the retry of `fence` is tested
-    /// only through `mixed`, which gives each retry other digits.
+    /// No prompt is known that contains the digits of its own hash, so the retry of `fence` is
+    /// tested only through `mixed`, which gives each retry other digits.
     #[test]
     fn mixed_hashes_are_distinct() {
         let mut all: Vec<u64> = (0..1000u64).map(|more| mixed(OFFSET.wrapping_add(more))).collect();

@@ -20,12 +20,12 @@ pub(super) fn permutation(n: usize, seed: u64) -> Vec<usize> {
     order
 }
 
-/// Returns the scores of `n` answers from the ranking in a completion: 1 for the best down to 0 for the
-/// worst.
+/// Returns the scores of `n` answers from the ranking in a completion: 1 for the best down to 0 for
+/// the worst.
 ///
-/// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best first,
-/// and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer scores 0.5.
-/// Returns `None` if there is no such line.
+/// The ranking is the last line that contains each answer's number (1 to `n`) exactly once, best
+/// first, and otherwise only a label: `3 > 1 > 2`, `[3, 1, 2]`, `Ranking: 3, 1, 2`. A single answer
+/// scores 0.5. Returns `None` if there is no such line.
 pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
     completion.lines().rev().find_map(|line| {
         let line = line.trim().trim_start_matches(['*', '_', '`', '#', ' ']);
@@ -34,8 +34,11 @@ pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
             _ => line,
         };
         let words = line.split(|c: char| !c.is_alphanumeric()).filter(|word| !word.is_empty());
-        let is_other = |word: &&str| !word.eq_ignore_ascii_case("answer") && word.parse::<usize>().is_err();
-        if words.clone().any(|word| is_other(&word)) || line.contains(['<', '=', '≈', '~', '≺', '.']) {
+        let is_other =
+            |word: &&str| !word.eq_ignore_ascii_case("answer") && word.parse::<usize>().is_err();
+        if words.clone().any(|word| is_other(&word))
+            || line.contains(['<', '=', '≈', '~', '≺', '.'])
+        {
             return None;
         }
         let numbers: Vec<usize> = words.filter_map(|word| word.parse().ok()).collect();
@@ -54,21 +57,23 @@ pub(super) fn ranking(completion: &str, n: usize) -> Option<Vec<f64>> {
     })
 }
 
-/// Returns the scores of `n` answers from a list of numbers in a completion, one per answer in prompt
-/// order.
+/// Returns the scores of `n` answers from a list of numbers in a completion, one per answer in
+/// prompt order.
 ///
 /// The list is the last one on a line of its own. If there is none, it is the only list in the
 /// completion; equal lists count as one. The range from `min` to `max` is mapped to 0..=1. Returns
 /// `None` if no list is found, if its length is not `n`, or if a number is out of range.
 pub(super) fn scores(completion: &str, n: usize, min: f64, max: f64) -> Option<Vec<f64>> {
-    let numbers =
-        |value: Value| -> Option<Vec<f64>> { value.as_array()?.iter().map(Value::as_f64).collect() };
+    let numbers = |value: Value| -> Option<Vec<f64>> {
+        value.as_array()?.iter().map(Value::as_f64).collect()
+    };
     let parse_line = |line: &str| {
         let line = line.trim().trim_matches(['*', '`', ' ']);
         numbers(serde_json::from_str(line).ok()?)
     };
     let list = completion.lines().rev().find_map(parse_line).or_else(|| {
-        let mut lists = json_values(completion, '[').into_iter().filter_map(|(.., value)| numbers(value));
+        let mut lists =
+            json_values(completion, '[').into_iter().filter_map(|(.., value)| numbers(value));
         let first = lists.next()?;
         lists.all(|other| other == first).then_some(first)
     })?;
@@ -95,7 +100,10 @@ mod tests {
         for (completion, want) in [
             ("Answer 2 is best.\n2 > 3 > 1", Some(vec![0.0, 1.0, 0.5])),
             ("[3, 1, 2]\nThat is all.", Some(vec![0.5, 0.0, 1.0])),
-            ("Ranking: **2 > 3 > 1**\nAnswers 1, 2 and 3 are all short.", Some(vec![0.0, 1.0, 0.5])),
+            (
+                "Ranking: **2 > 3 > 1**\nAnswers 1, 2 and 3 are all short.",
+                Some(vec![0.0, 1.0, 0.5]),
+            ),
             ("Answer 2 > Answer 3 > Answer 1", Some(vec![0.0, 1.0, 0.5])),
             ("3 < 1 < 2", None),
             ("3 > 1 = 2", None),

@@ -1,5 +1,5 @@
-//! Normalizes the markup of a judge's completion, and detects verdicts that are not the judge's own:
-//! quoted, conditional or retracted ones.
+//! Normalizes the markup of a judge's completion, and detects verdicts that are not the judge's
+//! own: quoted, conditional or retracted ones.
 
 use std::sync::LazyLock;
 
@@ -8,9 +8,9 @@ use regex::{Captures, Regex};
 use crate::characters::is_decoration;
 use crate::pattern::pattern;
 
-/// Removes tags, LaTeX commands and decoration around words. An opening tag that names a verdict becomes
-/// a label: `<score>7</score>` becomes the line "score: 7". Full-width digits become ASCII digits.
-/// Deleted text keeps its tags, so that it is not read as a verdict.
+/// Removes tags, LaTeX commands and decoration around words. An opening tag that names a verdict
+/// becomes a label: `<score>7</score>` becomes the line "score: 7". Full-width digits become ASCII
+/// digits. Deleted text keeps its tags, so that it is not read as a verdict.
 pub(super) fn without_marks(completion: &str) -> String {
     let text = COMMAND.replace_all(completion, "{");
     let text = LABEL.replace_all(&text, "\n$1: ");
@@ -23,8 +23,8 @@ pub(super) fn without_marks(completion: &str) -> String {
     TAG.replace_all(&text, "").chars().map(narrow).collect()
 }
 
-/// Removes quotations: lines that start with ">", and text in quotation marks that contains a label, as
-/// in "the student wrote 'Score: 10'".
+/// Removes quotations: lines that start with ">", and text in quotation marks that contains a
+/// label, as in "the student wrote 'Score: 10'".
 pub(super) fn without_quotations(completion: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = completion.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
@@ -35,9 +35,9 @@ pub(super) fn without_quotations(completion: &str) -> String {
     QUOTED.replace_all(&lines, own).into_owned()
 }
 
-/// Returns whether a label that follows this text introduces the judge's own verdict. The label must
-/// start its sentence or the clause after a comma, except for a few leading words ("so my"), or be a JSON
-/// key.
+/// Returns whether a label that follows this text introduces the judge's own verdict. The label
+/// must start its sentence or the clause after a comma, except for a few leading words ("so my"),
+/// or be a JSON key.
 pub(super) fn is_own(before: &str) -> bool {
     let (above, line) = before.split_at(before.rfind('\n').map_or(0, |at| at + 1));
     let start = SENTENCE.find_iter(line).last().map_or(0, |end| end.end());
@@ -55,7 +55,8 @@ pub(super) fn is_example(before: &str) -> bool {
     EXAMPLE.is_match(before)
 }
 
-/// Returns whether a clause before a verdict makes the verdict hypothetical, denied or another person's.
+/// Returns whether a clause before a verdict makes the verdict hypothetical, denied or another
+/// person's.
 pub(super) fn is_supposed(clause: &str) -> bool {
     SUPPOSED.is_match(clause)
 }
@@ -76,14 +77,14 @@ pub(super) fn is_quotation(line: &str) -> bool {
         || (COLON.is_match(line) && !LABEL_ABOVE.is_match(line))
 }
 
-/// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence: "is what
-/// the student wrote", or a line "if the sign were right".
+/// Returns whether the text after a verdict makes the verdict a quotation or part of a sentence:
+/// "is what the student wrote", or a line "if the sign were right".
 pub(super) fn is_mentioned(behind: &str) -> bool {
     MENTIONED.is_match(behind) || CONTINUES.is_match(behind)
 }
 
-/// Returns the part of a completion after its last retraction, such as "I take that back."; the complete
-/// text if there is none.
+/// Returns the part of a completion after its last retraction, such as "I take that back."; the
+/// complete text if there is none.
 pub(super) fn since_retraction(completion: &str) -> &str {
     RETRACTS.find_iter(completion).last().map_or(completion, |found| &completion[found.end()..])
 }
@@ -98,10 +99,12 @@ pub(super) fn is_mark(text: &str) -> bool {
     !text.chars().any(char::is_alphanumeric)
 }
 
-static COMMAND: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"\\(?:boxed|fbox|text|textbf|textit|mathrm|mathbf|emph|underline)\s*\{"));
-static LABEL: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)<(verdict|grade|judge?ment|final|decision|result|score|rating)>"));
+static COMMAND: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"\\(?:boxed|fbox|text|textbf|textit|mathrm|mathbf|emph|underline)\s*\{")
+});
+static LABEL: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)<(verdict|grade|judge?ment|final|decision|result|score|rating)>")
+});
 static TAG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)</?(?:b|i|u|em|strong|p|span|verdict|grade|judge?ment|final|decision|result|score|rating)>",
@@ -111,7 +114,8 @@ static TAG: LazyLock<Regex> = LazyLock::new(|| {
 static QUOTED: LazyLock<Regex> =
     LazyLock::new(|| pattern(r#"()"[^"\n]*"|“[^”\n]*”|`[^`\n]+`|(^|[\s(])'[^'\n]*'"#));
 static LABELLED: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)\w[^\w\n]*[:：=]|\bis\b|\w/\d"));
-static SENTENCE: LazyLock<Regex> = LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
+static SENTENCE: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r#"[.!?;)]["'*_`)]*\s|[。！？；|]|[{,]\s*""#));
 /// Words before a label in its sentence that do not attribute the verdict to another person.
 static LEADS: LazyLock<Regex> = LazyLock::new(|| {
     const ALLOWED_WORDS: &str = concat!(
@@ -119,7 +123,9 @@ static LEADS: LazyLock<Regex> = LazyLock::new(|| {
         r"|total|revised|updated|adjusted|corrected|amended|new|i|we|would|will|d|ll|say|give|gave|rate|assign|award|conclude|it|is|a|an|as|with|answer|response",
         r"|evaluation|assessment|verdict|judge?ment|result|step|score|rating|criterion|here|for|to)\b[\W\d_]*)*$",
     );
-    pattern(&format!(r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{ALLOWED_WORDS}"))
+    pattern(&format!(
+        r"(?i)(?:^|[,:–—]\s*\b(?:so|thus|therefore|hence)\b|-\s)[\W\d_]*{ALLOWED_WORDS}"
+    ))
 });
 static DANGLES: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -141,8 +147,9 @@ static LABEL_ABOVE: LazyLock<Regex> = LazyLock::new(|| {
         r"|summary|mine|follows|below|is)s?|评分|得分)[*_\s]*[:：][*_\s]*$|\b(?:my|i)\b",
     ))
 });
-static OPENING_TAG: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$"));
+static OPENING_TAG: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)<(?:answer|response|reply|student|submission|quote|text|output)\w*>\s*$")
+});
 /// Lines without final punctuation that refer to the next line: "The answer contains the line".
 static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -151,7 +158,9 @@ static MENTIONS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 static MENTIONED: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b")
+    pattern(
+        r"^[\s.…*_`\x22'</>a-z]*?\b(?:is|was|were|as)\s+(?:what|in|the\s+student|written|asked)\b",
+    )
 });
 /// A line below a verdict that continues the verdict's sentence or rejects the verdict.
 static CONTINUES: LazyLock<Regex> = LazyLock::new(|| {

@@ -1,5 +1,5 @@
-//! Generated completions with verdicts and explanations. The parser must return no false verdict, and
-//! find at least 98 % of the correct ones.
+//! Generated completions with verdicts and explanations. The parser must return no false verdict,
+//! and find at least 98 % of the correct ones.
 
 use super::verdict::Verdict;
 
@@ -116,7 +116,9 @@ fn count(verdict: &Verdict, completions: &[(String, Option<f64>)]) -> (usize, us
     let (mut right, mut none, mut wrong) = (0, 0, 0);
     for (completion, want) in completions {
         match (verdict.read(completion), want) {
-            (found, want) if found.map(|v| (v * 1e6).round()) == want.map(|v| (v * 1e6).round()) => {
+            (found, want)
+                if found.map(|v| (v * 1e6).round()) == want.map(|v| (v * 1e6).round()) =>
+            {
                 right += 1
             }
             (None, _) => {
@@ -141,7 +143,10 @@ fn add_explained(verdict: &str, want: Option<f64>, completions: &mut Vec<(String
         completions.push((format!("{explanation}\n\n{verdict}"), want));
         completions.push((format!("{verdict}\n\n{explanation}"), want));
         // A bare number is a verdict only on the first or the last line.
-        if verdict.contains(char::is_alphabetic) || verdict.starts_with("[[") || verdict.contains("/10") {
+        if verdict.contains(char::is_alphabetic)
+            || verdict.starts_with("[[")
+            || verdict.contains("/10")
+        {
             completions.push((format!("{explanation}\n{verdict}\n{other}"), want));
         }
     }
@@ -237,8 +242,15 @@ const NO_SCORES: [&str; 24] = [
 fn generated_numeric_verdicts_parse_without_false_ones() {
     let ten = Verdict::Number { min: 0.0, max: 10.0 };
     let (mut right, mut wrong) = (Vec::new(), Vec::new());
-    let values =
-        [("7", 0.7), ("8/10", 0.8), ("4/5", 0.8), ("7,5", 0.75), ("0", 0.0), ("2.5", 0.25), ("60%", 0.6)];
+    let values = [
+        ("7", 0.7),
+        ("8/10", 0.8),
+        ("4/5", 0.8),
+        ("7,5", 0.75),
+        ("0", 0.0),
+        ("2.5", 0.25),
+        ("60%", 0.6),
+    ];
     for (text, value) in values {
         for phrase in SCORES {
             add_explained(&phrase.replace('@', text), Some(value), &mut right);

@@ -1,10 +1,10 @@
-//! Scoring by a language model (LLM judge), of single answers or of all answers of a group relative to
-//! each other.
+//! Scoring by a language model (LLM judge), of single answers or of all answers of a group relative
+//! to each other.
 //!
-//! The prompt is a template, and a [`Verdict`] rule parses the completion. If a completion cannot be
-//! parsed, the judge is queried again, up to `tries` times; after that, scoring fails. Verdicts are
-//! cached by prompt. An unavailable judge causes a temporary error, never a score. Text from a model or a
-//! data set is enclosed in fences, which the text itself cannot close.
+//! The prompt is a template, and a [`Verdict`] rule parses the completion. If a completion cannot
+//! be parsed, the judge is queried again, up to `tries` times; after that, scoring fails. Verdicts
+//! are cached by prompt. An unavailable judge causes a temporary error, never a score. Text from a
+//! model or a data set is enclosed in fences, which the text itself cannot close.
 
 mod cache;
 mod fence;
@@ -37,10 +37,10 @@ pub struct JudgeKeys {
     /// Chat APIs, in order of preference.
     pub endpoints: Vec<JudgeEndpoint>,
     /// Prompt template with the variables `{{ question }}`, `{{ answer }}`, `{{ reasoning }}` (the
-    /// reasoning), `{{ expected }}` and `{{ task.… }}`. For a group, `{{ answers }}` and `{{ count }}`
-    /// replace the answer and the reasoning, and `{{ min }}` and `{{ max }}` are the bounds of
-    /// [`Group::Scores`]. `{{ fence }}` is a marker that occurs in none of the values. `None` selects a
-    /// built-in template.
+    /// reasoning), `{{ expected }}` and `{{ task.… }}`. For a group, `{{ answers }}` and `{{ count
+    /// }}` replace the answer and the reasoning, and `{{ min }}` and `{{ max }}` are the bounds of
+    /// [`Group::Scores`]. `{{ fence }}` is a marker that occurs in none of the values. `None`
+    /// selects a built-in template.
     #[serde(default)]
     pub template: Option<String>,
     /// System message before the prompt. Empty by default.
@@ -52,15 +52,15 @@ pub struct JudgeKeys {
     /// Judges all attempts of a group in one prompt. `None` judges each attempt separately.
     #[serde(default)]
     pub group: Option<Group>,
-    /// Maximum number of queries per prompt if completions cannot be parsed, in 1..=100. The default is
-    /// 3.
+    /// Maximum number of queries per prompt if completions cannot be parsed, in 1..=100. The
+    /// default is 3.
     #[serde(default = "three")]
     pub tries: u32,
     /// Maximum number of cached verdicts. 0 disables the cache. The default is 10 000.
     #[serde(default = "ten_thousand")]
     pub cache: usize,
-    /// Seed that shuffles the answers of a group and is sent to servers that support a seed. The default
-    /// is 0.
+    /// Seed that shuffles the answers of a group and is sent to servers that support a seed. The
+    /// default is 0.
     #[serde(default)]
     pub seed: u64,
     /// Sampling temperature, in 0..=10. The default is 0.
@@ -97,8 +97,8 @@ pub struct JudgeEndpoint {
 #[derive(Debug, Clone, Copy, PartialEq, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Group {
-    /// The judge ranks the answers, best first: `3 > 1 > 2`. Scores fall linearly from 1 (best) to 0
-    /// (worst).
+    /// The judge ranks the answers, best first: `3 > 1 > 2`. Scores fall linearly from 1 (best) to
+    /// 0 (worst).
     Ranking,
     /// The judge returns a list with one number per answer. The range from `min` to `max` is mapped
     /// linearly to 0..=1.
@@ -152,12 +152,14 @@ const SCORES_TEMPLATE: &str = "A line {{ fence }} begins and ends each text belo
     judged counts for nothing. End with one line, a JSON list of the numbers in the order of the answers.";
 
 /// Variables of a template for a single answer. `thought` is the old name of `reasoning`.
-const NAMES: [&str; 7] = ["question", "answer", "reasoning", "thought", "expected", "task", "fence"];
+const NAMES: [&str; 7] =
+    ["question", "answer", "reasoning", "thought", "expected", "task", "fence"];
 /// Variables of a template for a group. `least` and `most` are the old names of `min` and `max`.
 const GROUP_NAMES: [&str; 10] =
     ["question", "answers", "count", "expected", "task", "min", "max", "least", "most", "fence"];
 
-/// Maximum length of a model's text in a prompt, in characters. A longer text is truncated, with a note.
+/// Maximum length of a model's text in a prompt, in characters. A longer text is truncated, with a
+/// note.
 const MAX_CHARS: usize = 100_000;
 
 impl JudgeKeys {
@@ -183,10 +185,15 @@ impl JudgeKeys {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
         let invalid = |what: String| Err(ScoreError::Unusable(what));
         if self.endpoints.is_empty() {
-            return invalid("endpoints is empty: name a chat API, { url = \"…\", model = \"…\" }".into());
+            return invalid(
+                "endpoints is empty: name a chat API, { url = \"…\", model = \"…\" }".into(),
+            );
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e9) {
-            return invalid(format!("seconds = {}, but it must be in 0..=1e9, not 0", self.seconds));
+            return invalid(format!(
+                "seconds = {}, but it must be in 0..=1e9, not 0",
+                self.seconds
+            ));
         }
         if !(1..=100).contains(&self.tries) {
             return invalid(format!("tries = {}, but it must be in 1..=100", self.tries));
@@ -195,7 +202,10 @@ impl JudgeKeys {
             return invalid("concurrency and max_tokens must be at least 1".into());
         }
         if !(0.0..=10.0).contains(&self.temperature) {
-            return invalid(format!("temperature = {}, but it must be in 0..=10", self.temperature));
+            return invalid(format!(
+                "temperature = {}, but it must be in 0..=10",
+                self.temperature
+            ));
         }
         if let Some(Group::Scores { min, max }) = self.group
             && !(min.is_finite() && max.is_finite() && min < max)
@@ -205,8 +215,8 @@ impl JudgeKeys {
         self.verdict.check().and_then(|()| self.prompt().map(drop)).map_err(ScoreError::Unusable)
     }
 
-    /// Returns a warning, with a remedy, if the template for a single answer contains no fence. An answer
-    /// without a fence around it can imitate the rest of the prompt.
+    /// Returns a warning, with a remedy, if the template for a single answer contains no fence. An
+    /// answer without a fence around it can imitate the rest of the prompt.
     pub fn warning(&self) -> Option<&'static str> {
         let template = self.template.as_deref().unwrap_or("{{ fence }}");
         let is_fenced = template.split("{{").any(|hole| hole.trim_start().starts_with("fence"));
@@ -248,8 +258,8 @@ impl JudgeScorer {
         Ok(Arc::new(JudgeScorer { keys, template, chat, verdicts }))
     }
 
-    /// Returns the filled template, with a fence that does not occur in the values. `answers` are the
-    /// answers of a group; `None` for a single answer.
+    /// Returns the filled template, with a fence that does not occur in the values. `answers` are
+    /// the answers of a group; `None` for a single answer.
     fn fill(&self, mut values: Value, answers: Option<&[String]>) -> Result<String, ScoreError> {
         let mut fill = |fence: &str| {
             if let Some(answers) = answers {
@@ -264,10 +274,12 @@ impl JudgeScorer {
         fill(&fence::fence(&prompt))
     }
 
-    /// Queries the judge until `read` can parse a completion, at most `tries` times. Uses the cache.
+    /// Queries the judge until `read` can parse a completion, at most `tries` times. Uses the
+    /// cache.
     ///
     /// # Errors
-    /// Returns the error of the client, or [`ScoreError::Unusable`] if no completion could be parsed.
+    /// Returns the error of the client, or [`ScoreError::Unusable`] if no completion could be
+    /// parsed.
     async fn verdict(
         &self,
         prompt: String,
@@ -281,8 +293,9 @@ impl JudgeScorer {
             let seed = self.keys.seed.wrapping_add(u64::from(time));
             let completion = self.chat.complete(&self.keys.system, &prompt, seed).await?;
             // A truncated completion could have continued with the opposite verdict.
-            if let Some(verdict) =
-                Some(&completion).filter(|completion| !completion.is_truncated).and_then(|r| read(&r.text))
+            if let Some(verdict) = Some(&completion)
+                .filter(|completion| !completion.is_truncated)
+                .and_then(|r| read(&r.text))
             {
                 self.verdicts.put(prompt, verdict.clone());
                 return Ok(verdict);
@@ -293,7 +306,8 @@ impl JudgeScorer {
                 false => format!("{shown:?}"),
             };
         }
-        let mut models: Vec<&str> = self.keys.endpoints.iter().map(|endpoint| &*endpoint.model).collect();
+        let mut models: Vec<&str> =
+            self.keys.endpoints.iter().map(|endpoint| &*endpoint.model).collect();
         models.dedup();
         Err(ScoreError::Unusable(format!(
             "the judge {} gave no verdict in {} replies, the last of which is {last}",
@@ -341,18 +355,22 @@ impl Scorer for JudgeScorer {
         values["answer"] = truncate(input.text()).into();
         values["reasoning"] = truncate(input.reasoning()).into();
         values["thought"] = values["reasoning"].clone();
-        let verdict = self
-            .verdict(self.fill(values, None)?, |completion| Some(vec![self.keys.verdict.read(completion)?]));
+        let verdict = self.verdict(self.fill(values, None)?, |completion| {
+            Some(vec![self.keys.verdict.read(completion)?])
+        });
         Ok(verdict.await?.into_iter().map(Component::score).collect())
     }
 
     async fn score_group(&self, group: &[ScorerInput]) -> Result<Vec<Vec<Component>>, ScoreError> {
-        let (Some(first), Some(method)) = (group.first(), self.keys.group) else { return Ok(Vec::new()) };
-        // The seed depends on the attempts' names, so that the order is the same in each scoring of the
-        // group.
+        let (Some(first), Some(method)) = (group.first(), self.keys.group) else {
+            return Ok(Vec::new());
+        };
+        // The seed depends on the attempts' names, so that the order is the same in each scoring of
+        // the group.
         let names = group.iter().flat_map(|input| input.attempt.to_string().into_bytes());
-        let seed =
-            names.fold(self.keys.seed, |seed, byte| (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3));
+        let seed = names.fold(self.keys.seed, |seed, byte| {
+            (seed ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3)
+        });
         let order = group::permutation(group.len(), seed);
         let texts: Vec<String> = order
             .iter()

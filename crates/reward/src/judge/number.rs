@@ -1,17 +1,19 @@
 //! Parses numeric verdicts.
 //!
-//! A judge's explanation also contains numbers: "it names 2 of 3 causes". A number is therefore the score
-//! only if the completion marks it as such. The marks are, in descending strength:
+//! A judge's explanation also contains numbers: "it names 2 of 3 causes". A number is therefore the
+//! score only if the completion marks it as such. The marks are, in descending strength:
 //!
-//! 1. a label that starts its sentence ("Score: 7", "the rating is 7", "I give it a 7"). A label for the
-//!    total takes precedence over a plain label. Among labels of the same name, the last one counts;
+//! 1. a label that starts its sentence ("Score: 7", "the rating is 7", "I give it a 7"). A label
+//!    for the total takes precedence over a plain label. Among labels of the same name, the last
+//!    one counts;
 //! 2. double brackets, `[[7]]`;
 //! 3. a number with the end of the scale that starts its sentence, "7/10" or "so 7 out of 10";
-//! 4. the first or last line, if it contains only the number, or the start of the completion ("7 - names all
-//!    causes").
+//! 4. the first or last line, if it contains only the number, or the start of the completion ("7 -
+//!    names all causes").
 //!
-//! Except for labels of one name, different numbers with marks of the same strength give no verdict. The
-//! strongest mark decides: if its number cannot be parsed or is out of range, there is no verdict.
+//! Except for labels of one name, different numbers with marks of the same strength give no
+//! verdict. The strongest mark decides: if its number cannot be parsed or is out of range, there is
+//! no verdict.
 
 use std::sync::LazyLock;
 
@@ -52,16 +54,16 @@ struct Scale {
     max: f64,
 }
 
-/// Returns the value that all candidates share. The outer `None` means that there are no candidates, and
-/// the inner `None` that they differ or that one cannot be parsed.
+/// Returns the value that all candidates share. The outer `None` means that there are no
+/// candidates, and the inner `None` that they differ or that one cannot be parsed.
 fn single_value(mut found: impl Iterator<Item = Option<f64>>) -> Option<Option<f64>> {
     let first = found.next()?;
     Some(first.filter(|_| found.all(|other| other == first)))
 }
 
 impl Scale {
-    /// Removes phrases that only state the scale ("from 1 to 10"). Returns `None` if the text explicitly
-    /// states a different scale.
+    /// Removes phrases that only state the scale ("from 1 to 10"). Returns `None` if the text
+    /// explicitly states a different scale.
     fn without_ranges(&self, completion: &str) -> Option<String> {
         let mut is_other = false;
         let replaced = RANGE.replace_all(completion, |found: &Captures<'_>| {
@@ -91,7 +93,9 @@ impl Scale {
                 rank = Rank::Total;
             }
             // "Criterion 1 score".
-            if word.is_empty() && before.trim_end_matches(' ').ends_with(|c: char| c.is_ascii_digit()) {
+            if word.is_empty()
+                && before.trim_end_matches(' ').ends_with(|c: char| c.is_ascii_digit())
+            {
                 rank = Rank::Part;
             }
             let line = before.rsplit('\n').next().unwrap_or_default();
@@ -100,8 +104,8 @@ impl Scale {
                 (_, true) => has_colon && !line.contains(char::is_alphanumeric),
                 _ => true,
             };
-            let is_score =
-                SIGN_OF_NUMBER.is_match(behind) && ((has_colon && !is_weak) || is_standalone(behind));
+            let is_score = SIGN_OF_NUMBER.is_match(behind)
+                && ((has_colon && !is_weak) || is_standalone(behind));
             if is_label && is_score && !before.ends_with(['-', '_']) && is_own(before) {
                 let value = self.value(behind).filter(|_| is_standalone(behind));
                 labels.push((rank, name, value.filter(|value| self.is_only(behind, *value))));
@@ -122,22 +126,24 @@ impl Scale {
         if is_same && rank != Rank::Part { values.next_back() } else { single_value(values) }
     }
 
-    /// Returns whether the number at the start of `behind`, whose value is `value`, is the only score
-    /// there:
+    /// Returns whether the number at the start of `behind`, whose value is `value`, is the only
+    /// score there:
     ///
-    /// - its line contains no different number with the end of the scale ("10/10 for style, 2/10 for
-    ///   substance");
-    /// - its sentence contains no number that can be a part, a sum or a revision of the score ("4 (content) +
-    ///   3 (style)", "8, reduced to 3");
+    /// - its line contains no different number with the end of the scale ("10/10 for style, 2/10
+    ///   for substance");
+    /// - its sentence contains no number that can be a part, a sum or a revision of the score ("4
+    ///   (content) + 3 (style)", "8, reduced to 3");
     /// - no later sentence, and no line that continues the sentence, retracts the score.
     fn is_only(&self, behind: &str, value: f64) -> bool {
         let line = behind.trim_start().lines().next().unwrap_or_default();
         let rest = trim_marks(line);
         let rest = &rest[NUMBER.find(rest).map_or(0, |number| number.end())..];
         let sentence = &rest[..END.find(rest).map_or(rest.len(), |end| end.start())];
-        let sentence = &sentence[..REASON.find(sentence).map_or(sentence.len(), |reason| reason.start())];
+        let sentence =
+            &sentence[..REASON.find(sentence).map_or(sentence.len(), |reason| reason.start())];
         let sentence = REMARK.replace_all(sentence, " ");
-        let mut other_scores = OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
+        let mut other_scores =
+            OTHER_SCORE.captures_iter(&sentence).filter_map(|found| decimal(&found[1]));
         let after = &behind[rest.as_ptr() as usize - behind.as_ptr() as usize..];
         other_scores.all(|other| other == value)
             && self.ends_of_scale(line).all(|(_, other)| other == Some(value))
@@ -159,7 +165,8 @@ impl Scale {
         })
     }
 
-    /// Returns the number with the end of the scale, as in "7/10", if such a phrase starts its sentence.
+    /// Returns the number with the end of the scale, as in "7/10", if such a phrase starts its
+    /// sentence.
     fn with_scale_end(&self, text: &str) -> Option<Option<f64>> {
         self.ends_of_scale(text).find(|(at, _)| is_own(&text[..*at]) && !COUNT.is_match(text))?;
         single_value(self.ends_of_scale(text).map(|(_, number)| number))
@@ -192,15 +199,17 @@ impl Scale {
         )
         .or_else(|| {
             let is_explained = rest(first).is_some_and(|rest| {
-                EXPLAINED.is_match(&rest) && !LIMITED.is_match(&rest) && !VALUE_OF_PROBLEM.is_match(&rest)
+                EXPLAINED.is_match(&rest)
+                    && !LIMITED.is_match(&rest)
+                    && !VALUE_OF_PROBLEM.is_match(&rest)
             });
             is_explained.then(|| self.value(first))
         })
     }
 
-    /// Parses the number at the start of a text, after optional marks, and converts it to this scale.
-    /// Returns `None` if there is no number, if there are several ("7-8", "7 or 8"), or if the number is
-    /// on another scale and cannot be converted.
+    /// Parses the number at the start of a text, after optional marks, and converts it to this
+    /// scale. Returns `None` if there is no number, if there are several ("7-8", "7 or 8"), or if
+    /// the number is on another scale and cannot be converted.
     fn value(&self, text: &str) -> Option<f64> {
         let text = trim_marks(text);
         let found = NUMBER.captures(text)?;
@@ -237,8 +246,8 @@ enum Rank {
 }
 
 impl Rank {
-    /// Returns the rank of a label that follows `word` and precedes `sign`. Returns `None` if the label
-    /// does not name the judge's score ("maximum score").
+    /// Returns the rank of a label that follows `word` and precedes `sign`. Returns `None` if the
+    /// label does not name the judge's score ("maximum score").
     fn from_label(word: &str, sign: Option<&str>, has_colon: bool) -> Option<Rank> {
         let word = word.trim().to_lowercase();
         let plain = match (sign, has_colon) {
@@ -251,15 +260,16 @@ impl Rank {
             // "The student's score".
             word if word.ends_with("'s") => None,
             "final" | "overall" | "total" if sign.is_some() => Some(Rank::Total),
-            "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response" | "quality"
-            | "final" | "overall" | "total" => Some(plain),
+            "" | "the" | "my" | "a" | "this" | "its" | "and" | "so" | "answer" | "response"
+            | "quality" | "final" | "overall" | "total" => Some(plain),
             _ => Some(Rank::Part),
         }
     }
 }
 
-/// Returns whether the number at the start of a text stands alone: it is not a count ("7 errors"), not
-/// conditional ("7 if complete"), not corrected ("7. No, 5") and not the number of a list item below.
+/// Returns whether the number at the start of a text stands alone: it is not a count ("7 errors"),
+/// not conditional ("7 if complete"), not corrected ("7. No, 5") and not the number of a list item
+/// below.
 fn is_standalone(text: &str) -> bool {
     let number = trim_marks(text);
     let lead = text.len() - text.trim_end().len() + number.len();
@@ -333,8 +343,17 @@ const OTHER_LABELS: [&str; 48] = [
     "user",
 ];
 /// Labels that mark a score only at the start of a line.
-const WEAK: [&str; 9] =
-    ["verdict", "point", "total", "overall", "judgement", "judgment", "evaluation", "assessment", "final"];
+const WEAK: [&str; 9] = [
+    "verdict",
+    "point",
+    "total",
+    "overall",
+    "judgement",
+    "judgment",
+    "evaluation",
+    "assessment",
+    "final",
+];
 /// Marks that can precede a number.
 const OPENING_MARKS: [char; 11] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', ':'];
 
@@ -345,7 +364,8 @@ static NUMBER: LazyLock<Regex> = LazyLock::new(|| {
         r"(?:\s*(%|\\%|percent\b)|[\s(]*(?:/|\bout\s+of\b|\bof\b)[\s*_${\[(]*(\d+(?:[.,]\d+)?))?",
     ))
 });
-/// Text after a number that makes it unusable: more digits, a letter, the end of a range, another number.
+/// Text after a number that makes it unusable: more digits, a letter, the end of a range, another
+/// number.
 static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^[*_)\]}\x22'`]*(?:[\p{L}\p{N}^/]|[.,]\d|\s*(?:[-–—~]|\bto\b|\bor\b|\band\b|[×*+/=])\s*\d|[ \t]+\d|\s*±|,\s*(?:maybe\s+|perhaps\s+|or\s+)?\d+(?:\.\d+)?[\])*\s.]*(?:$|\n)",
@@ -353,7 +373,8 @@ static NOT_ONE: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 /// Text before a number that makes it a part of another number, or one of several numbers.
-static PART: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s*(?:\band|\bor|\bto|,)\s*$"));
+static PART: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"(?i)[/.,−–-]$|\d\s*(?:\band|\bor|\bto|,)\s*$"));
 static COUNT: LazyLock<Regex> = LazyLock::new(|| pattern(r"(?i)^\W*\d+\s+of\s+\d+\W*$"));
 static SIGN_OF_NUMBER: LazyLock<Regex> = LazyLock::new(|| pattern(r#"^[\s*_"'“`(\[{$:]*[-−]?\d"#));
 static BRACKETS: LazyLock<Regex> = LazyLock::new(|| pattern(r"\[\[\s*(?:[A-Za-z]+\s*[:=]\s*)?"));
@@ -382,7 +403,9 @@ static LIMITED: LazyLock<Regex> = LazyLock::new(|| {
 });
 /// Labels of a score that replaces an earlier one.
 static REVISED: LazyLock<Regex> = LazyLock::new(|| {
-    pattern(r"^(?:revised|updated|adjusted|corrected|amended|new|penalized|reduced|lowered)\b|\safter\s")
+    pattern(
+        r"^(?:revised|updated|adjusted|corrected|amended|new|penalized|reduced|lowered)\b|\safter\s",
+    )
 });
 /// The end of a sentence or line.
 static END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?](?:\s|$)|\n"));
@@ -390,8 +413,8 @@ static END: LazyLock<Regex> = LazyLock::new(|| pattern(r"[.!?](?:\s|$)|\n"));
 static REASON: LazyLock<Regex> =
     LazyLock::new(|| pattern(r"(?i)\b(?:because|since|as|given|due)\b|\s[-–—]+\s+[a-z]"));
 static REMARK: LazyLock<Regex> = LazyLock::new(|| pattern(r"\([^()]*\)"));
-/// Another number that could be a score: it follows an operator, a comma or a conjunction, and has no
-/// noun.
+/// Another number that could be a score: it follows an operator, a comma or a conjunction, and has
+/// no noun.
 static OTHER_SCORE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(?:[+−=;,→]|\s[-–—]|\b(?:and|but|so|then|now|or|minus|plus|(?:reduced|lowered|raised|changed|adjusted|down|up)\s+to))",
@@ -428,8 +451,8 @@ static EXPLAINED: LazyLock<Regex> = LazyLock::new(|| {
         r"(?i)^[*_)\]\x22'`]*(?:\s*[–—(]|\s+-+\s|:\s|\s*,?\s*(?:because|since)\b|\s+(?:points?|stars?)\s*(?:[.,;:!()–—-]|$))",
     )
 });
-/// A scale, such as `from 1 to 10`. Group 1 contains words that identify it as a scale. A label in group
-/// 2, such as `score (`, is preserved.
+/// A scale, such as `from 1 to 10`. Group 1 contains words that identify it as a scale. A label in
+/// group 2, such as `score (`, is preserved.
 static RANGE: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)((?:\bon\s+)?(?:\ba\s+)?\bscale\s*(?:of|from|:)?\s*|\brange\s*(?:of|from|:)?\s*",
@@ -437,7 +460,8 @@ static RANGE: LazyLock<Regex> = LazyLock::new(|| {
         r"(-?\b\d+(?:\.\d+)?)\s*(?:-|–|—|\.\.+|\bto\b|\band\b)\s*(\d+(?:\.\d+)?)\b",
     ))
 });
-/// The label of a score: the word before it (group 1), its name (2), and the sign before its number (3).
+/// The label of a score: the word before it (group 1), its name (2), and the sign before its number
+/// (3).
 static LABEL: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)(\b[a-z]+(?:['’]s)?[ \t]+)?\b(score|评分|得分|punktzahl|rating|grade|mark|verdict|point|total|overall|judge?ment|evaluation",

@@ -35,8 +35,8 @@ impl Template {
         Ok(Template(parts))
     }
 
-    /// Returns the prompt with the values of its variables: strings verbatim, all other values as JSON.
-    /// Inserted text is not expanded again, so an answer cannot introduce a variable.
+    /// Returns the prompt with the values of its variables: strings verbatim, all other values as
+    /// JSON. Inserted text is not expanded again, so an answer cannot introduce a variable.
     ///
     /// # Errors
     /// Returns an error that names the variable if a value is missing.
@@ -47,9 +47,9 @@ impl Template {
                 TemplatePart::Text(text) => prompt.push_str(text),
                 TemplatePart::Hole(path) => {
                     let found = path.iter().try_fold(values, |value, name| value.get(name));
-                    match found
-                        .ok_or_else(|| format!("there is no {} to fill the template with", path.join(".")))?
-                    {
+                    match found.ok_or_else(|| {
+                        format!("there is no {} to fill the template with", path.join("."))
+                    })? {
                         Value::String(text) => prompt.push_str(text),
                         other => prompt.push_str(&other.to_string()),
                     }
@@ -68,9 +68,12 @@ mod tests {
 
     #[test]
     fn fill_does_not_expand_inserted_text() {
-        let template =
-            Template::new("Q: {{question}} A: {{ task.row.n }}{{ list }}", &["question", "task", "list"]);
-        let values = json!({ "question": "{{ task }}?", "task": { "row": { "n": 5 } }, "list": ["a"] });
+        let template = Template::new(
+            "Q: {{question}} A: {{ task.row.n }}{{ list }}",
+            &["question", "task", "list"],
+        );
+        let values =
+            json!({ "question": "{{ task }}?", "task": { "row": { "n": 5 } }, "list": ["a"] });
         assert_eq!(template.unwrap().fill(&values).unwrap(), "Q: {{ task }}? A: 5[\"a\"]");
     }
 
@@ -78,7 +81,8 @@ mod tests {
     fn template_errors_name_invalid_variable() {
         assert_eq!(Template::new("{{ a", &["a"]).unwrap_err(), "a {{ is not closed by }}");
         assert_eq!(Template::new("{{ b }}", &["a", "c"]).unwrap_err(), "{{ b }} is none of a, c");
-        let error = Template::new("{{ a.b }}", &["a"]).unwrap().fill(&json!({ "a": {} })).unwrap_err();
+        let error =
+            Template::new("{{ a.b }}", &["a"]).unwrap().fill(&json!({ "a": {} })).unwrap_err();
         assert_eq!(error, "there is no a.b to fill the template with");
     }
 }

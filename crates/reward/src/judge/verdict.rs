@@ -11,12 +11,13 @@ use super::number::{to_fraction, verdict as number};
 use super::word;
 use crate::pattern::pattern;
 
-/// Rule that parses a judge's completion. If the rule does not apply, the completion has no verdict.
+/// Rule that parses a judge's completion. If the rule does not apply, the completion has no
+/// verdict.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case", deny_unknown_fields)]
 pub enum Verdict {
-    /// The words "correct" (1) and "incorrect" (0), case-insensitive, at a position where they are the
-    /// verdict.
+    /// The words "correct" (1) and "incorrect" (0), case-insensitive, at a position where they are
+    /// the verdict.
     #[default]
     Correct,
     /// The last match of two regular expressions: 1 if it is a match of `right`, 0 if it is one of
@@ -28,9 +29,9 @@ pub enum Verdict {
         /// position.
         wrong: String,
     },
-    /// The number that the completion marks as its score. The range from `min` to `max` is mapped to
-    /// 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5" yields
-    /// 8.
+    /// The number that the completion marks as its score. The range from `min` to `max` is mapped
+    /// to 0..=1. A number on another scale is converted only if `min` is 0: with `max = 10`, "4/5"
+    /// yields 8.
     Number {
         /// Number that is mapped to 0.
         #[serde(alias = "least")]
@@ -39,8 +40,8 @@ pub enum Verdict {
         #[serde(alias = "most")]
         max: f64,
     },
-    /// A field of the first JSON object in the completion that contains the field. The value is a number
-    /// from `min` to `max`, which can also be a string, or true (1) or false (0).
+    /// A field of the first JSON object in the completion that contains the field. The value is a
+    /// number from `min` to `max`, which can also be a string, or true (1) or false (0).
     Json {
         /// Name of the field.
         field: String,
@@ -79,12 +80,14 @@ impl Verdict {
         }
     }
 
-    /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The judge's
-    /// reasoning between `<think>` and `</think>` is ignored.
+    /// Returns the verdict of a complete completion, from 0 to 1; `None` if it has none. The
+    /// judge's reasoning between `<think>` and `</think>` is ignored.
     pub(super) fn read(&self, completion: &str) -> Option<f64> {
         let completion = without_reasoning(completion)?;
         match self {
-            Verdict::Correct => word::verdict(completion).map(|is_correct| f64::from(u8::from(is_correct))),
+            Verdict::Correct => {
+                word::verdict(completion).map(|is_correct| f64::from(u8::from(is_correct)))
+            }
             Verdict::Pattern { right, wrong } => {
                 let (right, wrong) = expressions(right, wrong).ok()?;
                 last_match(completion, &right, &wrong)
@@ -111,13 +114,14 @@ fn without_reasoning(completion: &str) -> Option<&str> {
 
 fn expressions(right: &str, wrong: &str) -> Result<(Regex, Regex), String> {
     let compile = |name: &str, pattern: &str| {
-        Regex::new(pattern).map_err(|error| format!("verdict.{name} is no regular expression: {error}"))
+        Regex::new(pattern)
+            .map_err(|error| format!("verdict.{name} is no regular expression: {error}"))
     };
     Ok((compile("right", right)?, compile("wrong", wrong)?))
 }
 
-/// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end at
-/// the same position ("not correct"). Returns `None` if neither matches.
+/// Returns 1 if the last match is one of `right`, and 0 if it is one of `wrong`; 0 also if both end
+/// at the same position ("not correct"). Returns `None` if neither matches.
 fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
     let end = |expression: &Regex| expression.find_iter(completion).last().map(|found| found.end());
     match (end(right), end(wrong)) {
@@ -129,8 +133,8 @@ fn last_match(completion: &str, right: &Regex, wrong: &Regex) -> Option<f64> {
 /// Maximum number of positions in a completion at which JSON parsing is attempted.
 const MAX_STARTS: usize = 256;
 
-/// Returns all outermost JSON values in a completion that start with `open`, in text order. Each comes
-/// with its start and end byte offsets.
+/// Returns all outermost JSON values in a completion that start with `open`, in text order. Each
+/// comes with its start and end byte offsets.
 pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Value)> {
     let mut found = Vec::new();
     let mut end = 0;
@@ -148,8 +152,8 @@ pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Va
     found
 }
 
-/// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids them.
-/// Byte offsets are preserved.
+/// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids
+/// them. Byte offsets are preserved.
 fn without_control_characters(text: &str) -> String {
     let (mut is_string, mut is_escaped) = (false, false);
     let replace = |c: char| {
@@ -162,8 +166,9 @@ fn without_control_characters(text: &str) -> String {
 
 /// Returns a field of the first JSON object in a completion that contains the field.
 ///
-/// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the completion
-/// starts with the object, returns `None` also if another object gives the field another value.
+/// Returns `None` if the object is quoted, part of a sentence, or taken back later. Unless the
+/// completion starts with the object, returns `None` also if another object gives the field another
+/// value.
 fn field_of(completion: &str, field: &str) -> Option<Value> {
     let mut found = Vec::new();
     let key = pattern(&format!(r#"(?:^|[^\\])"{}"\s*:"#, regex::escape(field)));
@@ -188,34 +193,43 @@ fn field_of(completion: &str, field: &str) -> Option<Value> {
         || is_quotation(above)
         || [">", "//", "#", "["].iter().any(|mark| above.ends_with(mark));
     let behind = &completion[end..];
-    if is_within_sentence(&completion[..start], behind) || is_mentioned(behind) || takes_back(behind) {
+    if is_within_sentence(&completion[..start], behind)
+        || is_mentioned(behind)
+        || takes_back(behind)
+    {
         return None;
     }
-    (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first))).then_some(first).flatten()
+    (is_first || (!is_quoted && found.iter().all(|(.., other)| *other == first)))
+        .then_some(first)
+        .flatten()
 }
 
-/// Returns whether words of the same sentence directly precede or follow a JSON object: "It asks for
-/// {…}", "{…} if complete". After a colon, the end of a sentence or a mark without letters, the object is
-/// separate.
+/// Returns whether words of the same sentence directly precede or follow a JSON object: "It asks
+/// for {…}", "{…} if complete". After a colon, the end of a sentence or a mark without letters, the
+/// object is separate.
 fn is_within_sentence(before: &str, behind: &str) -> bool {
     let line = before.rsplit('\n').next().unwrap_or_default();
     let line = BRACES.replace_all(line, "");
     let lead = line.trim_end_matches(|c: char| c.is_whitespace() || "`*_\"'".contains(c));
-    let is_led = lead.ends_with(|c: char| c.is_alphanumeric() || c == ',') && !lead.ends_with("json");
+    let is_led =
+        lead.ends_with(|c: char| c.is_alphanumeric() || c == ',') && !lead.ends_with("json");
     let behind = behind.trim_start_matches(|c: char| "`*_\"' \t".contains(c));
     let continues_behind = behind.starts_with(|c: char| c.is_lowercase() || c == '?');
     is_led || continues_behind || continues(before) || is_example(&line)
 }
 
-/// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is in a
-/// list or in an object whose key does not name a verdict; such a field is not the judge's own.
+/// Collects all values of a field in a JSON value, at any depth. The `bool` is true if the field is
+/// in a list or in an object whose key does not name a verdict; such a field is not the judge's
+/// own.
 fn fields<'v>(value: &'v Value, field: &str, in_list: bool, found: &mut Vec<(&'v Value, bool)>) {
     match value {
         Value::Object(map) => {
             found.extend(map.get(field).map(|value| (value, in_list)));
-            // An object under a key such as "student_wrote" is not the judge's own, like an object in a
-            // list.
-            map.iter().for_each(|(key, value)| fields(value, field, in_list || !OWN.is_match(key), found));
+            // An object under a key such as "student_wrote" is not the judge's own, like an object
+            // in a list.
+            map.iter().for_each(|(key, value)| {
+                fields(value, field, in_list || !OWN.is_match(key), found)
+            });
         }
         Value::Array(list) => list.iter().for_each(|value| fields(value, field, true, found)),
         _ => {}

@@ -1,22 +1,23 @@
 //! Parses the verdicts "correct" and "incorrect".
 //!
-//! A judge's explanation also contains these words: "the correct answer is 5". A word is therefore the
-//! verdict only at certain positions:
+//! A judge's explanation also contains these words: "the correct answer is 5". A word is therefore
+//! the verdict only at certain positions:
 //!
-//! 1. on a line of its own, as the only word of the last sentence, after a label ("Verdict:"), or as the
-//!    first word of the completion. The last of these counts;
-//! 2. otherwise, in a sentence that only states "the answer is correct", if the sentence is the first or the
-//!    last one and nothing in the completion contradicts it.
+//! 1. on a line of its own, as the only word of the last sentence, after a label ("Verdict:"), or
+//!    as the first word of the completion. The last of these counts;
+//! 2. otherwise, in a sentence that only states "the answer is correct", if the sentence is the
+//!    first or the last one and nothing in the completion contradicts it.
 //!
-//! Partial verdicts ("partially correct"), double negations ("not incorrect") and verdicts that a later
-//! sentence retracts give no verdict.
+//! Partial verdicts ("partially correct"), double negations ("not incorrect") and verdicts that a
+//! later sentence retracts give no verdict.
 
 use std::sync::LazyLock;
 
 use regex::Regex;
 
 use super::marks::{
-    continues, is_mark, is_mentioned, is_own, is_quotation, takes_back, without_marks, without_quotations,
+    continues, is_mark, is_mentioned, is_own, is_quotation, takes_back, without_marks,
+    without_quotations,
 };
 use crate::pattern::pattern;
 
@@ -45,12 +46,15 @@ pub(super) fn verdict(completion: &str) -> Option<bool> {
     let statements: Vec<(usize, usize, bool)> = sentences
         .iter()
         .enumerate()
-        .filter_map(|(number, (at, text))| Some((number, *at, statement_verdict(text, number == 0)?)))
+        .filter_map(|(number, (at, text))| {
+            Some((number, *at, statement_verdict(text, number == 0)?))
+        })
         .collect();
     if let Some((position, is_correct)) = explicit.last {
         let is_correct = is_correct?;
         // A later statement of the opposite retracts the verdict.
-        let is_denied = statements.iter().any(|(_, at, other)| *at > position && *other != is_correct);
+        let is_denied =
+            statements.iter().any(|(_, at, other)| *at > position && *other != is_correct);
         let rest = &plain[position..];
         let behind = rest.find('\n').map_or("", |end| &rest[end..]);
         let is_undone = takes_back(rest)
@@ -92,22 +96,25 @@ impl ExplicitVerdict {
             && !continues(&completion[..offset])
         {
             // Two adjacent lines with different verdicts list the possible verdicts.
-            let is_list = leading_verdict(before.trim(), true).is_some_and(|other| other != is_correct);
+            let is_list =
+                leading_verdict(before.trim(), true).is_some_and(|other| other != is_correct);
             self.add(offset, Some(is_correct).filter(|_| !is_list));
         }
         for label in LABEL.captures_iter(line) {
             let Some(all) = label.get(0) else { continue };
-            let is_of_another =
-                label.get(1).is_some_and(|owner| !owner.as_str().to_lowercase().starts_with("judge's"));
+            let is_of_another = label
+                .get(1)
+                .is_some_and(|owner| !owner.as_str().to_lowercase().starts_with("judge's"));
             if is_of_another || !is_own(&completion[..offset + all.start()]) {
                 continue;
             }
             // The verdict can be on the next line.
             let behind = &line[all.end()..];
             let behind = match is_mark(behind) {
-                true => {
-                    completion[offset + all.end()..].lines().find(|line| !is_mark(line)).unwrap_or_default()
-                }
+                true => completion[offset + all.end()..]
+                    .lines()
+                    .find(|line| !is_mark(line))
+                    .unwrap_or_default(),
                 false => behind,
             };
             let is_correct =
@@ -123,7 +130,8 @@ impl ExplicitVerdict {
 fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     let start = text.trim_start();
     // List items and headings are not verdicts.
-    if start.starts_with(['-', '+', '#', '~', '>', '•', '·', '–', '—', '*']) && !start.starts_with("**")
+    if start.starts_with(['-', '+', '#', '~', '>', '•', '·', '–', '—', '*'])
+        && !start.starts_with("**")
     {
         let word = start.trim_start_matches('*');
         if !start.starts_with('*') || word.starts_with(char::is_whitespace) {
@@ -136,8 +144,9 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
         Some(c) if NO.contains(&c) => (&start[c.len_utf8()..], Some(false)),
         _ => (start, None),
     };
-    let start = start
-        .trim_start_matches(|c: char| c.is_whitespace() || c == '\u{fe0f}' || OPENING_MARKS.contains(&c));
+    let start = start.trim_start_matches(|c: char| {
+        c.is_whitespace() || c == '\u{fe0f}' || OPENING_MARKS.contains(&c)
+    });
     // "Yes, correct" and "No, incorrect".
     let (start, sign) = match AGREES.captures(start) {
         Some(found) => (&start[found[0].len()..], Some(found.get(1).is_some())),
@@ -165,8 +174,9 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
         return marks.chars().all(|c| ENDS.contains(&c) || c == ' ').then_some(is_correct);
     }
     let next = closed.chars().next();
-    let next =
-        next.filter(|_| !closed.trim_start().starts_with(|c: char| YES.contains(&c) || NO.contains(&c)));
+    let next = next.filter(|_| {
+        !closed.trim_start().starts_with(|c: char| YES.contains(&c) || NO.contains(&c))
+    });
     let is_over = match next {
         None => true,
         Some(c) if ENDS.contains(&c) => !closed[c.len_utf8()..].starts_with(char::is_alphanumeric),
@@ -185,8 +195,8 @@ fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     (EXPLAINED.is_match(closed) && !open.is_match(&closed[..end])).then_some(is_correct)
 }
 
-/// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in the
-/// `first` sentence.
+/// Returns the verdict of a sentence that states nothing else. Pronouns refer to the answer only in
+/// the `first` sentence.
 fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     let found = STATEMENT.captures(sentence.trim())?;
     if !first && found.get(1).is_some() {
@@ -197,8 +207,8 @@ fn statement_verdict(sentence: &str, first: bool) -> Option<bool> {
     (!is_correct || !is_limited).then_some(is_correct)
 }
 
-/// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before white
-/// space, at a semicolon or at the end of a line.
+/// Splits a text into sentences with their byte offsets. A sentence ends at a final mark before
+/// white space, at a semicolon or at the end of a line.
 fn sentences(text: &str) -> Vec<(usize, &str)> {
     let mut all = Vec::new();
     let mut start = 0;
@@ -227,7 +237,8 @@ fn sentences(text: &str) -> Vec<(usize, &str)> {
 
 /// Marks that can precede (`OPENING_MARKS`) and follow (`CLOSING_MARKS`) a word.
 const OPENING_MARKS: [char; 12] = ['*', '_', '"', '\'', '“', '`', '(', '[', '{', '$', '«', ':'];
-const CLOSING_MARKS: [char; 13] = ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
+const CLOSING_MARKS: [char; 13] =
+    ['*', '_', '"', '\'', '”', '`', ')', ']', '}', '$', '»', '\\', '\u{fe0f}'];
 /// Marks that end a verdict.
 const ENDS: [char; 5] = ['.', '!', '…', '。', '！'];
 /// Signs that decorate a verdict "correct" (`YES`) or "incorrect" (`NO`).
@@ -267,8 +278,9 @@ const LIMITING: &str = concat!(
 );
 static LIMITS: LazyLock<Regex> = LazyLock::new(|| pattern(LIMITING));
 /// Words that leave the verdict "incorrect" open.
-static LEAVES_OPEN: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b"));
+static LEAVES_OPEN: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)\b(?:otherwise|unless|if|or\s+correct|partial|partially|partly|half)\b")
+});
 /// Sentences directly after an initial verdict that retract it.
 static TAKES_BACK: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -285,8 +297,9 @@ static SPEAKS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 /// An explanation after "INCORRECT:".
-static EXPECTED: LazyLock<Regex> =
-    LazyLock::new(|| pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b"));
+static EXPECTED: LazyLock<Regex> = LazyLock::new(|| {
+    pattern(r"(?i)^:\s*(?:the\s+)?(?:correct|expected|reference)\s+(?:answer|value)\b")
+});
 /// A sentence after "correct" that states the opposite.
 static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -295,7 +308,8 @@ static IS_WRONG: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 /// A line directly below "Correct" that contains only a number, so that the word is a heading.
-static HEADING: LazyLock<Regex> = LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
+static HEADING: LazyLock<Regex> =
+    LazyLock::new(|| pattern(r"^\n[^\w\n]*\d[\d.,/]*[^\w\n]*(?:\n|$)"));
 /// Words in other sentences that contradict the statement that the answer is correct.
 static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
@@ -305,8 +319,8 @@ static CONTRADICTS: LazyLock<Regex> = LazyLock::new(|| {
     ))
 });
 
-/// A statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate, and group 4
-/// is a reason.
+/// A statement about the answer. Group 1 is a pronoun as the subject, groups 2 and 3 negate, and
+/// group 4 is a reason.
 static STATEMENT: LazyLock<Regex> = LazyLock::new(|| {
     pattern(concat!(
         r"(?i)^\W*(?:(?:so|thus|therefore|hence|overall|yes|no|finally|clearly|in\s+(?:conclusion|summary|short|total)",

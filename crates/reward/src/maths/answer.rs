@@ -90,8 +90,9 @@ fn with_outer_brackets(text: &str) -> Option<String> {
     let inner = inner.strip_prefix([']', '[', '('])?.strip_suffix(['[', ']', ')'])?;
     let is_one = !inner.contains(['[', ']']) && inner.contains([',', ';']);
     let closed = |is_open: bool, open: char, closed: char| if is_open { open } else { closed };
-    ((is_left_open || is_right_open) && is_one)
-        .then(|| format!("{}{inner}{}", closed(is_left_open, '(', '['), closed(is_right_open, ')', ']')))
+    ((is_left_open || is_right_open) && is_one).then(|| {
+        format!("{}{inner}{}", closed(is_left_open, '(', '['), closed(is_right_open, ')', ']'))
+    })
 }
 
 /// Splits a choice such as `(B) 5` or `B: 5` into its letter and the tokens after it.
@@ -130,8 +131,7 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
         return Some(Answer::Words(words));
     }
     // The order of quantifiers matters.
-    let is_quantifier =
-        |token: &Token| matches!(token, Token::Command(name) if name == "forall" || name == "exists");
+    let is_quantifier = |token: &Token| matches!(token, Token::Command(name) if name == "forall" || name == "exists");
     if tokens.iter().any(is_quantifier) {
         let token = |token: &Token| match token {
             Token::Number { digits, scale, .. } => format!("{digits}e{scale}"),
@@ -162,10 +162,12 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
     // All real numbers x such that x > 1.
     if let [Token::Letter(reals), rest @ ..] = tokens
         && reals == "\\mathbb{R}"
-        && matches!(rest, [Token::Letter(_), ..] | [Token::Text(_), Token::Text(_), Token::Letter(_), ..])
+        && matches!(
+            rest,
+            [Token::Letter(_), ..] | [Token::Text(_), Token::Text(_), Token::Letter(_), ..]
+        )
     {
-        let such =
-            |pair: &[Token]| matches!(pair, [Token::Text(a), Token::Text(b)] if a == "such" && b == "that");
+        let such = |pair: &[Token]| matches!(pair, [Token::Text(a), Token::Text(b)] if a == "such" && b == "that");
         let start = rest.windows(2).position(such).map_or(0, |at| at + 2);
         return answer(&rest[start..], depth + 1)
             .filter(|found| matches!(found, Answer::Relation(..) | Answer::All(_)));
@@ -188,7 +190,8 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
             });
             let items = with_name(flat.collect());
             let is_and = split(tokens, |token| *token == Token::And).len() == parts.len();
-            let bounds = |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
+            let bounds =
+                |item: &Answer| matches!(item, Answer::Relation(_, signs, _) if !equates(signs));
             let is_or = split(tokens, |token| *token == Token::Or).len() == parts.len();
             Some(match items.iter().all(bounds) {
                 true if is_and => Answer::All(items),
@@ -201,7 +204,9 @@ fn answer(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// Adds the name in an equation to the values after it: x = 1, 2 becomes x = 1, x = 2.
 fn with_name(items: Vec<Answer>) -> Vec<Answer> {
-    let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else { return items };
+    let Some((Answer::Relation(parts, signs, _), values)) = items.split_first() else {
+        return items;
+    };
     let is_value = |item: &Answer| matches!(item, Answer::Value(_));
     let ([name @ Expr::Symbol(_), _], true, true) =
         (&parts[..], equates(signs), !values.is_empty() && values.iter().all(is_value))
@@ -209,9 +214,11 @@ fn with_name(items: Vec<Answer>) -> Vec<Answer> {
         return items;
     };
     let named = |item: &Answer| match item {
-        Answer::Value(value) => {
-            Answer::Relation(vec![name.clone(), value.value.clone()], vec!['='], value.about.clone())
-        }
+        Answer::Value(value) => Answer::Relation(
+            vec![name.clone(), value.value.clone()],
+            vec!['='],
+            value.about.clone(),
+        ),
         other => other.clone(),
     };
     items[..1].iter().cloned().chain(values.iter().map(named)).collect()
@@ -226,7 +233,9 @@ pub(super) fn equates(signs: &[char]) -> bool {
 fn text(tokens: &[Token]) -> Option<String> {
     let word = |token: &Token| match token {
         Token::Text(word) => Some(word.to_lowercase()),
-        Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => Some(letter.to_lowercase()),
+        Token::Letter(letter) if ["a", "A", "I"].contains(&letter.as_str()) => {
+            Some(letter.to_lowercase())
+        }
         Token::Or => Some("or".into()),
         token if token.is_separator() => Some(String::new()),
         _ => None,
@@ -260,13 +269,15 @@ fn with_label(name: Option<String>, answer: Answer) -> Answer {
 /// Converts the lines of an environment to a list: `\begin{aligned} x &= 1 \\ y &= 2
 /// \end{aligned}`. A line that starts with a relation sign continues the preceding line.
 fn lines(name: &str, inner: &[Token]) -> Option<Vec<Token>> {
-    let is_sign = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
+    let is_sign =
+        |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
     let rows: Vec<&[Token]> = rows(inner).collect();
     let is_relation = |row: &&[Token]| row.iter().any(is_sign);
     let is_lines = match name {
         "aligned" | "align" | "gathered" | "gather" | "split" => true,
         "cases" | "array" => {
-            rows.iter().all(|row| cells(row).len() == 1) && (rows.len() == 1 || rows.iter().all(is_relation))
+            rows.iter().all(|row| cells(row).len() == 1)
+                && (rows.len() == 1 || rows.iter().all(is_relation))
         }
         _ => false,
     };
@@ -319,7 +330,8 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
     // The premise is left of the sign. Between propositions only, the sign is a part of the answer.
     if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('⇒')))[..]
-        && (first.is_empty() || first.iter().any(|t| !matches!(t, Token::Letter(_) | Token::Command(_))))
+        && (first.is_empty()
+            || first.iter().any(|t| !matches!(t, Token::Letter(_) | Token::Command(_))))
     {
         return answer(last, depth + 1);
     }
@@ -337,7 +349,8 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     }
     // In `x \in [0, 1)`, the answer is the set.
     if let [first, .., last] = split(tokens, |token| matches!(token, Token::Sign('∈')))[..] {
-        let is_letter = |of: &[Token]| matches!(of, [Token::Letter(name)] if !name.starts_with('\\'));
+        let is_letter =
+            |of: &[Token]| matches!(of, [Token::Letter(name)] if !name.starts_with('\\'));
         if is_letter(first) && is_letter(last) {
             let items = [first, last].map(|side| item(side, depth + 1));
             return Some(Answer::Combined('∈', items.into_iter().collect::<Option<_>>()?));
@@ -354,7 +367,8 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
     if let Some(found) = ratio(tokens) {
         return Some(Answer::Ratio(found));
     }
-    let is_relation = |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
+    let is_relation =
+        |token: &Token| matches!(token, Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠'));
     let sides = split(tokens, is_relation);
     if sides.len() > 1 {
         return relation(tokens, &sides, depth);
@@ -376,7 +390,8 @@ fn item(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// Parses a residue: `468 \pmod{1000}`, `468 (mod 1000)`.
 fn residue(tokens: &[Token]) -> Option<Answer> {
-    let modulus = |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
+    let modulus =
+        |token: &Token| matches!(token, Token::Command(name) if name == "pmod" || name == "mod");
     let at = tokens.iter().position(modulus)?;
     let (value, modulus) = match (&tokens[..at], &tokens[at..]) {
         ([value @ .., Token::Open('(')], [_, modulus @ .., Token::Close(')')]) => (value, modulus),
@@ -391,7 +406,8 @@ fn residue(tokens: &[Token]) -> Option<Answer> {
 fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
     ['⇒', '→', '∨', '∧', '≅', '∼', '∘', '⋆'].into_iter().find_map(|sign| {
         let parts = split(tokens, |token| *token == Token::Sign(sign));
-        let is_joined = (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
+        let is_joined =
+            (2..=ITEMS).contains(&parts.len()) && parts.iter().all(|part| !part.is_empty());
         let items = || parts.iter().map(|part| item(part, depth + 1)).collect::<Option<Vec<_>>>();
         is_joined.then(items).flatten().map(|items| Answer::Combined(sign, items))
     })
@@ -399,11 +415,13 @@ fn logical(tokens: &[Token], depth: u32) -> Option<Answer> {
 
 /// Parses sets combined by `∪`, `∩` or `∖`, from the left.
 fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
-    let is_reals = |tokens: &[Token]| matches!(tokens, [Token::Letter(name)] if name == "\\mathbb{R}");
+    let is_reals =
+        |tokens: &[Token]| matches!(tokens, [Token::Letter(name)] if name == "\\mathbb{R}");
     for sign in ['∪', '∩', '∖', '-'] {
         let parts = split(tokens, |token| *token == Token::Sign(sign));
         let is_set = sign != '-'
-            || (is_reals(parts[0]) && parts[1..].iter().all(|p| p.first() == Some(&Token::Open('{'))));
+            || (is_reals(parts[0])
+                && parts[1..].iter().all(|p| p.first() == Some(&Token::Open('{'))));
         if parts.len() > 1 && parts.len() <= ITEMS && is_set {
             let mut parts: Vec<Answer> =
                 parts.iter().map(|part| item(part, depth + 1)).collect::<Option<_>>()?;
@@ -411,7 +429,9 @@ fn combined(tokens: &[Token], depth: u32) -> Option<Answer> {
             let is_difference = matches!(sign, '∖' | '-');
             for part in parts[1..].iter_mut().filter(|_| is_difference) {
                 match part {
-                    Answer::Value(point) if point.value.is_fixed() => *part = Answer::Set(vec![part.clone()]),
+                    Answer::Value(point) if point.value.is_fixed() => {
+                        *part = Answer::Set(vec![part.clone()])
+                    }
                     Answer::List(points) => *part = Answer::Set(std::mem::take(points)),
                     _ => {}
                 }

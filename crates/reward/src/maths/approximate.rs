@@ -23,7 +23,10 @@ impl Complex {
     }
 
     fn times(self, other: Self) -> Self {
-        Complex { re: self.re * other.re - self.im * other.im, im: self.re * other.im + self.im * other.re }
+        Complex {
+            re: self.re * other.re - self.im * other.im,
+            im: self.re * other.im + self.im * other.re,
+        }
     }
 
     fn divide(self, other: Self) -> Self {
@@ -49,7 +52,8 @@ impl Complex {
             if self.im == 0.0 {
                 return Complex::real(self.re.powi(exponent.re as i32));
             }
-            let (mut remaining, mut base, mut product) = (exponent.re.abs() as u32, self, Complex::real(1.0));
+            let (mut remaining, mut base, mut product) =
+                (exponent.re.abs() as u32, self, Complex::real(1.0));
             while remaining > 0 {
                 if remaining & 1 == 1 {
                     product = product.times(base);
@@ -76,7 +80,9 @@ impl Complex {
 /// Returns the value of an expression at a point, or `None` if it is undefined or too large.
 pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
     let found = match expression {
-        Expr::Number(literal) => Complex::real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?),
+        Expr::Number(literal) => {
+            Complex::real(format!("{}e{}", literal.digits, literal.scale).parse().ok()?)
+        }
         // In −3..=3, and not close to 0.
         Expr::Symbol(name) | Expr::Unit(name) => {
             let hash = at.hash(name);
@@ -92,9 +98,9 @@ pub(super) fn value(expression: &Expr, at: Point) -> Option<Complex> {
             Constant::Infinity => return None,
         },
         Expr::Negative(inner) => value(inner, at)?.times(Complex::real(-1.0)),
-        Expr::Sum(parts) => {
-            parts.iter().try_fold(Complex::real(0.0), |sum, part| Some(sum.plus(value(part, at)?)))?
-        }
+        Expr::Sum(parts) => parts
+            .iter()
+            .try_fold(Complex::real(0.0), |sum, part| Some(sum.plus(value(part, at)?)))?,
         Expr::Product(parts) => parts
             .iter()
             .try_fold(Complex::real(1.0), |product, part| Some(product.times(value(part, at)?)))?,
@@ -134,8 +140,11 @@ fn call(function: Function, arguments: &[Complex]) -> Option<Complex> {
     if let (F::Log, [base, argument]) = (function, arguments) {
         return Some(argument.ln().divide(base.ln()));
     }
-    let real: Vec<f64> =
-        arguments.iter().filter(|argument| argument.im == 0.0).map(|argument| argument.re).collect();
+    let real: Vec<f64> = arguments
+        .iter()
+        .filter(|argument| argument.im == 0.0)
+        .map(|argument| argument.re)
+        .collect();
     if real.len() < arguments.len() {
         return None;
     }

@@ -22,7 +22,9 @@ impl Reader<'_> {
     fn chinese_time(&mut self) -> bool {
         let rest = &self.tokens[self.at..];
         let part = match rest.first() {
-            Some(Token::Text(word)) => DAY_PARTS.iter().find(|(own, _)| own == word).map(|(_, half)| *half),
+            Some(Token::Text(word)) => {
+                DAY_PARTS.iter().find(|(own, _)| own == word).map(|(_, half)| *half)
+            }
             _ => None,
         };
         let before = usize::from(part.is_some());
@@ -51,7 +53,8 @@ impl Reader<'_> {
             _ => return false,
         };
         let Some(hour) = hours.parse::<u8>().ok().filter(|hour| *hour <= 24) else { return false };
-        let clock = [Token::integer(hour), Token::Sign(':'), Token::integer(format!("{minutes:0>2}"))];
+        let clock =
+            [Token::integer(hour), Token::Sign(':'), Token::integer(format!("{minutes:0>2}"))];
         let half = part.filter(|_| hour <= 12).map(|half| Token::Text(half.into()));
         self.replace(before + taken, clock.into_iter().chain(half))
     }
@@ -61,21 +64,29 @@ impl Reader<'_> {
         if self.chinese_time() {
             return true;
         }
-        if let [Token::Number { digits, .. }, Token::Text(m), day @ Token::Number { .. }, Token::Text(d), ..] =
-            &self.tokens[self.at..]
+        if let [
+            Token::Number { digits, .. },
+            Token::Text(m),
+            day @ Token::Number { .. },
+            Token::Text(d),
+            ..,
+        ] = &self.tokens[self.at..]
             && (m == "月" && ["日", "号"].contains(&d.as_str()))
             && let Some(month) = digits.parse().ok().and_then(words::month)
         {
             return self.replace(4, [Token::Text(month.into()), day.clone()]);
         }
         // 13h05, 13.05 Uhr. "1 h 20 min" is a duration.
-        let is_hour = |token: &Token| matches!(token, Token::Letter(h) | Token::Text(h) if h == "h");
+        let is_hour =
+            |token: &Token| matches!(token, Token::Letter(h) | Token::Text(h) if h == "h");
         let of_minutes = |digits: &str| digits.len() == 2 && digits < "60";
         let is_hours = |digits: &str| digits.parse().is_ok_and(|hours: u8| hours <= 24);
         match &self.tokens[self.at..] {
-            [Token::Number { digits: hours, scale: 0, .. }, h, Token::Number { digits, scale: 0, .. }]
-                if is_hour(h) && is_hours(hours) && of_minutes(digits) =>
-            {
+            [
+                Token::Number { digits: hours, scale: 0, .. },
+                h,
+                Token::Number { digits, scale: 0, .. },
+            ] if is_hour(h) && is_hours(hours) && of_minutes(digits) => {
                 let tokens = [Token::integer(hours), Token::Sign(':'), Token::integer(digits)];
                 return self.replace(3, tokens);
             }
@@ -91,7 +102,8 @@ impl Reader<'_> {
             _ => {}
         }
         let clock = |hour: &str| vec![Token::integer(hour), Token::Sign(':'), Token::integer("00")];
-        if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] = &self.tokens[self.at..]
+        if let [Token::Letter(o), Token::Sign('\''), Token::Text(word), ..] =
+            &self.tokens[self.at..]
             && o == "o"
             && word == "clock"
             && self.follows_value()
@@ -104,6 +116,7 @@ impl Reader<'_> {
             _ => return false,
         };
         let is_complete_answer = !self.follows_value() && self.tokens.len() == 1;
-        is_complete_answer && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
+        is_complete_answer
+            && self.replace(1, clock("12").into_iter().chain([Token::Text(noon.into())]))
     }
 }

@@ -31,9 +31,9 @@ const ENOUGH: usize = 3;
 
 impl Rules {
     /// Returns whether an answer means the same as the expected answer `gold`. The comparison is
-    /// symmetric except for two rules. The expected answer decides whether 1:15 is a time or a ratio.
-    /// Only an answer may state its value by an equation of several variables, such as
-    /// `m + n = 204`.
+    /// symmetric except for two rules. The expected answer decides whether 1:15 is a time or a
+    /// ratio. Only an answer may state its value by an equation of several variables, such as `m +
+    /// n = 204`.
     pub fn same(self, gold: &Answer, answer: &Answer) -> bool {
         use Answer as A;
         if gold == answer {
@@ -65,14 +65,15 @@ impl Rules {
                     || (clock % 300 != 0
                         && matches!(&parts[..], [a, b] if *value == Quantity::plain(Expr::quotient(a, b))))
             }
-            (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => match &ratio.parts[..]
-            {
-                [a, b] if !ratio.is_in_words => {
-                    let quotient = Quantity::plain(Expr::quotient(a, b));
-                    self.quantities(&quotient, value)
+            (A::Ratio(ratio), A::Value(value)) | (A::Value(value), A::Ratio(ratio)) => {
+                match &ratio.parts[..] {
+                    [a, b] if !ratio.is_in_words => {
+                        let quotient = Quantity::plain(Expr::quotient(a, b));
+                        self.quantities(&quotient, value)
+                    }
+                    _ => false,
                 }
-                _ => false,
-            },
+            }
             (A::Residue(a, by), A::Residue(b, other)) => {
                 let quotient = difference(a, b);
                 self.values(by, other)
@@ -88,7 +89,8 @@ impl Rules {
             }
             (A::Named(_, items), A::Tuple { items: other, .. } | A::List(other))
             | (A::Tuple { items: other, .. } | A::List(other), A::Named(_, items))
-                if members::named_members(gold).is_none() || members::named_members(answer).is_none() =>
+                if members::named_members(gold).is_none()
+                    || members::named_members(answer).is_none() =>
             {
                 self.is_same_in_order(items, other)
             }
@@ -114,8 +116,12 @@ impl Rules {
             {
                 true
             }
-            (A::Set(one), other @ A::Value(_)) => matches!(&one[..], [one] if self.same(one, other)),
-            (other @ A::Value(_), A::Set(one)) => matches!(&one[..], [one] if self.same(other, one)),
+            (A::Set(one), other @ A::Value(_)) => {
+                matches!(&one[..], [one] if self.same(one, other))
+            }
+            (other @ A::Value(_), A::Set(one)) => {
+                matches!(&one[..], [one] if self.same(other, one))
+            }
             _ => {
                 if let Some(same) = self.regions(gold, answer) {
                     return same;
@@ -225,7 +231,9 @@ impl Rules {
             return x == y || self.rounded(a, b);
         }
         match POINTS.map(|at| (at.value(a), at.value(b))) {
-            [(Some(a1), Some(b1)), (Some(a2), Some(b2))] => (a1, a2) == (b1, b2) || self.rounded(a, b),
+            [(Some(a1), Some(b1)), (Some(a2), Some(b2))] => {
+                (a1, a2) == (b1, b2) || self.rounded(a, b)
+            }
             _ => is_near(a, b) || self.rounded(a, b),
         }
     }
@@ -234,14 +242,16 @@ impl Rules {
     /// decimal point.
     fn rounded(self, a: &Expr, b: &Expr) -> bool {
         let Some(decimals) = self.decimals else { return false };
-        let is_decimal =
-            |expr: &Expr| expr.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal));
+        let is_decimal = |expr: &Expr| {
+            expr.any(&mut |of| matches!(of, Expr::Number(literal) if literal.decimal))
+        };
         if !(is_decimal(a) || is_decimal(b)) || !a.is_fixed() || !b.is_fixed() {
             return false;
         }
         let bound = 0.5 * 10f64.powi(-(decimals as i32)) * (1.0 + 1e-9);
-        let real =
-            |expr| approximate::value(expr, NEAR[0]).filter(|value| value.im == 0.0).map(|value| value.re);
+        let real = |expr| {
+            approximate::value(expr, NEAR[0]).filter(|value| value.im == 0.0).map(|value| value.re)
+        };
         let (Some(x), Some(y)) = (real(a), real(b)) else { return false };
         let size = x.abs().max(y.abs());
         let exact = rational(a).zip(rational(b)).and_then(|(a, b)| a.minus(&b));
@@ -256,7 +266,9 @@ impl Rules {
     }
 
     fn relations(self, a: &Answer, b: &Answer) -> bool {
-        let (Answer::Relation(p, r, about), Answer::Relation(q, s, other)) = (a, b) else { return false };
+        let (Answer::Relation(p, r, about), Answer::Relation(q, s, other)) = (a, b) else {
+            return false;
+        };
         if !about.agrees(other) || (self.units && !about.is_written_as(other)) {
             return false;
         }
@@ -269,7 +281,8 @@ impl Rules {
         if is_turned && p.iter().zip(q.iter().rev()).all(|(a, b)| self.values(a, b)) {
             return true;
         }
-        if let (Some((x, value)), Some((y, other))) = (members::assignment(p, r), members::assignment(q, s))
+        if let (Some((x, value)), Some((y, other))) =
+            (members::assignment(p, r), members::assignment(q, s))
             && x == y
         {
             return self.values(value, other);
@@ -279,7 +292,9 @@ impl Rules {
         }
         let ([left, right], [sign]) = (&p[..], &r[..]) else { return false };
         let ([other_left, other_right], [other_sign]) = (&q[..], &s[..]) else { return false };
-        let Some(scale) = proportion(&difference(left, right), &difference(other_left, other_right)) else {
+        let Some(scale) =
+            proportion(&difference(left, right), &difference(other_left, other_right))
+        else {
             return false;
         };
         *sign == if scale < 0.0 { reversed_sign(*other_sign) } else { *other_sign }
@@ -338,17 +353,23 @@ fn difference(left: &Expr, right: &Expr) -> Expr {
 /// Returns the quotient of two expressions if it is the same number everywhere.
 fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
     let [p, q] = POINTS;
-    let exact =
-        |values: &Expr| Some([p.value(values)?, q.value(values)?]).filter(|of| !of.contains(&Element::ZERO));
+    let exact = |values: &Expr| {
+        Some([p.value(values)?, q.value(values)?]).filter(|of| !of.contains(&Element::ZERO))
+    };
     let is_so = match (exact(a), exact(b)) {
         (Some([ap, aq]), Some([bp, bq])) => ap.times(bq) == aq.times(bp),
         _ => {
             let ratios: Vec<f64> = NEAR.iter().filter_map(|at| ratio(a, b, *at)).collect();
             let first = Complex::real(*ratios.first()?);
-            ratios.len() >= ENOUGH && ratios.iter().all(|ratio| Complex::real(*ratio).is_near(first, 1e-10))
+            ratios.len() >= ENOUGH
+                && ratios.iter().all(|ratio| Complex::real(*ratio).is_near(first, 1e-10))
         }
     };
-    if is_so { NEAR.iter().find_map(|at| ratio(a, b, *at)).filter(|ratio| *ratio != 0.0) } else { None }
+    if is_so {
+        NEAR.iter().find_map(|at| ratio(a, b, *at)).filter(|ratio| *ratio != 0.0)
+    } else {
+        None
+    }
 }
 
 fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
@@ -365,8 +386,9 @@ fn assigned_values(answer: &Answer) -> Vec<Answer> {
         return Vec::new();
     }
     let exact = rest.last().filter(|exact| signs.last() == Some(&'≈') && !is_name(exact));
-    let value =
-        |value: &Expr| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(value.clone()) });
+    let value = |value: &Expr| {
+        Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(value.clone()) })
+    };
     [Some(last), exact].into_iter().flatten().map(value).collect()
 }
 
@@ -377,7 +399,8 @@ fn defined_value(answer: &Answer) -> Option<Answer> {
     let mut variables = Vec::new();
     first.variables(&mut variables);
     let is_value = equates(signs) && variables.len() > 1 && last.is_fixed();
-    is_value.then(|| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(last.clone()) }))
+    is_value
+        .then(|| Answer::Value(Quantity { about: about.clone(), ..Quantity::plain(last.clone()) }))
 }
 
 /// Returns the letters of a value that is a product of variables.

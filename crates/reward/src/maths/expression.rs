@@ -86,7 +86,8 @@ impl Literal {
     /// Returns the value of an integer whose digits are in `base`, or `None` if they do not fit the
     /// base.
     pub fn in_base(&self, base: u64) -> Option<Expr> {
-        let base = u32::try_from(base).ok().filter(|base| self.is_integer() && (2..=36).contains(base))?;
+        let base =
+            u32::try_from(base).ok().filter(|base| self.is_integer() && (2..=36).contains(base))?;
         let value = BigInt::parse_bytes(self.digits.as_bytes(), base)?;
         Some(Expr::Number(Literal::integer(value.to_string())))
     }
@@ -126,7 +127,9 @@ impl Expr {
     pub fn parts(&self) -> Vec<&Expr> {
         match self {
             Expr::Number(_) | Expr::Symbol(_) | Expr::Unit(_) | Expr::Constant(_) => vec![],
-            Expr::Sum(parts) | Expr::Product(parts) | Expr::Call(_, parts) => parts.iter().collect(),
+            Expr::Sum(parts) | Expr::Product(parts) | Expr::Call(_, parts) => {
+                parts.iter().collect()
+            }
             Expr::Power(base, exponent) => vec![base, exponent],
             Expr::PlusMinus(inner) | Expr::Negative(inner) => vec![inner],
         }

@@ -82,8 +82,10 @@ impl MathsLocation {
                 // A box before the tag was a preliminary answer.
                 let last = text.rfind("<answer>").map_or(text, |at| &text[at..]);
                 let tagged = || text_in_tag(last, "answer").and_then(tagged);
-                let boxed =
-                    |text| stated_boxes(text).map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok());
+                let boxed = |text| {
+                    stated_boxes(text)
+                        .map(|found| found.or_else(|rest| unboxed(rest).ok_or(())).ok())
+                };
                 match boxed(last) {
                     Some(found) => found,
                     None => match tagged() {
@@ -108,7 +110,8 @@ fn stated_boxes(text: &str) -> Option<Result<String, &str>> {
         return Some(Err(after));
     }
     // Several boxes form a list.
-    let stated = if inside == last.trim() { answer_in_context(text, &inside, &range) } else { Some(inside) };
+    let stated =
+        if inside == last.trim() { answer_in_context(text, &inside, &range) } else { Some(inside) };
     Some(stated.ok_or(""))
 }
 
@@ -124,8 +127,9 @@ pub(super) fn boxes(text: &str) -> Option<String> {
     let mut start = range.start;
     while found.len() < BOXES {
         let Some((inside, range)) = last_box_and_range(&text[..start]) else { break };
-        let between =
-            SPACES.iter().fold(text[range.end..start].to_owned(), |text, space| text.replace(space, " "));
+        let between = SPACES
+            .iter()
+            .fold(text[range.end..start].to_owned(), |text, space| text.replace(space, " "));
         let is_adjacent = between
             .split(|c: char| c.is_whitespace() || c == '$' || c == ',' || c == ';')
             .all(|word| matches!(word, "" | "and" | "or" | "=") || is_name(word));
@@ -146,7 +150,9 @@ fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
     let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
         true => last_value_of(inside),
-        false => Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty()),
+        false => {
+            Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty())
+        }
     };
     match announced_answer(inside) {
         Some(Ok(stated)) => Some(stated),
@@ -208,8 +214,9 @@ fn is_adjunct(words: &[String]) -> bool {
     let is_head = has(ADJUNCTS, head)
         || (head.len() > 4 && (head.ends_with("ing") || head.ends_with("ed")))
         || (head == "it" && rest.first().is_some_and(|word| word == "follows"));
-    let article =
-        rest.iter().rposition(|word| ["the", "our", "my", "your", "die", "la"].contains(&word.as_str()));
+    let article = rest
+        .iter()
+        .rposition(|word| ["the", "our", "my", "your", "die", "la"].contains(&word.as_str()));
     let Some(article) = article.filter(|_| is_head && !has(UNSTATED, head)) else { return false };
     let rest_words: Vec<&str> = rest.iter().map(String::as_str).collect();
     let doubts = |at: usize| {
@@ -223,7 +230,8 @@ fn is_adjunct(words: &[String]) -> bool {
 /// Returns the index of the word that draws a conclusion from the words before it: "Bob pays 12
 /// dollars, so the". Returns `None` if a word before it supposes, doubts or negates.
 fn consequence(words: &[String]) -> Option<usize> {
-    let is_joint = |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
+    let is_joint =
+        |word: &String| ["so", "and", "thus", "hence", "therefore"].contains(&word.as_str());
     let at = words.iter().rposition(is_joint)?;
     let before: Vec<&str> = words[..at].iter().map(String::as_str).collect();
     let is_open = |at: usize| {
@@ -318,13 +326,17 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
         places.map(|(start, phrase)| (start, start + phrase.len())).collect();
     places.sort_unstable();
     let (_, last) = *places.last()?;
-    let Some((_, end)) =
-        places.into_iter().rev().take(MAX_ANNOUNCEMENTS).find(|(start, _)| is_stated(&text[..*start]))
+    let Some((_, end)) = places
+        .into_iter()
+        .rev()
+        .take(MAX_ANNOUNCEMENTS)
+        .find(|(start, _)| is_stated(&text[..*start]))
     else {
         // Only another clause can contain the answer.
         let rest = &text[last..];
-        let is_stop =
-            |pair: &[u8]| matches!(pair, [b',' | b'.' | b';' | b'!' | b'?', b' ' | b'\n'] | [b'\n', _]);
+        let is_stop = |pair: &[u8]| {
+            matches!(pair, [b',' | b'.' | b';' | b'!' | b'?', b' ' | b'\n'] | [b'\n', _])
+        };
         let stop = rest.as_bytes().windows(2).position(is_stop);
         return Some(Err(stop.map_or("", |stop| &rest[stop + 1..])));
     };
@@ -353,7 +365,8 @@ pub(crate) fn stated_answer(text: &str) -> Option<&str> {
     // ASCII lower-casing keeps byte offsets, so they are valid in both texts.
     let lower = text.to_ascii_lowercase();
     let is_verb = |phrase: &&&str| !phrase.contains([':', '*', '=']) || phrase.starts_with("答案");
-    let matches = ANNOUNCEMENTS.iter().filter(is_verb).flat_map(|phrase| lower.match_indices(phrase));
+    let matches =
+        ANNOUNCEMENTS.iter().filter(is_verb).flat_map(|phrase| lower.match_indices(phrase));
     let mut matches: Vec<(usize, usize)> =
         matches.map(|(start, phrase)| (start, start + phrase.len())).collect();
     matches.sort_unstable();
@@ -390,11 +403,13 @@ fn last_value_of(text: &str) -> Option<String> {
     }
     // A plain number must be part of prose: neither bounded nor negated nor a part of a formula.
     let digits = value.split(|c: char| !c.is_ascii_digit()).rfind(|digits| !digits.is_empty())?;
-    let is_bare = value.trim_start_matches(['$', '-', ' ', '\\']).starts_with(|c: char| c.is_ascii_digit());
+    let is_bare =
+        value.trim_start_matches(['$', '-', ' ', '\\']).starts_with(|c: char| c.is_ascii_digit());
     let start = sentence.as_ptr() as usize - text.as_ptr() as usize;
     let offset = sentence.rfind(&value).map(|at| at + value.rfind(digits).unwrap_or(0));
     let offset = offset.or_else(|| sentence.rfind(digits))?;
-    let found = numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
+    let found =
+        numbers::at(text, start + offset).filter(|_| is_bare && numbers::count(&value) == 1);
     match found {
         Some(found) if found.value.is_none() => None,
         _ => Some(value),
@@ -439,7 +454,8 @@ fn formula(text: &str) -> Option<Option<String>> {
     let end = start + inside.len();
     let name = inside.rfind('=').map_or(0, |at| at + 1);
     let marks = |c: char| "$\\()[] ".contains(c);
-    let (before, after) = (text[..start].trim_end_matches(marks), text[end..].trim_start_matches(marks));
+    let (before, after) =
+        (text[..start].trim_end_matches(marks), text[end..].trim_start_matches(marks));
     let led = format!("{before} {}", &inside[..name]);
     if doubts::is_condition(&led, after) || is_one_of_several(&led) {
         return Some(None);
@@ -513,7 +529,10 @@ mod tests {
             ("The answer is 5 apples, since he ate 3.", Some("5 apples")),
             ("The answer is: 42 (since 6*7=42).", Some("42")),
             ("The answer is $\\frac{1}{2}$ because $x = 3$ here.", Some("\\frac{1}{2}")),
-            ("The answer is $\\{x \\text{ where } x > 3\\}$.", Some("\\{x \\text{ where } x > 3\\}")),
+            (
+                "The answer is $\\{x \\text{ where } x > 3\\}$.",
+                Some("\\{x \\text{ where } x > 3\\}"),
+            ),
             // Suppositions, questions and retracted statements.
             ("If the answer is 12, then x = 4", Some("4")),
             ("Few believe that the answer is 7.", None),

@@ -109,8 +109,10 @@ impl Element {
     }
 
     fn from_literal(literal: &Literal) -> Option<Self> {
-        let digits =
-            literal.digits.bytes().fold(0, |sum, digit| plus(times(sum, 10), u64::from(digit - b'0')));
+        let digits = literal
+            .digits
+            .bytes()
+            .fold(0, |sum, digit| plus(times(sum, 10), u64::from(digit - b'0')));
         Some(Element::real(digits).times(Element::real(10).power(literal.scale.into())?))
     }
 }
@@ -164,7 +166,11 @@ fn root(value: &Rational) -> Option<Element> {
 fn root_of_prime(prime: u128) -> Option<Element> {
     let prime = u64::try_from(prime).ok().filter(|prime| *prime < P)?;
     let root = power(prime, P.div_ceil(4));
-    Some(if times(root, root) == prime { Element::real(root) } else { Element::real(root).times(Element::I) })
+    Some(if times(root, root) == prime {
+        Element::real(root)
+    } else {
+        Element::real(root).times(Element::I)
+    })
 }
 
 /// Returns the exact value of an expression without variables. Returns `None` if it is not rational
@@ -173,10 +179,12 @@ pub(super) fn rational(expression: &Expr) -> Option<Rational> {
     match expression {
         Expr::Number(literal) => literal.rational(),
         Expr::Negative(inner) => rational(inner).map(Rational::negate),
-        Expr::Sum(parts) => parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(&rational(part)?)),
-        Expr::Product(parts) => {
-            parts.iter().try_fold(Rational::from(1), |product, part| product.times(&rational(part)?))
+        Expr::Sum(parts) => {
+            parts.iter().try_fold(Rational::from(0), |sum, part| sum.plus(&rational(part)?))
         }
+        Expr::Product(parts) => parts
+            .iter()
+            .try_fold(Rational::from(1), |product, part| product.times(&rational(part)?)),
         Expr::Power(base, exponent) => {
             let exponent = rational(exponent).filter(Rational::is_integer)?;
             rational(base)?.power(exponent.numerator().to_i32()?)
@@ -222,9 +230,9 @@ impl Point {
             Expr::Sum(parts) => {
                 parts.iter().try_fold(Element::ZERO, |sum, part| Some(sum.plus(self.value(part)?)))
             }
-            Expr::Product(parts) => {
-                parts.iter().try_fold(Element::ONE, |product, part| Some(product.times(self.value(part)?)))
-            }
+            Expr::Product(parts) => parts
+                .iter()
+                .try_fold(Element::ONE, |product, part| Some(product.times(self.value(part)?))),
             Expr::Power(base, exponent) => self.power(base, &rational(exponent)?),
             Expr::Call(function, arguments) => call(*function, arguments),
         }
@@ -253,8 +261,9 @@ impl Point {
 fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
     let numbers: Option<Vec<Rational>> = arguments.iter().map(rational).collect();
     let numbers = numbers?;
-    let small =
-        |number: &Rational| number.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n);
+    let small = |number: &Rational| {
+        number.to_parts().filter(|(_, denominator)| *denominator == 1).map(|(n, _)| n)
+    };
     match (function, numbers.as_slice()) {
         (Function::Abs, [number]) => Some(Element::from_rational(&number.clone().abs())),
         (Function::Floor, [number]) => Some(Element::from_rational(&number.floor())),
@@ -278,7 +287,10 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
         }
         (Function::Factorial, [number]) => {
             let number = small(number).filter(|number| (0..=FACTORIAL).contains(number))?;
-            Some((1..=number).fold(Element::ONE, |product, k| product.times(Element::real(k as u64))))
+            Some(
+                (1..=number)
+                    .fold(Element::ONE, |product, k| product.times(Element::real(k as u64))),
+            )
         }
         (Function::Binomial, [n, k]) => {
             let (n, k) = (small(n)?, small(k)?);
@@ -287,7 +299,8 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
             }
             let mut product = Element::ONE;
             for j in 0..k {
-                let part = Element::real((n - j) as u64).times(Element::real(j as u64 + 1).inverted()?);
+                let part =
+                    Element::real((n - j) as u64).times(Element::real(j as u64 + 1).inverted()?);
                 product = product.times(part);
             }
             Some(product)
@@ -297,7 +310,8 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
                 other.compare(best).is_gt() == (function == Function::Max)
             };
             Some(Element::from_rational(
-                more.iter().fold(first, |best, other| if is_better(&other, best) { other } else { best }),
+                more.iter()
+                    .fold(first, |best, other| if is_better(&other, best) { other } else { best }),
             ))
         }
         _ => None,
@@ -320,7 +334,10 @@ mod tests {
         assert_eq!(root(2).times(root(3)), root(6));
         assert_eq!(root(-2).times(root(-3)), Element::ZERO.minus(root(6)));
         // Too large to be factored.
-        assert_eq!(super::root(&Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()), None);
+        assert_eq!(
+            super::root(&Rational::new(2_305_843_009_213_693_951 * 2_147_483_647, 1).unwrap()),
+            None
+        );
     }
 
     #[test]

@@ -4,8 +4,8 @@ mod numbers;
 
 use super::digits::{after_separator, period};
 use super::names::{
-    DROPPED, FRAMES, GREEK, LOOKS, NAMES, NO_FUNCTIONS, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS, first_factor,
-    is_name,
+    DROPPED, FRAMES, GREEK, LOOKS, NAMES, NO_FUNCTIONS, PROSE_WORDS, SAME, TEXTS, UNITS, WORDS,
+    first_factor, is_name,
 };
 use crate::words::{self, is_month};
 
@@ -73,15 +73,20 @@ fn is_segment(text: &str) -> bool {
 /// ∼ and ≅ mean that it is rounded.
 fn resolve_ambiguous_signs(tokens: &mut [Token]) {
     let joins = tokens.iter().any(|token| {
-        matches!(token, Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈'))
+        matches!(
+            token,
+            Token::Number { .. } | Token::Sign('=' | '≈' | '<' | '>' | '≤' | '≥' | '≠' | '∈')
+        )
     });
-    let is_value = |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Sign('-')));
+    let is_value =
+        |token: Option<&Token>| matches!(token, Some(Token::Number { .. } | Token::Sign('-')));
     for at in 0..tokens.len() {
         match tokens[at] {
             Token::Sign('∧') if joins => tokens[at] = Token::And,
             Token::Sign('∨') if joins => tokens[at] = Token::Or,
             Token::Sign('≅' | '∼')
-                if is_value(tokens.get(at + 1)) || is_value(at.checked_sub(1).map(|at| &tokens[at])) =>
+                if is_value(tokens.get(at + 1))
+                    || is_value(at.checked_sub(1).map(|at| &tokens[at])) =>
             {
                 tokens[at] = Token::Sign('≈');
             }
@@ -225,8 +230,8 @@ impl<'t> Lexer<'t> {
             // A period that ends a sentence or an abbreviation.
             '.' if self.is_text || self.rest.trim().is_empty() => {}
             '.' if matches!(self.tokens.last(), Some(Token::Text(_))) => {}
-            '+' | '-' | '*' | '/' | '^' | '_' | '!' | '%' | '|' | '=' | '<' | '>' | '±' | '≤' | '≥' | '≠'
-            | '≈' | '∪' | '∈' | '°' | ':' | '\'' | '→' | '∩' | '∖' | '⇒' => {
+            '+' | '-' | '*' | '/' | '^' | '_' | '!' | '%' | '|' | '=' | '<' | '>' | '±' | '≤'
+            | '≥' | '≠' | '≈' | '∪' | '∈' | '°' | ':' | '\'' | '→' | '∩' | '∖' | '⇒' => {
                 self.push(Token::Sign(c))
             }
             _ => return None,
@@ -254,7 +259,8 @@ impl<'t> Lexer<'t> {
                 '|' => self.push(Token::Sign('|')),
                 '\\' => {
                     // `\\[4pt]` specifies the distance between rows.
-                    if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']'))
+                    if let Some((_, rest)) =
+                        self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']'))
                     {
                         self.rest = rest;
                     }
@@ -270,7 +276,8 @@ impl<'t> Lexer<'t> {
         self.rest = rest;
         // Operators between letters: f \circ g, p \star q.
         let follows_letter = matches!(self.tokens.last(), Some(Token::Letter(_)));
-        let starts_letter = self.rest.trim_start().starts_with(|c: char| c.is_alphabetic() || c == '\\');
+        let starts_letter =
+            self.rest.trim_start().starts_with(|c: char| c.is_alphabetic() || c == '\\');
         let operator = match name {
             "circ" => Some('∘'),
             "star" | "bigstar" => Some('⋆'),
@@ -298,7 +305,9 @@ impl<'t> Lexer<'t> {
         }
         if let Some((_, arguments)) = DROPPED.iter().find(|(own, _)| *own == name) {
             // `\color[rgb]{1, 0, 0}`
-            if let Some((_, rest)) = self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']')) {
+            if let Some((_, rest)) =
+                self.rest.strip_prefix('[').and_then(|rest| rest.split_once(']'))
+            {
                 self.rest = rest;
             }
             for _ in 0..*arguments {
@@ -517,10 +526,13 @@ impl<'t> Lexer<'t> {
         let is_group = word.len() < 4 && word.chars().all(|c| c.is_ascii_uppercase());
         let mut next = self.rest.trim_start().chars();
         let is_letter = next.next().is_some_and(|c| c.is_alphabetic() || c == '\\')
-            && !next.next().is_some_and(|c| c.is_alphabetic() && !self.rest.trim_start().starts_with('\\'));
-        let applies =
-            inside.is_some_and(|inside| is_group || !inside.contains(',')) || (is_operator && is_letter);
-        let is_known = NO_FUNCTIONS.contains(&word.to_lowercase().as_str()) || words::units(word).is_some();
+            && !next
+                .next()
+                .is_some_and(|c| c.is_alphabetic() && !self.rest.trim_start().starts_with('\\'));
+        let applies = inside.is_some_and(|inside| is_group || !inside.contains(','))
+            || (is_operator && is_letter);
+        let is_known =
+            NO_FUNCTIONS.contains(&word.to_lowercase().as_str()) || words::units(word).is_some();
         if applies && !follows_value && !is_known && word.is_ascii() && word.len() > 1 {
             self.tokens[start] = Token::Letter(word.clone());
         }
@@ -548,7 +560,9 @@ impl<'t> Lexer<'t> {
             }
             "choose" if after_number => self.push(Token::Command(word.into())),
             "to" if after_number => self.push(Token::Text(word.into())),
-            _ if let Some((_, name)) = GREEK.iter().find(|(letter, _)| *letter == word) => self.named(name),
+            _ if let Some((_, name)) = GREEK.iter().find(|(letter, _)| *letter == word) => {
+                self.named(name)
+            }
             "percent" | "degrees" | "degree" | "infinity" | "inf" | "oo" => self.named(word),
             "i" | "e" if is_text => self.push(Token::Letter(word.into())),
             "C" | "F" | "K" if after_degree => self.push(Token::Text(word.into())),
@@ -563,7 +577,9 @@ impl<'t> Lexer<'t> {
                 self.push(Token::Text(word.into()));
             }
             _ if one => self.push(Token::Letter(word.into())),
-            _ if WORDS.contains(&word.to_lowercase().as_str()) => self.push(Token::Text(word.into())),
+            _ if WORDS.contains(&word.to_lowercase().as_str()) => {
+                self.push(Token::Text(word.into()))
+            }
             _ if self.is_prose && PROSE_WORDS.contains(&word.to_lowercase().as_str()) => {
                 self.push(Token::Text(word.into()));
             }
@@ -578,11 +594,14 @@ impl<'t> Lexer<'t> {
             _ if after_number && UNITS.contains(&word) => self.push(Token::Text(word.into())),
             "yes" | "no" | "Yes" | "No" | "YES" | "NO" => self.push(Token::Text(word.into())),
             // Names, whose letters are not factors: Tom in prose, May, the triangle ABC.
-            _ if is_name(word) && (self.is_prose || is_month(word)) => self.push(Token::Text(word.into())),
+            _ if is_name(word) && (self.is_prose || is_month(word)) => {
+                self.push(Token::Text(word.into()))
+            }
             _ if word.len() == 3 && word.chars().all(|c| c.is_ascii_uppercase()) => {
                 let is_angle = self.tokens.last() == Some(&Token::Command("angle".into()));
                 let turned: String = word.chars().rev().collect();
-                let name = if is_angle && turned.as_str() < word { turned } else { word.to_owned() };
+                let name =
+                    if is_angle && turned.as_str() < word { turned } else { word.to_owned() };
                 self.push(Token::Letter(name));
             }
             _ => word.chars().for_each(|c| self.push(Token::Letter(c.to_string()))),

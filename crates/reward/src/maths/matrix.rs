@@ -11,8 +11,16 @@ pub(super) type Rows = Vec<Vec<Expr>>;
 
 /// Returns whether a token starts a matrix. (A determinant is a number.)
 fn starts_matrix(token: &Token) -> bool {
-    let names =
-        ["pmatrix", "bmatrix", "matrix", "Bmatrix", "smallmatrix", "array", "psmallmatrix", "bsmallmatrix"];
+    let names = [
+        "pmatrix",
+        "bmatrix",
+        "matrix",
+        "Bmatrix",
+        "smallmatrix",
+        "array",
+        "psmallmatrix",
+        "bsmallmatrix",
+    ];
     matches!(token, Token::Begin(name) if names.contains(&name.as_str()))
 }
 
@@ -63,7 +71,8 @@ fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
 /// Parses a matrix with factors before and after it.
 fn scaled_matrix(term: &[Token]) -> Option<Rows> {
     let matrix_start = term.iter().position(starts_matrix)?;
-    let is_open = |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
+    let is_open =
+        |at: usize| matches!(term.get(at), Some(Token::Open('(' | '[') | Token::GroupOpen));
     // A bracket that contains only the matrix.
     let bracket = matrix_start.checked_sub(1).filter(|at| {
         let end = matrix_start + closing(&term[matrix_start..]).unwrap_or(0);

@@ -22,9 +22,13 @@ pub(super) struct NameOf(Name);
 /// Returns the members of an answer, if all of them have distinct names.
 pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     let found: Option<Vec<(Name, Answer)>> = match answer {
-        Answer::Named(names, items) => {
-            Some(names.iter().map(|name| Name::Variable(name.clone())).zip(items.iter().cloned()).collect())
-        }
+        Answer::Named(names, items) => Some(
+            names
+                .iter()
+                .map(|name| Name::Variable(name.clone()))
+                .zip(items.iter().cloned())
+                .collect(),
+        ),
         Answer::List(items) | Answer::Set(items) => items.iter().map(named_member).collect(),
         _ => None,
     };
@@ -38,7 +42,8 @@ pub(super) fn named_members(answer: &Answer) -> Option<Vec<Member>> {
     for (at, (name, value)) in found.iter().enumerate() {
         let name = match name {
             Name::Words(words) => {
-                let own: Vec<String> = words.iter().filter(|word| !is_shared(at, word)).cloned().collect();
+                let own: Vec<String> =
+                    words.iter().filter(|word| !is_shared(at, word)).cloned().collect();
                 if own.is_empty() {
                     return None;
                 }
@@ -111,7 +116,9 @@ pub(super) fn pairs(a: &[Member], b: &[Member]) -> Option<Vec<(Answer, Answer)>>
         }
     }
     match found.len() {
-        0 => Some(a.iter().zip(b).map(|((_, a), (_, b))| (unnamed_value(a), unnamed_value(b))).collect()),
+        0 => Some(
+            a.iter().zip(b).map(|((_, a), (_, b))| (unnamed_value(a), unnamed_value(b))).collect(),
+        ),
         found_all if found_all == a.len() => Some(found),
         _ => None,
     }

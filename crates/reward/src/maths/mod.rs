@@ -134,16 +134,23 @@ impl MathsScorer {
     pub fn grade(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         self.check()?;
         let golds = expected_texts(expected)?;
-        let Some(found) = self.location.find(text) else { return Ok(Score { value: 0.0, extracted: None }) };
+        let Some(found) = self.location.find(text) else {
+            return Ok(Score { value: 0.0, extracted: None });
+        };
         let is_correct = golds.iter().any(|gold| {
-            if is_score_or_range(gold) { written_alike(gold, &found) } else { self.is_same(gold, &found) }
+            if is_score_or_range(gold) {
+                written_alike(gold, &found)
+            } else {
+                self.is_same(gold, &found)
+            }
         });
         Ok(Score { value: f64::from(u8::from(is_correct)), extracted: Some(found) })
     }
 
     /// Returns whether an answer means the same as an expected answer.
     pub fn is_same(&self, expected: &str, answer: &str) -> bool {
-        let (expected, answer) = (without_marks(&spelled(expected)), without_marks(&spelled(answer)));
+        let (expected, answer) =
+            (without_marks(&spelled(expected)), without_marks(&spelled(answer)));
         let plain_expected = plain(&expected);
         if plain_expected == plain(&answer) {
             return !plain_expected.is_empty();
@@ -164,9 +171,10 @@ impl MathsScorer {
         is_read
             || match (written(&expected), written(&answer).or_else(short)) {
                 (None, None) => false,
-                (gold, own) => {
-                    self.is_same(gold.as_deref().unwrap_or(&expected), own.as_deref().unwrap_or(&answer))
-                }
+                (gold, own) => self.is_same(
+                    gold.as_deref().unwrap_or(&expected),
+                    own.as_deref().unwrap_or(&answer),
+                ),
             }
     }
 }
@@ -174,8 +182,11 @@ impl MathsScorer {
 /// Returns whether a text is two integers joined by a hyphen or a dash: the score of a match, a
 /// range of years, a phone number. As an expected answer, such a text is not a difference.
 fn is_score_or_range(text: &str) -> bool {
-    let is_integer = |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
-    text.trim().split_once(['-', '–']).is_some_and(|(first, last)| is_integer(first) && is_integer(last))
+    let is_integer =
+        |text: &str| !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    text.trim()
+        .split_once(['-', '–'])
+        .is_some_and(|(first, last)| is_integer(first) && is_integer(last))
 }
 
 /// Returns whether two texts are written in the same way, apart from the kind of dash.
@@ -228,7 +239,8 @@ fn plain(text: &str) -> String {
 fn expected_texts(expected: &Value) -> Result<Vec<String>, ScoreError> {
     let text = |value: &Value| match value {
         Value::String(text) => {
-            let after_hashes = || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
+            let after_hashes =
+                || text.rfind("####").map_or(text.as_str(), |at| &text[at + "####".len()..]);
             Some(extract::boxes(text).unwrap_or_else(|| after_hashes().trim().to_owned()))
         }
         Value::Number(number) => Some(number.to_string()),

@@ -2,18 +2,19 @@
 
 /// Words that are functions or constants, under their LaTeX names.
 pub(super) const NAMES: &[&str] = &[
-    "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh", "tanh",
-    "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta", "theta", "lambda",
-    "mu", "phi", "omega", "binom", "frac", "abs", "floor", "ceil", "cup", "lg", "gcd", "lcm", "det", "mod",
+    "sqrt", "sin", "cos", "tan", "cot", "sec", "csc", "arcsin", "arccos", "arctan", "sinh", "cosh",
+    "tanh", "ln", "log", "exp", "max", "min", "pi", "infty", "alpha", "beta", "gamma", "delta",
+    "theta", "lambda", "mu", "phi", "omega", "binom", "frac", "abs", "floor", "ceil", "cup", "lg",
+    "gcd", "lcm", "det", "mod",
 ];
 
 /// Units that are recognized without `\text`.
 pub(super) const UNITS: &[&str] = &[
-    "mm", "cm", "dm", "km", "kg", "mg", "lb", "lbs", "oz", "ft", "in", "mi", "mph", "hr", "hrs", "min",
-    "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM", "yd", "kJ", "kW",
-    "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "MHz", "GHz", "MPa", "MW", "GW", "MJ",
-    "kV", "mV", "mA", "keV", "MeV", "kB", "KB", "MB", "GB", "TB", "cal", "th", "st", "nd", "rd", "bn", "mn",
-    "tn", "mio", "Mio", "mrd", "Mrd",
+    "mm", "cm", "dm", "km", "kg", "mg", "lb", "lbs", "oz", "ft", "in", "mi", "mph", "hr", "hrs",
+    "min", "sec", "ms", "ml", "mL", "sq", "cu", "deg", "rad", "Hz", "kHz", "am", "pm", "AM", "PM",
+    "yd", "kJ", "kW", "Pa", "kPa", "eV", "mol", "nm", "gal", "pt", "qt", "rpm", "dB", "MHz", "GHz",
+    "MPa", "MW", "GW", "MJ", "kV", "mV", "mA", "keV", "MeV", "kB", "KB", "MB", "GB", "TB", "cal",
+    "th", "st", "nd", "rd", "bn", "mn", "tn", "mio", "Mio", "mrd", "Mrd",
 ];
 
 /// LaTeX commands that only change the appearance.
@@ -285,9 +286,10 @@ pub(super) const RELATIONS: &[&str] = &[
 
 /// Short words that are not products of letters.
 pub(super) const WORDS: &[&str] = &[
-    "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has", "nor", "day",
-    "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen", "bag", "car", "bus", "pie",
-    "hat", "toy", "ans", "uhr", "job", "way", "red", "new", "usd", "eur", "gbp", "inr",
+    "one", "two", "six", "ten", "not", "the", "per", "all", "any", "are", "was", "for", "has",
+    "nor", "day", "old", "men", "man", "boy", "kid", "cup", "box", "egg", "dog", "cat", "pen",
+    "bag", "car", "bus", "pie", "hat", "toy", "ans", "uhr", "job", "way", "red", "new", "usd",
+    "eur", "gbp", "inr",
 ];
 
 /// Shorter words that are not products of letters in a text that has longer words.
@@ -304,8 +306,8 @@ pub(super) fn is_name(word: &str) -> bool {
 
 /// Words before a bracket that are not names of functions.
 pub(super) const NO_FUNCTIONS: [&str; 22] = [
-    "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and", "if", "since",
-    "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
+    "answer", "option", "choice", "point", "points", "vertex", "center", "total", "or", "and",
+    "if", "since", "because", "base", "approx", "about", "is", "are", "equals", "the", "to", "of",
 ];
 
 /// Returns the length in bytes of the first factor of a product of Greek and Latin letters: k of

@@ -101,8 +101,7 @@ impl<'t> Parser<'t> {
 
     /// Returns whether a measure follows a measure in another unit, as in 5 feet 3 inches.
     fn continues_measure(&self) -> bool {
-        let is_unit =
-            |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
+        let is_unit = |token: Option<&Token>| matches!(token, Some(Token::Text(word)) if words::units(word).is_some());
         let before = self.at.checked_sub(1).and_then(|at| self.tokens.get(at));
         matches!(self.peek(), Some(Token::Number { .. }))
             && is_unit(before)
@@ -148,7 +147,9 @@ impl<'t> Parser<'t> {
                 term = Expr::PlusMinus(Box::new(term));
             }
             terms.push(term);
-            if !matches!(self.peek(), Some(Token::Sign('+' | '-' | '±'))) && !self.continues_measure() {
+            if !matches!(self.peek(), Some(Token::Sign('+' | '-' | '±')))
+                && !self.continues_measure()
+            {
                 break;
             }
         }
@@ -164,7 +165,8 @@ impl<'t> Parser<'t> {
                 factors.push(self.signed()?.inverse());
             } else if matches!(self.peek(), Some(Token::Command(name)) if name == "mod") {
                 self.at += 1;
-                let dividend = if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
+                let dividend =
+                    if factors.len() == 1 { factors.remove(0) } else { Expr::Product(factors) };
                 factors = vec![Expr::Call(Function::Modulo, vec![dividend, self.signed()?])];
             } else if self.continues_measure() {
                 break;
@@ -204,10 +206,14 @@ impl<'t> Parser<'t> {
 
     fn starts_factor(&self) -> bool {
         match self.peek() {
-            Some(Token::Number { .. } | Token::Letter(_) | Token::Text(_) | Token::GroupOpen) => true,
+            Some(Token::Number { .. } | Token::Letter(_) | Token::Text(_) | Token::GroupOpen) => {
+                true
+            }
             Some(Token::Open(open)) => *open != '{',
             Some(Token::Begin(name)) => name == "vmatrix",
-            Some(Token::Command(name)) => !["over", "choose", "mod", "pmod"].contains(&name.as_str()),
+            Some(Token::Command(name)) => {
+                !["over", "choose", "mod", "pmod"].contains(&name.as_str())
+            }
             Some(Token::Sign('|')) => self.bars == 0,
             _ => false,
         }
@@ -247,7 +253,8 @@ impl<'t> Parser<'t> {
             self.at += 1;
             return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
         }
-        if let [Token::GroupOpen, Token::Sign('°'), Token::GroupClose, ..] = self.tokens[self.at..] {
+        if let [Token::GroupOpen, Token::Sign('°'), Token::GroupClose, ..] = self.tokens[self.at..]
+        {
             self.at += 3;
             return Some(Expr::Product(vec![base, Expr::Constant(Constant::Degree)]));
         }
@@ -257,7 +264,8 @@ impl<'t> Parser<'t> {
             }
             p.power()
         })?;
-        if matches!(&exponent, Expr::Unit(unit) if ["th", "st", "nd", "rd"].contains(&unit.as_str())) {
+        if matches!(&exponent, Expr::Unit(unit) if ["th", "st", "nd", "rd"].contains(&unit.as_str()))
+        {
             return Some(base);
         }
         Some(Expr::Power(Box::new(base), Box::new(exponent)))
@@ -279,7 +287,8 @@ impl<'t> Parser<'t> {
             {
                 self.at += 1;
                 let base = self.subscript()?;
-                inner = literal.in_base(base.parse().ok().or_else(|| words::number_word(&base))?)?;
+                inner =
+                    literal.in_base(base.parse().ok().or_else(|| words::number_word(&base))?)?;
             } else if self.peek() == Some(&Token::Sign('\''))
                 && let Expr::Symbol(name) = &mut inner
             {
@@ -311,14 +320,16 @@ impl<'t> Parser<'t> {
             // Symbols of units are case-sensitive: MW and mW.
             Token::Text(word) => {
                 let lower = word.to_lowercase();
-                let is_sign = word.chars().nth(1).is_none() || words::units(word) != words::units(&lower);
+                let is_sign =
+                    word.chars().nth(1).is_none() || words::units(word) != words::units(&lower);
                 Some(Expr::Unit(if is_sign { word.clone() } else { lower }))
             }
             Token::Begin(name) if name == "vmatrix" => self.determinant(),
             Token::GroupOpen => self.inside(|token| *token == Token::GroupClose),
             Token::Open(open @ ('(' | '[' | '⌊' | '⌈')) => {
-                let inner =
-                    self.inside(|token| matches!(token, Token::Close(close) if closes(*open, *close)))?;
+                let inner = self.inside(
+                    |token| matches!(token, Token::Close(close) if closes(*open, *close)),
+                )?;
                 Some(match open {
                     '⌊' => Expr::Call(Function::Floor, vec![inner]),
                     '⌈' => Expr::Call(Function::Ceiling, vec![inner]),
@@ -365,7 +376,9 @@ impl<'t> Parser<'t> {
         if !self.take_sign('_') || self.peek() != Some(&Token::GroupOpen) {
             return None;
         }
-        let [Token::GroupOpen, Token::Letter(index), Token::Sign('='), ..] = &self.tokens[self.at..] else {
+        let [Token::GroupOpen, Token::Letter(index), Token::Sign('='), ..] =
+            &self.tokens[self.at..]
+        else {
             return None;
         };
         self.at += 3;
@@ -392,17 +405,20 @@ impl<'t> Parser<'t> {
             Expr::Number(Literal { digits: digits.to_owned(), scale, decimal })
         };
         let repeating = match &self.tokens[self.at..] {
-            [Token::Command(name), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose, ..]
-                if ["overline", "dot"].contains(&name.as_str()) && decimal =>
-            {
-                digits
-            }
+            [
+                Token::Command(name),
+                Token::GroupOpen,
+                Token::Number { digits, .. },
+                Token::GroupClose,
+                ..,
+            ] if ["overline", "dot"].contains(&name.as_str()) && decimal => digits,
             _ => return Some(literal(digits, scale)),
         };
         self.at += 4;
         // 0.1666… is 0.1 + 6 / 9 / 10.
-        let exact =
-            |digits: &str, scale| Expr::Number(Literal { decimal: false, digits: digits.into(), scale });
+        let exact = |digits: &str, scale| {
+            Expr::Number(Literal { decimal: false, digits: digits.into(), scale })
+        };
         let nines = "9".repeat(repeating.len());
         let part = Expr::Product(vec![exact(repeating, scale), exact(&nines, 0).inverse()]);
         Some(Expr::Sum(vec![exact(if digits.is_empty() { "0" } else { digits }, scale), part]))
@@ -435,7 +451,9 @@ impl<'t> Parser<'t> {
                 let (top, bottom) = (self.argument()?, self.argument()?);
                 return Some(Expr::Product(vec![top, bottom.inverse()]));
             }
-            "binom" => return Some(Expr::Call(F::Binomial, vec![self.argument()?, self.argument()?])),
+            "binom" => {
+                return Some(Expr::Call(F::Binomial, vec![self.argument()?, self.argument()?]));
+            }
             "sqrt" => {
                 let mut degree = Expr::integer(2);
                 if self.peek() == Some(&Token::Open('[')) {
@@ -496,8 +514,11 @@ impl<'t> Parser<'t> {
                 && !["over", "choose", "pmod", "mod"].contains(&name)
                 && !RELATIONS.contains(&name) =>
             {
-                let subscript =
-                    if self.take_sign('_') { format!("_{}", self.subscript()?) } else { String::new() };
+                let subscript = if self.take_sign('_') {
+                    format!("_{}", self.subscript()?)
+                } else {
+                    String::new()
+                };
                 return Some(Expr::Symbol(format!("\\{name}{subscript}")));
             }
             _ => return None,

@@ -12,9 +12,10 @@ use crate::words;
 
 /// Words that start a remark in brackets.
 const REMARKS: [&str; 36] = [
-    "option", "choice", "answer", "since", "because", "as", "see", "by", "from", "where", "when", "if",
-    "using", "given", "that", "which", "who", "rounded", "to", "units", "check", "step", "after", "before",
-    "with", "without", "for", "so", "it", "this", "we", "the", "recall", "note", "correct", "exact",
+    "option", "choice", "answer", "since", "because", "as", "see", "by", "from", "where", "when",
+    "if", "using", "given", "that", "which", "who", "rounded", "to", "units", "check", "step",
+    "after", "before", "with", "without", "for", "so", "it", "this", "we", "the", "recall", "note",
+    "correct", "exact",
 ];
 
 /// Words that start an approximation in brackets.
@@ -69,7 +70,11 @@ impl Reader<'_> {
         words.iter().enumerate().all(|(by, word)| self.word(by).as_deref() == Some(*word))
     }
 
-    pub(super) fn replace(&mut self, taken: usize, tokens: impl IntoIterator<Item = Token>) -> bool {
+    pub(super) fn replace(
+        &mut self,
+        taken: usize,
+        tokens: impl IntoIterator<Item = Token>,
+    ) -> bool {
         self.out.extend(tokens);
         self.at += taken;
         true
@@ -79,7 +84,13 @@ impl Reader<'_> {
     pub(super) fn follows_value(&self) -> bool {
         matches!(
             self.out.last(),
-            Some(Token::Number { .. } | Token::Close(_) | Token::GroupClose | Token::End | Token::Sign('%'))
+            Some(
+                Token::Number { .. }
+                    | Token::Close(_)
+                    | Token::GroupClose
+                    | Token::End
+                    | Token::Sign('%')
+            )
         )
     }
 
@@ -100,9 +111,13 @@ impl Reader<'_> {
     /// Returns whether a value starts `by` tokens ahead.
     fn is_value(&self, by: usize) -> bool {
         match self.ahead(by) {
-            Some(Token::Number { .. } | Token::Open('(') | Token::Command(_) | Token::GroupOpen) => true,
+            Some(
+                Token::Number { .. } | Token::Open('(') | Token::Command(_) | Token::GroupOpen,
+            ) => true,
             Some(Token::Text(word)) => {
-                word == "$" || words::number_word(word).is_some() || words::multiplier(word).is_some()
+                word == "$"
+                    || words::number_word(word).is_some()
+                    || words::multiplier(word).is_some()
             }
             Some(Token::Letter(_)) => !matches!(text(self.ahead(by)), Some("a")),
             _ => false,
@@ -125,7 +140,12 @@ impl Reader<'_> {
     /// Parses a number in base 16 whose digits include letters: 1A_{16}.
     fn based(&mut self) -> bool {
         let base = match &self.tokens[self.at..] {
-            [Token::Sign('_'), Token::GroupOpen, Token::Number { digits, .. }, Token::GroupClose] => digits,
+            [
+                Token::Sign('_'),
+                Token::GroupOpen,
+                Token::Number { digits, .. },
+                Token::GroupClose,
+            ] => digits,
             [Token::Sign('_'), Token::Number { digits, .. }] => digits,
             _ => return false,
         };
@@ -155,7 +175,8 @@ impl Reader<'_> {
             if self.is_at(&["out", "of"]) && self.is_value(2) {
                 return self.replace(2, [Token::Sign('/')]);
             }
-            if self.is_at(&["of"]) && self.out.last() == Some(&Token::Sign('%')) && self.is_value(1) {
+            if self.is_at(&["of"]) && self.out.last() == Some(&Token::Sign('%')) && self.is_value(1)
+            {
                 return self.replace(1, [Token::Sign('*')]);
             }
             // 5 per mille.
@@ -175,8 +196,11 @@ impl Reader<'_> {
             }
         }
         // 3 Hunde und 4 Katzen.
-        if let (Some(Token::Text(_)), Some(Token::Text(and) | Token::Letter(and)), Some(Token::Number { .. })) =
-            (self.out.last(), self.ahead(0), self.ahead(1))
+        if let (
+            Some(Token::Text(_)),
+            Some(Token::Text(and) | Token::Letter(and)),
+            Some(Token::Number { .. }),
+        ) = (self.out.last(), self.ahead(0), self.ahead(1))
             && ["und", "et", "y", "и"].contains(&and.as_str())
             && self.out.iter().any(|token| matches!(token, Token::Number { .. }))
         {
@@ -213,16 +237,21 @@ impl Reader<'_> {
         if let Some(words) = REALS.iter().find(|words| !is_part && self.is_at(words)) {
             return self.replace(words.len(), [Token::Letter("\\mathbb{R}".into())]);
         }
-        const INTEGERS: [&[&str]; 3] = [&["all", "integers"], &["the", "integers"], &["any", "integer"]];
+        const INTEGERS: [&[&str]; 3] =
+            [&["all", "integers"], &["the", "integers"], &["any", "integer"]];
         if let Some(words) = INTEGERS.iter().find(|words| !is_part && self.is_at(words)) {
             return self.replace(words.len(), [Token::Letter("\\mathbb{Z}".into())]);
         }
         let every = usize::from(["all", "the", "any"].iter().any(|word| self.is_at(&[word])));
         let sign = self.word(every).filter(|_| {
-            !is_part && ["real", "reals"].iter().any(|word| self.word(every + 1).as_deref() == Some(word))
+            !is_part
+                && ["real", "reals"]
+                    .iter()
+                    .any(|word| self.word(every + 1).as_deref() == Some(word))
         });
         if let Some(interval) = sign.as_deref().and_then(half_line) {
-            let numbers = usize::from(self.word(every + 2).is_some_and(|word| word.starts_with("number")));
+            let numbers =
+                usize::from(self.word(every + 2).is_some_and(|word| word.starts_with("number")));
             return self.replace(every + 2 + numbers, interval);
         }
         // ℝ⁺
@@ -290,13 +319,14 @@ impl Reader<'_> {
             return self.replace(2 + taken, mixed(integer, top, bottom));
         }
         // 2 thirds. Quarters may be coins.
-        if let (Some(number @ Token::Number { scale: 0, .. }), Some(part)) = (self.ahead(0), self.word(1))
+        if let (Some(number @ Token::Number { scale: 0, .. }), Some(part)) =
+            (self.ahead(0), self.word(1))
             && let Some(bottom) =
                 words::denominator(&part).filter(|_| part.ends_with('s') && part != "seconds")
             && (bottom != 4 || self.word(2).as_deref() == Some("of"))
         {
-            let times =
-                (self.word(2).as_deref() == Some("of") && self.is_value(3)).then_some(Token::Sign('*'));
+            let times = (self.word(2).as_deref() == Some("of") && self.is_value(3))
+                .then_some(Token::Sign('*'));
             let taken = 2 + usize::from(times.is_some());
             let number = number.clone();
             let tokens = [Token::Command("frac".into()), number, Token::integer(bottom)];
@@ -306,23 +336,27 @@ impl Reader<'_> {
             return false;
         }
         if let Some((top, bottom, taken)) = self.part(0) {
-            let has_of = usize::from(self.word(taken).as_deref() == Some("of") && self.is_value(taken + 1));
+            let has_of =
+                usize::from(self.word(taken).as_deref() == Some("of") && self.is_value(taken + 1));
             let article = usize::from(
                 matches!(self.word(taken).as_deref(), Some("a" | "an"))
                     && self.word(taken + 1).is_some_and(|word| words::magnitude(&word).is_some()),
             );
             let times = (has_of == 1).then_some(Token::Sign('*'));
-            return self.replace(taken + has_of + article, fraction(top, bottom).into_iter().chain(times));
+            return self
+                .replace(taken + has_of + article, fraction(top, bottom).into_iter().chain(times));
         }
         let Some((value, taken)) = self.cardinal() else { return false };
         let integer = Token::integer(value);
         // Three point one four.
         if self.word(taken).as_deref() == Some("point") {
             let digit = |by: usize| words::number_word(&self.word(by)?).filter(|digit| *digit < 10);
-            let decimals: String = (taken + 1..).map_while(digit).map(|digit| digit.to_string()).collect();
+            let decimals: String =
+                (taken + 1..).map_while(digit).map(|digit| digit.to_string()).collect();
             if !decimals.is_empty() {
                 let (count, digits) = (decimals.len(), format!("{value}{decimals}"));
-                let number = Token::Number { digits, scale: -(count as i32), decimal: true, spaced: false };
+                let number =
+                    Token::Number { digits, scale: -(count as i32), decimal: true, spaced: false };
                 return self.replace(taken + 1 + count, [number]);
             }
         }
@@ -338,21 +372,25 @@ impl Reader<'_> {
     /// denominator and its number of tokens.
     fn part(&self, by: usize) -> Option<(u64, u64, usize)> {
         let word = self.word(by)?;
-        let top = if word == "a" { Some(1) } else { words::number_word(&word).filter(|top| *top > 0) };
+        let top =
+            if word == "a" { Some(1) } else { words::number_word(&word).filter(|top| *top > 0) };
         if let Some(top) = top {
             let hyphen = usize::from(self.ahead(by + 1) == Some(&Token::Sign('-')));
             let bottom = words::denominator(&self.word(by + 1 + hyphen)?)?;
             return Some((top, bottom, 2 + hyphen));
         }
         let is_part = word == "half" || self.word(by + 1).as_deref() == Some("of");
-        words::denominator(&word).filter(|_| is_part && word != "second").map(|bottom| (1, bottom, 1))
+        words::denominator(&word)
+            .filter(|_| is_part && word != "second")
+            .map(|bottom| (1, bottom, 1))
     }
 
     /// Parses an integer in words. Returns its value and its number of tokens.
     fn cardinal(&self) -> Option<(u64, usize)> {
         let (mut total, mut group, mut taken, mut last) = (0u64, 0u64, 0, 0u64);
         loop {
-            let joins = taken > 0 && matches!(self.ahead(taken), Some(Token::Sign('-') | Token::And));
+            let joins =
+                taken > 0 && matches!(self.ahead(taken), Some(Token::Sign('-') | Token::And));
             let by = taken + usize::from(joins);
             let Some(word) = self.word(by) else { break };
             let is_first = taken == 0;
@@ -364,7 +402,8 @@ impl Reader<'_> {
                 // "twenty one" is one number, "one two" is not a number, and "one and two" are two
                 // numbers.
                 let is_and = self.ahead(taken) == Some(&Token::And);
-                let fits = is_first || (value < 10 && (20..100).contains(&last) && !is_and) || last >= 100;
+                let fits =
+                    is_first || (value < 10 && (20..100).contains(&last) && !is_and) || last >= 100;
                 if !fits || (!is_first && value == 0) {
                     break;
                 }
@@ -390,7 +429,9 @@ impl Reader<'_> {
     fn magnitude(&mut self) -> bool {
         let Some(Token::Text(word)) = self.ahead(0) else {
             // $5k: a letter is a magnitude only after an amount of money.
-            let [.., Token::Text(currency), Token::Number { .. }] = &self.out[..] else { return false };
+            let [.., Token::Text(currency), Token::Number { .. }] = &self.out[..] else {
+                return false;
+            };
             let Some(Token::Letter(letter)) = self.ahead(0) else { return false };
             let is_money = ["$", "€", "£", "¥", "₹"].contains(&currency.as_str());
             let Some(factor) = words::suffix(letter).filter(|_| is_money) else { return false };
@@ -411,9 +452,13 @@ impl Reader<'_> {
 
     /// Parses the "or" of a bound: 5 or more, less than or equal to 5.
     fn bound(&mut self) -> bool {
-        const MORE: [&str; 10] =
-            ["more", "less", "fewer", "greater", "higher", "lower", "above", "below", "over", "under"];
-        let Some(word) = self.word(1).filter(|_| self.ahead(0) == Some(&Token::Or)) else { return false };
+        const MORE: [&str; 10] = [
+            "more", "less", "fewer", "greater", "higher", "lower", "above", "below", "over",
+            "under",
+        ];
+        let Some(word) = self.word(1).filter(|_| self.ahead(0) == Some(&Token::Or)) else {
+            return false;
+        };
         let is_bound = word == "equal" || (MORE.contains(&word.as_str()) && !self.is_value(2));
         is_bound && self.replace(1, [Token::Text("or".into())])
     }
@@ -424,8 +469,12 @@ impl Reader<'_> {
         match self.ahead(0) {
             Some(Token::Open('(' | '[')) => self.remark(),
             Some(Token::Sign(':')) => {
-                let labels =
-                    self.out.iter().rev().take_while(|token| matches!(token, Token::Text(_))).count();
+                let labels = self
+                    .out
+                    .iter()
+                    .rev()
+                    .take_while(|token| matches!(token, Token::Text(_)))
+                    .count();
                 let rest = &self.out[..self.out.len() - labels];
                 let is_opening = |token: &Token| token.is_separator() || *token == Token::GroupOpen;
                 let is_label = labels > 0 && rest.last().is_none_or(is_opening);
@@ -441,8 +490,10 @@ impl Reader<'_> {
             }
             // ten-year, 5-mile
             Some(Token::Sign('-')) => {
-                let is_joint = matches!(self.out.last(), Some(Token::Text(_) | Token::Number { .. }))
-                    && matches!(self.ahead(1), Some(Token::Text(word)) if word != "$" && !self.is_value(1));
+                let is_joint = matches!(
+                    self.out.last(),
+                    Some(Token::Text(_) | Token::Number { .. })
+                ) && matches!(self.ahead(1), Some(Token::Text(word)) if word != "$" && !self.is_value(1));
                 is_joint && self.replace(1, [])
             }
             Some(Token::Sign('\'')) => {
@@ -451,8 +502,9 @@ impl Reader<'_> {
                 let is_quote = ends == [Some(&Token::Sign('\'')); 2]
                     && (self.out.is_empty() || self.at + 1 == self.tokens.len());
                 let is_genitive = matches!(self.out.last(), Some(Token::Text(_)));
-                let letter =
-                    usize::from(matches!(self.ahead(1), Some(Token::Letter(s) | Token::Text(s)) if s == "s"));
+                let letter = usize::from(
+                    matches!(self.ahead(1), Some(Token::Letter(s) | Token::Text(s)) if s == "s"),
+                );
                 let is_prime = matches!(self.out.last(), Some(Token::Letter(_)));
                 ((is_quote && !is_prime) || is_genitive)
                     && self.replace(1 + if is_genitive { letter } else { 0 }, [])
@@ -519,10 +571,12 @@ impl Reader<'_> {
         }
         if APPROXIMATIONS.contains(&word.as_str()) {
             let value = inner[1..].to_vec();
-            return !value.is_empty() && self.replace(end + 1, [Token::Sign('≈')].into_iter().chain(value));
+            return !value.is_empty()
+                && self.replace(end + 1, [Token::Sign('≈')].into_iter().chain(value));
         }
         let words: Vec<&str> = inner.iter().map_while(|token| text(Some(token))).collect();
-        let bounds = words.iter().enumerate().any(|(at, _)| words::bound(&words[at..], false).is_some());
+        let bounds =
+            words.iter().enumerate().any(|(at, _)| words::bound(&words[at..], false).is_some());
         let is_known = |word: &str| {
             words::units(word).is_some()
                 || words::magnitude(word).is_some()
@@ -554,9 +608,18 @@ fn half_line(adjective: &str) -> Option<Vec<Token>> {
         "positive" => {
             vec![Token::Open('('), zero, Token::Separator, infinity, Token::Close(')')]
         }
-        "nonnegative" => vec![Token::Open('['), zero, Token::Separator, infinity, Token::Close(')')],
+        "nonnegative" => {
+            vec![Token::Open('['), zero, Token::Separator, infinity, Token::Close(')')]
+        }
         "negative" => {
-            vec![Token::Open('('), Token::Sign('-'), infinity, Token::Separator, zero, Token::Close(')')]
+            vec![
+                Token::Open('('),
+                Token::Sign('-'),
+                infinity,
+                Token::Separator,
+                zero,
+                Token::Close(')'),
+            ]
         }
         _ => return None,
     })

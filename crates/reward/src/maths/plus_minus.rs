@@ -23,7 +23,8 @@ pub(super) fn spread(value: &Expr) -> Vec<Expr> {
 /// Returns the two values of the first ±, or `None` if there is none.
 fn first_of_both(expression: &Expr) -> Option<[Expr; 2]> {
     let among = |parts: &[Expr], made: &dyn Fn(Vec<Expr>) -> Expr| {
-        let (at, both) = parts.iter().enumerate().find_map(|(at, part)| Some((at, first_of_both(part)?)))?;
+        let (at, both) =
+            parts.iter().enumerate().find_map(|(at, part)| Some((at, first_of_both(part)?)))?;
         Some(both.map(|one| {
             let mut parts = parts.to_vec();
             parts[at] = one;

@@ -38,7 +38,8 @@ pub(super) fn quantity(tokens: &[Token]) -> Option<Quantity> {
         kept.remove(0);
     }
     let percent = kept.iter().rposition(|token| *token == Token::Sign('%'));
-    let percent = percent.filter(|at| kept[at + 1..].iter().all(|token| matches!(token, Token::Text(_))));
+    let percent =
+        percent.filter(|at| kept[at + 1..].iter().all(|token| matches!(token, Token::Text(_))));
     if let Some(at) = percent {
         for token in kept.drain(at..) {
             if let Token::Text(word) = token {
@@ -101,7 +102,8 @@ pub(super) fn strip_modifiers(expression: Expr, about: &mut About) -> Expr {
                 .zip(&mut abouts)
                 .map(|(part, about)| strip_modifiers(part.clone(), about))
                 .collect();
-            let mut units = abouts.iter().map(|about| &about.units).filter(|units| !units.is_empty());
+            let mut units =
+                abouts.iter().map(|about| &about.units).filter(|units| !units.is_empty());
             let first = units.next().cloned();
             let is_mixed = first.as_ref().is_some_and(|first| units.any(|units| units != first));
             for own in abouts {
@@ -180,7 +182,9 @@ impl UnitParser {
             match factor {
                 Expr::Unit(word) => self.add_word(word, at + 1 == modifiers.len(), power, about),
                 Expr::Constant(Constant::Degree) => self.add_unit("degree", power, about),
-                Expr::Product(factors) => self.add(&factors.iter().collect::<Vec<_>>(), power, about),
+                Expr::Product(factors) => {
+                    self.add(&factors.iter().collect::<Vec<_>>(), power, about)
+                }
                 Expr::Power(base, exponent) => {
                     let exponent = small(exponent).unwrap_or(1);
                     self.add(&[base], power.saturating_mul(exponent), about);
@@ -246,7 +250,8 @@ impl UnitParser {
     }
 
     fn add_unit(&mut self, unit: &'static str, power: i32, about: &mut About) {
-        let power = self.power.take().unwrap_or(1).saturating_mul(power) * if self.per { -1 } else { 1 };
+        let power =
+            self.power.take().unwrap_or(1).saturating_mul(power) * if self.per { -1 } else { 1 };
         about.add_unit(unit, power);
         self.last = Some((unit, power));
     }

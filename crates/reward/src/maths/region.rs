@@ -33,7 +33,11 @@ impl Region {
         let end = |a: &(Expr, bool), b: &(Expr, bool)| a.1 == b.1 && same(&a.0, &b.0);
         variables.is_none_or(|(a, b)| a == b)
             && self.spans.len() == other.spans.len()
-            && self.spans.iter().zip(&other.spans).all(|(a, b)| end(&a.from, &b.from) && end(&a.to, &b.to))
+            && self
+                .spans
+                .iter()
+                .zip(&other.spans)
+                .all(|(a, b)| end(&a.from, &b.from) && end(&a.to, &b.to))
     }
 }
 
@@ -75,7 +79,9 @@ pub(super) fn to_region(answer: &Answer) -> Option<Region> {
         Answer::Value(quantity) if is_reals(&quantity.value) => Some(Region::everything(None)),
         // At least 5.
         Answer::Value(quantity) if quantity.value.is_fixed() && !quantity.percent => {
-            let [bound @ ("≥" | "≤" | ">" | "<")] = quantity.about.bounds[..] else { return None };
+            let [bound @ ("≥" | "≤" | ">" | "<")] = quantity.about.bounds[..] else {
+                return None;
+            };
             let variable = Expr::Symbol("x".into());
             ray(&variable, bound.chars().next()?, &quantity.value, "x")
         }
@@ -89,7 +95,8 @@ fn is_reals(expr: &Expr) -> bool {
 }
 
 fn is_condition(answer: &Answer) -> bool {
-    matches!(answer, Answer::Relation(..)) || matches!(answer, Answer::Value(of) if is_reals(&of.value))
+    matches!(answer, Answer::Relation(..))
+        || matches!(answer, Answer::Value(of) if is_reals(&of.value))
 }
 
 fn combine(parts: &[Answer], join: impl Fn(Region, Region) -> Option<Region>) -> Option<Region> {
@@ -110,7 +117,9 @@ fn value(answer: &Answer) -> Option<Expr> {
 fn size(expr: &Expr) -> Option<f64> {
     match expr.infinity_sign() {
         Some(sign) => Some(f64::INFINITY * f64::from(sign)),
-        None => approximate::value(expr, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re),
+        None => {
+            approximate::value(expr, Point(4)).filter(|value| value.im == 0.0).map(|value| value.re)
+        }
     }
 }
 
@@ -283,8 +292,10 @@ impl Region {
 fn ray(linear: &Expr, sign: char, bound: &Expr, name: &str) -> Option<Region> {
     let (factor, rest) = self::linear(linear, name)?;
     let by = size(&factor)?;
-    let end =
-        Expr::Product(vec![Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]), factor.inverse()]);
+    let end = Expr::Product(vec![
+        Expr::Sum(vec![bound.clone(), Expr::Negative(Box::new(rest))]),
+        factor.inverse(),
+    ]);
     let sign = if by < 0.0 { reversed_sign(sign) } else { sign };
     let end = (end, matches!(sign, '≤' | '≥'));
     let below = |end| Span { from: (minus_infinity(), false), to: end };
@@ -345,7 +356,8 @@ fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
             let (fixed, varying): (Vec<&Expr>, Vec<&Expr>) =
                 factors.iter().partition(|factor| factor.is_fixed());
             let [varying] = varying[..] else { return None };
-            let times = |expr: Expr| Expr::Product(fixed.iter().copied().cloned().chain([expr]).collect());
+            let times =
+                |expr: Expr| Expr::Product(fixed.iter().copied().cloned().chain([expr]).collect());
             let (factor, rest) = parts(varying, name)?;
             Some((factor.map(times), times(rest)))
         }

@@ -42,7 +42,9 @@ fn substitute(expr: &Expr, name: &str, value: i64) -> Expr {
     match expr {
         Expr::Sum(parts) => Expr::Sum(parts.iter().map(with_value).collect()),
         Expr::Product(parts) => Expr::Product(parts.iter().map(with_value).collect()),
-        Expr::Call(function, parts) => Expr::Call(*function, parts.iter().map(with_value).collect()),
+        Expr::Call(function, parts) => {
+            Expr::Call(*function, parts.iter().map(with_value).collect())
+        }
         Expr::Power(base, exponent) => {
             Expr::Power(Box::new(with_value(base)), Box::new(with_value(exponent)))
         }

@@ -83,8 +83,8 @@ const TAILS: [&str; 67] = [
 
 /// Words that join two values to one expression, which is not evaluated.
 const JOINS: [&str; 14] = [
-    "vs", "versus", "to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod", "choose",
-    "base",
+    "vs", "versus", "to", "times", "plus", "minus", "over", "divided", "out", "of", "by", "mod",
+    "choose", "base",
 ];
 
 /// Words before a value that change it, in addition to those of [`words`].
@@ -102,14 +102,14 @@ const REMAINDERS: [&str; 6] = ["remainder", "rest", "reste", "resto", "r", "rem"
 /// Verbs and prepositions which show that a value after "and" belongs to another statement: and 3
 /// are left.
 const ELSEWHERE: [&str; 14] = [
-    "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will", "each",
-    "every",
+    "are", "is", "was", "were", "remain", "remains", "left", "per", "for", "have", "has", "will",
+    "each", "every",
 ];
 
 /// Verbs between a negation and a value: cannot be 12.
 const COPULAS: [&str; 15] = [
-    "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é", "è", "это",
-    "the",
+    "be", "is", "are", "equal", "equals", "exactly", "simply", "just", "es", "est", "ist", "é",
+    "è", "это", "the",
 ];
 
 /// Returns the value that a sentence states, with the words that belong to it. Without a value,
@@ -155,17 +155,20 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
     };
     let stop = chunks[first..].iter().position(is_tail).map_or(chunks.len(), |at| first + at);
     let chunks = &chunks[..stop];
-    let has_digits =
-        |chunk: &&Chunk| chunk.kind == Kind::Value && chunk.text.contains(|c: char| c.is_ascii_digit());
+    let has_digits = |chunk: &&Chunk| {
+        chunk.kind == Kind::Value && chunk.text.contains(|c: char| c.is_ascii_digit())
+    };
     let last = chunks.iter().rposition(|chunk| has_digits(&chunk))?;
     let mut value_start = last;
-    let is_value = |at: usize| chunks[at].kind == Kind::Value || chunks[at].text.chars().count() == 1;
+    let is_value =
+        |at: usize| chunks[at].kind == Kind::Value || chunks[at].text.chars().count() == 1;
     while value_start > 0 {
         let before = &chunks[value_start - 1];
         if before.stop.is_some() {
             break;
         }
-        if before.kind == Kind::Operator && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒")
+        if before.kind == Kind::Operator
+            && !matches!(before.text, "=" | "==" | "≈" | "->" | "→" | "⇒")
         {
             let is_sign = value_start < 2 || !is_value(value_start - 2);
             if is_sign && before.text == "-" {
@@ -189,14 +192,17 @@ pub(super) fn last_value(sentence: &str) -> Option<String> {
             }
         } else if let Some(length) = measure_length(&chunks[..value_start], chunks.get(last + 1)) {
             value_start -= length;
-        } else if before.kind == Kind::Value && chunks[value_start].kind == Kind::Value && value_start == last
+        } else if before.kind == Kind::Value
+            && chunks[value_start].kind == Kind::Value
+            && value_start == last
         {
             // A mixed number.
             value_start -= 1;
         } else if let Some(length) = bound_length(&chunks[..value_start]) {
             value_start -= length;
         } else if before.is_any(&COPULAS)
-            && let copulas = chunks[..value_start].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
+            && let copulas =
+                chunks[..value_start].iter().rev().take_while(|c| c.is_any(&COPULAS)).count()
             && let Some(length) = denial_length(&chunks[..value_start - copulas])
         {
             value_start -= copulas + length;
@@ -318,8 +324,9 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             }
             Kind::Value => noun = None,
             Kind::Operator => {
-                let operand =
-                    |at: usize| is_value(at) || chunks.get(at).is_some_and(|c| c.text.chars().count() == 1);
+                let operand = |at: usize| {
+                    is_value(at) || chunks.get(at).is_some_and(|c| c.text.chars().count() == 1)
+                };
                 if !operand(at + 1) {
                     return at;
                 }
@@ -327,7 +334,10 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             }
             // 12 (thirteen)
             Kind::Remark
-                if word.trim_matches(['(', ')']).split('-').all(|w| words::number_word(w).is_some()) =>
+                if word
+                    .trim_matches(['(', ')'])
+                    .split('-')
+                    .all(|w| words::number_word(w).is_some()) =>
             {
                 return at + 1;
             }
@@ -432,7 +442,9 @@ fn end(chunks: &[Chunk], first: usize) -> usize {
             Kind::Word if chunk.belongs_to_value() => {}
             Kind::Word if TAILS.contains(&word.as_str()) => return at,
             Kind::Word if noun.is_some_and(|noun| at == noun + 3) => return at,
-            Kind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => return noun.unwrap_or(at),
+            Kind::Word if chunk.text.chars().nth(1).is_none() && noun.is_some() => {
+                return noun.unwrap_or(at);
+            }
             Kind::Word => noun = noun.or(Some(at)),
         }
         at += 1;

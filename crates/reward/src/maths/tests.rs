@@ -272,9 +272,15 @@ fn grade_extracts_and_compares_answer() {
     assert_eq!(of("so \\boxed{72}", &json!("48+24 = 72\n#### 72")).value, 1.0);
     assert_eq!(of("it is 27", &json!(27.0)).value, 1.0);
     assert_eq!(of("\\boxed{3}", &json!(["2", "3"])).value, 1.0);
-    assert_eq!(of("\\boxed{4}", &json!(["2", "3"])), Score { value: 0.0, extracted: Some("4".into()) });
+    assert_eq!(
+        of("\\boxed{4}", &json!(["2", "3"])),
+        Score { value: 0.0, extracted: Some("4".into()) }
+    );
     for expected in [json!(null), json!(""), json!([]), json!({"a": 1})] {
-        assert!(matches!(scorer.grade("1", &expected), Err(ScoreError::ExpectedText { .. })), "{expected}");
+        assert!(
+            matches!(scorer.grade("1", &expected), Err(ScoreError::ExpectedText { .. })),
+            "{expected}"
+        );
     }
 }
 
@@ -319,7 +325,8 @@ fn is_same_parses_words_of_other_languages() {
 
 #[test]
 fn hostile_answers_are_graded_quickly() {
-    let deep = |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
+    let deep =
+        |open: &str, close: &str, n: usize| format!("{}1{}", open.repeat(n), close.repeat(n));
     let started = Instant::now();
     for text in [
         deep("{", "}", 50_000),
@@ -359,9 +366,10 @@ fn hostile_answers_are_graded_quickly() {
         }
     }
     // Long texts without a box.
-    for part in
-        ["<", "( ", "1. ", "a. ", "\\( ", "$ ", "$1 ", "1 ", "or 1 ", "x = ", "<b", "1 - ", "**", "(1, "]
-    {
+    for part in [
+        "<", "( ", "1. ", "a. ", "\\( ", "$ ", "$1 ", "1 ", "or 1 ", "x = ", "<b", "1 - ", "**",
+        "(1, ",
+    ] {
         let text = format!("The answer is {}", part.repeat(60_000));
         MathsScorer::default().grade(&text, &"1".into()).unwrap();
         MathsScorer::default().grade(&text[14..], &"1".into()).unwrap();

@@ -38,7 +38,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     };
     let all = tokens;
     let about = || {
-        let mut about = About { directions: all.iter().filter_map(word).collect(), ..About::default() };
+        let mut about =
+            About { directions: all.iter().filter_map(word).collect(), ..About::default() };
         about
             .directions
             .retain(|(kind, _)| ["day", "month", "zone", "relative day", "daytime"].contains(kind));
@@ -48,7 +49,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     let is_word = |token: &Token| matches!(token, Token::Text(_) | Token::Letter(_));
     let behind = tokens.iter().rev().take_while(|token| is_word(token)).count();
     let (clock, trailing_words) = tokens.split_at(tokens.len() - behind);
-    let is_noon = trailing_words.first().is_some_and(|first| ["am", "pm"].contains(&text(first).as_str()));
+    let is_noon =
+        trailing_words.first().is_some_and(|first| ["am", "pm"].contains(&text(first).as_str()));
     let tokens = if is_noon { &tokens[..=clock.len()] } else { tokens };
     let daytime = match tokens {
         [rest @ .., a, b, c] if (text(a).as_str(), text(b).as_str()) == ("in", "the") => {
@@ -61,7 +63,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
     };
     let noon = match tokens {
         _ if daytime.is_some() => daytime.map(|(_, is_afternoon)| is_afternoon),
-        [.., Token::Number { digits, .. }, Token::Text(word)] => match word.to_lowercase().as_str() {
+        [.., Token::Number { digits, .. }, Token::Text(word)] => match word.to_lowercase().as_str()
+        {
             "am" => Some(false),
             "pm" => Some(true),
             "noon" | "midnight" if digits == "12" || digits == "00" => {
@@ -97,7 +100,8 @@ pub(super) fn ratio(tokens: &[Token]) -> Option<Ratio> {
             _ => None,
         })
         .collect();
-    let two_digits = |part: &&[Token]| matches!(part, [Token::Number { digits, .. }] if digits.len() == 2);
+    let two_digits =
+        |part: &&[Token]| matches!(part, [Token::Number { digits, .. }] if digits.len() == 2);
     let clock = fields.filter(|fields| {
         !is_in_words
             && fields.len() <= 3

@@ -2,13 +2,13 @@
 //!
 //! The names of the function's parameters determine the calling convention: verl's
 //! `compute_score(data_source, solution_str, ground_truth, extra_info=None)`, the lists of verl's
-//! `BatchRewardManager` (`data_sources`, `solution_strs`, …), or TRL's `prompts` and `completions` with
-//! the columns of the data set. Lists always have one element here. The function returns a number, or a
-//! dict with `score` whose other numbers become components; it may be `async`.
+//! `BatchRewardManager` (`data_sources`, `solution_strs`, …), or TRL's `prompts` and `completions`
+//! with the columns of the data set. Lists always have one element here. The function returns a
+//! number, or a dict with `score` whose other numbers become components; it may be `async`.
 //!
-//! The function runs in worker processes that stay alive between calls. Each worker handles one call at a
-//! time. A worker that exceeds its timeout is killed with all processes that it has started, and the next
-//! call gets a new worker.
+//! The function runs in worker processes that stay alive between calls. Each worker handles one
+//! call at a time. A worker that exceeds its timeout is killed with all processes that it has
+//! started, and the next call gets a new worker.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
@@ -16,8 +16,8 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_process::{
-    Handshake, Launch, Pool, PoolOptions, Request, Supervisor, WorkerError, exit_status, python_command,
-    python_first_line,
+    Handshake, Launch, Pool, PoolOptions, Request, Supervisor, WorkerError, exit_status,
+    python_command, python_first_line,
 };
 use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
@@ -37,7 +37,8 @@ pub struct PythonKeys {
     /// Name of the function. The default is `compute_score`.
     #[serde(default = "compute_score")]
     pub function: String,
-    /// Additional keyword arguments of the function. Arguments from the attempt must not be in here.
+    /// Additional keyword arguments of the function. Arguments from the attempt must not be in
+    /// here.
     #[serde(default)]
     pub arguments: Map<String, Value>,
     /// Text that is passed as `solution_str` or in `completions`.
@@ -178,16 +179,20 @@ impl PythonKeys {
     }
 }
 
-/// Returns the expected answer as verl passes it. If the answer equals `reward_model.ground_truth.target`
-/// of the row, as in Search-R1, this is the complete `ground_truth` object.
+/// Returns the expected answer as verl passes it. If the answer equals
+/// `reward_model.ground_truth.target` of the row, as in Search-R1, this is the complete
+/// `ground_truth` object.
 fn ground_truth(input: &ScorerInput) -> &Value {
     let expected = input.expected_value();
-    let object = task_field(&input.task, "reward_model").and_then(|model| model.get("ground_truth"));
-    object.filter(|object| object.get("target").is_some_and(|target| target == expected)).unwrap_or(expected)
+    let object =
+        task_field(&input.task, "reward_model").and_then(|model| model.get("ground_truth"));
+    object
+        .filter(|object| object.get("target").is_some_and(|target| target == expected))
+        .unwrap_or(expected)
 }
 
-/// Returns the columns of a task's row, plus `question` and `answer` if the row has no such columns.
-/// Columns that TRL removes are omitted.
+/// Returns the columns of a task's row, plus `question` and `answer` if the row has no such
+/// columns. Columns that TRL removes are omitted.
 fn columns(task: &Value) -> Map<String, Value> {
     let mut columns = task.get("row").and_then(Value::as_object).cloned().unwrap_or_default();
     columns.retain(|name, _| !["prompt", "completion", "completion_ids"].contains(&name.as_str()));
@@ -205,7 +210,8 @@ fn columns(task: &Value) -> Map<String, Value> {
 pub struct PythonScorer {
     keys: PythonKeys,
     workers: Pool,
-    /// Columns of the data set that the function requires, as reported by the worker that started last.
+    /// Columns of the data set that the function requires, as reported by the worker that started
+    /// last.
     columns: Arc<Mutex<Vec<String>>>,
 }
 
@@ -225,7 +231,8 @@ impl PythonScorer {
         let reported = Arc::clone(&columns);
         let check = move |report: Value| {
             let columns = serde_json::from_value(report["columns"].clone());
-            let columns = columns.map_err(|error| format!("its first line is none of a worker: {error}"))?;
+            let columns =
+                columns.map_err(|error| format!("its first line is none of a worker: {error}"))?;
             *reported.lock().unwrap_or_else(PoisonError::into_inner) = columns;
             Ok(())
         };
@@ -244,8 +251,8 @@ impl PythonScorer {
             id_key: "id",
             max_workers: keys.workers.min(WORKERS),
             max_requests: 1,
-            // A function that exceeds its timeout is killed at once: the process holds nothing worth
-            // keeping.
+            // A function that exceeds its timeout is killed at once: the process holds nothing
+            // worth keeping.
             cancel_grace: Duration::ZERO,
         });
         Arc::new(PythonScorer { keys, workers, columns })
@@ -254,13 +261,15 @@ impl PythonScorer {
     /// Returns the data of an attempt by verl's argument names, and the columns that TRL passes.
     fn attempt(&self, input: &ScorerInput) -> Value {
         let task = &input.task;
-        let source =
-            task_field(task, "data_source").or_else(|| task.get("source")).cloned().unwrap_or_default();
+        let source = task_field(task, "data_source")
+            .or_else(|| task.get("source"))
+            .cloned()
+            .unwrap_or_default();
         let extra = task_field(task, "extra_info").filter(|extra| !extra.is_null());
         let mut extra = extra.cloned().unwrap_or_else(|| json!({}));
         if let Value::Object(extra) = &mut extra {
-            // verl counts the prompt, the assistant messages and the tool results: 2 T for T model calls,
-            // the last of which is the answer.
+            // verl counts the prompt, the assistant messages and the tool results: 2 T for T model
+            // calls, the last of which is the answer.
             extra.entry("num_turns").or_insert(json!(2 * input.outcome.turns));
             extra.entry("rollout_reward_scores").or_insert(json!({}));
         }
@@ -302,7 +311,8 @@ impl PythonScorer {
         }
         let score = response["score"].as_f64().ok_or_else(|| self.broken("gave no score"))?;
         let extra = response["extra"].as_object().into_iter().flatten();
-        let extra = extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
+        let extra =
+            extra.filter_map(|(name, value)| Some(Component::new(name.clone(), value.as_f64()?)));
         Ok([Component::score(score)].into_iter().chain(extra).collect())
     }
 }

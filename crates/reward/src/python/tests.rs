@@ -5,8 +5,10 @@ use crate::testing;
 
 fn scorer_input(text: &str, answer: Value) -> ScorerInput {
     let row = json!({ "data_source": "openai/gsm8k", "extra_info": { "index": 7 } });
-    let mut input =
-        testing::scorer_input(text, json!({ "answer": answer, "source": "rows.jsonl", "row": row }));
+    let mut input = testing::scorer_input(
+        text,
+        json!({ "answer": answer, "source": "rows.jsonl", "row": row }),
+    );
     input.outcome.reasoning = "Hm.".into();
     input
 }
@@ -32,7 +34,8 @@ impl Script {
     }
 }
 
-const HEAD: &str = "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):\n";
+const HEAD: &str =
+    "def compute_score(data_source, solution_str, ground_truth, extra_info=None, **more):\n";
 
 #[tokio::test]
 async fn verl_compute_score_returns_components() {
@@ -63,7 +66,11 @@ async fn verl_compute_score_returns_components() {
 }
 
 /// Scores the text "72" with the named function. The row has `solution` and a prompt of messages.
-async fn ported(text: &str, function: &str, change: impl FnOnce(&mut PythonKeys)) -> Result<f64, String> {
+async fn ported(
+    text: &str,
+    function: &str,
+    change: impl FnOnce(&mut PythonKeys),
+) -> Result<f64, String> {
     let scorer = script(text, |keys| {
         keys.function = function.into();
         change(keys);
@@ -76,8 +83,11 @@ async fn ported(text: &str, function: &str, change: impl FnOnce(&mut PythonKeys)
     });
     let task = json!({ "question": "6 * 12?", "answer": "72", "row": row });
     scorer.scorer.check_ready(&task).await.map_err(|error| format!("check: {error}"))?;
-    let components =
-        scorer.scorer.score(&testing::scorer_input("72", task)).await.map_err(|error| error.to_string())?;
+    let components = scorer
+        .scorer
+        .score(&testing::scorer_input("72", task))
+        .await
+        .map_err(|error| error.to_string())?;
     Ok(components[0].value)
 }
 
@@ -123,7 +133,10 @@ async fn verl_and_trl_functions_score_unchanged() {
              def array(completions, **kwargs):\n    return Scores()\n",
         ),
         // A verl function with fewer parameters than verl requires.
-        ("few", "def few(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n"),
+        (
+            "few",
+            "def few(solution_str, ground_truth):\n    return float(solution_str == ground_truth)\n",
+        ),
         (
             "partial",
             "import functools\ndef score(completions, scale, **kwargs):\n    return [scale]\n\
@@ -164,7 +177,10 @@ async fn incompatible_function_or_result_is_rejected() {
         ),
         ("def f(completions): return [1, 2]", "returned 2 scores for 1 attempt"),
         ("def f(completions): return 1", "returned 1, which is no list"),
-        ("def f(completions): return [None]", "returned [None]: the function does not score this attempt"),
+        (
+            "def f(completions): return [None]",
+            "returned [None]: the function does not score this attempt",
+        ),
         ("def f(solution_strs): return ['good']", "returned 'good', which is neither"),
     ] {
         let error = ported(text, "f", |_| ()).await.unwrap_err();
@@ -197,8 +213,7 @@ async fn numeric_ground_truth_is_passed_as_number() {
 async fn ground_truth_comes_from_row_if_answer_matches() {
     let text = format!("{HEAD}    return int(solution_str in ground_truth['target'])\n");
     let scorer = script(&text, |_| ());
-    let row =
-        json!({ "reward_model": { "style": "rule", "ground_truth": { "target": ["Paris", "paris"] } } });
+    let row = json!({ "reward_model": { "style": "rule", "ground_truth": { "target": ["Paris", "paris"] } } });
     let task = |answer: Value| json!({ "answer": answer, "row": row });
     let input = |answer| testing::scorer_input("Paris", task(answer));
     let components = scorer.scorer.score(&input(json!(["Paris", "paris"]))).await.unwrap();

@@ -4,16 +4,16 @@ use std::cmp::Ordering;
 
 use super::run::Cell;
 
-/// Maximum number of row comparisons in the search for the order of columns. Beyond it, the results are
-/// not decided.
+/// Maximum number of row comparisons in the search for the order of columns. Beyond it, the results
+/// are not decided.
 const MAX_COMPARED: usize = 2_000_000;
 
 impl Cell {
     /// Returns whether two values are equal.
     ///
-    /// Integers must match exactly. Floating-point numbers may have a relative difference of up to four
-    /// machine epsilons, because the order of operations affects rounding. An infinity equals only
-    /// itself.
+    /// Integers must match exactly. Floating-point numbers may have a relative difference of up to
+    /// four machine epsilons, because the order of operations affects rounding. An infinity equals
+    /// only itself.
     fn is_same(&self, other: &Cell) -> bool {
         let close = |a: f64, b: f64| {
             let size = a.abs().max(b.abs());
@@ -21,15 +21,16 @@ impl Cell {
         };
         match (self, other) {
             (Cell::Real(a), Cell::Real(b)) => close(*a, *b),
-            (Cell::Integer(integer), Cell::Real(real)) | (Cell::Real(real), Cell::Integer(integer)) => {
+            (Cell::Integer(integer), Cell::Real(real))
+            | (Cell::Real(real), Cell::Integer(integer)) => {
                 real.round() as i128 == i128::from(*integer) && close(*real, real.round())
             }
             (a, b) => a == b,
         }
     }
 
-    /// Compares two values of any kinds, to sort them. The order is total: numbers are compared by their
-    /// exact values, and the two zeros are equal.
+    /// Compares two values of any kinds, to sort them. The order is total: numbers are compared by
+    /// their exact values, and the two zeros are equal.
     fn order(&self, other: &Cell) -> Ordering {
         match (self, other) {
             (Cell::Integer(a), Cell::Integer(b)) => a.cmp(b),
@@ -75,7 +76,8 @@ struct Comparison<'r> {
 /// Returns whether two results have the same rows, or `None` if that cannot be decided.
 ///
 /// If `ordered`, the rows must be in the same order. If `any_order`, the columns of `found` may be
-/// permuted, with one permutation for all rows. Results without rows are equal, whatever their columns.
+/// permuted, with one permutation for all rows. Results without rows are equal, whatever their
+/// columns.
 pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) -> Option<bool> {
     let width = want.first().map_or(0, Vec::len);
     if want.len() != found.len() || want.iter().chain(found).any(|row| row.len() != width) {
@@ -105,8 +107,8 @@ pub(super) fn same(want: &Rows, found: &Rows, ordered: bool, any_order: bool) ->
 }
 
 impl Comparison<'_> {
-    /// Returns whether the rows are equal in the columns `want` and `found` of the two results, or `None`
-    /// if that cannot be decided.
+    /// Returns whether the rows are equal in the columns `want` and `found` of the two results, or
+    /// `None` if that cannot be decided.
     fn agrees(&self, want: &[usize], found: &[usize]) -> Option<bool> {
         let same_row = |(a, b): (&Vec<Cell>, &Vec<Cell>)| {
             want.iter().zip(found).all(|(at, other)| a[*at].is_same(&b[*other]))
@@ -114,10 +116,11 @@ impl Comparison<'_> {
         if self.ordered {
             return Some(self.want.iter().zip(self.found).all(same_row));
         }
-        // Rows are sorted by the classes of their values, so that rounding does not decide the position of
-        // a row.
+        // Rows are sorted by the classes of their values, so that rounding does not decide the
+        // position of a row.
         let count = self.want.len();
-        let mut keys: Vec<(Vec<u32>, usize)> = (0..2 * count).map(|row| (Vec::new(), row)).collect();
+        let mut keys: Vec<(Vec<u32>, usize)> =
+            (0..2 * count).map(|row| (Vec::new(), row)).collect();
         for (at, other) in want.iter().zip(found) {
             for ((key, _), class) in keys.iter_mut().zip(self.classes(*at, *other)) {
                 key.push(class);
@@ -130,16 +133,18 @@ impl Comparison<'_> {
         if pairs().any(|((a, _), (b, _))| a != b) {
             return Some(false);
         }
-        // A class can be a chain of close values whose ends are not close. Another pairing of its rows
-        // could then be right.
-        let is_paired = pairs().all(|((_, a), (_, b))| same_row((&self.want[*a], &self.found[*b - count])));
+        // A class can be a chain of close values whose ends are not close. Another pairing of its
+        // rows could then be right.
+        let is_paired =
+            pairs().all(|((_, a), (_, b))| same_row((&self.want[*a], &self.found[*b - count])));
         is_paired.then_some(true)
     }
 
-    /// Returns the class of each value in a column of `want`, then in a column of `found`. Values that are
-    /// equal, also up to rounding, have the same class.
+    /// Returns the class of each value in a column of `want`, then in a column of `found`. Values
+    /// that are equal, also up to rounding, have the same class.
     fn classes(&self, at: usize, other: usize) -> Vec<u32> {
-        let column = self.want.iter().map(|row| &row[at]).chain(self.found.iter().map(|row| &row[other]));
+        let column =
+            self.want.iter().map(|row| &row[at]).chain(self.found.iter().map(|row| &row[other]));
         let mut cells: Vec<(usize, &Cell)> = column.enumerate().collect();
         cells.sort_by(|(_, a), (_, b)| a.order(b));
         let mut classes = vec![0; cells.len()];
@@ -150,9 +155,9 @@ impl Comparison<'_> {
         classes
     }
 
-    /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen` contains the
-    /// columns for the first of them. Returns whether all were found, or `None` if the search was too
-    /// long.
+    /// Searches for a column of `found` for each column in `want`, by backtracking. `chosen`
+    /// contains the columns for the first of them. Returns whether all were found, or `None` if the
+    /// search was too long.
     fn search(&mut self, want: &[usize], chosen: &mut Vec<usize>) -> Option<bool> {
         let depth = chosen.len();
         if depth == want.len() {
@@ -264,13 +269,14 @@ mod tests {
                 wrong += 1;
                 assert!(same(&want, &moved, true, false) == Some(false));
             }
-            // An exchange in only one row makes the result differ if it changes the sorted values of the
-            // columns.
+            // An exchange in only one row makes the result differ if it changes the sorted values
+            // of the columns.
             if width > 1 && height > 1 && want[0][0] != want[0][1] {
                 let mut exchanged = want.clone();
                 exchanged[0].swap(0, 1);
                 let sums = |rows: &Rows| -> Vec<Vec<String>> {
-                    let column = |at| rows.iter().map(|row| format!("{:?}", row[at])).collect::<Vec<_>>();
+                    let column =
+                        |at| rows.iter().map(|row| format!("{:?}", row[at])).collect::<Vec<_>>();
                     let mut all: Vec<Vec<String>> = (0..width).map(column).collect();
                     all.iter_mut().for_each(|column| column.sort());
                     all.sort();
@@ -278,7 +284,10 @@ mod tests {
                 };
                 if sums(&want) != sums(&exchanged) {
                     wrong += 1;
-                    assert!(same(&want, &exchanged, false, true) == Some(false), "{want:?} {exchanged:?}");
+                    assert!(
+                        same(&want, &exchanged, false, true) == Some(false),
+                        "{want:?} {exchanged:?}"
+                    );
                 }
             }
         }
@@ -302,9 +311,11 @@ mod tests {
     #[test]
     fn order_of_large_numbers_is_total() {
         let large = 1i64 << 53;
-        let mut cells = vec![Cell::Integer(i64::MAX), Cell::Real(i64::MAX as f64), Cell::Real(f64::INFINITY)];
+        let mut cells =
+            vec![Cell::Integer(i64::MAX), Cell::Real(i64::MAX as f64), Cell::Real(f64::INFINITY)];
         cells.extend(
-            (-3..4).flat_map(|step| [Cell::Integer(large + step), Cell::Real((large + step) as f64)]),
+            (-3..4)
+                .flat_map(|step| [Cell::Integer(large + step), Cell::Real((large + step) as f64)]),
         );
         for a in &cells {
             for b in &cells {
@@ -321,8 +332,9 @@ mod tests {
     #[test]
     fn chain_of_close_values_is_not_decided_if_its_ends_differ() {
         // Three steps of the bound: the ends of the chain are not equal.
-        let step =
-            |count: i32| Cell::Real((0..count).fold(1.0, |value: f64, _| value * (1.0 + 3.0 * f64::EPSILON)));
+        let step = |count: i32| {
+            Cell::Real((0..count).fold(1.0, |value: f64, _| value * (1.0 + 3.0 * f64::EPSILON)))
+        };
         let rows = |counts: [i32; 4]| counts.map(|count| vec![step(count)]).to_vec();
         assert_eq!(same(&rows([0, 1, 2, 3]), &rows([0, 1, 2, 3]), false, false), Some(true));
         assert_eq!(same(&rows([0, 0, 1, 3]), &rows([0, 2, 3, 3]), false, false), None);

@@ -1,8 +1,9 @@
-//! Scores SQL queries by execution accuracy: a query is right if its result equals that of the expected
-//! query.
+//! Scores SQL queries by execution accuracy: a query is right if its result equals that of the
+//! expected query.
 //!
-//! Both queries run on the same SQLite file, which is opened read-only. They cannot attach another file
-//! or write. Time, the number of rows, the size of the result and the sizes of values are limited.
+//! Both queries run on the same SQLite file, which is opened read-only. They cannot attach another
+//! file or write. Time, the number of rows, the size of the result and the sizes of values are
+//! limited.
 
 mod compare;
 mod run;
@@ -96,7 +97,8 @@ impl Scorer for SqlScorer {
             columns: COLUMNS[0],
         };
         let mut want = Query::new(&database, &gold, bounds).run().await;
-        // The expected query may need longer values or wider tables, so its limits are raised once each.
+        // The expected query may need longer values or wider tables, so its limits are raised once
+        // each.
         for _ in 0..2 {
             match &want {
                 Err(why) if why.contains("too big") => bounds.value = VALUE_BYTES[1],
@@ -127,7 +129,10 @@ impl Scorer for SqlScorer {
             }
             _ => false,
         };
-        let score = Component { extracted: Some(query), ..Component::score(f64::from(u8::from(is_correct))) };
+        let score = Component {
+            extracted: Some(query),
+            ..Component::score(f64::from(u8::from(is_correct)))
+        };
         Ok(vec![score, Component::new(RUNS, runs)])
     }
 }
@@ -139,13 +144,20 @@ impl SqlScorer {
             return invalid("databases is empty: name an SQLite file, or a folder of them".into());
         }
         if !(self.seconds > 0.0 && self.seconds <= 1e6) {
-            return invalid(format!("seconds = {}, but it must be in 0..=1e6, not 0", self.seconds));
+            return invalid(format!(
+                "seconds = {}, but it must be in 0..=1e6, not 0",
+                self.seconds
+            ));
         }
         if self.rows == 0 {
             return invalid("rows = 0, but it must be at least 1".into());
         }
         if !(1..=1 << 16).contains(&self.result_mb) {
-            return invalid(format!("result_mb = {}, but it must be in 1..={}", self.result_mb, 1 << 16));
+            return invalid(format!(
+                "result_mb = {}, but it must be in 1..={}",
+                self.result_mb,
+                1 << 16
+            ));
         }
         Ok(())
     }
@@ -153,7 +165,8 @@ impl SqlScorer {
     /// Returns the path of a task's database.
     ///
     /// # Errors
-    /// Returns [`ScoreError::Unusable`] if the task names no database, or if its file does not exist.
+    /// Returns [`ScoreError::Unusable`] if the task names no database, or if its file does not
+    /// exist.
     fn database(&self, task: &Value) -> Result<PathBuf, ScoreError> {
         if !self.databases.is_dir() {
             return Ok(self.databases.clone());
@@ -162,12 +175,16 @@ impl SqlScorer {
         // A name with path separators could refer to a file outside of the directory.
         let is_name = |c: char| c.is_alphanumeric() || "_- .".contains(c);
         if name.is_empty() || name.starts_with('.') || !name.chars().all(is_name) {
-            let what = format!("the field {:?} of the task is {name:?}, which names no database", self.field);
+            let what = format!(
+                "the field {:?} of the task is {name:?}, which names no database",
+                self.field
+            );
             return Err(ScoreError::Unusable(what));
         }
         let endings = ["", ".sqlite", ".db"];
         let flat = endings.map(|ending| self.databases.join(format!("{name}{ending}")));
-        let nested = endings.map(|ending| self.databases.join(name).join(format!("{name}{ending}")));
+        let nested =
+            endings.map(|ending| self.databases.join(name).join(format!("{name}{ending}")));
         let found = flat.into_iter().chain(nested).find(|path: &PathBuf| Path::is_file(path));
         found.ok_or_else(|| {
             let dir = self.databases.display();
@@ -196,8 +213,8 @@ fn gold(task: &Value) -> Result<String, ScoreError> {
         .ok_or_else(|| ScoreError::Unusable(format!("the expected answer {gold} is no query")))
 }
 
-/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code block,
-/// or the complete text. Returns `None` if it is empty.
+/// Returns the query in a text or, if present, in its `<answer>` or `<sql>` tag: the last SQL code
+/// block, or the complete text. Returns `None` if it is empty.
 fn query_in(text: &str) -> Option<String> {
     let answer = text_in_tag(text, "answer").or_else(|| text_in_tag(text, "sql")).unwrap_or(text);
     let found = blocks::last_in(answer, &["sql", "sqlite", "sqlite3"]).unwrap_or(Cow::from(answer));
@@ -205,7 +222,8 @@ fn query_in(text: &str) -> Option<String> {
     Some(query.to_owned()).filter(|query| !query.is_empty())
 }
 
-/// Returns whether a query orders its rows, by `ORDER BY` outside of parentheses, quotes and comments.
+/// Returns whether a query orders its rows, by `ORDER BY` outside of parentheses, quotes and
+/// comments.
 fn is_ordered(query: &str) -> bool {
     let (mut words, mut depth) = (Vec::new(), 0i32);
     let mut chars = query.chars().peekable();
@@ -213,7 +231,9 @@ fn is_ordered(query: &str) -> bool {
         match c {
             '\'' | '"' | '`' => while chars.next().is_some_and(|next| next != c) {},
             '[' => while chars.next().is_some_and(|next| next != ']') {},
-            '-' if chars.peek() == Some(&'-') => while chars.next().is_some_and(|next| next != '\n') {},
+            '-' if chars.peek() == Some(&'-') => {
+                while chars.next().is_some_and(|next| next != '\n') {}
+            }
             '/' if chars.peek() == Some(&'*') => {
                 let mut before = ' ';
                 while let Some(next) = chars.next().filter(|next| (before, *next) != ('*', '/')) {
@@ -224,7 +244,8 @@ fn is_ordered(query: &str) -> bool {
             ')' => depth -= 1,
             c if c.is_alphabetic() => {
                 let mut word = String::from(c.to_ascii_lowercase());
-                while let Some(next) = chars.next_if(|next| next.is_alphanumeric() || *next == '_') {
+                while let Some(next) = chars.next_if(|next| next.is_alphanumeric() || *next == '_')
+                {
                     word.push(next.to_ascii_lowercase());
                 }
                 if depth == 0 {

@@ -17,7 +17,8 @@ pub(super) enum Cell {
     Null,
     Integer(i64),
     Real(f64),
-    /// Text, as bytes that may be invalid UTF-8. Texts that differ only in invalid bytes are different.
+    /// Text, as bytes that may be invalid UTF-8. Texts that differ only in invalid bytes are
+    /// different.
     Text(Vec<u8>),
     Blob(Vec<u8>),
 }
@@ -60,11 +61,12 @@ pub(super) struct QueryLimits {
     pub columns: usize,
 }
 
-/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies to
-/// answers.
+/// Maximum sizes of a value, in bytes. The first size that suffices for the expected query applies
+/// to answers.
 pub(super) const VALUE_BYTES: [usize; 2] = [128 << 10, 1 << 20];
 
-/// Maximum numbers of columns, chosen like [`VALUE_BYTES`]. All values of a row are in memory at once.
+/// Maximum numbers of columns, chosen like [`VALUE_BYTES`]. All values of a row are in memory at
+/// once.
 pub(super) const COLUMNS: [usize; 2] = [128, 2000];
 
 /// Prefixes of functions for which SQLite collects rows in memory without a limit.
@@ -86,15 +88,15 @@ pub(super) struct Query {
     bounds: QueryLimits,
 }
 
-/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the maximum
-/// number of columns.
+/// Opens a database read-only. `value` is the maximum size of a value in bytes, and `columns` the
+/// maximum number of columns.
 fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, String> {
     let flags = OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_NO_MUTEX;
     let opened = Connection::open_with_flags(database, flags);
     let connection = opened.map_err(|error| format!("{}: {error}", database.display()))?;
-    // Without attached databases, no other file can be read or written (`VACUUM INTO` attaches one). The
-    // other limits bound the values that one statement holds in memory. Intermediate tables are stored in
-    // files.
+    // Without attached databases, no other file can be read or written (`VACUUM INTO` attaches
+    // one). The other limits bound the values that one statement holds in memory. Intermediate
+    // tables are stored in files.
     let limits = [
         (Limit::SQLITE_LIMIT_ATTACHED, 0),
         (Limit::SQLITE_LIMIT_LENGTH, value as i32),
@@ -115,7 +117,9 @@ fn open(database: &Path, value: usize, columns: usize) -> Result<Connection, Str
 fn bounded(query: &str) -> Result<(), String> {
     let query = query.to_ascii_lowercase();
     match UNBOUNDED.iter().find(|name| query.contains(**name)) {
-        Some(name) => Err(format!("it calls {name}array or {name}object, whose memory has no bound")),
+        Some(name) => {
+            Err(format!("it calls {name}array or {name}object, whose memory has no bound"))
+        }
         None => Ok(()),
     }
 }
@@ -128,8 +132,8 @@ impl Query {
     /// Checks that a query can run on its database, without running it.
     ///
     /// # Errors
-    /// Returns a message if the query is invalid, would write, or has no columns, or if the database
-    /// cannot be opened.
+    /// Returns a message if the query is invalid, would write, or has no columns, or if the
+    /// database cannot be opened.
     pub fn check(database: &Path, text: &str) -> Result<(), String> {
         let connection = open(database, VALUE_BYTES[1], COLUMNS[1])?;
         bounded(text)?;
@@ -144,7 +148,8 @@ impl Query {
     /// Runs the query on a blocking thread.
     ///
     /// # Errors
-    /// Returns a message if the query fails, would write, has no columns, or exceeds one of its limits.
+    /// Returns a message if the query fails, would write, has no columns, or exceeds one of its
+    /// limits.
     pub async fn run(self) -> Result<Table, String> {
         let limit = self.bounds.time;
         let (handle_sender, handle_receiver) = tokio::sync::oneshot::channel();

@@ -65,7 +65,12 @@ async fn queries_are_compared_by_results() {
         (all, "I do not know", 0.0, 0.0),
         (all, "", 0.0, 0.0),
         ("SELECT name FROM item ORDER BY price", "SELECT name FROM item ORDER BY price", 1.0, 1.0),
-        ("SELECT name FROM item ORDER BY price", "SELECT name FROM item ORDER BY price DESC", 0.0, 1.0),
+        (
+            "SELECT name FROM item ORDER BY price",
+            "SELECT name FROM item ORDER BY price DESC",
+            0.0,
+            1.0,
+        ),
         ("SELECT sum(price) FROM item", "SELECT 9.25", 1.0, 1.0),
         ("SELECT count(*) FROM item", "SELECT 4.0", 1.0, 1.0),
         ("SELECT stock FROM item WHERE stock IS NULL", "SELECT NULL", 1.0, 1.0),
@@ -85,13 +90,24 @@ async fn queries_are_compared_by_results() {
             1.0,
             1.0,
         ),
-        // A floating-point number with an integer value equals that integer, and no integer close to it.
+        // A floating-point number with an integer value equals that integer, and no integer close
+        // to it.
         ("SELECT 1732600000", "SELECT 1732600001.0", 0.0, 1.0),
         ("SELECT 9007199254740993", "SELECT 9007199254740992.0", 0.0, 1.0),
         ("SELECT 2451545.12345", "SELECT 2451545.12346", 0.0, 1.0),
         ("SELECT 3", "SELECT 0.1 * 3 * 10", 1.0, 1.0),
-        ("SELECT 4, 'a' UNION ALL SELECT 2, 'b'", "SELECT 2.0, 'b' UNION ALL SELECT 4.0, 'a'", 1.0, 1.0),
-        ("SELECT name FROM item WHERE name = 'order by'", "SELECT name FROM item WHERE 0", 1.0, 1.0),
+        (
+            "SELECT 4, 'a' UNION ALL SELECT 2, 'b'",
+            "SELECT 2.0, 'b' UNION ALL SELECT 4.0, 'a'",
+            1.0,
+            1.0,
+        ),
+        (
+            "SELECT name FROM item WHERE name = 'order by'",
+            "SELECT name FROM item WHERE 0",
+            1.0,
+            1.0,
+        ),
     ] {
         let components = scorer.score(&scorer_input(answer, task(gold))).await.unwrap();
         assert_eq!((components[0].value, components[1].value), (score, runs), "{gold}\n{answer}");
@@ -124,13 +140,16 @@ async fn statements_without_columns_are_not_empty_results() {
     let dir = database_dir();
     let scorer = scorer(dir.path());
     let empty = "SELECT name FROM item WHERE 0";
-    for answer in ["BEGIN", "SAVEPOINT a", "REINDEX", "PRAGMA foreign_keys = ON", "-- nothing", ";", "COMMIT"]
+    for answer in
+        ["BEGIN", "SAVEPOINT a", "REINDEX", "PRAGMA foreign_keys = ON", "-- nothing", ";", "COMMIT"]
     {
         let components = scorer.score(&scorer_input(answer, task(empty))).await.unwrap();
         assert_eq!((components[0].value, components[1].value), (0.0, 0.0), "{answer}");
     }
-    let components =
-        scorer.score(&scorer_input("SELECT price FROM item WHERE price > 99", task(empty))).await.unwrap();
+    let components = scorer
+        .score(&scorer_input("SELECT price FROM item WHERE price > 99", task(empty)))
+        .await
+        .unwrap();
     assert_eq!(components[0].value, 1.0);
     assert!(scorer.check_task(&task("BEGIN")).unwrap_err().to_string().contains("it is no query"));
 }
@@ -198,8 +217,10 @@ async fn results_are_limited_in_rows_and_bytes() {
         assert!(started.elapsed() < Duration::from_secs(30), "{shown}");
     }
     // The size of all rows is limited, for the expected query and for an answer.
-    let wide =
-        format!("{} LIMIT 90", many.replace(" LIMIT 100000000)", ") SELECT hex(zeroblob(50000)) FROM n"));
+    let wide = format!(
+        "{} LIMIT 90",
+        many.replace(" LIMIT 100000000)", ") SELECT hex(zeroblob(50000)) FROM n")
+    );
     let small = SqlScorer { result_mb: 8, ..scorer.clone() };
     let error = small.score(&scorer_input("SELECT 1", task(&wide))).await.unwrap_err().to_string();
     assert!(error.contains("its rows have more than 8388608 bytes"), "{error}");
@@ -229,7 +250,8 @@ async fn row_memory_is_limited_by_columns_and_functions() {
         format!("SELECT * FROM (SELECT {columns})"),
     ] {
         let started = Instant::now();
-        let components = scorer.score(&scorer_input(&answer, task("SELECT name FROM item"))).await.unwrap();
+        let components =
+            scorer.score(&scorer_input(&answer, task("SELECT name FROM item"))).await.unwrap();
         assert_eq!(
             (components[0].value, components[1].value),
             (0.0, 0.0),
@@ -264,10 +286,12 @@ async fn query_cannot_write_attach_or_exceed_limits() {
         "SELECT load_extension('/tmp/x')".into(),
         "SELECT zeroblob(1000000000)".into(),
         "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT i FROM n".into(),
-        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n".into(),
+        "WITH RECURSIVE n(i) AS (SELECT 1 UNION ALL SELECT i + 1 FROM n) SELECT count(*) FROM n"
+            .into(),
     ] {
         let started = Instant::now();
-        let components = scorer.score(&scorer_input(&query, task("SELECT name FROM item"))).await.unwrap();
+        let components =
+            scorer.score(&scorer_input(&query, task("SELECT name FROM item"))).await.unwrap();
         assert_eq!(components[0].value, 0.0, "{query}");
         assert!(started.elapsed() < Duration::from_secs(20), "{query}");
     }

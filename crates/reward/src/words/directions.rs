@@ -145,7 +145,11 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
     ("turn", "clockwise", &["clockwise"]),
     ("turn", "counterclockwise", &["counterclockwise", "anticlockwise"]),
     ("account", "credit", &["credit", "deposit", "earned", "earns", "income", "revenue"]),
-    ("account", "debit", &["debit", "withdrawal", "debt", "owed", "owes", "spent", "expense", "expenses"]),
+    (
+        "account",
+        "debit",
+        &["debit", "withdrawal", "debt", "owed", "owes", "spent", "expense", "expenses"],
+    ),
     ("side", "left", &["left", "leftward", "links", "izquierda", "gauche", "esquerda"]),
     ("side", "right", &["right", "rightward", "rechts", "derecha", "droite", "direita"]),
     ("inside", "in", &["inside", "interior"]),
@@ -181,16 +185,16 @@ const DIRECTIONS: &[(&str, &str, &[&str])] = &[
         "gender",
         "male",
         &[
-            "boy", "boys", "man", "men", "male", "males", "jungen", "männer", "garçons", "hommes", "niños",
-            "hombres",
+            "boy", "boys", "man", "men", "male", "males", "jungen", "männer", "garçons", "hommes",
+            "niños", "hombres",
         ],
     ),
     (
         "gender",
         "female",
         &[
-            "girl", "girls", "woman", "women", "female", "females", "mädchen", "frauen", "filles", "femmes",
-            "niñas", "mujeres",
+            "girl", "girls", "woman", "women", "female", "females", "mädchen", "frauen", "filles",
+            "femmes", "niñas", "mujeres",
         ],
     ),
     ("color", "red", &["red"]),
@@ -267,8 +271,8 @@ pub(super) fn exclusive(word: &str) -> Option<(&'static str, &'static str)> {
 /// day.
 pub(crate) fn moment(word: &str) -> Option<(&'static str, &'static str)> {
     const ZONES: [&str; 18] = [
-        "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT", "CET", "CEST",
-        "BST", "IST", "JST",
+        "UTC", "EST", "EDT", "CST", "CDT", "MST", "MDT", "PST", "PDT", "ET", "CT", "MT", "PT",
+        "CET", "CEST", "BST", "IST", "JST",
     ];
     let zone = if word == "GMT" { "UTC" } else { word };
     if let Some(zone) = ZONES.iter().find(|own| **own == zone) {
@@ -298,7 +302,8 @@ const MONTHS: [(&str, &str); 12] = [
     ("december", "dec"),
 ];
 
-const DAYS: [&str; 7] = ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
+const DAYS: [&str; 7] =
+    ["monday", "tuesday", "wednesday", "thursday", "friday", "saturday", "sunday"];
 
 /// Returns the name of a month from its number, 1 to 12.
 pub(crate) fn month(number: usize) -> Option<&'static str> {
@@ -373,7 +378,8 @@ pub(crate) fn direction(word: &str) -> Option<(&'static str, &'static str)> {
     if let Some(day) = DAYS.iter().find(|day| **day == word) {
         return Some(("day", day));
     }
-    if let Some((kind, meaning, _)) = DIRECTIONS.iter().find(|(_, _, words)| words.contains(&word)) {
+    if let Some((kind, meaning, _)) = DIRECTIONS.iter().find(|(_, _, words)| words.contains(&word))
+    {
         return Some((kind, meaning));
     }
     let (_, kind, meaning) = JOINED_DIRECTIONS.iter().find(|(part, ..)| word.contains(part))?;

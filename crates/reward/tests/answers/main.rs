@@ -95,9 +95,17 @@ impl Tally {
             self.false_rewards.len()
         );
         let show = |list: &[String]| list.iter().take(40).cloned().collect::<Vec<_>>().join("\n");
-        assert!(self.false_rewards.is_empty(), "{name}: false rewards:\n{}", show(&self.false_rewards));
+        assert!(
+            self.false_rewards.is_empty(),
+            "{name}: false rewards:\n{}",
+            show(&self.false_rewards)
+        );
         println!("{}", show(&self.lost));
-        assert!(got * 100 >= self.num_correct * 98, "{name}: {got} of {} rewards", self.num_correct);
+        assert!(
+            got * 100 >= self.num_correct * 98,
+            "{name}: {got} of {} rewards",
+            self.num_correct
+        );
         assert!(self.pairs >= 10_000, "{name}: {} pairs", self.pairs);
     }
 }

@@ -104,7 +104,8 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (integer, num_decimals) = (r.integer_between(1, 9_999_999), r.integer_between(1, 6) as usize);
+    let (integer, num_decimals) =
+        (r.integer_between(1, 9_999_999), r.integer_between(1, 6) as usize);
     let digits = r.digits(num_decimals);
     let gold = format!("{integer}.{digits}");
     Item {
@@ -244,8 +245,9 @@ fn set(r: &mut Random) -> Item {
 fn matrix(r: &mut Random) -> Item {
     let [a, b, c] = [(); 3].map(|()| r.integer_between(-20, 20));
     let (d, b) = (a + r.integer_between(1, 9), if b == c { b + 1 } else { b });
-    let items =
-        |name: &str, [a, b, c, d]: [i64; 4]| format!("\\begin{{{name}}}{a}&{b}\\\\{c}&{d}\\end{{{name}}}");
+    let items = |name: &str, [a, b, c, d]: [i64; 4]| {
+        format!("\\begin{{{name}}}{a}&{b}\\\\{c}&{d}\\end{{{name}}}")
+    };
     Item {
         gold: items("pmatrix", [a, b, c, d]),
         same: strings([
@@ -350,8 +352,12 @@ fn magnitude(r: &mut Random) -> Item {
 
 fn names(r: &mut Random) -> Item {
     let (a, b) = (r.integer_between(1, 50), r.integer_between(51, 99));
-    let [x, y] =
-        *r.choose(&[["boys", "girls"], ["red balls", "blue balls"], ["cats", "dogs"], ["dimes", "nickels"]]);
+    let [x, y] = *r.choose(&[
+        ["boys", "girls"],
+        ["red balls", "blue balls"],
+        ["cats", "dogs"],
+        ["dimes", "nickels"],
+    ]);
     Item {
         gold: format!("{a}\\text{{ {x}}}, {b}\\text{{ {y}}}"),
         same: strings([
@@ -373,8 +379,12 @@ fn names(r: &mut Random) -> Item {
 
 fn percent(r: &mut Random) -> Item {
     let n = r.integer_between(2, 99);
-    let [up, down] =
-        *r.choose(&[["profit", "loss"], ["increase", "decrease"], ["rise", "drop"], ["gain", "fall"]]);
+    let [up, down] = *r.choose(&[
+        ["profit", "loss"],
+        ["increase", "decrease"],
+        ["rise", "drop"],
+        ["gain", "fall"],
+    ]);
     Item {
         gold: format!("{n}\\%\\text{{ {up}}}"),
         same: strings([
@@ -461,8 +471,8 @@ fn radical(r: &mut Random) -> Item {
 #[test]
 fn maths_rejects_changed_values_and_accepts_rewrites() {
     let kinds = [
-        integer, long, decimal, fraction, mixed, pair, interval, set, matrix, time, unit, magnitude, names,
-        percent, ratio, based, radical,
+        integer, long, decimal, fraction, mixed, pair, interval, set, matrix, time, unit,
+        magnitude, names, percent, ratio, based, radical,
     ];
     let (scorer, mut r, mut tally) = (MathsScorer::default(), Random(47), Tally::default());
     for _ in 0..ROUNDS {

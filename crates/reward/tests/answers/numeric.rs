@@ -104,7 +104,12 @@ fn integer(r: &mut Random) -> Item {
 fn long(r: &mut Random) -> Item {
     let digits = r.digits(40);
     Item {
-        same: vec![digits.clone(), grouped(&digits, ","), format!("{digits}.0"), format!("{digits} atoms")],
+        same: vec![
+            digits.clone(),
+            grouped(&digits, ","),
+            format!("{digits}.0"),
+            format!("{digits} atoms"),
+        ],
         other: vec![
             next_to(&digits),
             format!("{digits}0"),
@@ -118,7 +123,8 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (integer, num_decimals) = (r.integer_between(1, 9_999_999), r.integer_between(1, 30) as usize);
+    let (integer, num_decimals) =
+        (r.integer_between(1, 9_999_999), r.integer_between(1, 30) as usize);
     let digits = r.digits(num_decimals);
     let gold = format!("{integer}.{digits}");
     Item {
@@ -144,7 +150,11 @@ fn fraction(r: &mut Random) -> Item {
     let a = if a % b == 0 { a + 1 } else { a };
     Item {
         gold: format!("\\frac{{{a}}}{{{b}}}"),
-        same: vec![format!("{a}/{b}"), format!("\\frac{{{a}}}{{{b}}}"), format!("{}/{}", 2 * a, 2 * b)],
+        same: vec![
+            format!("{a}/{b}"),
+            format!("\\frac{{{a}}}{{{b}}}"),
+            format!("{}/{}", 2 * a, 2 * b),
+        ],
         other: vec![
             format!("{}/{b}", a + 1),
             format!("{b}/{a}"),
@@ -161,7 +171,11 @@ fn mixed(r: &mut Random) -> Item {
     let a = r.integer_between(1, b - 1);
     Item {
         gold: format!("{w}\\frac{{{a}}}{{{b}}}"),
-        same: vec![format!("{w} {a}/{b}"), format!("{}/{b}", w * b + a), format!("{w}\\frac{{{a}}}{{{b}}}")],
+        same: vec![
+            format!("{w} {a}/{b}"),
+            format!("{}/{b}", w * b + a),
+            format!("{w}\\frac{{{a}}}{{{b}}}"),
+        ],
         other: vec![
             format!("{} {a}/{b}", w + 1),
             format!("-{w} {a}/{b}"),
@@ -183,7 +197,12 @@ fn unit(r: &mut Random) -> Item {
     ]);
     Item {
         gold: format!("{n} {unit}"),
-        same: vec![format!("{n} {unit}"), format!("{n} {same}"), n.to_string(), format!("{n} things")],
+        same: vec![
+            format!("{n} {unit}"),
+            format!("{n} {same}"),
+            n.to_string(),
+            format!("{n} things"),
+        ],
         other: vec![
             format!("{n} {other}"),
             format!("{} {unit}", n + 1),

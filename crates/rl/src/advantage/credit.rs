@@ -5,10 +5,16 @@ use super::{Rollout, Sequence, SequenceAdvantages};
 use crate::RlError;
 
 /// Computes generalized advantage estimates over action tokens (Schulman et al. 2016, equation 16).
-/// `after` is the value of the state after the last token: 0 if the path ended, a critic's value if it
-/// was truncated (Pardo et al. 2018). The resulting `returns` are advantage + value. `rewards` and
-/// `values` must have equal lengths.
-pub fn gae(rewards: &[f64], values: &[f64], after: f64, gamma: f64, lambda: f64) -> SequenceAdvantages {
+/// `after` is the value of the state after the last token: 0 if the path ended, a critic's value if
+/// it was truncated (Pardo et al. 2018). The resulting `returns` are advantage + value. `rewards`
+/// and `values` must have equal lengths.
+pub fn gae(
+    rewards: &[f64],
+    values: &[f64],
+    after: f64,
+    gamma: f64,
+    lambda: f64,
+) -> SequenceAdvantages {
     let mut advantages = vec![0.0; rewards.len()];
     let (mut next_value, mut later) = (after, 0.0);
     for t in (0..rewards.len()).rev() {
@@ -52,14 +58,19 @@ pub fn returns_minus_rival(rollout: &Rollout) -> Result<Vec<SequenceAdvantages>,
     Ok(rollout.sequences.iter().map(sequence).collect())
 }
 
-/// Computes the advantage of each turn: the return from that turn on, compared with the returns of the
-/// group's rollouts that reached the same turn. All tokens of a turn have its advantage. Normalizing
-/// rewards turn by turn instead would compare turns with different pasts.
+/// Computes the advantage of each turn: the return from that turn on, compared with the returns of
+/// the group's rollouts that reached the same turn. All tokens of a turn have its advantage.
+/// Normalizing rewards turn by turn instead would compare turns with different pasts.
 ///
-/// After the last turn that another rollout reached, a rollout has no baseline of its own. The events
-/// before a turn can be part of its baseline, so the rollout keeps the advantage of the last turn that
-/// another rollout reached. A rollout without turns has its score as the return from the first turn on.
-pub fn turn_advantages(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> Vec<Vec<SequenceAdvantages>> {
+/// After the last turn that another rollout reached, a rollout has no baseline of its own. The
+/// events before a turn can be part of its baseline, so the rollout keeps the advantage of the last
+/// turn that another rollout reached. A rollout without turns has its score as the return from the
+/// first turn on.
+pub fn turn_advantages(
+    rollouts: &[Rollout],
+    gamma: f64,
+    scale_by_std: bool,
+) -> Vec<Vec<SequenceAdvantages>> {
     // For each rollout and path, the return from each turn on.
     let turn_returns = |sequence: &Sequence| -> Vec<f64> {
         let rewards: Vec<f64> =
@@ -75,16 +86,20 @@ pub fn turn_advantages(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> 
     let mut found: Vec<Vec<SequenceAdvantages>> =
         rollouts.iter().map(|r| r.sequences.iter().map(nothing).collect()).collect();
     for group_indices in super::groups(rollouts) {
-        let end = |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();
-        let num_turns =
-            group_indices.iter().flat_map(|i| rollouts[*i].sequences.iter().zip(&all[*i]).map(end)).max();
+        let end =
+            |(sequence, returns): (&Sequence, &Vec<f64>)| sequence.turns_before + returns.len();
+        let num_turns = group_indices
+            .iter()
+            .flat_map(|i| rollouts[*i].sequences.iter().zip(&all[*i]).map(end))
+            .max();
         // For each rollout of the group, its advantage at the last turn with a comparison.
         let mut latest = vec![0.0; group_indices.len()];
         for turn in 0..num_turns.unwrap_or(0) {
-            // Turns are counted from the start of the sequence, even if the first turns belong to another
-            // path of the rollout.
+            // Turns are counted from the start of the sequence, even if the first turns belong to
+            // another path of the rollout.
             let at = |sequence: &Sequence, returns: &[f64]| {
-                turn.checked_sub(sequence.turns_before).and_then(|own| Some((own, *returns.get(own)?)))
+                turn.checked_sub(sequence.turns_before)
+                    .and_then(|own| Some((own, *returns.get(own)?)))
             };
             // A rollout with several paths is one sample: the mean of its returns.
             let here = |i: &usize| -> Option<f64> {
@@ -117,7 +132,11 @@ pub fn turn_advantages(rollouts: &[Rollout], gamma: f64, scale_by_std: bool) -> 
                     if let Some((own, mine)) = at(sequence, returns)
                         && let Some(range) = sequence.turn_ranges().nth(own)
                     {
-                        found.advantages[range].fill(if compared { (mine - mean) * scale } else { *latest });
+                        found.advantages[range].fill(if compared {
+                            (mine - mean) * scale
+                        } else {
+                            *latest
+                        });
                     }
                 }
             }

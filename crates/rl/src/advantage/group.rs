@@ -1,16 +1,16 @@
 //! Outcomes compared within groups, and statistics of groups.
 //!
-//! A *group* contains the rollouts of one task, or other rollouts to compare, such as those of one role
-//! or one seat in a game. Scores are compared within the group, so no learned value is needed.
+//! A *group* contains the rollouts of one task, or other rollouts to compare, such as those of one
+//! role or one seat in a game. Scores are compared within the group, so no learned value is needed.
 
 use serde::{Deserialize, Serialize};
 
 use super::Rollout;
 use crate::RlError;
 
-/// Added to the standard deviation before dividing by it, as in common GRPO implementations, so that
-/// published hyperparameters apply. It is far below the standard deviation of any distinct scores in
-/// 0..=1.
+/// Added to the standard deviation before dividing by it, as in common GRPO implementations, so
+/// that published hyperparameters apply. It is far below the standard deviation of any distinct
+/// scores in 0..=1.
 pub const STD_EPSILON: f64 = 1e-6;
 
 /// Computes advantages from the scores of a group.
@@ -19,15 +19,15 @@ pub const STD_EPSILON: f64 = 1e-6;
 pub struct GroupBaseline {
     /// Baseline of a score.
     pub compare: Compare,
-    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2) divides,
-    /// Dr.GRPO (Liu et al. 2025) does not.
+    /// Whether to divide by the group's standard deviation: GRPO (Shao et al. 2024, section 4.1.2)
+    /// divides, Dr.GRPO (Liu et al. 2025) does not.
     pub scale_by_std: bool,
     /// Advantage of the only rollout of a group.
     pub singleton: Singleton,
     /// Factor of all advantages.
     pub scale: f64,
-    /// Threshold of success, if any: a score above it never has a negative advantage, and a score up to
-    /// it never a positive one, whatever the rest of the group scored. Must not be NaN.
+    /// Threshold of success, if any: a score above it never has a negative advantage, and a score
+    /// up to it never a positive one, whatever the rest of the group scored. Must not be NaN.
     pub success: Option<f64>,
 }
 
@@ -53,25 +53,25 @@ pub enum Compare {
     /// The mean of the other rollouts: RLOO (Ahmadian et al. 2024), unbiased.
     #[serde(rename(serialize = "others"), alias = "others")]
     LeaveOneOut,
-    /// The mean weighted by length, which has minimum variance if all tokens' gradients have the same
-    /// norm: OPO (Hao et al. 2025).
+    /// The mean weighted by length, which has minimum variance if all tokens' gradients have the
+    /// same norm: OPO (Hao et al. 2025).
     LengthWeightedMean,
-    /// The mean, and advantages multiplied by B / (B − M): M of a step's B rollouts are in groups without
-    /// an advantage, whose zeros would shrink the gradient of the other groups. GPG (Chu et al. 2025,
-    /// accurate gradient estimation).
+    /// The mean, and advantages multiplied by B / (B − M): M of a step's B rollouts are in groups
+    /// without an advantage, whose zeros would shrink the gradient of the other groups. GPG (Chu et
+    /// al. 2025, accurate gradient estimation).
     MeanOfInformative,
-    /// The mean, and advantages multiplied by B / the number of rollouts whose score is not 0. This is
-    /// verl's GPG, which counts a failure in a mixed group as one without a gradient, and a group of
-    /// successes as one with a gradient. For comparisons only.
+    /// The mean, and advantages multiplied by B / the number of rollouts whose score is not 0. This
+    /// is verl's GPG, which counts a failure in a mixed group as one without a gradient, and a
+    /// group of successes as one with a gradient. For comparisons only.
     MeanOfNonzero,
-    /// The second best of k. An advantage is a mean over all ways to choose k rollouts of the group: the
-    /// amount by which this rollout exceeds the second best if it is the best, otherwise 0 (Walder and
-    /// Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed over the group, −A log
-    /// p then has exactly the gradient of the expected best of k. With k = n, only the best rollout has
-    /// an advantage.
+    /// The second best of k. An advantage is a mean over all ways to choose k rollouts of the
+    /// group: the amount by which this rollout exceeds the second best if it is the best, otherwise
+    /// 0 (Walder and Karkhanis 2025, the leave-one-out estimator with subsets of k − 1). Summed
+    /// over the group, −A log p then has exactly the gradient of the expected best of k. With k =
+    /// n, only the best rollout has an advantage.
     SecondBest {
-        /// Number k of chosen rollouts, at least 2. `None`, or a number above the group's size, means the
-        /// complete group.
+        /// Number k of chosen rollouts, at least 2. `None`, or a number above the group's size,
+        /// means the complete group.
         #[serde(default)]
         k: Option<usize>,
     },
@@ -84,8 +84,8 @@ pub enum Singleton {
     /// 0: there is no other rollout to compare with.
     #[default]
     Zero,
-    /// The score itself, as if mean 0 and standard deviation 1 were known. As in verl. It reinforces any
-    /// behavior of a single rollout, so it is for comparisons only.
+    /// The score itself, as if mean 0 and standard deviation 1 were known. As in verl. It
+    /// reinforces any behavior of a single rollout, so it is for comparisons only.
     Score,
 }
 
@@ -97,7 +97,12 @@ impl GroupBaseline {
     pub(super) fn check(&self) -> Result<(), RlError> {
         RlError::check_positive("scale of the advantage", self.scale)?;
         if let Some(success) = self.success {
-            RlError::check_range(!success.is_nan(), "success of the advantage", success, "a number")?;
+            RlError::check_range(
+                !success.is_nan(),
+                "success of the advantage",
+                success,
+                "a number",
+            )?;
         }
         match self.compare {
             Compare::SecondBest { k: Some(k) } => {
@@ -122,7 +127,8 @@ impl GroupBaseline {
         self.group_advantages(&rollouts.iter().collect::<Vec<_>>())
     }
 
-    /// Computes the advantages of the rollouts of one group. If all scores are equal, they are exactly 0.
+    /// Computes the advantages of the rollouts of one group. If all scores are equal, they are
+    /// exactly 0.
     pub(super) fn group_advantages(&self, rollouts: &[&Rollout]) -> Result<Vec<f64>, RlError> {
         let scores: Vec<f64> = rollouts.iter().map(|rollout| rollout.score).collect();
         if let Some(index) = scores.iter().position(|s| !s.is_finite()) {
@@ -146,8 +152,8 @@ impl GroupBaseline {
             return vec![if self.scale_by_std { score / (1.0 + STD_EPSILON) } else { *score }];
         }
         if all_equal(scores) {
-            // Rounding in the mean would leave noise, which dividing by the standard deviation would
-            // amplify.
+            // Rounding in the mean would leave noise, which dividing by the standard deviation
+            // would amplify.
             return vec![0.0; scores.len()];
         }
         let (mean, deviation) = mean_and_deviation(scores);
@@ -168,17 +174,20 @@ impl GroupBaseline {
                 let baseline = if total > 0.0 { weighted / total } else { mean };
                 scores.iter().map(|s| s - baseline).collect()
             }
-            Compare::SecondBest { k } => margins_over_second_best(scores, k.unwrap_or(scores.len())),
+            Compare::SecondBest { k } => {
+                margins_over_second_best(scores, k.unwrap_or(scores.len()))
+            }
         };
         differences.into_iter().map(|d| d * scale).collect()
     }
 }
 
-/// Returns, for each of at least two scores, the mean amount by which it exceeds the best of the others
-/// among `k` scores, over all choices of k.
+/// Returns, for each of at least two scores, the mean amount by which it exceeds the best of the
+/// others among `k` scores, over all choices of k.
 ///
 /// If score i is the best and score j the second best of a choice, the remaining k − 2 are from the
-/// scores below j. With ascending scores, Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), with j from 0.
+/// scores below j. With ascending scores, Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), with j from
+/// 0.
 fn margins_over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
     let (n, k) = (scores.len(), k.min(scores.len()));
     let mut rising: Vec<usize> = (0..n).collect();
@@ -226,7 +235,8 @@ pub struct GroupStats {
     pub best: f64,
     /// Mean over groups with at least two rollouts of the standard deviation of scores.
     pub deviation: f64,
-    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one rollout.
+    /// Fraction of zero-variance groups, whose scores are all equal. Includes groups of one
+    /// rollout.
     pub degenerate: f64,
 }
 
@@ -234,7 +244,8 @@ impl GroupStats {
     /// Computes the statistics of groups of scores. Empty groups are ignored; without groups, all
     /// statistics are 0.
     pub fn new<S: AsRef<[f64]>>(groups: &[S]) -> Self {
-        let groups: Vec<&[f64]> = groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
+        let groups: Vec<&[f64]> =
+            groups.iter().map(AsRef::as_ref).filter(|g| !g.is_empty()).collect();
         let average = |values: &[f64]| {
             if values.is_empty() { 0.0 } else { values.iter().sum::<f64>() / values.len() as f64 }
         };
@@ -242,7 +253,8 @@ impl GroupStats {
             groups.iter().map(|g| g.iter().copied().fold(f64::NEG_INFINITY, f64::max)).collect();
         let deviations: Vec<f64> =
             groups.iter().filter(|g| g.len() > 1).map(|g| mean_and_deviation(g).1).collect();
-        let degenerate: Vec<f64> = groups.iter().map(|g| if all_equal(g) { 1.0 } else { 0.0 }).collect();
+        let degenerate: Vec<f64> =
+            groups.iter().map(|g| if all_equal(g) { 1.0 } else { 0.0 }).collect();
         GroupStats {
             groups: groups.len(),
             rollouts: groups.iter().map(|g| g.len()).sum(),
@@ -295,8 +307,9 @@ mod tests {
             choices += 1.0;
             let members: Vec<usize> = (0..n).filter(|i| chosen & 1 << i != 0).collect();
             for &i in &members {
-                let best =
-                    |of: &mut dyn Iterator<Item = usize>| of.map(|j| scores[j]).fold(f64::MIN, f64::max);
+                let best = |of: &mut dyn Iterator<Item = usize>| {
+                    of.map(|j| scores[j]).fold(f64::MIN, f64::max)
+                };
                 let all = best(&mut members.iter().copied());
                 sums[i] += all - best(&mut members.iter().copied().filter(|j| *j != i));
             }
@@ -306,12 +319,14 @@ mod tests {
 
     #[test]
     fn second_best_handles_large_groups() {
-        // One success in 1000: it is the best in every choice of k that contains it, a fraction k / n.
+        // One success in 1000: it is the best in every choice of k that contains it, a fraction k /
+        // n.
         let mut scores = vec![0.0; 1000];
         scores[17] = 1.0;
         for k in [2, 10, 500, 999, 1000] {
             let compare = Compare::SecondBest { k: Some(k) };
-            let found = GroupBaseline { compare, ..GroupBaseline::default() }.advantages(&scores).unwrap();
+            let found =
+                GroupBaseline { compare, ..GroupBaseline::default() }.advantages(&scores).unwrap();
             assert!((found[17] - k as f64 / 1000.0).abs() < 1e-12, "{k}: {}", found[17]);
             assert_eq!(found.iter().sum::<f64>(), found[17]);
         }
@@ -319,12 +334,16 @@ mod tests {
 
     #[test]
     fn second_best_limits_k_to_group_size() {
-        let of = |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
+        let of =
+            |k| GroupBaseline { compare: Compare::SecondBest { k }, ..GroupBaseline::default() };
         let scores = [0.25, 1.0, 0.5, 0.0];
         assert_eq!(of(None).advantages(&scores).unwrap(), [0.0, 0.5, 0.0, 0.0]);
         assert_eq!(of(Some(9)).advantages(&scores).unwrap(), of(None).advantages(&scores).unwrap());
         let few = of(Some(1)).check();
-        assert!(matches!(few, Err(RlError::Parameter { name: "k of the advantage", .. })), "{few:?}");
+        assert!(
+            matches!(few, Err(RlError::Parameter { name: "k of the advantage", .. })),
+            "{few:?}"
+        );
     }
 
     proptest! {
@@ -340,8 +359,8 @@ mod tests {
             }
         }
 
-        /// Advantages sum to 0, preserve the order of the scores, and have unit standard deviation if
-        /// they are scaled.
+        /// Advantages sum to 0, preserve the order of the scores, and have unit standard deviation
+        /// if they are scaled.
         #[test]
         fn advantages_are_centered_and_ordered(scores in prop::collection::vec(-5.0f64..5.0, 2..12)) {
             prop_assume!(mean_and_deviation(&scores).1 > 1e-2);

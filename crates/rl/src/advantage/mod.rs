@@ -1,13 +1,13 @@
 //! Advantages: how much better than the baseline each sampled token turned out.
 //!
-//! An estimator receives only *action tokens*, those that the model sampled. Prompts, tool results and
-//! template boundaries between them are not part of its input, so they are not discounted, and no reward
-//! is lost on them: the caller that builds a path attaches the reward of an observation to the action
-//! token before it.
+//! An estimator receives only *action tokens*, those that the model sampled. Prompts, tool results
+//! and template boundaries between them are not part of its input, so they are not discounted, and
+//! no reward is lost on them: the caller that builds a path attaches the reward of an observation
+//! to the action token before it.
 //!
-//! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several paths
-//! (an edited history, a sub-agent), it is still one sample for every estimator, and its outcome is at
-//! the end of each of its paths.
+//! All statistics are over rollouts; a rollout is one attempt at one task. If a rollout has several
+//! paths (an edited history, a sub-agent), it is still one sample for every estimator, and its
+//! outcome is at the end of each of its paths.
 
 mod credit;
 mod group;
@@ -31,10 +31,11 @@ pub struct Rollout {
     pub score: f64,
     /// Components of the score, for an estimator that normalizes them separately.
     pub components: Vec<f64>,
-    /// Score of another policy (usually the greedy one) for the task, for estimators that use it as a
-    /// baseline.
+    /// Score of another policy (usually the greedy one) for the task, for estimators that use it as
+    /// a baseline.
     pub rival: Option<f64>,
-    /// Upper bound of the rollout's advantage. For example, 0 for a correct answer in a wrong format.
+    /// Upper bound of the rollout's advantage. For example, 0 for a correct answer in a wrong
+    /// format.
     pub ceiling: Option<f64>,
     /// Sequences with trained tokens.
     pub sequences: Vec<Sequence>,
@@ -54,16 +55,17 @@ pub struct Sequence {
     /// A critic's value of the state after the last token, for [`Estimator::Gae`], if the path was
     /// truncated there. `None` if it ended by itself.
     pub truncation_value: Option<f64>,
-    /// Log-probability of each token under the policy that sampled it, for [`Estimator::OptimalToken`];
-    /// otherwise empty.
+    /// Log-probability of each token under the policy that sampled it, for
+    /// [`Estimator::OptimalToken`]; otherwise empty.
     pub behaviour: Vec<f64>,
-    /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; otherwise empty.
-    pub concentration: Vec<f64>,
-    /// Index of each token among the tokens after the prompt, for [`Alignment::Position`]; otherwise
+    /// Σ π² over the vocabulary before each token, for [`Estimator::OptimalToken`]; otherwise
     /// empty.
+    pub concentration: Vec<f64>,
+    /// Index of each token among the tokens after the prompt, for [`Alignment::Position`];
+    /// otherwise empty.
     pub positions: Vec<usize>,
-    /// Whether each token is masked: its rollout is part of the baseline, but the token is not trained,
-    /// and whitening ignores it. Empty if no token is masked.
+    /// Whether each token is masked: its rollout is part of the baseline, but the token is not
+    /// trained, and whitening ignores it. Empty if no token is masked.
     pub masked: Vec<bool>,
 }
 
@@ -113,8 +115,8 @@ pub struct SequenceAdvantages {
 pub enum Estimator {
     /// The outcome, compared with the group's baseline; the same advantage for every token.
     Group(GroupBaseline),
-    /// GRPO for each component of the score. The advantages are summed with these weights, and divided by
-    /// the standard deviation over the step's tokens (GDPO, Liu et al. 2026).
+    /// GRPO for each component of the score. The advantages are summed with these weights, and
+    /// divided by the standard deviation over the step's tokens (GDPO, Liu et al. 2026).
     Gdpo {
         /// Weight of each component.
         weights: Vec<f64>,
@@ -137,14 +139,14 @@ pub enum Estimator {
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Whether the rewards of later turns are ignored, as in verl until 2026. Only the last turn then
-        /// learns from the outcome.
+        /// Whether the rewards of later turns are ignored, as in verl until 2026. Only the last
+        /// turn then learns from the outcome.
         #[serde(default)]
         one_turn: bool,
     },
     /// Outcome minus group mean, divided by the standard deviation over the step's tokens
-    /// (REINFORCE++-baseline, Hu 2025). Groups with equal outcomes count in the standard deviation, as in
-    /// the paper, and have advantages of exactly 0.
+    /// (REINFORCE++-baseline, Hu 2025). Groups with equal outcomes count in the standard deviation,
+    /// as in the paper, and have advantages of exactly 0.
     ReinforcePlusPlusBaseline {
         /// Advantage of the only rollout of a group.
         #[serde(default)]
@@ -152,10 +154,10 @@ pub enum Estimator {
         /// Denominator of means.
         #[serde(default)]
         counting: Counting,
-        /// Whether the mean over tokens is subtracted, too, as in verl. Over rollouts, which are compared
-        /// within groups, that mean is 0 already. Over tokens it is not 0, and shifts the advantages of
-        /// zero-variance groups by an amount that depends on the length of other groups. For comparisons
-        /// only.
+        /// Whether the mean over tokens is subtracted, too, as in verl. Over rollouts, which are
+        /// compared within groups, that mean is 0 already. Over tokens it is not 0, and shifts the
+        /// advantages of zero-variance groups by an amount that depends on the length of other
+        /// groups. For comparisons only.
         #[serde(default)]
         #[serde(rename(serialize = "recentre"), alias = "recentre")]
         recenter: bool,
@@ -170,9 +172,9 @@ pub enum Estimator {
         #[serde(default)]
         whiten: Option<Counting>,
     },
-    /// Return from each turn on, compared with the returns of the group's other rollouts that reached the
-    /// same turn. After the last turn that another rollout reached, a rollout keeps the advantage of that
-    /// turn.
+    /// Return from each turn on, compared with the returns of the group's other rollouts that
+    /// reached the same turn. After the last turn that another rollout reached, a rollout keeps the
+    /// advantage of that turn.
     Turns {
         /// Discount per turn, in 0..=1.
         gamma: f64,
@@ -233,8 +235,12 @@ impl Estimator {
     /// Computes the advantages of the rollouts of a step: for each rollout, one entry per path.
     ///
     /// # Errors
-    /// Returns an error if a number is not finite, or if a rollout lacks values that the estimator needs.
-    pub fn advantages(&self, rollouts: &[Rollout]) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
+    /// Returns an error if a number is not finite, or if a rollout lacks values that the estimator
+    /// needs.
+    pub fn advantages(
+        &self,
+        rollouts: &[Rollout],
+    ) -> Result<Vec<Vec<SequenceAdvantages>>, RlError> {
         check(rollouts)?;
         match self {
             Estimator::Group(baseline) => Ok(broadcast(rollouts, &outcomes(baseline, rollouts)?)),
@@ -248,7 +254,8 @@ impl Estimator {
                         }
                         Ok(Rollout { score: rollout.components[part], ..rollout.clone() })
                     };
-                    let parts = rollouts.iter().map(part_rollout).collect::<Result<Vec<_>, RlError>>()?;
+                    let parts =
+                        rollouts.iter().map(part_rollout).collect::<Result<Vec<_>, RlError>>()?;
                     for (sum, advantage) in sums.iter_mut().zip(outcomes(baseline, &parts)?) {
                         *sum += weight * advantage;
                     }
@@ -256,8 +263,9 @@ impl Estimator {
                 Ok(whiten_advantages(rollouts, broadcast(rollouts, &sums), *counting, *recentre))
             }
             Estimator::ReinforcePlusPlus { gamma, counting, one_turn } => {
-                let raw =
-                    map_sequences(rollouts, |sequence| credit::token_returns(sequence, *gamma, *one_turn));
+                let raw = map_sequences(rollouts, |sequence| {
+                    credit::token_returns(sequence, *gamma, *one_turn)
+                });
                 Ok(whiten_advantages(rollouts, raw, *counting, true))
             }
             Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre } => {
@@ -309,7 +317,8 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
     for group_indices in groups(rollouts) {
         let group_rollouts: Vec<&Rollout> = group_indices.iter().map(|i| &rollouts[*i]).collect();
         let group_advantages = baseline.group_advantages(&group_rollouts)?;
-        informative += if group_advantages.iter().any(|a| *a != 0.0) { group_indices.len() } else { 0 };
+        informative +=
+            if group_advantages.iter().any(|a| *a != 0.0) { group_indices.len() } else { 0 };
         for (i, advantage) in group_indices.iter().zip(group_advantages) {
             advantages[*i] = advantage;
         }
@@ -324,7 +333,8 @@ fn outcomes(baseline: &GroupBaseline, rollouts: &[Rollout]) -> Result<Vec<f64>, 
     Ok(advantages)
 }
 
-/// Returns the indices of the rollouts of each group. Groups are in the order of their first rollouts.
+/// Returns the indices of the rollouts of each group. Groups are in the order of their first
+/// rollouts.
 fn groups(rollouts: &[Rollout]) -> Vec<Vec<usize>> {
     let mut groups: Vec<(u64, Vec<usize>)> = Vec::new();
     let mut at = std::collections::HashMap::new();
@@ -357,8 +367,8 @@ fn map_sequences(
     rollouts.iter().map(|rollout| rollout.sequences.iter().map(&estimate).collect()).collect()
 }
 
-/// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too. Without
-/// `centre`, advantages are only divided by the standard deviation.
+/// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too.
+/// Without `centre`, advantages are only divided by the standard deviation.
 fn whiten_advantages(
     rollouts: &[Rollout],
     mut all: Vec<Vec<SequenceAdvantages>>,
@@ -367,7 +377,12 @@ fn whiten_advantages(
 ) -> Vec<Vec<SequenceAdvantages>> {
     let sequences = rollouts.iter().flat_map(|rollout| &rollout.sequences);
     let trained = sequences.zip(all.iter().flatten()).flat_map(|(sequence, found)| {
-        found.advantages.iter().enumerate().filter(|(token, _)| sequence.is_trained(*token)).map(|(_, a)| *a)
+        found
+            .advantages
+            .iter()
+            .enumerate()
+            .filter(|(token, _)| sequence.is_trained(*token))
+            .map(|(_, a)| *a)
     });
     let whitening = Whitening::from_values(&trained.collect::<Vec<_>>(), counting);
     let whitening = if center { whitening } else { whitening.without_mean() };

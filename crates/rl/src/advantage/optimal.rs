@@ -1,8 +1,8 @@
 //! The group's baseline with minimum variance at every token.
 //!
-//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts. G is the sum of rewards from t on. W
-//! is the sum of the squared norms of the scores of all tokens up to t. For a squared norm, 1 − 2π + Σπ²
-//! is used: that of the gradient of log π in the logits. As in verl.
+//! B_t = Σᵢ Gᵢₜ Wᵢₜ / Σᵢ Wᵢₜ over the paths of the group's rollouts. G is the sum of rewards from t
+//! on. W is the sum of the squared norms of the scores of all tokens up to t. For a squared norm, 1
+//! − 2π + Σπ² is used: that of the gradient of log π in the logits. As in verl.
 
 use serde::{Deserialize, Serialize};
 
@@ -16,12 +16,12 @@ const EPSILON: f64 = 1e-8;
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Alignment {
-    /// By index among the action tokens: all first action tokens are compared, all second ones, and so
-    /// on.
+    /// By index among the action tokens: all first action tokens are compared, all second ones, and
+    /// so on.
     #[default]
     ActionToken,
-    /// By distance from the prompt, with tool results counted. The tail without a baseline still starts
-    /// at a number of action tokens, as in verl. For comparisons only.
+    /// By distance from the prompt, with tool results counted. The tail without a baseline still
+    /// starts at a number of action tokens, as in verl. For comparisons only.
     Position,
 }
 
@@ -57,7 +57,8 @@ pub fn advantages(
                 denominator[slot] += w;
             }
         }
-        // Lengths of the longest and the second longest path: between them, no other path has tokens.
+        // Lengths of the longest and the second longest path: between them, no other path has
+        // tokens.
         let mut lengths: Vec<usize> = rows.iter().map(|row| row.sequence.len()).collect();
         lengths.sort_unstable();
         let tail = match lengths[..] {
@@ -79,8 +80,9 @@ pub fn advantages(
 
 fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<Row<'_>, RlError> {
     let needed = sequence.len();
-    let has =
-        |what, found| if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) };
+    let has = |what, found| {
+        if found == needed { Ok(()) } else { Err(RlError::Missing { what, needed, found }) }
+    };
     has("behaviour log-probabilities", sequence.behaviour.len())?;
     has("sums of squared probabilities", sequence.concentration.len())?;
     let slots = match alignment {
@@ -95,5 +97,11 @@ fn row(sequence: &Sequence, at: (usize, usize), alignment: Alignment) -> Result<
         energy += 1.0 - 2.0 * logp.exp() + squares;
         energy
     });
-    Ok(Row { slots, returns: returns(&sequence.rewards, 1.0), weights: weights.collect(), at, sequence })
+    Ok(Row {
+        slots,
+        returns: returns(&sequence.rewards, 1.0),
+        weights: weights.collect(),
+        at,
+        sequence,
+    })
 }

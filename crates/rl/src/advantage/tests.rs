@@ -24,19 +24,21 @@ fn found(estimator: &Estimator, rollouts: &[Rollout]) -> Vec<Vec<f64>> {
         .collect()
 }
 
-/// Of six rollouts, four are in groups without an advantage, so the remaining advantages are three times
-/// as large. Half of the scores are not 0, so verl's are twice as large.
+/// Of six rollouts, four are in groups without an advantage, so the remaining advantages are three
+/// times as large. Half of the scores are not 0, so verl's are twice as large.
 #[test]
 fn gpg_scales_up_informative_groups() {
     let scores = [(0, 1.0), (0, 0.0), (1, 1.0), (1, 1.0), (2, 0.0), (2, 0.0)];
-    let rollouts: Vec<Rollout> = scores.iter().map(|(group, score)| rollout(*group, *score, &[1])).collect();
+    let rollouts: Vec<Rollout> =
+        scores.iter().map(|(group, score)| rollout(*group, *score, &[1])).collect();
     let scalars = |compare, rollouts: &[Rollout]| {
-        found(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }), rollouts).concat()
+        found(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }), rollouts)
+            .concat()
     };
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts), [1.5, -1.5, 0.0, 0.0, 0.0, 0.0]);
     assert_eq!(scalars(Compare::MeanOfNonzero, &rollouts), [1.0, -1.0, 0.0, 0.0, 0.0, 0.0]);
-    // A failure in a group with a success has a gradient, and a group of one has none. If no group has a
-    // gradient, nothing is scaled.
+    // A failure in a group with a success has a gradient, and a group of one has none. If no group
+    // has a gradient, nothing is scaled.
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..2]), [0.5, -0.5]);
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[..3]), [0.75, -0.75, 0.0]);
     assert_eq!(scalars(Compare::MeanOfInformative, &rollouts[2..]), [0.0; 4]);
@@ -46,7 +48,10 @@ fn near(found: &[Vec<f64>], want: &[&[f64]]) {
     assert_eq!(found.len(), want.len());
     for (found, want) in found.iter().zip(want) {
         assert_eq!(found.len(), want.len(), "{found:?} {want:?}");
-        assert!(found.iter().zip(*want).all(|(f, w)| (f - w).abs() < 1e-6), "{found:?}, expected {want:?}");
+        assert!(
+            found.iter().zip(*want).all(|(f, w)| (f - w).abs() < 1e-6),
+            "{found:?}, expected {want:?}"
+        );
     }
 }
 
@@ -55,12 +60,16 @@ fn baseline(recentre: bool) -> Estimator {
     Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre }
 }
 
-/// Differences of 0.5 at one token and −0.5 at three, and 0 at the four tokens of a zero-variance group:
-/// their mean is −1/8, their variance (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
+/// Differences of 0.5 at one token and −0.5 at three, and 0 at the four tokens of a zero-variance
+/// group: their mean is −1/8, their variance (0.625² + 3 · 0.375² + 4 · 0.125²) / 7 = 1/8.
 #[test]
 fn zero_variance_groups_count_in_deviation() {
-    let rollouts =
-        [rollout(0, 1.0, &[1]), rollout(0, 0.0, &[3]), rollout(1, 1.0, &[2]), rollout(1, 1.0, &[2])];
+    let rollouts = [
+        rollout(0, 1.0, &[1]),
+        rollout(0, 0.0, &[3]),
+        rollout(1, 1.0, &[2]),
+        rollout(1, 1.0, &[2]),
+    ];
     let half = 0.5 * 8f64.sqrt();
     near(&found(&baseline(false), &rollouts), &[&[half], &[-half; 3], &[0.0; 2], &[0.0; 2]]);
     assert_eq!(found(&baseline(false), &rollouts)[2], [0.0; 2]);
@@ -70,7 +79,10 @@ fn zero_variance_groups_count_in_deviation() {
     let parts = |recentre| {
         let rollouts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
         let (baseline, counting) = (GroupBaseline::default(), Counting::Exact);
-        found(&Estimator::Gdpo { weights: vec![1.0], baseline, counting, recenter: recentre }, &rollouts)
+        found(
+            &Estimator::Gdpo { weights: vec![1.0], baseline, counting, recenter: recentre },
+            &rollouts,
+        )
     };
     assert_eq!(
         (parts(false), parts(true)),
@@ -93,7 +105,8 @@ fn whitening_ignores_masked_tokens() {
         rollout(0, 0.0, &[2]),
         masked(&[true; 3], rollout(1, 7.0, &[3])),
     ];
-    let plain = Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false };
+    let plain =
+        Estimator::ReinforcePlusPlus { gamma: 1.0, counting: Counting::Exact, one_turn: false };
     let got = found(&plain, &rollouts);
     // Mean 1/3, variance (4/9 + 2/9) / 2 = 1/3.
     let scale = 3f64.sqrt();
@@ -108,7 +121,8 @@ fn whitening_ignores_masked_tokens() {
     let gae = Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: Some(Counting::Exact) };
     assert_eq!(found(&gae, &rollouts.clone().map(values)), got);
     // In a comparison by groups, the masked half of the group counts in the mean.
-    let group = [masked(&[true], rollout(0, 1.0, &[1])), rollout(0, 0.0, &[1]), rollout(0, 0.5, &[1])];
+    let group =
+        [masked(&[true], rollout(0, 1.0, &[1])), rollout(0, 0.0, &[1]), rollout(0, 0.5, &[1])];
     let got = found(&baseline(false), &group);
     near(&got[1..], &[&[-0.5 * 8f64.sqrt()], &[0.0]]);
 
@@ -121,11 +135,12 @@ fn turns(gamma: f64, scale_by_std: bool) -> Estimator {
     Estimator::Turns { gamma, scale_by_std }
 }
 
-/// Three rollouts end after one, two and four turns. From the third turn on there is no other rollout to
-/// compare with.
+/// Three rollouts end after one, two and four turns. From the third turn on there is no other
+/// rollout to compare with.
 #[test]
 fn longest_rollout_keeps_last_compared_advantage() {
-    let outcomes = [rollout(0, 0.0, &[2]), rollout(0, 0.0, &[1, 1]), rollout(0, 1.0, &[1, 2, 1, 1])];
+    let outcomes =
+        [rollout(0, 0.0, &[2]), rollout(0, 0.0, &[1, 1]), rollout(0, 1.0, &[1, 2, 1, 1])];
     let third = 1.0 / 3.0;
     let want: [&[f64]; 3] = [&[-third; 2], &[-third, -0.5], &[2.0 * third, 0.5, 0.5, 0.5, 0.5]];
     near(&found(&turns(1.0, false), &outcomes), &want);
@@ -137,8 +152,8 @@ fn longest_rollout_keeps_last_compared_advantage() {
     // With a discount, the comparison uses the return at the first turn.
     let outcomes = [rollout(0, 0.0, &[1]), rollout(0, 1.0, &[1, 1, 1])];
     near(&found(&turns(0.5, false), &outcomes), &[&[-0.125], &[0.125; 3]]);
-    // Rewards of 1 per turn, for two turns and for four: later turns do not have smaller advantages,
-    // although their returns are smaller.
+    // Rewards of 1 per turn, for two turns and for four: later turns do not have smaller
+    // advantages, although their returns are smaller.
     let mut outcomes = [rollout(0, 2.0, &[1, 1]), rollout(0, 4.0, &[1, 1, 1, 1])];
     outcomes.iter_mut().for_each(|rollout| rollout.sequences[0].rewards.fill(1.0));
     near(&found(&turns(1.0, false), &outcomes), &[&[-1.0; 2], &[1.0; 4]]);
@@ -148,8 +163,8 @@ fn longest_rollout_keeps_last_compared_advantage() {
     near(&found(&turns(1.0, false), &equal), &[&[0.0], &[0.0; 2]]);
 }
 
-/// The longest rollout has two paths: the second starts at its third turn, and has the advantage of the
-/// rollout.
+/// The longest rollout has two paths: the second starts at its third turn, and has the advantage of
+/// the rollout.
 #[test]
 fn uncompared_path_keeps_advantage_of_rollout() {
     let sequence = |turns_before, rewards: &[f64]| Sequence {
@@ -192,7 +207,10 @@ fn check_rejects_invalid_parameters() {
     for wrong in [gae(1.1, 0.5), gae(0.5, -0.1), gdpo(&[1.0, f64::NAN]), turns(f64::INFINITY)] {
         assert!(matches!(wrong.check(), Err(RlError::Parameter { .. })), "{wrong:?}");
     }
-    assert_eq!([gae(1.0, 1.0), turns(1.0)].map(|estimator| estimator.needs_values()), [true, false]);
+    assert_eq!(
+        [gae(1.0, 1.0), turns(1.0)].map(|estimator| estimator.needs_values()),
+        [true, false]
+    );
     let optimal: Estimator = serde_json::from_str(r#"{"optimal_token": {}}"#).unwrap();
     assert!(matches!(optimal, Estimator::OptimalToken { bare_tail: true, .. }), "{optimal:?}");
 }
@@ -203,15 +221,18 @@ fn path_without_tokens_is_empty() {
     assert_eq!(sequences.map(|path| (path.len(), path.is_empty())), [(0, true), (1, false)]);
 }
 
-/// Rewards of 1 and 3 at one turn of two paths are one sample of 2. The other rollout has 0, so the mean
-/// is 1.
+/// Rewards of 1 and 3 at one turn of two paths are one sample of 2. The other rollout has 0, so the
+/// mean is 1.
 #[test]
 fn paths_with_same_turn_are_one_sample() {
-    let sequence = |reward| Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
-    let both = Rollout { score: 4.0, sequences: vec![sequence(1.0), sequence(3.0)], ..Rollout::default() };
+    let sequence =
+        |reward| Sequence { turns: vec![1], rewards: vec![reward], ..Sequence::default() };
+    let both =
+        Rollout { score: 4.0, sequences: vec![sequence(1.0), sequence(3.0)], ..Rollout::default() };
     let other = Rollout { sequences: vec![sequence(0.0)], ..Rollout::default() };
     let all = turns(1.0, false).advantages(&[both, other]).unwrap();
-    let found: Vec<f64> = all.into_iter().flatten().flat_map(|sequence| sequence.advantages).collect();
+    let found: Vec<f64> =
+        all.into_iter().flatten().flat_map(|sequence| sequence.advantages).collect();
     assert_eq!(found, [0.0, 2.0, -1.0]);
 }
 
@@ -226,12 +247,14 @@ fn grpo_divides_by_standard_deviation() {
 /// Without sampled tokens there are no weights.
 #[test]
 fn length_weighted_mean_without_tokens_is_mean() {
-    let baseline = GroupBaseline { compare: Compare::LengthWeightedMean, ..GroupBaseline::default() };
+    let baseline =
+        GroupBaseline { compare: Compare::LengthWeightedMean, ..GroupBaseline::default() };
     assert_eq!(baseline.advantages(&[3.0, 1.0]).unwrap(), [1.0, -1.0]);
 }
 
-/// Two tokens each, with probabilities of 1/2 and 3/4. The sums of squared norms are 1/2 and 1/8 at the
-/// first token, and 1 and 1/4 at the second. With returns of 1 and 0, the baseline is 4/5 at both.
+/// Two tokens each, with probabilities of 1/2 and 3/4. The sums of squared norms are 1/2 and 1/8 at
+/// the first token, and 1 and 1/4 at the second. With returns of 1 and 0, the baseline is 4/5 at
+/// both.
 #[test]
 fn optimal_baseline_weights_by_score_norm() {
     let optimal = Estimator::OptimalToken { alignment: Alignment::ActionToken, bare_tail: true };
@@ -242,12 +265,14 @@ fn optimal_baseline_weights_by_score_norm() {
         concentration: vec![p * p + (1.0 - p) * (1.0 - p); 2],
         ..Sequence::default()
     };
-    let rollout = |score, p| Rollout { score, sequences: vec![sequence(score, p)], ..Rollout::default() };
+    let rollout =
+        |score, p| Rollout { score, sequences: vec![sequence(score, p)], ..Rollout::default() };
     near(&found(&optimal, &[rollout(1.0, 0.5), rollout(0.0, 0.75)]), &[&[0.2, 0.2], &[-0.8, -0.8]]);
 }
 
-/// The state after a truncated path has a critic's value of 2. With γ = λ = 1/2 and values of 1/2, the
-/// second difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage −1/4 + 1/8.
+/// The state after a truncated path has a critic's value of 2. With γ = λ = 1/2 and values of 1/2,
+/// the second difference is 1 − 1/2 = 1/2, the first 1/4 − 1/2 = −1/4, and the first advantage −1/4
+/// + 1/8.
 #[test]
 fn gae_counts_value_of_truncated_state() {
     let found = gae(&[0.0, 0.0], &[0.5, 0.5], 2.0, 0.5, 0.5);
@@ -261,16 +286,17 @@ fn gae_counts_value_of_truncated_state() {
             truncation_value,
             ..Sequence::default()
         };
-        let all =
-            estimator.advantages(&[Rollout { sequences: vec![sequence], ..Rollout::default() }]).unwrap();
+        let all = estimator
+            .advantages(&[Rollout { sequences: vec![sequence], ..Rollout::default() }])
+            .unwrap();
         all[0][0].advantages.clone()
     };
     assert_eq!(of(Some(2.0)), [-0.125, 0.5]);
     assert_eq!(of(None), [-0.375, -0.5]);
 }
 
-/// The second path of a rollout starts at its second turn. There, the rollout's returns of 1 and 3 are
-/// one sample of 2. At the first turn its return is 1.
+/// The second path of a rollout starts at its second turn. There, the rollout's returns of 1 and 3
+/// are one sample of 2. At the first turn its return is 1.
 #[test]
 fn turns_compare_later_paths_by_position() {
     let sequence = |turns_before, rewards: &[f64]| Sequence {
@@ -285,6 +311,7 @@ fn turns_compare_later_paths_by_position() {
         ..Rollout::default()
     };
     let all = turns(1.0, false).advantages(&[forked, rollout(0, 0.0, &[1, 1])]).unwrap();
-    let found: Vec<Vec<f64>> = all.into_iter().flatten().map(|sequence| sequence.advantages).collect();
+    let found: Vec<Vec<f64>> =
+        all.into_iter().flatten().map(|sequence| sequence.advantages).collect();
     assert_eq!(found, [vec![0.5, 0.0], vec![2.0], vec![-0.5, -1.0]]);
 }

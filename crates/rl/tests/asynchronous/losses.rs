@@ -10,8 +10,8 @@ fn vectors() -> Vectors {
     Vectors::new(include_str!("../asynchronous.json"))
 }
 
-/// A loss of AgentRL, summed over its two rows: the mean over rows of the sum, or of the mean over the
-/// unmasked tokens of a row.
+/// A loss of AgentRL, summed over its two rows: the mean over rows of the sum, or of the mean over
+/// the unmasked tokens of a row.
 struct Agentrl {
     v: Vectors,
 }
@@ -28,7 +28,9 @@ impl Agentrl {
             age: age_at.map_or(0.0, |now| now - created[i][t]),
             ..Point::default()
         };
-        (0..2).map(|i| (0..4).filter(|t| mask[i][*t] == 1.0).map(|t| point(i, t)).collect()).collect()
+        (0..2)
+            .map(|i| (0..4).filter(|t| mask[i][*t] == 1.0).map(|t| point(i, t)).collect())
+            .collect()
     }
 
     #[track_caller]
@@ -44,7 +46,8 @@ impl Agentrl {
         let weights: Vec<Vec<f64>> = points.iter().map(weight).collect();
         let (sum, gradients) = evaluate(loss, points, &weights);
         // Masked tokens are at the end of a row.
-        for (got, want) in gradients.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want)) {
+        for (got, want) in gradients.iter().zip(&want).flat_map(|(got, want)| got.iter().zip(want))
+        {
             assert_close(*got, *want, &format!("{keys}, slope"));
         }
         assert_close(sum, self.v.number(&format!("{keys}/loss")), keys);
@@ -59,12 +62,25 @@ fn losses_match_agentrl() {
     let strict = TrustRegion { strict: true, ..TrustRegion::default() };
     let grpo = |trust, keep| PolicyLoss::Clip { low, high, dual, trust: Some(trust), keep };
     a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_default");
-    a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_token_level_false");
+    a.expect(
+        grpo(TrustRegion::default(), None),
+        &points,
+        true,
+        "agentrl/cases/grpo_token_level_false",
+    );
     a.expect(grpo(strict, None), &points, true, "agentrl/cases/grpo_strict");
     // TRAP: the gradient that AgentRL means to keep beyond the bounds is 0.
     let keep = KeepGradient { below: 0.5, above: 0.5, in_value_only: true };
-    a.expect(grpo(TrustRegion::default(), Some(keep)), &points, true, "agentrl/cases/grpo_beta_half");
-    let kept = Loss::new(grpo(TrustRegion::default(), Some(KeepGradient { in_value_only: false, ..keep })));
+    a.expect(
+        grpo(TrustRegion::default(), Some(keep)),
+        &points,
+        true,
+        "agentrl/cases/grpo_beta_half",
+    );
+    let kept = Loss::new(grpo(
+        TrustRegion::default(),
+        Some(KeepGradient { in_value_only: false, ..keep }),
+    ));
     assert_close(kept.at(&points[1][0]).derivative, 0.5 * 0.8 * 0.5, "gradient kept below");
     let minirl = |trust| PolicyLoss::MiniRl { low, high, trust };
     a.expect(minirl(strict), &points, false, "agentrl/cases/minirl_recipe");
@@ -77,8 +93,8 @@ fn losses_match_agentrl() {
     }
 }
 
-/// TRAP: in AgentRL, GSPO's gradient has the wrong sign. The expected one is from finite differences of
-/// the objective.
+/// TRAP: in AgentRL, GSPO's gradient has the wrong sign. The expected one is from finite
+/// differences of the objective.
 #[test]
 fn gspo_gradient_has_sign_of_objective() {
     let a = Agentrl { v: vectors() };
@@ -104,8 +120,8 @@ fn gspo_gradient_has_sign_of_objective() {
     }
 }
 
-/// Decoupled PPO over one sequence of six tokens: ratios to the proximal policy, and weights from it to
-/// the policy that sampled the tokens.
+/// Decoupled PPO over one sequence of six tokens: ratios to the proximal policy, and weights from
+/// it to the policy that sampled the tokens.
 #[test]
 fn losses_match_areal() {
     let v = vectors();
@@ -114,7 +130,12 @@ fn losses_match_areal() {
     let log_ratios: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let points = |old: &[f64]| -> Vec<Point> {
         (0..6)
-            .map(|t| Point { logp: lp[t], old: Some(old[t]), advantage: adv[t], ..Point::default() })
+            .map(|t| Point {
+                logp: lp[t],
+                old: Some(old[t]),
+                advantage: adv[t],
+                ..Point::default()
+            })
             .collect()
     };
     let expect = |loss: Loss, points: &[Point], weights: &[f64], case: &str| {
@@ -135,7 +156,13 @@ fn losses_match_areal() {
     let masked = token(Bound::Mask { low: 0.0, high: 5.0 });
     expect(clip, &points(&prox), &masked, "rs_mask5");
     expect(clip, &points(&prox), &weights(one, Correction::DECOUPLED), "rs_clamp5");
-    let dual = Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.2, dual: Some(1.2), trust: None, keep: None });
+    let dual = Loss::new(PolicyLoss::Clip {
+        low: 0.2,
+        high: 0.2,
+        dual: Some(1.2),
+        trust: None,
+        keep: None,
+    });
     // AReaL bounds |A|·c before the weight, as in other implementations.
     expect(dual, &points(&prox), &masked, "rs_mask5_dual1.2");
 
@@ -144,7 +171,8 @@ fn losses_match_areal() {
     sequences.iter_mut().for_each(|sequence| prepare::sequence_ratios(sequence));
     let halves: Vec<Vec<f64>> = log_ratios.chunks(3).map(<[f64]>::to_vec).collect();
     let bound = Bound::Mask { low: 0.0, high: 1.5 };
-    let of_paths = weights(&halves, Correction { level: Level::GeometricMean, bound, normalize: false });
+    let of_paths =
+        weights(&halves, Correction { level: Level::GeometricMean, bound, normalize: false });
     expect(
         Loss::new(PolicyLoss::Gspo { low: 0.2, high: 0.2 }),
         &sequences.concat(),

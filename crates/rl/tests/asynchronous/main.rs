@@ -1,5 +1,5 @@
-//! Formulas of AgentRL, AReaL and slime, compared with vectors that their own functions computed in f64.
-//! The tolerance is 1e-9, or 2e-7 if the reference takes a difference in f32.
+//! Formulas of AgentRL, AReaL and slime, compared with vectors that their own functions computed in
+//! f64. The tolerance is 1e-9, or 2e-7 if the reference takes a difference in f32.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

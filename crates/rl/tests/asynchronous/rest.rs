@@ -31,13 +31,15 @@ fn advantages_match_agentrl() {
     assert_near(of(4), -0.857142857, 1e-9, "wrong");
     assert_eq!(of(0), 0.0, "right, but badly written");
     assert_near(of(3), -0.857142857, 1e-9, "wrong, and badly written");
-    let scaled =
-        GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }.advantages(&scores).unwrap();
+    let scaled = GroupBaseline { scale_by_std: true, ..GroupBaseline::default() }
+        .advantages(&scores)
+        .unwrap();
     assert_near(scaled[0], 1.207612396, 1e-9, "GRPO, right");
     assert_near(scaled[4], -0.724567437, 1e-9, "GRPO, wrong");
 
-    let near_all =
-        |got: Vec<f64>, want: &[f64]| got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"));
+    let near_all = |got: Vec<f64>, want: &[f64]| {
+        got.iter().zip(want).for_each(|(g, w)| assert_close(*g, *w, "rank"))
+    };
     near_all(shaping::rank_bonus(&[5.0, 10.0, 10.0, 20.0], 0.2, false), &[0.1, 0.0, 0.0, -0.1]);
     near_all(shaping::rank_bonus(&[3.0, 8.0, 30.0], 0.2, true), &[-0.1, 0.0, 0.1]);
 }
@@ -47,7 +49,8 @@ fn interpolated_proximal_policy_matches_areal() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, behave) = (list("lp"), list("behave"));
-    for (kind, name) in [(Interpolation::LogLinear, "loglinear"), (Interpolation::Linear, "linear")] {
+    for (kind, name) in [(Interpolation::LogLinear, "loglinear"), (Interpolation::Linear, "linear")]
+    {
         let want = v.list(&format!("areal/prox_approx/{name}"));
         for (t, version) in v.list("areal/prox_approx_versions").iter().enumerate() {
             let age = (*version >= 0.0).then(|| 10 - *version as u64);
@@ -66,9 +69,11 @@ fn formulas_match_slime() {
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
     let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
     let log_ratios = [prox.iter().zip(&behave).map(|(p, b)| p - b).collect::<Vec<f64>>()];
-    let at = |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };
-    let losses =
-        |policy: PolicyLoss| -> Vec<f64> { (0..6).map(|t| Loss::new(policy).at(&at(t)).loss).collect() };
+    let at =
+        |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };
+    let losses = |policy: PolicyLoss| -> Vec<f64> {
+        (0..6).map(|t| Loss::new(policy).at(&at(t)).loss).collect()
+    };
     let expect = |got: Vec<f64>, name: &str| {
         got.iter()
             .zip(v.list(&format!("slime/{name}")))
@@ -86,9 +91,10 @@ fn formulas_match_slime() {
     expect(weighted(Bound::Mask { low: 0.5, high: 2.0 }), "icepop_05_2");
     expect(losses(PolicyLoss::Cispo { low: 1.0, high: 0.28 }), "cispo");
 
-    // All fragments of a rollout have the rollout's denominator, and rollouts are summed: 0.15 + 0.2 of
-    // the first, 0.6 of the second.
-    let weights = Normalizer::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
+    // All fragments of a rollout have the rollout's denominator, and rollouts are summed: 0.15 +
+    // 0.2 of the first, 0.6 of the second.
+    let weights =
+        Normalizer::RolloutMean.weights(&[4, 2].map(|tokens| RolloutTokens { group: 0, tokens }));
     let sum = weights[0] * (0.1 + 0.2 + 0.3 + 0.8) + weights[1] * (0.5 + 0.7);
     assert_close(2.0 * sum, 0.95, "mean over rollouts");
 }

@@ -36,18 +36,29 @@ pub fn assert_close(got: f64, want: f64, what: &str) {
 
 #[track_caller]
 pub fn assert_near(got: f64, want: f64, tolerance: f64, what: &str) {
-    assert!((got - want).abs() <= tolerance.max(crate::TOLERANCE), "{what}: {got}, expected {want}");
+    assert!(
+        (got - want).abs() <= tolerance.max(crate::TOLERANCE),
+        "{what}: {got}, expected {want}"
+    );
 }
 
-/// Computes Σ weight · loss over points, and its derivative with respect to each log-probability, in f64.
-pub fn evaluate_exactly(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<Vec<f64>>) {
+/// Computes Σ weight · loss over points, and its derivative with respect to each log-probability,
+/// in f64.
+pub fn evaluate_exactly(
+    loss: Loss,
+    rows: &[Vec<Point>],
+    weights: &[Vec<f64>],
+) -> (f64, Vec<Vec<f64>>) {
     let mut sum = 0.0;
     let mut derivative = |(point, weight): (&Point, &f64)| {
         let got = loss.at(point);
         sum += weight * got.loss;
         weight * got.derivative
     };
-    let gradients =
-        rows.iter().zip(weights).map(|(row, w)| row.iter().zip(w).map(&mut derivative).collect()).collect();
+    let gradients = rows
+        .iter()
+        .zip(weights)
+        .map(|(row, w)| row.iter().zip(w).map(&mut derivative).collect())
+        .collect();
     (sum, gradients)
 }

@@ -9,7 +9,8 @@ use crate::fixture::{Fixture, SCORE, masked_values, vectors};
 fn whitening_matches_verl() {
     let v = vectors();
     let picked: Vec<f64> =
-        masked_values(&v.rows("anchor/masked_stats/values"), &v.rows("anchor/masked_stats/mask")).concat();
+        masked_values(&v.rows("anchor/masked_stats/values"), &v.rows("anchor/masked_stats/mask"))
+            .concat();
     let mean = Counting::Verl.mean(picked.iter().copied());
     assert_close(mean, v.number("anchor/masked_stats/masked_mean"), "mean");
     let variance = Counting::Verl.variance(picked.iter().copied(), mean);
@@ -17,9 +18,11 @@ fn whitening_matches_verl() {
     assert_close(picked.iter().sum(), v.number("anchor/masked_stats/masked_sum"), "sum");
     let mut whitened = picked;
     whiten(whitened.iter_mut(), Counting::Verl);
-    let want =
-        masked_values(&v.rows("anchor/masked_stats/masked_whiten"), &v.rows("anchor/masked_stats/mask"))
-            .concat();
+    let want = masked_values(
+        &v.rows("anchor/masked_stats/masked_whiten"),
+        &v.rows("anchor/masked_stats/mask"),
+    )
+    .concat();
     whitened.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, "whitened"));
 }
 
@@ -27,7 +30,8 @@ fn whitening_matches_verl() {
 fn gae_matches_verl() {
     let f = Fixture::new();
     for (name, gamma, lambda) in [("gae_g1.0_l1.0", 1.0, 1.0), ("gae_g0.99_l0.95", 0.99, 0.95)] {
-        let (raw, returns) = (format!("anchor/{name}/raw_advantages"), format!("anchor/{name}/returns"));
+        let (raw, returns) =
+            (format!("anchor/{name}/raw_advantages"), format!("anchor/{name}/returns"));
         f.expect(&Estimator::Gae { gamma, lambda, whiten: None }, &raw, Some(&returns));
         let whitened = Estimator::Gae { gamma, lambda, whiten: Some(Counting::Verl) };
         f.expect(&whitened, &format!("anchor/{name}/whitened_advantages"), Some(&returns));
@@ -48,8 +52,8 @@ fn gae_matches_verl() {
         .for_each(|(got, want)| assert_close(*got, *want, "process reward"));
 }
 
-/// TRAP: verl loses the reward of an observation. A caller must attach it to the action token before;
-/// otherwise the result is verl's.
+/// TRAP: verl loses the reward of an observation. A caller must attach it to the action token
+/// before; otherwise the result is verl's.
 #[test]
 fn gae_keeps_reward_of_observation() {
     let v = vectors();
@@ -58,7 +62,10 @@ fn gae_keeps_reward_of_observation() {
         &v.rows("anchor/gae_reward_on_masked_token/raw_advantages")[0],
     );
     let lost = gae(&[0.0; 3], &values[..3], 0.0, 1.0, 1.0);
-    lost.advantages.iter().zip(want).for_each(|(got, want)| assert_close(*got, *want, "reward lost"));
+    lost.advantages
+        .iter()
+        .zip(want)
+        .for_each(|(got, want)| assert_close(*got, *want, "reward lost"));
     let kept = gae(&[0.0, 0.0, 1.0], &values[..3], 0.0, 1.0, 1.0);
     [0.9, 0.8, 0.7]
         .iter()
@@ -73,12 +80,23 @@ fn group_baselines_match_verl() {
     f.expect(&Estimator::Group(scaled), "anchor/grpo/advantages", None);
     f.expect_scalars(scaled, "anchor/grpo/per_seq_scalar");
     f.expect_scalars(SCORE, "anchor/grpo/per_seq_scalar_no_std_drgrpo");
-    f.expect_scalars(GroupBaseline { compare: Compare::LeaveOneOut, ..SCORE }, "anchor/rloo_per_seq");
-    let baseline = GroupBaseline { compare: Compare::LeaveOneOut, singleton: Singleton::Zero, ..SCORE };
+    f.expect_scalars(
+        GroupBaseline { compare: Compare::LeaveOneOut, ..SCORE },
+        "anchor/rloo_per_seq",
+    );
+    let baseline =
+        GroupBaseline { compare: Compare::LeaveOneOut, singleton: Singleton::Zero, ..SCORE };
     f.expect_scalars(baseline, "anchor/rloo_vectorized_per_seq");
-    f.expect_scalars(GroupBaseline { compare: Compare::LengthWeightedMean, ..SCORE }, "anchor/opo_per_seq");
-    // TRAP: verl's GPG counts scores other than 0, whereas the paper counts rollouts with a gradient.
-    f.expect_scalars(GroupBaseline { compare: Compare::MeanOfNonzero, ..SCORE }, "anchor/gpg_per_seq");
+    f.expect_scalars(
+        GroupBaseline { compare: Compare::LengthWeightedMean, ..SCORE },
+        "anchor/opo_per_seq",
+    );
+    // TRAP: verl's GPG counts scores other than 0, whereas the paper counts rollouts with a
+    // gradient.
+    f.expect_scalars(
+        GroupBaseline { compare: Compare::MeanOfNonzero, ..SCORE },
+        "anchor/gpg_per_seq",
+    );
     let got = scaled.advantages(&[1.0, 1.0]).unwrap();
     assert_eq!(got, [0.0, 0.0]);
     // This vector was computed in f32.
@@ -122,8 +140,11 @@ fn reinforce_plus_plus_matches_verl() {
             .for_each(|(got, want)| assert_close(*got, *want, "returns of one turn"));
     }
     f.compare(&got, "anchor/reinforce_pp_gamma0.9/advantages", |sequence| &sequence.advantages);
-    let baseline =
-        Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Score, counting, recenter: true };
+    let baseline = Estimator::ReinforcePlusPlusBaseline {
+        singleton: Singleton::Score,
+        counting,
+        recenter: true,
+    };
     f.expect(&baseline, "anchor/reinforce_pp_baseline_advantages", None);
 }
 
@@ -140,9 +161,17 @@ fn other_estimators_match_verl() {
     f.compare(&got, &format!("{name}/returns"), |sequence| &sequence.returns);
 
     let optimal = |alignment, bare_tail| Estimator::OptimalToken { alignment, bare_tail };
-    f.expect(&optimal(Alignment::Position, false), "anchor/otb/advantages", Some("anchor/otb/returns"));
+    f.expect(
+        &optimal(Alignment::Position, false),
+        "anchor/otb/advantages",
+        Some("anchor/otb/returns"),
+    );
     f.expect(&optimal(Alignment::Position, true), "head/otb/advantages", None);
-    f.expect(&optimal(Alignment::ActionToken, true), "anchor/otb/tir_otb_advantages_handle_zero_tail", None);
+    f.expect(
+        &optimal(Alignment::ActionToken, true),
+        "anchor/otb/tir_otb_advantages_handle_zero_tail",
+        None,
+    );
 
     let parts = ["acc", "fmt"].map(|name| f.v.list(&format!("head/gdpo/rewards/{name}")));
     for (i, rollout) in rollouts.iter_mut().enumerate() {
@@ -154,7 +183,11 @@ fn other_estimators_match_verl() {
     // Computed in f32 if groups are normalized.
     let want = f.masked_rows("head/gdpo/advantages");
     for (got, want) in gdpo.advantages(&rollouts).unwrap().iter().zip(want) {
-        got[0].advantages.iter().zip(want).for_each(|(got, want)| assert_near(*got, want, 1e-6, "gdpo"));
+        got[0]
+            .advantages
+            .iter()
+            .zip(want)
+            .for_each(|(got, want)| assert_near(*got, want, 1e-6, "gdpo"));
     }
 }
 
@@ -163,7 +196,12 @@ fn overlong_penalty_matches_verl() {
     let v = vectors();
     for case in v.value_at("anchor/overlong").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
-        let got = shaping::overlong(of("valid_len") as u64, of("max") as u64, of("buf") as u64, of("factor"));
+        let got = shaping::overlong(
+            of("valid_len") as u64,
+            of("max") as u64,
+            of("buf") as u64,
+            of("factor"),
+        );
         assert_close(got, of("penalty"), "penalty for length");
     }
 }

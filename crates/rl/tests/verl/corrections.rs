@@ -1,6 +1,8 @@
 //! Importance weights, rejection and mismatch metrics, compared with verl.
 
-use levade_rl::correction::{Bound, Correction, Level, Mismatch, Rejection, Statistic, StatisticSpan};
+use levade_rl::correction::{
+    Bound, Correction, Level, Mismatch, Rejection, Statistic, StatisticSpan,
+};
 use levade_rl::*;
 
 use crate::common::{assert_close, assert_near};
@@ -17,21 +19,41 @@ fn importance_weights_match_verl() {
         (Level::Token, clamp(1.2), true, "anchor/tis/token_C1.2_batch_norm"),
         (Level::Sequence, clamp(2.0), true, "anchor/tis/sequence_C2.0_batch_norm"),
         (Level::Token, Bound::Mask { low: 0.9, high: 1.2 }, false, "head/icepop_token_0.9_1.2"),
-        (Level::Sequence, Bound::Mask { low: 0.95, high: 2.0 }, false, "head/icepop_sequence_0.95_2.0"),
+        (
+            Level::Sequence,
+            Bound::Mask { low: 0.95, high: 2.0 },
+            false,
+            "head/icepop_sequence_0.95_2.0",
+        ),
     ] {
-        let got = Correction { level, bound, normalize: normalise }.weights(&f.log_ratios(), Counting::Verl);
+        let got = Correction { level, bound, normalize: normalise }
+            .weights(&f.log_ratios(), Counting::Verl);
         for (got, want) in got.iter().zip(f.masked_rows(&format!("{keys}/weights"))) {
             got.iter().zip(want).for_each(|(got, want)| assert_close(*got, want, keys));
         }
     }
     let weighted = |bound| {
         let correction = Correction { level: Level::Token, bound, normalize: false };
-        let clip =
-            Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+        let clip = Loss::new(PolicyLoss::Clip {
+            low: 0.2,
+            high: 0.28,
+            dual: Some(3.0),
+            trust: None,
+            keep: None,
+        });
         let weights = correction.weights(&f.log_ratios(), Counting::Verl).concat();
-        f.points().concat().iter().zip(weights).map(|(point, w)| clip.at(point).loss * w / 16.0).sum::<f64>()
+        f.points()
+            .concat()
+            .iter()
+            .zip(weights)
+            .map(|(point, w)| clip.at(point).loss * w / 16.0)
+            .sum::<f64>()
     };
-    assert_close(weighted(clamp(2.0)), f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"), "weighted loss");
+    assert_close(
+        weighted(clamp(2.0)),
+        f.v.number("anchor/ppo_vanilla_token_TIS_C2/loss"),
+        "weighted loss",
+    );
     let masked = weighted(Bound::Mask { low: 0.9, high: 1.2 });
     assert_close(masked, f.v.number("head/ppo_vanilla_icepop_0.9_1.2_loss"), "masked loss");
 }
@@ -64,15 +86,18 @@ fn rejection_matches_verl() {
     ];
     for (name, rejections) in cases {
         let want = f.masked_rows(&format!("anchor/rejection_sampling/{name}/mask")).concat();
-        let all: Vec<Vec<bool>> =
-            rejections.iter().map(|r| r.kept_tokens(&f.log_ratios(), Counting::Verl).concat()).collect();
+        let all: Vec<Vec<bool>> = rejections
+            .iter()
+            .map(|r| r.kept_tokens(&f.log_ratios(), Counting::Verl).concat())
+            .collect();
         for (i, want) in want.iter().enumerate() {
             assert_eq!(all.iter().all(|kept| kept[i]), *want == 1.0, "{name}, token {i}");
         }
     }
     // TRAP: verl bounds the inverse of the ratio.
     let kept = |inverted, ratio: f64| {
-        let rejection = Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
+        let rejection =
+            Rejection { statistic: K1, over: Token, low: Some(0.9), high: 3.0, inverted };
         rejection.kept_tokens(&[vec![ratio.ln()]], Counting::Exact)[0][0]
     };
     assert_eq!((kept(true, 2.5), kept(true, 0.4)), (false, true));
@@ -102,8 +127,16 @@ fn mismatch_metrics_match_verl() {
         assert_close(got, f.v.number(&format!("anchor/offpolicy_metrics/{name}")), name);
     }
     let metrics = |name: &str| f.v.value_at("metrics")[name].as_f64().unwrap();
-    assert_close(got.probs_diff_max, metrics("training/rollout_probs_diff_max"), "largest difference");
-    assert_close(got.probs_diff_mean, metrics("training/rollout_probs_diff_mean"), "mean difference");
+    assert_close(
+        got.probs_diff_max,
+        metrics("training/rollout_probs_diff_max"),
+        "largest difference",
+    );
+    assert_close(
+        got.probs_diff_mean,
+        metrics("training/rollout_probs_diff_mean"),
+        "mean difference",
+    );
     // Computed in f32.
     assert_near(
         got.probs_diff_std,

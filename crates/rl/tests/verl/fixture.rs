@@ -120,15 +120,30 @@ impl Fixture {
 
     /// Returns the weights of the tokens of each row, as in verl's aggregation.
     pub fn weights(&self, normalizer: Normalizer) -> Vec<f64> {
-        let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
-        normalizer.weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
+        let tokens =
+            |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
+        normalizer
+            .weights_counted(&self.mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl)
     }
 
-    /// Compares the sum and the gradient of a loss over points with `keys`/loss and `keys`/grad_log_prob.
+    /// Compares the sum and the gradient of a loss over points with `keys`/loss and
+    /// `keys`/grad_log_prob.
     #[track_caller]
-    pub fn expect_loss(&self, loss: Loss, points: &[Vec<Point>], normalizer: Normalizer, keys: &str) {
+    pub fn expect_loss(
+        &self,
+        loss: Loss,
+        points: &[Vec<Point>],
+        normalizer: Normalizer,
+        keys: &str,
+    ) {
         loss.check_parameters().unwrap();
-        self.expect_sum(loss, points, normalizer, &format!("{keys}/grad_log_prob"), &format!("{keys}/loss"));
+        self.expect_sum(
+            loss,
+            points,
+            normalizer,
+            &format!("{keys}/grad_log_prob"),
+            &format!("{keys}/loss"),
+        );
     }
 
     /// Compares a loss and its derivatives with the vectors under the two keys.
@@ -155,7 +170,10 @@ impl Fixture {
 
     pub fn log_ratios(&self) -> Vec<Vec<f64>> {
         let (old, rollout) = (self.values_of("old_log_prob"), self.values_of("rollout_log_prob"));
-        old.iter().zip(rollout).map(|(o, r)| o.iter().zip(r).map(|(o, r)| o - r).collect()).collect()
+        old.iter()
+            .zip(rollout)
+            .map(|(o, r)| o.iter().zip(r).map(|(o, r)| o - r).collect())
+            .collect()
     }
 }
 

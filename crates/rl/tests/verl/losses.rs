@@ -11,33 +11,42 @@ fn normalizers_match_verl() {
     let v = vectors();
     let (loss, mask) = (v.rows("anchor/agg_loss/loss_mat"), v.rows("anchor/agg_loss/mask"));
     let aggregate = |normalizer: Normalizer, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
-        let tokens = |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
-        let weights =
-            normalizer.weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
+        let tokens =
+            |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
+        let weights = normalizer
+            .weights_counted(&mask.iter().map(tokens).collect::<Vec<_>>(), Counting::Verl);
         masked_values(loss, mask)
             .iter()
             .zip(weights)
             .map(|(row, weight)| weight * row.iter().sum::<f64>())
             .sum()
     };
-    let expect =
-        |normalizer, keys: &str| assert_close(aggregate(normalizer, &loss, &mask), v.number(keys), keys);
+    let expect = |normalizer, keys: &str| {
+        assert_close(aggregate(normalizer, &loss, &mask), v.number(keys), keys)
+    };
     expect(Normalizer::TokenMean, "anchor/agg_loss/token-mean");
     expect(Normalizer::RolloutSum, "anchor/agg_loss/seq-mean-token-sum");
     expect(Normalizer::RolloutMean, "anchor/agg_loss/seq-mean-token-mean");
     expect(Normalizer::RolloutSumOver { length: 4.0 }, "head/agg_loss/seq-mean-token-sum-norm");
-    expect(Normalizer::RolloutSumOver { length: 10.0 }, "head/agg_loss/seq-mean-token-sum-norm(scale=10)");
+    expect(
+        Normalizer::RolloutSumOver { length: 10.0 },
+        "head/agg_loss/seq-mean-token-sum-norm(scale=10)",
+    );
     expect(Normalizer::TokenSum, "head/agg_token-sum");
     // Until 2026 verl did not divide by the number of rollouts: a sum divided by a constant.
     let sum_over = |length: f64| aggregate(Normalizer::TokenSum, &loss, &mask) / length;
-    assert_close(sum_over(4.0), v.number("anchor/agg_loss/seq-mean-token-sum-norm"), "sum over a constant");
+    assert_close(
+        sum_over(4.0),
+        v.number("anchor/agg_loss/seq-mean-token-sum-norm"),
+        "sum over a constant",
+    );
     assert_close(
         sum_over(10.0),
         v.number("anchor/agg_loss/seq-mean-token-sum-norm(scale=10)"),
         "sum over a constant",
     );
-    // Several workers: each has some of the rollouts, denominators count all of them, and the averaging
-    // of gradients is undone.
+    // Several workers: each has some of the rollouts, denominators count all of them, and the
+    // averaging of gradients is undone.
     let tokens = |n| RolloutTokens { group: 0, tokens: n };
     let all = [tokens(3), tokens(1), tokens(4)];
     let share = |normalizer: Normalizer, all: &[RolloutTokens]| {
@@ -58,15 +67,18 @@ fn normalizers_match_verl() {
     assert_close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
 
     // TRAP: the mean of the means of micro-batches.
-    let (loss, mask) =
-        (v.rows("anchor/microbatch_token_mean/loss_mat"), v.rows("anchor/microbatch_token_mean/mask"));
+    let (loss, mask) = (
+        v.rows("anchor/microbatch_token_mean/loss_mat"),
+        v.rows("anchor/microbatch_token_mean/mask"),
+    );
     assert_close(
         aggregate(Normalizer::TokenMean, &loss, &mask),
         v.number("anchor/microbatch_token_mean/global_token_mean"),
         "all",
     );
     let of_each =
-        (0..2).map(|i| aggregate(Normalizer::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>() / 2.0;
+        (0..2).map(|i| aggregate(Normalizer::TokenMean, &loss[i..=i], &mask[i..=i])).sum::<f64>()
+            / 2.0;
     assert_close(
         of_each,
         v.number("anchor/microbatch_token_mean/legacy_dp_actor_mean_of_microbatches"),
@@ -78,7 +90,13 @@ fn normalizers_match_verl() {
 fn policy_losses_match_verl() {
     let f = Fixture::new();
     let points = f.points();
-    let clip = Loss::new(PolicyLoss::Clip { low: 0.2, high: 0.28, dual: Some(3.0), trust: None, keep: None });
+    let clip = Loss::new(PolicyLoss::Clip {
+        low: 0.2,
+        high: 0.28,
+        dual: Some(3.0),
+        trust: None,
+        keep: None,
+    });
     for (normalizer, name) in [
         (Normalizer::TokenMean, "anchor/ppo_vanilla/token-mean"),
         (Normalizer::RolloutSum, "anchor/ppo_vanilla/seq-mean-token-sum"),
@@ -98,7 +116,11 @@ fn policy_losses_match_verl() {
         }
     }
     let metrics = |name: &str| f.v.value_at("anchor/ppo_vanilla/metrics")[name].as_f64().unwrap();
-    assert_close(clipped / Counting::Verl.denominator(16.0), metrics("actor/pg_clipfrac"), "clip fraction");
+    assert_close(
+        clipped / Counting::Verl.denominator(16.0),
+        metrics("actor/pg_clipfrac"),
+        "clip fraction",
+    );
     assert_close(kl / Counting::Verl.denominator(16.0), metrics("actor/ppo_kl"), "kl");
     for case in f.v.value_at("anchor/ppo_single_token").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
@@ -116,7 +138,12 @@ fn policy_losses_match_verl() {
     let expect = |policy, points: &[Vec<Point>], normalizer, keys| {
         f.expect_loss(Loss::new(policy), points, normalizer, keys)
     };
-    expect(PolicyLoss::Cispo { low: 0.2, high: 0.28 }, &points, Normalizer::TokenMean, "anchor/cispo");
+    expect(
+        PolicyLoss::Cispo { low: 0.2, high: 0.28 },
+        &points,
+        Normalizer::TokenMean,
+        "anchor/cispo",
+    );
     let gate = PolicyLoss::SoftGate { positive: 1.0, negative: 1.05 };
     expect(gate, &points, Normalizer::RolloutMean, "anchor/sapo");
     expect(PolicyLoss::Reinforce, &points, Normalizer::TokenMean, "anchor/gpg");
@@ -134,7 +161,12 @@ fn policy_losses_match_verl() {
     of_paths.iter().zip(ratios).for_each(|(sequence, want)| {
         assert_close(sequence[0].sequence_log_ratio.unwrap(), want, "ratio of a path")
     });
-    expect(PolicyLoss::Gspo { low: 0.2, high: 0.28 }, &of_paths, Normalizer::RolloutMean, "anchor/gspo");
+    expect(
+        PolicyLoss::Gspo { low: 0.2, high: 0.28 },
+        &of_paths,
+        Normalizer::RolloutMean,
+        "anchor/gspo",
+    );
     let mut of_paths = points.clone();
     of_paths.iter_mut().for_each(|sequence| prepare::set_geometric_means(sequence, 0.2, 0.28));
     let geometric = PolicyLoss::GeometricMean { low: 0.2, high: 0.28 };
@@ -144,9 +176,15 @@ fn policy_losses_match_verl() {
     let share = f.v.number("head/kl_cov/kl_cov_ratio");
     prepare::mark_covarying(&mut all, share);
     let mut rest = all.into_iter();
-    let marked: Vec<Vec<Point>> = points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
+    let marked: Vec<Vec<Point>> =
+        points.iter().map(|row| rest.by_ref().take(row.len()).collect()).collect();
     let coefficient = f.v.number("head/kl_cov/ppo_kl_coef");
-    expect(PolicyLoss::KlCov { coefficient, fraction: share }, &marked, Normalizer::TokenMean, "head/kl_cov");
+    expect(
+        PolicyLoss::KlCov { coefficient, fraction: share },
+        &marked,
+        Normalizer::TokenMean,
+        "head/kl_cov",
+    );
 }
 
 #[test]
@@ -154,14 +192,17 @@ fn value_losses_match_verl() {
     let f = Fixture::new();
     let (new, old) = (f.masked_rows("anchor/value_loss/vpreds"), f.values_of("values"));
     let returns = f.masked_rows("anchor/gae_g1.0_l1.0/returns");
-    let loss = Loss::new(PolicyLoss::Value { clip: Some(f.v.number("anchor/value_loss/cliprange_value")) });
+    let loss = Loss::new(PolicyLoss::Value {
+        clip: Some(f.v.number("anchor/value_loss/cliprange_value")),
+    });
     let point = |i: usize, t: usize| Point {
         logp: new[i][t],
         returns: returns[i][t],
         value: Some(old[i][t]),
         ..Point::default()
     };
-    let points: Vec<Vec<Point>> = (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
+    let points: Vec<Vec<Point>> =
+        (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
     let (gradients, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
     f.expect_sum(loss, &points, Normalizer::TokenMean, gradients, sum);
     let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
@@ -171,9 +212,10 @@ fn value_losses_match_verl() {
         "clip fraction",
     );
     let (returns, values) = (returns.concat(), old.concat());
-    let want = f.v.value_at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"]
-        .as_f64()
-        .unwrap();
+    let want =
+        f.v.value_at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"]
+            .as_f64()
+            .unwrap();
     assert_close(explained_variance(&returns, &values), want, "explained variance");
 }
 
@@ -209,7 +251,8 @@ fn kl_penalties_match_verl() {
 fn kl_in_reward_matches_verl() {
     let f = Fixture::new();
     let (old, reference) = (f.values_of("old_log_prob"), f.values_of("ref_log_prob"));
-    let penalty = KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
+    let penalty =
+        KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
     let mut rollouts = f.rollouts();
     let mut means = Vec::new();
     for (i, rollout) in rollouts.iter_mut().enumerate() {
@@ -233,5 +276,9 @@ fn kl_in_reward_matches_verl() {
     let v = &f.v;
     let of = |name: &str| v.number(&format!("anchor/adaptive_kl/{name}"));
     let adaptive = AdaptiveKl { target: of("target"), horizon: of("horizon") };
-    assert_close(adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize), of("after"), "adapted");
+    assert_close(
+        adaptive.next(of("init"), of("current_kl"), of("n_steps") as usize),
+        of("after"),
+        "adapted",
+    );
 }

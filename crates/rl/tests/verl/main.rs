@@ -1,5 +1,5 @@
-//! verl's formulas, compared with vectors that verl's own functions computed in f64. The tolerance is
-//! 1e-9; verl's added 1e-8 are reproduced.
+//! verl's formulas, compared with vectors that verl's own functions computed in f64. The tolerance
+//! is 1e-9; verl's added 1e-8 are reproduced.
 
 #![allow(clippy::unwrap_used)] // clippy sees only what is inside #[test], not the helpers beside it
 

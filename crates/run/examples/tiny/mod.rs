@@ -51,8 +51,8 @@ group_size = 3
 learning_rate = 1e-3
 "#;
 
-/// Writes the model to `dir`/model, and returns the recipe of a run in `dir`/`name` with the changed
-/// keys.
+/// Writes the model to `dir`/model, and returns the recipe of a run in `dir`/`name` with the
+/// changed keys.
 pub fn recipe(dir: &Path, name: &str, changes: &[&str]) -> anyhow::Result<Recipe> {
     write_model(&dir.join("model"))?;
     let file = dir.join("recipe.toml");
@@ -65,7 +65,8 @@ pub fn recipe(dir: &Path, name: &str, changes: &[&str]) -> anyhow::Result<Recipe
 /// Writes a model in the layout of Hugging Face, with one token per byte.
 fn write_model(dir: &Path) -> anyhow::Result<()> {
     let eos = vec![IM_END, END_OF_TEXT];
-    let config = ModelConfig { vocabulary: VOCABULARY, context: 640, bos: None, eos, ..tiny_config() };
+    let config =
+        ModelConfig { vocabulary: VOCABULARY, context: 640, bos: None, eos, ..tiny_config() };
     fs::create_dir_all(dir)?;
     let weights = random_weights(&Compute::new(1), &config, 7);
     write_json(&dir.join("config.json"), &config.to_hf_json())?;
@@ -74,5 +75,10 @@ fn write_model(dir: &Path) -> anyhow::Result<()> {
     fs::write(dir.join("tokenizer.json"), chat.tokenizer().to_json()?)?;
     let special = SpecialTokens { eos: Some("<|im_end|>".into()), ..SpecialTokens::default() };
     let template = Some(chat.template().source());
-    Ok(write_tokenizer_config(&dir.join("tokenizer_config.json"), &special, template, config.context)?)
+    Ok(write_tokenizer_config(
+        &dir.join("tokenizer_config.json"),
+        &special,
+        template,
+        config.context,
+    )?)
 }

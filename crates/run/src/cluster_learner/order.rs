@@ -1,9 +1,9 @@
 //! Files through which the nodes of a learner find each other. They are in the run directory, which
 //! all nodes share.
 //!
-//! For every start of the learner, the first node writes an order. All other nodes follow the newest
-//! order. If the processes of a node exit, the node reports this in a file, and the first node then
-//! starts the whole learner again.
+//! For every start of the learner, the first node writes an order. All other nodes follow the
+//! newest order. If the processes of a node exit, the node reports this in a file, and the first
+//! node then starts the whole learner again.
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -40,7 +40,10 @@ pub struct Order {
 impl Order {
     /// Returns the command of a node.
     pub fn of_node(&self, node: u32) -> Vec<String> {
-        self.command.iter().map(|word| if word == NODE { node.to_string() } else { word.clone() }).collect()
+        self.command
+            .iter()
+            .map(|word| if word == NODE { node.to_string() } else { word.clone() })
+            .collect()
     }
 
     /// Returns the complete environment of a node's processes.

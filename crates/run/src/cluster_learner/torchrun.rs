@@ -69,7 +69,14 @@ pub async fn start(
     };
     let order = Order {
         start: random()?[..12].to_owned(),
-        command: command(keys, recipe, root, model, wants, (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?)),
+        command: command(
+            keys,
+            recipe,
+            root,
+            model,
+            wants,
+            (&head, child::free_port(Ipv4Addr::UNSPECIFIED)?),
+        ),
         variables: variables(keys),
         // Pass these by name, because each node has its own GPUs.
         environment: gpus::with_visible(&keys.environment),
@@ -111,7 +118,8 @@ pub async fn serve(
     supervisor: &Supervisor,
 ) -> anyhow::Result<Child> {
     let file = child::log(log).with_context(|| format!("cannot write {}", log.display()))?;
-    let launch = Launch { dir: root.to_owned(), variables: environment, ..Launch::new(order.of_node(node)) };
+    let launch =
+        Launch { dir: root.to_owned(), variables: environment, ..Launch::new(order.of_node(node)) };
     let kept = supervisor.serve(&launch, file).await;
     kept.map_err(|why| anyhow::anyhow!("the processes of the learner cannot be started: {why}"))
 }
@@ -126,7 +134,8 @@ fn command(
     (head, master): (&str, u16),
 ) -> Vec<String> {
     let mut words: Vec<String> = vec![keys.python.display().to_string()];
-    let mut add = |flag: &str, value: &dyn Display| words.extend([flag.to_owned(), value.to_string()]);
+    let mut add =
+        |flag: &str, value: &dyn Display| words.extend([flag.to_owned(), value.to_string()]);
     add("-m", &"torch.distributed.run");
     add("--nnodes", &keys.nodes);
     add("--nproc-per-node", &keys.processes_per_node());
@@ -147,7 +156,8 @@ fn command(
     add("--threads", &keys.threads.max(1));
     // Ranks that wait for a failed rank report this themselves before the call times out.
     add("--collective-seconds", &(0.8 * keys.call_seconds));
-    for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep), ("--pp", keys.pp)] {
+    for (flag, size) in [("--tp", keys.tp), ("--cp", keys.cp), ("--ep", keys.ep), ("--pp", keys.pp)]
+    {
         add(flag, &size);
     }
     for (flag, needed) in [("--reference", wants.reference), ("--critic", wants.critic)] {
@@ -180,7 +190,8 @@ async fn await_address(
 ) -> anyhow::Result<String> {
     let mut watch = Stopwatch::start();
     loop {
-        let found = fs::read_to_string(port).ok().filter(|text| text.trim().parse::<SocketAddr>().is_ok());
+        let found =
+            fs::read_to_string(port).ok().filter(|text| text.trim().parse::<SocketAddr>().is_ok());
         if let Some(address) = found {
             return Ok(format!("http://{}", address.trim()));
         }
@@ -217,7 +228,8 @@ pub fn failure_reason(log: &Path) -> String {
     let end = child::end_of(log, END_OF_LOG);
     let lines = || end.lines().map(str::trim).filter(|line| !line.is_empty());
     // Neither torchrun's summary nor the status lines of a healthy rank contain the reason.
-    let passing = ["ChildFailedError", "SignalException", "levade_torch: listens", "levade_torch: ready"];
+    let passing =
+        ["ChildFailedError", "SignalException", "levade_torch: listens", "levade_torch: ready"];
     let is_reason = |line: &&str| {
         let starts = ["levade_torch:", "error:"].iter().any(|start| line.starts_with(start));
         let raised = line.split([':', ' ']).next().is_some_and(|word| word.ends_with("Error"));
@@ -264,7 +276,11 @@ mod tests {
         assert!(failure_reason(&log).starts_with("ValueError: no such model (log: "));
         fs::write(&log, "hello\nKilled\n\n").unwrap();
         assert!(failure_reason(&log).starts_with("Killed (log: "));
-        fs::write(&log, "envs/bin/python: No module named levade_torch\nTraceback:\n  f()\n=====\n").unwrap();
+        fs::write(
+            &log,
+            "envs/bin/python: No module named levade_torch\nTraceback:\n  f()\n=====\n",
+        )
+        .unwrap();
         let words = failure_reason(&log);
         assert!(words.starts_with("envs/bin/python: No module named levade_torch; "), "{words}");
         assert!(words.contains("levade cluster setup"), "{words}");

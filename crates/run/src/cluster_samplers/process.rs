@@ -49,8 +49,8 @@ impl Spec {
     /// colocated, the server can sleep.
     ///
     /// # Errors
-    /// Returns an error if no port is free, if there are too few GPUs, or if the run directory cannot
-    /// be written.
+    /// Returns an error if no port is free, if there are too few GPUs, or if the run directory
+    /// cannot be written.
     pub fn new(
         samplers: &SamplersKeys,
         wants: &Requirements<'_>,
@@ -61,8 +61,9 @@ impl Spec {
         backend: Option<GroupBackend>,
     ) -> anyhow::Result<Self> {
         let (keys, sleeps) = (samplers.servers(), wants.colocation.is_some());
-        let port = child::free_port(Ipv4Addr::LOCALHOST)
-            .map_err(|error| unusable(format!("no port of this machine is free for a sampler: {error}")))?;
+        let port = child::free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
+            unusable(format!("no port of this machine is free for a sampler: {error}"))
+        })?;
         let kind = match samplers {
             SamplersKeys::Vllm(_) => "vllm",
             SamplersKeys::Sglang(_) => "sglang",
@@ -102,11 +103,23 @@ impl Spec {
                 }
                 if let Some(lora) = wants.lora {
                     // Two, because the new adapter is loaded before the old one is unloaded.
-                    add(&["--enable-lora", "--max-loras", "2", "--max-lora-rank", &text(&lora.rank.max(8))]);
+                    add(&[
+                        "--enable-lora",
+                        "--max-loras",
+                        "2",
+                        "--max-lora-rank",
+                        &text(&lora.rank.max(8)),
+                    ]);
                 }
             }
             SamplersKeys::Sglang(_) => {
-                add(&["sglang.launch_server", "--model-path", &model, "--context-length", &context]);
+                add(&[
+                    "sglang.launch_server",
+                    "--model-path",
+                    &model,
+                    "--context-length",
+                    &context,
+                ]);
                 if sleeps && !has("--enable-memory-saver") {
                     add(&["--enable-memory-saver"]);
                 }
@@ -148,7 +161,11 @@ impl Spec {
             url: format!("http://127.0.0.1:{port}"),
             log: logs.join(format!("{name}.log")),
             name,
-            launch: Launch { dir: folder.to_owned(), variables: environment, ..Launch::new(command) },
+            launch: Launch {
+                dir: folder.to_owned(),
+                variables: environment,
+                ..Launch::new(command)
+            },
         })
     }
 }
@@ -171,7 +188,8 @@ impl Process {
         let start_error = Arc::<Mutex<Option<String>>>::default();
         let (running, watched) = watch::channel(false);
         let (guard, dropped) = oneshot::channel();
-        let exit_task = tokio::spawn(keep(spec, supervisor, Arc::clone(&start_error), may, running, dropped));
+        let exit_task =
+            tokio::spawn(keep(spec, supervisor, Arc::clone(&start_error), may, running, dropped));
         (Process { running: watched, start_error, _guard: guard }, exit_task)
     }
 
@@ -186,9 +204,9 @@ impl Process {
     }
 }
 
-/// Waits until a server may start, and marks it as running. Checks `may` again after marking: if the
-/// devices are taken away at the same moment, either this function or the other side notices. Returns
-/// `false` if the server can never start, because the sender of `may` was dropped.
+/// Waits until a server may start, and marks it as running. Checks `may` again after marking: if
+/// the devices are taken away at the same moment, either this function or the other side notices.
+/// Returns `false` if the server can never start, because the sender of `may` was dropped.
 async fn may_start(may: &mut Option<watch::Receiver<bool>>, running: &watch::Sender<bool>) -> bool {
     loop {
         if let Some(may) = may
@@ -243,8 +261,10 @@ async fn keep(
         } else {
             let log = display::path(&spec.log);
             let reason = last_lines(&spec.log);
-            let text =
-                format!("the sampler {} ended ({why}); the end of its log, {log}:\n{reason}", spec.name);
+            let text = format!(
+                "the sampler {} ended ({why}); the end of its log, {log}:\n{reason}",
+                spec.name
+            );
             start_error.lock().unwrap_or_else(PoisonError::into_inner).get_or_insert(text);
         }
         warn!(server = spec.name, why, "a sampler died, and is started again");
@@ -280,7 +300,10 @@ mod tests {
         let (permit, may) = watch::channel(false);
         drop(permit);
         assert!(!may_start(&mut Some(may), &watch::channel(false).0).await);
-        assert!(may_start(&mut None, &watch::channel(false).0).await, "without turns it always may");
+        assert!(
+            may_start(&mut None, &watch::channel(false).0).await,
+            "without turns it always may"
+        );
     }
 
     #[tokio::test]

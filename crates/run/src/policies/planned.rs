@@ -65,8 +65,8 @@ impl PlannedModels {
     /// Returns the memory that each engine of a run will take.
     ///
     /// # Errors
-    /// Returns an error if the options do not fit a model. If the memory does not suffice, the error
-    /// proposes values of recipe keys with which the run fits.
+    /// Returns an error if the options do not fit a model. If the memory does not suffice, the
+    /// error proposes values of recipe keys with which the run fits.
     pub fn memory(&self, recipe: &Recipe) -> anyhow::Result<Vec<MemoryPlan>> {
         let plans = self.plans(recipe, None)?;
         if fit(&plans) {
@@ -90,7 +90,8 @@ impl PlannedModels {
         }
         match self.find_min_memory_mb(recipe) {
             Some(min_memory_mb) => {
-                let _ = write!(text, "It would also fit with `engine.memory_mb = {min_memory_mb}`.");
+                let _ =
+                    write!(text, "It would also fit with `engine.memory_mb = {min_memory_mb}`.");
             }
             None => text += "Or free memory on this machine.",
         }
@@ -137,7 +138,8 @@ impl PlannedModels {
             changed.engine.memory_mb = memory_mb;
             self.plans(&changed, None).is_ok_and(|plans| fit(&plans))
         };
-        let free = levade_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
+        let free =
+            levade_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
         let (mut short, mut enough) = (recipe.engine.memory_mb, free);
         if short == 0 || short >= enough || !fits(enough) {
             return None;
@@ -154,7 +156,11 @@ impl PlannedModels {
     ///
     /// # Errors
     /// Returns an error if options do not fit a model.
-    pub fn plans(&self, recipe: &Recipe, context: Option<usize>) -> anyhow::Result<Vec<EnginePlan>> {
+    pub fn plans(
+        &self,
+        recipe: &Recipe,
+        context: Option<usize>,
+    ) -> anyhow::Result<Vec<EnginePlan>> {
         let mut plans: Vec<EnginePlan> = Vec::new();
         for model in &self.0 {
             let (full, adapter_policies) = model.split_by_adapter();
@@ -172,7 +178,11 @@ impl PlannedModels {
             let taken: u64 = plans.iter().map(|one| one.plan.total()).sum();
             for (what, options) in all {
                 let plan = Engine::plan(&model.found.files.config, &options)?;
-                plans.push(EnginePlan { what, plan, available: options.budget().saturating_sub(taken) });
+                plans.push(EnginePlan {
+                    what,
+                    plan,
+                    available: options.budget().saturating_sub(taken),
+                });
             }
         }
         Ok(plans)

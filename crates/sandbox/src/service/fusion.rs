@@ -10,8 +10,8 @@ use crate::limits::Limits;
 use crate::run::{EndReason, Outcome};
 use crate::session::{Cell, CellError};
 
-/// Languages of SandboxFusion. For a language that is not supported here, the response is an error of
-/// the sandbox, as in SandboxFusion if the interpreter is not installed.
+/// Languages of SandboxFusion. For a language that is not supported here, the response is an error
+/// of the sandbox, as in SandboxFusion if the interpreter is not installed.
 pub(crate) const LANGUAGES: [&str; 33] = [
     "python",
     "python2",
@@ -61,8 +61,8 @@ pub struct RunCode {
     /// Maximum compilation time, in seconds. It has no effect, because nothing is compiled here.
     #[serde(default = "ten")]
     pub compile_timeout: f64,
-    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps larger
-    /// values.
+    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps
+    /// larger values.
     #[serde(rename = "memory_limit_MB", default = "unlimited")]
     pub memory_limit_mb: i64,
     /// Standard input. `None` means empty.
@@ -87,8 +87,8 @@ pub struct RunJupyter {
     /// Maximum total time of all cells, in seconds.
     #[serde(default = "forty_five")]
     pub total_timeout: f64,
-    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps larger
-    /// values.
+    /// Memory limit, in MiB. A value below 1 means the maximum of the service, which also caps
+    /// larger values.
     #[serde(rename = "memory_limit_MB", default = "unlimited")]
     pub memory_limit_mb: i64,
     /// Name of the kernel. Only `python3` is supported.
@@ -118,7 +118,9 @@ fn python3() -> String {
     "python3".into()
 }
 
-fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(from: D) -> Result<T, D::Error> {
+fn or_default<'de, D: Deserializer<'de>, T: Default + Deserialize<'de>>(
+    from: D,
+) -> Result<T, D::Error> {
     Ok(Option::deserialize(from)?.unwrap_or_default())
 }
 
@@ -292,7 +294,8 @@ impl JupyterResponse {
 impl CellResponse {
     /// Converts the result of a cell.
     pub(crate) fn from_cell(cell: &Cell) -> Self {
-        let shown = |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
+        let shown =
+            |text: &String| BTreeMap::from([("text/plain".to_owned(), text.as_str().into())]);
         CellResponse {
             stdout: cell.stdout.text(),
             stderr: cell.stderr.text(),
@@ -325,9 +328,10 @@ pub(crate) fn command(ended: EndReason, limits: &Limits) -> CommandResult {
 /// Describes the exceeded memory limit, or returns `None` for other endings.
 pub(crate) fn memory_limit_text(ended: EndReason, limits: &Limits) -> Option<String> {
     match ended {
-        EndReason::MemoryLimit => {
-            Some(format!("[ended by the sandbox: its processes held more than {} MiB]", limits.memory_mb))
-        }
+        EndReason::MemoryLimit => Some(format!(
+            "[ended by the sandbox: its processes held more than {} MiB]",
+            limits.memory_mb
+        )),
         _ => None,
     }
 }
@@ -348,7 +352,8 @@ pub(crate) fn decode_files(
     provided
         .map(|(name, content)| {
             let bytes = BASE64_STANDARD.decode(content.as_bytes());
-            let bytes = bytes.map_err(|error| format!("the content of {name:?} is no base64: {error}"))?;
+            let bytes =
+                bytes.map_err(|error| format!("the content of {name:?} is no base64: {error}"))?;
             Ok((name.clone(), bytes))
         })
         .collect()
@@ -360,7 +365,8 @@ mod tests {
 
     #[test]
     fn requests_use_defaults_for_missing_fields() {
-        let minimal: RunCode = serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
+        let minimal: RunCode =
+            serde_json::from_str(r#"{"code": "1", "language": "python"}"#).unwrap();
         assert_eq!((minimal.run_timeout, minimal.memory_limit_mb, minimal.stdin), (10.0, -1, None));
         // This is a request as verl sends it.
         let full = r#"{"compile_timeout": 30, "run_timeout": 30, "code": "1", "stdin": null, "memory_limit_MB": 1024,
@@ -368,13 +374,20 @@ mod tests {
         let full: RunCode = serde_json::from_str(full).unwrap();
         assert_eq!((full.run_timeout, full.memory_limit_mb), (30.0, 1024));
         let cells: RunJupyter = serde_json::from_str(r#"{"cells": ["1"], "files": null}"#).unwrap();
-        assert_eq!((cells.total_timeout, cells.cell_timeout, cells.kernel.as_str()), (45.0, 0.0, "python3"));
+        assert_eq!(
+            (cells.total_timeout, cells.cell_timeout, cells.kernel.as_str()),
+            (45.0, 0.0, "python3")
+        );
     }
 
     #[test]
     fn decoded_skips_empty_and_rejects_invalid_files() {
-        let files = BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
-        assert_eq!(decode_files(&files).unwrap(), BTreeMap::from([("a".to_owned(), b"hi".to_vec())]));
+        let files =
+            BTreeMap::from([("a".to_owned(), Some("aGk=".to_owned())), ("b".to_owned(), None)]);
+        assert_eq!(
+            decode_files(&files).unwrap(),
+            BTreeMap::from([("a".to_owned(), b"hi".to_vec())])
+        );
         let files = BTreeMap::from([("a".to_owned(), Some("a?".to_owned()))]);
         assert!(decode_files(&files).unwrap_err().starts_with("the content of \"a\" is no base64"));
     }

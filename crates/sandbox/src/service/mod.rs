@@ -1,9 +1,9 @@
 //! HTTP service with SandboxFusion's API, over a [`Sandbox`].
 //!
 //! `POST /run_code` and `POST /run_jupyter` respond as SandboxFusion does: 200 even if the sandbox
-//! failed, with the status `SandboxError` in the body, and 422 if the request is invalid. In addition,
-//! the service responds with 401 to requests without a valid key if keys are configured, and with 429
-//! if the queue is full.
+//! failed, with the status `SandboxError` in the body, and 422 if the request is invalid. In
+//! addition, the service responds with 401 to requests without a valid key if keys are configured,
+//! and with 429 if the queue is full.
 //!
 //! `GET /v1/ping` returns `pong`, and `GET /protection` the protection under which code runs. If no
 //! keys are configured, requests that a web page can cause get 403 or 415.
@@ -55,9 +55,9 @@ struct Inner {
 }
 
 impl Service {
-    /// Creates a service. Its requests must have one of `keys`, unless `keys` is empty. `limits` are
-    /// the maxima of a request: a larger memory limit is reduced to the maximum, and a longer time is
-    /// rejected.
+    /// Creates a service. Its requests must have one of `keys`, unless `keys` is empty. `limits`
+    /// are the maxima of a request: a larger memory limit is reduced to the maximum, and a longer
+    /// time is rejected.
     pub fn new(sandbox: Sandbox, limits: Limits, keys: &[String], access: Access) -> Self {
         Service(Arc::new(Inner { sandbox, limits, keys: keys.to_vec(), access }))
     }
@@ -72,8 +72,10 @@ impl Service {
             .route("/v1/ping", get(|| async { Json("pong") }))
             .layer(DefaultBodyLimit::max(MAX_BYTES));
         let needs_key = !self.0.keys.is_empty();
-        let reject = |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
-        let routes = service::with_rejections(routes, self.0.access.clone(), move |_| needs_key, reject);
+        let reject =
+            |_: &Request, rejection: Rejection| detail(rejection.status, rejection.message);
+        let routes =
+            service::with_rejections(routes, self.0.access.clone(), move |_| needs_key, reject);
         routes.with_state(self.clone())
     }
 
@@ -90,8 +92,10 @@ impl Service {
                 max_limits.seconds
             )));
         }
-        let memory =
-            u64::try_from(memory_mb).ok().filter(|memory| *memory > 0).unwrap_or(max_limits.memory_mb);
+        let memory = u64::try_from(memory_mb)
+            .ok()
+            .filter(|memory| *memory > 0)
+            .unwrap_or(max_limits.memory_mb);
         Ok(Limits { seconds, memory_mb: memory.min(max_limits.memory_mb), ..max_limits })
     }
 }
@@ -162,7 +166,10 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
         let request: RunCode = read(&sent)?;
         let Some(language) = Language::from_name(&request.language) else {
             if !LANGUAGES.contains(&request.language.as_str()) {
-                return Err(SandboxError::Request(format!("language: {:?} is none", request.language)));
+                return Err(SandboxError::Request(format!(
+                    "language: {:?} is none",
+                    request.language
+                )));
             }
             let message = format!("{:?} is not run here; python and bash are", request.language);
             return Ok(CodeResponse::from_sandbox_error(message));
@@ -181,7 +188,9 @@ async fn run_code(State(service): State<Service>, sent: Bytes) -> Response {
     };
     match response.await {
         Ok(response) => Json(response).into_response(),
-        Err(error) => to_response(error, |why| Json(CodeResponse::from_sandbox_error(why)).into_response()),
+        Err(error) => {
+            to_response(error, |why| Json(CodeResponse::from_sandbox_error(why)).into_response())
+        }
     }
 }
 
@@ -198,20 +207,30 @@ async fn run_jupyter(State(service): State<Service>, sent: Bytes) -> Response {
 /// Runs cells up to the last one, or up to one that ends the interpreter.
 async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse, SandboxError> {
     if request.kernel != "python3" {
-        return Err(SandboxError::Request(format!("kernel: {:?} is none here; python3 is", request.kernel)));
+        return Err(SandboxError::Request(format!(
+            "kernel: {:?} is none here; python3 is",
+            request.kernel
+        )));
     }
     let limits = service.limits("total_timeout", request.total_timeout, request.memory_limit_mb)?;
     let files = decode_files(&request.files).map_err(SandboxError::Request)?;
-    let options =
-        SessionOptions { files, fetch: request.fetch_files, environment: Default::default(), limits };
+    let options = SessionOptions {
+        files,
+        fetch: request.fetch_files,
+        environment: Default::default(),
+        limits,
+    };
     let mut session = service.0.sandbox.session(options)?;
     let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), EndReason::Exit(0));
     // Only the cells count: their wait in the queue behind other runs does not.
     let mut spent = 0.0;
     for code in &request.cells {
         let remaining = request.total_timeout - spent;
-        let cell_seconds =
-            if request.cell_timeout > 0.0 { remaining.min(request.cell_timeout) } else { remaining };
+        let cell_seconds = if request.cell_timeout > 0.0 {
+            remaining.min(request.cell_timeout)
+        } else {
+            remaining
+        };
         if cell_seconds <= 0.0 {
             ended = EndReason::TimeLimit;
             break;

@@ -53,7 +53,10 @@ async fn run_code_responds_as_sandbox_fusion() {
     assert_eq!((&failed["status"], &failed["message"]), (&json!("Failed"), &json!("")));
     assert_eq!(failed["run_result"]["return_code"], 1);
     assert!(
-        failed["run_result"]["stderr"].as_str().unwrap().ends_with("ZeroDivisionError: division by zero\n")
+        failed["run_result"]["stderr"]
+            .as_str()
+            .unwrap()
+            .ends_with("ZeroDivisionError: division by zero\n")
     );
 
     let shell = run(json!({ "code": "echo a; exit 3", "language": "bash" })).await;
@@ -62,8 +65,10 @@ async fn run_code_responds_as_sandbox_fusion() {
         (&json!("a\n"), &json!(3))
     );
 
-    let late =
-        run(json!({ "code": "print('x')\nwhile 1: pass", "language": "python", "run_timeout": 0.5 })).await;
+    let late = run(
+        json!({ "code": "print('x')\nwhile 1: pass", "language": "python", "run_timeout": 0.5 }),
+    )
+    .await;
     assert_eq!(
         (&late["status"], &late["run_result"]["status"]),
         (&json!("Failed"), &json!("TimeLimitExceeded"))
@@ -94,12 +99,18 @@ async fn cells_share_variables_and_continue_after_exceptions() {
 
     let body = json!({ "cells": ["1", "while 1: pass", "2"], "total_timeout": 0.5 });
     let (_, late) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!((&late["status"], &late["driver"]["status"]), (&json!("Failed"), &json!("TimeLimitExceeded")));
+    assert_eq!(
+        (&late["status"], &late["driver"]["status"]),
+        (&json!("Failed"), &json!("TimeLimitExceeded"))
+    );
     assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
 
     let body = json!({ "cells": ["import os; os._exit(7)", "2"] });
     let (_, exited) = post(&service, "/run_jupyter", None, &body.to_string()).await;
-    assert_eq!((&exited["status"], &exited["driver"]["return_code"]), (&json!("Failed"), &json!(7)));
+    assert_eq!(
+        (&exited["status"], &exited["driver"]["return_code"]),
+        (&json!("Failed"), &json!(7))
+    );
 }
 
 #[tokio::test]
@@ -123,7 +134,10 @@ async fn odd_output_and_exceptions_preserve_variables() {
     let cells = response["cells"].as_array().unwrap();
     assert_eq!(cells[1]["error"][0]["evalue"], "half a pair: \\ud83d");
     let odd = &cells[2]["error"][0];
-    assert_eq!((&odd["ename"], &odd["evalue"]), (&json!("Odd"), &json!("<exception str() failed>")));
+    assert_eq!(
+        (&odd["ename"], &odd["evalue"]),
+        (&json!("Odd"), &json!("<exception str() failed>"))
+    );
     assert_eq!(cells[3]["display"], json!([{ "text/plain": "\\udc80" }]));
     assert_eq!(cells[7]["stdout"], "kept\n");
     let shown = cells[8]["display"].as_array().unwrap();
@@ -154,7 +168,8 @@ async fn cpu_limit_covers_all_processors_until_timeout() {
     let code = "import resource; print(resource.getrlimit(resource.RLIMIT_CPU)[1])";
     let body = json!({ "code": code, "language": "python", "run_timeout": 7 });
     let (_, response) = post(&service, "/run_code", None, &body.to_string()).await;
-    let used_seconds: u64 = response["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
+    let used_seconds: u64 =
+        response["run_result"]["stdout"].as_str().unwrap().trim().parse().unwrap();
     let processors = std::thread::available_parallelism().map_or(1, usize::from) as u64;
     assert!(used_seconds > 7 * processors, "{used_seconds} seconds for {processors} processors");
 }
@@ -168,9 +183,17 @@ async fn invalid_request_returns_422_with_field() {
         ("/run_code", r#"{"code": "", "language": "klingon"}"#, "klingon"),
         ("/run_code", r#"{"code": "", "language": "python", "files": {"a": "?"}}"#, "base64"),
         ("/run_code", r#"{"code": "", "language": "python", "files": {"../a": ""}}"#, "../a"),
-        ("/run_code", r#"{"code": "", "language": "python", "fetch_files": ["/etc/passwd"]}"#, "/etc/passwd"),
+        (
+            "/run_code",
+            r#"{"code": "", "language": "python", "fetch_files": ["/etc/passwd"]}"#,
+            "/etc/passwd",
+        ),
         ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 0}"#, "seconds"),
-        ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 86400}"#, "at most 60 seconds"),
+        (
+            "/run_code",
+            r#"{"code": "", "language": "python", "run_timeout": 86400}"#,
+            "at most 60 seconds",
+        ),
         ("/run_code", r#"{"code": "", "language": "python", "run_timeout": 1e999}"#, "range"),
         ("/run_jupyter", r#"{"cells": [], "total_timeout": 61}"#, "`total_timeout` is 61"),
         ("/run_jupyter", r#"{"cells": [], "kernel": "r"}"#, "kernel"),
@@ -253,14 +276,19 @@ async fn request_limits_are_capped_by_service() {
 #[tokio::test]
 async fn total_and_cell_timeouts_are_enforced() {
     let service = service(Options::default(), &[]).await;
-    let response = async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
+    let response =
+        async |body: Value| post(&service, "/run_jupyter", None, &body.to_string()).await.1;
     let slow = "import time; time.sleep(1.2)";
     let late = response(json!({ "cells": [slow, slow, "1"], "total_timeout": 2.0 })).await;
-    assert_eq!((&late["status"], &late["driver"]["status"]), (&json!("Failed"), &json!("TimeLimitExceeded")));
+    assert_eq!(
+        (&late["status"], &late["driver"]["status"]),
+        (&json!("Failed"), &json!("TimeLimitExceeded"))
+    );
     assert_eq!(late["cells"].as_array().unwrap().len(), 2, "{late}");
     let spent = late["driver"]["execution_time"].as_f64().unwrap();
     assert!((1.9..20.0).contains(&spent), "{spent}");
-    let body = json!({ "cells": ["1", "while 1: pass"], "total_timeout": 50.0, "cell_timeout": 0.5 });
+    let body =
+        json!({ "cells": ["1", "while 1: pass"], "total_timeout": 50.0, "cell_timeout": 0.5 });
     let late = response(body).await;
     assert_eq!(late["driver"]["status"], "TimeLimitExceeded", "{late}");
     assert!(late["driver"]["execution_time"].as_f64().unwrap() < 30.0, "{late}");

@@ -1,5 +1,5 @@
-//! Tests that programs end in the sandbox as in a fresh interpreter, and that legitimate programs still
-//! work.
+//! Tests that programs end in the sandbox as in a fresh interpreter, and that legitimate programs
+//! still work.
 
 use levade_sandbox::{EndReason, Language, Limits, Run, SessionOptions};
 
@@ -42,16 +42,24 @@ async fn programs_end_as_in_fresh_interpreter() {
     for code in ENDINGS {
         let dir = tempfile::tempdir().unwrap();
         std::fs::write(dir.path().join("main.py"), code).unwrap();
-        let fresh =
-            std::process::Command::new("python3").arg("main.py").current_dir(dir.path()).output().unwrap();
-        let run = Run { fetch: vec!["out".into()], limits: limits(), ..Run::new(Language::Python, code) };
+        let fresh = std::process::Command::new("python3")
+            .arg("main.py")
+            .current_dir(dir.path())
+            .output()
+            .unwrap();
+        let run =
+            Run { fetch: vec!["out".into()], limits: limits(), ..Run::new(Language::Python, code) };
         let ours = sandbox.run(&run).await.unwrap();
         let file = std::fs::read(dir.path().join("out")).ok();
         assert_eq!(ours.files.get("out"), file.as_ref(), "{code}");
         assert_eq!(ours.stdout.text(), String::from_utf8_lossy(&fresh.stdout), "{code}");
         assert_eq!(ours.ended, EndReason::Exit(fresh.status.code().unwrap()), "{code}");
         let last = |text: &str| text.lines().last().unwrap_or_default().to_owned();
-        assert_eq!(last(&ours.stderr.text()), last(&String::from_utf8_lossy(&fresh.stderr)), "{code}");
+        assert_eq!(
+            last(&ours.stderr.text()),
+            last(&String::from_utf8_lossy(&fresh.stderr)),
+            "{code}"
+        );
     }
 }
 
@@ -92,7 +100,10 @@ async fn legitimate_programs_work_behind_filter() {
             "100000\n",
         ),
         ("import tempfile\nwith tempfile.TemporaryDirectory() as d: print(d[:5])", "/tmp/\n"),
-        ("import os\nf = os.open('x', os.O_CREAT | os.O_RDWR); os.fsync(f); print('synced')", "synced\n"),
+        (
+            "import os\nf = os.open('x', os.O_CREAT | os.O_RDWR); os.fsync(f); print('synced')",
+            "synced\n",
+        ),
     ] {
         let outcome = python(&sandbox, code).await;
         assert_eq!(outcome.stdout.text(), expected, "{code}\n{}", outcome.stderr.text());
@@ -113,9 +124,9 @@ async fn processor_time_counts_running_children() {
 async fn processor_time_between_cells_is_bounded() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let limits = Limits { seconds: 1.0, ..limits() };
-    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
-    let calm =
-        "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nx = 1";
+    let mut session =
+        sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let calm = "import threading, time\nthreading.Thread(target=time.sleep, args=(60,), daemon=True).start()\nx = 1";
     assert_eq!(session.cell(calm).await.unwrap().ended, None);
     tokio::time::sleep(std::time::Duration::from_secs(3)).await;
     assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
@@ -140,7 +151,10 @@ if os.fork() == 0:
             let next = session.cell("1").await.unwrap();
             if let Some(ended) = next.ended {
                 // On a busy machine, many children may reach the memory limit first.
-                assert!(matches!(ended, EndReason::TimeLimit | EndReason::MemoryLimit), "{ended:?}: {code}");
+                assert!(
+                    matches!(ended, EndReason::TimeLimit | EndReason::MemoryLimit),
+                    "{ended:?}: {code}"
+                );
                 break;
             }
             assert!(started.elapsed().as_secs() < 60, "it goes on: {code}");

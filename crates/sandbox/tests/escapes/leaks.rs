@@ -25,7 +25,8 @@ impl HeldResources {
     fn snapshot() -> Self {
         let processes = descendants(std::process::id());
         let of = |pid: u32| fs::read_dir(format!("/proc/{pid}/fd")).map_or(0, Iterator::count);
-        let descriptors = of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
+        let descriptors =
+            of(std::process::id()) + processes.iter().map(|pid| of(*pid)).sum::<usize>();
         let files = fs::read_dir(std::env::temp_dir()).unwrap().flatten();
         let files = files.map(|entry| entry.file_name().to_string_lossy().into_owned());
         HeldResources {

@@ -1,8 +1,8 @@
 //! Escape tests: each attack must end as its title says, and leave no process, file, mount or
 //! descriptor.
 //!
-//! The tests should run as root and as an unprivileged user; docs/sandbox.md has the commands. If the
-//! kernel provides no namespaces, the tests print that and are skipped.
+//! The tests should run as root and as an unprivileged user; docs/sandbox.md has the commands. If
+//! the kernel provides no namespaces, the tests print that and are skipped.
 #![allow(clippy::unwrap_used, reason = "helpers of tests, too, may end them")]
 
 mod endings;
@@ -36,7 +36,8 @@ const ATTACKS: [&str; 8] = [
 
 /// Returns the expectation, name and code of each attack.
 fn attacks() -> impl Iterator<Item = (&'static str, &'static str, String)> {
-    let parts = ATTACKS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
+    let parts =
+        ATTACKS.iter().flat_map(|class| class.strip_prefix("### ").unwrap().split("\n### "));
     parts.map(|part| {
         let (title, code) = part.split_once('\n').unwrap();
         let (expect, name) = title.split_once(": ").unwrap();
@@ -44,17 +45,20 @@ fn attacks() -> impl Iterator<Item = (&'static str, &'static str, String)> {
     })
 }
 
-/// Serializes the tests, because processes and descriptors of another test would count as leftovers.
+/// Serializes the tests, because processes and descriptors of another test would count as
+/// leftovers.
 static TEST_LOCK: tokio::sync::Mutex<()> = tokio::sync::Mutex::const_new(());
 
-/// Starts a sandbox with full protection. Prints a message and returns `None` if the kernel does not
-/// provide it.
+/// Starts a sandbox with full protection. Prints a message and returns `None` if the kernel does
+/// not provide it.
 async fn full_sandbox() -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     full_sandbox_with(Vec::new()).await
 }
 
 /// Starts a sandbox with full protection, whose code can read the directories in `read` as well.
-async fn full_sandbox_with(read: Vec<PathBuf>) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
+async fn full_sandbox_with(
+    read: Vec<PathBuf>,
+) -> Option<(Sandbox, tokio::sync::MutexGuard<'static, ()>)> {
     let guard = TEST_LOCK.lock().await;
     match Sandbox::start(Options { concurrency: 4, read, ..Options::default() }).await {
         Ok(sandbox) => Some((sandbox, guard)),
@@ -175,7 +179,11 @@ async fn harmless_attacks_succeed_without_sandbox() {
             .output()
             .unwrap();
         let out = String::from_utf8_lossy(&output.stdout);
-        assert!(out.contains("ESCAPED"), "{name}: {out}{}", String::from_utf8_lossy(&output.stderr));
+        assert!(
+            out.contains("ESCAPED"),
+            "{name}: {out}{}",
+            String::from_utf8_lossy(&output.stderr)
+        );
     }
     assert_eq!(count, HARMLESS.len());
 }
@@ -200,14 +208,18 @@ fn check_outcome(expect: &str, outcome: &Outcome) -> Result<(), String> {
                 || (outcome.ended == EndReason::Exit(1) && err.contains("Cannot allocate memory"))
         }
         "bounded" => {
-            let held_bytes = out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
+            let held_bytes =
+                out.lines().filter_map(|line| line.strip_prefix("HELD ")?.parse::<u64>().ok());
             let max_mb = limits().memory_mb + limits().disk_mb;
             match outcome.ended {
                 EndReason::MemoryLimit => true,
                 EndReason::Exit(0) => {
-                    held_bytes.sum::<u64>() <= max_mb && (out.contains("HELD") || out.contains("refused:"))
+                    held_bytes.sum::<u64>() <= max_mb
+                        && (out.contains("HELD") || out.contains("refused:"))
                 }
-                EndReason::Exit(1) => err.contains("MemoryError") || err.contains("Cannot allocate memory"),
+                EndReason::Exit(1) => {
+                    err.contains("MemoryError") || err.contains("Cannot allocate memory")
+                }
                 _ => false,
             }
         }
@@ -233,7 +245,8 @@ async fn every_attack_is_contained_and_leaves_nothing() {
         count += 1;
         let seconds = if expect == "late" { 1.5 } else { 60.0 };
         let code = host.put_in(&code);
-        let run = Run { limits: Limits { seconds, ..limits() }, ..Run::new(Language::Python, code) };
+        let run =
+            Run { limits: Limits { seconds, ..limits() }, ..Run::new(Language::Python, code) };
         let judgement = match sandbox.run(&run).await {
             Ok(outcome) => check_outcome(expect, &outcome),
             Err(error) => Err(error.to_string()),
@@ -285,14 +298,19 @@ async fn runs_are_isolated_from_each_other() {
     assert_eq!(out, "0 sockets\n[[], []] ['main.py']\nsecrets 0\n", "{}", outcome.stderr.text());
     // The next run does not find the files of an earlier run either.
     python(&sandbox, "open('/tmp/kept', 'w').write('x')").await;
-    assert_eq!(python(&sandbox, "import os; print(os.listdir('/tmp'))").await.stdout.text(), "[]\n");
+    assert_eq!(
+        python(&sandbox, "import os; print(os.listdir('/tmp'))").await.stdout.text(),
+        "[]\n"
+    );
 }
 
 #[tokio::test]
 async fn links_and_special_files_are_not_fetched() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let fetch =
-        ["good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large", "huge"];
+    let fetch = [
+        "good", "in/deep", "link", "linked/x", "pipe", "device", "folder", "nothing", "large",
+        "huge",
+    ];
     let code = "import os\nopen('good', 'w').write('good')\nos.makedirs('in')\nopen('in/deep', 'w').write('deep')\n\
                 os.symlink('/etc/passwd', 'link')\nos.symlink('/etc', 'linked')\nos.mkfifo('pipe')\n\
                 os.symlink('/dev/zero', 'device')\nos.mkdir('folder')\n\
@@ -306,7 +324,10 @@ async fn links_and_special_files_are_not_fetched() {
     assert_eq!(outcome.ended, EndReason::Exit(0), "{}", outcome.stderr.text());
     let found: Vec<&str> = outcome.files.keys().map(String::as_str).collect();
     assert_eq!(found, ["good", "in/deep", "large"], "{:?}", outcome.not_fetched);
-    assert_eq!((outcome.files["good"].as_slice(), outcome.files["large"].len()), (&b"good"[..], 12 << 20));
+    assert_eq!(
+        (outcome.files["good"].as_slice(), outcome.files["large"].len()),
+        (&b"good"[..], 12 << 20)
+    );
     assert_eq!(outcome.not_fetched["pipe"], "is no regular file");
     assert!(outcome.not_fetched["huge"].contains("may be fetched"), "{:?}", outcome.not_fetched);
     assert_eq!(outcome.not_fetched.len(), 7);
@@ -333,15 +354,18 @@ async fn streams_can_be_reopened_and_stdin_is_immutable() {
     let expected = format!("['3', '4']\n[b'3\\n', b'4\\n']\nmore\n{errors}");
     assert_eq!((outcome.stdout.text(), outcome.stderr.text().as_str()), (expected, "error\n"));
     let bash = "n=$(head -n 1 </dev/stdin); echo $((n + 1)) | tee /dev/stderr > /dev/stdout";
-    let outcome =
-        sandbox.run(&Run { stdin, limits: limits(), ..Run::new(Language::Shell, bash) }).await.unwrap();
+    let outcome = sandbox
+        .run(&Run { stdin, limits: limits(), ..Run::new(Language::Shell, bash) })
+        .await
+        .unwrap();
     assert_eq!((outcome.stdout.text().as_str(), outcome.stderr.text().as_str()), ("4\n", "4\n"));
 }
 
 #[tokio::test]
 async fn large_output_and_input_do_not_delay_runs() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let code = "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
+    let code =
+        "import sys\nfor n in range(300000): print('line', n)\nsys.stderr.write('e' * 5_000_000)";
     let outcome = python(&sandbox, code).await;
     assert_eq!(outcome.ended, EndReason::Exit(0));
     assert_eq!((outcome.stdout.total, outcome.stderr.total), (3_488_890, 5_000_000));
@@ -350,11 +374,15 @@ async fn large_output_and_input_do_not_delay_runs() {
     let stdin = vec![b'z'; 20 << 20];
     let slow = "import sys, time\nn = 0\nwhile True:\n    b = sys.stdin.buffer.read(1 << 20)\n    if not b: break\n    n += len(b); time.sleep(0.01)\nprint(n)";
     for (code, expected) in [(slow, "20971520\n"), ("print('never read')", "never read\n")] {
-        let run = Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
+        let run =
+            Run { stdin: stdin.clone(), limits: limits(), ..Run::new(Language::Python, code) };
         let outcome = sandbox.run(&run).await.unwrap();
         assert_eq!((outcome.ended, outcome.stdout.text().as_str()), (EndReason::Exit(0), expected));
     }
-    assert_eq!(python(&sandbox, "import sys; print(repr(sys.stdin.read()))").await.stdout.text(), "''\n");
+    assert_eq!(
+        python(&sandbox, "import sys; print(repr(sys.stdin.read()))").await.stdout.text(),
+        "''\n"
+    );
 }
 
 #[tokio::test]
@@ -362,22 +390,29 @@ async fn session_reports_loss_of_variables() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
     let before = HeldResources::wait_until_stable().await;
     let limits = Limits { seconds: 4.0, ..limits() };
-    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let mut session =
+        sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let first = session.cell("import threading\nx = [1, 2]\nx").await.unwrap();
-    assert_eq!((first.shown, first.ended, first.is_fresh), (vec!["[1, 2]".to_owned()], None, false));
+    assert_eq!(
+        (first.shown, first.ended, first.is_fresh),
+        (vec!["[1, 2]".to_owned()], None, false)
+    );
     let flood = session.cell("for n in range(20000): print(n)\nx.append(3); x;").await.unwrap();
     assert_eq!((flood.stdout.total, flood.shown.len(), flood.ended), (108_890, 0, None));
     let raised = session.cell("def f(): return 1/0\nf()").await.unwrap();
     let error = raised.error.unwrap();
-    assert_eq!((error.ename.as_str(), error.evalue.as_str()), ("ZeroDivisionError", "division by zero"));
+    assert_eq!(
+        (error.ename.as_str(), error.evalue.as_str()),
+        ("ZeroDivisionError", "division by zero")
+    );
     assert!(error.traceback.iter().any(|line| line.contains("<cell 3>")), "{error:?}");
     assert!(!error.traceback.iter().any(|line| line.contains("<string>")), "{error:?}");
     assert_eq!(session.cell("x").await.unwrap().shown, ["[1, 2, 3]"]);
     let forked = session.cell("import os\nos.fork()\nx = 1").await.unwrap();
     assert_eq!((forked.error, forked.ended), (None, None));
     assert_eq!(session.cell("x").await.unwrap().shown, ["1"]);
-    // The interpreter is lost by a time limit, an exit, or a write to a descriptor that the code must
-    // not use.
+    // The interpreter is lost by a time limit, an exit, or a write to a descriptor that the code
+    // must not use.
     for (code, ended) in [
         ("while True: pass", Some(EndReason::TimeLimit)),
         ("import os; os._exit(3)", Some(EndReason::Exit(3))),
@@ -411,7 +446,8 @@ async fn processes_left_by_cells_are_watched() {
     python(&sandbox, "pass").await;
     let before = leaks::processes();
     let limits = Limits { memory_mb: 128, ..limits() };
-    let mut session = sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
+    let mut session =
+        sandbox.session(SessionOptions { limits, ..SessionOptions::default() }).unwrap();
     let code = "import subprocess, sys\n\
         left = 'import time; time.sleep(1); held = bytearray(b\"x\") * (60 << 20); time.sleep(60)'\n\
         for _ in range(4): subprocess.Popen([sys.executable, '-c', left])";
@@ -457,7 +493,8 @@ async fn cancelled_run_leaves_nothing() {
     python(&sandbox, "pass").await;
     let before = HeldResources::wait_until_stable().await;
     let code = "import os, time\nfor _ in range(3): os.fork()\ntime.sleep(100)";
-    let run = Run { limits: Limits { seconds: 100.0, ..limits() }, ..Run::new(Language::Python, code) };
+    let run =
+        Run { limits: Limits { seconds: 100.0, ..limits() }, ..Run::new(Language::Python, code) };
     for milliseconds in [0, 1, 5, 20, 100, 300] {
         let time = std::time::Duration::from_millis(milliseconds);
         assert!(tokio::time::timeout(time, sandbox.run(&run)).await.is_err());
@@ -469,8 +506,7 @@ async fn cancelled_run_leaves_nothing() {
 #[tokio::test]
 async fn shell_runs_with_python_in_path() {
     let Some((sandbox, _lock)) = full_sandbox().await else { return };
-    let code =
-        "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
+    let code = "set -e\necho $0 $HOME $(cat in)\npython3 -c 'print(6 * 7)' < /dev/null\ncat <(echo sub)\nexit 7";
     let run = Run {
         files: [("in".to_owned(), b"given".to_vec())].into(),
         limits: limits(),
@@ -482,7 +518,8 @@ async fn shell_runs_with_python_in_path() {
     assert_eq!(text, "/work/main.sh /work given\n42\nsub\n");
 }
 
-/// Tests a kernel without namespaces: the process is root without any rights, as in most containers.
+/// Tests a kernel without namespaces: the process is root without any rights, as in most
+/// containers.
 #[test]
 fn reduced_protection_is_rejected_or_used_on_request() -> ExitCode {
     let inner = std::env::var("LEVADE_INNER").is_ok();

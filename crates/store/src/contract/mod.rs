@@ -1,7 +1,7 @@
 //! The contract of [`Store`], as tests that run for every backend.
 //!
-//! [`store_contract!`](crate::store_contract) generates one test per function for a backend. Each test
-//! needs an empty store of its own.
+//! [`store_contract!`](crate::store_contract) generates one test per function for a backend. Each
+//! test needs an empty store of its own.
 
 #![allow(missing_docs, reason = "the names of tests say what they test")]
 #![allow(clippy::unwrap_used, reason = "a test ends where something fails")]
@@ -16,15 +16,15 @@ use levade_tree::{AttemptId, AttemptSlot, Component, Kind, Outcome, Purpose, Seg
 use serde_json::json;
 
 use crate::{
-    AppliedKlPenalty, Attempt, Code, CreditTarget, End, EvalKey, HighEntropy, PolicyPlan, Status, StepPlan,
-    StepReward, Store, StoreError, Tries, WriteOutcome,
+    AppliedKlPenalty, Attempt, Code, CreditTarget, End, EvalKey, HighEntropy, PolicyPlan, Status,
+    StepPlan, StepReward, Store, StoreError, Tries, WriteOutcome,
 };
 use test_data::{attempt, forest, plan, segment, start_of, train_slot};
 pub use tries::*;
 
-/// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure that
-/// returns a value to keep alive during the test, such as a temporary directory, and an `Arc` of an empty
-/// store.
+/// Generates a module `$backend` with the contract tests for a backend. `$open` is an async closure
+/// that returns a value to keep alive during the test, such as a temporary directory, and an `Arc`
+/// of an empty store.
 #[macro_export]
 macro_rules! store_contract {
     ($backend:ident, $open:expr) => {
@@ -100,7 +100,8 @@ pub async fn record_attempt_is_idempotent_and_rejects_changes(store: TestStore) 
     assert_eq!(store.record_attempt(&first).await.unwrap(), WriteOutcome::AlreadyRecorded);
     let mut longer = first.clone();
     longer.trajectory.push(segment(Kind::Context, &[1])).unwrap();
-    let of_segment = StepReward { credit_target: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
+    let of_segment =
+        StepReward { credit_target: CreditTarget::Segment(SegmentId(0)), reward: -0.05 };
     let other_attempts = [
         ("task", Attempt { task: json!("another"), ..first.clone() }),
         ("outcome", Attempt { outcome: Outcome::initial(), ..first.clone() }),
@@ -146,7 +147,10 @@ pub async fn incremental_writes_equal_single_write(store: TestStore) {
     let started_attempt = store.attempt(&whole.id).await.unwrap().unwrap();
     assert_eq!(started_attempt, Attempt::from_start(&start_of(&whole)));
     assert_eq!(started_attempt.status, Status::Running);
-    assert_eq!(store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(
+        store.append(&whole.id, std::slice::from_ref(root)).await.unwrap(),
+        WriteOutcome::Written
+    );
     assert_eq!(
         store.append(&whole.id, std::slice::from_ref(completion)).await.unwrap(),
         WriteOutcome::Written
@@ -160,7 +164,9 @@ pub async fn incremental_writes_equal_single_write(store: TestStore) {
     assert_eq!(store.end(&whole.id, &whole.end()).await.unwrap(), WriteOutcome::Written);
     assert_eq!(store.last_try(&whole.slot).await.unwrap().as_ref(), Some(&whole));
     assert_eq!(store.record_attempt(&whole).await.unwrap(), WriteOutcome::AlreadyRecorded);
-    let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else { panic!("there is one") };
+    let [summary] = &store.summaries(Purpose::Train).await.unwrap()[..] else {
+        panic!("there is one")
+    };
     assert_eq!((summary.id, summary.sampled_tokens, summary.tokens), (whole.id, 2, 5));
     assert_eq!((summary.score, summary.reward), (whole.score, whole.reward));
 }
@@ -195,9 +201,11 @@ pub async fn append_rejects_conflicting_and_invalid_segments(store: TestStore) {
     let text = assert_rejected(store.start(&other), Code::Conflict).await;
     assert!(text.contains("another task"), "{text}");
     store.append(&whole.id, segments).await.unwrap();
-    let third = Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
+    let third =
+        Segment { id: SegmentId(2), parent: Some(SegmentId(1)), ..segment(Kind::Context, &[9]) };
     let changed = Segment { tokens: vec![1, 2, 3], ..segments[0].clone() };
-    let text = assert_rejected(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
+    let text =
+        assert_rejected(store.append(&whole.id, &[third.clone(), changed]), Code::Conflict).await;
     assert!(text.contains("sample 0") && text.contains("another segment"), "{text}");
     let bad = [
         (
@@ -268,7 +276,10 @@ pub async fn non_finite_numbers_are_rejected(store: TestStore) {
     let bad = [
         ("its score is inf", Attempt { score: Some(f64::INFINITY), ..made.clone() }),
         ("its reward is NaN", Attempt { reward: Some(f64::NAN), ..made.clone() }),
-        ("its part of a reward is -inf", Attempt { step_rewards: part(f64::NEG_INFINITY), ..made.clone() }),
+        (
+            "its part of a reward is -inf",
+            Attempt { step_rewards: part(f64::NEG_INFINITY), ..made.clone() },
+        ),
     ];
     for (why, bad) in &bad {
         let text = assert_rejected(store.record_attempt(bad), Code::Invalid).await;
@@ -294,7 +305,8 @@ pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
         let draw = |n| (uniform(7, u64::from(sample), n) - 0.5) * 3.0;
         let mut made = attempt(&run, 0, sample);
         (made.score, made.reward) = (Some(draw(0)), Some(draw(1)));
-        made.step_rewards = vec![StepReward { credit_target: CreditTarget::Turn(0), reward: draw(2) }];
+        made.step_rewards =
+            vec![StepReward { credit_target: CreditTarget::Turn(0), reward: draw(2) }];
         let part = Component {
             weight: Some(draw(3)),
             credit_target: Some(CreditTarget::Turn(1)),
@@ -310,7 +322,9 @@ pub async fn scores_and_rewards_round_trip_exactly(store: TestStore) {
 
 pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
     let run = store.run().clone();
-    for (sample, status) in [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate() {
+    for (sample, status) in
+        [Status::Completed, Status::Failed, Status::Superseded].into_iter().enumerate()
+    {
         let scored = Attempt { status, ..attempt(&run, 0, sample as u32) };
         let waits = Attempt {
             status: Status::Unscored,
@@ -329,7 +343,10 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
         assert_eq!(store.abandon_running().await.unwrap(), 0);
         let next = Segment { id: SegmentId(2), ..segment(Kind::Context, &[9]) };
         assert_rejected(store.append(&waits.id, &[next]), Code::Conflict).await;
-        assert_eq!(store.end(&waits.id, &waits.end()).await.unwrap(), WriteOutcome::AlreadyRecorded);
+        assert_eq!(
+            store.end(&waits.id, &waits.end()).await.unwrap(),
+            WriteOutcome::AlreadyRecorded
+        );
         assert_rejected(
             store.end(&waits.id, &End { outcome: Outcome::initial(), ..waits.end() }),
             Code::Conflict,
@@ -342,8 +359,11 @@ pub async fn unscored_attempt_ends_once_with_score(store: TestStore) {
         assert_eq!(store.tries(&scored.slot).await.unwrap().failed, u32::from(!status.can_count()));
         // After its score, the attempt cannot become unscored again or get another score.
         assert_rejected(store.end(&waits.id, &waits.end()), Code::Conflict).await;
-        assert_rejected(store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }), Code::Conflict)
-            .await;
+        assert_rejected(
+            store.end(&waits.id, &End { score: Some(0.5), ..scored.end() }),
+            Code::Conflict,
+        )
+        .await;
     }
 }
 
@@ -360,7 +380,8 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
         let mut from = 0;
         while from < segments.len() {
             // Appends a few segments at a time, some of them twice.
-            let to = (from + 1 + (uniform(seed, 1, from as u64) * 3.0) as usize).min(segments.len());
+            let to =
+                (from + 1 + (uniform(seed, 1, from as u64) * 3.0) as usize).min(segments.len());
             let again = (uniform(seed, 2, from as u64) * (from + 1) as f64) as usize;
             store.append(&grown.id, &segments[again..to]).await.unwrap();
             from = to;
@@ -376,7 +397,10 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
             // The remaining fields are compared as text, because a NaN does not equal itself.
             let plain = |attempt: &Attempt| format!("{attempt:?}");
             assert_eq!(plain(&read), plain(&written), "seed {seed}");
-            assert_eq!(store.record_attempt(&written).await.unwrap(), WriteOutcome::AlreadyRecorded);
+            assert_eq!(
+                store.record_attempt(&written).await.unwrap(),
+                WriteOutcome::AlreadyRecorded
+            );
         }
     }
     let sizes = |summary: &crate::AttemptSummary| (summary.sampled_tokens, summary.tokens);
@@ -387,7 +411,11 @@ pub async fn random_forests_round_trip_exactly(store: TestStore) {
 
 pub async fn summaries_are_sorted_by_slot(store: TestStore) {
     let run = store.run().clone();
-    let of = |slot: AttemptSlot| Attempt { id: AttemptId::new(&run, &slot, 0), slot, ..attempt(&run, 0, 0) };
+    let of = |slot: AttemptSlot| Attempt {
+        id: AttemptId::new(&run, &slot, 0),
+        slot,
+        ..attempt(&run, 0, 0)
+    };
     let at = |phase, step, group| AttemptSlot { phase, step, group, ..train_slot(0, 0) };
     let mut slots = vec![at(1, 3, 10), at(0, 5, 0), at(1, 3, 2), at(1, 2, 9), at(0, 4, 1)];
     for slot in &slots {
@@ -410,7 +438,9 @@ pub async fn summaries_are_sorted_by_slot(store: TestStore) {
 
 pub async fn tasks_returns_distinct_tasks(store: TestStore) {
     let run = store.run().clone();
-    for (sample, task) in [json!({"q": 1}), json!({"q": 2}), json!({"q": 1})].into_iter().enumerate() {
+    for (sample, task) in
+        [json!({"q": 1}), json!({"q": 2}), json!({"q": 1})].into_iter().enumerate()
+    {
         let recorded_attempt = Attempt { task, ..attempt(&run, 0, sample as u32) };
         store.record_attempt(&recorded_attempt).await.unwrap();
     }
@@ -440,7 +470,9 @@ pub async fn record_step_is_idempotent_and_rejects_changes(store: TestStore) {
         changed(first.clone(), &|of| of.policy = "c".into()),
         changed(first.clone(), &|of| of.version = 4),
         changed(first.clone(), &|of| of.updates.truncate(1)),
-        changed(first.clone(), &|of| of.updates[1].micro_batch_plan = MicroBatchPlan::from_sizes([1, 1])),
+        changed(first.clone(), &|of| {
+            of.updates[1].micro_batch_plan = MicroBatchPlan::from_sizes([1, 1])
+        }),
         changed(first.clone(), &|of| of.updates[1].critic_plan = None),
         StepPlan { group_positions: vec![7, 8], ..first.clone() },
         plan(&run, &[(0.5, 0.25)]),
@@ -500,13 +532,17 @@ pub async fn plan_numbers_round_trip_exactly(store: TestStore) {
 
 pub async fn evaluations_are_sorted_and_never_replaced(store: TestStore) {
     let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
-    assert_eq!(store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(), WriteOutcome::Written);
+    assert_eq!(
+        store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(),
+        WriteOutcome::Written
+    );
     store.record_eval(before, &json!({"mean": 0.1})).await.unwrap();
     assert_eq!(
         store.record_eval(before, &json!({"mean": 0.1})).await.unwrap(),
         WriteOutcome::AlreadyRecorded
     );
-    let text = assert_rejected(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
+    let text =
+        assert_rejected(store.record_eval(before, &json!({"mean": 0.2})), Code::Conflict).await;
     assert!(text.contains("evaluation phase 0/step 0"), "{text}");
     let all = [(before, json!({"mean": 0.1})), (after, json!({"mean": 0.925}))];
     assert_eq!(store.evals().await.unwrap(), all);
@@ -524,9 +560,10 @@ pub async fn concurrent_writers_get_consistent_results(store: TestStore) {
             let run = store.run().clone();
             let mut won = Vec::new();
             for group in 0..GROUPS {
-                // Three kinds of slots: one in which each writer records a different attempt, one in
-                // which all record the same, and one per writer.
-                let contested = Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
+                // Three kinds of slots: one in which each writer records a different attempt, one
+                // in which all record the same, and one per writer.
+                let contested =
+                    Attempt { reward: Some(f64::from(writer)), ..attempt(&run, group, 0) };
                 match store.record_attempt(&contested).await {
                     Ok(recorded) => {
                         assert_eq!(recorded, WriteOutcome::Written);
@@ -562,6 +599,7 @@ pub async fn unknown_keys_return_nothing(store: TestStore) {
     assert_eq!(store.planned_steps().await.unwrap(), []);
     assert_eq!(store.evals().await.unwrap(), []);
     assert_eq!(store.abandon_running().await.unwrap(), 0);
-    let text = assert_rejected(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
+    let text =
+        assert_rejected(store.append(&made.id, made.trajectory.segments()), Code::NotFound).await;
     assert!(text.contains(&made.id.to_string()) && text.contains("begin it first"), "{text}");
 }

@@ -2,13 +2,14 @@
 
 use levade_policy::{MicroBatchPlan, uniform};
 use levade_tree::{
-    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory, VersionRun,
+    AttemptId, AttemptSlot, Kind, Outcome, Purpose, RunId, Segment, SegmentId, Trajectory,
+    VersionRun,
 };
 use serde_json::json;
 
 use crate::{
-    Attempt, AttemptStart, CreditTarget, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan, StepReward,
-    Update,
+    Attempt, AttemptStart, CreditTarget, PerToken, PlannedSequence, PolicyPlan, Status, StepPlan,
+    StepReward, Update,
 };
 
 /// Creates an attempt slot for training.
@@ -37,7 +38,8 @@ pub(super) fn attempt(run: &RunId, group: u32, sample: u32) -> Attempt {
 pub(super) fn next_try(run: &RunId, group: u32, sample: u32, number: u32) -> Attempt {
     let mut trajectory = Trajectory::new();
     let root = trajectory.push(segment(Kind::Context, &[1, 2, u32::MAX])).expect("a root");
-    let completion = Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
+    let completion =
+        Segment { parent: Some(root), temperature: 0.7, ..segment(Kind::Sampled, &[5, 6]) };
     trajectory.push(completion).expect("a reply");
     let slot = train_slot(group, sample);
     Attempt {
@@ -60,8 +62,8 @@ pub(super) fn start_of(attempt: &Attempt) -> AttemptStart {
     AttemptStart { id, slot, number, task }
 }
 
-/// Creates a random forest, in which each segment is a root or continues an earlier segment, at its end
-/// or within it.
+/// Creates a random forest, in which each segment is a root or continues an earlier segment, at its
+/// end or within it.
 pub(super) fn forest(seed: u64) -> Trajectory {
     let mut num_draws = 0;
     let mut below = |bound: usize| {
@@ -71,7 +73,8 @@ pub(super) fn forest(seed: u64) -> Trajectory {
     let mut trajectory = Trajectory::new();
     for turn in 0..below(12) as u32 {
         let num_segments = trajectory.segments().len();
-        let parent = (num_segments > 0 && below(5) > 0).then(|| SegmentId(below(num_segments) as u32));
+        let parent =
+            (num_segments > 0 && below(5) > 0).then(|| SegmentId(below(num_segments) as u32));
         let len = parent.map_or(0, |parent| trajectory.segments()[parent.0 as usize].tokens.len());
         let after = (len > 0 && below(2) == 0).then(|| 1 + below(len) as u32);
         let kind = [Kind::Context, Kind::Sampled, Kind::Demonstrated][below(3)];

@@ -72,14 +72,16 @@ pub async fn failures_returns_broken_attempts_in_order(store: TestStore) {
         of(2, 0, Status::Unscored, None),
     ];
     store.record_attempts(&attempts).await.unwrap();
-    let expected: Vec<FailedAttempt> = [3, 0, 1].map(|i: usize| FailedAttempt::from(&attempts[i])).into();
+    let expected: Vec<FailedAttempt> =
+        [3, 0, 1].map(|i: usize| FailedAttempt::from(&attempts[i])).into();
     assert_eq!(store.failures(Purpose::Train).await.unwrap(), expected);
     assert_eq!(store.failures(Purpose::Eval).await.unwrap(), []);
 }
 
 pub async fn last_try_returns_last_counting_try(store: TestStore) {
     let run = store.run().clone();
-    let failed = Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(&run, 0, 0) };
+    let failed =
+        Attempt { status: Status::Superseded, score: None, reward: None, ..attempt(&run, 0, 0) };
     store.record_attempt(&failed).await.unwrap();
     assert_eq!(store.last_try(&train_slot(0, 0)).await.unwrap(), None);
     assert_eq!(store.summaries(Purpose::Train).await.unwrap(), []);

@@ -8,7 +8,9 @@ use rusqlite::{Connection, OptionalExtension, Row, named_params, params};
 use super::segments;
 use crate::checks;
 use crate::error::Failure;
-use crate::{Attempt, AttemptStart, AttemptSummary, End, FailedAttempt, Status, Tries, WriteOutcome};
+use crate::{
+    Attempt, AttemptStart, AttemptSummary, End, FailedAttempt, Status, Tries, WriteOutcome,
+};
 
 /// Returns the name of an attempt for errors.
 pub(super) fn key(id: &AttemptId) -> String {
@@ -16,7 +18,11 @@ pub(super) fn key(id: &AttemptId) -> String {
 }
 
 /// Records the start of an attempt.
-pub(super) fn start(to: &Connection, run: &RunId, start: &AttemptStart) -> Result<WriteOutcome, Failure> {
+pub(super) fn start(
+    to: &Connection,
+    run: &RunId,
+    start: &AttemptStart,
+) -> Result<WriteOutcome, Failure> {
     checks::check_name(run, &start.id, &start.slot, start.number)?;
     match head(to, &start.id)? {
         Some((_, stored)) => checks::check_restart(&stored, start),
@@ -25,7 +31,11 @@ pub(super) fn start(to: &Connection, run: &RunId, start: &AttemptStart) -> Resul
 }
 
 /// Appends segments to a running attempt.
-pub(super) fn append(to: &Connection, id: &AttemptId, given: &[Segment]) -> Result<WriteOutcome, Failure> {
+pub(super) fn append(
+    to: &Connection,
+    id: &AttemptId,
+    given: &[Segment],
+) -> Result<WriteOutcome, Failure> {
     let (row, head) = head(to, id)?.ok_or(Failure::Unknown)?;
     let len = segments::count(to, row)?;
     let stored = |id| segments::get(to, row, id);
@@ -70,7 +80,11 @@ pub(super) fn abandon_running(to: &Connection) -> Result<u64, Failure> {
 }
 
 /// Records complete attempts.
-pub(super) fn record(to: &Connection, run: &RunId, attempts: &[Attempt]) -> Result<WriteOutcome, Failure> {
+pub(super) fn record(
+    to: &Connection,
+    run: &RunId,
+    attempts: &[Attempt],
+) -> Result<WriteOutcome, Failure> {
     let mut recorded = WriteOutcome::AlreadyRecorded;
     for attempt in attempts {
         checks::check_attempt(run, attempt)?;
@@ -149,13 +163,15 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
     let damaged = |what: &str, why: String| Failure::Corrupt(format!("its {what} {why}"));
     let [task, outcome, step_rewards, purpose]: [String; 4] =
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
-    let purpose = Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
+    let purpose =
+        Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
     let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
     let start = AttemptStart {
         id: *name,
         slot: AttemptSlot { purpose, phase, step, group, sample },
         number: row.get(12)?,
-        task: serde_json::Value::from_str(&task).map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
+        task: serde_json::Value::from_str(&task)
+            .map_err(|e| damaged("task", format!("is not JSON: {e}")))?,
     };
     let head = Attempt {
         outcome: serde_json::from_str(&outcome)
@@ -196,7 +212,10 @@ pub(super) fn tries(from: &Connection, slot: &AttemptSlot) -> Result<Tries, Fail
 }
 
 /// Returns the distinct tasks of all attempts for a purpose.
-pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_json::Value>, Failure> {
+pub(super) fn tasks(
+    from: &Connection,
+    purpose: Purpose,
+) -> Result<Vec<serde_json::Value>, Failure> {
     let mut statement =
         from.prepare_cached("SELECT DISTINCT task FROM attempts WHERE purpose = ?1 ORDER BY 1")?;
     let mut rows = statement.query([purpose.name()])?;
@@ -210,7 +229,10 @@ pub(super) fn tasks(from: &Connection, purpose: Purpose) -> Result<Vec<serde_jso
 }
 
 /// Returns summaries of the tries that count for a purpose.
-pub(super) fn summaries(from: &Connection, purpose: Purpose) -> Result<Vec<AttemptSummary>, Failure> {
+pub(super) fn summaries(
+    from: &Connection,
+    purpose: Purpose,
+) -> Result<Vec<AttemptSummary>, Failure> {
     let mut statement = from.prepare_cached(
         "SELECT phase, step, grp, sample, score, reward, status, sampled_tokens, tokens, name, max(number)
          FROM attempts WHERE purpose = ?1 AND status IN ('completed', 'unscored', 'failed')

@@ -24,7 +24,8 @@ pub(super) fn record(to: &Connection, key: EvalKey, text: &str) -> Result<WriteO
 
 /// Returns the results of all evaluations, sorted by phase and step.
 pub(super) fn all(from: &Connection) -> Result<Vec<(EvalKey, serde_json::Value)>, Failure> {
-    let mut statement = from.prepare_cached("SELECT phase, step, result FROM evals ORDER BY phase, step")?;
+    let mut statement =
+        from.prepare_cached("SELECT phase, step, result FROM evals ORDER BY phase, step")?;
     let mut rows = statement.query([])?;
     let mut results = Vec::new();
     while let Some(row) = rows.next()? {

@@ -53,7 +53,8 @@ pub(super) fn record(to: &Connection, plan: &StepPlan) -> Result<WriteOutcome, F
 
 /// Returns (phase, step) of all plans, in ascending order.
 pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failure> {
-    let mut statement = from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
+    let mut statement =
+        from.prepare_cached("SELECT phase, step FROM steps ORDER BY phase, step")?;
     let rows = statement.query_map([], |row| Ok((row.get(0)?, row.get(1)?)))?;
     Ok(rows.collect::<Result<_, _>>()?)
 }
@@ -61,9 +62,8 @@ pub(super) fn planned_steps(from: &Connection) -> Result<Vec<(u32, u32)>, Failur
 /// Inserts a plan that is not recorded yet.
 pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Failure> {
     let StepPlan { phase, step, group_positions, policies } = plan;
-    let update_plan = |Update { micro_batch_plan, critic_plan: critic, .. }: &Update| UpdateHeader {
-        micro_batch_plan: micro_batch_plan.clone(),
-        critic: critic.clone(),
+    let update_plan = |Update { micro_batch_plan, critic_plan: critic, .. }: &Update| {
+        UpdateHeader { micro_batch_plan: micro_batch_plan.clone(), critic: critic.clone() }
     };
     let policy_header = |plan: &PolicyPlan| PolicyHeader {
         policy: plan.policy.clone(),
@@ -76,7 +76,8 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
         group_positions: group_positions.clone(),
         policies: policies.iter().map(policy_header).collect(),
     };
-    let head = serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
+    let head =
+        serde_json::to_string(&head).map_err(|error| Failure::Unstorable(error.to_string()))?;
     transaction
         .prepare_cached("INSERT INTO steps (phase, step, plan) VALUES (?1, ?2, ?3)")?
         .execute(params![phase, step, head])?;
@@ -110,7 +111,11 @@ pub(super) fn write(transaction: &Connection, plan: &StepPlan) -> Result<(), Fai
 }
 
 /// Returns the plan of a step, or `None` if none is recorded.
-pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Option<StepPlan>, Failure> {
+pub(super) fn read(
+    transaction: &Connection,
+    phase: u32,
+    step: u32,
+) -> Result<Option<StepPlan>, Failure> {
     let text: Option<String> = transaction
         .prepare_cached("SELECT plan FROM steps WHERE phase = ?1 AND step = ?2")?
         .query_row([phase, step], |row| row.get(0))
@@ -147,7 +152,9 @@ pub(super) fn read(transaction: &Connection, phase: u32, step: u32) -> Result<Op
         let update_plan = policies
             .get_mut(policy as usize)
             .and_then(|plan| plan.updates.get_mut(update as usize))
-            .ok_or_else(|| Failure::Corrupt(format!("it has no update {update} of policy {policy}")))?;
+            .ok_or_else(|| {
+                Failure::Corrupt(format!("it has no update {update} of policy {policy}"))
+            })?;
         update_plan.sequences.push(PlannedSequence {
             attempt: AttemptId::from_bytes(row.get(2)?),
             leaf: SegmentId(row.get(3)?),

@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - **Atomic.** A migration is one transaction, so a file always has exactly one schema.
-//! - **Lossless.** No recorded data is lost. Token ids, log-probabilities, versions, advantages and weights
-//!   keep their bits.
+//! - **Lossless.** No recorded data is lost. Token ids, log-probabilities, versions, advantages and
+//!   weights keep their bits.
 
 use std::path::Path;
 
@@ -20,7 +20,9 @@ use super::ledger;
 use super::schema::{SCHEMA_VERSION, TABLES, connect, identity, open_error};
 use crate::StoreError;
 use crate::error::Failure;
-use crate::record::{AppliedKlPenalty, HighEntropy, PerToken, PlannedSequence, PolicyPlan, StepPlan, Update};
+use crate::record::{
+    AppliedKlPenalty, HighEntropy, PerToken, PlannedSequence, PolicyPlan, StepPlan, Update,
+};
 
 /// The earliest schema version that this build reads.
 const OLDEST_VERSION: i32 = 3;
@@ -32,7 +34,8 @@ pub(super) fn is_known(version: i32) -> bool {
 
 /// Copies a file into a temporary directory, which is deleted when the returned value is dropped.
 pub(super) fn copy(from: &Connection, file: &Path) -> Result<(Connection, TempDir), StoreError> {
-    let unwritable = |source| StoreError::Unwritable { location: file.display().to_string(), source };
+    let unwritable =
+        |source| StoreError::Unwritable { location: file.display().to_string(), source };
     let dir = TempDir::with_prefix("levade-record-").map_err(unwritable)?;
     let copy_file = dir.path().join("run.db");
     let copied = from.execute("VACUUM INTO ?1", [copy_file.to_string_lossy()]);
@@ -53,18 +56,23 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
     }
     info!(file = %file.display(), "bringing the record of an earlier build up to date");
     let mut migrate = || -> Result<(), Failure> {
-        // Tables are renamed while other tables refer to them. The references are checked at the end.
+        // Tables are renamed while other tables refer to them. The references are checked at the
+        // end.
         connection.pragma_update(None, "foreign_keys", false)?;
         connection.pragma_update(None, "legacy_alter_table", true)?;
         let transaction = connection.transaction_with_behavior(TransactionBehavior::Immediate)?;
         // Another process may have migrated the file in the meantime.
         if identity(&transaction)?.1 == OLDEST_VERSION {
             migrate_from_3(&transaction)?;
-            let broken: i64 =
-                transaction
-                    .query_row("SELECT count(*) FROM pragma_foreign_key_check", [], |row| row.get(0))?;
+            let broken: i64 = transaction.query_row(
+                "SELECT count(*) FROM pragma_foreign_key_check",
+                [],
+                |row| row.get(0),
+            )?;
             if broken > 0 {
-                return Err(Failure::Corrupt(format!("{broken} rows refer to others that are not there")));
+                return Err(Failure::Corrupt(format!(
+                    "{broken} rows refer to others that are not there"
+                )));
             }
             transaction.pragma_update(None, "user_version", SCHEMA_VERSION)?;
         }
@@ -84,8 +92,8 @@ pub(super) fn run(connection: &mut Connection, file: &Path) -> Result<(), StoreE
 /// Tables whose columns differ between schema 3 and schema 4.
 const CHANGED_TABLES: [&str; 3] = ["attempts", "segments", "steps"];
 
-/// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no policy,
-/// and the numbers of a plan were JSON.
+/// Migrates from schema 3, in which attempts had no ids and no tries, segments and plans had no
+/// policy, and the numbers of a plan were JSON.
 fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     for table in CHANGED_TABLES {
         transaction.execute_batch(&format!("ALTER TABLE {table} RENAME TO old_{table}"))?;
@@ -109,10 +117,12 @@ fn migrate_from_3(transaction: &Transaction<'_>) -> Result<(), Failure> {
     Ok(())
 }
 
-/// Derives an id for a run without one from a hash of its tasks and outcomes, which no other run shares.
+/// Derives an id for a run without one from a hash of its tasks and outcomes, which no other run
+/// shares.
 fn derived_run(transaction: &Transaction<'_>) -> Result<RunId, Failure> {
     let mut hash = Sha256::new();
-    let mut statement = transaction.prepare("SELECT task, outcome FROM old_attempts ORDER BY id")?;
+    let mut statement =
+        transaction.prepare("SELECT task, outcome FROM old_attempts ORDER BY id")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         for column in 0..2 {
@@ -131,21 +141,23 @@ fn attempts(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
          SELECT id, ?2, purpose, phase, step, grp, sample, 0, task, ?3, score, reward, earned, status, sampled_tokens, tokens
          FROM old_attempts WHERE id = ?1",
     )?;
-    let mut statement =
-        transaction.prepare("SELECT id, purpose, phase, step, grp, sample, outcome FROM old_attempts")?;
+    let mut statement = transaction
+        .prepare("SELECT id, purpose, phase, step, grp, sample, outcome FROM old_attempts")?;
     let mut rows = statement.query([])?;
     while let Some(row) = rows.next()? {
         let purpose: String = row.get(1)?;
         let slot = AttemptSlot {
-            purpose: Purpose::parse(&purpose)
-                .ok_or_else(|| Failure::Corrupt(format!("an attempt has the purpose `{purpose}`")))?,
+            purpose: Purpose::parse(&purpose).ok_or_else(|| {
+                Failure::Corrupt(format!("an attempt has the purpose `{purpose}`"))
+            })?,
             phase: row.get(2)?,
             step: row.get(3)?,
             group: row.get(4)?,
             sample: row.get(5)?,
         };
         let outcome: String = row.get(6)?;
-        let damaged = |why| Failure::Corrupt(format!("the outcome of {slot} cannot be read: {why}"));
+        let damaged =
+            |why| Failure::Corrupt(format!("the outcome of {slot} cannot be read: {why}"));
         let outcome: Value = serde_json::from_str(&outcome).map_err(damaged)?;
         // The outcome of a demonstration contained only the final answer.
         let outcome = match (slot.purpose, outcome.get("final_text").and_then(Value::as_str)) {
@@ -208,20 +220,25 @@ fn plans(transaction: &Transaction<'_>, run: &RunId) -> Result<(), Failure> {
             returns: sequence.returns.map(PerToken::from_runs),
             values: sequence.values.map(PerToken::from_runs),
         };
-        // In schema 3, one device trained the policy in these micro-batches, and the critic in the same
-        // ones.
+        // In schema 3, one device trained the policy in these micro-batches, and the critic in the
+        // same ones.
         let update = |Update3 { micro_batches }| {
             let micro_batch_plan = MicroBatchPlan::from_sizes(micro_batches.iter().map(Vec::len));
             let sequences: Vec<PlannedSequence> =
                 micro_batches.into_iter().flatten().map(&sequence).collect();
-            let critic =
-                sequences.iter().any(|sequence| sequence.returns.is_some()).then(|| micro_batch_plan.clone());
+            let critic = sequences
+                .iter()
+                .any(|sequence| sequence.returns.is_some())
+                .then(|| micro_batch_plan.clone());
             Update { sequences, micro_batch_plan, critic_plan: critic }
         };
         let Plan3 { phase, step, group_positions, kl, high_entropy, updates } = plan;
         let updates = updates.into_iter().map(update).collect();
         let policy = PolicyPlan { policy: DEFAULT.into(), version, kl, high_entropy, updates };
-        ledger::write(transaction, &StepPlan { phase, step, group_positions, policies: vec![policy] })?;
+        ledger::write(
+            transaction,
+            &StepPlan { phase, step, group_positions, policies: vec![policy] },
+        )?;
     }
     Ok(())
 }

@@ -57,7 +57,8 @@ impl Old {
         if self.purpose == Purpose::Demonstration {
             return json!({ "final_text": self.text });
         }
-        let outcome = Outcome { error: Some(self.text.clone()), turns: 1, ..Outcome::demonstrated("a") };
+        let outcome =
+            Outcome { error: Some(self.text.clone()), turns: 1, ..Outcome::demonstrated("a") };
         serde_json::to_value(outcome).unwrap()
     }
 
@@ -84,8 +85,9 @@ impl Old {
         )
         .unwrap();
         let id = to.last_insert_rowid();
-        let to_bytes =
-            |to_bytes: &[u32]| to_bytes.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>();
+        let to_bytes = |to_bytes: &[u32]| {
+            to_bytes.iter().flat_map(|value| value.to_le_bytes()).collect::<Vec<u8>>()
+        };
         let digest = Sha256::digest(to_bytes(&self.prompt));
         to.execute(
             "INSERT INTO prompts (digest, tokens) VALUES (?1, ?2) ON CONFLICT DO NOTHING",
@@ -100,7 +102,8 @@ impl Old {
         let [tokens, logprobs] = [|r: &(u32, u32)| r.0, |r: &(u32, u32)| r.1]
             .map(|of| to_bytes(&self.completion.iter().map(of).collect::<Vec<_>>()));
         let version =
-            [&self.version.to_le_bytes()[..], &(self.completion.len() as u32).to_le_bytes()].concat();
+            [&self.version.to_le_bytes()[..], &(self.completion.len() as u32).to_le_bytes()]
+                .concat();
         to.execute(
             "INSERT INTO segments VALUES (?1, 1, 0, 'sampled', 'a', 3, 0.5, 1, NULL, ?2, ?3, ?4)",
             params![id, tokens, logprobs, version],
@@ -115,8 +118,12 @@ impl Old {
 }
 
 fn any_old() -> impl Strategy<Value = Old> {
-    let purpose =
-        prop::sample::select(vec![Purpose::Demonstration, Purpose::Train, Purpose::Baseline, Purpose::Eval]);
+    let purpose = prop::sample::select(vec![
+        Purpose::Demonstration,
+        Purpose::Train,
+        Purpose::Baseline,
+        Purpose::Eval,
+    ]);
     let completion = prop::collection::vec((any::<u32>(), any::<u32>()), 1..5);
     let numbers = prop::collection::vec((prop::num::f32::NORMAL, 0u32..9), 0..4);
     (
@@ -129,15 +136,8 @@ fn any_old() -> impl Strategy<Value = Old> {
         numbers,
         ".{0,8}",
     )
-        .prop_map(|(purpose, location, prompt, completion, version, reward, numbers, text)| Old {
-            purpose,
-            slot: location,
-            prompt,
-            completion,
-            version,
-            reward,
-            numbers,
-            text,
+        .prop_map(|(purpose, location, prompt, completion, version, reward, numbers, text)| {
+            Old { purpose, slot: location, prompt, completion, version, reward, numbers, text }
         })
 }
 
@@ -147,8 +147,8 @@ fn bits(numbers: &PerToken) -> Vec<u8> {
 
 proptest! {
     #![proptest_config(ProptestConfig::with_cases(24))]
-    /// All data of schema 3 is preserved to the bit, both for a reader and for a writer that resumes the
-    /// run.
+    /// All data of schema 3 is preserved to the bit, both for a reader and for a writer that
+    /// resumes the run.
     #[test]
     fn migration_preserves_schema_3_exactly(olds in prop::collection::vec(any_old(), 0..6)) {
         let mut olds = olds;

@@ -1,9 +1,9 @@
 //! A store in one SQLite file in WAL mode, written by one thread and read by another.
 //!
-//! A call sends a job to a thread and waits for the result, with a deadline. So no async worker waits for
-//! the disk or encodes a blob. The writing thread commits all queued writes in one transaction, with a
-//! savepoint for each, and sends the results after the flush. A caller that stops waiting for a write
-//! must keep the value until it knows that the value is recorded.
+//! A call sends a job to a thread and waits for the result, with a deadline. So no async worker
+//! waits for the disk or encodes a blob. The writing thread commits all queued writes in one
+//! transaction, with a savepoint for each, and sends the results after the flush. A caller that
+//! stops waiting for a write must keep the value until it knows that the value is recorded.
 
 mod attempts;
 mod evals;
@@ -29,8 +29,8 @@ use tracing::{debug, trace};
 
 use crate::error::{Code, Failure};
 use crate::{
-    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store, StoreError, Tries,
-    WriteOutcome,
+    Attempt, AttemptStart, AttemptSummary, End, EvalKey, FailedAttempt, StepPlan, Store,
+    StoreError, Tries, WriteOutcome,
 };
 pub use schema::SCHEMA_VERSION;
 use worker::{JobReceiver, QueuedJob, Worker};
@@ -41,11 +41,11 @@ const RESPONSE_TIMEOUT: Duration = Duration::from_secs(120);
 /// Timeout for opening a file, which may have to be migrated or copied completely.
 const OPEN_TIMEOUT: Duration = Duration::from_secs(3600);
 
-/// A store in an SQLite file. Several handles, in one process or many, may read and write at the same
-/// time.
+/// A store in an SQLite file. Several handles, in one process or many, may read and write at the
+/// same time.
 ///
-/// Dropping a handle blocks until all queued jobs are done and the file is closed, but no longer than 120
-/// seconds per thread.
+/// Dropping a handle blocks until all queued jobs are done and the file is closed, but no longer
+/// than 120 seconds per thread.
 pub struct Sqlite {
     file: PathBuf,
     location: String,
@@ -59,18 +59,22 @@ pub struct Sqlite {
 
 impl fmt::Debug for Sqlite {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.debug_struct("Sqlite").field("file", &self.file).field("run", &self.run).finish_non_exhaustive()
+        f.debug_struct("Sqlite")
+            .field("file", &self.file)
+            .field("run", &self.run)
+            .finish_non_exhaustive()
     }
 }
 
-/// An open connection, with the directory of the temporary copy if a copy is read instead of the file.
+/// An open connection, with the directory of the temporary copy if a copy is read instead of the
+/// file.
 pub(crate) type OpenedFile = (Connection, Option<TempDir>);
 
 impl Sqlite {
     /// Opens the store of `run` for writing.
     ///
-    /// Creates the file if it does not exist, and migrates a file of an earlier build. If the migration
-    /// fails, the file keeps its earlier schema and all its data.
+    /// Creates the file if it does not exist, and migrates a file of an earlier build. If the
+    /// migration fails, the file keeps its earlier schema and all its data.
     ///
     /// # Errors
     /// - Returns [`StoreError::Open`] if the file cannot be opened or is not an SQLite database.
@@ -90,12 +94,13 @@ impl Sqlite {
 
     /// Opens an existing store for writing, whatever its run id.
     ///
-    /// An empty file, left by a process that was killed before it had written anything, becomes the store
-    /// of the run `new`. A file of an earlier build is migrated first, as by [`open`](Self::open).
+    /// An empty file, left by a process that was killed before it had written anything, becomes the
+    /// store of the run `new`. A file of an earlier build is migrated first, as by
+    /// [`open`](Self::open).
     ///
     /// # Errors
-    /// Returns [`StoreError::Open`] with [`Code::NotFound`] if the file does not exist, and otherwise the
-    /// errors of [`open`](Self::open) except [`StoreError::OtherRun`].
+    /// Returns [`StoreError::Open`] with [`Code::NotFound`] if the file does not exist, and
+    /// otherwise the errors of [`open`](Self::open) except [`StoreError::OtherRun`].
     pub async fn resume(file: &Path, new: &RunId) -> Result<Self, StoreError> {
         let new = new.clone();
         Self::open_with_writer(file, move |file| opening::resume(file, &new)).await
@@ -103,19 +108,22 @@ impl Sqlite {
 
     /// Opens an existing store only for reading.
     ///
-    /// This needs no write permission and works while another process writes the file. If an earlier
-    /// build wrote the file, a copy is migrated and read. Every write returns [`StoreError::ReadOnly`].
+    /// This needs no write permission and works while another process writes the file. If an
+    /// earlier build wrote the file, a copy is migrated and read. Every write returns
+    /// [`StoreError::ReadOnly`].
     ///
     /// # Errors
-    /// - Returns [`StoreError::Open`] if the file does not exist, cannot be opened, or is not an SQLite
-    ///   database.
-    /// - Returns [`StoreError::Empty`] if the file has no tables, and [`StoreError::Foreign`] if it belongs
-    ///   to another program.
+    /// - Returns [`StoreError::Open`] if the file does not exist, cannot be opened, or is not an
+    ///   SQLite database.
+    /// - Returns [`StoreError::Empty`] if the file has no tables, and [`StoreError::Foreign`] if it
+    ///   belongs to another program.
     /// - Returns [`StoreError::Version`] if this build cannot read the schema version of the file.
     /// - Returns [`StoreError::Unwritable`] if a copy is needed but cannot be made.
-    /// - Returns another error if the migration of the copy fails or if opening takes longer than an hour.
+    /// - Returns another error if the migration of the copy fails or if opening takes longer than
+    ///   an hour.
     pub async fn open_existing(file: &Path) -> Result<Self, StoreError> {
-        let (reader, run) = start_worker(file, "levade-read", opening::open_existing, worker::read).await?;
+        let (reader, run) =
+            start_worker(file, "levade-read", opening::open_existing, worker::read).await?;
         Ok(Self::from_parts(file, run, None, reader))
     }
 
@@ -124,7 +132,8 @@ impl Sqlite {
         open: impl FnOnce(&Path) -> Result<OpenedFile, StoreError> + Send + 'static,
     ) -> Result<Self, StoreError> {
         let (writer, run) = start_worker(file, "levade-store", open, worker::write).await?;
-        let (reader, _) = start_worker(file, "levade-read", opening::open_reader, worker::read).await?;
+        let (reader, _) =
+            start_worker(file, "levade-read", opening::open_reader, worker::read).await?;
         Ok(Self::from_parts(file, run, Some(writer), reader))
     }
 
@@ -170,7 +179,8 @@ impl Sqlite {
         let (start, (job, outcome)) = (Instant::now(), QueuedJob::new(work));
         // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         worker.send(Box::new(job));
-        let outcome = wait_for_result(&self.location, action, key.clone(), self.timeout, outcome).await;
+        let outcome =
+            wait_for_result(&self.location, action, key.clone(), self.timeout, outcome).await;
         let outcome = outcome.and_then(|outcome| {
             outcome.map_err(|(failure, key)| failure.into_error(&self.location, action, key))
         });
@@ -196,12 +206,14 @@ async fn wait_for_result<T, E>(
     match process_time::with_timeout(timeout, outcome).await {
         Some(Ok(result)) => Ok(result.map_err(|error| (error, key))),
         Some(Err(_)) => Err(StoreError::Stopped { location: make_location(), action, key }),
-        None => Err(StoreError::Deadline { location: make_location(), action, key, waited: timeout }),
+        None => {
+            Err(StoreError::Deadline { location: make_location(), action, key, waited: timeout })
+        }
     }
 }
 
-/// Starts a thread that opens a file with `open` and then processes jobs with `work`. Returns the thread
-/// and the id of the run in the file.
+/// Starts a thread that opens a file with `open` and then processes jobs with `work`. Returns the
+/// thread and the id of the run in the file.
 async fn start_worker(
     file: &Path,
     name: &str,
@@ -224,11 +236,12 @@ async fn start_worker(
             Err(error) => drop(to.send(Err(error))),
         }
     };
-    let worker = Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
-        location: location.clone(),
-        code: Code::Unavailable,
-        source: source.into(),
-    })?;
+    let worker =
+        Worker::start(name, RESPONSE_TIMEOUT, thread).map_err(|source| StoreError::Open {
+            location: location.clone(),
+            code: Code::Unavailable,
+            source: source.into(),
+        })?;
     let run = wait_for_result(&location, "open", "the record".into(), OPEN_TIMEOUT, outcome)
         .await?
         .map_err(|(error, _)| error)?;
@@ -250,7 +263,11 @@ impl Store for Sqlite {
         self.write(start.slot, move |to| attempts::start(to, &run, &start)).await
     }
 
-    async fn append(&self, id: &AttemptId, segments: &[Segment]) -> Result<WriteOutcome, StoreError> {
+    async fn append(
+        &self,
+        id: &AttemptId,
+        segments: &[Segment],
+    ) -> Result<WriteOutcome, StoreError> {
         let (id, segments) = (*id, segments.to_vec());
         self.write(attempts::key(&id), move |to| attempts::append(to, &id, &segments)).await
     }
@@ -344,7 +361,9 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
         Some(ErrorCode::DatabaseBusy | ErrorCode::DatabaseLocked | ErrorCode::OutOfMemory) => {
             Code::Unavailable
         }
-        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => Code::Forbidden,
+        Some(ErrorCode::ReadOnly | ErrorCode::PermissionDenied | ErrorCode::CannotOpen) => {
+            Code::Forbidden
+        }
         Some(ErrorCode::NotADatabase) => Code::Foreign,
         Some(ErrorCode::DatabaseCorrupt) => Code::Corrupt,
         // A value does not have the type of its column.
@@ -364,7 +383,9 @@ pub(crate) fn code_of(error: &rusqlite::Error) -> Code {
 /// Copies an error, so that it can be sent to several callers.
 fn copy_error(error: &rusqlite::Error) -> rusqlite::Error {
     match error {
-        rusqlite::Error::SqliteFailure(code, text) => rusqlite::Error::SqliteFailure(*code, text.clone()),
+        rusqlite::Error::SqliteFailure(code, text) => {
+            rusqlite::Error::SqliteFailure(*code, text.clone())
+        }
         other => {
             let code = rusqlite::ffi::Error::new(rusqlite::ffi::SQLITE_ERROR);
             rusqlite::Error::SqliteFailure(code, Some(other.to_string()))

@@ -1,4 +1,5 @@
-//! Opens a file: creates the tables, migrates an earlier schema, and rejects files that are not stores.
+//! Opens a file: creates the tables, migrates an earlier schema, and rejects files that are not
+//! stores.
 
 use std::path::Path;
 
@@ -6,7 +7,8 @@ use levade_tree::RunId;
 use rusqlite::{Connection, OpenFlags, TransactionBehavior};
 
 use super::schema::{
-    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, identity, is_empty, open_error,
+    APPLICATION_ID, EXISTING_FILE_FLAGS, SCHEMA_VERSION, TABLES, connect, identity, is_empty,
+    open_error,
 };
 use super::{OpenedFile, migrate, read_only};
 use crate::StoreError;
@@ -22,7 +24,8 @@ pub(super) fn open(file: &Path, run: &RunId) -> Result<OpenedFile, StoreError> {
 
 /// Opens an existing file for writing. An empty one becomes the store of the run `new`.
 pub(super) fn resume(file: &Path, new: &RunId) -> Result<OpenedFile, StoreError> {
-    let mut connection = connect(file, EXISTING_FILE_FLAGS).map_err(|source| open_error(file, source))?;
+    let mut connection =
+        connect(file, EXISTING_FILE_FLAGS).map_err(|source| open_error(file, source))?;
     prepare(&mut connection, file, new)?;
     check(&connection, file)?;
     Ok((connection, None))
@@ -40,10 +43,10 @@ pub(super) fn open_reader(file: &Path) -> Result<OpenedFile, StoreError> {
 
 /// Opens an existing file for reading: the file itself or, if necessary, a temporary copy of it.
 pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
-    // The file is opened read-write, because a reader in WAL mode may have to create the shared-memory
-    // index.
-    let readable =
-        connect(file, EXISTING_FILE_FLAGS).and_then(|connection| identity(&connection).map(|_| connection));
+    // The file is opened read-write, because a reader in WAL mode may have to create the
+    // shared-memory index.
+    let readable = connect(file, EXISTING_FILE_FLAGS)
+        .and_then(|connection| identity(&connection).map(|_| connection));
     let (connection, copy) = match readable {
         Err(error) if read_only::is_permission_error(&error) && file.is_file() => {
             let make_location = || file.display().to_string();
@@ -52,7 +55,8 @@ pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
         }
         opened => (opened.map_err(|source| open_error(file, source))?, None),
     };
-    let (application, version) = identity(&connection).map_err(|source| open_error(file, source))?;
+    let (application, version) =
+        identity(&connection).map_err(|source| open_error(file, source))?;
     if application == APPLICATION_ID && migrate::is_known(version) && version < SCHEMA_VERSION {
         let (mut migrated, copy) = migrate::copy(&connection, file)?;
         migrate::run(&mut migrated, file)?;
@@ -63,23 +67,26 @@ pub(super) fn open_existing(file: &Path) -> Result<OpenedFile, StoreError> {
     Ok((connection, copy))
 }
 
-/// Creates the tables in a new file and migrates a file of an earlier build. A file of another program or
-/// of an unknown schema version is not changed.
+/// Creates the tables in a new file and migrates a file of an earlier build. A file of another
+/// program or of an unknown schema version is not changed.
 fn prepare(connection: &mut Connection, file: &Path, run: &RunId) -> Result<(), StoreError> {
     let opening = |source| open_error(file, source);
     // Checked before anything else, so that a file of another program is not changed.
     let (application, version) = identity(connection).map_err(opening)?;
     let is_new = is_empty(connection).map_err(opening)?;
     if application != APPLICATION_ID && !is_new {
-        return Err(StoreError::Foreign { location: file.display().to_string(), found: application });
+        return Err(StoreError::Foreign {
+            location: file.display().to_string(),
+            found: application,
+        });
     }
     if !is_new && !migrate::is_known(version) {
         return check(connection, file);
     }
     connection.pragma_update(None, "journal_mode", "wal").map_err(opening)?;
     connection.pragma_update(None, "synchronous", "full").map_err(opening)?;
-    // Immediate: if two handles open a new file at the same time, the second one waits and finds the
-    // tables.
+    // Immediate: if two handles open a new file at the same time, the second one waits and finds
+    // the tables.
     let transaction =
         connection.transaction_with_behavior(TransactionBehavior::Immediate).map_err(opening)?;
     if is_empty(&transaction).map_err(opening)? {

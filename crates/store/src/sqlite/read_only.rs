@@ -1,13 +1,14 @@
-//! Opens a store without write permission, for example a run of another user or on a read-only mount.
+//! Opens a store without write permission, for example a run of another user or on a read-only
+//! mount.
 //!
-//! In WAL mode, a reader needs an index of the log. Readers and writers share this index in a `-shm` file
-//! next to the database. There are three cases if the reader cannot create that file:
-//! - The `-shm` file exists. SQLite then reads with a private index. The caller tries this first; it is how a
-//!   run in progress is read.
-//! - Neither the `-shm` file nor a log exists, or the log is empty. The database file is then complete, and
-//!   is read as immutable.
-//! - Only a log exists. The database and the log are then copied to a temporary directory, in which the index
-//!   can be created.
+//! In WAL mode, a reader needs an index of the log. Readers and writers share this index in a
+//! `-shm` file next to the database. There are three cases if the reader cannot create that file:
+//! - The `-shm` file exists. SQLite then reads with a private index. The caller tries this first;
+//!   it is how a run in progress is read.
+//! - Neither the `-shm` file nor a log exists, or the log is empty. The database file is then
+//!   complete, and is read as immutable.
+//! - Only a log exists. The database and the log are then copied to a temporary directory, in which
+//!   the index can be created.
 
 use std::fs;
 use std::io;
@@ -28,12 +29,14 @@ pub(super) fn is_permission_error(error: &rusqlite::Error) -> bool {
     )
 }
 
-/// Opens a file without creating files next to it. Returns the directory of the copy if one was needed.
+/// Opens a file without creating files next to it. Returns the directory of the copy if one was
+/// needed.
 pub(super) fn open(file: &Path) -> io::Result<(Connection, Option<TempDir>)> {
     let log = with_suffix(file, "-wal");
     if fs::metadata(&log).map_or(0, |log| log.len()) == 0 {
-        let flags =
-            OpenFlags::SQLITE_OPEN_READ_ONLY | OpenFlags::SQLITE_OPEN_URI | OpenFlags::SQLITE_OPEN_NO_MUTEX;
+        let flags = OpenFlags::SQLITE_OPEN_READ_ONLY
+            | OpenFlags::SQLITE_OPEN_URI
+            | OpenFlags::SQLITE_OPEN_NO_MUTEX;
         let opened = Connection::open_with_flags(immutable_uri(file)?, flags);
         return opened.map(|connection| (connection, None)).map_err(io::Error::other);
     }
@@ -80,8 +83,9 @@ fn make_writable(file: &Path) -> io::Result<()> {
 fn immutable_uri(file: &Path) -> io::Result<String> {
     let absolute = std::path::absolute(file)?;
     let plain = |byte: &u8| byte.is_ascii_alphanumeric() || b"/._-~".contains(byte);
-    let encoded =
-        |byte: &u8| if plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") };
+    let encoded = |byte: &u8| {
+        if plain(byte) { char::from(*byte).to_string() } else { format!("%{byte:02X}") }
+    };
     let path: String = absolute.as_os_str().as_encoded_bytes().iter().map(encoded).collect();
     Ok(format!("file:{path}?immutable=1"))
 }
@@ -93,8 +97,8 @@ mod tests {
     use crate::{EvalKey, Sqlite, Store};
     use levade_tree::RunId;
 
-    /// Covers both ways to read without the index, in a directory whose name needs escaping. A test of
-    /// the command covers a user without write permission.
+    /// Covers both ways to read without the index, in a directory whose name needs escaping. A test
+    /// of the command covers a user without write permission.
     #[test]
     fn open_creates_no_file_next_to_database() {
         let dir = tempfile::tempdir().unwrap();

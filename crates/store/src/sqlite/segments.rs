@@ -96,7 +96,11 @@ pub(super) fn tokens(from: &Connection, attempt: i64, id: SegmentId) -> Result<u
 }
 
 /// Returns one segment of an attempt, or `None` if it is not stored.
-pub(super) fn get(from: &Connection, attempt: i64, id: SegmentId) -> Result<Option<Segment>, Failure> {
+pub(super) fn get(
+    from: &Connection,
+    attempt: i64,
+    id: SegmentId,
+) -> Result<Option<Segment>, Failure> {
     let mut statement = from.prepare_cached(select!("AND s.id = ?2"))?;
     let mut rows = statement.query(params![attempt, id.0])?;
     rows.next()?.map(parse_segment).transpose()
@@ -130,8 +134,11 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
         return Err(damaged("its prompt is missing"));
     }
     let (tokens, logprobs, versions) = (bytes(7)?, bytes(8)?, bytes(9)?);
-    let (chunks, versions) = ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
-    let [(tokens, []), (logprobs, [])] = chunks else { return Err(damaged("a list of numbers is cut off")) };
+    let (chunks, versions) =
+        ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
+    let [(tokens, []), (logprobs, [])] = chunks else {
+        return Err(damaged("a list of numbers is cut off"));
+    };
     let (versions, []) = versions else { return Err(damaged("a list of numbers is cut off")) };
     Ok(Segment {
         id: SegmentId(id),
@@ -144,7 +151,10 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
         filtered: row.get(6)?,
         versions: versions
             .iter()
-            .map(|run| VersionRun { version: parse_u64(&run[..8]), len: parse_u64(&run[8..]) as u32 })
+            .map(|run| VersionRun {
+                version: parse_u64(&run[..8]),
+                len: parse_u64(&run[8..]) as u32,
+            })
             .collect(),
         agent: row.get(3)?,
         policy: row.get(11)?,
@@ -166,5 +176,7 @@ fn kind_name(kind: Kind) -> &'static str {
 }
 
 fn parse_kind(name: &str) -> Option<Kind> {
-    [Kind::Context, Kind::Sampled, Kind::Demonstrated].into_iter().find(|&kind| kind_name(kind) == name)
+    [Kind::Context, Kind::Sampled, Kind::Demonstrated]
+        .into_iter()
+        .find(|&kind| kind_name(kind) == name)
 }

@@ -101,8 +101,11 @@ fn open_rejects_unknown_schema_version() {
 fn open_rejects_missing_and_non_database_files() {
     let dir = tempfile::tempdir().unwrap();
     let file = dir.path().join("run.db");
-    std::fs::write(&file, "not a database, but long enough to look like a header of one\n".repeat(20))
-        .unwrap();
+    std::fs::write(
+        &file,
+        "not a database, but long enough to look like a header of one\n".repeat(20),
+    )
+    .unwrap();
     let code = |opened: Result<Sqlite, StoreError>| {
         let error = opened.unwrap_err();
         assert!(matches!(error, StoreError::Open { .. }) && error.is_user_error(), "{error}");
@@ -115,8 +118,8 @@ fn open_rejects_missing_and_non_database_files() {
     assert!(!missing.exists());
 }
 
-/// A process that is killed while it creates a store leaves a file without tables. Such a file cannot be
-/// read, but a resumed run creates its store in it.
+/// A process that is killed while it creates a store leaves a file without tables. Such a file
+/// cannot be read, but a resumed run creates its store in it.
 #[test]
 fn resume_initializes_file_without_tables() {
     let dir = tempfile::tempdir().unwrap();
@@ -134,7 +137,10 @@ fn resume_initializes_file_without_tables() {
         wait(store.record_attempt(&attempt(0, 0))).unwrap();
         drop(store);
         let again = wait(Sqlite::resume(&file, &RunId("another".into()))).unwrap();
-        assert_eq!((again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()), (&run(), 1));
+        assert_eq!(
+            (again.run(), wait(again.summaries(Purpose::Train)).unwrap().len()),
+            (&run(), 1)
+        );
     }
 }
 
@@ -155,7 +161,8 @@ fn shared_prompts_are_stored_once() {
     other.trajectory = Trajectory::new();
     let tree = &mut other.trajectory;
     tree.push(Segment::context(None, vec![1, 2], 0)).unwrap();
-    // Neither is a prompt: a demonstrated root with equal tokens, and a later segment with equal tokens.
+    // Neither is a prompt: a demonstrated root with equal tokens, and a later segment with equal
+    // tokens.
     let completion = tree.push(Segment::demonstrated(None, vec![1, 2], 0)).unwrap();
     tree.push(Segment::context(Some(completion), vec![1, 2, u32::MAX], 0)).unwrap();
     let all = [attempt(0, 0), attempt(0, 1), other];
@@ -182,9 +189,15 @@ fn damaged_rows_are_named_in_errors() {
         raw.execute(sql, []).unwrap();
         let error = wait(store.last_try(&train_slot(0, 0))).unwrap_err();
         assert_eq!(error.code(), Code::Corrupt, "{error}");
-        assert!(error.to_string().contains("sample 0") && error.to_string().contains(part), "{error}");
+        assert!(
+            error.to_string().contains("sample 0") && error.to_string().contains(part),
+            "{error}"
+        );
     };
-    damaged("UPDATE segments SET tokens = x'010203' WHERE id = 1", "segment 1: a list of numbers is cut off");
+    damaged(
+        "UPDATE segments SET tokens = x'010203' WHERE id = 1",
+        "segment 1: a list of numbers is cut off",
+    );
     damaged("DELETE FROM segments WHERE id = 0", "segment 1");
     damaged("UPDATE attempts SET outcome = '{}'", "its outcome cannot be read");
     damaged("UPDATE attempts SET status = 'failed', task = '{'", "its task is not JSON");
@@ -217,7 +230,8 @@ fn concurrent_handles_share_one_file() {
 /// Starts a job that blocks the writer, in a transaction of its own, until the returned sender is
 /// dropped.
 fn block_writer(store: &Sqlite) -> mpsc::Sender<()> {
-    let ((release, release_receiver), (started_sender, started)) = (mpsc::channel::<()>(), mpsc::channel());
+    let ((release, release_receiver), (started_sender, started)) =
+        (mpsc::channel::<()>(), mpsc::channel());
     let release_receiver = std::sync::Mutex::new(release_receiver);
     let (job, _) = QueuedJob::new(move |_: &Connection| {
         let _ = started_sender.send(());
@@ -230,8 +244,8 @@ fn block_writer(store: &Sqlite) -> mpsc::Sender<()> {
     release
 }
 
-/// Returns the number of commits in the log: the frames that contain the size of the database after the
-/// commit (SQLite file format, section 4.1).
+/// Returns the number of commits in the log: the frames that contain the size of the database after
+/// the commit (SQLite file format, section 4.1).
 fn writes_commit_together(store: &Sqlite) -> usize {
     let log = std::fs::read(store.file().with_file_name("run.db-wal")).unwrap();
     let word = |at: usize| u32::from_be_bytes(log[at..at + 4].try_into().unwrap());
@@ -278,7 +292,8 @@ fn queued_writes_share_one_commit() {
     let panic = results.2.unwrap_err();
     assert_eq!(panic.code(), Code::Internal);
     assert!(
-        panic.to_string().contains("cannot record something in") && panic.to_string().contains("on purpose")
+        panic.to_string().contains("cannot record something in")
+            && panic.to_string().contains("on purpose")
     );
     assert_eq!(results.3.unwrap_err().code(), Code::Invalid);
     assert_eq!(results.4.unwrap(), WriteOutcome::Written);
@@ -296,7 +311,9 @@ fn full_disk_rejects_only_oversized_write() {
     wait(store.record_eval(FIRST, &"kept".into())).unwrap();
     let pages = |max_pages: i64| {
         let limit = move |on: &Connection| {
-            Ok(on.pragma_update_and_check(None, "max_page_count", max_pages, |row| row.get::<_, i64>(0))?)
+            Ok(on.pragma_update_and_check(None, "max_page_count", max_pages, |row| {
+                row.get::<_, i64>(0)
+            })?)
         };
         wait(store.write("a limit", limit)).unwrap();
     };
@@ -335,7 +352,8 @@ fn slow_read_does_not_block_writes() {
     let (release, held) = mpsc::channel::<()>();
     let held = std::sync::Mutex::new(held);
     let (job, answer) = QueuedJob::new(move |from: &Connection| {
-        let count = || from.query_row("SELECT count(*) FROM attempts", [], |row| row.get::<_, i64>(0));
+        let count =
+            || from.query_row("SELECT count(*) FROM attempts", [], |row| row.get::<_, i64>(0));
         let before = count()?;
         let _ = held.lock().unwrap().recv();
         Ok::<_, Failure>((before, count()?))
@@ -401,7 +419,8 @@ fn exited_writer_thread_returns_error() {
     assert!(error.to_string().contains("the thread of the record has died"), "{error}");
 }
 
-/// The token counts of a growing attempt follow its segments, and a repeated append does not change them.
+/// The token counts of a growing attempt follow its segments, and a repeated append does not change
+/// them.
 #[test]
 fn append_updates_token_counts() {
     let (dir, store) = open();
@@ -420,8 +439,11 @@ fn append_updates_token_counts() {
             assert_eq!(sizes(), (expected.0, expected.1, "running".into()));
         }
     }
-    let fork =
-        Segment { id: SegmentId(2), after: Some(1), ..Segment::context(Some(SegmentId(1)), vec![9], 1) };
+    let fork = Segment {
+        id: SegmentId(2),
+        after: Some(1),
+        ..Segment::context(Some(SegmentId(1)), vec![9], 1)
+    };
     wait(store.append(&id, &[fork])).unwrap();
     assert_eq!(sizes(), (2, 6, "running".into()));
     wait(store.abandon_running()).unwrap();

@@ -1,8 +1,8 @@
 //! A thread that owns an SQLite connection and runs jobs on it, in order.
 //!
-//! Queued writes share one transaction, with a savepoint for each. So one flush serves all of them, and a
-//! rejected write does not affect the other writes. Results are sent after the commit. Jobs that are in
-//! the queue when the last handle is dropped are still run.
+//! Queued writes share one transaction, with a savepoint for each. So one flush serves all of them,
+//! and a rejected write does not affect the other writes. Results are sent after the commit. Jobs
+//! that are in the queue when the last handle is dropped are still run.
 
 use std::any::Any;
 use std::convert::Infallible;
@@ -24,8 +24,8 @@ const MAX_BATCH_JOBS: usize = 256;
 
 /// A job for the thread, together with the channel for its result.
 pub(super) trait Job: Send {
-    /// Runs the job and returns whether it succeeded. It can run again if its transaction was rolled
-    /// back.
+    /// Runs the job and returns whether it succeeded. It can run again if its transaction was
+    /// rolled back.
     fn run(&mut self, connection: &Connection) -> bool;
     /// Sets the result to a failure whose cause lies outside the job.
     fn fail(&mut self, failure: Failure);
@@ -52,8 +52,10 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
     fn run(&mut self, connection: &Connection) -> bool {
         // After a panic, the transaction or the savepoint is rolled back, so the connection remains
         // usable.
-        let result = catch_unwind(AssertUnwindSafe(|| (self.work)(connection)))
-            .unwrap_or_else(|panic| Err(Failure::Backend(Code::Internal, panic_message(&*panic).into())));
+        let result =
+            catch_unwind(AssertUnwindSafe(|| (self.work)(connection))).unwrap_or_else(|panic| {
+                Err(Failure::Backend(Code::Internal, panic_message(&*panic).into()))
+            });
         self.result.insert(result).is_ok()
     }
 
@@ -72,13 +74,17 @@ impl<T: Send, W: FnMut(&Connection) -> Result<T, Failure> + Send> Job for Queued
 /// Returns the message of a panic.
 fn panic_message(panic: &(dyn Any + Send)) -> String {
     let text = panic.downcast_ref::<String>().map(String::as_str);
-    format!("a panic: {}", text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words"))
+    format!(
+        "a panic: {}",
+        text.or_else(|| panic.downcast_ref::<&str>().copied()).unwrap_or("without words")
+    )
 }
 
 /// The queue of a worker's jobs.
 pub(super) type JobReceiver = Receiver<Box<dyn Job>>;
 
-/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has passed.
+/// A handle to the thread. Dropping it waits until all queued jobs are done, or until `timeout` has
+/// passed.
 pub(super) struct Worker {
     /// `None` after the start of the drop.
     inbox: Option<Sender<Box<dyn Job>>>,
@@ -117,8 +123,8 @@ impl Drop for Worker {
     fn drop(&mut self) {
         self.inbox = None;
         let ended = self.ended.get_mut().unwrap_or_else(PoisonError::into_inner);
-        // If the limit passes, the thread hangs in a system call. Writes that it reported as recorded are
-        // durable.
+        // If the limit passes, the thread hangs in a system call. Writes that it reported as
+        // recorded are durable.
         let _ = process_time::receive(ended, self.timeout);
     }
 }
@@ -138,10 +144,11 @@ pub(super) fn write(connection: &mut Connection, inbox: &JobReceiver) {
 
 /// Runs all jobs in one transaction. Returns `false` if the transaction was rolled back.
 fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
-    let mut transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate) {
+    let mut transaction = match connection.transaction_with_behavior(TransactionBehavior::Immediate)
+    {
         Ok(transaction) => transaction,
-        // Another process is writing. The busy timeout has passed, so it is not applied again to each
-        // job.
+        // Another process is writing. The busy timeout has passed, so it is not applied again to
+        // each job.
         Err(error) => {
             jobs.iter_mut().for_each(|job| job.fail(copy_error(&error).into()));
             return true;
@@ -150,7 +157,8 @@ fn run_batch(connection: &mut Connection, jobs: &mut [Box<dyn Job>]) -> bool {
     for job in jobs {
         let Ok(savepoint) = transaction.savepoint() else { return false };
         let succeeded = job.run(&savepoint);
-        // Some errors, such as a full disk, roll back the transaction and not only the failed statement.
+        // Some errors, such as a full disk, roll back the transaction and not only the failed
+        // statement.
         if savepoint.is_autocommit() {
             return false;
         }

@@ -69,7 +69,10 @@ fn content(mut bytes: Vec<u8>) -> Result<Content, String> {
         } else if bytes.starts_with(ZSTD)
             || matches!(bytes[..], [0x50..0x60, ref rest @ ..] if rest.starts_with(ZSTD_SKIPPED))
         {
-            unpack("zstd", zstd::stream::read::Decoder::new(&bytes[..]).map_err(|error| error.to_string())?)?
+            unpack(
+                "zstd",
+                zstd::stream::read::Decoder::new(&bytes[..]).map_err(|error| error.to_string())?,
+            )?
         } else {
             break;
         };
@@ -134,9 +137,9 @@ fn unpack(name: &str, mut packed: impl Read) -> Result<Vec<u8>, String> {
             "is cut short: its {name} stream ends after {} unpacked bytes; copy or fetch it again",
             bytes.len()
         )),
-        Err(error) => {
-            Err(format!("is damaged: its {name} stream cannot be unpacked ({error}); copy or fetch it again"))
-        }
+        Err(error) => Err(format!(
+            "is damaged: its {name} stream cannot be unpacked ({error}); copy or fetch it again"
+        )),
     }
 }
 
@@ -215,12 +218,16 @@ mod tests {
         assert_eq!(text(&gzip(&little)).unwrap(), ROW);
         assert_eq!(text(&zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap()).unwrap(), ROW);
         // Two consecutive streams, as in the output of `cat a.gz b.gz`.
-        assert_eq!(text(&[gzip(ROW.as_bytes()), gzip(ROW.as_bytes())].concat()).unwrap(), ROW.repeat(2));
+        assert_eq!(
+            text(&[gzip(ROW.as_bytes()), gzip(ROW.as_bytes())].concat()).unwrap(),
+            ROW.repeat(2)
+        );
         // Padding with zeros; for zstd, with a frame that contains the length of the next frame.
         assert_eq!(text(&[gzip(ROW.as_bytes()), vec![0; 9]].concat()).unwrap(), ROW);
         let frame = zstd::stream::encode_all(ROW.as_bytes(), 1).unwrap();
         let sized =
-            [&b"\x50\x2A\x4D\x18\x04\0\0\0"[..], &(frame.len() as u32).to_le_bytes(), &frame].concat();
+            [&b"\x50\x2A\x4D\x18\x04\0\0\0"[..], &(frame.len() as u32).to_le_bytes(), &frame]
+                .concat();
         assert_eq!(text(&sized.repeat(2)).unwrap(), ROW.repeat(2));
         assert_eq!(text(b"").unwrap(), "");
     }
@@ -242,7 +249,10 @@ mod tests {
             (&packed[..packed.len() - 9], "is cut short: its gzip stream ends after"),
             (&zstd[..zstd.len() - 9], "is cut short: its zstd stream ends after"),
             (&damaged, "is damaged: its gzip stream cannot be unpacked"),
-            (b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n", "`git lfs pull`"),
+            (
+                b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 9\n",
+                "`git lfs pull`",
+            ),
             (
                 b"\n <!DOCTYPE html><html>",
                 "holds a web page or XML, not rows (it begins with \"<!DOCTYPE html><html\")",

@@ -22,8 +22,17 @@ pub(super) const QUERY_PROMPT: &str = "query_prompt";
 pub(super) const SYSTEM_PROMPT: &str = "system_prompt";
 
 /// Names that are suggested if a field is missing, most likely first.
-const QUESTIONS: [&str; 9] =
-    ["question", "prompt", "problem", "query", "instruction", "input", "messages", "conversations", "text"];
+const QUESTIONS: [&str; 9] = [
+    "question",
+    "prompt",
+    "problem",
+    "query",
+    "instruction",
+    "input",
+    "messages",
+    "conversations",
+    "text",
+];
 const ANSWERS: [&str; 14] = [
     "answer",
     "golden_answers",
@@ -69,12 +78,14 @@ impl Layout {
         let layouts = layouts(question, answer);
         // An empty name means that the field is not needed.
         let has = |path: &str| path.is_empty() || find(row, path).is_some();
-        let has_question = |question: &str| has(question) || template::paths(question).into_iter().all(has);
+        let has_question =
+            |question: &str| has(question) || template::paths(question).into_iter().all(has);
         let has_column =
             |path: &str| has(path) || row.contains_key(path.split('.').next().unwrap_or_default());
         let complete_layout = layouts.iter().find(|(q, a)| has_question(q) && has(a));
-        let matching_layout =
-            || layouts.iter().rev().find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a));
+        let matching_layout = || {
+            layouts.iter().rev().find(|(q, a)| (has_question(q) || has_column(q)) && has_column(a))
+        };
         let (question, answer) = *complete_layout.or_else(matching_layout).unwrap_or(&layouts[0]);
         Layout { question: question.to_owned(), answer: answer.to_owned() }
     }
@@ -164,11 +175,14 @@ pub(super) fn advice(key: &str, path: &str, row: &Map<String, Value>) -> String 
         let named = known_paths.iter().filter(|path| last(path) == last(name));
         meant.extend(named.filter(|path| !meant.contains(path)).collect::<Vec<_>>());
     }
-    let set: Vec<String> = meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
+    let set: Vec<String> =
+        meant.into_iter().take(3).map(|path| format!("`{key} = {path:?}`")).collect();
     match &set[..] {
-        [] if key == "answer" => "Name the right field in the recipe as `answer`, complete the row, or set \
+        [] if key == "answer" => {
+            "Name the right field in the recipe as `answer`, complete the row, or set \
             `answer = \"\"` where nothing is expected"
-            .to_owned(),
+                .to_owned()
+        }
         [] => format!("Name the right field in the recipe as `{key}`, or complete the row"),
         set => format!("Set {} in the recipe, or complete the row", set.join(" or ")),
     }
@@ -217,15 +231,21 @@ mod tests {
         };
         let pair = |question: &str, answer: &str| (question.to_owned(), answer.to_owned());
         let extra = json!({"answer": "4", "question": "?"});
-        let verl = json!({"prompt": [], "reward_model": {"ground_truth": "2"}, "extra_info": extra});
-        assert_eq!(of(verl.clone(), "question", "answer"), pair("prompt", "reward_model.ground_truth"));
+        let verl =
+            json!({"prompt": [], "reward_model": {"ground_truth": "2"}, "extra_info": extra});
+        assert_eq!(
+            of(verl.clone(), "question", "answer"),
+            pair("prompt", "reward_model.ground_truth")
+        );
         assert_eq!(
             of(verl, "extra_info.question", "answer"),
             pair("extra_info.question", "reward_model.ground_truth")
         );
-        let search =
-            json!({"question": "?", "prompt": [], "reward_model": {"ground_truth": {"target": ["2"]}}});
-        assert_eq!(of(search, "question", "answer"), pair("prompt", "reward_model.ground_truth.target"));
+        let search = json!({"question": "?", "prompt": [], "reward_model": {"ground_truth": {"target": ["2"]}}});
+        assert_eq!(
+            of(search, "question", "answer"),
+            pair("prompt", "reward_model.ground_truth.target")
+        );
         assert_eq!(
             of(json!({"question": 1, "answer": 2, "prompt": 3}), "question", "answer"),
             pair("question", "answer")

@@ -37,7 +37,10 @@ impl ParsedValue {
     fn items(self) -> Vec<ParsedValue> {
         let list = |value| if let Value::Array(items) = value { items } else { Vec::new() };
         let mut spelled = self.spelled.map(list).into_iter().flatten();
-        list(self.value).into_iter().map(|value| ParsedValue { value, spelled: spelled.next() }).collect()
+        list(self.value)
+            .into_iter()
+            .map(|value| ParsedValue { value, spelled: spelled.next() })
+            .collect()
     }
 }
 
@@ -111,7 +114,8 @@ fn value(text: &str, line: usize) -> Result<(ParsedValue, usize), JsonRowError> 
         Err(error) => return Err(to_row_error(text, line, &error)),
     };
     let value = serde_json::from_str(&plain).map_err(|error| to_row_error(text, line, &error))?;
-    serde_json::from_str::<UniqueNames>(&plain).map_err(|error| to_row_error(text, line, &error))?;
+    serde_json::from_str::<UniqueNames>(&plain)
+        .map_err(|error| to_row_error(text, line, &error))?;
     let spelled = exponents_as_text(&plain).and_then(|spelled| serde_json::from_str(&spelled).ok());
     Ok((ParsedValue { value, spelled }, halves))
 }
@@ -186,7 +190,9 @@ impl<'de> Visitor<'de> for UniqueNames {
         let mut names = HashSet::new();
         while let Some(name) = fields.next_key::<String>()? {
             if names.contains(&name) {
-                return Err(A::Error::custom(format!("the name {name:?} stands twice in one object")));
+                return Err(A::Error::custom(format!(
+                    "the name {name:?} stands twice in one object"
+                )));
             }
             names.insert(name);
             fields.next_value::<Self>()?;
@@ -199,13 +205,18 @@ fn to_row_error(text: &str, line: usize, error: &serde_json::Error) -> JsonRowEr
     // The parser counts lines within the row.
     let (below, column) = (error.line().saturating_sub(1), error.column());
     let mut why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
-    let at =
-        text.lines().nth(below).and_then(|line| line.get(column.saturating_sub(1)..)).unwrap_or_default();
+    let at = text
+        .lines()
+        .nth(below)
+        .and_then(|line| line.get(column.saturating_sub(1)..))
+        .unwrap_or_default();
     let number = ["NaN", "Infinity", "-Infinity"]
         .into_iter()
         .find(|number| at.starts_with(number.trim_start_matches('-')));
     if let Some(number) = number {
-        why.push_str(&format!(" ({number}, which Python writes, is not JSON: write null or a text)"));
+        why.push_str(&format!(
+            " ({number}, which Python writes, is not JSON: write null or a text)"
+        ));
     }
     JsonRowError { line: line + below, column, why }
 }
@@ -218,7 +229,9 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     while let Some(found) = text[at..].find('\\') {
         at += found;
         match surrogate(bytes, at) {
-            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => at += 12,
+            Some(0xD800..0xDC00) if matches!(surrogate(bytes, at + 6), Some(0xDC00..0xE000)) => {
+                at += 12
+            }
             Some(_) => {
                 plain.push_str(&text[kept..at]);
                 plain.push_str("\\ufffd");
@@ -251,7 +264,8 @@ fn exponents_as_text(text: &str) -> Option<String> {
                 at += 1;
             }
             b'-' | b'0'..=b'9' => {
-                let part = |byte: &&u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
+                let part =
+                    |byte: &&u8| matches!(byte, b'-' | b'+' | b'.' | b'e' | b'E' | b'0'..=b'9');
                 let end = at + bytes[at..].iter().take_while(part).count();
                 let number = &text[at..end];
                 let exponent = number.split_once('e').map(|(_, exponent)| exponent);
@@ -316,8 +330,9 @@ mod tests {
             ("1E5", "1e+5"),
             ("1e400", "1e+400"),
         ] {
-            let nested =
-                format!("{{\"a{number}\": [\"{number} \\\" {number}\", {number}, {{\"b\": {number}}}]}}");
+            let nested = format!(
+                "{{\"a{number}\": [\"{number} \\\" {number}\", {number}, {{\"b\": {number}}}]}}"
+            );
             let [row] = &values(&nested)[..] else { panic!("{nested}") };
             let items = &row[format!("a{number}")];
             assert_eq!(items[0], json!(format!("{number} \" {number}")));
@@ -339,9 +354,9 @@ mod tests {
             .unwrap();
             found
         };
-        let row = r#"{"1e5 \" 1E5": [1E5, 1e5, 1.50e3, 1e+5, 1e-05, 2E-3, 7, "1e5"], "b": {"c": 1e400}}"#;
-        let want =
-            json!({"1e5 \" 1E5": ["1E5", "1e5", "1.50e3", 1e5, 1, "2E-3", 7, "1e5"], "b": {"c": "1e400"}});
+        let row =
+            r#"{"1e5 \" 1E5": [1E5, 1e5, 1.50e3, 1e+5, 1e-05, 2E-3, 7, "1e5"], "b": {"c": 1e400}}"#;
+        let want = json!({"1e5 \" 1E5": ["1E5", "1e5", "1.50e3", 1e5, 1, "2E-3", 7, "1e5"], "b": {"c": "1e400"}});
         let mut found = spelled(row);
         let found = found.pop().flatten().unwrap();
         for at in [0, 1, 2, 5, 6, 7] {
@@ -373,7 +388,10 @@ mod tests {
     fn rows_parse_from_lines_and_arrays() {
         let read_rows = |text: &str| -> Vec<(String, Value)> { read(text).unwrap().0 };
         let row = |location: &str, a: u32| (location.to_owned(), json!({"a": a}));
-        assert_eq!(read_rows("{\"a\": 1}\r\n\n  {\"a\":2} \n"), [row("line 1", 1), row("line 3", 2)]);
+        assert_eq!(
+            read_rows("{\"a\": 1}\r\n\n  {\"a\":2} \n"),
+            [row("line 1", 1), row("line 3", 2)]
+        );
         assert_eq!(
             read_rows("{\n  \"a\": 1\n}\n{\n\"a\": 2}\n{\"a\": 3}"),
             [row("line 1", 1), row("line 4", 2), row("line 6", 3)]

@@ -22,8 +22,13 @@ pub(super) fn messages(text: &str) -> Result<Option<Value>, &'static str> {
             Err("JSON where it is a list of messages; this is how Python prints one: \
              save it with json.dumps")
         }
-        Err(error) if starts_messages(text) && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) => {
-            Err("JSON where it is a list of messages; it is cut short, or no JSON: save it with json.dumps")
+        Err(error)
+            if starts_messages(text)
+                && (error.is_eof() || text.trim_end().ends_with(['}', ']'])) =>
+        {
+            Err(
+                "JSON where it is a list of messages; it is cut short, or no JSON: save it with json.dumps",
+            )
         }
         Err(_) => Ok(None),
     }
@@ -55,7 +60,9 @@ fn message_list(value: Value) -> Result<Option<Value>, &'static str> {
         // JSON of a string that is itself JSON.
         Value::String(text) => messages(&text),
         Value::Object(mut fields) if fields.len() == 1 => {
-            let inner = ["messages", "conversations", "prompt"].iter().find_map(|name| fields.remove(*name));
+            let inner = ["messages", "conversations", "prompt"]
+                .iter()
+                .find_map(|name| fields.remove(*name));
             inner.map_or(Ok(None), message_list)
         }
         Value::Object(fields) => {
@@ -76,7 +83,8 @@ fn is_python(text: &str) -> bool {
     let text = text.trim();
     let within = |start: &str, end: &str| text.starts_with(start) && text.ends_with(end);
     let is_tuple = within("({", "})") || within("({", "},)");
-    let is_printed = is_tuple || within("[{", "}]") || within("{'", "}") || text.starts_with("array([{");
+    let is_printed =
+        is_tuple || within("[{", "}]") || within("{'", "}") || text.starts_with("array([{");
     is_printed
         && (text.contains("'role'") && text.contains("'content'")
             || text.contains("'from'") && text.contains("'value'"))
@@ -113,7 +121,8 @@ pub(super) fn open_column<'p>(
 /// text if they were replaced.
 pub(super) fn open_options(row: &mut Map<String, Value>, column: &str) -> Option<String> {
     let Some(Value::String(text)) = row.get(column) else { return None };
-    let value = json::parse_lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
+    let value =
+        json::parse_lenient(text).ok().filter(|value| value.is_array() || value.is_object())?;
     let text = text.clone();
     row.insert(column.to_owned(), value);
     Some(text)
@@ -142,7 +151,8 @@ mod tests {
     fn json_text_of_messages_is_parsed() {
         let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
         let items: Vec<String> = chat.as_array().unwrap().iter().map(Value::to_string).collect();
-        let call = json!([{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "x"}]);
+        let call =
+            json!([{"role": "assistant", "tool_calls": []}, {"role": "tool", "content": "x"}]);
         let sharegpt = json!([{"from": "human", "value": "Hi"}]);
         for (text, want) in [
             (chat.to_string(), &chat),

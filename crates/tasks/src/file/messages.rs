@@ -9,8 +9,9 @@ use serde_json::{Map, Value};
 /// Returns the number of the invalid message and the problem if a message is invalid.
 pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
     let numbered = items.iter().enumerate();
-    let messages: Result<Vec<Message>, String> =
-        numbered.map(|(at, item)| message(item).map_err(|why| format!("message {at} {why}"))).collect();
+    let messages: Result<Vec<Message>, String> = numbered
+        .map(|(at, item)| message(item).map_err(|why| format!("message {at} {why}")))
+        .collect();
     let messages = messages?;
     match messages.last() {
         None => Err("there is no message".into()),
@@ -26,9 +27,11 @@ pub(super) fn messages(items: &[Value]) -> Result<Vec<Message>, String> {
 fn message(item: &Value) -> Result<Message, String> {
     let fields = item.as_object().ok_or("is not an object")?;
     // Arrow fills columns that a message lacks with null.
-    let field =
-        |names: &[&str]| names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()));
-    let role = field(&["role", "from"]).ok_or_else(|| format!("has no `role`; it has {}", names(fields)))?;
+    let field = |names: &[&str]| {
+        names.iter().find_map(|name| fields.get(*name).filter(|value| !value.is_null()))
+    };
+    let role = field(&["role", "from"])
+        .ok_or_else(|| format!("has no `role`; it has {}", names(fields)))?;
     let text = |name: &str| fields.get(name).and_then(Value::as_str).map(str::to_owned);
     let tool_calls: Vec<ToolCall> = match field(&["tool_calls"]) {
         Some(calls) => serde_json::from_value(calls.clone())
@@ -37,7 +40,9 @@ fn message(item: &Value) -> Result<Message, String> {
     };
     let content = match field(&["content", "value"]) {
         Some(content) => content_of(content)?,
-        None if tool_calls.is_empty() => return Err(format!("has no `content`; it has {}", names(fields))),
+        None if tool_calls.is_empty() => {
+            return Err(format!("has no `content`; it has {}", names(fields)));
+        }
         None => String::new(),
     };
     let message = Message {
@@ -125,15 +130,20 @@ mod tests {
         for shape in [plain, parts, sharegpt] {
             assert_eq!(read(shape).unwrap(), want);
         }
-        let call =
-            json!({"id": "a", "type": "function", "function": {"name": "add", "arguments": "{\"x\": 1}"}});
+        let call = json!({"id": "a", "type": "function", "function": {"name": "add", "arguments": "{\"x\": 1}"}});
         let called = read(json!([
             {"role": "user", "content": "?"}, {"role": "assistant", "content": null, "tool_calls": [call]},
             {"role": "tool", "content": "2", "tool_call_id": "a", "name": "add"},
         ]));
         let called = called.unwrap();
-        assert_eq!((called[1].content.as_str(), called[1].tool_calls[0].name.as_str()), ("", "add"));
-        assert_eq!((called[2].tool_call_id.as_deref(), called[2].name.as_deref()), (Some("a"), Some("add")));
+        assert_eq!(
+            (called[1].content.as_str(), called[1].tool_calls[0].name.as_str()),
+            ("", "add")
+        );
+        assert_eq!(
+            (called[2].tool_call_id.as_deref(), called[2].name.as_deref()),
+            (Some("a"), Some("add"))
+        );
     }
 
     #[test]
@@ -148,7 +158,10 @@ mod tests {
             (json!([{"role": "user", "content": " "}]), "the last message is empty"),
             (json!(["Hi"]), "message 0 is not an object"),
             (json!([user, {"content": "?"}]), "message 1 has no `role`; it has content"),
-            (json!([{"role": "user", "text": "?"}]), "message 0 has no `content`; it has role, text"),
+            (
+                json!([{"role": "user", "text": "?"}]),
+                "message 0 has no `content`; it has role, text",
+            ),
             (
                 json!([{"role": "critic", "content": "?"}]),
                 "message 0 has the role \"critic\", but it must be system",

@@ -96,14 +96,20 @@ impl FileOptions {
     /// Returns an error if a file cannot be read, if there are no rows, or if a row is not an
     /// object or lacks a required field (with the row and its fields). Also returns an error if too
     /// many rows would be held out, or if `repeat` would make too many tasks.
-    pub fn load_with_rule(&self, split_seed: u64, matching: MatchingRule) -> Result<FileTasks, TaskError> {
+    pub fn load_with_rule(
+        &self,
+        split_seed: u64,
+        matching: MatchingRule,
+    ) -> Result<FileTasks, TaskError> {
         let files = self.path.files()?;
         let mut loader = Loader::new(self, files.len() > 1, split_seed, matching);
         for (number, file) in files.iter().enumerate() {
             loader.file(number, file)?;
         }
         let Loader { mut ranked, mut tasks, unseen_choices, .. } = loader;
-        if let Some(split) = paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All) {
+        if let Some(split) =
+            paths::mixed_split(&files).filter(|_| self.held_out != HeldOutCount::All)
+        {
             tasks.notes.push(format!(
                 "{}: is read beside files to train on, although its name is that of a split to evaluate on; name the \
                  files of each split in a source of their own, the latter with `held_out = \"all\"`",
@@ -240,7 +246,12 @@ struct Loader<'o> {
 }
 
 impl<'o> Loader<'o> {
-    fn new(options: &'o FileOptions, several: bool, split_seed: u64, matching: MatchingRule) -> Self {
+    fn new(
+        options: &'o FileOptions,
+        several: bool,
+        split_seed: u64,
+        matching: MatchingRule,
+    ) -> Self {
         Loader {
             options,
             source: options.path.name(),
@@ -277,7 +288,14 @@ impl<'o> Loader<'o> {
             }
             Content::Text(text) if ["csv", "tsv"].contains(&ending.as_str()) => {
                 table::rows(&text, ending == "tsv", &needed, to_error, &mut |location, fields| {
-                    self.row(Row { number, path, location, fields, spelled: None, is_partial: false })
+                    self.row(Row {
+                        number,
+                        path,
+                        location,
+                        fields,
+                        spelled: None,
+                        is_partial: false,
+                    })
                 })?
             }
             Content::Text(text) => {
@@ -287,15 +305,21 @@ impl<'o> Loader<'o> {
                     column,
                     why,
                 };
-                let halves =
-                    json::rows(&text, &wrong, &mut |location, json::ParsedValue { value, spelled }| {
-                        match value {
-                            Value::Object(fields) => {
-                                self.row(Row { number, path, location, fields, spelled, is_partial: false })
-                            }
-                            _ => Err(TaskError::NotObject { path: path.to_owned(), location }),
-                        }
-                    })?;
+                let halves = json::rows(
+                    &text,
+                    &wrong,
+                    &mut |location, json::ParsedValue { value, spelled }| match value {
+                        Value::Object(fields) => self.row(Row {
+                            number,
+                            path,
+                            location,
+                            fields,
+                            spelled,
+                            is_partial: false,
+                        }),
+                        _ => Err(TaskError::NotObject { path: path.to_owned(), location }),
+                    },
+                )?;
                 self.halves += halves;
                 Vec::new()
             }
@@ -325,7 +349,9 @@ impl<'o> Loader<'o> {
         for SkippedColumn { column, why } in skipped_columns {
             let path = path.display();
             if self.skipped_columns.insert(column.clone()) {
-                self.tasks.notes.push(format!("{path}: the column {column:?} is left out, since it {why}"));
+                self.tasks
+                    .notes
+                    .push(format!("{path}: the column {column:?} is left out, since it {why}"));
             }
         }
         Ok(())
@@ -352,7 +378,8 @@ impl<'o> Loader<'o> {
             _ => key,
         };
         // Rows with missing columns may differ in these columns.
-        if self.known.insert(known) || (row.is_partial && self.matching != MatchingRule::Questions) {
+        if self.known.insert(known) || (row.is_partial && self.matching != MatchingRule::Questions)
+        {
             self.unseen_choices += usize::from(template::hides_choices(&task, &row.fields));
             self.ranked.push((key.rank(self.split_seed), self.tasks.rest.len()));
             task.row = row.fields.into();
@@ -374,7 +401,11 @@ impl<'o> Loader<'o> {
             let opened_here = match found {
                 Ok(found) => found,
                 Err((column, must)) => {
-                    return Err(row.type_error(column, row.fields.get(column).unwrap_or(&Value::Null), must));
+                    return Err(row.type_error(
+                        column,
+                        row.fields.get(column).unwrap_or(&Value::Null),
+                        must,
+                    ));
                 }
             };
             if let Some((column, text)) = opened_here {
@@ -393,9 +424,9 @@ impl<'o> Loader<'o> {
             let Layout { question, answer } = &layout;
             if (question, answer) != (&options.question, &options.answer) {
                 let path = row.path.display();
-                self.tasks
-                    .notes
-                    .push(format!("{path}: read with question = {question:?}, answer = {answer:?}"));
+                self.tasks.notes.push(format!(
+                    "{path}: read with question = {question:?}, answer = {answer:?}"
+                ));
             }
             layout
         });
@@ -416,7 +447,8 @@ impl<'o> Loader<'o> {
             }
         }
         let task = options.task(row, layout, &mut self.tasks.demonstrations, &mut self.blanks)?;
-        self.printed += usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
+        self.printed +=
+            usize::from(task.answer.as_str().is_some_and(json_text::is_list_of_answers));
         Ok(Task { id: id_of(&self.source, self.several, row), source: self.source.clone(), ..task })
     }
 }

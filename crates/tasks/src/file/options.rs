@@ -118,8 +118,8 @@ impl<'de> Deserialize<'de> for HeldOutCount {
             }
 
             fn visit_i64<E: Error>(self, count: i64) -> Result<HeldOutCount, E> {
-                let found =
-                    u64::try_from(count).map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))?;
+                let found = u64::try_from(count)
+                    .map_err(|_| E::invalid_value(Unexpected::Signed(count), &self))?;
                 self.visit_u64(found)
             }
 
@@ -166,7 +166,8 @@ impl FileOptions {
             path => row.field("answer", path)?,
         };
         let spelled = row.spelled.as_ref().and_then(Value::as_object);
-        let spelled = spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
+        let spelled =
+            spelled.and_then(|fields| fields::find(fields, &layout.answer)).unwrap_or(field);
         let answer = match self.answer_from {
             _ if layout.answer.is_empty() => Value::Null,
             AnswerPart::Full => full_answer(field, spelled, blanks).ok_or_else(|| {
@@ -200,7 +201,15 @@ impl FileOptions {
             Some(Value::String(name)) => Some(name.clone()),
             Some(other) => return Err(row.type_error(AGENT, other, "the name of an agent")),
         };
-        Ok(Task { question, messages, answer, answer_number, agent, demonstration, ..Task::default() })
+        Ok(Task {
+            question,
+            messages,
+            answer,
+            answer_number,
+            agent,
+            demonstration,
+            ..Task::default()
+        })
     }
 }
 
@@ -231,15 +240,20 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
     match found {
         Value::String(question) if !question.trim().is_empty() => {
             let system = row.fields.get(SYSTEM_PROMPT).and_then(Value::as_str);
-            let messages = match system.filter(|system| path == QUERY_PROMPT && !system.trim().is_empty()) {
-                Some(system) => vec![Message::system(system), Message::user(question.as_str())],
-                None => Vec::new(),
-            };
+            let messages =
+                match system.filter(|system| path == QUERY_PROMPT && !system.trim().is_empty()) {
+                    Some(system) => vec![Message::system(system), Message::user(question.as_str())],
+                    None => Vec::new(),
+                };
             Ok((question.clone(), messages))
         }
         Value::Array(items) => {
             let mut messages = messages(items).map_err(|why| {
-                row.type_error(path, found, &format!("a text, or messages that can be replied to: {why}"))
+                row.type_error(
+                    path,
+                    found,
+                    &format!("a text, or messages that can be replied to: {why}"),
+                )
             })?;
             let question = messages.last().map(|last| last.content.to_string()).unwrap_or_default();
             if messages == [Message::user(question.as_str())] {
@@ -247,7 +261,9 @@ fn read_question(row: &Row<'_>, path: &str) -> Result<(String, Vec<Message>), Ta
             }
             Ok((question, messages))
         }
-        other => Err(row.type_error(path, other, "a text that is not empty, or a list of messages")),
+        other => {
+            Err(row.type_error(path, other, "a text that is not empty, or a list of messages"))
+        }
     }
 }
 
@@ -281,9 +297,12 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
                 let value = spelled.and_then(|fields| fields::find(fields, path)).unwrap_or(value);
                 let shown = match value {
                     Value::String(text)
-                        if template::CHOICES.contains(path) && json_text::is_printed(text, '[', ']') =>
+                        if template::CHOICES.contains(path)
+                            && json_text::is_printed(text, '[', ']') =>
                     {
-                        Err("a list of options; this is how Python prints one: save it with json.dumps")
+                        Err(
+                            "a list of options; this is how Python prints one: save it with json.dumps",
+                        )
                     }
                     value => template::shown(value),
                 };
@@ -304,14 +323,16 @@ fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError>
 /// `spelled`. Within lists and objects, numbers stay numbers. Increments `blanks` for a list with
 /// empty items.
 fn full_answer(field: &Value, spelled: &Value, blanks: &mut usize) -> Option<Value> {
-    let is_blank =
-        |value: &Value| value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty());
+    let is_blank = |value: &Value| {
+        value.is_null() || value.as_str().is_some_and(|text| text.trim().is_empty())
+    };
     let is_scalar = |value: &Value| !value.is_array() && !value.is_object();
     match field {
         value if is_blank(value) => None,
         // With an empty string among the right answers, an empty completion would be right.
         Value::Array(items) if items.iter().all(is_scalar) => {
-            let answers: Vec<Value> = items.iter().filter(|item| !is_blank(item)).cloned().collect();
+            let answers: Vec<Value> =
+                items.iter().filter(|item| !is_blank(item)).cloned().collect();
             *blanks += usize::from(answers.len() < items.len() && !answers.is_empty());
             (!answers.is_empty()).then_some(Value::Array(answers))
         }

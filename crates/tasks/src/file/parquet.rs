@@ -30,10 +30,12 @@ pub(super) fn rows<E>(
     mut each: impl FnMut(RowLocation, Map<String, Value>, bool) -> Result<(), E>,
 ) -> Result<Vec<SkippedColumn>, E> {
     let bytes = Bytes::from(bytes);
-    let damaged = |why: String| to_error(format!("is damaged or cut short ({why}): copy or fetch it again"));
+    let damaged =
+        |why: String| to_error(format!("is damaged or cut short ({why}): copy or fetch it again"));
     let columns = columns(&bytes).map_err(damaged)?;
     if columns.iter().any(|column| column.is_brotli) {
-        let why = "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
+        let why =
+            "is compressed with brotli, which is not read here: save it with snappy, zstd or gzip";
         return Err(to_error(why.to_owned()));
     }
     let mut names = HashSet::new();
@@ -42,16 +44,19 @@ pub(super) fn rows<E>(
         if needed(name) {
             return Err(to_error(format!("has two columns named {name:?}: rename one of them")));
         }
-        skipped_columns.push(SkippedColumn { column: name.clone(), why: "is there twice".to_owned() });
+        skipped_columns
+            .push(SkippedColumn { column: name.clone(), why: "is there twice".to_owned() });
     }
     let mut read = read_rows(&bytes, needed, &skipped_columns);
     if matches!(&read, Err(ReadError::Damaged(_))) {
         // The library may fail on a column that is not needed, so each of these columns is tried
         // separately.
         for Column { name, .. } in columns.into_iter().filter(|column| !needed(&column.name)) {
-            let column_result = read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
+            let column_result =
+                read_columns(&bytes, &|other: &str| other == name, needed, &mut |_| {});
             if let Err(ReadError::Damaged(why)) = column_result {
-                skipped_columns.push(SkippedColumn { column: name, why: format!("cannot be read ({why})") });
+                skipped_columns
+                    .push(SkippedColumn { column: name, why: format!("cannot be read ({why})") });
             }
         }
         if !skipped_columns.is_empty() {
@@ -60,11 +65,15 @@ pub(super) fn rows<E>(
     }
     let (rows, unshown) = read.map_err(|unread| match unread {
         ReadError::Damaged(why) => damaged(why),
-        ReadError::Column { name, why } => to_error(format!("cannot be used: its column {name:?} {why}")),
+        ReadError::Column { name, why } => {
+            to_error(format!("cannot be used: its column {name:?} {why}"))
+        }
     })?;
     skipped_columns.extend(unshown);
     for (at, mut row) in rows.into_iter().enumerate() {
-        row.retain(|name, _| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == *name));
+        row.retain(|name, _| {
+            !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == *name)
+        });
         row.values_mut().for_each(without_absent);
         each(RowLocation::Row(at + 1), row, !skipped_columns.is_empty())?;
     }
@@ -84,8 +93,8 @@ fn columns(bytes: &Bytes) -> Result<Vec<Column>, String> {
         let file = reader.metadata();
         let is_brotli = |name: &str| {
             let chunks = file.row_groups().iter().flat_map(|group| group.columns());
-            let mut chunks =
-                chunks.filter(|chunk| chunk.column_path().parts().first().is_some_and(|p| p == name));
+            let mut chunks = chunks
+                .filter(|chunk| chunk.column_path().parts().first().is_some_and(|p| p == name));
             chunks.any(|chunk| matches!(chunk.compression(), Compression::BROTLI(_)))
         };
         let fields = file.file_metadata().schema().get_fields();
@@ -113,7 +122,8 @@ fn read_rows(
     skipped_columns: &[SkippedColumn],
 ) -> Result<(Rows, Vec<SkippedColumn>), ReadError> {
     let mut rows = Vec::new();
-    let wanted = |name: &str| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name);
+    let wanted =
+        |name: &str| !skipped_columns.iter().any(|skipped_columns| skipped_columns.column == name);
     let unshown = read_columns(bytes, &wanted, needed, &mut |row| rows.push(row))?;
     Ok((rows, unshown))
 }
@@ -130,12 +140,17 @@ fn read_columns(
         let wrong = |error: ParquetError| ReadError::Damaged(error.to_string());
         let reader = SerializedFileReader::new(bytes.clone()).map_err(wrong)?;
         let schema = reader.metadata().file_metadata().schema();
-        let picked: Vec<Arc<Type>> =
-            schema.get_fields().iter().filter(|field| wanted(field.name())).map(Arc::clone).collect();
+        let picked: Vec<Arc<Type>> = schema
+            .get_fields()
+            .iter()
+            .filter(|field| wanted(field.name()))
+            .map(Arc::clone)
+            .collect();
         let shapes: Vec<(String, Shape)> =
             picked.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect();
         let shape = Shape::Struct(shapes);
-        let picked = Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
+        let picked =
+            Type::group_type_builder(schema.name()).with_fields(picked).build().map_err(wrong)?;
         let mut unshown: Vec<SkippedColumn> = Vec::new();
         for row in reader.get_row_iter(Some(picked)).map_err(wrong)? {
             let mut fields = Map::new();
@@ -150,7 +165,9 @@ fn read_columns(
                     Ok(value) => {
                         fields.insert(name, value);
                     }
-                    Err(UnsupportedValue(why)) if is_needed => return Err(ReadError::Column { name, why }),
+                    Err(UnsupportedValue(why)) if is_needed => {
+                        return Err(ReadError::Column { name, why });
+                    }
                     Err(UnsupportedValue(why)) => unshown.push(SkippedColumn { column: name, why }),
                 }
             }
@@ -218,7 +235,8 @@ fn without_nulls(value: &mut Value) {
     }
 }
 
-/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error otherwise.
+/// Converts a field to JSON. Bytes that are not UTF-8 are null if `as_null` is set, and an error
+/// otherwise.
 fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, UnsupportedValue> {
     if let Some(text) = shape.text(&field) {
         return text.map(Value::from).map_err(UnsupportedValue);
@@ -255,7 +273,9 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
         Field::ListInternal(list) => {
             let elements = list.elements().iter().cloned();
             let shape = shape.element();
-            Value::Array(elements.map(|element| value(element, shape, as_null)).collect::<Result<_, _>>()?)
+            Value::Array(
+                elements.map(|element| value(element, shape, as_null)).collect::<Result<_, _>>()?,
+            )
         }
         Field::MapInternal(map) => {
             let name = |key: Value| match key {
@@ -264,8 +284,9 @@ fn value(field: Field, shape: &Shape, as_null: bool) -> Result<Value, Unsupporte
             };
             let entries = map.entries().iter().cloned();
             let (keys, values) = shape.entry();
-            let entries =
-                entries.map(|(key, of)| Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?)));
+            let entries = entries.map(|(key, of)| {
+                Ok((name(value(key, keys, as_null)?), value(of, values, as_null)?))
+            });
             let mut named = Map::new();
             for entry in entries {
                 let (name, value) = entry?;
@@ -296,7 +317,9 @@ fn float(value: f64, digits: &str) -> Value {
 
 #[cfg(test)]
 mod tests {
-    use parquet::data_type::{ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type};
+    use parquet::data_type::{
+        ByteArray, ByteArrayType, DoubleType, FloatType, Int32Type, Int64Type,
+    };
     use parquet::file::properties::WriterProperties;
     use parquet::file::writer::SerializedFileWriter;
     use parquet::schema::parser::parse_message_type;
@@ -320,7 +343,8 @@ mod tests {
         let schema = Arc::new(parse_message_type(KINDS).unwrap());
         let mut file = Vec::new();
         let mut writer =
-            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default()))
+                .unwrap();
         for _ in 0..groups {
             let mut group = writer.next_row_group().unwrap();
             macro_rules! column {
@@ -336,7 +360,12 @@ mod tests {
             column!(DoubleType, &[0.1, f64::INFINITY], None, None);
             column!(Int32Type, &[110, -5], None, None);
             column!(Int64Type, &[0, 1_700_000_000_000_000], None, None);
-            column!(ByteArrayType, &[ByteArray::from("text"), ByteArray::from(vec![0xFF, 1])], None, None);
+            column!(
+                ByteArrayType,
+                &[ByteArray::from("text"), ByteArray::from(vec![0xFF, 1])],
+                None,
+                None
+            );
             let texts = ["a", "b"].map(ByteArray::from);
             column!(ByteArrayType, &texts, Some(&[3, 2, 3, 0]), Some(&[0, 1, 1, 0]));
             group.close().unwrap();
@@ -393,7 +422,8 @@ mod tests {
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();
         let mut writer =
-            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default()))
+                .unwrap();
         let mut group = writer.next_row_group().unwrap();
         for value in 1..4 {
             let mut column = group.next_column().unwrap().unwrap();
@@ -409,11 +439,13 @@ mod tests {
 
     #[test]
     fn column_with_out_of_range_timestamps_is_omitted() {
-        let schema = "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
+        let schema =
+            "message rows { required int64 whole; required int64 when (TIMESTAMP(MICROS, true)); }";
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();
         let mut writer =
-            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default()))
+                .unwrap();
         let mut group = writer.next_row_group().unwrap();
         // The second timestamp is later than the last year that is supported.
         for values in [[1, 2], [0, i64::MAX]] {
@@ -426,10 +458,18 @@ mod tests {
         let (found, skipped_columns) = read(file.clone(), &["whole"]).unwrap();
         let rows: Vec<&Value> = found.iter().map(|(_, row)| row).collect();
         assert_eq!(rows, [&json!({"whole": 1}), &json!({"whole": 2})]);
-        let [SkippedColumn { column, why }] = &skipped_columns[..] else { panic!("{skipped_columns:?}") };
-        assert!(column == "when" && why.contains("a time beyond any calendar"), "{skipped_columns:?}");
+        let [SkippedColumn { column, why }] = &skipped_columns[..] else {
+            panic!("{skipped_columns:?}")
+        };
+        assert!(
+            column == "when" && why.contains("a time beyond any calendar"),
+            "{skipped_columns:?}"
+        );
         let why = read(file, &["when"]).unwrap_err();
-        assert!(why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"), "{why}");
+        assert!(
+            why.starts_with("cannot be used: its column \"when\" holds 9223372036854775807"),
+            "{why}"
+        );
     }
 
     #[test]
@@ -458,13 +498,18 @@ mod tests {
         };
         let file = brotli.take(write_parquet(1).len()).find(declares_codec).unwrap();
         let why = read(file, &[]).unwrap_err();
-        assert!(why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"), "{why}");
+        assert!(
+            why.contains("brotli") && why.contains("zstd") && !why.contains("damaged"),
+            "{why}"
+        );
     }
 
     #[test]
     fn damaged_file_returns_error() {
         let file = write_parquet(1);
-        assert!(read(file[..file.len() - 20].to_vec(), &[]).unwrap_err().contains("Corrupt footer"));
+        assert!(
+            read(file[..file.len() - 20].to_vec(), &[]).unwrap_err().contains("Corrupt footer")
+        );
         let mut rejected_files = 0;
         for at in (0..file.len()).step_by(3) {
             let mut damaged = file.clone();
@@ -495,7 +540,8 @@ mod tests {
         let schema = Arc::new(parse_message_type(schema).unwrap());
         let mut file = Vec::new();
         let mut writer =
-            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default())).unwrap();
+            SerializedFileWriter::new(&mut file, schema, Arc::new(WriterProperties::default()))
+                .unwrap();
         let mut group = writer.next_row_group().unwrap();
         macro_rules! column {
             ($kind:ty, $value:expr, $levels:expr) => {

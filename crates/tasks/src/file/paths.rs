@@ -102,9 +102,10 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         };
     }
     // As in a shell, hidden files are ignored: backups of editors and notebooks are not data.
-    let options = glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
-    let matches =
-        glob::glob_with(&text, options).map_err(|why| no_file(format!("is not a pattern: {why}")))?;
+    let options =
+        glob::MatchOptions { require_literal_leading_dot: true, ..glob::MatchOptions::new() };
+    let matches = glob::glob_with(&text, options)
+        .map_err(|why| no_file(format!("is not a pattern: {why}")))?;
     let mut files = Vec::new();
     for entry in matches {
         let entry = entry.map_err(|error| {
@@ -116,7 +117,10 @@ fn find_files(path: &Path) -> Result<Vec<PathBuf>, TaskError> {
         }
     }
     if files.is_empty() {
-        return Err(no_file(format!("matches no file{}", prepare_advice(path).unwrap_or_default())));
+        return Err(no_file(format!(
+            "matches no file{}",
+            prepare_advice(path).unwrap_or_default()
+        )));
     }
     files.sort();
     Ok(files)
@@ -133,7 +137,10 @@ const MAX_PARENTS: usize = 3;
 fn prepare_advice(path: &Path) -> Option<String> {
     let dirs = path.ancestors().skip(1).take(MAX_PARENTS);
     let prepare = dirs.map(|dir| dir.join(PREPARE_PROGRAM)).find(|prepare| prepare.is_file())?;
-    Some(format!("; {PREPARE_PROGRAM} beside the recipe makes its data files: python3 {}", prepare.display()))
+    Some(format!(
+        "; {PREPARE_PROGRAM} beside the recipe makes its data files: python3 {}",
+        prepare.display()
+    ))
 }
 
 /// Returns the extension for the format of a file, without an extension for compression.
@@ -141,8 +148,11 @@ pub(super) fn extension(path: &Path) -> String {
     let name = path.file_name().unwrap_or_default().to_string_lossy().to_lowercase();
     let mut endings = name.rsplit('.');
     let last = endings.next().unwrap_or_default();
-    let ending =
-        if COMPRESSION_EXTENSIONS.contains(&last) { endings.next().unwrap_or_default() } else { last };
+    let ending = if COMPRESSION_EXTENSIONS.contains(&last) {
+        endings.next().unwrap_or_default()
+    } else {
+        last
+    };
     ending.to_owned()
 }
 
@@ -157,7 +167,8 @@ pub(super) fn mixed_split(files: &[PathBuf]) -> Option<&Path> {
         name.split(|c: char| !c.is_alphanumeric()).any(|word| splits.contains(&word))
     };
     files.iter().find(|file| named(file, &["train", "training"]))?;
-    let split = |file: &&PathBuf| named(file, &["test", "validation", "valid", "val", "dev", "eval"]);
+    let split =
+        |file: &&PathBuf| named(file, &["test", "validation", "valid", "val", "dev", "eval"]);
     files.iter().find(split).map(PathBuf::as_path)
 }
 
@@ -266,7 +277,10 @@ mod tests {
         }
         fs::create_dir(root.join("empty")).unwrap();
         let error = files(&["empty"]).unwrap_err();
-        assert!(error.contains("is a folder without data files (names that end with jsonl"), "{error}");
+        assert!(
+            error.contains("is a folder without data files (names that end with jsonl"),
+            "{error}"
+        );
     }
 
     #[test]
@@ -274,9 +288,13 @@ mod tests {
         let dir = tempfile::tempdir().unwrap();
         let root = dir.path();
         fs::create_dir_all(root.join(".ipynb_checkpoints")).unwrap();
-        for name in
-            ["train.json", "test.json", ".train.json", ".ipynb_checkpoints/train.json", "dataset_infos.json"]
-        {
+        for name in [
+            "train.json",
+            "test.json",
+            ".train.json",
+            ".ipynb_checkpoints/train.json",
+            "dataset_infos.json",
+        ] {
             fs::write(root.join(name), "{}").unwrap();
         }
         let all = Paths::from(root).files().unwrap();
@@ -310,7 +328,10 @@ mod tests {
         }
         for bad in ["[]", "3"] {
             let error = serde_json::from_str::<Paths>(bad).unwrap_err().to_string();
-            assert!(error.contains("expected a path, or a list of paths that is not empty"), "{error}");
+            assert!(
+                error.contains("expected a path, or a list of paths that is not empty"),
+                "{error}"
+            );
         }
     }
 }

@@ -42,11 +42,14 @@ pub(super) fn rows<E>(
     let mut seen = HashSet::new();
     let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
     if let Some(twice) = twice.iter().find(|name| needed(name)) {
-        return Err(wrong(format!("has two columns named {twice:?} in its header: rename one of them")));
+        return Err(wrong(format!(
+            "has two columns named {twice:?} in its header: rename one of them"
+        )));
     }
     for record in reader.records() {
         let record = record.map_err(|error| wrong(read_error_text(&error)))?;
-        let start = record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
+        let start =
+            record.position().map_or(at, |position| (position.byte() as usize).min(text.len()));
         let start = text.len() - text[start..].trim_start_matches(['\r', '\n']).len();
         line += count_line_breaks(&text[at..start]);
         at = start;
@@ -129,7 +132,10 @@ fn delimiter(text: &str) -> u8 {
     let header = text.trim_start_matches(['\r', '\n']).lines().next().unwrap_or_default();
     // Delimiters within quotes are text.
     let outside: String = header.split('"').step_by(2).collect();
-    [b',', b';', b'\t'].into_iter().find(|known| outside.contains(char::from(*known))).unwrap_or(b',')
+    [b',', b';', b'\t']
+        .into_iter()
+        .find(|known| outside.contains(char::from(*known)))
+        .unwrap_or(b',')
 }
 
 fn read_error_text(error: &csv::Error) -> String {
@@ -173,7 +179,10 @@ mod tests {
         let old = read("question,answer\r\"1, 2\nor 3?\",1.10\r4?,\r", false);
         assert_eq!(old.unwrap(), want(["line 2", "line 4"]));
         let error = read("question,answer\n1?,2\n\"1\" or 2?,3\n", false).unwrap_err();
-        assert!(error.starts_with("has text behind the closing quote of a field in line 3"), "{error}");
+        assert!(
+            error.starts_with("has text behind the closing quote of a field in line 3"),
+            "{error}"
+        );
         assert_eq!(read("", false).unwrap(), []);
         let error = read("question,answer\n1?,2\n1, or 2?,3\n", false).unwrap_err();
         assert!(error.starts_with("has 3 fields in line 3, but its header has 2"), "{error}");
@@ -197,8 +206,11 @@ mod tests {
                 Ok(())
             });
         assert_eq!(found, [json!({"question": "?"})]);
-        let columns: Vec<String> =
-            skipped_columns.unwrap().into_iter().map(|skipped_columns| skipped_columns.column).collect();
+        let columns: Vec<String> = skipped_columns
+            .unwrap()
+            .into_iter()
+            .map(|skipped_columns| skipped_columns.column)
+            .collect();
         assert_eq!(columns, ["", "note"]);
         let error = read("question,answer,answer\n?,1,2\n", false).unwrap_err();
         assert!(error.starts_with("has two columns named \"answer\""), "{error}");
@@ -220,9 +232,11 @@ mod tests {
         assert_eq!(read("question,answer\n?,\"1\"\"\"", false).unwrap()[0].1["answer"], "1\"");
         assert_eq!(read("question,answer\r\n5\" pipe,1\r\n", false).unwrap().len(), 1);
         assert_eq!(read("question,answer\n", false).unwrap(), []);
-        for text in
-            ["question,answer\n1?,2\n3?,\"4\n5?,6\n", "question,answer\n1?,2\n3?,\"4", "question,\"ans\n"]
-        {
+        for text in [
+            "question,answer\n1?,2\n3?,\"4\n5?,6\n",
+            "question,answer\n1?,2\n3?,\"4",
+            "question,\"ans\n",
+        ] {
             let error = read(text, false).unwrap_err();
             assert!(error.contains("that is never closed"), "{text}: {error}");
         }

@@ -43,10 +43,12 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
             continue;
         }
         let inside = braces.strip_prefix('{').and_then(|inside| inside.split_once('}'));
-        let (name, after) =
-            inside.ok_or("has a brace without its other half; write {{ or }} for a brace itself")?;
+        let (name, after) = inside
+            .ok_or("has a brace without its other half; write {{ or }} for a brace itself")?;
         if name.trim().is_empty() || name.contains('{') {
-            return Err(format!("has {{{name}}}, which names no field; write {{{{ for a brace itself"));
+            return Err(format!(
+                "has {{{name}}}, which names no field; write {{{{ for a brace itself"
+            ));
         }
         parts.push(Part::Field(name.trim()));
         rest = after;
@@ -76,7 +78,8 @@ pub(super) fn paths(question: &str) -> Vec<&str> {
 /// # Errors
 /// Returns the expected form if the value cannot be converted.
 pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
-    const NEEDED: &str = "a text, a number, or a list or table of texts, where a question is made of it";
+    const NEEDED: &str =
+        "a text, a number, or a list or table of texts, where a question is made of it";
     let line = |name: &str, value: &Value| {
         let text = scalar(value).ok_or(NEEDED)?;
         // Options in data sets such as AQuA include their letters: `A)21`.
@@ -87,17 +90,25 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
         Ok(if has_name { text } else { format!("{name}. {text}") })
     };
     let letters = |list: &[Value]| -> Result<Vec<String>, &'static str> {
-        let texts: Vec<String> =
-            list.iter().map(|item| scalar(option_text(item)).ok_or(NEEDED)).collect::<Result<_, _>>()?;
+        let texts: Vec<String> = list
+            .iter()
+            .map(|item| scalar(option_text(item)).ok_or(NEEDED))
+            .collect::<Result<_, _>>()?;
         if !texts.is_empty() && split_letters(&texts).is_some() {
             return Ok(texts);
         }
         let labels: Option<Vec<String>> = list.iter().map(option_label).collect();
         match labels {
-            Some(labels) => {
-                labels.iter().zip(list).map(|(label, item)| line(label, option_text(item))).collect()
-            }
-            None => list.iter().enumerate().map(|(at, item)| line(&letter(at), option_text(item))).collect(),
+            Some(labels) => labels
+                .iter()
+                .zip(list)
+                .map(|(label, item)| line(label, option_text(item)))
+                .collect(),
+            None => list
+                .iter()
+                .enumerate()
+                .map(|(at, item)| line(&letter(at), option_text(item)))
+                .collect(),
         }
     };
     const NO_MESSAGES: &str =
@@ -109,7 +120,9 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
         Value::String(text) => return Ok(text.clone()),
         Value::Array(list) => letters(list)?,
         Value::Object(table) => match table.get("text").map(|texts| (texts, table.get("label"))) {
-            Some((Value::Array(texts), Some(Value::Array(labels)))) if texts.len() == labels.len() => {
+            Some((Value::Array(texts), Some(Value::Array(labels))))
+                if texts.len() == labels.len() =>
+            {
                 let named = labels.iter().zip(texts);
                 let named = named.map(|(label, text)| line(&scalar(label).ok_or(NEEDED)?, text));
                 named.collect::<Result<_, _>>()?
@@ -119,9 +132,13 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
             }
             Some((Value::Array(texts), _)) => letters(texts)?,
             _ => {
-                let mut by_name: Vec<_> = table.iter().filter(|(_, value)| !value.is_null()).collect();
+                let mut by_name: Vec<_> =
+                    table.iter().filter(|(_, value)| !value.is_null()).collect();
                 by_name.sort_by(|a, b| a.0.cmp(b.0));
-                by_name.into_iter().map(|(name, value)| line(name, value)).collect::<Result<_, _>>()?
+                by_name
+                    .into_iter()
+                    .map(|(name, value)| line(name, value))
+                    .collect::<Result<_, _>>()?
             }
         },
         Value::Null => return Ok(String::new()),
@@ -134,14 +151,18 @@ pub(super) fn shown(value: &Value) -> Result<String, &'static str> {
 pub(super) fn hides_choices(task: &Task, row: &Map<String, Value>) -> bool {
     let listed = CHOICES.iter().find_map(|name| shown(row.get(*name)?).ok());
     let Some(listed) = listed.filter(|listed| listed.lines().count() > 1) else { return false };
-    let texts: Vec<&str> = task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
+    let texts: Vec<&str> =
+        task.messages.iter().map(|turn| &*turn.content).chain([&*task.question]).collect();
     // The text of an option without its letter.
-    let mut options = listed.lines().take(2).map(|line| line.split_once(". ").map_or(line, |(_, text)| text));
+    let mut options =
+        listed.lines().take(2).map(|line| line.split_once(". ").map_or(line, |(_, text)| text));
     !options.all(|option| texts.iter().any(|text| text.contains(option.trim())))
 }
 
 /// Returns the field that lists the options in most rows.
-pub(super) fn name_of_choices<'r>(mut rows: impl Iterator<Item = &'r Map<String, Value>>) -> &'static str {
+pub(super) fn name_of_choices<'r>(
+    mut rows: impl Iterator<Item = &'r Map<String, Value>>,
+) -> &'static str {
     let found = rows.find_map(|row| CHOICES.into_iter().find(|name| row.contains_key(*name)));
     found.unwrap_or(CHOICES[0])
 }

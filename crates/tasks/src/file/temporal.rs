@@ -41,16 +41,25 @@ impl Shape {
             {
                 Shape::List(Box::new(Shape::from_type(&repeated.get_fields()[0])))
             }
-            (ConvertedType::LIST, [repeated]) => Shape::List(Box::new(Shape::from_unrepeated_type(repeated))),
-            (ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE, [entry]) if !entry.is_primitive() => {
+            (ConvertedType::LIST, [repeated]) => {
+                Shape::List(Box::new(Shape::from_unrepeated_type(repeated)))
+            }
+            (ConvertedType::MAP | ConvertedType::MAP_KEY_VALUE, [entry])
+                if !entry.is_primitive() =>
+            {
                 match entry.get_fields() {
-                    [key, value] => Shape::Map(Box::new((Shape::from_type(key), Shape::from_type(value)))),
+                    [key, value] => {
+                        Shape::Map(Box::new((Shape::from_type(key), Shape::from_type(value))))
+                    }
                     [key] => Shape::List(Box::new(Shape::from_type(key))),
                     _ => Shape::Other,
                 }
             }
             _ => Shape::Struct(
-                fields.iter().map(|field| (field.name().to_owned(), Shape::from_type(field))).collect(),
+                fields
+                    .iter()
+                    .map(|field| (field.name().to_owned(), Shape::from_type(field)))
+                    .collect(),
             ),
         }
     }
@@ -58,9 +67,10 @@ impl Shape {
     /// Returns the shape of a member of a struct.
     pub fn member(&self, name: &str) -> &Shape {
         match self {
-            Shape::Struct(members) => {
-                members.iter().find(|(member, _)| member == name).map_or(&Shape::Other, |(_, shape)| shape)
-            }
+            Shape::Struct(members) => members
+                .iter()
+                .find(|(member, _)| member == name)
+                .map_or(&Shape::Other, |(_, shape)| shape),
             // Lists of structs from old writers.
             Shape::List(element) => element.member(name),
             _ => &Shape::Other,
@@ -74,7 +84,11 @@ impl Shape {
 
     /// Returns the shapes of the keys and values of a map.
     pub fn entry(&self) -> (&Shape, &Shape) {
-        if let Shape::Map(entry) = self { (&entry.0, &entry.1) } else { (&Shape::Other, &Shape::Other) }
+        if let Shape::Map(entry) = self {
+            (&entry.0, &entry.1)
+        } else {
+            (&Shape::Other, &Shape::Other)
+        }
     }
 
     /// Returns the text of a date or time, or `None` if the field is neither.
@@ -137,7 +151,10 @@ impl Temporal {
             Some(LogicalType::Date) => return Some(Temporal::Date),
             Some(LogicalType::Time(time)) => return Some(Temporal::Time(in_second(&time.unit))),
             Some(LogicalType::Timestamp(moment)) => {
-                return Some(Temporal::Timestamp(in_second(&moment.unit), moment.is_adjusted_to_u_t_c));
+                return Some(Temporal::Timestamp(
+                    in_second(&moment.unit),
+                    moment.is_adjusted_to_u_t_c,
+                ));
             }
             _ => {}
         }
@@ -182,7 +199,8 @@ fn date(days: i64) -> Option<String> {
     let shifted = days.checked_add(719_468)?;
     let era = shifted.div_euclid(146_097);
     let day_of_era = shifted.rem_euclid(146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     // Months are counted from March.
     let shifted_month = (5 * day_of_year + 2) / 153;
@@ -209,15 +227,24 @@ mod tests {
     #[test]
     fn columns_of_old_writers_have_temporal_kinds() {
         let of = |converted: ConvertedType, physical: Physical| {
-            let kind = Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
+            let kind =
+                Type::primitive_type_builder("t", physical).with_converted_type(converted).build();
             Temporal::from_type(&kind.unwrap())
         };
         for (converted, physical, want) in [
             (ConvertedType::DATE, Physical::INT32, Some(Temporal::Date)),
             (ConvertedType::TIME_MILLIS, Physical::INT32, Some(Temporal::Time(MILLIS))),
             (ConvertedType::TIME_MICROS, Physical::INT64, Some(Temporal::Time(MICROS))),
-            (ConvertedType::TIMESTAMP_MILLIS, Physical::INT64, Some(Temporal::Timestamp(MILLIS, true))),
-            (ConvertedType::TIMESTAMP_MICROS, Physical::INT64, Some(Temporal::Timestamp(MICROS, true))),
+            (
+                ConvertedType::TIMESTAMP_MILLIS,
+                Physical::INT64,
+                Some(Temporal::Timestamp(MILLIS, true)),
+            ),
+            (
+                ConvertedType::TIMESTAMP_MICROS,
+                Physical::INT64,
+                Some(Temporal::Timestamp(MICROS, true)),
+            ),
             (ConvertedType::NONE, Physical::INT96, Some(Temporal::Timestamp(MILLIS, false))),
             (ConvertedType::NONE, Physical::INT64, None),
             (ConvertedType::UTF8, Physical::BYTE_ARRAY, None),
@@ -239,7 +266,10 @@ mod tests {
         ] {
             let value = seconds * unit + fraction;
             assert_eq!(Temporal::Timestamp(unit, false).text(value).unwrap(), want);
-            assert_eq!(Temporal::Timestamp(unit, true).text(value).unwrap(), format!("{want}+00:00"));
+            assert_eq!(
+                Temporal::Timestamp(unit, true).text(value).unwrap(),
+                format!("{want}+00:00")
+            );
         }
         assert_eq!(Temporal::Timestamp(MILLIS, false).text(-1).unwrap(), "1969-12-31 23:59:59.999");
         assert_eq!(Temporal::Time(NANOS).text(3_723 * NANOS).unwrap(), "01:02:03");
@@ -262,7 +292,10 @@ mod tests {
             (Temporal::Time(MILLIS), -1),
             (Temporal::Time(MILLIS), 86_400_000),
         ] {
-            assert!(kind.text(value).unwrap_err().contains("beyond any calendar"), "{kind:?} {value}");
+            assert!(
+                kind.text(value).unwrap_err().contains("beyond any calendar"),
+                "{kind:?} {value}"
+            );
         }
     }
 }

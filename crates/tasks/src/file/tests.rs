@@ -39,11 +39,16 @@ fn answers(tasks: &FileTasks) -> Vec<Value> {
 
 #[test]
 fn load_reads_rows_as_tasks() {
-    let (_dir, options) =
-        file("{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}");
+    let (_dir, options) = file(
+        "{\"question\": \"1+1?\", \"answer\": \" 2 \"}\n\n{\"question\": \"2+2?\", \"answer\": 4}",
+    );
     let tasks = options.load(0).unwrap().rest;
-    let rows: Vec<_> = tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
-    assert_eq!(rows, [("sums-1", "1+1?", &Value::from(" 2 ")), ("sums-3", "2+2?", &Value::from(4))]);
+    let rows: Vec<_> =
+        tasks.iter().map(|t| (t.id.as_str(), t.question.as_str(), &t.answer)).collect();
+    assert_eq!(
+        rows,
+        [("sums-1", "1+1?", &Value::from(" 2 ")), ("sums-3", "2+2?", &Value::from(4))]
+    );
     assert!(tasks.iter().all(|t| t.source == "sums" && t.demonstration.is_none()));
 }
 
@@ -62,14 +67,22 @@ fn load_converts_annotated_solutions() {
     assert_eq!(find("A?").demonstration.as_ref().unwrap().calls[0].result, "2");
     assert_eq!((&find("B?").answer, &find("B?").demonstration), (&Value::from("1,003"), &None));
     assert_eq!(tasks.repeated, 1);
-    let want = DemonstrationCounts { converted: 1, disagrees: 1, no_calls: 1, ..Default::default() };
+    let want =
+        DemonstrationCounts { converted: 1, disagrees: 1, no_calls: 1, ..Default::default() };
     assert_eq!(tasks.demonstrations, want);
 }
 
 #[test]
 fn expected_numbers_keep_their_notation() {
-    let numbers =
-        ["18446744073709551617", "1.10", "1e400", "-0", "0.1000", "7", "[1.10, 2, \"\", null, \" x \"]"];
+    let numbers = [
+        "18446744073709551617",
+        "1.10",
+        "1e400",
+        "-0",
+        "0.1000",
+        "7",
+        "[1.10, 2, \"\", null, \" x \"]",
+    ];
     let row = |(i, number)| format!("{{\"question\": \"{i}?\", \"answer\": {number}}}\n");
     let rows: String = numbers.iter().enumerate().map(row).collect();
     let (_dir, options) = file(&rows);
@@ -132,13 +145,16 @@ fn verl_rows_are_recognized() {
     let (_dir, mut options) = file(&row.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
-    assert_eq!((task.question.as_str(), task.messages.len(), &task.answer), ("1+1?", 2, &json!("2")));
+    assert_eq!(
+        (task.question.as_str(), task.messages.len(), &task.answer),
+        ("1+1?", 2, &json!("2"))
+    );
     assert!(
-        tasks.notes[0].ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
+        tasks.notes[0]
+            .ends_with("read with question = \"prompt\", answer = \"reward_model.ground_truth\"")
     );
     // A single user turn is the same question as its text.
-    let single_turn =
-        json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
+    let single_turn = json!({"prompt": [{"role": "user", "content": "1+1?"}], "reward_model": {"ground_truth": "2"}});
     let (_dir, single) = file(&single_turn.to_string());
     let tasks = single.load(0).unwrap();
     assert_eq!((tasks.rest[0].question.as_str(), tasks.rest[0].messages.len()), ("1+1?", 0));
@@ -163,7 +179,10 @@ fn agent_r1_rows_are_recognized() {
     let (_dir, options) = file(&row.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
-    assert_eq!((task.question.as_str(), &task.answer), ("Question: Who founded Rome?", &json!("Romulus")));
+    assert_eq!(
+        (task.question.as_str(), &task.answer),
+        ("Question: Who founded Rome?", &json!("Romulus"))
+    );
     assert_eq!(Value::Object((*task.row).clone()), row);
 }
 
@@ -178,8 +197,14 @@ fn agentrl_rows_are_recognized() {
     let (_dir, options) = file(&stored.to_string());
     let tasks = options.load(0).unwrap();
     let [task] = &tasks.rest[..] else { panic!("{tasks:?}") };
-    assert_eq!((task.question.as_str(), &task.answer), ("Your task is to answer: Who?", &json!("Romulus")));
-    assert_eq!(task.messages, [Message::system("Research."), Message::user("Your task is to answer: Who?")]);
+    assert_eq!(
+        (task.question.as_str(), &task.answer),
+        ("Your task is to answer: Who?", &json!("Romulus"))
+    );
+    assert_eq!(
+        task.messages,
+        [Message::system("Research."), Message::user("Your task is to answer: Who?")]
+    );
     // Fields that tools and scorers use.
     assert_eq!(Value::Object((*task.row).clone()), stored);
     for (row, note) in [
@@ -187,12 +212,21 @@ fn agentrl_rows_are_recognized() {
             json!({"id": 3, "q": "Who?", "a": "Romulus", "aug_answers": ["Remus"]}),
             "question = \"q\", answer = \"a\"",
         ),
-        (json!({"Question": "Who?", "Final answer": "Romulus", "Level": 1}), "answer = \"Final answer\""),
-        (json!({"query": "Who?", "answer": "Romulus", "scorer": "agentcpm"}), "question = \"query\""),
+        (
+            json!({"Question": "Who?", "Final answer": "Romulus", "Level": 1}),
+            "answer = \"Final answer\"",
+        ),
+        (
+            json!({"query": "Who?", "answer": "Romulus", "scorer": "agentcpm"}),
+            "question = \"query\"",
+        ),
     ] {
         let (_dir, options) = file(&row.to_string());
         let tasks = options.load(0).unwrap();
-        assert_eq!((tasks.rest[0].question.as_str(), &tasks.rest[0].answer), ("Who?", &json!("Romulus")));
+        assert_eq!(
+            (tasks.rest[0].question.as_str(), &tasks.rest[0].answer),
+            ("Who?", &json!("Romulus"))
+        );
         assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
         assert!(tasks.notes[0].contains(note), "{:?}", tasks.notes);
     }
@@ -224,18 +258,23 @@ fn task_keeps_complete_row() {
     assert_eq!(Value::Object((*tasks.rest[0].row).clone()), row);
     let [note] = &tasks.notes[..] else { panic!("{:?}", tasks.notes) };
     assert!(
-        note.ends_with("sums.csv: the column \"note\" is left out, since it stands twice in the header"),
+        note.ends_with(
+            "sums.csv: the column \"note\" is left out, since it stands twice in the header"
+        ),
         "{note}"
     );
 }
 
 #[test]
 fn all_file_formats_yield_same_tasks() {
-    let lines = "{\"question\": \"1?\", \"answer\": \"2\"}\n{\"question\": \"3?\", \"answer\": \"4\"}\n";
-    let array = "[{\"question\": \"1?\", \"answer\": \"2\"},\n{\"question\": \"3?\", \"answer\": \"4\"}]";
+    let lines =
+        "{\"question\": \"1?\", \"answer\": \"2\"}\n{\"question\": \"3?\", \"answer\": \"4\"}\n";
+    let array =
+        "[{\"question\": \"1?\", \"answer\": \"2\"},\n{\"question\": \"3?\", \"answer\": \"4\"}]";
     let table = "question,answer\n1?,2\n3?,4\n";
     let packed = zstd::stream::encode_all(table.as_bytes(), 1).unwrap();
-    let marked: Vec<u8> = format!("\u{feff}{lines}").encode_utf16().flat_map(u16::to_le_bytes).collect();
+    let marked: Vec<u8> =
+        format!("\u{feff}{lines}").encode_utf16().flat_map(u16::to_le_bytes).collect();
     for (name, contents) in [
         ("sums.jsonl", lines.as_bytes()),
         ("sums.json", array.as_bytes()),
@@ -274,7 +313,11 @@ fn lone_surrogate_is_reported_in_notes() {
     let (_dir, options) = file(r#"{"question": "What is \ud83d 1 + 1?", "answer": 2}"#);
     let tasks = options.load(0).unwrap();
     assert_eq!(tasks.rest[0].question, "What is \u{fffd} 1 + 1?");
-    assert!(tasks.notes[0].contains("sums.jsonl: 1 escapes are half a surrogate pair"), "{:?}", tasks.notes);
+    assert!(
+        tasks.notes[0].contains("sums.jsonl: 1 escapes are half a surrogate pair"),
+        "{:?}",
+        tasks.notes
+    );
 }
 
 fn questions(tasks: &[Task]) -> BTreeSet<String> {
@@ -301,7 +344,8 @@ fn held_out_questions_depend_only_on_questions() {
     let blank = rows((0..90).rev()).replace("?\"", "? \"");
     fs::write(&path, blank).unwrap();
     let other = FileOptions { path: path.clone().into(), ..options.clone() };
-    let asked_questions = |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
+    let asked_questions =
+        |tasks: &FileTasks| tasks.held_out.iter().map(Task::key).collect::<Vec<_>>();
     assert_eq!(asked_questions(&other.load(7).unwrap()), asked_questions(&all));
 
     // Additional rows replace only few held-out questions.
@@ -351,7 +395,10 @@ fn tasks_without_expected_answer_load() {
     };
     let (_dir, options) = file("{\"question\": \"Be kind?\", \"rubric\": \"kindness\"}\n");
     let tasks = nothing(options);
-    assert_eq!((answers(&tasks), &tasks.rest[0].row["rubric"]), (vec![Value::Null], &json!("kindness")));
+    assert_eq!(
+        (answers(&tasks), &tasks.rest[0].row["rubric"]),
+        (vec![Value::Null], &json!("kindness"))
+    );
     // Rows in verl's layout need no answer either.
     let (_dir, options) =
         file("{\"prompt\": [{\"role\": \"user\", \"content\": \"Hi\"}], \"data_source\": \"x\"}\n");
@@ -392,7 +439,11 @@ fn invalid_files_are_rejected_by_name() {
         nothing,
         "/sums.jsonl, line 1, column 17: not valid JSON: EOF while parsing an object",
     );
-    assert_rejected(&format!("{fine}[1]"), nothing, "/sums.jsonl, line 2: the row is not a JSON object");
+    assert_rejected(
+        &format!("{fine}[1]"),
+        nothing,
+        "/sums.jsonl, line 2: the row is not a JSON object",
+    );
     assert_rejected(
         "[{\"question\": \"1?\", \"answer\": 1}, 5]",
         nothing,
@@ -443,7 +494,13 @@ fn invalid_files_are_rejected_by_name() {
     fs::write(options.path.first(), b"{\"question\": \"\xff\"}").unwrap();
     assert!(matches!(options.load(0), Err(TaskError::Format { .. })));
     let (_dir, options) = write_file("sums.parquet", fine);
-    assert!(options.load(0).unwrap_err().to_string().ends_with("is named as a Parquet file, but is none"));
+    assert!(
+        options
+            .load(0)
+            .unwrap_err()
+            .to_string()
+            .ends_with("is named as a Parquet file, but is none")
+    );
 }
 
 #[test]
@@ -494,11 +551,13 @@ fn only_equal_rows_are_repeats() {
 
 #[test]
 fn json_text_of_messages_loads_as_messages() {
-    let chat = json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
+    let chat =
+        json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
     let (prompt, model) = (chat.to_string(), json!({"style": "rule", "ground_truth": "2"}));
     let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
-    let table = format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
+    let table =
+        format!("prompt,reward_model\n{},{}\n", quoted(&prompt), quoted(&model.to_string()));
     for (name, contents) in [("rows.jsonl", lines), ("rows.csv", table)] {
         let (_dir, options) = write_file(name, contents);
         let tasks = options.load(0).unwrap();
@@ -508,17 +567,20 @@ fn json_text_of_messages_loads_as_messages() {
             (&task.answer, &task.row["prompt"], &task.row["reward_model"]),
             (&json!("2"), &chat, &model)
         );
-        for column in
-            ["prompt\" holds JSON as a text, which is read as messages", "reward_model\" holds JSON"]
-        {
+        for column in [
+            "prompt\" holds JSON as a text, which is read as messages",
+            "reward_model\" holds JSON",
+        ] {
             assert!(tasks.notes.iter().any(|note| note.contains(column)), "{:?}", tasks.notes);
         }
     }
-    let (_dir, options) = file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
+    let (_dir, options) =
+        file("{\"question\": \"[{'role': 'user', 'content': 'Hi'}]\", \"answer\": 1}");
     let error = options.load(0).unwrap_err().to_string();
     assert!(error.ends_with("this is how Python prints one: save it with json.dumps"), "{error}");
     // A question about JSON stays a question.
-    let (_dir, options) = file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
+    let (_dir, options) =
+        file("{\"question\": \"[{\\\"name\\\": 1}] has how many?\", \"answer\": 1}");
     assert_eq!(options.load(0).unwrap().rest[0].question, "[{\"name\": 1}] has how many?");
 }
 
@@ -535,7 +597,8 @@ fn json_text_of_options_loads_as_options() {
     );
     assert!(tasks.notes[0].contains("\"choices\" holds JSON as a text, which is read as options"));
     let (_dir, printed) = write_file("rows.csv", rows.replace("\"\"", "'"));
-    let error = FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
+    let error =
+        FileOptions { question: options.question, ..printed }.load(0).unwrap_err().to_string();
     assert!(error.contains("\"choices\"") && error.contains("json.dumps"), "{error}");
 }
 
@@ -563,7 +626,9 @@ fn empty_right_answers_are_omitted_with_note() {
     let answers: Vec<&Value> = tasks.rest.iter().map(|task| &task.answer).collect();
     assert_eq!(answers, [&json!(["x"]), &json!([["x", ""]])]);
     assert!(tasks.notes[0].contains("1 rows have an empty text or null among their right answers"));
-    for (answer, noted) in [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)] {
+    for (answer, noted) in
+        [("['x', 'y']", 1), ("[\"x\"]", 1), ("[\"assert f()\"]", 0), ("[1, 2]", 0)]
+    {
         let (_dir, options) = file(&json!({"question": "a?", "answer": answer}).to_string());
         let tasks = options.load(0).unwrap();
         assert_eq!((tasks.notes.len(), &tasks.rest[0].answer), (noted, &json!(answer)), "{answer}");

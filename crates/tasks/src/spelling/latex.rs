@@ -90,8 +90,8 @@ pub(super) fn replace_commands(text: &str) -> String {
     found
 }
 
-/// Replaces LaTeX commands without arguments by the symbols that they print, and font commands by their
-/// arguments.
+/// Replaces LaTeX commands without arguments by the symbols that they print, and font commands by
+/// their arguments.
 fn without_commands(text: &str) -> String {
     let mut found = String::with_capacity(text.len());
     let mut rest = text;
@@ -191,7 +191,10 @@ fn fraction(chars: &[char], arguments: usize) -> Option<(String, usize)> {
     let (above, end) = argument(chars, arguments)?;
     let (below, end) = argument(chars, end)?;
     let is_simple = above.chars().all(char::is_alphanumeric);
-    Some((format!("{}/{}", parenthesize(&above, is_simple), parenthesize(&below, is_factor(&below))), end))
+    Some((
+        format!("{}/{}", parenthesize(&above, is_simple), parenthesize(&below, is_factor(&below))),
+        end,
+    ))
 }
 
 fn root(chars: &[char], arguments: usize) -> Option<(String, usize)> {

@@ -37,8 +37,8 @@ const LINE_BREAK_TAGS: [&str; 19] = [
 const LINE_BREAK_BRACKET_TAGS: [&str; 3] = ["inst", "examples", "s"];
 /// Names of tags that only change the look of the words between them.
 const INLINE: [&str; 20] = [
-    "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code", "del", "ins",
-    "center", "cite", "kbd", "var", "abbr",
+    "b", "i", "u", "em", "strong", "span", "font", "a", "mark", "small", "big", "tt", "code",
+    "del", "ins", "center", "cite", "kbd", "var", "abbr",
 ];
 /// Words that switch a model's reasoning on or off.
 const SWITCHES: [&str; 3] = ["/no_think", "/nothink", "/think"];
@@ -98,8 +98,8 @@ pub(super) fn without_markup(text: &str) -> Cow<'_, str> {
     while let Some(at) = rest.find(['<', '[']) {
         let (before, tag) = rest.split_at(at);
         found.push_str(before);
-        let replaced =
-            tag_content(tag).and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
+        let replaced = tag_content(tag)
+            .and_then(|inside| Some((mark(inside, tag, &opened, &closed)?, inside)));
         match replaced {
             Some((mark, inside)) => {
                 found.push_str(mark);
@@ -125,7 +125,8 @@ fn tag_content(tag: &str) -> Option<&str> {
 /// Returns the name of a tag in lower case, and whether it is a closing tag.
 fn name(inside: &str) -> Option<(String, bool)> {
     let (name, closes) = inside.strip_prefix('/').map_or((inside, false), |name| (name, true));
-    let end = name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
+    let end =
+        name.find(|c: char| !(c.is_ascii_alphanumeric() || "_-".contains(c))).unwrap_or(name.len());
     let (name, attributes) = name.split_at(end);
     let is_name = name.starts_with(|c: char| c.is_ascii_alphabetic());
     let is_tag = attributes.is_empty() || attributes == "/" || attributes.starts_with(' ');
@@ -148,21 +149,31 @@ fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
 }
 
 /// Returns the replacement of a tag, or `None` if the text is not a tag.
-fn mark(inside: &str, tag: &str, opened: &HashSet<String>, closed: &HashSet<String>) -> Option<&'static str> {
+fn mark(
+    inside: &str,
+    tag: &str,
+    opened: &HashSet<String>,
+    closed: &HashSet<String>,
+) -> Option<&'static str> {
     let is_bar = |c: char| c == '|' || c == '｜';
     if inside.chars().count() > 2 && inside.starts_with(is_bar) && inside.ends_with(is_bar) {
         return Some("\n");
     }
     let lower = inside.trim_start_matches('/').to_lowercase();
-    let is_label = |names: &str| inside.len() <= 40 && lower.len() > 1 && is_label_text(&lower, names);
+    let is_label =
+        |names: &str| inside.len() <= 40 && lower.len() > 1 && is_label_text(&lower, names);
     if is_label(QUESTION_NAMES) || is_label(ANSWER_NAMES) {
         return Some("\n");
     }
     let (name, _) = name(inside)?;
     let is_pair = opened.contains(&name) && closed.contains(&name);
     match &*name {
-        "sup" if is_pair && tag.starts_with('<') => Some(if inside.starts_with('/') { "" } else { "^" }),
-        "sub" if is_pair && tag.starts_with('<') => Some(if inside.starts_with('/') { "" } else { "_" }),
+        "sup" if is_pair && tag.starts_with('<') => {
+            Some(if inside.starts_with('/') { "" } else { "^" })
+        }
+        "sub" if is_pair && tag.starts_with('<') => {
+            Some(if inside.starts_with('/') { "" } else { "_" })
+        }
         name if is_pair && INLINE.contains(&name) => Some(""),
         name => {
             let is_line_break = LINE_BREAK_BRACKET_TAGS.contains(&name)
@@ -201,8 +212,9 @@ fn without_references(text: &str) -> String {
     while let Some(at) = rest.find('&') {
         let (before, reference) = rest.split_at(at);
         found.push_str(before);
-        let named =
-            reference[1..].split_once(';').and_then(|(name, after)| Some((referenced_char(name)?, after)));
+        let named = reference[1..]
+            .split_once(';')
+            .and_then(|(name, after)| Some((referenced_char(name)?, after)));
         match named {
             Some((character, after)) => {
                 found.push(character);
@@ -220,7 +232,10 @@ fn without_references(text: &str) -> String {
 /// Returns the character of a reference with this name or number.
 fn referenced_char(name: &str) -> Option<char> {
     let Some(number) = name.strip_prefix('#') else {
-        return REFERENCES.iter().find(|(known, _)| *known == name).map(|(_, character)| *character);
+        return REFERENCES
+            .iter()
+            .find(|(known, _)| *known == name)
+            .map(|(_, character)| *character);
     };
     let code = match number.strip_prefix(['x', 'X']) {
         Some(digits) => u32::from_str_radix(digits, 16),

@@ -5,9 +5,9 @@ use serde_json::{Map, Value};
 use super::ParsedCall;
 use crate::message::arguments_object;
 
-/// Parses an object with a name and arguments. The arguments can be under any of `keys`, can be a string
-/// that contains the object as JSON, and may be missing if the call has only a name. Other keys are
-/// ignored.
+/// Parses an object with a name and arguments. The arguments can be under any of `keys`, can be a
+/// string that contains the object as JSON, and may be missing if the call has only a name. Other
+/// keys are ignored.
 pub(crate) fn call_from(value: Value, keys: &[&str]) -> Result<ParsedCall, String> {
     let key = keys.first().copied().unwrap_or("arguments");
     let Value::Object(mut map) = value else {
@@ -39,8 +39,8 @@ pub(crate) fn arguments_of(name: &str, json: &str) -> Result<ParsedCall, String>
     Ok((name.to_owned(), arguments_object(value)?))
 }
 
-/// Explains why a text that should be JSON up to the tag `close` is not. `closed` states whether the tag
-/// is present.
+/// Explains why a text that should be JSON up to the tag `close` is not. `closed` states whether
+/// the tag is present.
 pub(crate) fn not_closed_json(text: &str, close: &str, closed: bool) -> String {
     match text.strip_suffix(close).filter(|_| closed) {
         Some(body) => not_json(body),

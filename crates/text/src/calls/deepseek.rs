@@ -1,9 +1,9 @@
-//! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call, and around all calls of a
-//! turn.
+//! Tool calls of DeepSeek V3, R1 and V3.1: special tokens around each call, and around all calls of
+//! a turn.
 //!
-//! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments below it in a JSON code fence. V3.1
-//!   writes `NAME<｜tool▁sep｜>` and the arguments. Both variants are parsed. Calls are written in the
-//!   variant that the model's template prints.
+//! - V3 and R1 write `function<｜tool▁sep｜>NAME` and the arguments below it in a JSON code fence.
+//!   V3.1 writes `NAME<｜tool▁sep｜>` and the arguments. Both variants are parsed. Calls are written
+//!   in the variant that the model's template prints.
 //! - Tags inside JSON strings are text. A call that is not JSON ends at the next tag.
 
 use std::ops::Range;
@@ -11,7 +11,8 @@ use std::ops::Range;
 use super::tags::{blank, header, opening};
 use super::values::arguments;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer, arguments_of,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer,
+    arguments_of,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -121,7 +122,10 @@ impl Syntax for Deepseek {
             let (name, arguments) = (&call.name, arguments(call));
             match self.fenced {
                 true => {
-                    format!("{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}", FENCE[0], FENCE[1])
+                    format!(
+                        "{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}",
+                        FENCE[0], FENCE[1]
+                    )
                 }
                 false => format!("{OPEN}{name}{SEPARATOR}{arguments}{CLOSE}"),
             }

@@ -1,14 +1,15 @@
-//! Tool calls of GLM 4.5 and later: the tool's name, then a tag for each argument name and each value,
-//! between `<tool_call>` and `</tool_call>`.
+//! Tool calls of GLM 4.5 and later: the tool's name, then a tag for each argument name and each
+//! value, between `<tool_call>` and `</tool_call>`.
 //!
-//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white space.
-//! - A call ends with `</tool_call>`, or where the next call starts. A call without its closing tag is
-//!   malformed.
+//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white
+//!   space.
+//! - A call ends with `</tool_call>`, or where the next call starts. A call without its closing tag
+//!   is malformed.
 //! - No token ends a turn: `<|observation|>` starts the results of its calls, `<|user|>` the next
 //!   question.
 //! - A value ends with the last `</arg_value>` before the next name or the end of the call. It may
-//!   therefore contain that tag, and `<arg_key>` if no name follows, and the tags of calls in the middle
-//!   of a line.
+//!   therefore contain that tag, and `<arg_key>` if no name follows, and the tags of calls in the
+//!   middle of a line.
 //! - Quotation marks around names are removed. A JSON call between the tags is also parsed.
 
 use std::ops::Range;
@@ -17,7 +18,8 @@ use serde_json::Value;
 
 use super::values::{call_of, split_between, strip_quotes, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument, call_from,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
+    call_from,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -29,8 +31,8 @@ const VALUE: [&str; 2] = ["<arg_value>", "</arg_value>"];
 /// Token that ends a turn with tool calls and starts their results.
 const RESULTS: &str = "<|observation|>";
 
-/// The format. `lines` states whether each part of a call is on its own line: so in GLM 4.5, but not in
-/// 4.7.
+/// The format. `lines` states whether each part of a call is on its own line: so in GLM 4.5, but
+/// not in 4.7.
 pub(crate) struct Glm {
     pub lines: bool,
 }
@@ -119,15 +121,20 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     while !rest.trim().is_empty() {
         let misplaced =
             |rest: &str, tag: &str| format!("{:?} stands where {tag} should", excerpt(rest.trim()));
-        let (key, after) = split_between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
+        let (key, after) =
+            split_between(rest, KEY[0], KEY[1]).ok_or_else(|| misplaced(rest, KEY[0]))?;
         let is_name = |at: &usize| {
             let parts = split_between(&after[*at..], KEY[0], KEY[1]);
-            parts.is_some_and(|(key, rest)| !key.contains('<') && rest.trim_start().starts_with(VALUE[0]))
+            parts.is_some_and(|(key, rest)| {
+                !key.contains('<') && rest.trim_start().starts_with(VALUE[0])
+            })
         };
-        let end = after.match_indices(KEY[0]).map(|(at, _)| at).find(is_name).unwrap_or(after.len());
+        let end =
+            after.match_indices(KEY[0]).map(|(at, _)| at).find(is_name).unwrap_or(after.len());
         let value = after[..end].trim_start().strip_prefix(VALUE[0]);
-        let (value, behind) =
-            value.and_then(|value| value.rsplit_once(VALUE[1])).ok_or_else(|| misplaced(after, VALUE[0]))?;
+        let (value, behind) = value
+            .and_then(|value| value.rsplit_once(VALUE[1]))
+            .ok_or_else(|| misplaced(after, VALUE[0]))?;
         if !behind.trim().is_empty() {
             return Err(misplaced(behind, KEY[0]));
         }

@@ -5,8 +5,8 @@
 //! A text that follows a grammar parses as calls of its tools. The arguments conform to the tools'
 //! schemas, except for omitted keywords, which are listed (`grammar_schema.rs`).
 //!
-//! White space between parts of JSON is fixed to what templates print, because an uncertain model would
-//! otherwise write white space endlessly.
+//! White space between parts of JSON is fixed to what templates print, because an uncertain model
+//! would otherwise write white space endlessly.
 
 use std::cell::RefCell;
 use std::fmt::Write as _;
@@ -55,7 +55,8 @@ impl Rule {
 
 /// Returns a `%json` term for a schema, with the white space that templates print.
 fn json_of(mut schema: Value) -> String {
-    let spaces = json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
+    let spaces =
+        json!({ "whitespace_flexible": false, "item_separator": ", ", "key_separator": ": " });
     match schema.as_object_mut() {
         Some(fields) => drop(fields.insert("x-guidance".into(), spaces)),
         None => schema = json!({ "anyOf": [schema], "x-guidance": spaces }),
@@ -83,8 +84,8 @@ fn escape_regex(text: &str) -> String {
 }
 
 impl GrammarContext<'_> {
-    /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for the
-    /// rest.
+    /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for
+    /// the rest.
     pub(crate) fn text_terms(&self, text: &str) -> String {
         let (mut terms, mut plain, mut rest) = (Vec::new(), String::new(), text);
         while let Some(c) = rest.chars().next() {
@@ -107,15 +108,21 @@ impl GrammarContext<'_> {
         terms.join(" ")
     }
 
-    /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the last
-    /// one, and `between` separates them. `call` builds the rule of one tool, whose index it receives.
+    /// Returns the grammar of a list of calls. `open` precedes the first call, `close` follows the
+    /// last one, and `between` separates them. `call` builds the rule of one tool, whose index it
+    /// receives.
     pub(crate) fn calls(
         &self,
         [open, between, close]: [&str; 3],
         call: impl Fn(usize, &ToolSpec) -> Rule,
     ) -> String {
-        let more = if self.several { format!("({} call)*", self.text_terms(between)) } else { String::new() };
-        let mut text = format!("start: {} call {more} {}\n", self.text_terms(open), self.text_terms(close));
+        let more = if self.several {
+            format!("({} call)*", self.text_terms(between))
+        } else {
+            String::new()
+        };
+        let mut text =
+            format!("start: {} call {more} {}\n", self.text_terms(open), self.text_terms(close));
         let names: Vec<String> = (0..self.tools.len()).map(|at| format!("call_{at}")).collect();
         let _ = writeln!(text, "call: {}", names.join(" | "));
         for (at, tool) in self.tools.iter().enumerate() {
@@ -127,7 +134,12 @@ impl GrammarContext<'_> {
     }
 
     /// Returns the enforceable form of a schema, and records the omitted keywords.
-    fn enforce_schema(&self, tool: &ToolSpec, schema: Schema<'_>, schema_pointer: &str) -> GrammarSchema {
+    fn enforce_schema(
+        &self,
+        tool: &ToolSpec,
+        schema: Schema<'_>,
+        schema_pointer: &str,
+    ) -> GrammarSchema {
         let enforceable = GrammarSchema::from_schema(schema, schema_pointer);
         self.note_omitted(tool, enforceable.omitted.iter().cloned());
         enforceable
@@ -149,8 +161,9 @@ impl GrammarContext<'_> {
         rule.append_rule(&format!("arguments_{at}"), json_of(schema)).append(self.text_terms(after))
     }
 
-    /// Returns the rule of a call that is a JSON object between two texts. The object contains the tool's
-    /// name, the arguments under `key`, and optionally the fields in `more`, which maps names to schemas.
+    /// Returns the rule of a call that is a JSON object between two texts. The object contains the
+    /// tool's name, the arguments under `key`, and optionally the fields in `more`, which maps
+    /// names to schemas.
     pub(crate) fn object(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -178,9 +191,9 @@ impl GrammarContext<'_> {
         rule.append_rule(&format!("object_{at}"), json_of(schema)).append(self.text_terms(after))
     }
 
-    /// Returns the rule of a call with separate arguments between `before` and `after`. `open` returns
-    /// the text that starts an argument, and `close` ends it. The arguments are those of the schema, in
-    /// its order; arguments that are not required are optional.
+    /// Returns the rule of a call with separate arguments between `before` and `after`. `open`
+    /// returns the text that starts an argument, and `close` ends it. The arguments are those of
+    /// the schema, in its order; arguments that are not required are optional.
     pub(crate) fn parts(
         &self,
         (at, tool): (usize, &ToolSpec),
@@ -205,15 +218,25 @@ impl GrammarContext<'_> {
     }
 
     /// Returns the rule of a value as plain text, followed by `close`.
-    fn value(&self, name: &str, tool: &ToolSpec, (key, schema): (&str, Schema<'_>), close: &str) -> Rule {
+    fn value(
+        &self,
+        name: &str,
+        tool: &ToolSpec,
+        (key, schema): (&str, Schema<'_>),
+        close: &str,
+    ) -> Rule {
         if let Some(texts) = schema.texts() {
             let all: Vec<String> = texts.into_iter().map(literal).collect();
-            return Rule::default().append_rule(name, all.join(" | ")).append(self.text_terms(close));
+            return Rule::default()
+                .append_rule(name, all.join(" | "))
+                .append(self.text_terms(close));
         }
         let (types, schema_pointer) = (schema.types(), format!("/properties/{key}"));
         if !types.is_empty() && !types.contains("string") {
             let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
-            return Rule::default().append_rule(name, json_of(schema)).append(self.text_terms(close));
+            return Rule::default()
+                .append_rule(name, json_of(schema))
+                .append(self.text_terms(close));
         }
         // Any text is allowed; restrictions of the text are omitted.
         let restricts = ["pattern", "minLength", "maxLength"].into_iter();
@@ -227,8 +250,8 @@ impl GrammarContext<'_> {
         self.text(name, close)
     }
 
-    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the text
-    /// would end or start a call.
+    /// Returns the rule of any text without tags of the format, followed by `close`. A tag in the
+    /// text would end or start a call.
     pub(crate) fn text(&self, name: &str, close: &str) -> Rule {
         let tags: Vec<String> = self.tags.iter().map(|tag| escape_regex(tag)).collect();
         let without = format!("~/(.|\\n)*({})(.|\\n)*/", tags.join("|"));
@@ -239,7 +262,9 @@ impl GrammarContext<'_> {
         if (self.special)(tag).is_some() {
             // A special token is never text.
             let body = format!("/(.|\\n)*{}/ & {without}", escape_regex(before));
-            return Rule::default().append_rule(&name.to_uppercase(), body).append(self.text_terms(after));
+            return Rule::default()
+                .append_rule(&name.to_uppercase(), body)
+                .append(self.text_terms(after));
         }
         let suffix = literal(&close[..at + tag.len()]);
         let (mut rule, terminal) = (Rule::default().append(name), name.to_uppercase());

@@ -1,13 +1,14 @@
 //! Completions of gpt-oss, which consist of messages.
 //!
-//! A message starts with a header up to `<|message|>`: a channel, and a recipient if it calls a tool. Its
-//! body is reasoning (channel `analysis`), content, or the JSON arguments of a call.
+//! A message starts with a header up to `<|message|>`: a channel, and a recipient if it calls a
+//! tool. Its body is reasoning (channel `analysis`), content, or the JSON arguments of a call.
 //!
-//! - The prompt ends with `<|start|>assistant`, so a completion starts with a channel or with ` to=`.
-//! - A message with a recipient is a call, whatever its channel. The prefix `functions.` of its tool is
-//!   removed.
-//! - `<|call|>` ends a call and the completion, `<|return|>` ends the completion, and `<|end|>` ends a
-//!   message that is followed by another one.
+//! - The prompt ends with `<|start|>assistant`, so a completion starts with a channel or with `
+//!   to=`.
+//! - A message with a recipient is a call, whatever its channel. The prefix `functions.` of its
+//!   tool is removed.
+//! - `<|call|>` ends a call and the completion, `<|return|>` ends the completion, and `<|end|>`
+//!   ends a message that is followed by another one.
 //! - Arguments that are not JSON end at the next tag. Tags inside JSON strings are text.
 
 use std::ops::Range;
@@ -15,8 +16,8 @@ use std::ops::Range;
 use super::tags::header;
 use super::values::arguments;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of,
-    not_json,
+    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags,
+    arguments_of, not_json,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -29,7 +30,8 @@ const RETURN: &str = "<|return|>";
 const CALL: &str = "<|call|>";
 const RECIPIENT: &str = "to=";
 /// Tags around reasoning in demonstrations.
-pub(crate) const REASONING_TAGS: [&str; 2] = ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
+pub(crate) const REASONING_TAGS: [&str; 2] =
+    ["<|channel|>analysis<|message|>", "<|end|><|start|>assistant"];
 
 /// The format.
 pub(crate) struct Harmony;
@@ -81,13 +83,22 @@ impl Syntax for Harmony {
         if recipient(header).is_some() {
             return Body::Json(from);
         }
-        match header.split_once(CHANNEL).map(|(_, channel)| channel.trim_start().starts_with("analysis")) {
+        match header
+            .split_once(CHANNEL)
+            .map(|(_, channel)| channel.trim_start().starts_with("analysis"))
+        {
             Some(true) => Body::Reasoning(from),
             _ => Body::Speech(from),
         }
     }
 
-    fn classify_start(&self, text: &str, called: bool, _: &[ToolSpec], ended: bool) -> ContentStart {
+    fn classify_start(
+        &self,
+        text: &str,
+        called: bool,
+        _: &[ToolSpec],
+        ended: bool,
+    ) -> ContentStart {
         if text.starts_with(RECIPIENT) && !called {
             ContentStart::Call
         } else if RECIPIENT.starts_with(text) && !ended && !called {
@@ -111,11 +122,13 @@ impl Syntax for Harmony {
     fn explain_error(&self, text: &str, _: bool, _: &[ToolSpec]) -> Option<String> {
         let Some((header, body)) = text.split_once(MESSAGE) else {
             let tagged = text.starts_with("<|");
-            return tagged
-                .then(|| format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text)));
+            return tagged.then(|| {
+                format!("{MESSAGE} is missing behind {:?}", crate::excerpt::excerpt(text))
+            });
         };
         recipient(header)?;
-        let body = SPELLING.closes.iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
+        let body =
+            SPELLING.closes.iter().find_map(|close| body.strip_suffix(close)).unwrap_or(body);
         Some(not_json(body))
     }
 
@@ -125,8 +138,8 @@ impl Syntax for Harmony {
             Some(at) => content.split_at(at + REASONING_TAGS[1].len()),
             None => ("", content),
         };
-        let is_written =
-            message.trim_start().starts_with(CHANNEL) || message.trim_start().starts_with(RECIPIENT);
+        let is_written = message.trim_start().starts_with(CHANNEL)
+            || message.trim_start().starts_with(RECIPIENT);
         let mut text = match (message, calls) {
             _ if is_written => content.to_owned(),
             (message, []) => format!("{reasoning}{CHANNEL}final{MESSAGE}{message}"),
@@ -151,7 +164,8 @@ impl Syntax for Harmony {
         // A completion ends with its first call. Reasoning may precede it.
         let forms = &GrammarContext { several: false, ..*forms };
         let mut text = forms.calls(["", "", ""], |at, tool| {
-            let header = format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
+            let header =
+                format!("{CHANNEL}commentary to=functions.{} {CONSTRAIN}json{MESSAGE}", tool.name);
             forms.arguments(at, tool, &header, "")
         });
         let reasoning = forms.text("thought", REASONING_TAGS[1]);

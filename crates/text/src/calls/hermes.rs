@@ -1,12 +1,13 @@
-//! Tool calls in the Hermes format of Qwen 2.5 and 3: JSON between `<tool_call>` and `</tool_call>`.
+//! Tool calls in the Hermes format of Qwen 2.5 and 3: JSON between `<tool_call>` and
+//! `</tool_call>`.
 //!
-//! - A call is a JSON object with the string `name` and the object `arguments`. The arguments can be a
-//!   string that contains the object as JSON, and may be missing if the call has only a name. Other keys
-//!   are ignored.
+//! - A call is a JSON object with the string `name` and the object `arguments`. The arguments can
+//!   be a string that contains the object as JSON, and may be missing if the call has only a name.
+//!   Other keys are ignored.
 //! - White space around the JSON is ignored. Tags inside JSON strings are text.
-//! - A call that is not JSON extends to the first of these: the next closing tag (inclusive), the next
-//!   tag that opens a call or belongs to reasoning, the end of the text. A call without its closing tag
-//!   is malformed even if its JSON is complete, because the completion was truncated.
+//! - A call that is not JSON extends to the first of these: the next closing tag (inclusive), the
+//!   next tag that opens a call or belongs to reasoning, the end of the text. A call without its
+//!   closing tag is malformed even if its JSON is complete, because the completion was truncated.
 //! - A closing tag without an opening tag is content.
 
 use std::ops::Range;
@@ -16,8 +17,8 @@ use serde_json::Value;
 use super::tags::parse_close;
 use super::values::object;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer, call_from,
-    not_closed_json,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, Trailer,
+    call_from, not_closed_json,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -74,9 +75,9 @@ impl Syntax for Hermes {
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let tags = [format!("{OPEN}\n"), format!("\n{CLOSE}")];
         let tags = [tags[0].as_str(), tags[1].as_str()];
-        Some(
-            forms.calls(["", "\n", ""], |at, tool| forms.object((at, tool), "arguments", tags, &Value::Null)),
-        )
+        Some(forms.calls(["", "\n", ""], |at, tool| {
+            forms.object((at, tool), "arguments", tags, &Value::Null)
+        }))
     }
 }
 
@@ -126,7 +127,10 @@ mod tests {
         assert_eq!((calls[1].name.as_str(), calls[1].id.as_str()), ("b", "call_1"));
         assert_eq!(
             parse("No call </tool_call> here. "),
-            ParsedCompletion { content: "No call </tool_call> here.".into(), ..ParsedCompletion::default() }
+            ParsedCompletion {
+                content: "No call </tool_call> here.".into(),
+                ..ParsedCompletion::default()
+            }
         );
         assert_eq!(parse(""), ParsedCompletion::default());
     }
@@ -139,10 +143,15 @@ mod tests {
             calls(&wrap(r#"{"name": "a", "arguments": "{\"x\": [1]}"}"#)),
             [("a".into(), json!({"x": [1]}))]
         );
-        assert_eq!(calls(&wrap(r#"{"id": 3, "name": "a", "arguments": {}}"#)), [("a".into(), json!({}))]);
+        assert_eq!(
+            calls(&wrap(r#"{"id": 3, "name": "a", "arguments": {}}"#)),
+            [("a".into(), json!({}))]
+        );
         let tags = r#"{"name": "a", "arguments": {"t": "</tool_call><tool_call>"}}"#;
         assert_eq!(calls(&wrap(tags)), [("a".into(), json!({"t": "</tool_call><tool_call>"}))]);
-        assert!(why(&wrap(r#"{"name": "a", "arguments": "x"}"#)).contains("a string that is not JSON"));
+        assert!(
+            why(&wrap(r#"{"name": "a", "arguments": "x"}"#)).contains("a string that is not JSON")
+        );
         assert!(why(&wrap(r#"{"name": "a", "arguments": "[1]"}"#)).contains("holds [1]"));
         assert!(why(&wrap(r#"{"name": "a", "arguments": [1]}"#)).contains("is [1], not an object"));
         assert!(why(&wrap(r#"{"name": "a", "arguments": null}"#)).contains("is null"));
@@ -171,8 +180,10 @@ mod tests {
     fn unclosed_call_ends_at_next_call() {
         let parsed = parse("A <tool_call>{\"name\": \n<tool_call>{\"name\": \"b\"}</tool_call> C");
         assert_eq!(parsed.content, "A\nC");
-        let broken =
-            MalformedCall { why: "</tool_call> is missing".into(), raw: "<tool_call>{\"name\":".into() };
+        let broken = MalformedCall {
+            why: "</tool_call> is missing".into(),
+            raw: "<tool_call>{\"name\":".into(),
+        };
         assert_eq!(parsed.calls[0], Err(broken));
         assert_eq!(parsed.calls[1].as_ref().unwrap().name, "b");
         let broken = parse("x <tool_call>{oops}</tool_call> y");
@@ -192,8 +203,8 @@ mod tests {
         )) {
             let text = parts.concat();
             let parsed = parse(&text);
-            // There is at most one call per opening tag, because tags within the JSON of another call are
-            // text.
+            // There is at most one call per opening tag, because tags within the JSON of another
+            // call are text.
             prop_assert!(parsed.calls.len() <= text.matches(OPEN).count());
             prop_assert_eq!(parsed.calls.is_empty(), !text.contains(OPEN));
         }

@@ -2,8 +2,8 @@
 //!
 //! # Guarantees
 //! - **Linear cost**: each byte is examined once, however the text is split.
-//! - **No false errors**: a value that `serde_json` accepts is never reported as broken. Numbers and
-//!   escapes are checked only roughly here; the caller that parses the value checks them.
+//! - **No false errors**: a value that `serde_json` accepts is never reported as broken. Numbers
+//!   and escapes are checked only roughly here; the caller that parses the value checks them.
 
 /// Maximum nesting, equal to that of `serde_json`.
 const DEEPEST: usize = 127;
@@ -80,7 +80,9 @@ impl Json {
             (Text { key }, b'\\') => Escaped { key },
             (Text { .. }, 0..b' ') => return None,
             (text @ Text { .. }, _) => text,
-            (Escaped { key }, b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' | b'u') => Text { key },
+            (Escaped { key }, b'"' | b'\\' | b'/' | b'b' | b'f' | b'n' | b'r' | b't' | b'u') => {
+                Text { key }
+            }
             (Escaped { .. }, _) => return None,
             (Word(rest), _) => match rest.split_first() {
                 Some((first, [])) if *first == byte => CommaOrEnd,
@@ -96,15 +98,19 @@ impl Json {
             (Value | ValueOrEnd, b'{') => self.open_container(true)?,
             (Value | ValueOrEnd, b'[') => self.open_container(false)?,
             (Value | ValueOrEnd, b'"') => Text { key: false },
-            // A call is neither a number nor a literal, so these are accepted only within an array or
-            // object.
+            // A call is neither a number nor a literal, so these are accepted only within an array
+            // or object.
             (Value | ValueOrEnd, _) if self.open.is_empty() => return None,
             (Value | ValueOrEnd, b't') => Word(b"rue"),
             (Value | ValueOrEnd, b'f') => Word(b"alse"),
             (Value | ValueOrEnd, b'n') => Word(b"ull"),
             (Value | ValueOrEnd, b'-' | b'0'..=b'9') => Number,
-            (ValueOrEnd | CommaOrEnd, b']') if self.open.last() == Some(&false) => self.close_container(),
-            (KeyOrEnd | CommaOrEnd, b'}') if self.open.last() == Some(&true) => self.close_container(),
+            (ValueOrEnd | CommaOrEnd, b']') if self.open.last() == Some(&false) => {
+                self.close_container()
+            }
+            (KeyOrEnd | CommaOrEnd, b'}') if self.open.last() == Some(&true) => {
+                self.close_container()
+            }
             (Key | KeyOrEnd, b'"') => Text { key: true },
             (Colon, b':') => Value,
             (CommaOrEnd, b',') => match self.open.last()? {
@@ -141,7 +147,9 @@ mod tests {
 
     #[test]
     fn json_value_ends_at_last_bracket() {
-        for text in [r#"{"a": [1, -2.5e3, true, null, "}]\"\\"], "b": {}}"#, "[]", r#""</tool_call>""#] {
+        for text in
+            [r#"{"a": [1, -2.5e3, true, null, "}]\"\\"], "b": {}}"#, "[]", r#""</tool_call>""#]
+        {
             assert_eq!(follow(&format!(" {text} }}")), Progress::Done(text.len() + 1), "{text}");
             for end in 0..text.len() {
                 assert_eq!(follow(&text[..end]), Progress::More, "{}", &text[..end]);

@@ -1,5 +1,5 @@
-//! Tool calls of Kimi K2: special tokens around each call, and around all calls of a turn. A call starts
-//! with an id, `functions.NAME:INDEX`, followed by its JSON arguments.
+//! Tool calls of Kimi K2: special tokens around each call, and around all calls of a turn. A call
+//! starts with an id, `functions.NAME:INDEX`, followed by its JSON arguments.
 //!
 //! Tags inside JSON strings are text. A call that is not JSON ends at the next tag.
 
@@ -8,8 +8,8 @@ use std::ops::Range;
 use super::tags::{header, parse_close};
 use super::values::arguments;
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Rule, Syntax, SyntaxTags, Trailer, arguments_of,
-    not_closed_json,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Rule, Syntax, SyntaxTags, Trailer,
+    arguments_of, not_closed_json,
 };
 use crate::{ToolCall, ToolSpec};
 
@@ -59,7 +59,9 @@ impl Syntax for Kimi {
         let id = text[OPEN.len()..json.start].trim().trim_end_matches(ARGUMENTS).trim();
         let name = id.strip_prefix("functions.").unwrap_or(id);
         let name = match name.rsplit_once(':') {
-            Some((name, index)) if !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()) => {
+            Some((name, index))
+                if !index.is_empty() && index.bytes().all(|byte| byte.is_ascii_digit()) =>
+            {
                 name
             }
             _ => name,
@@ -90,8 +92,8 @@ impl Syntax for Kimi {
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         Some(forms.calls([SECTION[0], "", SECTION[1]], |at, tool| {
-            let numbered_start =
-                Rule::default().append(forms.text_terms(&format!("{OPEN}functions.{}:", tool.name)));
+            let numbered_start = Rule::default()
+                .append(forms.text_terms(&format!("{OPEN}functions.{}:", tool.name)));
             let numbered = numbered_start.append_rule(&format!("index_{at}"), "/[0-9]{1,4}/");
             let Rule { terms, rules } = forms.arguments(at, tool, ARGUMENTS, CLOSE);
             Rule { rules: numbered.rules + &rules, terms: numbered.terms + &terms }

@@ -1,9 +1,9 @@
-//! Tool calls of Llama 3: a completion that is a JSON object with `name` and `parameters`, or several of
-//! them separated by `;`. `<|python_tag|>` may precede them.
+//! Tool calls of Llama 3: a completion that is a JSON object with `name` and `parameters`, or
+//! several of them separated by `;`. `<|python_tag|>` may precede them.
 //!
-//! - Without the tag, a completion is a call only if tools are available and it starts with an object
-//!   that has a name and parameters, or only the name of a known tool. Any other completion is content;
-//!   it is reported once that is certain.
+//! - Without the tag, a completion is a call only if tools are available and it starts with an
+//!   object that has a name and parameters, or only the name of a known tool. Any other completion
+//!   is content; it is reported once that is certain.
 //! - The arguments may also be called `arguments`, and the call may be nested in `function`, as in
 //!   OpenAI's API.
 //! - An incomplete object is a call only if it starts with the name of a known tool.
@@ -14,8 +14,8 @@ use serde_json::Value;
 
 use super::values::object;
 use super::{
-    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, call_from,
-    not_json,
+    Body, ContentStart, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags,
+    call_from, not_json,
 };
 use crate::{ToolCall, ToolSpec, python_json};
 
@@ -45,7 +45,13 @@ impl Syntax for Llama {
         Body::Json(if text.starts_with(OPEN) { OPEN.len() } else { 0 })
     }
 
-    fn classify_start(&self, text: &str, called: bool, tools: &[ToolSpec], _: bool) -> ContentStart {
+    fn classify_start(
+        &self,
+        text: &str,
+        called: bool,
+        tools: &[ToolSpec],
+        _: bool,
+    ) -> ContentStart {
         match text.chars().next() {
             Some('{') if called || !tools.is_empty() => ContentStart::Call,
             Some(';') if called => ContentStart::Silent(1),
@@ -69,7 +75,8 @@ impl Syntax for Llama {
         if !text.starts_with(OPEN) {
             let value = value.as_ref().ok()?;
             let name = value["name"].as_str()?;
-            let has_arguments = ["parameters", "arguments"].iter().any(|key| value.get(key).is_some());
+            let has_arguments =
+                ["parameters", "arguments"].iter().any(|key| value.get(key).is_some());
             if !has_arguments && tools.iter().all(|tool| tool.name != name) {
                 return None;
             }
@@ -98,10 +105,8 @@ impl Syntax for Llama {
     }
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        Some(
-            forms.calls(["", "; ", ""], |at, tool| {
-                forms.object((at, tool), "parameters", ["", ""], &Value::Null)
-            }),
-        )
+        Some(forms.calls(["", "; ", ""], |at, tool| {
+            forms.object((at, tool), "parameters", ["", ""], &Value::Null)
+        }))
     }
 }

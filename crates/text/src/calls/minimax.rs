@@ -1,19 +1,22 @@
-//! Tool calls of MiniMax M2: `<invoke name="…">` with a tag for each parameter. All calls of a turn are
-//! between `<minimax:tool_call>` and `</minimax:tool_call>`.
+//! Tool calls of MiniMax M2: `<invoke name="…">` with a tag for each parameter. All calls of a turn
+//! are between `<minimax:tool_call>` and `</minimax:tool_call>`.
 //!
-//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white space.
+//! - Values are typed by the tool's schema (`values.rs`) and are used unchanged, including white
+//!   space.
 //! - Calls are searched only between the tags of a section. Other text there is a malformed call.
 //! - A call ends with `</invoke>`. Without it, the call ends where the next one starts or where the
 //!   section ends, and is malformed.
-//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the end of
-//!   the call, so its value may contain that tag. The value may also contain `<invoke name=` and
-//!   `</invoke>`, unless only white space separates them from `</parameter>` or `</invoke>`, but not the
-//!   tags of sections.
+//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the
+//!   end of the call, so its value may contain that tag. The value may also contain `<invoke name=`
+//!   and `</invoke>`, unless only white space separates them from `</parameter>` or `</invoke>`,
+//!   but not the tags of sections.
 
 use std::ops::Range;
 
 use super::values::{call_of, split_between, strip_quotes, value_before, write_tagged};
-use super::{Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument};
+use super::{
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
+};
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
 
@@ -73,7 +76,8 @@ impl Syntax for Minimax {
             text.remove(0);
         }
         for call in calls {
-            let argument = |key: &str, value: &str| format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n");
+            let argument =
+                |key: &str, value: &str| format!("{PARAMETER}\"{key}\">{value}{PARAMETER_END}\n");
             let arguments = write_tagged(call, "\n", argument);
             text.push_str(&format!("{INVOKE}\"{}\">\n{arguments}{INVOKE_END}\n", call.name));
         }
@@ -85,7 +89,13 @@ impl Syntax for Minimax {
         let close = format!("{PARAMETER_END}\n");
         Some(forms.calls([&open, "\n", &end], |at, tool| {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);
-            forms.parts((at, tool), &before, |key| format!("{PARAMETER}\"{key}\">"), &close, INVOKE_END)
+            forms.parts(
+                (at, tool),
+                &before,
+                |key| format!("{PARAMETER}\"{key}\">"),
+                &close,
+                INVOKE_END,
+            )
         }))
     }
 }
@@ -97,12 +107,15 @@ fn name_of(text: &str) -> Result<&str, String> {
 }
 
 fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
-    let inner = text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
-    let (name, mut rest) = split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
+    let inner =
+        text.trim_end().strip_suffix(INVOKE_END).ok_or(format!("{INVOKE_END} is missing"))?;
+    let (name, mut rest) =
+        split_between(inner, INVOKE, ">").ok_or(format!("{INVOKE}…> is not ended"))?;
     let name = name_of(name)?;
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let misplaced = || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
+        let misplaced =
+            || format!("{:?} stands where {PARAMETER}\"…\"> should", excerpt(rest.trim()));
         let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(misplaced)?;
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {key}"));

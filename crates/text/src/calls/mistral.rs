@@ -1,11 +1,11 @@
 //! Tool calls of Mistral's models.
 //!
-//! `[TOOL_CALLS]` is followed by a JSON array of calls. In newer models, it is followed by a tool's name,
-//! `[ARGS]` and the arguments, and each call has its own tag. `[CALL_ID]` and an id may stand between
-//! name and arguments.
+//! `[TOOL_CALLS]` is followed by a JSON array of calls. In newer models, it is followed by a tool's
+//! name, `[ARGS]` and the arguments, and each call has its own tag. `[CALL_ID]` and an id may stand
+//! between name and arguments.
 //!
-//! There is no closing tag: calls end with their JSON. Invalid JSON ends at the next tag, or with the
-//! completion. Tags inside JSON strings are text.
+//! There is no closing tag: calls end with their JSON. Invalid JSON ends at the next tag, or with
+//! the completion. Tags inside JSON strings are text.
 
 use std::ops::Range;
 
@@ -14,8 +14,8 @@ use serde_json::{Value, json};
 use super::tags::{blank, header};
 use super::values::{arguments, object};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of, call_from,
-    not_json,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, arguments_of,
+    call_from, not_json,
 };
 use crate::{ToolCall, ToolSpec, python_json};
 
@@ -92,7 +92,8 @@ impl Syntax for Mistral {
         }
         let read = |call: Value| {
             let raw = Some(python_json::dumps(&call));
-            call_from(call, &["arguments", "parameters"]).map_err(|why| MalformedReason { why, raw })
+            call_from(call, &["arguments", "parameters"])
+                .map_err(|why| MalformedReason { why, raw })
         };
         Some(calls.into_iter().map(read).collect())
     }
@@ -139,18 +140,23 @@ impl Syntax for Mistral {
     }
 
     fn is_variant_of(&self, printed: &str) -> bool {
-        let array = printed.split_once(OPEN).is_some_and(|(_, call)| call.trim_start().starts_with('['));
+        let array =
+            printed.split_once(OPEN).is_some_and(|(_, call)| call.trim_start().starts_with('['));
         self.named != array
     }
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         if self.named {
             let before = |tool: &ToolSpec| format!("{OPEN}{}{ARGUMENTS}", tool.name);
-            return Some(forms.calls(["", "", ""], |at, tool| forms.arguments(at, tool, &before(tool), "")));
+            return Some(
+                forms.calls(["", "", ""], |at, tool| forms.arguments(at, tool, &before(tool), "")),
+            );
         }
         let id = json!({ "id": { "type": "string", "pattern": "^[a-zA-Z0-9]{9}$" } });
         let open = format!("{OPEN}[");
-        Some(forms.calls([&open, ", ", "]"], |at, tool| forms.object((at, tool), "arguments", ["", ""], &id)))
+        Some(forms.calls([&open, ", ", "]"], |at, tool| {
+            forms.object((at, tool), "arguments", ["", ""], &id)
+        }))
     }
 }
 

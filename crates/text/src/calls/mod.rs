@@ -1,15 +1,15 @@
 //! Formats of tool calls, one per file.
 //!
-//! A format implements [`Syntax`]: the tags in the text, how the body of a call is found between them,
-//! and how calls are parsed and written. One parser (`reader.rs`) uses all formats, for complete and
-//! streamed completions.
+//! A format implements [`Syntax`]: the tags in the text, how the body of a call is found between
+//! them, and how calls are parsed and written. One parser (`reader.rs`) uses all formats, for
+//! complete and streamed completions.
 //!
 //! # Guarantees
 //! - **Every text can be parsed**, and no text is lost: a malformed call keeps its text and an
 //!   explanation.
 //! - **Round trip**: calls that [`Syntax::render`] writes can be parsed again, if the format can
-//!   represent them. If arguments stand between tags, a value cannot contain every call tag in every
-//!   position.
+//!   represent them. If arguments stand between tags, a value cannot contain every call tag in
+//!   every position.
 
 mod arguments;
 mod deepseek;
@@ -48,8 +48,8 @@ pub(crate) const RESPONSE: [&str; 2] = ["<tool_response>", "</tool_response>"];
 pub struct ParsedCompletion {
     /// Text outside of reasoning and calls. Its stretches are trimmed and joined by line breaks.
     pub content: String,
-    /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list, which
-    /// includes malformed calls.
+    /// Calls in the order of the text. Their ids `call_0`, `call_1`, … are indices in this list,
+    /// which includes malformed calls.
     pub calls: Vec<Result<ToolCall, MalformedCall>>,
     /// Whether the calls were written without tags, in a format that has tags.
     pub bare: bool,
@@ -167,8 +167,8 @@ pub(crate) enum Mark {
     Silent,
 }
 
-/// Location of a call's body, or the kind of text if there is no call. Offsets are relative to the start
-/// of the tag.
+/// Location of a call's body, or the kind of text if there is no call. Offsets are relative to the
+/// start of the tag.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub(crate) enum Body {
     /// Undecided until more text arrives.
@@ -224,8 +224,8 @@ pub(crate) enum ContentStart {
     Speech,
 }
 
-/// Why a call is malformed, and the part of its text that is concerned. `raw` is `None` if that is the
-/// complete text.
+/// Why a call is malformed, and the part of its text that is concerned. `raw` is `None` if that is
+/// the complete text.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub(crate) struct MalformedReason {
     pub why: String,
@@ -248,8 +248,8 @@ pub(crate) struct SyntaxTags {
     pub marks: &'static [(&'static str, Mark)],
     /// Tags that end a call which has not ended by itself.
     pub closes: &'static [&'static str],
-    /// Tags that have an effect within this format's reasoning, in addition to the model's reasoning
-    /// tags.
+    /// Tags that have an effect within this format's reasoning, in addition to the model's
+    /// reasoning tags.
     pub in_reasoning: &'static [(&'static str, Mark)],
     /// All texts that are written as special tokens if the model has them.
     pub tags: &'static [&'static str],
@@ -264,10 +264,11 @@ pub(crate) struct SyntaxTags {
     pub only_in_sections: bool,
     /// Description of how a call is written.
     pub how: &'static str,
-    /// Example call with placeholders for values, for a model that learns the format from its prompt.
+    /// Example call with placeholders for values, for a model that learns the format from its
+    /// prompt.
     pub example: &'static str,
-    /// Tag that starts a call, or the characteristic text of a call without tags. Shown in messages to
-    /// the user.
+    /// Tag that starts a call, or the characteristic text of a call without tags. Shown in messages
+    /// to the user.
     pub sign: &'static str,
 }
 
@@ -293,26 +294,26 @@ pub(crate) trait Syntax: Sync {
     /// Returns the tags and texts of the format.
     fn syntax_tags(&self) -> &'static SyntaxTags;
 
-    /// Returns the token that ends a turn with or without calls, if it differs from the token that the
-    /// template prints in the history.
+    /// Returns the token that ends a turn with or without calls, if it differs from the token that
+    /// the template prints in the history.
     fn end(&self, calls: bool) -> Option<&'static str> {
         let _ = calls;
         None
     }
 
-    /// Returns the id of a call of the tool `name` that is the call number `index` of a conversation.
-    /// `None` if templates of this format accept any id.
+    /// Returns the id of a call of the tool `name` that is the call number `index` of a
+    /// conversation. `None` if templates of this format accept any id.
     fn id(&self, name: &str, index: usize) -> Option<String> {
         let _ = (name, index);
         None
     }
 
-    /// Locates the body in a text that starts with a tag of kind [`Mark::Call`]. `ended` states that the
-    /// text is complete.
+    /// Locates the body in a text that starts with a tag of kind [`Mark::Call`]. `ended` states
+    /// that the text is complete.
     fn body(&self, text: &str, ended: bool) -> Body;
 
-    /// Returns whether a tag that would end a call is text of an argument. `before` is the text of the
-    /// call before the tag.
+    /// Returns whether a tag that would end a call is text of an argument. `before` is the text of
+    /// the call before the tag.
     fn tag_in_argument(&self, before: &str, tag: &str) -> TagInArgument {
         let _ = (before, tag);
         TagInArgument::No
@@ -325,14 +326,20 @@ pub(crate) trait Syntax: Sync {
     }
 
     /// Classifies text at the start of a completion, after reasoning or after calls (`called`).
-    fn classify_start(&self, text: &str, called: bool, tools: &[ToolSpec], ended: bool) -> ContentStart {
+    fn classify_start(
+        &self,
+        text: &str,
+        called: bool,
+        tools: &[ToolSpec],
+        ended: bool,
+    ) -> ContentStart {
         let _ = (text, called, tools, ended);
         ContentStart::Speech
     }
 
-    /// Parses the calls of a text that includes its tags. `json` is the range of the JSON, if the body is
-    /// JSON. Returns `None` if the text is content after all, which is possible only for a text without a
-    /// tag.
+    /// Parses the calls of a text that includes its tags. `json` is the range of the JSON, if the
+    /// body is JSON. Returns `None` if the text is content after all, which is possible only for a
+    /// text without a tag.
     fn read(
         &self,
         text: &str,
@@ -350,8 +357,8 @@ pub(crate) trait Syntax: Sync {
     /// Writes the text of an assistant message: its content, then its calls.
     fn render(&self, content: &str, calls: &[ToolCall]) -> String;
 
-    /// Returns a grammar, in the Lark dialect of llguidance, of completions that consist only of calls of
-    /// these tools. `None` if the format has no grammar.
+    /// Returns a grammar, in the Lark dialect of llguidance, of completions that consist only of
+    /// calls of these tools. `None` if the format has no grammar.
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
         let _ = forms;
         None

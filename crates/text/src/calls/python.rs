@@ -1,8 +1,10 @@
-//! Parses Python literals that models write instead of JSON: `['a', 'b']`, `{'a': True}`, `+5`, `.5`.
+//! Parses Python literals that models write instead of JSON: `['a', 'b']`, `{'a': True}`, `+5`,
+//! `.5`.
 //!
-//! Accepts what `ast.literal_eval`, `int` and `float` accept and JSON can represent: strings, numbers,
-//! lists, tuples, dictionaries with string keys, `True`, `False` and `None`. JSON's `true`, `false` and
-//! `null` are also accepted inside them. Anything else, such as a function call or NaN, is not a literal.
+//! Accepts what `ast.literal_eval`, `int` and `float` accept and JSON can represent: strings,
+//! numbers, lists, tuples, dictionaries with string keys, `True`, `False` and `None`. JSON's
+//! `true`, `false` and `null` are also accepted inside them. Anything else, such as a function call
+//! or NaN, is not a literal.
 
 use serde_json::{Map, Value};
 
@@ -16,8 +18,8 @@ pub(crate) fn container(text: &str) -> Option<Value> {
     parser.rest.trim().is_empty().then_some(value)
 }
 
-/// Parses a number in Python's notation: with a sign, with leading zeros, without digits before or after
-/// the point, with `_` between digits.
+/// Parses a number in Python's notation: with a sign, with leading zeros, without digits before or
+/// after the point, with `_` between digits.
 pub(crate) fn number(text: &str) -> Option<Value> {
     let text = text.trim();
     let (sign, digits) = match text.strip_prefix(['+', '-']) {
@@ -31,7 +33,8 @@ pub(crate) fn number(text: &str) -> Option<Value> {
     if integer.is_empty() && fraction.is_empty() {
         return None;
     }
-    let integer = Some(integer.trim_start_matches('0')).filter(|integer| !integer.is_empty()).unwrap_or("0");
+    let integer =
+        Some(integer.trim_start_matches('0')).filter(|integer| !integer.is_empty()).unwrap_or("0");
     let mut json = format!("{sign}{integer}");
     if mantissa.contains('.') {
         json += &format!(".{}", if fraction.is_empty() { "0" } else { &fraction });
@@ -147,7 +150,8 @@ impl<'a> Parser<'a> {
     }
 }
 
-/// Appends the character of an escape sequence, after its backslash, and returns the remaining text.
+/// Appends the character of an escape sequence, after its backslash, and returns the remaining
+/// text.
 fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
     let c = rest.chars().next()?;
     let after = &rest[c.len_utf8()..];
@@ -273,8 +277,8 @@ mod tests {
             assert_eq!(number(text), Some(want), "{text}");
         }
         for text in [
-            "", "+", ".", "1,000", "1 000", "NaN", "Infinity", "inf", "0x10", "1__0", "_1", "e5", "1e",
-            "--1", "٣",
+            "", "+", ".", "1,000", "1 000", "NaN", "Infinity", "inf", "0x10", "1__0", "_1", "e5",
+            "1e", "--1", "٣",
         ] {
             assert_eq!(number(text), None, "{text}");
         }

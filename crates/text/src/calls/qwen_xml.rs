@@ -2,14 +2,16 @@
 //! `<tool_call>` and `</tool_call>`.
 //!
 //! - Values are typed by the tool's schema (`values.rs`), without the line breaks around them.
-//! - A call ends with `</tool_call>`, or where the next call starts. The tags around it may be missing,
-//!   because these models often forget them; `</function>` may be missing before `</tool_call>`.
-//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the end of
-//!   the call, so its value may contain these tags. An unclosed parameter ends where a line starts with
-//!   the next one. A call whose last parameter is unclosed is malformed, because it may be truncated.
+//! - A call ends with `</tool_call>`, or where the next call starts. The tags around it may be
+//!   missing, because these models often forget them; `</function>` may be missing before
+//!   `</tool_call>`.
+//! - A parameter ends with the first `</parameter>` that is followed by another parameter or the
+//!   end of the call, so its value may contain these tags. An unclosed parameter ends where a line
+//!   starts with the next one. A call whose last parameter is unclosed is malformed, because it may
+//!   be truncated.
 //! - A value may contain `<function=`, unless only white space separates it from `</parameter>` or
-//!   `</function>`. It may contain `<tool_call>` in the middle of a line. It may contain `</tool_call>`
-//!   if a closed parameter and `</tool_call>` follow before the next call.
+//!   `</function>`. It may contain `<tool_call>` in the middle of a line. It may contain
+//!   `</tool_call>` if a closed parameter and `</tool_call>` follow before the next call.
 //! - A name must end on its line and must not contain `<`; otherwise the call is malformed.
 //! - Quotation marks around names are removed. A JSON call between the tags is also parsed.
 
@@ -20,7 +22,8 @@ use serde_json::Value;
 use super::tags::opening;
 use super::values::{call_of, parameters, split_between, strip_quotes, value_before, write_tagged};
 use super::{
-    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument, call_from,
+    Body, GrammarContext, MalformedReason, Mark, ParsedCall, Syntax, SyntaxTags, TagInArgument,
+    call_from,
 };
 use crate::excerpt::excerpt;
 use crate::{ToolCall, ToolSpec};
@@ -69,7 +72,8 @@ impl Syntax for QwenXml {
                 TagInArgument::Yes
             };
         }
-        let is_outside = [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
+        let is_outside =
+            [PARAMETER_END, FUNCTION_END, CLOSE].iter().any(|close| tail.ends_with(close));
         if tag == CLOSE || is_outside || !before.contains(PARAMETER) {
             return TagInArgument::No;
         }
@@ -93,9 +97,13 @@ impl Syntax for QwenXml {
                 (0, false) => "\n\n",
                 _ => "\n",
             });
-            let argument = |key: &str, value: &str| format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n");
+            let argument =
+                |key: &str, value: &str| format!("{PARAMETER}{key}>\n{value}\n{PARAMETER_END}\n");
             let arguments = write_tagged(call, "\n", argument);
-            text.push_str(&format!("{OPEN}\n{FUNCTION}{}>\n{arguments}{FUNCTION_END}\n{CLOSE}", call.name));
+            text.push_str(&format!(
+                "{OPEN}\n{FUNCTION}{}>\n{arguments}{FUNCTION_END}\n{CLOSE}",
+                call.name
+            ));
         }
         text
     }
@@ -147,8 +155,9 @@ fn read(text: &str, tools: &[ToolSpec]) -> Result<ParsedCall, String> {
     let is_parameter = |key: &str| known.as_ref().is_none_or(|known| known.contains(&key));
     let mut arguments = Vec::new();
     while !rest.trim().is_empty() {
-        let (key, value) = split_between(rest, PARAMETER, ">")
-            .ok_or_else(|| format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim())))?;
+        let (key, value) = split_between(rest, PARAMETER, ">").ok_or_else(|| {
+            format!("{:?} stands where {PARAMETER}NAME> should", excerpt(rest.trim()))
+        })?;
         if !value.contains(PARAMETER_END) {
             return Err(format!("{PARAMETER_END} is missing behind {PARAMETER}{}>", excerpt(key)));
         }
@@ -181,8 +190,11 @@ mod tests {
         ] {
             let completion = format!("{ONE}{value}{END}\nSo.\n{ONE}1{END}");
             let parsed = read(CallFormat::QwenXml, &completion, &[]);
-            let texts: Vec<_> =
-                parsed.calls.iter().map(|call| call.as_ref().unwrap().arguments["text"].clone()).collect();
+            let texts: Vec<_> = parsed
+                .calls
+                .iter()
+                .map(|call| call.as_ref().unwrap().arguments["text"].clone())
+                .collect();
             assert_eq!(
                 (texts, parsed.content.as_str()),
                 (vec![json!(value), json!(1)], "So."),

@@ -1,23 +1,24 @@
-//! Finds tags in a text that may be incomplete, and the white space and headers before the text that they
-//! start.
+//! Finds tags in a text that may be incomplete, and the white space and headers before the text
+//! that they start.
 //!
 //! # Guarantees
-//! A result does not change when more text arrives. At most [`LONGEST_HEADER`] bytes are examined again.
+//! A result does not change when more text arrives. At most [`LONGEST_HEADER`] bytes are examined
+//! again.
 
 use std::ops::Range;
 
 use super::{MAX_HEADER, Mark, Trailer};
 
-/// Returns the length of the white space at the start of a text, or `None` if it is longer than a header
-/// may be.
+/// Returns the length of the white space at the start of a text, or `None` if it is longer than a
+/// header may be.
 pub(crate) fn blank(text: &str) -> Option<usize> {
     let window = text.char_indices().take(MAX_HEADER + 1);
     let end = window.clone().find(|(_, c)| !c.is_whitespace()).map(|(at, _)| at);
     end.or_else(|| (window.count() <= MAX_HEADER).then_some(text.len()))
 }
 
-/// Returns the length of white space and a following `tag` at the start of a text. `None` if more text is
-/// needed to decide, `Some(None)` if the text starts with anything else.
+/// Returns the length of white space and a following `tag` at the start of a text. `None` if more
+/// text is needed to decide, `Some(None)` if the text starts with anything else.
 pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize>> {
     let Some(blank) = blank(text) else { return Some(None) };
     let after = &text[blank..];
@@ -30,9 +31,13 @@ pub(crate) fn opening(text: &str, tag: &str, ended: bool) -> Option<Option<usize
     }
 }
 
-/// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is needed
-/// to decide, `Some(None)` if the header contains no tag or is too long.
-pub(crate) fn header<'a>(text: &str, tags: &[&'a str], ended: bool) -> Option<Option<(usize, &'a str)>> {
+/// Returns the offset of the first of some tags in a header, and that tag. `None` if more text is
+/// needed to decide, `Some(None)` if the header contains no tag or is too long.
+pub(crate) fn header<'a>(
+    text: &str,
+    tags: &[&'a str],
+    ended: bool,
+) -> Option<Option<(usize, &'a str)>> {
     let max_tag_len = tags.iter().map(|tag| tag.len()).max().unwrap_or_default();
     let is_long = text.len() > MAX_HEADER + max_tag_len;
     // Limits the text that is examined again as it grows.
@@ -58,7 +63,8 @@ pub(crate) fn parse_close(rest: &str, close: &str, ended: bool) -> Trailer {
     }
 }
 
-/// A set of tags to find in a text. Of the tags that start at the same offset, the longest one matches.
+/// A set of tags to find in a text. Of the tags that start at the same offset, the longest one
+/// matches.
 #[derive(Debug, Clone)]
 pub(crate) struct Table {
     tags: Vec<(String, Mark)>,

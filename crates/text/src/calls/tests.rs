@@ -38,8 +38,10 @@ pub(crate) fn json_value() -> impl Strategy<Value = Value> {
 /// Returns a tool with one parameter of every type.
 pub(crate) fn tool() -> ToolSpec {
     let kinds = ["string", "integer", "number", "boolean", "array", "object", "null"];
-    let properties: Map<String, Value> =
-        kinds.iter().map(|kind| ((*kind).to_owned(), serde_json::json!({ "type": kind }))).collect();
+    let properties: Map<String, Value> = kinds
+        .iter()
+        .map(|kind| ((*kind).to_owned(), serde_json::json!({ "type": kind })))
+        .collect();
     ToolSpec {
         name: "probe".into(),
         description: "Probes.".into(),
@@ -58,8 +60,9 @@ fn arguments_keep_digits_from_completion_to_message() {
         ("-0", "-0"),
         ("[12345678901234567890123]", "[12345678901234567890123]"),
     ] {
-        let text =
-            format!("<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"id\": {number}}}}}\n</tool_call>");
+        let text = format!(
+            "<tool_call>\n{{\"name\": \"f\", \"arguments\": {{\"id\": {number}}}}}\n</tool_call>"
+        );
         let parsed = read(CallFormat::Hermes, &text, &[]);
         let call = parsed.calls[0].as_ref().unwrap();
         let message = serde_json::to_value(call).unwrap();
@@ -70,7 +73,11 @@ fn arguments_keep_digits_from_completion_to_message() {
 }
 
 /// Parses a completion that arrives in these pieces. Also returns its text.
-fn read_in_chunks(format: CallFormat, chunks: &[&str], tools: &[ToolSpec]) -> (ParsedCompletion, String) {
+fn read_in_chunks(
+    format: CallFormat,
+    chunks: &[&str],
+    tools: &[ToolSpec],
+) -> (ParsedCompletion, String) {
     let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
     let (mut reader, mut found) = (Reader::new(false), Vec::new());
     for chunk in chunks {
@@ -94,8 +101,8 @@ fn split_at_cuts<'a>(text: &'a str, cuts: &[prop::sample::Index]) -> Vec<&'a str
     at.windows(2).map(|pair| &text[pair[0]..pair[1]]).collect()
 }
 
-/// Generates texts in which the tags of a format, and the texts between them, follow each other in any
-/// order.
+/// Generates texts in which the tags of a format, and the texts between them, follow each other in
+/// any order.
 fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
     (0..CallFormat::ALL.len()).prop_flat_map(|index| {
         let format = CallFormat::ALL[index];
@@ -103,9 +110,15 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
         let mut parts: Vec<String> =
             syntax.syntax_tags().marks.iter().map(|(tag, _)| (*tag).to_owned()).collect();
         parts.extend(
-            syntax.syntax_tags().tags.iter().chain(syntax.syntax_tags().closes).map(|tag| (*tag).to_owned()),
+            syntax
+                .syntax_tags()
+                .tags
+                .iter()
+                .chain(syntax.syntax_tags().closes)
+                .map(|tag| (*tag).to_owned()),
         );
-        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
+        let call =
+            ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         parts.push(syntax.render("", std::slice::from_ref(&call)));
         parts.push(syntax.render("Say", &[call.clone(), call]));
         for part in [
@@ -137,7 +150,8 @@ fn jumble() -> impl Strategy<Value = (CallFormat, String)> {
     })
 }
 
-/// Generates arguments of `probe`, each of its type, without tags that some formats cannot represent.
+/// Generates arguments of `probe`, each of its type, without tags that some formats cannot
+/// represent.
 fn arguments() -> impl Strategy<Value = Map<String, Value>> {
     let text = "[^<]{0,12}".prop_map(Value::from);
     let items = prop::collection::vec(json_value(), 0..3).prop_map(Value::from);
@@ -164,13 +178,15 @@ fn floats(value: Value) -> Value {
     match value {
         Value::Number(number) if number.is_f64() => json!(number.as_f64()),
         Value::Array(items) => items.into_iter().map(floats).collect(),
-        Value::Object(fields) => fields.into_iter().map(|(key, value)| (key, floats(value))).collect(),
+        Value::Object(fields) => {
+            fields.into_iter().map(|(key, value)| (key, floats(value))).collect()
+        }
         other => other,
     }
 }
 
-/// Returns whether no string of a value contains a tag of this format. A format with values between tags
-/// cannot represent such tags.
+/// Returns whether no string of a value contains a tag of this format. A format with values between
+/// tags cannot represent such tags.
 fn has_no_tags(value: &Value, syntax: &dyn Syntax) -> bool {
     let text = value.to_string();
     syntax.syntax_tags().tags.iter().all(|tag| !text.contains(tag))
@@ -183,7 +199,8 @@ fn parser_cost_is_linear_in_every_format() {
     let tools = [tool()];
     for format in CallFormat::ALL {
         let syntax = format.syntax();
-        let call = ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
+        let call =
+            ToolCall { id: String::new(), name: "probe".into(), arguments: Map::new().into() };
         let call = syntax.render("", std::slice::from_ref(&call));
         let (head, tail) = call.split_at(call.find("{}").map_or(call.len() / 2, |at| at + 1));
         let open = syntax.syntax_tags().marks[0].0;

@@ -1,4 +1,5 @@
-//! Types arguments that a completion contains as plain text between tags, using the schema of their tool.
+//! Types arguments that a completion contains as plain text between tags, using the schema of their
+//! tool.
 
 use serde_json::{Map, Value};
 
@@ -11,13 +12,14 @@ use crate::{ToolCall, ToolSpec, python_json};
 /// string.
 ///
 /// 1. A parameter that can only be a string is the text unchanged.
-/// 2. Any other parameter is JSON of one of its types, including Python's `True`, `False` and `None`.
-/// 3. If the text is not JSON and the parameter cannot be a string, an array, an object or a number is
-///    parsed as a Python literal. An integer may be written with a zero fraction.
-/// 4. Any other text is a string, and so is a text that is not JSON if the types of the parameter are
-///    unknown.
-/// 5. A text that the schema lists is a string, unless the schema also lists the value that the text
-///    represents.
+/// 2. Any other parameter is JSON of one of its types, including Python's `True`, `False` and
+///    `None`.
+/// 3. If the text is not JSON and the parameter cannot be a string, an array, an object or a number
+///    is parsed as a Python literal. An integer may be written with a zero fraction.
+/// 4. Any other text is a string, and so is a text that is not JSON if the types of the parameter
+///    are unknown.
+/// 5. A text that the schema lists is a string, unless the schema also lists the value that the
+///    text represents.
 fn parse_typed(schema: Schema<'_>, text: &str) -> Option<Value> {
     let types = schema.types();
     let allows = |name: &str| types.contains(name);
@@ -47,8 +49,11 @@ fn parse_typed(schema: Schema<'_>, text: &str) -> Option<Value> {
         }
         .or_else(|| python::number(trimmed).filter(|_| allows("integer") || allows("number")))
     };
-    let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else { return as_text() };
-    let value = if allows("integer") && !allows("number") && !is_text { to_integer(value) } else { value };
+    let Some(value) = value.or_else(|| if is_text { None } else { literal() }) else {
+        return as_text();
+    };
+    let value =
+        if allows("integer") && !allows("number") && !is_text { to_integer(value) } else { value };
     let listed = schema.values().unwrap_or_default();
     if !listed.contains(&value) && listed.iter().any(|value| value == text) {
         return as_text();
@@ -65,14 +70,16 @@ fn to_integer(value: Value) -> Value {
     float.filter(|float| float.abs() < EXACT).map_or(value, |float| (float as i64).into())
 }
 
-/// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are omitted.
+/// Returns the call of `name` with typed arguments. Empty arguments that cannot be strings are
+/// omitted.
 pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpec]) -> ParsedCall {
     let tool = tools.iter().find(|tool| tool.name == name);
     let properties =
         tool.map(|tool| Schema::from_document(&tool.parameters).properties()).unwrap_or_default();
     let unknown = Schema::from_document(&Value::Null);
     let value = |(key, text): (&str, &str)| {
-        let schema = properties.iter().find(|(name, _)| *name == key).map_or(unknown, |(_, schema)| *schema);
+        let schema =
+            properties.iter().find(|(name, _)| *name == key).map_or(unknown, |(_, schema)| *schema);
         Some((key.to_owned(), parse_typed(schema, text)?))
     };
     (name.to_owned(), arguments.into_iter().filter_map(value).collect::<Map<String, Value>>())
@@ -81,7 +88,13 @@ pub(crate) fn call_of(name: &str, arguments: Vec<(&str, &str)>, tools: &[ToolSpe
 /// Returns the names of a tool's parameters, or `None` if the tool is unknown.
 pub(crate) fn parameters<'a>(tool: &str, tools: &'a [ToolSpec]) -> Option<Vec<&'a str>> {
     let tool = tools.iter().find(|spec| spec.name == tool)?;
-    Some(Schema::from_document(&tool.parameters).properties().into_iter().map(|(name, _)| name).collect())
+    Some(
+        Schema::from_document(&tool.parameters)
+            .properties()
+            .into_iter()
+            .map(|(name, _)| name)
+            .collect(),
+    )
 }
 
 /// Returns a name without surrounding quotation marks.
@@ -93,10 +106,10 @@ pub(crate) fn strip_quotes(name: &str) -> &str {
 
 /// Splits the text after a parameter's opening tag into the value and the rest.
 ///
-/// The value ends with the first closing tag that is followed by an opening tag or the end of the call,
-/// so it may contain closing tags itself. An opening tag at the start of a line also ends it, under three
-/// conditions: the tag names a parameter (`is_parameter`), no such closing tag precedes it, and the value
-/// closes fewer tags than it opens.
+/// The value ends with the first closing tag that is followed by an opening tag or the end of the
+/// call, so it may contain closing tags itself. An opening tag at the start of a line also ends it,
+/// under three conditions: the tag names a parameter (`is_parameter`), no such closing tag precedes
+/// it, and the value closes fewer tags than it opens.
 pub(crate) fn value_before<'a>(
     text: &'a str,
     [open, close]: [&str; 2],
@@ -143,19 +156,28 @@ pub(crate) fn object(call: &ToolCall, key: &str, more: &str) -> String {
     format!("{{\"name\": {name}, \"{key}\": {}{more}}}", arguments(call))
 }
 
-/// Returns the arguments of a call, each written by `argument` from its name and value. Arguments that
-/// are not a JSON object are written unchanged, followed by `line`.
-pub(crate) fn write_tagged(call: &ToolCall, line: &str, argument: impl Fn(&str, &str) -> String) -> String {
-    let mut text: String = call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
+/// Returns the arguments of a call, each written by `argument` from its name and value. Arguments
+/// that are not a JSON object are written unchanged, followed by `line`.
+pub(crate) fn write_tagged(
+    call: &ToolCall,
+    line: &str,
+    argument: impl Fn(&str, &str) -> String,
+) -> String {
+    let mut text: String =
+        call.arguments.iter().map(|(key, value)| argument(key, &plain(value))).collect();
     if let Some(unreadable) = call.arguments.unreadable() {
         text.push_str(&format!("{unreadable}{line}"));
     }
     text
 }
 
-/// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white space
-/// is skipped.
-pub(crate) fn split_between<'a>(text: &'a str, open: &str, close: &str) -> Option<(&'a str, &'a str)> {
+/// Returns the text between `open` and `close` at the start of `text`, and the rest. Leading white
+/// space is skipped.
+pub(crate) fn split_between<'a>(
+    text: &'a str,
+    open: &str,
+    close: &str,
+) -> Option<(&'a str, &'a str)> {
     text.trim_start().strip_prefix(open)?.split_once(close)
 }
 
@@ -174,7 +196,8 @@ mod tests {
             assert_eq!(typed(&string, text), Some(json!(text)));
             assert_eq!(typed(&json!({"enum": ["a", "b"]}), text), Some(json!(text)));
         }
-        let [optional, either] = ["null", "array"].map(|other| json!({"anyOf": [string, {"type": other}]}));
+        let [optional, either] =
+            ["null", "array"].map(|other| json!({"anyOf": [string, {"type": other}]}));
         let (integer, number) = (json!({"type": "integer"}), json!({"type": "number"}));
         for (schema, text, want) in [
             (integer.clone(), " 42\n", json!(42)),
@@ -235,7 +258,9 @@ mod tests {
         ] {
             assert_eq!(typed(&schema, text), Some(want), "{schema} {text}");
         }
-        for schema in [integer, number, json!({"type": "array"}), json!({"type": ["object", "null"]})] {
+        for schema in
+            [integer, number, json!({"type": "array"}), json!({"type": ["object", "null"]})]
+        {
             assert_eq!([typed(&schema, ""), typed(&schema, " \n")], [None, None], "{schema}");
         }
     }

@@ -24,13 +24,14 @@ impl<'a> BoundArguments<'a> {
     /// Binds the arguments of `call` to `names`.
     ///
     /// # Errors
-    /// Returns an error if there are too many arguments, if an argument is given twice, or if a name is
-    /// unknown.
+    /// Returns an error if there are too many arguments, if an argument is given twice, or if a
+    /// name is unknown.
     pub fn new(call: &'a str, names: &'a [&'a str], arguments: &[Value]) -> Result<Self, Error> {
         let (positional, named) = split_arguments(arguments)?;
         if positional.len() > names.len() {
             let (given, max_arguments) = (positional.len(), names.len());
-            let message = format!("{call} takes at most {max_arguments} arguments, but {given} are given");
+            let message =
+                format!("{call} takes at most {max_arguments} arguments, but {given} are given");
             return Err(Error::new(ErrorKind::TooManyArguments, message));
         }
         let mut values: Vec<Option<Value>> = positional.iter().cloned().map(Some).collect();
@@ -47,8 +48,9 @@ impl<'a> BoundArguments<'a> {
     }
 
     fn failure(&self, index: usize, wanted: &str, value: Option<&Value>) -> Error {
-        let given =
-            value.map_or("missing".to_string(), |value| format!("{} ({})", value.kind(), excerpt(value)));
+        let given = value.map_or("missing".to_string(), |value| {
+            format!("{} ({})", value.kind(), excerpt(value))
+        });
         failure(format!("{}: {} is {given}, but must be {wanted}", self.call, self.names[index]))
     }
 
@@ -77,7 +79,9 @@ impl<'a> BoundArguments<'a> {
     pub fn integer(&self, index: usize, default: i64) -> Result<i64, Error> {
         match self.value(index) {
             None => Ok(default),
-            Some(value) => integer(value).ok_or_else(|| self.failure(index, "an integer", Some(value))),
+            Some(value) => {
+                integer(value).ok_or_else(|| self.failure(index, "an integer", Some(value)))
+            }
         }
     }
 
@@ -100,8 +104,8 @@ pub(crate) fn integer(value: &Value) -> Option<i64> {
     }
 }
 
-/// Returns a short text for a value in an error message: at most 30 characters of a string, and `…` for
-/// an object.
+/// Returns a short text for a value in an error message: at most 30 characters of a string, and `…`
+/// for an object.
 fn excerpt(value: &Value) -> String {
     match value.as_str() {
         Some(text) => format!("{:?}", text.chars().take(30).collect::<String>()),

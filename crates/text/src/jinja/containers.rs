@@ -11,10 +11,21 @@ use super::arguments::BoundArguments;
 use super::limits::{failure, is_namespace, list, pairs};
 use super::strings;
 
-/// Methods of Python's `dict`. They take precedence over items of the same name: `schema.items` is never
-/// the item.
-pub(super) const METHODS: [&str; 11] =
-    ["clear", "copy", "fromkeys", "get", "items", "keys", "pop", "popitem", "setdefault", "update", "values"];
+/// Methods of Python's `dict`. They take precedence over items of the same name: `schema.items` is
+/// never the item.
+pub(super) const METHODS: [&str; 11] = [
+    "clear",
+    "copy",
+    "fromkeys",
+    "get",
+    "items",
+    "keys",
+    "pop",
+    "popitem",
+    "setdefault",
+    "update",
+    "values",
+];
 
 /// Mutating methods, which transformers' sandbox also hides from templates.
 const CHANGES: [&str; 12] = [
@@ -40,13 +51,16 @@ pub(crate) fn method(
     arguments: &[Value],
 ) -> Result<Value, Error> {
     match value.kind() {
-        ValueKind::String => strings::call(state, value.as_str().unwrap_or_default(), method, arguments),
+        ValueKind::String => {
+            strings::call(state, value.as_str().unwrap_or_default(), method, arguments)
+        }
         ValueKind::Map => mapping(state, value, method, arguments),
         ValueKind::Seq | ValueKind::Iterable => sequence(value, method, arguments),
         ValueKind::Number if method == "bit_length" && value.is_integer() => {
             BoundArguments::new(method, &[], arguments)?;
             Ok(Value::from(
-                i128::try_from(value.clone()).map_or(0, |value| 128 - value.unsigned_abs().leading_zeros()),
+                i128::try_from(value.clone())
+                    .map_or(0, |value| 128 - value.unsigned_abs().leading_zeros()),
             ))
         }
         ValueKind::Number if method == "is_integer" => {
@@ -55,7 +69,9 @@ pub(crate) fn method(
         }
         ValueKind::Bytes if method == "decode" => {
             BoundArguments::new(method, &["encoding", "errors"], arguments)?;
-            Ok(Value::from(String::from_utf8_lossy(value.as_bytes().unwrap_or_default()).into_owned()))
+            Ok(Value::from(
+                String::from_utf8_lossy(value.as_bytes().unwrap_or_default()).into_owned(),
+            ))
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
     }
@@ -65,7 +81,12 @@ fn changes(method: &str) -> Error {
     failure(format!("{method} changes a value, which the sandbox of transformers forbids, too"))
 }
 
-fn mapping(state: &mut State, value: &Value, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+fn mapping(
+    state: &mut State,
+    value: &Value,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     match method {
         "keys" | "values" | "items" => {
             BoundArguments::new(method, &[], arguments)?;
@@ -86,7 +107,10 @@ fn mapping(state: &mut State, value: &Value, method: &str, arguments: &[Value]) 
             BoundArguments::new(method, &[], arguments)?;
             Ok(Value::from_pairs(pairs(value)))
         }
-        method if CHANGES.contains(&method) && value.get_item(&Value::from(method))?.is_undefined() => {
+        method
+            if CHANGES.contains(&method)
+                && value.get_item(&Value::from(method))?.is_undefined() =>
+        {
             Err(changes(method))
         }
         _ => Err(Error::from(ErrorKind::UnknownMethod)),
@@ -104,7 +128,8 @@ fn sequence(value: &Value, method: &str, arguments: &[Value]) -> Result<Value, E
             let bound = BoundArguments::new(method, &["value"], arguments)?;
             let wanted = bound.required(0)?;
             let at = value.try_iter()?.position(|item| item == *wanted);
-            at.map(Value::from).ok_or_else(|| failure(format!("index: {wanted} is not in the list")))
+            at.map(Value::from)
+                .ok_or_else(|| failure(format!("index: {wanted} is not in the list")))
         }
         "copy" if !value.is_tuple() => {
             BoundArguments::new(method, &[], arguments)?;
@@ -129,7 +154,10 @@ impl Object for Method {
     }
 
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, _: &[Value]) -> Result<Value, Error> {
-        Err(failure(format!("{0} is called by another name; write .{0}() behind the mapping", self.0)))
+        Err(failure(format!(
+            "{0} is called by another name; write .{0}() behind the mapping",
+            self.0
+        )))
     }
 }
 
@@ -139,5 +167,9 @@ pub(super) fn attribute(state: &mut State, value: Value, name: &str) -> Result<V
         return value.get_attr(name);
     }
     // The sandbox hides methods that change the mapping.
-    Ok(if CHANGES.contains(&name) { Value::UNDEFINED } else { Value::from_object(Method(name.into())) })
+    Ok(if CHANGES.contains(&name) {
+        Value::UNDEFINED
+    } else {
+        Value::from_object(Method(name.into()))
+    })
 }

@@ -47,7 +47,9 @@ impl<'a> Expression<'a> {
 
     fn unexpected(&self) -> String {
         match self.rest.first() {
-            Some(token) => self.tag.error(format!("{:?} stands where nothing like it can", token.text)),
+            Some(token) => {
+                self.tag.error(format!("{:?} stands where nothing like it can", token.text))
+            }
             None => self.tag.error(format!("{} ends too early", self.tag.open)),
         }
     }
@@ -103,7 +105,8 @@ impl<'a> Expression<'a> {
         Ok(())
     }
 
-    /// Translates expressions separated by commas as one tuple. A single expression stays unchanged.
+    /// Translates expressions separated by commas as one tuple. A single expression stays
+    /// unchanged.
     pub fn tuple(&mut self, conditions: bool) -> TranslateResult {
         let (items, is_tuple) = self.parse_list(conditions)?;
         Ok(if is_tuple { call_text(KEEP, &[&format!("({items})")]) } else { items })
@@ -115,7 +118,9 @@ impl<'a> Expression<'a> {
         let is_tuple = self.peek(",");
         while let Some(comma) = self.take(",") {
             items.push_str(&comma);
-            if self.rest.is_empty() || [")", "]", "if", "recursive"].iter().any(|end| self.peek(end)) {
+            if self.rest.is_empty()
+                || [")", "]", "if", "recursive"].iter().any(|end| self.peek(end))
+            {
                 break;
             }
             items.push_str(&self.expression(conditions)?);
@@ -186,7 +191,10 @@ impl<'a> Expression<'a> {
             let right = self.sum()?;
             pairs.push(match found {
                 0..=2 => format!("{left}{operator}{right}"),
-                _ => call_text("__levade_order", &[&format!("\"{}\"", operator.trim()), &left, &right]),
+                _ => call_text(
+                    "__levade_order",
+                    &[&format!("\"{}\"", operator.trim()), &left, &right],
+                ),
             });
             left = right;
         }
@@ -298,7 +306,9 @@ impl<'a> Expression<'a> {
             }
             text if text.starts_with(|c: char| c.is_ascii_digit()) => token.source(),
             _ => {
-                return Err(self.tag.error(format!("{:?} stands where a value should", token.text)));
+                return Err(self
+                    .tag
+                    .error(format!("{:?} stands where a value should", token.text)));
             }
         };
         Ok((primary, name))
@@ -328,7 +338,8 @@ impl<'a> Expression<'a> {
         loop {
             if let Some(dot) = self.take(".") {
                 let attribute = self.next()?;
-                if attribute.quoted || !attribute.text.starts_with(|c: char| c == '_' || c.is_alphanumeric())
+                if attribute.quoted
+                    || !attribute.text.starts_with(|c: char| c == '_' || c.is_alphanumeric())
                 {
                     return Err(self.tag.error(format!("{:?} is no attribute", attribute.text)));
                 }
@@ -348,7 +359,8 @@ impl<'a> Expression<'a> {
                 let close = self.expect(")")?;
                 of = match name.and_then(|name| self.macros.get(name)) {
                     Some(names) => {
-                        let names: String = names.iter().map(|name| format!("\"{name}\", ")).collect();
+                        let names: String =
+                            names.iter().map(|name| format!("\"{name}\", ")).collect();
                         format!("{of}{open}**__levade_bind(({names}),{arguments}){close}")
                     }
                     None => format!("{of}{open}{arguments}{close}"),
@@ -368,7 +380,8 @@ impl<'a> Expression<'a> {
             } else if self.peek("]") {
                 break;
             } else {
-                let part = if parts.len() == 1 { self.tuple(true)? } else { self.expression(true)? };
+                let part =
+                    if parts.len() == 1 { self.tuple(true)? } else { self.expression(true)? };
                 if parts.last_mut().is_none_or(|last| last.replace(part).is_some()) {
                     return Err(self.unexpected());
                 }

@@ -50,25 +50,31 @@ pub(crate) fn install(environment: &mut Environment<'_>, now: u64) {
         ("slice", |state, value, given| in_groups(state, "slice", value, given, filters::slice)),
     ];
     for (name, filter) in filters.into_iter().chain(text_filters::FILTERS) {
-        environment.add_filter(name, move |state: &mut State, value: Value, given: Rest<ValueOrKwargs>| {
-            // `map` calls filters in a loop of its own.
-            limits::tick(state, 0)?;
-            filter(state, value, &given.into_values())
-        });
+        environment.add_filter(
+            name,
+            move |state: &mut State, value: Value, given: Rest<ValueOrKwargs>| {
+                // `map` calls filters in a loop of its own.
+                limits::tick(state, 0)?;
+                filter(state, value, &given.into_values())
+            },
+        );
     }
-    environment.add_filter("random", move |state: &mut State, value: Value| -> Result<Value, Error> {
-        let items = items(state, &value)?;
-        let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
-        Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
-    });
+    environment.add_filter(
+        "random",
+        move |state: &mut State, value: Value| -> Result<Value, Error> {
+            let items = items(state, &value)?;
+            let at = usize::try_from(now).unwrap_or(0).checked_rem(items.len());
+            Ok(at.map_or(Value::UNDEFINED, |at| items[at].clone()))
+        },
+    );
     // Jinja2 has none of these filters.
     for name in ["split", "lines", "bool", "chain", "zip"] {
         environment.remove_filter(name);
     }
 }
 
-/// Returns the items over which Python iterates: characters, keys or items. Undefined values have no
-/// items.
+/// Returns the items over which Python iterates: characters, keys or items. Undefined values have
+/// no items.
 fn items(state: &mut State, value: &Value) -> Result<Vec<Value>, Error> {
     match value.as_str() {
         _ if value.is_undefined() => Ok(Vec::new()),
@@ -105,7 +111,11 @@ fn length(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> 
 /// Implements `json.dumps(value, ensure_ascii, indent, separators, sort_keys)` with the defaults of
 /// transformers.
 fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    let bound = BoundArguments::new("tojson", &["ensure_ascii", "indent", "separators", "sort_keys"], given)?;
+    let bound = BoundArguments::new(
+        "tojson",
+        &["ensure_ascii", "indent", "separators", "sort_keys"],
+        given,
+    )?;
     let indent = match bound.value(1) {
         None => None,
         Some(indent) => Some(match (indent.as_str(), integer(indent)) {
@@ -116,7 +126,9 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
                 " ".repeat(width)
             }
             (None, None) => {
-                return Err(failure(format!("tojson: indent is {indent}, but must be a number or a string")));
+                return Err(failure(format!(
+                    "tojson: indent is {indent}, but must be a number or a string"
+                )));
             }
         }),
     };
@@ -140,9 +152,11 @@ fn tojson(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
     if size.undefined {
         return Err(failure("tojson: an undefined value is in it, which JSON has no word for"));
     }
-    let indentation = indent.as_ref().map_or(0, |indent| indent.len().saturating_mul(size.depth + 1));
-    let between =
-        separators.as_ref().map_or(0, |(comma, colon): &(String, String)| comma.len() + colon.len());
+    let indentation =
+        indent.as_ref().map_or(0, |indent| indent.len().saturating_mul(size.depth + 1));
+    let between = separators
+        .as_ref()
+        .map_or(0, |(comma, colon): &(String, String)| comma.len() + colon.len());
     let each = indentation.saturating_add(between);
     spend_bytes(state, size.bytes.saturating_add(size.values.saturating_mul(each)))?;
     let value = json(&value)?;
@@ -190,7 +204,10 @@ fn json(value: &Value) -> Result<serde_json::Value, Error> {
             serde_json::Value::Number(digits.0.clone())
         }
         ValueKind::Plain | ValueKind::Bytes => {
-            return Err(failure(format!("tojson: a value of kind {} has no form in JSON", value.kind())));
+            return Err(failure(format!(
+                "tojson: a value of kind {} has no form in JSON",
+                value.kind()
+            )));
         }
         _ => serde_json::to_value(value).map_err(|error| failure(format!("tojson: {error}")))?,
     })
@@ -229,7 +246,8 @@ fn int(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
                 Some(digits) => ("-", digits),
                 None => ("", text.strip_prefix('+').unwrap_or(&text)),
             };
-            let base = u32::try_from(bound.integer(1, 10)?).ok().filter(|base| (2..=36).contains(base));
+            let base =
+                u32::try_from(bound.integer(1, 10)?).ok().filter(|base| (2..=36).contains(base));
             let base = base.ok_or_else(|| failure("int: the base must be between 2 and 36"))?;
             let prefix = match base {
                 2 => "0b",
@@ -256,7 +274,9 @@ fn float(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     if value.is_undefined() {
         return Err(failure("float: the value is undefined"));
     }
-    Ok(number(&value).map(Value::from).unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0.0))))
+    Ok(number(&value)
+        .map(Value::from)
+        .unwrap_or_else(|| bound.value(0).cloned().unwrap_or(Value::from(0.0))))
 }
 
 fn reverse(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
@@ -273,9 +293,10 @@ fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Valu
     BoundArguments::new("items", &[], given)?;
     match value.kind() {
         ValueKind::Undefined => list(state, Vec::new()),
-        ValueKind::Map => {
-            list(state, pairs(&value).map(|(key, item)| Value::from(Tuple::from([key, item]))).collect())
-        }
+        ValueKind::Map => list(
+            state,
+            pairs(&value).map(|(key, item)| Value::from(Tuple::from([key, item]))).collect(),
+        ),
         kind => Err(failure(format!("items: the value is of kind {kind}, but must be a mapping"))),
     }
 }
@@ -284,7 +305,11 @@ fn items_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Valu
 fn attr(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("attr", &["name"], given)?;
     let name = bound.text(0)?;
-    Ok(if value.kind() == ValueKind::Map { Value::UNDEFINED } else { value.get_item(&Value::from(name))? })
+    Ok(if value.kind() == ValueKind::Map {
+        Value::UNDEFINED
+    } else {
+        value.get_item(&Value::from(name))?
+    })
 }
 
 fn default(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
@@ -311,16 +336,23 @@ fn by_name(
     // The engine compares values without checking the time limit.
     let size = measure(state, &value)?;
     spend_bytes(state, size.bytes)?;
-    let named =
-        names.iter().enumerate().filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
+    let named = names
+        .iter()
+        .enumerate()
+        .filter_map(|(index, name)| Some((*name, bound.value(index)?.clone())));
     let value = filter(state, value, named.collect())?;
     keep(state, value)
 }
 
 fn dictsort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(state, "dictsort", &["case_sensitive", "by", "reverse"], value, given, |_, value, named| {
-        filters::dictsort(&value, named)
-    })
+    by_name(
+        state,
+        "dictsort",
+        &["case_sensitive", "by", "reverse"],
+        value,
+        given,
+        |_, value, named| filters::dictsort(&value, named),
+    )
 }
 
 fn sort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
@@ -328,9 +360,14 @@ fn sort(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
 }
 
 fn groupby(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
-    by_name(state, "groupby", &["attribute", "default", "case_sensitive"], value, given, |_, value, named| {
-        filters::groupby(value, None, named)
-    })
+    by_name(
+        state,
+        "groupby",
+        &["attribute", "default", "case_sensitive"],
+        value,
+        given,
+        |_, value, named| filters::groupby(value, None, named),
+    )
 }
 
 fn sum(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {

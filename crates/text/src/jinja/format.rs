@@ -1,5 +1,5 @@
-//! Implements Python's `%` operator and `str.format`. Numbers are printed by the engine, which supports
-//! their formats.
+//! Implements Python's `%` operator and `str.format`. Numbers are printed by the engine, which
+//! supports their formats.
 
 use minijinja::formatting::{FormatStyle, format};
 use minijinja::value::{Kwargs, ValueKind};
@@ -13,10 +13,17 @@ use super::repr::{is_printable, repr, text};
 const DIGITS: usize = 4096;
 
 /// Implements `template % arguments`.
-pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Result<String, Error> {
+pub(crate) fn printf(
+    state: &mut State,
+    template: &str,
+    arguments: &Value,
+) -> Result<String, Error> {
     let mapping = arguments.kind() == ValueKind::Map;
-    let values: Vec<Value> =
-        if arguments.is_tuple() { arguments.try_iter()?.collect() } else { vec![arguments.clone()] };
+    let values: Vec<Value> = if arguments.is_tuple() {
+        arguments.try_iter()?.collect()
+    } else {
+        vec![arguments.clone()]
+    };
     let mut values = values.into_iter();
     let mut out = String::new();
     let mut rest = template;
@@ -30,7 +37,9 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
                 .split_once(')')
                 .ok_or_else(|| failure(format!("{template:?} has a key without an end")))?;
             if !mapping {
-                return Err(failure(format!("{template:?} asks for {key:?}, which needs a mapping")));
+                return Err(failure(format!(
+                    "{template:?} asks for {key:?}, which needs a mapping"
+                )));
             }
             let item = arguments.get_item(&Value::from(key))?;
             if item.is_undefined() {
@@ -39,7 +48,9 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
             (value, rest, named) = (Some(item), after, true);
         }
         let mut next = || {
-            values.next().ok_or_else(|| failure(format!("{template:?} asks for more values than there are")))
+            values
+                .next()
+                .ok_or_else(|| failure(format!("{template:?} asks for more values than there are")))
         };
         let after = rest.trim_start_matches(['#', '0', '-', ' ', '+']);
         let flags = &rest[..rest.len() - after.len()];
@@ -110,7 +121,11 @@ pub(crate) fn printf(state: &mut State, template: &str, arguments: &Value) -> Re
                 };
                 let width = if zeros && width > 0 { format!("0{width}") } else { String::new() };
                 let conversion = if decimal { 'd' } else { conversion };
-                format(FormatStyle::Printf, &format!("%{signs}{width}{precision}{conversion}"), &[value])?
+                format(
+                    FormatStyle::Printf,
+                    &format!("%{signs}{width}{precision}{conversion}"),
+                    &[value],
+                )?
             }
             other => return Err(failure(format!("{template:?} has the unknown field %{other}"))),
         };
@@ -138,13 +153,18 @@ pub(super) fn to_integer(value: f64) -> Result<i128, Error> {
 /// Checks the precision with which a float is printed.
 fn digits(precision: usize) -> Result<usize, Error> {
     if precision > DIGITS {
-        return Err(failure(format!("a precision is {precision}; at most {DIGITS} digits are printed")));
+        return Err(failure(format!(
+            "a precision is {precision}; at most {DIGITS} digits are printed"
+        )));
     }
     Ok(precision)
 }
 
 /// Parses a width or precision: digits, or `*` for the next value.
-fn count(rest: &mut &str, next: &mut impl FnMut() -> Result<Value, Error>) -> Result<Option<i64>, Error> {
+fn count(
+    rest: &mut &str,
+    next: &mut impl FnMut() -> Result<Value, Error>,
+) -> Result<Option<i64>, Error> {
     if let Some(after) = rest.strip_prefix('*') {
         *rest = after;
         let value = next()?;
@@ -192,7 +212,11 @@ fn escape(c: char) -> String {
 }
 
 /// Implements `template.format(*arguments)`.
-pub(crate) fn str_format(state: &mut State, template: &str, arguments: &[Value]) -> Result<String, Error> {
+pub(crate) fn str_format(
+    state: &mut State,
+    template: &str,
+    arguments: &[Value],
+) -> Result<String, Error> {
     let (positional, named) = split_arguments(arguments)?;
     let mut fields = Fields { positional, named, automatic: 0, numbered: false };
     let mut out = String::new();
@@ -241,7 +265,8 @@ impl Fields<'_> {
                 }
                 open == 0
             });
-            let (end, _) = end.ok_or_else(|| failure(format!("{template:?} has a {{ without a }}")))?;
+            let (end, _) =
+                end.ok_or_else(|| failure(format!("{template:?} has a {{ without a }}")))?;
             let (field, spec) = rest[..end].split_once(':').unwrap_or((&rest[..end], ""));
             rest = &rest[end + 1..];
             let (name, conversion) = field.split_once('!').unwrap_or((field, ""));
@@ -255,7 +280,11 @@ impl Fields<'_> {
                 "s" => Value::from(text(state, &value)?),
                 "r" => Value::from(repr(state, &value)?),
                 "a" => Value::from(ascii(&repr(state, &value)?)),
-                other => return Err(failure(format!("{template:?} has the unknown conversion !{other}"))),
+                other => {
+                    return Err(failure(format!(
+                        "{template:?} has the unknown conversion !{other}"
+                    )));
+                }
             };
             out.push_str(&format_value(state, &value, &inner)?);
         }
@@ -306,7 +335,9 @@ fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, 
     }
     let value = match value.kind() {
         ValueKind::Number | ValueKind::Bool | ValueKind::String => value.clone(),
-        kind => return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}"))),
+        kind => {
+            return Err(failure(format!("format: {spec:?} does not suit a value of kind {kind}")));
+        }
     };
     let layout = Layout::parse(spec);
     spend_bytes(state, layout.width)?;
@@ -316,8 +347,13 @@ fn format_value(state: &mut State, value: &Value, spec: &str) -> Result<String, 
             digits(precision[..end].parse().unwrap_or(usize::MAX))?;
         }
     }
-    if let (Some(body), Ok(number)) = (layout.body.strip_suffix('%'), f64::try_from(value.clone())) {
-        let body = format(FormatStyle::StrFormat, &format!("{{:{body}f}}"), &[Value::from(number * 100.0)])?;
+    if let (Some(body), Ok(number)) = (layout.body.strip_suffix('%'), f64::try_from(value.clone()))
+    {
+        let body = format(
+            FormatStyle::StrFormat,
+            &format!("{{:{body}f}}"),
+            &[Value::from(number * 100.0)],
+        )?;
         return Ok(layout.apply_layout(&(body + "%")));
     }
     if spec.contains('=') && layout.align == Some('=') {

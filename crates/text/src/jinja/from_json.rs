@@ -1,5 +1,5 @@
-//! Converts JSON values to template values. Numbers become what Python's `json.loads` returns, if that
-//! preserves their value.
+//! Converts JSON values to template values. Numbers become what Python's `json.loads` returns, if
+//! that preserves their value.
 
 use std::fmt;
 use std::sync::Arc;
@@ -10,8 +10,8 @@ use serde_json::{Number, Value as Json};
 
 use crate::decimal::exact_float;
 
-/// A number that the engine cannot represent: an integer beyond 128 bits, or a decimal that no f64 prints
-/// as. It prints its digits and does not support arithmetic.
+/// A number that the engine cannot represent: an integer beyond 128 bits, or a decimal that no f64
+/// prints as. It prints its digits and does not support arithmetic.
 #[derive(Debug)]
 pub(super) struct Digits(pub(super) Number);
 

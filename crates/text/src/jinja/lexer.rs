@@ -2,7 +2,8 @@
 
 use std::borrow::Cow;
 
-/// Maximum number of operators and brackets in one tag. The engine recurses over them without a limit.
+/// Maximum number of operators and brackets in one tag. The engine recurses over them without a
+/// limit.
 const OPERATORS: usize = 1000;
 
 /// A part of a template.
@@ -95,10 +96,13 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
             rest = &tag[end + 2..];
         } else if let Some(start) = block_tag(tag, "raw") {
             let body = &tag[start..];
+            let end = body
+                .match_indices("{%")
+                .find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
             let end =
-                body.match_indices("{%").find_map(|(at, _)| Some(at + block_tag(&body[at..], "endraw")?));
-            let end = end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
-            // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep it.
+                end.ok_or_else(|| format!("a raw block has no end (line {line} of the template)"))?;
+            // Jinja2 keeps the line break after the opening tag. The sign `+` makes the engine keep
+            // it.
             let (open, close) = tag[..start].split_at(start - 2);
             let sign = if open.ends_with('-') { "" } else { "+" };
             parts.extend([open, sign, close, &body[..end]].map(TemplatePart::Text));
@@ -112,7 +116,8 @@ pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
     }
 }
 
-/// Returns the length in bytes of the tag at the start of `source`, if that tag contains only `word`.
+/// Returns the length in bytes of the tag at the start of `source`, if that tag contains only
+/// `word`.
 fn block_tag(source: &str, word: &str) -> Option<usize> {
     let inner = source.strip_prefix("{%")?;
     let inner = inner.strip_prefix(['-', '+']).unwrap_or(inner).trim_start();
@@ -140,7 +145,9 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
             tag.close = &body[..body.len() - after.len()];
             return Ok((tag, after));
         }
-        let Some(first) = body.chars().next() else { return Err(tag.error(format!("{open} has no {end}"))) };
+        let Some(first) = body.chars().next() else {
+            return Err(tag.error(format!("{open} has no {end}")));
+        };
         let after_dot = tag.tokens.last().is_some_and(|token| token.is("."));
         let (text, length) = match first {
             '\'' | '"' => {
@@ -149,12 +156,14 @@ fn read_tag(source: &str, line: usize) -> Result<(Tag<'_>, &str), String> {
             }
             '0'..='9' => number(body, after_dot).map_err(|what| tag.error(what))?,
             c if c == '_' || c.is_alphabetic() => {
-                let length = body.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(body.len());
+                let length =
+                    body.find(|c: char| c != '_' && !c.is_alphanumeric()).unwrap_or(body.len());
                 (Cow::Borrowed(&body[..length]), length)
             }
             _ => {
                 let operators = ["//", "**", "==", "!=", ">=", "<="];
-                let length = if operators.iter().any(|operator| body.starts_with(operator)) { 2 } else { 1 };
+                let length =
+                    if operators.iter().any(|operator| body.starts_with(operator)) { 2 } else { 1 };
                 if length == 1 && !"+-/*%~[](){}><=.:|,".contains(first) {
                     return Err(tag.error(format!("{first:?} means nothing in a tag")));
                 }
@@ -195,10 +204,11 @@ fn string_length(source: &str) -> Option<usize> {
     None
 }
 
-/// Returns a number in the engine's notation, and its original length in bytes. After a dot, digits are
-/// an index.
+/// Returns a number in the engine's notation, and its original length in bytes. After a dot, digits
+/// are an index.
 fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String> {
-    let digits = |text: &str| text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len());
+    let digits =
+        |text: &str| text.find(|c: char| c != '_' && !c.is_ascii_digit()).unwrap_or(text.len());
     let radix = match source.as_bytes().get(..2) {
         Some(b"0x" | b"0X") => Some(16),
         Some(b"0o" | b"0O") => Some(8),
@@ -207,14 +217,17 @@ fn number(source: &str, after_dot: bool) -> Result<(Cow<'_, str>, usize), String
     };
     if let Some(radix) = radix.filter(|_| !after_dot) {
         let length =
-            source[2..].find(|c: char| c != '_' && !c.is_digit(radix)).unwrap_or(source.len() - 2) + 2;
+            source[2..].find(|c: char| c != '_' && !c.is_digit(radix)).unwrap_or(source.len() - 2)
+                + 2;
         let value = i128::from_str_radix(&source[2..length].replace('_', ""), radix);
-        let value = value.map_err(|_| format!("{} is not a number of 128 bits", &source[..length]))?;
+        let value =
+            value.map_err(|_| format!("{} is not a number of 128 bits", &source[..length]))?;
         return Ok((value.to_string().into(), length));
     }
     let mut length = digits(source);
     if !after_dot {
-        if source[length..].starts_with('.') && source[length + 1..].starts_with(|c: char| c.is_ascii_digit())
+        if source[length..].starts_with('.')
+            && source[length + 1..].starts_with(|c: char| c.is_ascii_digit())
         {
             length += 1 + digits(&source[length + 1..]);
         }
@@ -268,9 +281,13 @@ fn unescape(body: &str) -> Result<String, String> {
                 continue;
             }
         };
-        let code =
-            rest.get(..digits).and_then(|code| u32::from_str_radix(code, 16).ok()).and_then(char::from_u32);
-        out.push(code.ok_or_else(|| format!("\\{c} is not followed by {digits} digits of a character"))?);
+        let code = rest
+            .get(..digits)
+            .and_then(|code| u32::from_str_radix(code, 16).ok())
+            .and_then(char::from_u32);
+        out.push(
+            code.ok_or_else(|| format!("\\{c} is not followed by {digits} digits of a character"))?,
+        );
         rest = &rest[digits..];
     }
     out.push_str(rest);

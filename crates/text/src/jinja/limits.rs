@@ -1,9 +1,9 @@
 //! Resource limits of one rendering, so that no template can hang or exhaust the memory.
 //!
-//! The engine limits instructions and frames. This module limits the bytes of every created text, the
-//! values in every created container, and the time, which is checked whenever the body of a loop or a
-//! macro starts. Between two checks, a template executes at most as many operators as it contains, each
-//! on a value of bounded size.
+//! The engine limits instructions and frames. This module limits the bytes of every created text,
+//! the values in every created container, and the time, which is checked whenever the body of a
+//! loop or a macro starts. Between two checks, a template executes at most as many operators as it
+//! contains, each on a value of bounded size.
 
 use std::time::{Duration, Instant};
 
@@ -16,7 +16,8 @@ pub(crate) const STEPS: u64 = 5_000_000;
 pub(crate) const FRAMES: usize = 200;
 /// Maximum length of one text, in bytes.
 pub(crate) const TEXT: usize = 16 << 20;
-/// Maximum size of all texts and lists that one rendering creates, in bytes. Dropped values count, too.
+/// Maximum size of all texts and lists that one rendering creates, in bytes. Dropped values count,
+/// too.
 pub(crate) const TOTAL: usize = 512 << 20;
 /// Maximum number of values in one container. A shared value counts each time it is reached.
 pub(crate) const VALUES: usize = 1 << 18;
@@ -30,7 +31,8 @@ pub(crate) const TIME: Duration = Duration::from_secs(10);
 pub(crate) struct Budget {
     bytes: usize,
     until: Instant,
-    /// Namespaces. They must not contain each other, because a cycle could be neither compared nor freed.
+    /// Namespaces. They must not contain each other, because a cycle could be neither compared nor
+    /// freed.
     namespaces: Vec<Value>,
 }
 
@@ -41,7 +43,9 @@ impl Budget {
 
     fn spend(&mut self, bytes: usize) -> Result<(), Error> {
         if bytes > TEXT {
-            return Err(failure(format!("it makes a text of {bytes} bytes; at most {TEXT} are allowed")));
+            return Err(failure(format!(
+                "it makes a text of {bytes} bytes; at most {TEXT} are allowed"
+            )));
         }
         self.bytes = self.bytes.checked_sub(bytes).ok_or_else(|| {
             failure(format!(
@@ -54,7 +58,9 @@ impl Budget {
     fn look(&self, now: Instant) -> Result<(), Error> {
         if now >= self.until {
             let seconds = TIME.as_secs();
-            return Err(failure(format!("it takes more than {seconds} s to render; does a loop never end?")));
+            return Err(failure(format!(
+                "it takes more than {seconds} s to render; does a loop never end?"
+            )));
         }
         Ok(())
     }
@@ -121,8 +127,8 @@ pub(crate) struct Size {
 /// Measures a value.
 ///
 /// # Errors
-/// Returns an error if the value contains more than [`VALUES`] values, or if it is nested deeper than
-/// [`DEPTH`]. A value that contains itself exceeds every depth.
+/// Returns an error if the value contains more than [`VALUES`] values, or if it is nested deeper
+/// than [`DEPTH`]. A value that contains itself exceeds every depth.
 pub(crate) fn measure(state: &mut State, value: &Value) -> Result<Size, Error> {
     let mut size = Size::default();
     walk(state, value, 0, &mut size)?;
@@ -143,7 +149,9 @@ fn walk(state: &mut State, value: &Value, depth: usize, size: &mut Size) -> Resu
         ValueKind::String => size.bytes += value.as_str().map_or(0, str::len),
         ValueKind::Map => {
             if depth > 0 && is_namespace(state, value) {
-                return Err(failure("it puts a namespace into another value, which Levade does not allow"));
+                return Err(failure(
+                    "it puts a namespace into another value, which Levade does not allow",
+                ));
             }
             for (key, item) in pairs(value) {
                 walk(state, &key, depth + 1, size)?;
@@ -172,7 +180,9 @@ pub(crate) fn pairs(value: &Value) -> impl Iterator<Item = (Value, Value)> {
 pub(crate) fn keep(state: &mut State, value: Value) -> Result<Value, Error> {
     if matches!(value.kind(), ValueKind::Map | ValueKind::Seq | ValueKind::Iterable) {
         if is_namespace(state, &value) {
-            return Err(failure("it puts a namespace into another value, which Levade does not allow"));
+            return Err(failure(
+                "it puts a namespace into another value, which Levade does not allow",
+            ));
         }
         let size = measure(state, &value)?;
         spend_bytes(state, size.values.saturating_mul(size_of::<Value>()))?;

@@ -21,8 +21,8 @@ pub(super) fn number(value: &Value) -> Option<f64> {
     }
 }
 
-/// Removes the underscores that Python allows between two digits. Returns `None` if an underscore stands
-/// anywhere else.
+/// Removes the underscores that Python allows between two digits. Returns `None` if an underscore
+/// stands anywhere else.
 pub(super) fn strip_underscores(text: &str) -> Option<String> {
     let digit = |c: Option<char>| c.is_some_and(char::is_alphanumeric);
     let between = |(at, _): (usize, &str)| {

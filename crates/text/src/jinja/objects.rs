@@ -22,7 +22,8 @@ impl Object for Cycler {
     }
 
     fn get_value(self: &Arc<Self>, key: &Value) -> Option<Value> {
-        (key.as_str() == Some("current")).then(|| self.items[self.at.load(Ordering::Relaxed)].clone())
+        (key.as_str() == Some("current"))
+            .then(|| self.items[self.at.load(Ordering::Relaxed)].clone())
     }
 
     fn call_method(
@@ -62,7 +63,11 @@ impl Object for Joiner {
 
     fn call(self: &Arc<Self>, _: &mut State<'_, '_>, arguments: &[Value]) -> Result<Value, Error> {
         let () = from_args(arguments)?;
-        Ok(Value::from(if self.used.swap(true, Ordering::Relaxed) { self.text.as_str() } else { "" }))
+        Ok(Value::from(if self.used.swap(true, Ordering::Relaxed) {
+            self.text.as_str()
+        } else {
+            ""
+        }))
     }
 }
 

@@ -1,5 +1,5 @@
-//! Functions that replace operators, because the engine has no hook for operators. The calls are inserted
-//! by [`translate`](super::translate).
+//! Functions that replace operators, because the engine has no hook for operators. The calls are
+//! inserted by [`translate`](super::translate).
 
 use std::cmp::Ordering;
 
@@ -116,7 +116,8 @@ fn mul(state: &mut State, left: Value, right: Value) -> Result<Value, Error> {
         (_, true) => integer(&left).map(|count| (&right, count)),
         _ => return arithmetic("*", (&left, &right), i128::checked_mul, |a, b| a * b),
     };
-    let (value, count) = pair.ok_or_else(|| failure("* repeats strings and lists by integers only"))?;
+    let (value, count) =
+        pair.ok_or_else(|| failure("* repeats strings and lists by integers only"))?;
     let count = usize::try_from(count).unwrap_or(0);
     if let Some(text) = value.as_str() {
         spend_bytes(state, text.len().saturating_mul(count))?;
@@ -139,7 +140,8 @@ pub(super) fn modulo(state: &mut State, left: Value, right: Value) -> Result<Val
         return Err(failure(format!("{left} % {right} divides by zero")));
     }
     let floor = |a: i128, b: i128| {
-        a.checked_rem(b).map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
+        a.checked_rem(b)
+            .map(|rest| if rest != 0 && (rest < 0) != (b < 0) { rest + b } else { rest })
     };
     arithmetic("%", (&left, &right), floor, |a, b| {
         let rest = a % b;
@@ -181,14 +183,21 @@ fn concat(state: &mut State, parts: Rest<Value>) -> Result<Value, Error> {
 }
 
 /// Implements `value[start:stop:step]`.
-fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value) -> Result<Value, Error> {
+fn slice(
+    state: &mut State,
+    value: Value,
+    start: Value,
+    stop: Value,
+    step: Value,
+) -> Result<Value, Error> {
     let bound = |value: &Value, name: &str| match value {
         value if value.is_none() => Ok(None),
         value => match integer(value) {
             Some(bound) => Ok(Some(bound)),
-            None => {
-                Err(failure(format!("{name} of a slice is of kind {}, but must be an integer", value.kind())))
-            }
+            None => Err(failure(format!(
+                "{name} of a slice is of kind {}, but must be an integer",
+                value.kind()
+            ))),
         },
     };
     let (start, stop) = (bound(&start, "the start")?, bound(&stop, "the stop")?);
@@ -222,7 +231,12 @@ fn slice(state: &mut State, value: Value, start: Value, stop: Value, step: Value
 }
 
 /// Returns the indices of `range(*slice(start, stop, step).indices(length))`.
-fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) -> impl Iterator<Item = usize> {
+fn positions(
+    length: usize,
+    start: Option<i64>,
+    stop: Option<i64>,
+    step: i64,
+) -> impl Iterator<Item = usize> {
     let length = i64::try_from(length).unwrap_or(i64::MAX);
     let (least, most) = if step > 0 { (0, length) } else { (-1, length - 1) };
     let clamp = |bound: Option<i64>, default: i64| match bound {
@@ -243,8 +257,8 @@ fn positions(length: usize, start: Option<i64>, stop: Option<i64>, step: i64) ->
     })
 }
 
-/// Implements `left < right` and the other order operators. As in Python, they compare numbers, strings,
-/// lists or tuples with values of the same kind.
+/// Implements `left < right` and the other order operators. As in Python, they compare numbers,
+/// strings, lists or tuples with values of the same kind.
 pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, Error> {
     let numbers = match (Number::from_value(&left), Number::from_value(&right)) {
         (Some(Number::Integer(a)), Some(Number::Integer(b))) => Some(Some(a.cmp(&b))),
@@ -287,7 +301,8 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
     let arguments = arguments.into_values();
     let (positional, named) = split_arguments(&arguments)?;
     let names: Vec<Value> = names.try_iter()?.collect();
-    let mut bound: Vec<(Value, Value)> = names.iter().cloned().zip(positional.iter().cloned()).collect();
+    let mut bound: Vec<(Value, Value)> =
+        names.iter().cloned().zip(positional.iter().cloned()).collect();
     let mut keyword_pairs: Vec<(Value, Value)> = Vec::new();
     for name in named.args() {
         let (key, value) = (Value::from(name), named.peek::<Value>(name)?);

@@ -124,7 +124,9 @@ pub(crate) fn number(value: f64) -> String {
 
 /// Returns whether `str.isprintable` holds for a character.
 pub(crate) fn is_printable(c: char) -> bool {
-    // Rust escapes a combining character at the start of a text, but not after a letter. After a letter,
-    // Rust and Python follow the same rule.
-    c.is_ascii_graphic() || c == ' ' || (!c.is_ascii() && format!("a{c}").escape_debug().count() == 2)
+    // Rust escapes a combining character at the start of a text, but not after a letter. After a
+    // letter, Rust and Python follow the same rule.
+    c.is_ascii_graphic()
+        || c == ' '
+        || (!c.is_ascii() && format!("a{c}").escape_debug().count() == 2)
 }

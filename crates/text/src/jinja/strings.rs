@@ -13,8 +13,14 @@ use super::limits::{self, failure, spend_bytes};
 /// Calls `text.method(*arguments)`.
 ///
 /// # Errors
-/// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method itself.
-pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Value]) -> Result<Value, Error> {
+/// Returns [`ErrorKind::UnknownMethod`] if `str` has no such method, and the errors of the method
+/// itself.
+pub(crate) fn call(
+    state: &mut State,
+    text: &str,
+    method: &str,
+    arguments: &[Value],
+) -> Result<Value, Error> {
     let bound = |names: &'static [&'static str]| BoundArguments::new(method, names, arguments);
     let made = |state: &mut State, text: String| limits::text(state, text);
     match method {
@@ -58,8 +64,11 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                 return Err(failure(format!("{method}: the separator is empty")));
             }
             spend_bytes(state, text.len())?;
-            let found =
-                if method == "partition" { text.split_once(separator) } else { text.rsplit_once(separator) };
+            let found = if method == "partition" {
+                text.split_once(separator)
+            } else {
+                text.rsplit_once(separator)
+            };
             let parts = match found {
                 Some((before, after)) => [before, separator, after],
                 None if method == "partition" => [text, "", ""],
@@ -89,7 +98,8 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             let bound = bound(&["prefix", "start", "end"])?;
             let part = part(text, &bound, 1)?;
             let wanted = bound.required(0)?;
-            let affixes = if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
+            let affixes =
+                if wanted.is_tuple() { wanted.try_iter()?.collect() } else { vec![wanted.clone()] };
             for affix in affixes {
                 let Some(affix) = affix.as_str() else {
                     let kind = affix.kind();
@@ -111,7 +121,8 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             let bound = bound(&["sub", "start", "end"])?;
             let wanted = bound.text(0)?;
             let found = part(text, &bound, 1)?.and_then(|(skipped, part)| {
-                let at = if method.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
+                let at =
+                    if method.starts_with('r') { part.rfind(wanted) } else { part.find(wanted) };
                 at.map(|at| skipped + part[..at].chars().count())
             });
             match found {
@@ -133,7 +144,9 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             let fill = bound.text_or_none(1)?.unwrap_or(" ");
             let mut chars = fill.chars();
             let (Some(fill), None) = (chars.next(), chars.next()) else {
-                return Err(failure(format!("{method}: fillchar is {fill:?}, but must be one character")));
+                return Err(failure(format!(
+                    "{method}: fillchar is {fill:?}, but must be one character"
+                )));
             };
             bound.required(0)?;
             let align = match method {
@@ -154,7 +167,10 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
         "expandtabs" => {
             let bound = bound(&["tabsize"])?;
             let size = usize::try_from(bound.integer(0, 8)?).unwrap_or(0);
-            spend_bytes(state, text.len().saturating_add(text.matches('\t').count().saturating_mul(size)))?;
+            spend_bytes(
+                state,
+                text.len().saturating_add(text.matches('\t').count().saturating_mul(size)),
+            )?;
             Ok(Value::from(expand_tabs(text, size)))
         }
         "encode" => {
@@ -163,7 +179,9 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
                 "utf-8" | "utf8" => {}
                 "ascii" if text.is_ascii() => {}
                 other => {
-                    return Err(failure(format!("encode: {other:?} is not known for this text; utf-8 is")));
+                    return Err(failure(format!(
+                        "encode: {other:?} is not known for this text; utf-8 is"
+                    )));
                 }
             }
             spend_bytes(state, text.len())?;
@@ -176,8 +194,8 @@ pub(crate) fn call(state: &mut State, text: &str, method: &str, arguments: &[Val
             if mapping.kind() != ValueKind::Map {
                 return Err(failure("format_map: the mapping is none"));
             }
-            let named =
-                limits::pairs(mapping).filter_map(|(key, item)| Some((key.as_str()?.to_string(), item)));
+            let named = limits::pairs(mapping)
+                .filter_map(|(key, item)| Some((key.as_str()?.to_string(), item)));
             let named = Value::from(named.collect::<minijinja::value::Kwargs>());
             format::str_format(state, text, &[named]).map(Value::from)
         }
@@ -194,7 +212,8 @@ fn texts(state: &mut State, parts: &[&str]) -> Result<Value, Error> {
     Ok(parts.iter().copied().map(Value::from).collect())
 }
 
-/// Returns the result of `text.isalpha()` and similar methods, or `None` if there is no such method.
+/// Returns the result of `text.isalpha()` and similar methods, or `None` if there is no such
+/// method.
 fn predicate(text: &str, method: &str) -> Option<bool> {
     let all = |holds: fn(char) -> bool| !text.is_empty() && text.chars().all(holds);
     let cased = |wanted: fn(char) -> bool, other: fn(char) -> bool| {
@@ -217,11 +236,10 @@ fn predicate(text: &str, method: &str) -> Option<bool> {
     })
 }
 
-/// Returns whether `c` is a decimal digit, or a superscript, subscript or circled digit, which Python
-/// counts as digits, too.
+/// Returns whether `c` is a decimal digit, or a superscript, subscript or circled digit, which
+/// Python counts as digits, too.
 fn is_digit(c: char) -> bool {
-    let sign =
-        matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '₀'..='₉' | '①'..='⑨' | '⓪' | '❶'..='❾' | '➀'..='➈');
+    let sign = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '₀'..='₉' | '①'..='⑨' | '⓪' | '❶'..='❾' | '➀'..='➈');
     sign || c.is_number_decimal_digit()
 }
 
@@ -294,7 +312,8 @@ pub(crate) fn replace(
     count: i64,
 ) -> Result<Value, Error> {
     let count = usize::try_from(count).unwrap_or(usize::MAX);
-    let found = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() }.min(count);
+    let found = if old.is_empty() { text.chars().count() + 1 } else { text.matches(old).count() }
+        .min(count);
     spend_bytes(state, text.len().saturating_add(found.saturating_mul(new.len())))?;
     Ok(Value::from(text.replacen(old, new, count)))
 }
@@ -320,8 +339,8 @@ fn split<'a>(
     })
 }
 
-/// Splits a text at white space into words, with at most `most` splits. If words remain unsplit, the last
-/// part keeps the white space within it and on its outer side.
+/// Splits a text at white space into words, with at most `most` splits. If words remain unsplit,
+/// the last part keeps the white space within it and on its outer side.
 fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = strip(text, None, !from_end, from_end);
@@ -345,7 +364,10 @@ fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
 
 /// Implements `str.splitlines`.
 pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
-    let ends = ['\n', '\r', '\u{B}', '\u{C}', '\u{1C}', '\u{1D}', '\u{1E}', '\u{85}', '\u{2028}', '\u{2029}'];
+    let ends = [
+        '\n', '\r', '\u{B}', '\u{C}', '\u{1C}', '\u{1D}', '\u{1E}', '\u{85}', '\u{2028}',
+        '\u{2029}',
+    ];
     let mut out = Vec::new();
     let mut rest = text;
     while let Some(at) = rest.find(ends) {
@@ -381,9 +403,9 @@ fn expand_tabs(text: &str, size: usize) -> String {
     out
 }
 
-/// Returns the characters from argument `start` up to argument `start + 1`, and the number of characters
-/// before them. Returns `None` if the start is after the end, so that not even an empty text is found
-/// there.
+/// Returns the characters from argument `start` up to argument `start + 1`, and the number of
+/// characters before them. Returns `None` if the start is after the end, so that not even an empty
+/// text is found there.
 fn part<'a>(
     text: &'a str,
     bound: &BoundArguments<'_>,
@@ -394,7 +416,8 @@ fn part<'a>(
     }
     let length = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
     let clamp = |bound: i64| if bound < 0 { bound.saturating_add(length).max(0) } else { bound };
-    let (from, to) = (clamp(bound.integer(start, 0)?), clamp(bound.integer(start + 1, length)?).min(length));
+    let (from, to) =
+        (clamp(bound.integer(start, 0)?), clamp(bound.integer(start + 1, length)?).min(length));
     if from > to {
         return Ok(None);
     }

@@ -16,11 +16,13 @@ fn render(
 }
 
 fn failure(source: &str) -> String {
-    render(source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0).unwrap_err().to_string()
+    render(source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0)
+        .unwrap_err()
+        .to_string()
 }
 
-/// The texts were recorded from transformers by `conformance/templates.py`; null means that it rejects
-/// the template.
+/// The texts were recorded from transformers by `conformance/templates.py`; null means that it
+/// rejects the template.
 #[test]
 fn templates_match_recorded_transformers_output() {
     let path = concat!(env!("CARGO_MANIFEST_DIR"), "/../../conformance/templates.json");
@@ -109,7 +111,8 @@ fn template_limits_bound_time_and_memory() {
     }
 }
 
-/// The engine recurses over operators. Tests run on a stack of 2 MiB, like the workers of the server.
+/// The engine recurses over operators. Tests run on a stack of 2 MiB, like the workers of the
+/// server.
 #[test]
 fn longest_expressions_fit_on_stack() {
     for (max_depth, step) in [
@@ -125,7 +128,8 @@ fn longest_expressions_fit_on_stack() {
         (1000, ".b"),
         (500, "[0]"),
     ] {
-        let chain = |count: usize| format!("{{% if 0 %}}{{{{ 1{} }}}}{{% endif %}}", step.repeat(count));
+        let chain =
+            |count: usize| format!("{{% if 0 %}}{{{{ 1{} }}}}{{% endif %}}", step.repeat(count));
         let max_depth = if step == " in []" { max_depth / 3 } else { max_depth };
         assert_eq!(render(&chain(max_depth), &[], &Map::new(), 0).unwrap(), "", "{step}");
         assert!(failure(&chain(20_000)).contains("operators"), "{step}");
@@ -147,7 +151,8 @@ fn long_word_wraps_in_linear_time() {
 #[test]
 fn unsupported_python_features_are_rejected() {
     assert!(
-        failure("{% macro f(a, b=a) %}{{ b }}{% endmacro %}{{ f(5) }}").contains("reads the parameter a")
+        failure("{% macro f(a, b=a) %}{{ b }}{% endmacro %}{{ f(5) }}")
+            .contains("reads the parameter a")
     );
     assert!(failure("{% autoescape true %}{{ '<' }}{% endautoescape %}").contains("autoescape"));
     assert!(failure(r"{{ '\N{BULLET}' }}").contains("\\N"));
@@ -188,8 +193,8 @@ proptest! {
         let _ = render(&source, &[json!({"role": "user", "content": "Hi"})], &Map::new(), 0);
     }
 
-    /// Floats print with the fewest digits that read back as the same value, in the notation of Python's
-    /// `repr`.
+    /// Floats print with the fewest digits that read back as the same value, in the notation of
+    /// Python's `repr`.
     #[test]
     fn float_output_is_shortest_in_python_notation(bits in any::<u64>()) {
         let value = f64::from_bits(bits);

@@ -93,9 +93,16 @@ fn strip_tags(text: &str) -> String {
     out.push_str(rest);
     let words: Vec<&str> = out.split(strings::is_space).filter(|word| !word.is_empty()).collect();
     let joined = words.join(" ");
-    [("&lt;", "<"), ("&gt;", ">"), ("&#34;", "\""), ("&quot;", "\""), ("&#39;", "'"), ("&amp;", "&")]
-        .iter()
-        .fold(joined, |text, (code, meant)| text.replace(code, meant))
+    [
+        ("&lt;", "<"),
+        ("&gt;", ">"),
+        ("&#34;", "\""),
+        ("&quot;", "\""),
+        ("&#39;", "'"),
+        ("&amp;", "&"),
+    ]
+    .iter()
+    .fold(joined, |text, (code, meant)| text.replace(code, meant))
 }
 
 fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
@@ -144,8 +151,9 @@ fn wordwrap(state: &mut State, value: Value, given: &[Value]) -> Result<Value, E
     let (words, hyphens) = (bound.truth(1, true), bound.truth(3, true));
     // There is at most one more line break than there are characters.
     spend_bytes(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
-    let wrapped =
-        strings::lines(&value, false).into_iter().map(|line| wrap(line, width, words, hyphens).join(between));
+    let wrapped = strings::lines(&value, false)
+        .into_iter()
+        .map(|line| wrap(line, width, words, hyphens).join(between));
     limits::text(state, wrapped.collect::<Vec<_>>().join(between))
 }
 
@@ -171,7 +179,10 @@ fn center(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
 fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("indent", &["width", "first", "blank"], given)?;
     let Some(value) = value.as_str() else {
-        return Err(failure(format!("indent: the value is of kind {}, but must be a string", value.kind())));
+        return Err(failure(format!(
+            "indent: the value is of kind {}, but must be a string",
+            value.kind()
+        )));
     };
     let width = match bound.text_or_none(0) {
         Ok(Some(text)) => text.to_string(),
@@ -223,7 +234,8 @@ fn file_size(_: &mut State, value: Value, given: &[Value]) -> Result<Value, Erro
     let bound = BoundArguments::new("filesizeformat", &["binary"], given)?;
     let binary = bound.truth(0, false);
     let (base, middle) = if binary { (1024.0, "iB") } else { (1000.0, "B") };
-    let bytes = number(&value).ok_or_else(|| failure(format!("filesizeformat: {value} is no number")))?;
+    let bytes =
+        number(&value).ok_or_else(|| failure(format!("filesizeformat: {value} is no number")))?;
     if bytes < base {
         return Ok(Value::from(if bytes == 1.0 {
             "1 Byte".into()
@@ -273,9 +285,9 @@ fn format_filter(state: &mut State, value: Value, given: &[Value]) -> Result<Val
         }
         Some(_) => {
             let names: Vec<String> = named.args().map(str::to_string).collect();
-            let named = names
-                .into_iter()
-                .map(|name| named.peek::<Value>(&name).map(|value| (Value::from(name.as_str()), value)));
+            let named = names.into_iter().map(|name| {
+                named.peek::<Value>(&name).map(|value| (Value::from(name.as_str()), value))
+            });
             Value::from_pairs(named.collect::<Result<Vec<_>, Error>>()?)
         }
     };

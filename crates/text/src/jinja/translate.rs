@@ -1,11 +1,11 @@
 //! Translates templates from Jinja2's grammar to one that the engine parses with the same meaning.
 //!
-//! The engine has no hooks on its operators. Some operators therefore become calls of functions from
-//! [`operators`](super::operators): those with additional meanings in Python (`%` formats text), those
-//! that could exhaust the memory (`+`, `~`, `*`, slices, nested containers), and those with another
-//! precedence in the engine. Macros that read `varargs` and `kwargs` receive them as parameters, and `{%
-//! generation %}` becomes a scope. Bodies that can run repeatedly start with a call that counts the text
-//! they print. White space is preserved, and thus every line number.
+//! The engine has no hooks on its operators. Some operators therefore become calls of functions
+//! from [`operators`](super::operators): those with additional meanings in Python (`%` formats
+//! text), those that could exhaust the memory (`+`, `~`, `*`, slices, nested containers), and those
+//! with another precedence in the engine. Macros that read `varargs` and `kwargs` receive them as
+//! parameters, and `{% generation %}` becomes a scope. Bodies that can run repeatedly start with a
+//! call that counts the text they print. White space is preserved, and thus every line number.
 
 use std::borrow::Cow;
 use std::collections::HashMap;
@@ -53,8 +53,8 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
                 out.push_str(&block(tag, &macros)?);
                 out.push_str(tag.tail);
                 match sizes.get(&index) {
-                    // The two tags are adjacent, so white space around them is trimmed as around the
-                    // original tag.
+                    // The two tags are adjacent, so white space around them is trimmed as around
+                    // the original tag.
                     Some(size) => out.push_str(&format!("%}}{{% do {TICK}({size}) {}", tag.close)),
                     None => out.push_str(tag.close),
                 }
@@ -88,8 +88,10 @@ fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
             && let Some((start, size, reads)) = open.pop()
         {
             sizes.insert(start, size);
-            if let (TemplatePart::Block(start), true, "endmacro") = (&parts[start], reads, keyword) {
-                let name = start.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
+            if let (TemplatePart::Block(start), true, "endmacro") = (&parts[start], reads, keyword)
+            {
+                let name =
+                    start.tokens.get(1).map(|token| token.text.to_string()).unwrap_or_default();
                 macros.insert(name, parameters(&start.tokens));
             }
         }
@@ -97,8 +99,8 @@ fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
     (macros, sizes)
 }
 
-/// Returns the names of a macro's parameters: the words after its opening parenthesis and after each
-/// comma between parameters.
+/// Returns the names of a macro's parameters: the words after its opening parenthesis and after
+/// each comma between parameters.
 fn parameters(tokens: &[Token<'_>]) -> Vec<String> {
     let mut names = Vec::new();
     let mut depth = 0;
@@ -134,7 +136,8 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
             depth == 0 && token.is(wanted)
         })
     };
-    let copied = |tokens: &[Token<'_>]| tokens.iter().map(|token| token.source()).collect::<String>();
+    let copied =
+        |tokens: &[Token<'_>]| tokens.iter().map(|token| token.source()).collect::<String>();
     Ok(match first.text.as_ref() {
         "if" | "elif" => format!("{head}{}", expression(rest).translate_tuple()?),
         "for" => {
@@ -195,7 +198,8 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
                 out.push_str(&rest.take(",").unwrap_or_default());
             }
             if let Some(names) = macros.get(name.text.as_ref()) {
-                let comma = if names.is_empty() || out.trim_end().ends_with(',') { "" } else { ", " };
+                let comma =
+                    if names.is_empty() || out.trim_end().ends_with(',') { "" } else { ", " };
                 out.push_str(&format!("{comma}varargs=(), kwargs={{}}"));
             }
             out.push_str(&rest.expect(")")?);
@@ -214,9 +218,15 @@ fn block(tag: &Tag<'_>, macros: &OpenMacros) -> Result<String, String> {
         "generation" => head.replace("generation", "with"),
         "endgeneration" => head.replace("endgeneration", "endwith"),
         "autoescape" if !matches!(rest, [only] if only.is("false") || only.is("False")) => {
-            return Err(tag.error("the tag \"autoescape\" is unknown but for false; use the filter e"));
+            return Err(
+                tag.error("the tag \"autoescape\" is unknown but for false; use the filter e")
+            );
         }
-        "do" => return Err(tag.error("the tag \"do\" is unknown; transformers has it switched off, too")),
+        "do" => {
+            return Err(
+                tag.error("the tag \"do\" is unknown; transformers has it switched off, too")
+            );
+        }
         _ => copied(tokens),
     })
 }
@@ -248,11 +258,17 @@ mod tests {
             ("{{ 'x' '\\x41' % (1, 2) }}", "{{ __levade_mod( \"xA\", __levade_keep( (1, 2))) }}"),
             ("{{ a[ 1:] }}", "{{ __levade_slice( a, 1,none,none) }}"),
             ("{{ -3 | abs }}", "{{( -3) | abs }}"),
-            ("{% if a is in ['x'] and not b %}", "{% if a is in(__levade_keep( [\"x\"])) and not b %}"),
+            (
+                "{% if a is in ['x'] and not b %}",
+                "{% if a is in(__levade_keep( [\"x\"])) and not b %}",
+            ),
             ("{{ 1 < a == b }}", "{{ ( __levade_order(\"<\", 1, a) and  a == b) }}"),
             ("{% set n.a = 1 %}", "{% set n.a = __levade_keep( 1) %}"),
             ("{%- generation -%}x{% endgeneration %}", "{%- with -%}x{% endwith %}"),
-            ("{# {{ #}{% raw %}{{ a + b }}{% endraw %}", "{# {{ #}{% raw +%}{{ a + b }}{% endraw %}"),
+            (
+                "{# {{ #}{% raw %}{{ a + b }}{% endraw %}",
+                "{# {{ #}{% raw +%}{{ a + b }}{% endraw %}",
+            ),
             ("{{ {'a': '}}'} }}", "{{ __levade_keep( {\"a\": \"}}\"}) }}"),
         ];
         for (source, expected) in cases {
@@ -289,6 +305,8 @@ mod tests {
         }
         let deep = format!("{{{{ {}1{} }}}}", "(".repeat(500), ")".repeat(500));
         assert!(translate(&deep).unwrap_err().contains("nested"));
-        assert!(translate(&format!("{{{{ {}1 }}}}", "-".repeat(500))).unwrap_err().contains("nested"));
+        assert!(
+            translate(&format!("{{{{ {}1 }}}}", "-".repeat(500))).unwrap_err().contains("nested")
+        );
     }
 }

@@ -2,9 +2,14 @@
 
 use super::strings::is_space;
 
-/// Splits a line into lines of at most `width` characters. Splits at white space and hyphens, and within
-/// a word only if necessary.
-pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: bool) -> Vec<String> {
+/// Splits a line into lines of at most `width` characters. Splits at white space and hyphens, and
+/// within a word only if necessary.
+pub(crate) fn wrap(
+    line: &str,
+    width: usize,
+    break_words: bool,
+    break_hyphens: bool,
+) -> Vec<String> {
     let width = width.max(1);
     let mut chunks = chunks(line, break_hyphens);
     chunks.reverse();
@@ -27,8 +32,9 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
             let too_long = over(chunk, width).is_some();
             if too_long && break_words {
                 let head = &chunk[..room];
-                let hyphen =
-                    head.rfind('-').filter(|&at| break_hyphens && head[..at].chars().any(|c| c != '-'));
+                let hyphen = head
+                    .rfind('-')
+                    .filter(|&at| break_hyphens && head[..at].chars().any(|c| c != '-'));
                 let (head, rest) = chunk.split_at(hyphen.map_or(room, |at| at + 1));
                 current.push(head);
                 chunks.push(rest);
@@ -49,8 +55,8 @@ pub(crate) fn wrap(line: &str, width: usize, break_words: bool, break_hyphens: b
     lines
 }
 
-/// Returns the words and the white space between them. Hyphenated words are split if `break_hyphens` is
-/// set.
+/// Returns the words and the white space between them. Hyphenated words are split if
+/// `break_hyphens` is set.
 fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     let chars: Vec<char> = line.chars().collect();
     let is_word = |at: usize| chars.get(at).is_some_and(|c| c.is_alphanumeric() || *c == '_');
@@ -60,7 +66,8 @@ fn chunks(line: &str, break_hyphens: bool) -> Vec<&str> {
     for (at, (byte, c)) in line.char_indices().enumerate() {
         let follows = at > 0 && {
             let hyphen = break_hyphens && at > 2 && chars[at - 1] == '-';
-            let parts = hyphen && is_letter(at - 2) && is_word(at - 3) && is_word(at) && is_letter(at + 1);
+            let parts =
+                hyphen && is_letter(at - 2) && is_word(at - 3) && is_word(at) && is_letter(at + 1);
             is_space(chars[at - 1]) == is_space(c) && !parts
         };
         if !follows {

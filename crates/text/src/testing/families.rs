@@ -1,14 +1,15 @@
 //! Small chats that call tools in the formats of the common model families.
 //!
-//! The templates are our own and minimal: they request calls, print them, and print their results. Each
-//! includes what makes the templates of its family hard to support.
+//! The templates are our own and minimal: they request calls, print them, and print their results.
+//! Each includes what makes the templates of its family hard to support.
 
 use levade_model::{GgufTokenizer, TokenType};
 
 use super::tiny_gguf;
 use crate::{Chat, ChatOptions, TextError, Tokenizer, TokenizerSource, ToolProtocol};
 
-/// ChatML with tools. Each family replaces DESCRIBE, CALLS (uses the message `m`) and RESULT (of `m`).
+/// ChatML with tools. Each family replaces DESCRIBE, CALLS (uses the message `m`) and RESULT (of
+/// `m`).
 const CHATML: &str = r#"
 {%- if tools %}
     {{- '<|im_start|>system\n' }}{% for tool in tools %}{{ tool | tojson }}{{ '\n' }}{% endfor %}
@@ -31,8 +32,8 @@ const CHATML: &str = r#"
 {%- endfor %}
 {%- if add_generation_prompt %}{{- '<|im_start|>assistant\n' }}{% endif %}"#;
 
-/// Messages with channels. Reasoning is kept only before calls, and a tool result requires a preceding
-/// call.
+/// Messages with channels. Reasoning is kept only before calls, and a tool result requires a
+/// preceding call.
 const HARMONY: &str = r#"
 {%- if tools %}
     {{- '<|start|>developer<|message|># Tools\n\nnamespace functions {\n' }}
@@ -107,7 +108,14 @@ const FAMILIES: [Family; 8] = [
     },
     Family {
         protocol: ToolProtocol::Glm,
-        tokens: &["<tool_call>", "</tool_call>", "<arg_key>", "</arg_key>", "<arg_value>", "</arg_value>"],
+        tokens: &[
+            "<tool_call>",
+            "</tool_call>",
+            "<arg_key>",
+            "</arg_key>",
+            "<arg_value>",
+            "</arg_value>",
+        ],
         describe: "Write <tool_call>NAME <arg_key>…",
         calls: r"
             {%- for c in m.tool_calls %}
@@ -202,8 +210,9 @@ const FAMILIES: [Family; 8] = [
     },
 ];
 
-/// Creates a chat of the family that calls tools in the format `protocol`; gpt-oss if no family has that
-/// format. The vocabulary has one token per byte, and the special tokens of the family's calls.
+/// Creates a chat of the family that calls tools in the format `protocol`; gpt-oss if no family has
+/// that format. The vocabulary has one token per byte, and the special tokens of the family's
+/// calls.
 ///
 /// # Errors
 /// Returns the errors of [`Chat::new`]; none occurs in practice.
@@ -227,14 +236,24 @@ pub fn protocols() -> impl Iterator<Item = ToolProtocol> {
 
 /// Returns the special tokens of a family, and its template.
 fn family(protocol: ToolProtocol) -> (&'static [&'static str], String) {
-    const CHANNELS: [&str; 7] =
-        ["<|start|>", "<|end|>", "<|message|>", "<|channel|>", "<|constrain|>", "<|call|>", "<|return|>"];
+    const CHANNELS: [&str; 7] = [
+        "<|start|>",
+        "<|end|>",
+        "<|message|>",
+        "<|channel|>",
+        "<|constrain|>",
+        "<|call|>",
+        "<|return|>",
+    ];
     match FAMILIES.iter().find(|family| family.protocol == protocol) {
         None => (&CHANNELS, HARMONY.into()),
         Some(family) => {
             let template = CHATML.replace("DESCRIBE", &family.describe.replace('\'', "\\'"));
             let template = template.replace("CALLS", family.calls).replace("RESULT", family.result);
-            (family.tokens, template.replace("STRICT", if family.strict { "true" } else { "false" }))
+            (
+                family.tokens,
+                template.replace("STRICT", if family.strict { "true" } else { "false" }),
+            )
         }
     }
 }

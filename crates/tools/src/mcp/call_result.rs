@@ -1,8 +1,8 @@
 //! Conversion of MCP results into tool results.
 //!
-//! Results are accepted in all formats that servers send: several content blocks, one block, a text, or
-//! only `structuredContent`. Content that is not text is replaced by its type. `structuredContent`
-//! follows the text, unless the text already contains the same JSON.
+//! Results are accepted in all formats that servers send: several content blocks, one block, a
+//! text, or only `structuredContent`. Content that is not text is replaced by its type.
+//! `structuredContent` follows the text, unless the text already contains the same JSON.
 
 use levade_text::ContentPart;
 use rmcp::ServiceError;
@@ -39,7 +39,9 @@ pub(super) fn output(
         }
         Err(CallFailure { error: ServiceError::Timeout { timeout }, .. }) => ToolOutput::error(
             CallError::Late,
-            format!("{tool} did not answer within {timeout:?} after its start or its last progress"),
+            format!(
+                "{tool} did not answer within {timeout:?} after its start or its last progress"
+            ),
         ),
         Err(CallFailure { error, exit_text: over }) => {
             unavailable_output(server, &format!("{}{over}", reasons::call_reason(&error)))
@@ -49,7 +51,10 @@ pub(super) fn output(
 
 /// Creates the tool result of a call that the server did not answer.
 pub(super) fn unavailable_output(server: &str, why: &str) -> ToolOutput {
-    ToolOutput::error(CallError::Unavailable, format!("the server {server:?} does not answer: {why}"))
+    ToolOutput::error(
+        CallError::Unavailable,
+        format!("the server {server:?} does not answer: {why}"),
+    )
 }
 
 /// Returns the result as the server sent it.
@@ -66,7 +71,9 @@ fn read(server: &str, result: Value) -> ToolOutput {
         Value::Null => Map::new(),
         content => Map::from_iter([("content".to_owned(), content)]),
     };
-    if let Some(kind) = fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete") {
+    if let Some(kind) =
+        fields.get("resultType").and_then(Value::as_str).filter(|kind| *kind != "complete")
+    {
         let why = format!(
             "its answer is of the type {kind:?}, which no call here can have: it asks the user for something, or \
              goes on in the background"
@@ -74,12 +81,15 @@ fn read(server: &str, result: Value) -> ToolOutput {
         return unavailable_output(server, &why);
     }
     let is_block = fields.contains_key("type") && !fields.contains_key("content");
-    let structured = ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
+    let structured =
+        ["structuredContent", "toolResult"].into_iter().find_map(|key| fields.get(key)).cloned();
     // Without either field, the remaining fields are the value that the tool means to return.
     let other = fields.iter().filter(|(key, _)| !ENVELOPE.contains(&key.as_str()));
-    let other: Map<String, Value> = other.map(|(key, value)| (key.clone(), value.clone())).collect();
+    let other: Map<String, Value> =
+        other.map(|(key, value)| (key.clone(), value.clone())).collect();
     let structured = structured.or_else(|| {
-        (!other.is_empty() && !is_block && !fields.contains_key("content")).then_some(Value::Object(other))
+        (!other.is_empty() && !is_block && !fields.contains_key("content"))
+            .then_some(Value::Object(other))
     });
     let is_error = fields.get("isError").is_some_and(is_true);
     let mut parts: Vec<ContentPart> = match fields.get("content").cloned().unwrap_or_default() {
@@ -88,7 +98,9 @@ fn read(server: &str, result: Value) -> ToolOutput {
         Value::Array(blocks) => blocks.into_iter().map(part).collect(),
         block => vec![part(block)],
     };
-    if let Some(structured) = structured.filter(|structured| !contains_structured(structured, &parts)) {
+    if let Some(structured) =
+        structured.filter(|structured| !contains_structured(structured, &parts))
+    {
         parts.push(ContentPart::Text(structured.to_string()));
     }
     // Each block becomes a separate paragraph.
@@ -101,7 +113,8 @@ fn read(server: &str, result: Value) -> ToolOutput {
             text.push('\n');
         }
     }
-    let is_blank = |part: &ContentPart| matches!(part, ContentPart::Text(text) if text.trim().is_empty());
+    let is_blank =
+        |part: &ContentPart| matches!(part, ContentPart::Text(text) if text.trim().is_empty());
     if is_error && parts.iter().all(is_blank) {
         return ToolOutput::error(CallError::Failed, "the tool failed");
     }
@@ -120,8 +133,8 @@ fn is_true(flag: &Value) -> bool {
 }
 
 /// Returns whether the texts already contain `structuredContent`: its JSON equals one text, or all
-/// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the bare
-/// value as text, and a list as one block per item.
+/// texts together. A server that must wrap a value in an object, as `{"result": VALUE}`, shows the
+/// bare value as text, and a list as one block per item.
 fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
     let texts: Vec<&str> = parts
         .iter()
@@ -135,11 +148,13 @@ fn contains_structured(structured: &Value, parts: &[ContentPart]) -> bool {
             || lenient::parse(text.as_bytes()).is_ok_and(|text| equal(&text, value))
     };
     let all = |items: &Value| {
-        let items = items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
+        let items =
+            items.as_array().filter(|items| !items.is_empty() && items.len() == texts.len());
         items.is_some_and(|items| items.iter().zip(&texts).all(|(item, text)| is(item, text)))
     };
-    let is_in_text =
-        |value: &Value| texts.iter().any(|text| is(value, text)) || is(value, &texts.concat()) || all(value);
+    let is_in_text = |value: &Value| {
+        texts.iter().any(|text| is(value, text)) || is(value, &texts.concat()) || all(value)
+    };
     let wrapped = structured.as_object().filter(|fields| fields.len() == 1);
     let wrapped = wrapped.and_then(|fields| fields.get("result"));
     let is_empty = structured.is_null() || structured.as_object().is_some_and(Map::is_empty);
@@ -152,7 +167,9 @@ fn equal(a: &Value, b: &Value) -> bool {
         (Value::Number(a), Value::Number(b)) => {
             a == b || (a.is_f64() != b.is_f64() && a.as_f64() == b.as_f64())
         }
-        (Value::Array(a), Value::Array(b)) => a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b)),
+        (Value::Array(a), Value::Array(b)) => {
+            a.len() == b.len() && a.iter().zip(b).all(|(a, b)| equal(a, b))
+        }
         (Value::Object(a), Value::Object(b)) => {
             a.len() == b.len() && a.iter().all(|(key, a)| b.get(key).is_some_and(|b| equal(a, b)))
         }
@@ -177,7 +194,9 @@ fn part(block: Value) -> ContentPart {
     match fields.get("type").and_then(Value::as_str) {
         Some("text") => ContentPart::Text(fields.get("text").map(text).unwrap_or_default()),
         // The data is dropped, because it would only enlarge the recorded attempt.
-        Some(kind @ ("image" | "audio")) => other(json!({ "type": kind, "mime_type": mime_type(&block) })),
+        Some(kind @ ("image" | "audio")) => {
+            other(json!({ "type": kind, "mime_type": mime_type(&block) }))
+        }
         Some("resource_link") => {
             let of = |key: &str| block[key].as_str().unwrap_or_default();
             let name = if of("name").is_empty() { of("uri") } else { of("name") };
@@ -185,9 +204,9 @@ fn part(block: Value) -> ContentPart {
             ContentPart::Text(format!("[{name}]({}){about}{}", of("uri"), of("description")))
         }
         Some("resource") => match &resource["text"] {
-            Value::Null => {
-                other(json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }))
-            }
+            Value::Null => other(
+                json!({ "type": "resource", "uri": resource["uri"], "mime_type": mime_type(resource) }),
+            ),
             shown => ContentPart::Text(text(shown)),
         },
         // A block of an unknown type is shown as its text, if it has one.
@@ -228,9 +247,17 @@ mod tests {
             (json!([text("2")]), json!({ "a": 2 }), "2\n{\"a\":2}"),
             (json!([text("see"), text("below")]), json!({ "a": 2 }), "see\nbelow\n{\"a\":2}"),
             (json!([text("{\"a\": 2}")]), json!({ "a": 3 }), "{\"a\": 2}\n{\"a\":3}"),
-            (json!([text("{\"a\": 2}")]), json!({ "a": 2, "b": 1 }), "{\"a\": 2}\n{\"a\":2,\"b\":1}"),
+            (
+                json!([text("{\"a\": 2}")]),
+                json!({ "a": 2, "b": 1 }),
+                "{\"a\": 2}\n{\"a\":2,\"b\":1}",
+            ),
             (json!([text("2")]), json!({ "result": 3 }), "2\n{\"result\":3}"),
-            (json!([text("a")]), json!({ "result": "a", "more": 1 }), "a\n{\"result\":\"a\",\"more\":1}"),
+            (
+                json!([text("a")]),
+                json!({ "result": "a", "more": 1 }),
+                "a\n{\"result\":\"a\",\"more\":1}",
+            ),
             (json!([text("a")]), json!({ "result": ["a", "b"] }), "a\n{\"result\":[\"a\",\"b\"]}"),
             (json!([text("1")]), json!({ "count": 1 }), "1\n{\"count\":1}"),
         ] {
@@ -242,7 +269,11 @@ mod tests {
     #[test]
     fn equal_structured_content_is_shown_once() {
         for (content, structured, want) in [
-            (json!([text("{\"b\": 1, \"a\": 2.0}")]), json!({ "a": 2, "b": 1 }), "{\"b\": 1, \"a\": 2.0}"),
+            (
+                json!([text("{\"b\": 1, \"a\": 2.0}")]),
+                json!({ "a": 2, "b": 1 }),
+                "{\"b\": 1, \"a\": 2.0}",
+            ),
             (json!([text("{\n \"a\": [1]\n}\n")]), json!({ "a": [1] }), "{\n \"a\": [1]\n}\n"),
             (json!([text("Found."), text("{\"a\":1}")]), json!({ "a": 1 }), "Found.\n{\"a\":1}"),
             (json!([text("hello")]), json!({ "result": "hello" }), "hello"),
@@ -272,11 +303,15 @@ mod tests {
         };
         let both = json!({ "content": [text("no such city")], "structuredContent": { "near": "Rome" }, "isError": true });
         assert_eq!(failed(both), "no such city\n{\"near\":\"Rome\"}");
-        assert_eq!(failed(json!({ "structuredContent": { "code": 7 }, "isError": true })), "{\"code\":7}");
+        assert_eq!(
+            failed(json!({ "structuredContent": { "code": 7 }, "isError": true })),
+            "{\"code\":7}"
+        );
         for empty in [json!([]), json!([text(" \n")]), json!(null), json!([{ "type": "text" }])] {
             assert_eq!(failed(json!({ "content": empty, "isError": true })), "the tool failed");
         }
-        let image = json!({ "content": [{ "type": "image", "mimeType": "image/png" }], "isError": true });
+        let image =
+            json!({ "content": [{ "type": "image", "mimeType": "image/png" }], "isError": true });
         assert!(failed(image).contains("\"image\""));
         for (flag, error) in [
             (json!(1), Some(CallError::Failed)),
@@ -286,7 +321,11 @@ mod tests {
             (json!(null), None),
             (json!(false), None),
         ] {
-            assert_eq!(read("s", json!({ "content": [text("x")], "isError": flag })).error, error, "{flag}");
+            assert_eq!(
+                read("s", json!({ "content": [text("x")], "isError": flag })).error,
+                error,
+                "{flag}"
+            );
         }
     }
 
@@ -295,7 +334,10 @@ mod tests {
         let named = |kind: &str| format!("[a part of type {kind:?}, which cannot be shown]\n");
         for (content, want) in [
             (json!([{ "type": "video", "data": "AAAA" }, text("after")]), named("video") + "after"),
-            (json!([text("before"), { "type": "chart_v2" }]), format!("before\n{}", named("chart_v2"))),
+            (
+                json!([text("before"), { "type": "chart_v2" }]),
+                format!("before\n{}", named("chart_v2")),
+            ),
             (json!([{ "type": "image", "data": "AAAA" }, text("a cat")]), named("image") + "a cat"),
             (json!([{ "type": "image", "data": 5 }]), named("image")),
             (json!("plain"), "plain".to_owned()),
@@ -310,7 +352,10 @@ mod tests {
                 json!([{ "type": "resource", "resource": { "uri": "f:1", "text": "body" } }]),
                 "body".to_owned(),
             ),
-            (json!([{ "type": "resource", "resource": { "uri": "f:1", "blob": "AA" } }]), named("resource")),
+            (
+                json!([{ "type": "resource", "resource": { "uri": "f:1", "blob": "AA" } }]),
+                named("resource"),
+            ),
             (
                 json!([{ "type": "resource_link", "uri": "x:1", "name": "report" }]),
                 "[report](x:1)".to_owned(),
@@ -332,7 +377,8 @@ mod tests {
         assert_eq!(shows(json!({ "toolResult": { "x": 1 } })), "{\"x\":1}");
         assert_eq!(shows(json!({ "answer": 42, "_meta": { "a": 1 } })), "{\"answer\":42}");
         assert_eq!(shows(json!({ "_meta": { "a": 1 } })), "");
-        let input_required = read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
+        let input_required =
+            read("s", json!({ "resultType": "input_required", "inputRequests": {} }));
         assert_eq!(input_required.error, Some(CallError::Unavailable));
     }
 }

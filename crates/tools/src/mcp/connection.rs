@@ -12,7 +12,8 @@ use rmcp::model::{
     PaginatedRequestParams, ProtocolVersion, RequestId, ServerResult,
 };
 use rmcp::service::{
-    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, PeerRequestOptions, RunningService,
+    ClientInitializeError, ClientLifecycleMode, ClientServiceExt, PeerRequestOptions,
+    RunningService,
 };
 use rmcp::transport::streamable_http_client::{
     StreamableHttpClientTransport, StreamableHttpClientTransportConfig,
@@ -29,7 +30,8 @@ use super::{MAX_RESPONSE_BYTES, McpServer, ProgressTimeout, reasons};
 /// Timeout for a server process to exit after its standard input was closed.
 const EXIT_TIMEOUT: Duration = Duration::from_secs(10);
 
-/// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools again.
+/// Timeout for short requests to a server: closing, checking whether it hangs, and listing tools
+/// again.
 const SHORT_REQUEST_TIMEOUT: Duration = Duration::from_secs(1);
 
 /// Number of bytes that are kept from the end of a server's standard error.
@@ -82,15 +84,16 @@ pub(super) struct CallFailure {
 /// Error of a connection that could not be established.
 struct OpenFailure {
     why: String,
-    /// Lifecycle of the protocol to use for a second connection, if the server may support only that
-    /// one.
+    /// Lifecycle of the protocol to use for a second connection, if the server may support only
+    /// that one.
     generation: Option<ClientLifecycleMode>,
 }
 
 impl OpenFailure {
     fn from_error(error: &ClientInitializeError, ledger: &Ledger) -> Self {
-        let newer =
-            || ClientLifecycleMode::Discover { preferred_versions: vec![ProtocolVersion::V_2026_07_28] };
+        let newer = || ClientLifecycleMode::Discover {
+            preferred_versions: vec![ProtocolVersion::V_2026_07_28],
+        };
         let generation = ledger.was_discovered_late().then(newer);
         OpenFailure { why: reasons::start_reason(error, ledger), generation }
     }
@@ -131,13 +134,13 @@ struct Process {
 impl Connection {
     /// Connects and lists the tools.
     ///
-    /// If the server does not answer the first request, which is of the newer generation, within 10 s,
-    /// the SDK tries a handshake. A server that answers the first request later, and rejects the
+    /// If the server does not answer the first request, which is of the newer generation, within 10
+    /// s, the SDK tries a handshake. A server that answers the first request later, and rejects the
     /// handshake, is started again with the newer generation only.
     ///
     /// `wants_handshake` remembers whether the server needs a handshake. The next connection then
-    /// starts with the handshake, because some servers exit or stay silent after a request of the newer
-    /// generation.
+    /// starts with the handshake, because some servers exit or stay silent after a request of the
+    /// newer generation.
     ///
     /// If the opening is cancelled, `timeout_detail` receives the state of the server.
     pub async fn open(
@@ -158,7 +161,8 @@ impl Connection {
             }
             other => other,
         };
-        let has_shaken = opened.as_ref().is_ok_and(|connection| connection.ledger.has_shaken_hands());
+        let has_shaken =
+            opened.as_ref().is_ok_and(|connection| connection.ledger.has_shaken_hands());
         wants_handshake.store(has_shaken, Ordering::Relaxed);
         opened.map_err(|failure| failure.why)
     }
@@ -175,11 +179,13 @@ impl Connection {
         );
         info.protocol_version = ProtocolVersion::LATEST_WITH_INITIALIZE;
         let ledger = Arc::<Ledger>::default();
-        let mut pending = PendingConnection { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
+        let mut pending =
+            PendingConnection { ledger: Arc::clone(&ledger), stderr: None, late: Some(late) };
         let (process, served) = match server {
             McpServer::Program { launch, supervisor } => {
                 let mut child = supervisor.start(launch, Input::Piped)?;
-                let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout()) else {
+                let (Some(stdin), Some(stdout)) = (child.take_stdin().await, child.take_stdout())
+                else {
                     return Err("its standard input and output cannot be had".to_owned().into());
                 };
                 let process = Process::new(child);
@@ -208,9 +214,11 @@ impl Connection {
                     failure.generation = Some(ClientLifecycleMode::Initialize);
                 }
                 match &process {
-                    // A process that is still running is ended together with the connection. Its exit
-                    // status explains nothing.
-                    Some(process) if has_ended => failure.why.push_str(&process.describe_exit().await),
+                    // A process that is still running is ended together with the connection. Its
+                    // exit status explains nothing.
+                    Some(process) if has_ended => {
+                        failure.why.push_str(&process.describe_exit().await)
+                    }
                     Some(process) if ledger.rejection().is_none() => {
                         failure.why.push_str(&process.stderr_suffix())
                     }
@@ -241,9 +249,9 @@ impl Connection {
         Arc::clone(&self.tools.lock().unwrap_or_else(std::sync::PoisonError::into_inner))
     }
 
-    /// Lists the tools again if the server has announced a change. Waits at most [`SHORT_REQUEST_TIMEOUT`], because
-    /// the result of a call waits for the list. If the list arrives too late, the next call requests it
-    /// again.
+    /// Lists the tools again if the server has announced a change. Waits at most
+    /// [`SHORT_REQUEST_TIMEOUT`], because the result of a call waits for the list. If the list
+    /// arrives too late, the next call requests it again.
     pub async fn follow_changes(&self) {
         if !self.ledger.take_list_changed() {
             return;
@@ -251,7 +259,10 @@ impl Connection {
         match tokio::time::timeout(SHORT_REQUEST_TIMEOUT, self.update_tools()).await {
             Ok(Ok(())) => {}
             Ok(Err(why)) => {
-                tracing::warn!(why, "an MCP server has announced other tools and does not list them");
+                tracing::warn!(
+                    why,
+                    "an MCP server has announced other tools and does not list them"
+                );
             }
             Err(_) => self.ledger.note_list_changed(),
         }
@@ -280,13 +291,17 @@ impl Connection {
                     description: tool.description.unwrap_or_default().into_owned(),
                     parameters: Value::Object(Arc::unwrap_or_clone(tool.input_schema)),
                 };
-                // Calls use names, so the server itself cannot distinguish two tools of the same name.
+                // Calls use names, so the server itself cannot distinguish two tools of the same
+                // name.
                 match tools.iter().find(|known| known.name == spec.name) {
                     None => tools.push(spec),
                     Some(known) if *known == spec => {}
                     Some(_) => {
                         let tool = spec.name;
-                        tracing::warn!(tool, "an MCP server lists two tools of one name; the first is used");
+                        tracing::warn!(
+                            tool,
+                            "an MCP server lists two tools of one name; the first is used"
+                        );
                     }
                 }
             }
@@ -304,8 +319,9 @@ impl Connection {
         }
     }
 
-    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set, progress
-    /// reports extend the call, and the call ends with [`ServiceError::Timeout`] if a report is late.
+    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set,
+    /// progress reports extend the call, and the call ends with [`ServiceError::Timeout`] if a
+    /// report is late.
     pub async fn call(
         &self,
         request: CallToolRequestParams,
@@ -314,7 +330,8 @@ impl Connection {
         let mut cancel_guard = Call { connection: self, id: None };
         let mut options = PeerRequestOptions::no_options();
         if let Some(ProgressTimeout { report_timeout, total_timeout }) = progress_timeout {
-            options = PeerRequestOptions::with_timeout(report_timeout).with_max_total_timeout(total_timeout);
+            options = PeerRequestOptions::with_timeout(report_timeout)
+                .with_max_total_timeout(total_timeout);
             options = options.reset_timeout_on_progress();
         }
         let request = ClientRequest::CallToolRequest(CallToolRequest::new(request));
@@ -336,7 +353,8 @@ impl Connection {
         match response {
             Ok(result) => Ok(result),
             Err(error) => {
-                let closed = matches!(error, ServiceError::TransportClosed | ServiceError::TransportSend(_));
+                let closed =
+                    matches!(error, ServiceError::TransportClosed | ServiceError::TransportSend(_));
                 let exit_text = match &self.process {
                     Some(process) if closed => process.describe_exit().await,
                     _ => String::new(),
@@ -346,8 +364,8 @@ impl Connection {
         }
     }
 
-    /// Closes the connection if the server hangs: a call was dropped or timed out, and the server does
-    /// not answer a further request. Returns whether it hangs.
+    /// Closes the connection if the server hangs: a call was dropped or timed out, and the server
+    /// does not answer a further request. Returns whether it hangs.
     pub async fn end_if_hung(&self) -> bool {
         if !self.is_silent.load(Ordering::Relaxed) || self.has_ended() {
             return false;
@@ -370,14 +388,14 @@ impl Connection {
         self.ledger.describe_activity()
     }
 
-    /// Returns the last lines of the server's standard error as a suffix for an error. Empty if there
-    /// are none.
+    /// Returns the last lines of the server's standard error as a suffix for an error. Empty if
+    /// there are none.
     pub fn stderr_suffix(&self) -> String {
         self.process.as_ref().map(Process::stderr_suffix).unwrap_or_default()
     }
 
-    /// Closes the connection, and with it the standard input of a server process. If the process does
-    /// not exit within [`EXIT_TIMEOUT`], its supervisor ends it in the background.
+    /// Closes the connection, and with it the standard input of a server process. If the process
+    /// does not exit within [`EXIT_TIMEOUT`], its supervisor ends it in the background.
     pub async fn close(&self) {
         let _ = self.service.lock().await.close_with_timeout(SHORT_REQUEST_TIMEOUT).await;
         if let Some(process) = &self.process {
@@ -398,11 +416,12 @@ impl Process {
         Process { child: Arc::new(Mutex::new(child)), stderr }
     }
 
-    /// Describes the exit of a process that has closed its output, after waiting for the exit for up to
-    /// 2 s.
+    /// Describes the exit of a process that has closed its output, after waiting for the exit for
+    /// up to 2 s.
     async fn describe_exit(&self) -> String {
-        let ended =
-            tokio::time::timeout(Duration::from_secs(2), async { self.child.lock().await.wait().await });
+        let ended = tokio::time::timeout(Duration::from_secs(2), async {
+            self.child.lock().await.wait().await
+        });
         let ended = ended.await.ok().and_then(Result::ok);
         if ended.is_some() {
             // The last lines may still be in transit.

@@ -1,26 +1,26 @@
 //! Pending requests to a server, and normalization of its messages for the SDK.
 //!
-//! The SDK drops a message that does not match its types, and the request then waits until its timeout.
-//! The ledger therefore parses each message first, leniently (see [`lenient`]). A response that cannot
-//! be parsed becomes an error response to its request, with the reason. Results of `tools/call` pass
-//! through unchanged, because [`answer`](super::answer) accepts all formats. Tool descriptions are
-//! reduced to the fields that are used.
+//! The SDK drops a message that does not match its types, and the request then waits until its
+//! timeout. The ledger therefore parses each message first, leniently (see [`lenient`]). A response
+//! that cannot be parsed becomes an error response to its request, with the reason. Results of
+//! `tools/call` pass through unchanged, because [`answer`](super::answer) accepts all formats. Tool
+//! descriptions are reduced to the fields that are used.
 
 use std::collections::BTreeMap;
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use rmcp::model::{
-    CallToolResult, ClientJsonRpcMessage, ClientNotification, ClientRequest, DiscoverResult, ErrorCode,
-    ErrorData, InitializeResult, JsonRpcMessage, ListToolsResult, ProtocolVersion, RequestId,
-    ServerJsonRpcMessage, ServerResult,
+    CallToolResult, ClientJsonRpcMessage, ClientNotification, ClientRequest, DiscoverResult,
+    ErrorCode, ErrorData, InitializeResult, JsonRpcMessage, ListToolsResult, ProtocolVersion,
+    RequestId, ServerJsonRpcMessage, ServerResult,
 };
 use serde_json::{Map, Value, json};
 use tracing::{debug, warn};
 
 use super::lenient;
 
-/// Error code of a response that could not be parsed or did not arrive. No server sends it, because the
-/// codes of JSON-RPC and MCP are small.
+/// Error code of a response that could not be parsed or did not arrive. No server sends it, because
+/// the codes of JSON-RPC and MCP are small.
 pub(super) const UNREADABLE_RESPONSE: ErrorCode = ErrorCode(i32::MIN + 47);
 
 /// Key in `structuredContent` that holds the result of a call as the server sent it.
@@ -47,8 +47,8 @@ struct State {
     noise: Option<String>,
     /// Reason for waiting before a request is sent again.
     wait: Option<String>,
-    /// Defect of a message that may be the response to the pending request, such as a wrong id or text
-    /// around the JSON.
+    /// Defect of a message that may be the response to the pending request, such as a wrong id or
+    /// text around the JSON.
     doubt: Option<String>,
     list_changed: bool,
     has_ended: bool,
@@ -88,8 +88,8 @@ impl Ledger {
                     Method::Discover => state.discovery = Some(id),
                     Method::Initialize => {
                         (state.rejection, state.has_shaken_hands) = (None, true);
-                        // The SDK would accept a late response to `server/discover` as the response to
-                        // this request.
+                        // The SDK would accept a late response to `server/discover` as the response
+                        // to this request.
                         state.pending.retain(|_, method| *method != Method::Discover);
                     }
                     _ => {}
@@ -101,7 +101,8 @@ impl Ledger {
                 }
             }
             JsonRpcMessage::Notification(notification) => {
-                if let ClientNotification::CancelledNotification(cancelled) = &notification.notification
+                if let ClientNotification::CancelledNotification(cancelled) =
+                    &notification.notification
                     && let Some(RequestId::Number(id)) = cancelled.params.request_id
                 {
                     let mut state = self.state();
@@ -112,8 +113,8 @@ impl Ledger {
         }
     }
 
-    /// Returns whether a handshake was started. Then the server does not support the generation without
-    /// one.
+    /// Returns whether a handshake was started. Then the server does not support the generation
+    /// without one.
     pub fn has_shaken_hands(&self) -> bool {
         self.state().has_shaken_hands
     }
@@ -139,8 +140,8 @@ impl Ledger {
         self.state().wait = Some(why);
     }
 
-    /// Describes what the server did instead of answering, as a suffix for an error. Empty if nothing
-    /// is known.
+    /// Describes what the server did instead of answering, as a suffix for an error. Empty if
+    /// nothing is known.
     pub fn describe_activity(&self) -> String {
         let state = self.state();
         match (&state.wait, &state.noise) {
@@ -179,9 +180,10 @@ impl Ledger {
     /// whose HTTP response this is.
     pub fn read(&self, bytes: &[u8], request: Option<&RequestId>) -> Vec<ServerJsonRpcMessage> {
         match lenient::parse(bytes) {
-            Ok(Value::Array(messages)) => {
-                messages.into_iter().filter_map(|message| self.process_message(message, request)).collect()
-            }
+            Ok(Value::Array(messages)) => messages
+                .into_iter()
+                .filter_map(|message| self.process_message(message, request))
+                .collect(),
             Ok(message) => self.process_message(message, request).into_iter().collect(),
             Err(why) => match lenient::parse_concatenated(bytes) {
                 Some(messages) => messages
@@ -193,7 +195,8 @@ impl Ledger {
         }
     }
 
-    /// Completes a request without a readable response, and returns an error response with the reason.
+    /// Completes a request without a readable response, and returns an error response with the
+    /// reason.
     pub fn fail(&self, id: &RequestId, why: impl Into<String>) -> ServerJsonRpcMessage {
         let why = why.into();
         if let RequestId::Number(id) = id {
@@ -202,7 +205,10 @@ impl Ledger {
                 state.rejection = Some(why.clone());
             }
         }
-        ServerJsonRpcMessage::error(ErrorData::new(UNREADABLE_RESPONSE, why, None), Some(id.clone()))
+        ServerJsonRpcMessage::error(
+            ErrorData::new(UNREADABLE_RESPONSE, why, None),
+            Some(id.clone()),
+        )
     }
 
     /// Returns error responses to all requests to which an oversized line may belong.
@@ -216,13 +222,14 @@ impl Ledger {
         ids.into_iter().map(|id| self.fail(&RequestId::Number(id), why.as_str())).collect()
     }
 
-    /// Returns whether a defective message may be the response to the pending request. It counts as the
-    /// response if no further message follows.
+    /// Returns whether a defective message may be the response to the pending request. It counts as
+    /// the response if no further message follows.
     pub fn is_doubtful(&self) -> bool {
         self.state().doubt.is_some()
     }
 
-    /// Returns an error response to the pending request, if a defective message may be its response.
+    /// Returns an error response to the pending request, if a defective message may be its
+    /// response.
     pub fn fail_doubtful(&self) -> Option<ServerJsonRpcMessage> {
         let why = self.state().doubt.take()?;
         let id = self.only_pending()?;
@@ -237,8 +244,10 @@ impl Ledger {
     /// Returns the pending request with this id. Servers send ids as numbers or strings.
     fn pending_id(&self, id: &Value) -> Option<i64> {
         let to_integer = |id: f64| (id.fract() == 0.0).then_some(id as i64);
-        let id =
-            id.as_i64().or_else(|| to_integer(id.as_f64()?)).or_else(|| id.as_str()?.trim().parse().ok())?;
+        let id = id
+            .as_i64()
+            .or_else(|| to_integer(id.as_f64()?))
+            .or_else(|| id.as_str()?.trim().parse().ok())?;
         self.state().pending.contains_key(&id).then_some(id)
     }
 
@@ -249,14 +258,18 @@ impl Ledger {
         ids.next().copied().filter(|_| ids.next().is_none())
     }
 
-    /// Returns the only request to which a message without an id can respond: exactly one is pending,
-    /// and none was cancelled.
+    /// Returns the only request to which a message without an id can respond: exactly one is
+    /// pending, and none was cancelled.
     fn only_possible(&self) -> Option<i64> {
         self.only_pending().filter(|_| !self.state().has_cancelled)
     }
 
     /// Processes one message that is valid JSON.
-    fn process_message(&self, message: Value, request: Option<&RequestId>) -> Option<ServerJsonRpcMessage> {
+    fn process_message(
+        &self,
+        message: Value,
+        request: Option<&RequestId>,
+    ) -> Option<ServerJsonRpcMessage> {
         let Value::Object(mut fields) = message else {
             self.note_noise(&shorten(&message.to_string()));
             return None;
@@ -272,7 +285,9 @@ impl Ledger {
             let text = shorten(&Value::Object(fields).to_string());
             self.note_noise(&text);
             let id = self.pending_id(&id).filter(|_| request.is_none() && has_version)?;
-            return Some(self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")));
+            return Some(
+                self.fail(&RequestId::Number(id), format!("its answer has no result: {text}")),
+            );
         }
         // An error response to an unreadable request has no id, or an id of the server's own. A log
         // line of a process may look like it, but has no version.
@@ -287,12 +302,14 @@ impl Ledger {
                 debug!(%id, "an MCP server answered a request that awaits no response");
                 let mut state = self.state();
                 state.noise = Some(format!("a response to the id {id}"));
-                state.was_discovered_late |= !is_error && id.is_number() && id.as_i64() == state.discovery;
+                state.was_discovered_late |=
+                    !is_error && id.is_number() && id.as_i64() == state.discovery;
                 let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
                 if request.is_none() && has_version && !was_sent {
                     state.doubt = Some(match id.is_null() {
                         true => {
-                            "its answer has no id, and may be one to a request that was given up".to_owned()
+                            "its answer has no id, and may be one to a request that was given up"
+                                .to_owned()
                         }
                         false => format!("its answer has the id {id}, which no request had"),
                     });
@@ -320,14 +337,15 @@ impl Ledger {
         };
         Some(read.unwrap_or_else(|why| {
             if matches!(method, Method::Discover | Method::Initialize) {
-                self.state().rejection = Some(format!("its answer to the handshake is none: {why}"));
+                self.state().rejection =
+                    Some(format!("its answer to the handshake is none: {why}"));
             }
             self.fail(&id, format!("its answer cannot be read: {why}"))
         }))
     }
 
-    /// Parses a request or notification from the server. An unreadable request is replaced by one with
-    /// an unknown method, so that the server gets an error and does not wait.
+    /// Parses a request or notification from the server. An unreadable request is replaced by one
+    /// with an unknown method, so that the server gets an error and does not wait.
     fn read_server_message(&self, mut fields: Map<String, Value>) -> Option<ServerJsonRpcMessage> {
         if fields["method"] == "notifications/tools/list_changed" {
             self.note_list_changed();
@@ -335,15 +353,17 @@ impl Ledger {
         fields.insert("jsonrpc".into(), "2.0".into());
         let id = fields.get("id").filter(|id| !id.is_null()).cloned();
         let read = serde_json::from_value(Value::Object(fields));
-        let read =
-            read.inspect_err(|error| debug!(%error, "an MCP server sent a message that cannot be read"));
+        let read = read.inspect_err(
+            |error| debug!(%error, "an MCP server sent a message that cannot be read"),
+        );
         read.ok().or_else(|| {
             let unknown = json!({ "jsonrpc": "2.0", "id": id?, "method": "unreadable" });
             serde_json::from_value(unknown).ok()
         })
     }
 
-    /// Processes one message that is invalid JSON, and fails the request to which it responds, if any.
+    /// Processes one message that is invalid JSON, and fails the request to which it responds, if
+    /// any.
     fn process_invalid(
         &self,
         bytes: &[u8],
@@ -395,7 +415,9 @@ fn to_typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonR
             respond(ServerResult::CallToolResult(wrapped))
         }
         Method::ListTools => respond(ServerResult::ListToolsResult(to_list_result(result)?)),
-        Method::Initialize => respond(ServerResult::InitializeResult(to_initialize_result(result)?)),
+        Method::Initialize => {
+            respond(ServerResult::InitializeResult(to_initialize_result(result)?))
+        }
         // Any other response means that the server does not support the newer protocol generation.
         Method::Discover => match to_discover_result(result) {
             Ok(read) => respond(ServerResult::DiscoverResult(read)),
@@ -436,10 +458,11 @@ fn to_initialize_result(result: Value) -> Result<InitializeResult, String> {
     serde_json::from_value(minimal).map_err(|error| error.to_string())
 }
 
-/// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name is
-/// left out.
+/// Parses a list of tools. A tool without a usable schema takes no arguments. A tool without a name
+/// is left out.
 fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
-    let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take) else {
+    let Some(tools) = result.get_mut("tools").and_then(Value::as_array_mut).map(std::mem::take)
+    else {
         return Err("it has no list `tools`".into());
     };
     let mut kept = Vec::with_capacity(tools.len());
@@ -452,7 +475,10 @@ fn to_list_result(mut result: Value) -> Result<ListToolsResult, String> {
         let schema = match &tool["inputSchema"] {
             schema @ Value::Object(_) => schema.clone(),
             _ => {
-                warn!(tool = name, "a tool of an MCP server has no inputSchema, and takes no arguments");
+                warn!(
+                    tool = name,
+                    "a tool of an MCP server has no inputSchema, and takes no arguments"
+                );
                 json!({ "type": "object", "properties": {} })
             }
         };
@@ -472,27 +498,36 @@ fn error_data(error: Value) -> ErrorData {
         let text = error.as_str().map_or_else(|| error.to_string(), str::to_owned);
         return ErrorData::new(ErrorCode::INTERNAL_ERROR, text, None);
     };
-    let code = fields.get("code").and_then(|code| code.as_i64().or_else(|| code.as_str()?.parse().ok()));
+    let code =
+        fields.get("code").and_then(|code| code.as_i64().or_else(|| code.as_str()?.parse().ok()));
     let code = code.and_then(|code| i32::try_from(code).ok());
     let raw_message = fields.remove("message");
-    let has_message = raw_message.as_ref().is_some_and(|message| !message.is_null() && message != "");
+    let has_message =
+        raw_message.as_ref().is_some_and(|message| !message.is_null() && message != "");
     let message = match raw_message {
         Some(Value::String(message)) if !message.trim().is_empty() => message,
         Some(Value::Null | Value::String(_)) | None => {
-            format!("an error without a message, code {}", fields.get("code").unwrap_or(&Value::Null))
+            format!(
+                "an error without a message, code {}",
+                fields.get("code").unwrap_or(&Value::Null)
+            )
         }
         Some(message) => message.to_string(),
     };
     fields.remove("code");
     let data = fields.remove("data").filter(|data| !data.is_null());
     // Without a message, the remaining fields are the only information.
-    let data = data.or_else(|| (!has_message && !fields.is_empty()).then_some(Value::Object(fields)));
+    let data =
+        data.or_else(|| (!has_message && !fields.is_empty()).then_some(Value::Object(fields)));
     ErrorData::new(ErrorCode(code.unwrap_or(ErrorCode::INTERNAL_ERROR.0)), message, data)
 }
 
 /// Formats a JSON-RPC error: its message, and its data unless the message contains it.
 pub(super) fn error_text(error: &ErrorData) -> String {
-    let data = error.data.as_ref().map(|data| data.as_str().map_or_else(|| data.to_string(), str::to_owned));
+    let data = error
+        .data
+        .as_ref()
+        .map(|data| data.as_str().map_or_else(|| data.to_string(), str::to_owned));
     match data.filter(|data| !data.trim().is_empty() && !error.message.contains(data.as_str())) {
         Some(data) => format!("{} ({})", error.message, data.trim()),
         None => error.message.to_string(),

@@ -1,6 +1,6 @@
 use rmcp::model::{
-    CallToolRequest, CallToolRequestParams, DiscoverRequest, DiscoverRequestParams, InitializeRequest,
-    InitializeRequestParams, ListToolsRequest,
+    CallToolRequest, CallToolRequestParams, DiscoverRequest, DiscoverRequestParams,
+    InitializeRequest, InitializeRequestParams, ListToolsRequest,
 };
 
 use super::*;
@@ -31,7 +31,10 @@ fn read(ledger: &Ledger, text: &[u8], request: Option<i64>) -> Vec<(i64, Result<
             let ServerResult::CallToolResult(result) = response.result else {
                 panic!("{:?}", response.result)
             };
-            Some((number(&response.id), Ok(result.structured_content.unwrap()[RAW_RESULT_KEY].clone())))
+            Some((
+                number(&response.id),
+                Ok(result.structured_content.unwrap()[RAW_RESULT_KEY].clone()),
+            ))
         }
         JsonRpcMessage::Error(error) => {
             Some((number(error.id.as_ref().unwrap()), Err(error_text(&error.error))))
@@ -55,11 +58,16 @@ fn responses_are_accepted_in_all_formats() {
     ] {
         let ledger = ledger_with_calls(&[6, 7]);
         assert_eq!(read(&ledger, text.as_bytes(), None), [(7, Ok(result.clone()))], "{text}");
-        assert!(!ledger.is_pending(&RequestId::Number(7)) && ledger.is_pending(&RequestId::Number(6)));
+        assert!(
+            !ledger.is_pending(&RequestId::Number(7)) && ledger.is_pending(&RequestId::Number(6))
+        );
     }
     let found = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None);
     assert_eq!(found, [(7, Ok(json!("no id")))]);
-    assert_eq!(read(&ledger_with_calls(&[6, 7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None), []);
+    assert_eq!(
+        read(&ledger_with_calls(&[6, 7]), br#"{"jsonrpc":"2.0","result":"no id"}"#, None),
+        []
+    );
     let ledger = ledger_with_calls(&[1]);
     let two = r#"{"jsonrpc":"2.0","id":1,"result":"one"}"#;
     assert_eq!(read(&ledger, two.as_bytes(), None), [(1, Ok(json!("one")))]);
@@ -68,15 +76,20 @@ fn responses_are_accepted_in_all_formats() {
 
 #[test]
 fn unreadable_response_fails_request() {
-    let deep = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
-    let nested = format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(110), "]".repeat(110));
+    let deep =
+        format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
+    let nested =
+        format!(r#"{{"jsonrpc":"2.0","id":7,"result":{}1{}}}"#, "[".repeat(110), "]".repeat(110));
     for (text, why) in [
         (
             r#"{"jsonrpc":"2.0","id":7,"result":{"content":[{"#,
             "no JSON: EOF while parsing an object at column 46",
         ),
         (r#"{"jsonrpc":"2.0","id":7,"result":{"a":Nope}}"#, "no JSON: expected value at column 39"),
-        (r#"{"result":{"id":6,"a":},"jsonrpc":"2.0","id":7}"#, "no JSON: expected value at column 23"),
+        (
+            r#"{"result":{"id":6,"a":},"jsonrpc":"2.0","id":7}"#,
+            "no JSON: expected value at column 23",
+        ),
         (deep.as_str(), "no JSON: recursion limit exceeded"),
         (nested.as_str(), "nested 110 deep"),
     ] {
@@ -87,7 +100,8 @@ fn unreadable_response_fails_request() {
     }
     let spread = "{\n  \"jsonrpc\": \"2.0\",\n  \"id\": 7,\n  \"result\": {}\n}";
     let ledger = ledger_with_calls(&[7]);
-    let found: Vec<_> = spread.lines().flat_map(|line| read(&ledger, line.as_bytes(), None)).collect();
+    let found: Vec<_> =
+        spread.lines().flat_map(|line| read(&ledger, line.as_bytes(), None)).collect();
     let [(7, Err(why))] = &found[..] else { panic!("{found:?}") };
     assert!(why.contains("each message must be one line"), "{why}");
 }
@@ -96,14 +110,23 @@ fn unreadable_response_fails_request() {
 fn errors_are_accepted_in_all_formats() {
     for (error, want) in [
         (r#"{"code":-1}"#, "an error without a message, code -1"),
-        (r#"{"code":-1,"message":null,"data":{"a":1}}"#, "an error without a message, code -1 ({\"a\":1})"),
+        (
+            r#"{"code":-1,"message":null,"data":{"a":1}}"#,
+            "an error without a message, code -1 ({\"a\":1})",
+        ),
         (r#""boom""#, "boom"),
         (r#"["a"]"#, "[\"a\"]"),
         (r#"{"message":{"text":"x"}}"#, "{\"text\":\"x\"}"),
-        (r#"{"detail":"no key"}"#, "an error without a message, code null ({\"detail\":\"no key\"})"),
+        (
+            r#"{"detail":"no key"}"#,
+            "an error without a message, code null ({\"detail\":\"no key\"})",
+        ),
         (r#"{"code":"-32602","message":"bad"}"#, "bad"),
         (r#"{"code":1e300,"message":"bad"}"#, "bad"),
-        (r#"{"code":-32000,"message":"Rate limit","data":{"retry":5}}"#, "Rate limit ({\"retry\":5})"),
+        (
+            r#"{"code":-32000,"message":"Rate limit","data":{"retry":5}}"#,
+            "Rate limit ({\"retry\":5})",
+        ),
         (r#"{"code":-32000,"message":"no city Rom","data":"Rom"}"#, "no city Rom"),
     ] {
         for id in ["7", "\"7\"", "null", "\"server-error\""] {
@@ -115,7 +138,10 @@ fn errors_are_accepted_in_all_formats() {
             );
         }
         let text = format!(r#"{{"error":{error}}}"#);
-        assert_eq!(read(&ledger_with_calls(&[6, 7]), text.as_bytes(), Some(7)), [(7, Err(want.to_owned()))]);
+        assert_eq!(
+            read(&ledger_with_calls(&[6, 7]), text.as_bytes(), Some(7)),
+            [(7, Err(want.to_owned()))]
+        );
     }
 }
 
@@ -149,10 +175,19 @@ fn noise_does_not_answer_pending_request() {
 #[test]
 fn doubtful_response_fails_only_pending_request() {
     for (text, why) in [
-        (r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#, "its answer has the id 9999, which no request had"),
+        (
+            r#"{"jsonrpc":"2.0","id":9999,"result":{}}"#,
+            "its answer has the id 9999, which no request had",
+        ),
         (r#"{"jsonrpc":"2.0","id":"abc","result":{}}"#, "its answer has the id \"abc\""),
-        (r#"answering: {"jsonrpc":"2.0","id":7,"result":{}}"#, "its answer is no JSON: expected value"),
-        ("{'jsonrpc': '2.0', 'id': 7, 'result': {}}", "its answer is no JSON: key must be a string"),
+        (
+            r#"answering: {"jsonrpc":"2.0","id":7,"result":{}}"#,
+            "its answer is no JSON: expected value",
+        ),
+        (
+            "{'jsonrpc': '2.0', 'id': 7, 'result': {}}",
+            "its answer is no JSON: key must be a string",
+        ),
         ("{\0\"\0j\0s\0o\0n\0r\0p\0c\0\"\0:\0", "its answer is no JSON"),
     ] {
         let ledger = ledger_with_calls(&[7]);
@@ -165,10 +200,17 @@ fn doubtful_response_fails_only_pending_request() {
         let ledger = ledger_with_calls(&[7]);
         read(&ledger, text.as_bytes(), None);
         let responses = read(&ledger, br#"{"jsonrpc":"2.0","id":7,"result":"late"}"#, None);
-        assert_eq!((responses, ledger.is_doubtful()), (vec![(7, Ok(json!("late")))], false), "{text}");
+        assert_eq!(
+            (responses, ledger.is_doubtful()),
+            (vec![(7, Ok(json!("late")))], false),
+            "{text}"
+        );
         let ledger = ledger_with_calls(&[6, 7]);
         read(&ledger, text.as_bytes(), None);
-        assert!(ledger.fail_doubtful().is_none(), "of two requests neither is known to be meant: {text}");
+        assert!(
+            ledger.fail_doubtful().is_none(),
+            "of two requests neither is known to be meant: {text}"
+        );
     }
     for text in [
         r#"{"jsonrpc":"2.0","id":6,"result":{}}"#,
@@ -182,8 +224,11 @@ fn doubtful_response_fails_only_pending_request() {
     let empty = read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7}"#, None);
     let [(7, Err(why))] = &empty[..] else { panic!("{empty:?}") };
     assert!(why.contains("its answer has no result"), "{why}");
-    let echoed =
-        read(&ledger_with_calls(&[7]), br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#, None);
+    let echoed = read(
+        &ledger_with_calls(&[7]),
+        br#"{"jsonrpc":"2.0","id":7,"method":"tools/call","result":1}"#,
+        None,
+    );
     assert_eq!(echoed, [(7, Ok(json!(1)))]);
 }
 
@@ -208,7 +253,9 @@ fn tools_without_schema_take_no_arguments() {
         { "name": "d", "inputSchema": "text" },
     ]);
     let text = json!({ "id": 3, "result": { "tools": tools, "nextCursor": 2 } }).to_string();
-    let [JsonRpcMessage::Response(response)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
+    let [JsonRpcMessage::Response(response)] = &ledger.read(text.as_bytes(), None)[..] else {
+        panic!()
+    };
     let ServerResult::ListToolsResult(list) = &response.result else { panic!() };
     let seen: Vec<(&str, Option<&str>, usize)> = list
         .tools
@@ -223,7 +270,9 @@ fn tools_without_schema_take_no_arguments() {
     for result in ["{}", "null", "[]", "\"a\"", "5", r#"{"tools":{"a":{}}}"#, r#"{"tools":null}"#] {
         register(&ledger, ClientRequest::ListToolsRequest(ListToolsRequest::default()), 4);
         let text = format!(r#"{{"jsonrpc":"2.0","id":4,"result":{result}}}"#);
-        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
+        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else {
+            panic!()
+        };
         assert!(error.error.message.contains("no list `tools`"), "{result}: {error:?}");
     }
 }
@@ -239,7 +288,8 @@ fn message_without_id_is_ignored_if_ambiguous() {
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
         assert!(ledger.fail_doubtful().is_none(), "{text}");
         // The response to a cancelled request may arrive late.
-        let cancellation = rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
+        let cancellation =
+            rmcp::model::CancelledNotificationParam::new(Some(RequestId::Number(6)), None);
         let cancellation = rmcp::model::CancelledNotification::new(cancellation);
         ledger.register(&ClientJsonRpcMessage::notification(cancellation.into()));
         assert_eq!(read(&ledger, text.as_bytes(), None), [], "{text}");
@@ -261,7 +311,11 @@ fn unreadable_server_request_gets_unknown_method() {
             JsonRpcMessage::Request(request) => Some(request.id.clone()),
             _ => None,
         });
-        assert_eq!(ids.collect::<Vec<_>>(), Vec::from_iter(id.map(RequestId::Number)), "{text}: {read:?}");
+        assert_eq!(
+            ids.collect::<Vec<_>>(),
+            Vec::from_iter(id.map(RequestId::Number)),
+            "{text}: {read:?}"
+        );
     }
 }
 
@@ -274,8 +328,14 @@ fn discovery_of_unsupported_version_leads_to_handshake() {
         let text = format!(
             r#"{{"jsonrpc":"2.0","id":0,"result":{{"supportedVersions":{versions},"capabilities":{{}},"serverInfo":{{"name":"s","version":"1"}},"resultType":"complete","ttlMs":0,"cacheScope":"private"}}}}"#
         );
-        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else { panic!() };
-        assert_eq!((error.error.code, ledger.rejection()), (ErrorCode::METHOD_NOT_FOUND, None), "{versions}");
+        let [JsonRpcMessage::Error(error)] = &ledger.read(text.as_bytes(), None)[..] else {
+            panic!()
+        };
+        assert_eq!(
+            (error.error.code, ledger.rejection()),
+            (ErrorCode::METHOD_NOT_FOUND, None),
+            "{versions}"
+        );
     }
 }
 
@@ -287,7 +347,10 @@ fn instead_describes_noise_and_waits_since_call() {
     register(&ledger, ClientRequest::CallToolRequest(call), 7);
     assert_eq!(ledger.describe_activity(), "");
     ledger.read(b"ValueError: it broke\n", None);
-    assert_eq!(ledger.describe_activity(), "; what it sent last is no answer: \"ValueError: it broke\"");
+    assert_eq!(
+        ledger.describe_activity(),
+        "; what it sent last is no answer: \"ValueError: it broke\""
+    );
     ledger.note_wait("it answers HTTP 503".into());
     assert_eq!(ledger.describe_activity(), "; it answers HTTP 503");
 }
@@ -295,8 +358,10 @@ fn instead_describes_noise_and_waits_since_call() {
 #[test]
 fn rejected_handshake_keeps_reason() {
     let initialize = || {
-        let params =
-            InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
+        let params = InitializeRequestParams::new(
+            Default::default(),
+            rmcp::model::Implementation::new("x", "1"),
+        );
         ClientRequest::InitializeRequest(InitializeRequest::new(params))
     };
     for (answer, want) in [
@@ -306,14 +371,19 @@ fn rejected_handshake_keeps_reason() {
         ),
         (r#"{"id":2,"result":{"capabilities":{}}}"#, Some("it has no `protocolVersion`")),
         (r#"{"jsonrpc":"2.0","id":2,"result":"#, Some("its answer is no JSON")),
-        (r#"{"id":2,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":true}}}"#, None),
+        (
+            r#"{"id":2,"result":{"protocolVersion":"2025-06-18","capabilities":{"tools":true}}}"#,
+            None,
+        ),
         (r#"{"id":2,"result":{"protocolVersion":"2025-06-18"}}"#, None),
     ] {
         let ledger = Ledger::default();
         register(&ledger, initialize(), 2);
         let read = ledger.read(answer.as_bytes(), None);
         match want {
-            Some(want) => assert!(ledger.rejection().unwrap().contains(want), "{:?}", ledger.rejection()),
+            Some(want) => {
+                assert!(ledger.rejection().unwrap().contains(want), "{:?}", ledger.rejection())
+            }
             None => assert!(matches!(read[..], [JsonRpcMessage::Response(_)]), "{read:?}"),
         }
         register(&ledger, initialize(), 3);
@@ -323,15 +393,23 @@ fn rejected_handshake_keeps_reason() {
 
 #[test]
 fn late_discovery_does_not_answer_handshake() {
-    let discovery = || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
-    let params = InitializeRequestParams::new(Default::default(), rmcp::model::Implementation::new("x", "1"));
+    let discovery =
+        || ClientRequest::DiscoverRequest(DiscoverRequest::new(DiscoverRequestParams {}));
+    let params = InitializeRequestParams::new(
+        Default::default(),
+        rmcp::model::Implementation::new("x", "1"),
+    );
     for (late, is_newer) in [
         (r#"{"jsonrpc":"2.0","id":0,"result":{"supportedVersions":["2026-07-28"]}}"#, true),
         (r#"{"jsonrpc":"2.0","id":0,"error":{"code":-32601,"message":"no such method"}}"#, false),
     ] {
         let ledger = Ledger::default();
         register(&ledger, discovery(), 0);
-        register(&ledger, ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())), 1);
+        register(
+            &ledger,
+            ClientRequest::InitializeRequest(InitializeRequest::new(params.clone())),
+            1,
+        );
         assert!(ledger.read(late.as_bytes(), None).is_empty());
         assert!(ledger.is_pending(&RequestId::Number(1)) && !ledger.is_doubtful());
         assert_eq!(ledger.was_discovered_late(), is_newer);

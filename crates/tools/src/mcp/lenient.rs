@@ -1,9 +1,9 @@
 //! A lenient JSON parser for the deviations that servers print.
 //!
-//! Python's `json.dumps` writes `NaN`, `Infinity` and lone surrogates. A server may also print bytes
-//! that are not UTF-8, or control characters within a string. The parser accepts such messages: a lone
-//! surrogate or an invalid byte becomes U+FFFD, a number that JSON does not have becomes `null`, and a
-//! control character is preserved. All other invalid JSON is an error.
+//! Python's `json.dumps` writes `NaN`, `Infinity` and lone surrogates. A server may also print
+//! bytes that are not UTF-8, or control characters within a string. The parser accepts such
+//! messages: a lone surrogate or an invalid byte becomes U+FFFD, a number that JSON does not have
+//! becomes `null`, and a control character is preserved. All other invalid JSON is an error.
 
 use std::borrow::Cow;
 
@@ -40,7 +40,10 @@ pub(super) fn trim_whitespace(text: &str) -> &str {
 /// anything else.
 pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
     let values = serde_json::Deserializer::from_slice(bytes).into_iter::<Value>();
-    values.collect::<Result<Vec<Value>, _>>().ok().filter(|values| values.iter().all(Value::is_object))
+    values
+        .collect::<Result<Vec<Value>, _>>()
+        .ok()
+        .filter(|values| values.iter().all(Value::is_object))
 }
 
 /// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
@@ -57,14 +60,16 @@ fn repair(text: &str) -> Cow<'_, str> {
         let rest = &text.as_bytes()[at..];
         match bytes[at] {
             b'"' => (is_string, at) = (!is_string, at + 1),
-            b'\\' if is_string => match (surrogate(rest), surrogate(rest.get(6..).unwrap_or_default())) {
-                (Some(0xD800..0xDC00), Some(0xDC00..0xE000)) => at += 12,
-                (Some(_), _) => {
-                    replace(at..at + 6, "\\ufffd");
-                    at += 6;
+            b'\\' if is_string => {
+                match (surrogate(rest), surrogate(rest.get(6..).unwrap_or_default())) {
+                    (Some(0xD800..0xDC00), Some(0xDC00..0xE000)) => at += 12,
+                    (Some(_), _) => {
+                        replace(at..at + 6, "\\ufffd");
+                        at += 6;
+                    }
+                    (None, _) => at += 2,
                 }
-                (None, _) => at += 2,
-            },
+            }
             control @ 0..0x20 if is_string => {
                 replace(at..at + 1, &format!("\\u{control:04x}"));
                 at += 1;
@@ -114,7 +119,10 @@ pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
             }
             b',' => key = None,
             b'-' | b'0'..=b'9' if key == Some(&b"id"[..]) && depth == 1 => {
-                let digits = bytes[at..].iter().take_while(|byte| matches!(byte, b'-' | b'0'..=b'9')).count();
+                let digits = bytes[at..]
+                    .iter()
+                    .take_while(|byte| matches!(byte, b'-' | b'0'..=b'9'))
+                    .count();
                 return serde_json::from_slice(&bytes[at..at + digits]).ok();
             }
             _ => {}
@@ -146,7 +154,10 @@ mod tests {
     #[test]
     fn parse_repairs_python_numbers_surrogates_and_bytes() {
         for (text, want) in [
-            (&br#"{"a":NaN,"b":[Infinity,-Infinity,-1]}"#[..], json!({ "a": null, "b": [null, null, -1] })),
+            (
+                &br#"{"a":NaN,"b":[Infinity,-Infinity,-1]}"#[..],
+                json!({ "a": null, "b": [null, null, -1] }),
+            ),
             (br#"{"a":"NaN, -Infinity"}"#, json!({ "a": "NaN, -Infinity" })),
             (
                 br#"["\ud83d half","\udE00","\ud83d\ude00","\\ud83d"]"#,

@@ -29,8 +29,8 @@ const LINES: usize = 256;
 /// Transport over the standard streams of a server.
 pub(super) struct Lines {
     stdout: BufReader<ChildStdout>,
-    /// Bytes of the current line. If [`Transport::receive`] is cancelled, the next call continues with
-    /// them.
+    /// Bytes of the current line. If [`Transport::receive`] is cancelled, the next call continues
+    /// with them.
     line: Vec<u8>,
     /// Whether the rest of the current line is dropped, because the line is too long.
     is_oversized: bool,
@@ -44,8 +44,14 @@ pub(super) struct Lines {
 }
 
 impl Lines {
-    /// Creates a transport over the streams of a process. Lines of more than `max_bytes` are rejected.
-    pub fn new(stdout: ChildStdout, stdin: ChildStdin, max_bytes: usize, ledger: Arc<Ledger>) -> Self {
+    /// Creates a transport over the streams of a process. Lines of more than `max_bytes` are
+    /// rejected.
+    pub fn new(
+        stdout: ChildStdout,
+        stdin: ChildStdin,
+        max_bytes: usize,
+        ledger: Arc<Ledger>,
+    ) -> Self {
         Lines {
             stdout: BufReader::with_capacity(64 << 10, stdout),
             line: Vec::new(),
@@ -117,7 +123,9 @@ impl Transport<RoleClient> for Lines {
                 true => match timeout(LINE_END_TIMEOUT, self.stdout.fill_buf()).await {
                     Ok(available) => available,
                     // A complete message needs no line break.
-                    Err(_) if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) => {
+                    Err(_)
+                        if lenient::parse(&self.line).is_ok_and(|message| message.is_object()) =>
+                    {
                         self.received.extend(self.ledger.read(&self.line, None));
                         self.line.clear();
                         continue;

@@ -44,7 +44,10 @@ async fn session_calls_tools_of_server() {
     assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("2"));
     let echoed = call_tool(s, "echo", json!({"length": 7})).await.read();
     assert_eq!(echoed, "[{\"length\": 7}, null, null]");
-    assert_eq!(call_tool(s, "fails", json!({})).await, ToolOutput::error(CallError::Failed, "no such file"));
+    assert_eq!(
+        call_tool(s, "fails", json!({})).await,
+        ToolOutput::error(CallError::Failed, "no such file")
+    );
     let image = call_tool(s, "image", json!({})).await.read();
     assert_eq!(image, "[a part of type \"image\", which cannot be shown]\na cat");
     assert_eq!(call_tool(s, "structured", json!({})).await.read(), "{\"sum\":3}");
@@ -73,7 +76,11 @@ async fn exited_server_is_restarted_and_reported() {
     assert!(stderr_text.contains("code 3") && stderr_text.contains("out of luck"), "{stderr_text}");
     let next = call_tool(s, "count", json!({})).await;
     assert_eq!((next.error, next.metrics.get("restarts")), (None, Some(&1.0)));
-    assert!(next.read().starts_with("[the server of this tool was started anew"), "{}", next.read());
+    assert!(
+        next.read().starts_with("[the server of this tool was started anew"),
+        "{}",
+        next.read()
+    );
     assert!(next.read().ends_with("\n1"), "{}", next.read());
     assert_eq!(call_tool(s, "count", json!({})).await, ToolOutput::text("2"), "it is told once");
     session.close().await.unwrap();
@@ -85,8 +92,11 @@ async fn hanging_call_does_not_affect_next_call() {
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(8)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
-        let call =
-            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let call = levade_text::ToolCall {
+            id: String::new(),
+            name: name.into(),
+            arguments: Map::new().into(),
+        };
         levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
     let late = open.execute_calls(&call("hangs"), true).await;
@@ -101,19 +111,29 @@ async fn hanging_call_does_not_affect_next_call() {
 async fn unreadable_response_fails_call_immediately() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
     for (line, why) in [
-        (r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#, "its answer is no JSON: EOF"),
+        (
+            r#"{"jsonrpc":"2.0","id":ID,"result":{"content":[{"type":"text"#,
+            "its answer is no JSON: EOF",
+        ),
         (
             r#"{"jsonrpc":"2.0","id":ID,"result":{"a":undefined}}"#,
             "its answer is no JSON: expected value at column",
         ),
         (r#"{"jsonrpc":"2.0","id":ID,"error":{"code":-1}}"#, "an error without a message, code -1"),
         (r#"{"jsonrpc":"2.0","id":ID,"error":"boom"}"#, "boom"),
-        (r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#, "Parse error"),
+        (
+            r#"{"jsonrpc":"2.0","id":null,"error":{"code":-32700,"message":"Parse error"}}"#,
+            "Parse error",
+        ),
     ] {
         let output = call_tool(&*session, "odd", json!({ "line": line })).await;
         assert!(output.is_error() && output.read().contains(why), "{line}: {output:?}");
     }
-    let deep = format!(r#"{{"jsonrpc":"2.0","id":ID,"result":{}1{}}}"#, "[".repeat(3000), "]".repeat(3000));
+    let deep = format!(
+        r#"{{"jsonrpc":"2.0","id":ID,"result":{}1{}}}"#,
+        "[".repeat(3000),
+        "]".repeat(3000)
+    );
     let output = call_tool(&*session, "odd", json!({ "line": deep })).await;
     assert_eq!(output.error, Some(CallError::Unavailable));
     assert!(output.read().contains("recursion limit exceeded"), "{output:?}");
@@ -146,7 +166,8 @@ async fn unreadable_response_fails_call_immediately() {
 #[tokio::test]
 async fn message_split_by_pause_is_accepted() {
     let mut session = mcp(bad()).open(&context("a")).await.unwrap();
-    let parts = json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
+    let parts =
+        json!({ "start": r#"{"jsonrpc":"2.0","#, "line": r#""id":ID,"result":"two parts"}"# });
     assert_eq!(call_tool(&*session, "odd", parts).await, ToolOutput::text("two parts"));
     session.close().await.unwrap();
 }
@@ -157,15 +178,20 @@ async fn announced_tool_can_be_called_in_same_attempt() {
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     let call = |name: &str| {
-        let call =
-            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let call = levade_text::ToolCall {
+            id: String::new(),
+            name: name.into(),
+            arguments: Map::new().into(),
+        };
         levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() }
     };
     let unknown = open.execute_calls(&call("grown"), true).await;
     assert_eq!(unknown[0].kind, ObservationKind::UnknownTool);
     let grows = open.execute_calls(&call("grows"), true).await;
     assert!(
-        grows[0].text.starts_with("grown is there\n[The tools have changed. New: {\"name\":\"grown\""),
+        grows[0]
+            .text
+            .starts_with("grown is there\n[The tools have changed. New: {\"name\":\"grown\""),
         "{grows:?}"
     );
     assert!(!grows[0].text.contains("dies"), "{grows:?}");
@@ -185,8 +211,11 @@ async fn call_returns_without_missing_tool_list() {
     let set = ToolSet::new(vec![toolbox], Duration::from_secs(30)).unwrap();
     let mut open = set.open(&context("a")).await.unwrap();
     for (name, text) in [("grows", "grown is there"), ("count", "1")] {
-        let call =
-            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: Map::new().into() };
+        let call = levade_text::ToolCall {
+            id: String::new(),
+            name: name.into(),
+            arguments: Map::new().into(),
+        };
         let parsed = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
         let output = open.execute_calls(&parsed, true).await;
         assert_eq!((output[0].kind, output[0].text.as_str()), (ObservationKind::Ok, text));
@@ -202,13 +231,20 @@ async fn progress_extends_timeout_up_to_limit() {
     let mut open = set.open(&context("a")).await.unwrap();
     let mut works = async |name: &str, steps: u32| {
         let arguments = json!({ "length": steps }).as_object().unwrap().clone();
-        let call =
-            levade_text::ToolCall { id: String::new(), name: name.into(), arguments: arguments.into() };
+        let call = levade_text::ToolCall {
+            id: String::new(),
+            name: name.into(),
+            arguments: arguments.into(),
+        };
         let parsed = levade_text::ParsedCompletion { calls: vec![Ok(call)], ..Default::default() };
         open.execute_calls(&parsed, true).await.remove(0)
     };
     let done = works("works", 13).await;
-    assert_eq!((done.kind, done.text.as_str()), (ObservationKind::Ok, "done"), "longer than it may be idle");
+    assert_eq!(
+        (done.kind, done.text.as_str()),
+        (ObservationKind::Ok, "done"),
+        "longer than it may be idle"
+    );
     let endless = works("works", 1000).await;
     assert_eq!(endless.kind, ObservationKind::Timeout, "{endless:?}");
     assert!(endless.text.contains("did not answer within 9s"), "{endless:?}");
@@ -222,8 +258,10 @@ async fn progress_extends_timeout_up_to_limit() {
 
 #[tokio::test]
 async fn tools_are_renamed_for_agents() {
-    let names =
-        BTreeMap::from([("echo".to_owned(), "say".to_owned()), ("count".to_owned(), "echo".to_owned())]);
+    let names = BTreeMap::from([
+        ("echo".to_owned(), "say".to_owned()),
+        ("count".to_owned(), "echo".to_owned()),
+    ]);
     let allow = vec!["echo".into(), "count".into()];
     let renamed = mcp(McpKeys { rename: names, allow, ..bad() });
     let mut session = renamed.clone().open(&context("a")).await.unwrap();
@@ -233,28 +271,40 @@ async fn tools_are_renamed_for_agents() {
     assert_eq!(call_tool(&*session, "say", json!({})).await.read(), "[{}, null, null]");
     session.close().await.unwrap();
     let clash = BTreeMap::from([("echo".to_owned(), "count".to_owned())]);
-    let error = mcp(McpKeys { rename: clash, ..bad() }).open(&context("a")).await.err().unwrap().to_string();
+    let error = mcp(McpKeys { rename: clash, ..bad() })
+        .open(&context("a"))
+        .await
+        .err()
+        .unwrap()
+        .to_string();
     assert!(
         error.contains("two of its tools would be named \"count\"") && error.contains("rename"),
         "{error}"
     );
     let missing = BTreeMap::from([("ecko".to_owned(), "x".to_owned())]);
-    let error =
-        mcp(McpKeys { rename: missing, ..bad() }).open(&context("a")).await.err().unwrap().to_string();
+    let error = mcp(McpKeys { rename: missing, ..bad() })
+        .open(&context("a"))
+        .await
+        .err()
+        .unwrap()
+        .to_string();
     assert!(error.contains("it has no tool \"ecko\""), "{error}");
 }
 
 #[tokio::test]
 async fn attempts_share_server_only_if_configured() {
     let own = mcp(bad());
-    let (mut a, mut b) = (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
+    let (mut a, mut b) =
+        (own.open(&context("a")).await.unwrap(), own.open(&context("a")).await.unwrap());
     assert_eq!(call_tool(&*a, "count", json!({})).await.read(), "1");
     assert_eq!(call_tool(&*b, "count", json!({})).await.read(), "1");
     a.close().await.unwrap();
     b.close().await.unwrap();
     let shared_mcp = mcp(McpKeys { shared: true, ..bad() });
-    let (mut a, mut b) =
-        (shared_mcp.open(&context("a")).await.unwrap(), shared_mcp.open(&context("a")).await.unwrap());
+    let (mut a, mut b) = (
+        shared_mcp.open(&context("a")).await.unwrap(),
+        shared_mcp.open(&context("a")).await.unwrap(),
+    );
     assert_eq!(call_tool(&*a, "count", json!({})).await.read(), "1");
     assert_eq!(call_tool(&*b, "count", json!({})).await.read(), "2");
     a.close().await.unwrap();
@@ -266,11 +316,14 @@ async fn attempts_share_server_only_if_configured() {
 
 #[tokio::test]
 async fn tools_are_allowed_and_denied_by_name() {
-    let names = |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
+    let names =
+        |session: Box<dyn Session>| session.specs().into_iter().map(|s| s.name).collect::<Vec<_>>();
     let some = McpKeys { allow: vec!["echo".into(), "count".into()], ..bad() };
     assert_eq!(names(mcp(some.clone()).open(&context("a")).await.unwrap()), ["count", "echo"]);
     assert_eq!(
-        names(mcp(McpKeys { deny: vec!["echo".into()], ..some }).open(&context("a")).await.unwrap()),
+        names(
+            mcp(McpKeys { deny: vec!["echo".into()], ..some }).open(&context("a")).await.unwrap()
+        ),
         ["count"]
     );
     let none = mcp(McpKeys { allow: vec!["ecko".into()], ..bad() });
@@ -287,10 +340,18 @@ async fn open_explains_failed_start() {
     let error = open("import nothing_of_this_name").await;
     assert!(error.contains("code 1") && error.contains("ModuleNotFoundError"), "{error}");
     let error = open("import sys; sys.stdin.readline(); print('hello')").await;
-    assert!(error.contains("tool \"tests\" could not be opened") && error.contains("hello"), "{error}");
-    let error =
-        open("import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)").await;
-    assert!(error.contains("code 4") && error.contains("step 30\n") && !error.contains("step 29"), "{error}");
+    assert!(
+        error.contains("tool \"tests\" could not be opened") && error.contains("hello"),
+        "{error}"
+    );
+    let error = open(
+        "import sys\nfor line in range(40): print('step', line, file=sys.stderr)\nsys.exit(4)",
+    )
+    .await;
+    assert!(
+        error.contains("code 4") && error.contains("step 30\n") && !error.contains("step 29"),
+        "{error}"
+    );
     let rejecting_script = "
 import json, sys
 for line in sys.stdin:
@@ -298,7 +359,10 @@ for line in sys.stdin:
     print(json.dumps({'jsonrpc': '2.0', 'id': json.loads(line).get('id'), 'error': error}), flush=True)
 ";
     let error = open(rejecting_script).await;
-    assert!(error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"), "{error}");
+    assert!(
+        error.contains("Unsupported protocol version ({\"supported\":[\"2024-11-05\"]})"),
+        "{error}"
+    );
     assert!(!error.contains("signal") && !error.contains("::"), "{error}");
 }
 
@@ -321,7 +385,9 @@ time.sleep(60)
 ",
     )
     .await;
-    for part in ["not ready within 3s", "no answer: \"listening\"", "it printed: waiting for the database"] {
+    for part in
+        ["not ready within 3s", "no answer: \"listening\"", "it printed: waiting for the database"]
+    {
         assert!(error.contains(part), "{part}: {error}");
     }
     let error = late(

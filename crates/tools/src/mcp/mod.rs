@@ -7,13 +7,14 @@
 //! 2025-11-25) and without one (2026-07-28).
 //!
 //! # Guarantees
-//! - **Invalid responses fail fast.** Anything that a server sends instead of a response, and any HTTP
-//!   error status, ends the call at once with the reason. Only silence lasts until the timeout.
-//! - **Faults stay within one call.** If a server exits, hangs, floods or sends garbage, the current
-//!   call fails. The next call restarts the server if necessary and tells the model that the server's
-//!   state is lost.
-//! - **Isolation.** A server gets only the usual and the named environment variables. It provides tools
-//!   only: it cannot send requests to the model.
+//! - **Invalid responses fail fast.** Anything that a server sends instead of a response, and any
+//!   HTTP error status, ends the call at once with the reason. Only silence lasts until the
+//!   timeout.
+//! - **Faults stay within one call.** If a server exits, hangs, floods or sends garbage, the
+//!   current call fails. The next call restarts the server if necessary and tells the model that
+//!   the server's state is lost.
+//! - **Isolation.** A server gets only the usual and the named environment variables. It provides
+//!   tools only: it cannot send requests to the model.
 
 mod call_result;
 mod connection;
@@ -40,7 +41,9 @@ use serde_json::{Map, Value};
 use tokio::sync::Mutex;
 
 use super::web::Services;
-use super::{MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+use super::{
+    MAX_SECONDS, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+};
 use connection::Connection;
 
 /// Maximum size of a message from a server, in bytes.
@@ -75,8 +78,8 @@ pub struct McpKeys {
     pub deny: Vec<String>,
     /// Names of tools for agents, by the server's names.
     pub rename: BTreeMap<String, String>,
-    /// Timeout for a call that reports progress, in seconds. The timeout `seconds` then applies to the
-    /// time since the last report. `None` means that progress does not extend a call.
+    /// Timeout for a call that reports progress, in seconds. The timeout `seconds` then applies to
+    /// the time since the last report. `None` means that progress does not extend a call.
     pub progress_seconds: Option<f64>,
     /// Whether all attempts share one connection, and thus one process. Only for stateless servers.
     pub shared: bool,
@@ -94,12 +97,18 @@ impl ToolOptions for McpKeys {
         if let Some(seconds) =
             self.progress_seconds.filter(|seconds| !(*seconds > 0.0 && *seconds <= MAX_SECONDS))
         {
-            let why = format!("progress_seconds = {seconds}, but it must be in 0..={MAX_SECONDS:e}, not 0");
+            let why = format!(
+                "progress_seconds = {seconds}, but it must be in 0..={MAX_SECONDS:e}, not 0"
+            );
             return Err(why.into());
         }
         let why = match (self.command.is_empty(), self.url.is_empty()) {
-            (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => return Ok(()),
-            (false, true) => "key_env and headers_env are for a url; a command gets keys by environment",
+            (false, true) if self.key_env.is_empty() && self.headers_env.is_empty() => {
+                return Ok(());
+            }
+            (false, true) => {
+                "key_env and headers_env are for a url; a command gets keys by environment"
+            }
             (true, false) => return Ok(Services::for_any_host().check(&self.url)?),
             _ => "give either command (a program) or url (streamable HTTP)",
         };
@@ -134,8 +143,8 @@ struct ProgressTimeout {
     total_timeout: Duration,
 }
 
-/// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or share
-/// one.
+/// A toolbox for a server of the Model Context Protocol. Attempts have separate connections, or
+/// share one.
 #[derive(Clone)]
 pub struct Mcp {
     name: String,
@@ -144,7 +153,8 @@ pub struct Mcp {
     progress_timeout: Option<ProgressTimeout>,
     shared_connection: Option<Arc<Mutex<Option<Arc<Connection>>>>>,
     wants_handshake: Arc<AtomicBool>,
-    /// Output and state of the server at the last opening that timed out, as a suffix for the error.
+    /// Output and state of the server at the last opening that timed out, as a suffix for the
+    /// error.
     late: Arc<std::sync::Mutex<String>>,
 }
 
@@ -153,8 +163,8 @@ impl Mcp {
     /// report; `None` means 60 seconds.
     ///
     /// # Errors
-    /// Returns an error if options are invalid or conflict, or if an environment variable with a key is
-    /// not set.
+    /// Returns an error if options are invalid or conflict, or if an environment variable with a
+    /// key is not set.
     pub fn new(
         name: impl Into<String>,
         keys: McpKeys,
@@ -171,7 +181,8 @@ impl Mcp {
             url => {
                 let services = Services::for_any_host();
                 let headers = services.headers(&keys.key_env, &keys.headers_env)?;
-                let headers = headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
+                let headers =
+                    headers.iter().map(|(name, value)| (name.clone(), value.clone())).collect();
                 McpServer::Address { url: url.to_owned(), headers, client: services.client()? }
             }
         };
@@ -191,8 +202,12 @@ impl Mcp {
         })
     }
 
-    /// Returns a working connection, and whether it replaces `last` because that connection has ended.
-    async fn connect(&self, last: Option<&Arc<Connection>>) -> Result<(Arc<Connection>, bool), String> {
+    /// Returns a working connection, and whether it replaces `last` because that connection has
+    /// ended.
+    async fn connect(
+        &self,
+        last: Option<&Arc<Connection>>,
+    ) -> Result<(Arc<Connection>, bool), String> {
         let Some(shared_connection) = &self.shared_connection else {
             return match last.filter(|last| !last.has_ended()) {
                 Some(last) => Ok((Arc::clone(last), false)),
@@ -200,7 +215,8 @@ impl Mcp {
             };
         };
         let mut shared_connection = shared_connection.lock().await;
-        let connection = match shared_connection.take().filter(|connection| !connection.has_ended()) {
+        let connection = match shared_connection.take().filter(|connection| !connection.has_ended())
+        {
             Some(connection) => connection,
             None => self.open_connection().await?,
         };
@@ -216,8 +232,8 @@ impl Mcp {
     /// Returns the tools for agents, with their names for agents.
     ///
     /// # Errors
-    /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools would
-    /// have the same name.
+    /// Returns an error if `allow`, `deny` or `rename` contains an unknown tool, or if two tools
+    /// would have the same name.
     fn offered_tools(&self, tools: &[ToolSpec]) -> Result<Vec<ToolSpec>, String> {
         let exists = |name: &&String| tools.iter().any(|tool| tool.name == **name);
         let named = self.keys.allow.iter().chain(&self.keys.deny).chain(self.keys.rename.keys());
@@ -242,7 +258,8 @@ impl Mcp {
     fn selected_tools<'a>(&'a self, tools: &'a [ToolSpec]) -> impl Iterator<Item = ToolSpec> + 'a {
         let McpKeys { allow, deny, rename, .. } = &self.keys;
         let is_allowed = |name: &String| allow.is_empty() || allow.contains(name);
-        let kept = tools.iter().filter(move |tool| is_allowed(&tool.name) && !deny.contains(&tool.name));
+        let kept =
+            tools.iter().filter(move |tool| is_allowed(&tool.name) && !deny.contains(&tool.name));
         kept.map(|tool| {
             let name = rename.get(&tool.name).unwrap_or(&tool.name).clone();
             ToolSpec { name, ..tool.clone() }
@@ -287,7 +304,9 @@ impl McpSession {
     async fn connection(&self) -> Result<(Arc<Connection>, Option<String>), String> {
         let mut current = self.connection.lock().await;
         let restart_reason = match current.as_ref() {
-            Some(current) if current.end_if_hung().await => Some("; it did not answer any more".to_owned()),
+            Some(current) if current.end_if_hung().await => {
+                Some("; it did not answer any more".to_owned())
+            }
             Some(current) if current.has_ended() => Some(current.stderr_suffix()),
             _ => None,
         };
@@ -308,7 +327,9 @@ impl Session for McpSession {
     }
 
     fn max_call_timeout(&self) -> Option<Duration> {
-        self.toolbox.progress_timeout.map(|progress_timeout| progress_timeout.total_timeout + DEADLINE_GRACE)
+        self.toolbox
+            .progress_timeout
+            .map(|progress_timeout| progress_timeout.total_timeout + DEADLINE_GRACE)
     }
 
     /// Returns true: responses are matched by their ids, and a server with state orders concurrent
@@ -337,8 +358,8 @@ impl Session for McpSession {
         output
     }
 
-    /// Describes the state of a call that timed out. A call that restarts the server holds the lock on
-    /// the connection; the state of the opening is then returned.
+    /// Describes the state of a call that timed out. A call that restarts the server holds the lock
+    /// on the connection; the state of the opening is then returned.
     fn timeout_detail(&self) -> String {
         let connection = self.connection.try_lock().ok().and_then(|connection| connection.clone());
         connection

@@ -11,7 +11,9 @@ use super::ledger::{Ledger, error_text};
 pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> String {
     let why = ledger.rejection().unwrap_or_else(|| initialize_reason(error));
     match ledger.noise().filter(|_| ledger.rejection().is_none()) {
-        Some(noise) => format!("{why}; the last text on its standard output is no message: {noise:?}"),
+        Some(noise) => {
+            format!("{why}; the last text on its standard output is no message: {noise:?}")
+        }
         None => why,
     }
 }
@@ -20,7 +22,8 @@ pub(super) fn start_reason(error: &ClientInitializeError, ledger: &Ledger) -> St
 pub(super) fn is_closed(error: &ClientInitializeError) -> bool {
     match error {
         ClientInitializeError::LegacyFallbackFailed { fallback, .. } => is_closed(fallback),
-        ClientInitializeError::ConnectionClosed(_) | ClientInitializeError::TransportError { .. } => true,
+        ClientInitializeError::ConnectionClosed(_)
+        | ClientInitializeError::TransportError { .. } => true,
         _ => false,
     }
 }
@@ -31,18 +34,28 @@ fn initialize_reason(error: &ClientInitializeError) -> String {
         ClientInitializeError::JsonRpcError(error) => error_text(error),
         ClientInitializeError::ConnectionClosed(_) => "it closed the connection".into(),
         ClientInitializeError::TransportError { error, .. } => transport_reason(error),
-        ClientInitializeError::ExpectedInitResponse(_) | ClientInitializeError::ExpectedInitResult(_) => {
+        ClientInitializeError::ExpectedInitResponse(_)
+        | ClientInitializeError::ExpectedInitResult(_) => {
             "its answer to the handshake is none of this protocol".into()
         }
         ClientInitializeError::ConflictInitResponseId(expected, got) => {
             format!("its answer to the handshake has the id {got}, and the request had {expected}")
         }
         ClientInitializeError::UncorrelatedErrorResponse { expected, received } => {
-            format!("its answer to the handshake has the id {received}, and the request had {expected}")
+            format!(
+                "its answer to the handshake has the id {received}, and the request had {expected}"
+            )
         }
-        ClientInitializeError::NoCompatibleProtocolVersion { client_supported, server_supported } => {
+        ClientInitializeError::NoCompatibleProtocolVersion {
+            client_supported,
+            server_supported,
+        } => {
             let all = |versions: &[rmcp::model::ProtocolVersion]| {
-                versions.iter().map(|version| version.as_str().to_owned()).collect::<Vec<_>>().join(", ")
+                versions
+                    .iter()
+                    .map(|version| version.as_str().to_owned())
+                    .collect::<Vec<_>>()
+                    .join(", ")
             };
             format!(
                 "it speaks the versions {} of the protocol, and none of {}",
@@ -79,8 +92,8 @@ fn transport_reason(error: &DynamicTransportError) -> String {
     }
 }
 
-/// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty if
-/// there are none.
+/// Returns the most informative lines of a server's standard error, as a suffix for a reason. Empty
+/// if there are none.
 pub(super) fn printed_suffix(stderr: &str) -> String {
     match &levade_process::explaining_lines(stderr)[..] {
         [] => String::new(),
@@ -103,7 +116,10 @@ mod tests {
         assert_eq!(printed_suffix("a\n\n"), "; it printed: a");
         assert_eq!(printed_suffix("a\nb\n"), "; it printed:\n  a\n  b");
         let long = printed_suffix(&numbered_lines(0, 50));
-        assert!(long.contains("step 49") && long.contains("step 40") && !long.contains("step 39"), "{long}");
+        assert!(
+            long.contains("step 49") && long.contains("step 40") && !long.contains("step 39"),
+            "{long}"
+        );
         assert!(printed_suffix(&"x".repeat(5000)).chars().count() < 400);
     }
 
@@ -114,10 +130,14 @@ mod tests {
             numbered_lines(0, 40)
         );
         let shown = printed_suffix(&text);
-        assert!(shown.contains("Could not locate the bindings file") && shown.contains("-> /b"), "{shown}");
+        assert!(
+            shown.contains("Could not locate the bindings file") && shown.contains("-> /b"),
+            "{shown}"
+        );
         assert!(shown.contains("Node.js v20") && !shown.contains("starting"), "{shown}");
         assert!(shown.lines().count() <= 13, "{shown}");
-        let shown = printed_suffix(&format!("Error: old\n{}Error: new\nbye\n", numbered_lines(0, 40)));
+        let shown =
+            printed_suffix(&format!("Error: old\n{}Error: new\nbye\n", numbered_lines(0, 40)));
         assert!(shown.contains("Error: new") && !shown.contains("Error: old"), "{shown}");
     }
 }

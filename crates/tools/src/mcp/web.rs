@@ -11,7 +11,8 @@ use futures_util::{Stream, TryStreamExt, future};
 use http_body_util::{BodyExt, BodyStream, Full};
 use hyper::body::{Body, Incoming};
 use hyper::header::{
-    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue, LOCATION,
+    ACCEPT, AUTHORIZATION, CONTENT_ENCODING, CONTENT_TYPE, HeaderMap, HeaderName, HeaderValue,
+    LOCATION,
 };
 use hyper::{Method, Request, Response, StatusCode};
 use levade_http::{Client, HttpError, UnpackError, unpack};
@@ -20,7 +21,8 @@ use rmcp::transport::common::http_header::{
     EVENT_STREAM_MIME_TYPE, HEADER_LAST_EVENT_ID, HEADER_SESSION_ID, JSON_MIME_TYPE,
 };
 use rmcp::transport::streamable_http_client::{
-    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse, StreamableHttpResponseLimits,
+    StreamableHttpClient, StreamableHttpError, StreamableHttpPostResponse,
+    StreamableHttpResponseLimits,
 };
 use sse_stream::{Error as SseError, Sse, SseStream};
 
@@ -37,8 +39,8 @@ const MAX_ERROR_BYTES: usize = 64 << 10;
 /// Maximum number of characters of a response that an error shows.
 const MAX_SHOWN_CHARS: usize = 400;
 
-/// Timeout between chunks of a body of known length. A server that announces a length has the complete
-/// body already.
+/// Timeout between chunks of a body of known length. A server that announces a length has the
+/// complete body already.
 const STALL_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Maximum number of retries of a message that a busy server has not accepted.
@@ -65,7 +67,13 @@ impl HttpTransport {
     /// Creates a client that sends `headers` with its requests and registers messages in `ledger`.
     pub fn new(client: Client, headers: &[(HeaderName, HeaderValue)], ledger: Arc<Ledger>) -> Self {
         let has_key = headers.iter().any(|(name, _)| name == AUTHORIZATION);
-        HttpTransport { client, has_key, ledger, renewed: Arc::default(), resumable: Arc::default() }
+        HttpTransport {
+            client,
+            has_key,
+            ledger,
+            renewed: Arc::default(),
+            resumable: Arc::default(),
+        }
     }
 
     async fn send(
@@ -77,7 +85,9 @@ impl HttpTransport {
         body: Bytes,
     ) -> Result<Response<Incoming>, Error> {
         let invalid = |error: &dyn std::fmt::Display| {
-            StreamableHttpError::Client(HttpError::Invalid(format!("{uri} cannot be asked: {error}")))
+            StreamableHttpError::Client(HttpError::Invalid(format!(
+                "{uri} cannot be asked: {error}"
+            )))
         };
         let mut request = Request::builder().method(&method).uri(uri).header(ACCEPT, accept);
         if !body.is_empty() {
@@ -95,11 +105,17 @@ impl HttpTransport {
         let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
         let (mut wait, mut tries) = (INITIAL_RETRY_WAIT, 0);
         loop {
-            let response = self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
-            let is_busy =
-                matches!(response.status(), StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE);
+            let response =
+                self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
+            let is_busy = matches!(
+                response.status(),
+                StatusCode::TOO_MANY_REQUESTS | StatusCode::SERVICE_UNAVAILABLE
+            );
             let requested = retry_after(response.headers());
-            if !is_busy || method != Method::POST || tries == MAX_RETRIES || requested > Some(MAX_RETRY_WAIT)
+            if !is_busy
+                || method != Method::POST
+                || tries == MAX_RETRIES
+                || requested > Some(MAX_RETRY_WAIT)
             {
                 return Ok(response);
             }
@@ -110,8 +126,8 @@ impl HttpTransport {
         }
     }
 
-    /// Processes the response to a request. Returns the server's answer, or an error response with the
-    /// reason.
+    /// Processes the response to a request. Returns the server's answer, or an error response with
+    /// the reason.
     async fn read_response(
         &self,
         id: RequestId,
@@ -120,9 +136,11 @@ impl HttpTransport {
         limits: StreamableHttpResponseLimits,
     ) -> Result<StreamableHttpPostResponse, Error> {
         let (head, body) = response.into_parts();
-        let session = head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
-        let fail =
-            |why: String| Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()));
+        let session =
+            head.headers.get(HEADER_SESSION_ID).and_then(|id| id.to_str().ok()).map(str::to_owned);
+        let fail = |why: String| {
+            Ok(StreamableHttpPostResponse::Json(self.ledger.fail(&id, why), session.clone()))
+        };
         if !head.status.is_success() {
             let (text, _) = read(body, MAX_ERROR_BYTES).await.unwrap_or_default();
             let text = unpack_body(&head.headers, text, MAX_ERROR_BYTES).unwrap_or_default();
@@ -147,13 +165,17 @@ impl HttpTransport {
         }
         let is_stream = has_content_type(&head.headers, EVENT_STREAM_MIME_TYPE);
         if is_stream && encoding(&head.headers).is_empty() {
-            let events = self.parse_events(events(chunks(body), limits.max_sse_event_size), Some(id));
+            let events =
+                self.parse_events(events(chunks(body), limits.max_sse_event_size), Some(id));
             return Ok(StreamableHttpPostResponse::Sse(events, session));
         }
         let text = match read(body, limits.max_json_response_size).await {
             Ok((text, true)) => text,
             Ok((_, false)) => {
-                return fail(format!("its answer is longer than {} bytes", limits.max_json_response_size));
+                return fail(format!(
+                    "its answer is longer than {} bytes",
+                    limits.max_json_response_size
+                ));
             }
             Err(StreamableHttpError::Client(error)) => return fail(error.to_string()),
             Err(error) => return Err(error),
@@ -180,7 +202,9 @@ impl HttpTransport {
             });
         }
         match (lenient::parse(&text), has_content_type(&head.headers, JSON_MIME_TYPE)) {
-            (Ok(_), _) => fail(format!("its answer is none to the request {id}: {}", shorten(&text))),
+            (Ok(_), _) => {
+                fail(format!("its answer is none to the request {id}: {}", shorten(&text)))
+            }
             (Err(why), true) => fail(format!("its answer is no JSON: {why}: {}", shorten(&text))),
             (Err(_), false) => {
                 let kind = content_type(&head.headers).unwrap_or_else(|| "no content type".into());
@@ -196,7 +220,8 @@ impl HttpTransport {
     /// Returns the pending request whose last event has the id `last`.
     fn resumed_request(&self, last: &str) -> Option<RequestId> {
         let resumable = self.resumable.lock().unwrap_or_else(PoisonError::into_inner);
-        let found = resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
+        let found =
+            resumable.iter().find(|(id, known)| known == last && self.ledger.is_pending(id));
         found.map(|(id, _)| id.clone())
     }
 
@@ -215,7 +240,8 @@ impl HttpTransport {
         };
         let way_out = match status {
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN if self.has_key => {
-                "; it does not accept the key in the environment variable that key_env names".to_owned()
+                "; it does not accept the key in the environment variable that key_env names"
+                    .to_owned()
             }
             StatusCode::UNAUTHORIZED | StatusCode::FORBIDDEN => {
                 "; set key_env to the environment variable that holds its key".to_owned()
@@ -235,8 +261,8 @@ impl HttpTransport {
         format!("HTTP {status}{text}{way_out}")
     }
 
-    /// Parses the messages in events. If the events end before the response to `request` and cannot be
-    /// resumed, an error response to it follows.
+    /// Parses the messages in events. If the events end before the response to `request` and cannot
+    /// be resumed, an error response to it follows.
     fn parse_events(
         &self,
         events: BoxStream<'static, Result<Sse, SseError>>,
@@ -251,7 +277,8 @@ impl HttpTransport {
             can_resume: false,
             resumable: Arc::clone(&self.resumable),
         };
-        stream::unfold(messages, |mut messages| async { Some((messages.next().await?, messages)) }).boxed()
+        stream::unfold(messages, |mut messages| async { Some((messages.next().await?, messages)) })
+            .boxed()
     }
 }
 
@@ -278,10 +305,13 @@ impl MessageStream {
         let event = match self.events.next().await {
             Some(Ok(event)) => event,
             ended => {
-                let pending = self.request.take().filter(|id| self.ledger.is_pending(id) && !self.can_resume);
+                let pending =
+                    self.request.take().filter(|id| self.ledger.is_pending(id) && !self.can_resume);
                 let Some(id) = pending else { return ended };
                 let why = match ended {
-                    Some(Err(error)) => format!("its answer broke off: {}", levade_http::causes(&error)),
+                    Some(Err(error)) => {
+                        format!("its answer broke off: {}", levade_http::causes(&error))
+                    }
                     _ => "its events ended without the answer".to_owned(),
                 };
                 let noise = self.noise.take().map(|text| format!("; the last event is {text:?}"));
@@ -309,8 +339,10 @@ impl MessageStream {
         }
         // The SDK accepts messages only from events with this name or without a name.
         let named = Sse { event: None, ..event.clone() };
-        self.read =
-            messages.iter().map(|message| Sse { data: Some(text_of(message)), ..named.clone() }).collect();
+        self.read = messages
+            .iter()
+            .map(|message| Sse { data: Some(text_of(message)), ..named.clone() })
+            .collect();
         // An event without a message still carries the position from which to resume.
         Some(Ok(self.read.pop_front().unwrap_or(Sse { data: None, ..event })))
     }
@@ -341,8 +373,15 @@ impl StreamableHttpClient for HttpTransport {
         custom_headers: Headers,
     ) -> Result<StreamableHttpPostResponse, Error> {
         let limits = StreamableHttpResponseLimits::default();
-        self.post_message_with_response_limits(uri, message, session_id, auth_header, custom_headers, limits)
-            .await
+        self.post_message_with_response_limits(
+            uri,
+            message,
+            session_id,
+            auth_header,
+            custom_headers,
+            limits,
+        )
+        .await
     }
 
     async fn post_message_with_response_limits(
@@ -369,7 +408,8 @@ impl StreamableHttpClient for HttpTransport {
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
             status => {
                 let headers = response.headers().clone();
-                let (text, _) = read(response.into_body(), MAX_ERROR_BYTES).await.unwrap_or_default();
+                let (text, _) =
+                    read(response.into_body(), MAX_ERROR_BYTES).await.unwrap_or_default();
                 let why = self.rejection_text(status, &headers, &text);
                 Err(StreamableHttpError::UnexpectedServerResponse(Cow::Owned(why)))
             }
@@ -384,7 +424,8 @@ impl StreamableHttpClient for HttpTransport {
         custom_headers: Headers,
     ) -> Result<(), Error> {
         let sent = (Method::DELETE, &*uri, "*/*");
-        let response = self.send(sent, Some(&session_id), auth_header, custom_headers, Bytes::new()).await?;
+        let response =
+            self.send(sent, Some(&session_id), auth_header, custom_headers, Bytes::new()).await?;
         match response.status() {
             status if status.is_success() => Ok(()),
             // The server keeps its sessions according to its own policy.
@@ -412,18 +453,24 @@ impl StreamableHttpClient for HttpTransport {
         match response.status() {
             // The rest of the response is lost.
             status if let (true, Some(id)) = (status.is_client_error(), request) => {
-                let why =
-                    format!("its events ended without the answer, and cannot be resumed (HTTP {status})");
+                let why = format!(
+                    "its events ended without the answer, and cannot be resumed (HTTP {status})"
+                );
                 let event = Sse::default().data(text_of(&self.ledger.fail(&id, why)));
                 Ok(stream::once(future::ready(Ok(event))).boxed())
             }
             StatusCode::METHOD_NOT_ALLOWED => Err(StreamableHttpError::ServerDoesNotSupportSse),
             StatusCode::NOT_FOUND if session.is_some() => Err(StreamableHttpError::SessionExpired),
-            status if !status.is_success() => Err(status_error(status, "it has no stream of events")),
+            status if !status.is_success() => {
+                Err(status_error(status, "it has no stream of events"))
+            }
             _ if !has_content_type(response.headers(), EVENT_STREAM_MIME_TYPE) => {
                 Err(StreamableHttpError::UnexpectedContentType(content_type(response.headers())))
             }
-            _ => Ok(self.parse_events(events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES), None)),
+            _ => Ok(self.parse_events(
+                events(chunks(response.into_body()), super::MAX_RESPONSE_BYTES),
+                None,
+            )),
         }
     }
 }
@@ -443,7 +490,8 @@ fn has_content_type(headers: &HeaderMap, wanted: &str) -> bool {
 
 /// Returns the `Content-Encoding` of a body. Empty if it is not compressed.
 fn encoding(headers: &HeaderMap) -> &str {
-    let encoding = headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
+    let encoding =
+        headers.get(CONTENT_ENCODING).and_then(|name| name.to_str().ok()).unwrap_or_default();
     if encoding.trim().eq_ignore_ascii_case("identity") { "" } else { encoding.trim() }
 }
 
@@ -457,7 +505,9 @@ fn unpack_body(headers: &HeaderMap, text: Vec<u8>, max_bytes: usize) -> Result<V
     match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
         Err(UnpackError::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
-        Err(UnpackError::Broken) => Err(format!("its answer is packed with {encoding:?}, and damaged")),
+        Err(UnpackError::Broken) => {
+            Err(format!("its answer is packed with {encoding:?}, and damaged"))
+        }
         Err(UnpackError::Unknown) => {
             Err(format!("its answer is packed with {encoding:?}, which was not asked for"))
         }
@@ -478,15 +528,21 @@ fn shorten(text: &[u8]) -> String {
 /// # Errors
 /// Returns an error if the connection breaks, or if data stops before the announced length.
 async fn read(mut body: Incoming, max_bytes: usize) -> Result<(Vec<u8>, bool), Error> {
-    let broken =
-        |why: String| StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why });
+    let broken = |why: String| {
+        StreamableHttpError::Client(HttpError::Broken { host: "the server".into(), why })
+    };
     let mut all = Vec::new();
     let announced = body.size_hint().exact();
     loop {
         let frame = match announced.filter(|_| !all.is_empty()) {
-            Some(length) => tokio::time::timeout(STALL_TIMEOUT, body.frame()).await.map_err(|_| {
-                broken(format!("nothing came for {STALL_TIMEOUT:?} after {} of {length} bytes", all.len()))
-            })?,
+            Some(length) => {
+                tokio::time::timeout(STALL_TIMEOUT, body.frame()).await.map_err(|_| {
+                    broken(format!(
+                        "nothing came for {STALL_TIMEOUT:?} after {} of {length} bytes",
+                        all.len()
+                    ))
+                })?
+            }
             None => body.frame().await,
         };
         let Some(frame) = frame else { break };
@@ -515,11 +571,14 @@ fn events(
 ) -> BoxStream<'static, Result<Sse, SseError>> {
     // The last event may lack its terminator.
     let end = stream::once(future::ready(Ok(Bytes::from_static(b"\n\n"))));
-    SseStream::from_bytes_stream(replace_invalid_utf8(limit_event_size(bytes, max_bytes)).chain(end)).boxed()
+    SseStream::from_bytes_stream(
+        replace_invalid_utf8(limit_event_size(bytes, max_bytes)).chain(end),
+    )
+    .boxed()
 }
 
-/// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split across
-/// chunks.
+/// Replaces bytes that are not UTF-8, which would end the event parser. A character may be split
+/// across chunks.
 fn replace_invalid_utf8(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
 ) -> impl Stream<Item = std::io::Result<Bytes>> {
@@ -541,8 +600,8 @@ fn is_unfinished(bytes: &[u8]) -> bool {
     std::str::from_utf8(bytes).is_err_and(|error| error.error_len().is_none())
 }
 
-/// Ends a stream of events with an error if an event is too long. Otherwise the parser would buffer an
-/// event of any length until it is complete.
+/// Ends a stream of events with an error if an event is too long. Otherwise the parser would buffer
+/// an event of any length until it is complete.
 fn limit_event_size(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
     max_bytes: usize,
@@ -560,7 +619,9 @@ fn limit_event_size(
             }
             last = byte;
             if length > max_bytes {
-                return Err(std::io::Error::other(format!("an event is longer than {max_bytes} bytes")));
+                return Err(std::io::Error::other(format!(
+                    "an event is longer than {max_bytes} bytes"
+                )));
             }
         }
         Ok(chunk)

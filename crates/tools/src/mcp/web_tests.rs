@@ -11,13 +11,16 @@ use crate::mcp::{Mcp, McpKeys};
 use crate::testing::context;
 use crate::{CallError, Session, ToolOutput, ToolSet, Toolbox};
 
-/// Returns a faulty response to a message, or `None` for the regular response. The arguments are the
-/// message, the number of earlier messages with the same method, and the session. A GET request counts
-/// as a message with the id of the last event.
+/// Returns a faulty response to a message, or `None` for the regular response. The arguments are
+/// the message, the number of earlier messages with the same method, and the session. A GET request
+/// counts as a message with the id of the last event.
 type FaultInjector = fn(&Value, usize, Option<&str>) -> Option<String>;
 
 fn http(status: &str, headers: &str, body: &str) -> String {
-    format!("HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n{body}", body.len())
+    format!(
+        "HTTP/1.1 {status}\r\ncontent-length: {}\r\nconnection: close\r\n{headers}\r\n{body}",
+        body.len()
+    )
 }
 
 fn json_http(status: &str, body: &Value) -> String {
@@ -44,16 +47,19 @@ fn response_text(message: &Value, count: usize, session: Option<&str>) -> String
                 "capabilities": { "tools": {} },
                 "serverInfo": { "name": "s", "version": "1" },
             });
-            let headers = format!("content-type: application/json\r\nmcp-session-id: s-{count}\r\n");
+            let headers =
+                format!("content-type: application/json\r\nmcp-session-id: s-{count}\r\n");
             http("200 OK", &headers, &result(message, about).to_string())
         }
         "tools/list" => {
-            let tools = json!({ "tools": [{ "name": "echo", "inputSchema": { "type": "object" } }] });
+            let tools =
+                json!({ "tools": [{ "name": "echo", "inputSchema": { "type": "object" } }] });
             json_http("200 OK", &result(message, tools))
         }
-        "tools/call" => {
-            json_http("200 OK", &call_response(message, &format!("in {}", session.unwrap_or("none"))))
-        }
+        "tools/call" => json_http(
+            "200 OK",
+            &call_response(message, &format!("in {}", session.unwrap_or("none"))),
+        ),
         _ => json_http("404 Not Found", &json!({ "error": "no such method" })),
     }
 }
@@ -104,13 +110,15 @@ async fn server(injector: FaultInjector) -> String {
             stream.read_exact(&mut body).await.unwrap();
             let response = if is_post {
                 let message: Value = serde_json::from_slice(&body).unwrap();
-                let count =
-                    counts.entry(message["method"].as_str().unwrap_or_default().to_owned()).or_default();
+                let count = counts
+                    .entry(message["method"].as_str().unwrap_or_default().to_owned())
+                    .or_default();
                 *count += 1;
                 let injector = injector(&message, *count - 1, session.as_deref());
                 injector.unwrap_or_else(|| response_text(&message, *count, session.as_deref()))
             } else {
-                let injector = injector(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
+                let injector =
+                    injector(&json!({ "method": "GET", "id": last }), 0, session.as_deref());
                 injector.unwrap_or_else(|| http("405 Method Not Allowed", "", ""))
             };
             let stalls = response.contains(STALLS);
@@ -163,10 +171,15 @@ async fn invalid_http_response_fails_call_immediately() {
     let cases: &[(FaultInjector, &str)] = &[
         (to_call!(m, { http("202 Accepted", "", "") }), "gives no answer (HTTP 202 Accepted)"),
         (
-            to_call!(m, { json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": 9999, "result": {} })) }),
+            to_call!(m, {
+                json_http("200 OK", &json!({ "jsonrpc": "2.0", "id": 9999, "result": {} }))
+            }),
             "is none to the request",
         ),
-        (to_call!(m, { http("200 OK", "content-type: application/json\r\n", "") }), "is empty (HTTP 200 OK)"),
+        (
+            to_call!(m, { http("200 OK", "content-type: application/json\r\n", "") }),
+            "is empty (HTTP 200 OK)",
+        ),
         (
             to_call!(m, { http("200 OK", "content-type: application/json\r\n", "{\"jsonrpc\":") }),
             "is no JSON",
@@ -199,7 +212,10 @@ async fn invalid_http_response_fails_call_immediately() {
         (
             to_call!(m, {
                 let error = json!({ "code": -32602, "message": "the tool is gone" });
-                json_http("404 Not Found", &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }))
+                json_http(
+                    "404 Not Found",
+                    &json!({ "jsonrpc": "2.0", "id": m["id"], "error": error }),
+                )
             }),
             "the tool is gone",
         ),
@@ -240,15 +256,18 @@ async fn stalled_body_fails_call_before_timeout() {
         let whole = json_http("200 OK", &call_response(m, "x"));
         whole.replace("content-length: ", "content-length: 5").replace("connection: close", STALLS)
     });
-    let output =
-        tokio::time::timeout(4 * STALL_TIMEOUT, call(stalls)).await.expect("an answer before the deadline");
+    let output = tokio::time::timeout(4 * STALL_TIMEOUT, call(stalls))
+        .await
+        .expect("an answer before the deadline");
     assert!(output.is_error() && output.read().contains("nothing came for 5s after"), "{output:?}");
 }
 
 #[tokio::test]
 async fn interrupted_events_are_resumed() {
     let resumes: FaultInjector = |m, _, _| match m["method"].as_str()? {
-        "tools/call" => Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"]))),
+        "tools/call" => {
+            Some(http("200 OK", EVENTS, &format!("id: {}\nretry: 10\ndata: \n\n", m["id"])))
+        }
         "GET" if m["id"].is_i64() => {
             Some(http("200 OK", EVENTS, &format!("data: {}\n\n", call_response(m, "resumed"))))
         }
@@ -263,7 +282,11 @@ async fn unusual_http_responses_are_accepted() {
         (
             to_call!(
                 m,
-                http("200 OK", "content-type: text/plain\r\n", &call_response(m, "plain").to_string())
+                http(
+                    "200 OK",
+                    "content-type: text/plain\r\n",
+                    &call_response(m, "plain").to_string()
+                )
             ),
             "plain",
         ),
@@ -280,16 +303,33 @@ async fn unusual_http_responses_are_accepted() {
         (
             to_call!(
                 m,
-                http("200 OK", "content-encoding: x-gzip\r\n", &call_response(m, "unpacked").to_string())
+                http(
+                    "200 OK",
+                    "content-encoding: x-gzip\r\n",
+                    &call_response(m, "unpacked").to_string()
+                )
             ),
             "unpacked",
         ),
-        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}\n\n", call_response(m, "event")))), "event"),
-        (to_call!(m, http("200 OK", EVENTS, &format!("data: {}", call_response(m, "no end")))), "no end"),
         (
             to_call!(
                 m,
-                http("200 OK", EVENTS, &format!("event: response\ndata: {}\n\n", call_response(m, "named")))
+                http("200 OK", EVENTS, &format!("data: {}\n\n", call_response(m, "event")))
+            ),
+            "event",
+        ),
+        (
+            to_call!(m, http("200 OK", EVENTS, &format!("data: {}", call_response(m, "no end")))),
+            "no end",
+        ),
+        (
+            to_call!(
+                m,
+                http(
+                    "200 OK",
+                    EVENTS,
+                    &format!("event: response\ndata: {}\n\n", call_response(m, "named"))
+                )
             ),
             "named",
         ),
@@ -326,7 +366,10 @@ async fn unusual_http_responses_are_accepted() {
         )
     ))
     .await;
-    assert_eq!((rejected.error, rejected.read()), (Some(CallError::BadArguments), "no city".to_owned()));
+    assert_eq!(
+        (rejected.error, rejected.read()),
+        (Some(CallError::BadArguments), "no city".to_owned())
+    );
 }
 
 #[tokio::test]
@@ -334,12 +377,14 @@ async fn expired_session_is_renewed_once() {
     let first: FaultInjector = |m, _, session| {
         let is_first = m["method"] == "tools/call" && session == Some("s-1");
         let error = json!({ "code": -32000, "message": "Bad Request: No valid session ID" });
-        is_first
-            .then(|| json_http("400 Bad Request", &json!({ "jsonrpc": "2.0", "id": null, "error": error })))
+        is_first.then(|| {
+            json_http("400 Bad Request", &json!({ "jsonrpc": "2.0", "id": null, "error": error }))
+        })
     };
     assert_eq!(call(first).await.read(), "in s-2");
     let first: FaultInjector = |m, _, session| {
-        (m["method"] == "tools/call" && session == Some("s-1")).then(|| http("404 Not Found", "", ""))
+        (m["method"] == "tools/call" && session == Some("s-1"))
+            .then(|| http("404 Not Found", "", ""))
     };
     assert_eq!(call(first).await.read(), "in s-2");
     let always: FaultInjector =
@@ -360,10 +405,15 @@ async fn closed_connection_falls_back_to_handshake() {
 
 #[tokio::test]
 async fn open_timeout_names_status_of_busy_server() {
-    let busy: FaultInjector = |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
-    let set = ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
+    let busy: FaultInjector =
+        |_, _, _| Some(http("503 Service Unavailable", "retry-after: 20\r\n", ""));
+    let set =
+        ToolSet::new(vec![Arc::new(mcp(server(busy).await))], Duration::from_secs(1)).unwrap();
     let error = set.open(&context("a")).await.unwrap_err().to_string();
-    assert!(error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"), "{error}");
+    assert!(
+        error.contains("not ready within 1s; it answers HTTP 503 Service Unavailable"),
+        "{error}"
+    );
 }
 
 #[tokio::test]
@@ -425,7 +475,8 @@ async fn open_explains_unusable_server() {
         ),
         (
             |m, _, _| {
-                (m["method"] == "tools/list").then(|| http("500 Oh", "content-type: text/plain\r\n", "boom"))
+                (m["method"] == "tools/list")
+                    .then(|| http("500 Oh", "content-type: text/plain\r\n", "boom"))
             },
             &["does not say which tools it has", "HTTP 500 Internal Server Error: boom"],
         ),
@@ -438,7 +489,8 @@ async fn open_explains_unusable_server() {
 }
 
 async fn passes(chunks: &[&'static str], max_bytes: usize) -> usize {
-    let chunks: Vec<std::io::Result<Bytes>> = chunks.iter().map(|text| Ok(Bytes::from(*text))).collect();
+    let chunks: Vec<std::io::Result<Bytes>> =
+        chunks.iter().map(|text| Ok(Bytes::from(*text))).collect();
     let passed = limit_event_size(futures_util::stream::iter(chunks), max_bytes);
     passed.take_while(|chunk| future::ready(chunk.is_ok())).count().await
 }

@@ -1,15 +1,16 @@
 //! Tools in Python: functions of the user's file, and classes with verl's tool interface.
 //!
 //! Worker processes of [`levade_process`] run the tools. The worker's modules are files of this
-//! directory and need only Python 3.9. A worker serves calls of many attempts. The methods of a class
-//! are tools that share one instance per attempt. The instances of an attempt stay in one worker.
+//! directory and need only Python 3.9. A worker serves calls of many attempts. The methods of a
+//! class are tools that share one instance per attempt. The instances of an attempt stay in one
+//! worker.
 //!
 //! # Guarantees
-//! - **Isolation.** Processes have the user's rights, get only the named environment variables, and end
-//!   with their supervisor.
-//! - **Failures are contained.** If a process exits, its pending calls fail with the reason, and calls
-//!   in other processes continue. Another process replaces it. Attempts whose instances were lost get
-//!   an error.
+//! - **Isolation.** Processes have the user's rights, get only the named environment variables, and
+//!   end with their supervisor.
+//! - **Failures are contained.** If a process exits, its pending calls fail with the reason, and
+//!   calls in other processes continue. Another process replaces it. Attempts whose instances were
+//!   lost get an error.
 //! - **`release` is called** for every instance whose process is still running.
 
 mod session;
@@ -20,7 +21,9 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use async_trait::async_trait;
-use levade_process::{Handshake, Launch, Pool, PoolOptions, Supervisor, python_command, python_first_line};
+use levade_process::{
+    Handshake, Launch, Pool, PoolOptions, Supervisor, python_command, python_first_line,
+};
 use levade_text::ToolSpec;
 use serde::{Deserialize, Serialize};
 use serde_json::{Value, json};
@@ -55,8 +58,8 @@ pub struct PythonKeys {
     pub file: Option<PathBuf>,
     /// Tool configuration in verl's format, in YAML or JSON.
     pub config: Option<PathBuf>,
-    /// Names of the functions and classes of `file` that are tools. If empty, these are the ones marked
-    /// by the decorator, or all public ones if none is marked.
+    /// Names of the functions and classes of `file` that are tools. If empty, these are the ones
+    /// marked by the decorator, or all public ones if none is marked.
     pub functions: Vec<String>,
     /// The Python interpreter: a command name, or a path such as that of a virtual environment's
     /// interpreter.
@@ -102,10 +105,14 @@ impl PythonKeys {
             return Err("`functions` are those of a `file`, which is not given".into());
         }
         if self.python.is_empty() || self.worker_calls == 0 {
-            return Err("`python` must name an interpreter, and `worker_calls` be at least 1".into());
+            return Err(
+                "`python` must name an interpreter, and `worker_calls` be at least 1".into()
+            );
         }
-        let start = Duration::try_from_secs_f64(self.start_seconds).ok().filter(|start| !start.is_zero());
-        let wrong = || format!("`start_seconds` is {}, but must be more than 0", self.start_seconds);
+        let start =
+            Duration::try_from_secs_f64(self.start_seconds).ok().filter(|start| !start.is_zero());
+        let wrong =
+            || format!("`start_seconds` is {}, but must be more than 0", self.start_seconds);
         Ok((file, config, start.ok_or_else(wrong)?))
     }
 }
@@ -139,7 +146,11 @@ impl PythonTools {
     ///
     /// # Errors
     /// Returns an error if keys are missing, conflict or are out of range.
-    pub fn new(name: impl Into<String>, keys: &PythonKeys, supervisor: Supervisor) -> Result<Self, String> {
+    pub fn new(
+        name: impl Into<String>,
+        keys: &PythonKeys,
+        supervisor: Supervisor,
+    ) -> Result<Self, String> {
         let (file, config, start) = keys.parts()?;
         let max_workers = match keys.workers {
             0 => std::thread::available_parallelism().map_or(1, usize::from).min(MAX_WORKERS),
@@ -185,7 +196,8 @@ impl PythonTools {
 /// Checks the start report of a worker, which lists its tools.
 ///
 /// # Errors
-/// Returns an error if the report is malformed, or the tools differ from those of an earlier worker.
+/// Returns an error if the report is malformed, or the tools differ from those of an earlier
+/// worker.
 fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String> {
     let tools = serde_json::from_value(report["tools"].clone());
     let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
@@ -217,8 +229,10 @@ impl Toolbox for PythonTools {
         let mut pinned = None;
         if schemas.has_state() {
             let task = &attempt.task;
-            let attempt_data = json!({ "id": task.id, "question": task.question, "row": *task.row });
-            let instances = PinnedInstances::open(slot.worker(), &attempt.attempt, attempt_data).await;
+            let attempt_data =
+                json!({ "id": task.id, "question": task.question, "row": *task.row });
+            let instances =
+                PinnedInstances::open(slot.worker(), &attempt.attempt, attempt_data).await;
             pinned = Some(instances.map_err(|why| self.open_error(why))?);
         }
         let (toolbox, pool) = (self.name.clone(), Arc::clone(&self.pool));

@@ -35,8 +35,10 @@ impl PinnedInstances {
         let worker = worker.affinity();
         // From here on the session is closed on every exit, including cancellation.
         let mut pinned = PinnedInstances { worker, session, is_closed: false, opening: None };
-        let opened =
-            pinned.send_request("open", "open", |order| order["task"] = task).await.and_then(check_response);
+        let opened = pinned
+            .send_request("open", "open", |order| order["task"] = task)
+            .await
+            .and_then(check_response);
         match opened {
             Ok(response) => {
                 let opening = response["opening"].as_str().filter(|text| !text.trim().is_empty());
@@ -65,7 +67,8 @@ impl PinnedInstances {
 impl Drop for PinnedInstances {
     fn drop(&mut self) {
         if !self.is_closed {
-            self.worker.notify(Request::new("close", json!({ "do": "close", "session": self.session })));
+            self.worker
+                .notify(Request::new("close", json!({ "do": "close", "session": self.session })));
         }
     }
 }
@@ -115,7 +118,8 @@ impl Session for PythonSession {
     }
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
-        let arguments = match self.schemas.arguments(tool).map(|schema| schema.validate(arguments)) {
+        let arguments = match self.schemas.arguments(tool).map(|schema| schema.validate(arguments))
+        {
             Some(Ok(checked)) => checked,
             Some(Err(why)) => return ToolOutput::error(CallError::BadArguments, why),
             None => arguments.clone(),
@@ -127,7 +131,10 @@ impl Session for PythonSession {
                     order["tool"] = json!(tool);
                     order["arguments"] = json!(arguments);
                 };
-                pinned.send_request(tool, "call", name).await.map_err(|why| self.lost_state().unwrap_or(why))
+                pinned
+                    .send_request(tool, "call", name)
+                    .await
+                    .map_err(|why| self.lost_state().unwrap_or(why))
             }
             _ => match self.pool.slot().await {
                 Ok(slot) => slot.send(Request::new(tool, order)).response().await.map_err(describe),
@@ -142,7 +149,8 @@ impl Session for PythonSession {
 
     async fn scorer_input(&mut self) -> Result<Map<String, Value>, ToolError> {
         let Some(pinned) = &self.pinned else { return Ok(Map::new()) };
-        let found = pinned.send_request("evidence", "evidence", |_| {}).await.and_then(check_response);
+        let found =
+            pinned.send_request("evidence", "evidence", |_| {}).await.and_then(check_response);
         match found.map(|mut found| found["found"].take()) {
             Ok(Value::Object(found)) => Ok(found),
             Ok(_) => Ok(Map::new()),

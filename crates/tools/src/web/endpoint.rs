@@ -13,10 +13,12 @@ use serde_json::{Map, Value, json};
 
 use super::{HttpCaller, Services, request_failure};
 use crate::arguments::Arguments;
-use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+use crate::{
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+};
 
-/// `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request with the arguments
-/// of the call.
+/// `[[tool]] kind = "http"`: an HTTP endpoint as one tool. Each call sends a request with the
+/// arguments of the call.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields, default)]
 pub struct HttpKeys {
@@ -24,10 +26,10 @@ pub struct HttpKeys {
     pub description: String,
     /// JSON schema of the arguments. Empty permits any arguments.
     pub parameters: Map<String, Value>,
-    /// URL of the endpoint. `{NAME}` is replaced by the percent-encoded value of an argument. If the
-    /// URL consists of one placeholder only, its value is used unencoded. The remaining arguments form
-    /// the query of a GET, HEAD or DELETE request, in which the items of a list repeat the name, and
-    /// the JSON body of other requests.
+    /// URL of the endpoint. `{NAME}` is replaced by the percent-encoded value of an argument. If
+    /// the URL consists of one placeholder only, its value is used unencoded. The remaining
+    /// arguments form the query of a GET, HEAD or DELETE request, in which the items of a list
+    /// repeat the name, and the JSON body of other requests.
     pub url: String,
     /// HTTP method: GET, POST, PUT, PATCH or DELETE.
     pub method: String,
@@ -35,8 +37,8 @@ pub struct HttpKeys {
     pub key_env: String,
     /// Environment variables whose values are sent as headers, by header name.
     pub headers_env: BTreeMap<String, String>,
-    /// Public hosts that may be requested in addition to that of `url`. They are needed if an argument
-    /// determines the host, or if the endpoint redirects to other hosts.
+    /// Public hosts that may be requested in addition to that of `url`. They are needed if an
+    /// argument determines the host, or if the endpoint redirects to other hosts.
     pub hosts: Vec<String>,
     /// Hosts of this machine or of a private network that may be requested in addition to that of
     /// `url`.
@@ -74,8 +76,8 @@ impl HttpKeys {
         }
     }
 
-    /// Parses the options that do not need an API key: the permitted hosts, the HTTP method, and the
-    /// validator of the arguments.
+    /// Parses the options that do not need an API key: the permitted hosts, the HTTP method, and
+    /// the validator of the arguments.
     fn parts(&self) -> Result<(Services, Method, Arguments), String> {
         if self.url.is_empty() {
             return Err("give url, the address that is asked".into());
@@ -97,7 +99,12 @@ impl ToolOptions for HttpKeys {
         Ok(())
     }
 
-    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+    fn toolbox(
+        &self,
+        name: String,
+        _: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
         Ok(Arc::new(Endpoint::new(name, self.clone())?))
     }
 }
@@ -115,8 +122,8 @@ pub struct Endpoint {
 /// Creates the validator of a schema.
 ///
 /// # Errors
-/// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does not
-/// define.
+/// Returns an error if the schema is invalid, or if the URL has a placeholder that the schema does
+/// not define.
 fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
     let arguments =
         Arguments::new(parameters).map_err(|why| format!("its parameters are no schema: {why}"))?;
@@ -126,7 +133,9 @@ fn arguments(url: &str, parameters: &Value) -> Result<Arguments, String> {
                 [] => "there are none".to_owned(),
                 names => format!("there is {}", names.join(", ")),
             };
-            return Err(format!("its url has {{{name}}}, which is none of its parameters; {placeholders}"));
+            return Err(format!(
+                "its url has {{{name}}}, which is none of its parameters; {placeholders}"
+            ));
         }
     }
     Ok(arguments)
@@ -136,8 +145,8 @@ impl Endpoint {
     /// Creates the toolbox `name`.
     ///
     /// # Errors
-    /// Returns an error if options are invalid or conflict, or if an environment variable with a key is
-    /// not set.
+    /// Returns an error if options are invalid or conflict, or if an environment variable with a
+    /// key is not set.
     pub fn new(name: impl Into<String>, keys: HttpKeys) -> Result<Self, String> {
         let (services, method, arguments) = keys.parts()?;
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
@@ -152,11 +161,16 @@ impl Endpoint {
     ///
     /// # Errors
     /// Returns an error if an argument is missing and has no default.
-    fn address(&self, arguments: &Map<String, Value>) -> Result<(String, Map<String, Value>), String> {
+    fn address(
+        &self,
+        arguments: &Map<String, Value>,
+    ) -> Result<(String, Map<String, Value>), String> {
         let mut rest = arguments.clone();
         let mut url = String::new();
-        let is_full_url =
-            matches!(url_parts(&self.keys.url).collect::<Vec<_>>()[..], [("", Some(_)), ("", None)]);
+        let is_full_url = matches!(
+            url_parts(&self.keys.url).collect::<Vec<_>>()[..],
+            [("", Some(_)), ("", None)]
+        );
         let default = |name: &str| self.spec.parameters["properties"][name].get("default");
         for (text, name) in url_parts(&self.keys.url) {
             url.push_str(text);
@@ -172,12 +186,14 @@ impl Endpoint {
     }
 }
 
-/// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if any.
+/// Splits a URL into pieces: a literal text, and the name of the placeholder that follows it, if
+/// any.
 fn url_parts(url: &str) -> impl Iterator<Item = (&str, Option<&str>)> {
     let mut remaining_url = Some(url);
     std::iter::from_fn(move || {
         let rest = remaining_url?;
-        let placeholder = rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
+        let placeholder =
+            rest.split_once('{').and_then(|(text, after)| Some((text, after.split_once('}')?)));
         let (part, after) = match placeholder {
             Some((text, (name, after))) => ((text, Some(name)), Some(after)),
             None => ((rest, None), None),
@@ -257,7 +273,11 @@ impl Session for Endpoint {
                 rest.iter().flat_map(|(name, value)| items(value).map(move |item| (name, item)))
             {
                 url.push(if url.contains('?') { '&' } else { '?' });
-                url.push_str(&format!("{}={}", percent_encode(name), percent_encode(&plain(value))));
+                url.push_str(&format!(
+                    "{}={}",
+                    percent_encode(name),
+                    percent_encode(&plain(value))
+                ));
             }
         } else {
             body = Value::Object(rest).to_string().into();
@@ -277,11 +297,15 @@ impl Session for Endpoint {
         if pointer.is_empty() {
             return ToolOutput::text(text);
         }
-        match serde_json::from_str::<Value>(&text).ok().and_then(|value| value.pointer(pointer).map(plain)) {
+        match serde_json::from_str::<Value>(&text)
+            .ok()
+            .and_then(|value| value.pointer(pointer).map(plain))
+        {
             Some(part) => ToolOutput::text(part),
-            None => {
-                ToolOutput::error(CallError::Failed, format!("the answer has nothing at {pointer}: {text}"))
-            }
+            None => ToolOutput::error(
+                CallError::Failed,
+                format!("the answer has nothing at {pointer}: {text}"),
+            ),
         }
     }
 }
@@ -300,7 +324,8 @@ mod tests {
         });
         let (parameters, method) = (parameters.as_object().unwrap().clone(), method.to_string());
         let hosts = vec!["*.example.org".to_owned()];
-        Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() }).unwrap()
+        Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() })
+            .unwrap()
     }
 
     async fn call_endpoint(endpoint: &Endpoint, arguments: Value) -> ToolOutput {
@@ -309,7 +334,8 @@ mod tests {
 
     #[tokio::test]
     async fn arguments_fill_url_query_and_body() {
-        let (address, heard) = service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
+        let (address, heard) =
+            service(|_, _| (200, "{\"a\": {\"b\": [\"found\", 7]}}".into())).await;
         let get = endpoint(Method::GET, format!("http://{address}/items/{{id}}?fixed=1"));
         let output = call_endpoint(&get, json!({"id": "a/../b c", "n": 2, "q": "ü&x=1"})).await;
         assert_eq!(output.error, None);
@@ -375,9 +401,11 @@ mod tests {
     async fn model_cannot_reach_forbidden_hosts() {
         let (address, heard) = service(|_, _| (200, "inside".into())).await;
         let fetch = endpoint(Method::GET, "{url}".into());
-        for url in
-            [format!("http://{address}/"), "http://169.254.169.254/".into(), "file:///etc/passwd".into()]
-        {
+        for url in [
+            format!("http://{address}/"),
+            "http://169.254.169.254/".into(),
+            "file:///etc/passwd".into(),
+        ] {
             assert_eq!(
                 call_endpoint(&fetch, json!({ "url": url })).await.error,
                 Some(CallError::BadArguments)
@@ -403,6 +431,10 @@ mod tests {
             (Some(CallError::Unavailable), "HTTP 500 Internal Server Error: broken")
         );
         assert_eq!(call_endpoint(&post, json!({})).await.error, Some(CallError::Unavailable));
-        assert_eq!(heard.lock().await.len(), 5, "a POST that may have done something is not repeated");
+        assert_eq!(
+            heard.lock().await.len(),
+            5,
+            "a POST that may have done something is not repeated"
+        );
     }
 }

@@ -37,9 +37,16 @@ pub(super) struct HttpCaller {
 
 impl HttpCaller {
     /// Sends a request and returns the response. Retries if the connection fails or the service
-    /// responds with 429 or 503. After other failures, retries only GET and HEAD, which have no effect.
-    async fn send(&self, method: Method, url: String, body: Bytes) -> Result<ClientResponse, HttpError> {
-        // The set's timeout already limits the call. This one is only for requests that hang beyond it.
+    /// responds with 429 or 503. After other failures, retries only GET and HEAD, which have no
+    /// effect.
+    async fn send(
+        &self,
+        method: Method,
+        url: String,
+        body: Bytes,
+    ) -> Result<ClientResponse, HttpError> {
+        // The set's timeout already limits the call. This one is only for requests that hang beyond
+        // it.
         let bounds = Bounds {
             deadline: Duration::from_secs(24 * 3600),
             bytes: MAX_RESPONSE_BYTES,
@@ -55,8 +62,12 @@ impl HttpCaller {
                     .entry("content-type")
                     .or_insert(hyper::header::HeaderValue::from_static("application/json"));
             }
-            let request =
-                ClientRequest { method: method.clone(), url: url.clone(), headers, body: body.clone() };
+            let request = ClientRequest {
+                method: method.clone(),
+                url: url.clone(),
+                headers,
+                body: body.clone(),
+            };
             let response = self.client.send(request, bounds).await;
             let requested = match &response {
                 Ok(result) => match result.status {
@@ -70,8 +81,8 @@ impl HttpCaller {
                 Err(error) if error.is_transient() && changes_nothing => Some(None),
                 Err(_) => None,
             };
-            let next_wait =
-                requested.filter(|requested| tried < self.retries && *requested <= Some(MAX_RETRY_WAIT));
+            let next_wait = requested
+                .filter(|requested| tried < self.retries && *requested <= Some(MAX_RETRY_WAIT));
             let Some(requested) = next_wait else { return response };
             tokio::time::sleep(requested.unwrap_or(wait)).await;
             wait = wait.mul_f64(1.5);

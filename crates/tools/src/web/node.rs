@@ -1,8 +1,9 @@
 //! A node of AgentDock: tools over its `/mcpapi` routes.
 //!
 //! The routes are those of AgentRL's client (`RL/rollout/mcp/mcpapi`). `GET /tools` lists tools in
-//! OpenAI's format, named `SERVER.TOOL`. `POST /tool/SERVER.TOOL` with the arguments as JSON returns
-//! `{"content": …}`. Errors may have HTTP status 200 and the body `{"status_code", "detail"}`.
+//! OpenAI's format, named `SERVER.TOOL`. `POST /tool/SERVER.TOOL` with the arguments as JSON
+//! returns `{"content": …}`. Errors may have HTTP status 200 and the body `{"status_code",
+//! "detail"}`.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -16,7 +17,9 @@ use serde::{Deserialize, Serialize};
 use serde_json::{Map, Value, json};
 
 use super::{HttpCaller, Services, request_failure};
-use crate::{CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox};
+use crate::{
+    CallError, OptionError, Session, ToolContext, ToolError, ToolOptions, ToolOutput, Toolbox,
+};
 
 /// `[[tool]] kind = "mcpapi"`: a node of AgentDock.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -56,7 +59,12 @@ impl ToolOptions for McpapiKeys {
         Ok(Services::for_any_host().check(&self.url)?)
     }
 
-    fn toolbox(&self, name: String, _: Option<f64>, _: &Supervisor) -> Result<Arc<dyn Toolbox>, String> {
+    fn toolbox(
+        &self,
+        name: String,
+        _: Option<f64>,
+        _: &Supervisor,
+    ) -> Result<Arc<dyn Toolbox>, String> {
         Ok(Arc::new(Node::new(name, self)?))
     }
 }
@@ -103,7 +111,8 @@ impl Node {
     }
 
     async fn tools(&self) -> Result<Vec<ToolSpec>, String> {
-        let response = self.caller.send(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
+        let response =
+            self.caller.send(Method::GET, format!("{}/tools", self.url), Bytes::new()).await;
         let response = response.map_err(|error| error.to_string())?;
         if !response.status.is_success() {
             return Err(format!(
@@ -124,8 +133,8 @@ impl Node {
                 .parameters
                 .unwrap_or_else(|| json!({"type": "object", "properties": {}})),
         });
-        // Tools are denied by their full name or by their name within the server, as in `blocked_tools`
-        // of AgentRL.
+        // Tools are denied by their full name or by their name within the server, as in
+        // `blocked_tools` of AgentRL.
         let is_denied = |name: &str| {
             let bare = name.rsplit_once('.').map_or(name, |(_, bare)| bare);
             self.deny.iter().any(|deny| deny == name || deny == bare)

@@ -1,4 +1,5 @@
-//! Access to services as configured in a recipe: permitted hosts, and API keys from the environment.
+//! Access to services as configured in a recipe: permitted hosts, and API keys from the
+//! environment.
 
 use std::collections::BTreeMap;
 
@@ -21,15 +22,16 @@ impl Services {
     }
 
     /// Permits the host of `url`, even if it is private, the public hosts matching `hosts`, and the
-    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted by
-    /// itself.
+    /// hosts in `private`. If an argument determines the host of `url`, that host is not permitted
+    /// by itself.
     ///
     /// # Errors
-    /// Returns an error if a host is invalid, or if an argument determines the host of `url` and both
-    /// lists are empty.
+    /// Returns an error if a host is invalid, or if an argument determines the host of `url` and
+    /// both lists are empty.
     pub fn for_hosts(url: &str, hosts: &[String], private: &[String]) -> Result<Self, String> {
-        let own =
-            url.split_once("://").map(|(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or_default());
+        let own = url
+            .split_once("://")
+            .map(|(_, rest)| rest.split(['/', '?', '#']).next().unwrap_or_default());
         let own = own.filter(|host| !host.contains('{'));
         if own.is_none() && hosts.is_empty() && private.is_empty() {
             return Err(format!(
@@ -64,22 +66,30 @@ impl Services {
     pub fn method(&self, name: &str) -> Result<Method, String> {
         let known = [Method::GET, Method::POST, Method::PUT, Method::PATCH, Method::DELETE];
         let found = known.iter().find(|method| method.as_str().eq_ignore_ascii_case(name)).cloned();
-        found.ok_or_else(|| format!("method = {name:?}, but it must be GET, POST, PUT, PATCH or DELETE"))
+        found.ok_or_else(|| {
+            format!("method = {name:?}, but it must be GET, POST, PUT, PATCH or DELETE")
+        })
     }
 
     /// Creates headers whose values are in environment variables. The variable `key` holds a bearer
     /// token; an empty name means no token. `others` maps header names to variables.
     ///
     /// # Errors
-    /// Returns an error if a variable is not set, a value is not valid in a header, or a header name is
-    /// invalid.
-    pub fn headers(&self, key: &str, extra_headers: &BTreeMap<String, String>) -> Result<HeaderMap, String> {
+    /// Returns an error if a variable is not set, a value is not valid in a header, or a header
+    /// name is invalid.
+    pub fn headers(
+        &self,
+        key: &str,
+        extra_headers: &BTreeMap<String, String>,
+    ) -> Result<HeaderMap, String> {
         let value = |variable: &str, before: &str| {
-            let value = std::env::var(variable)
-                .map_err(|_| format!("the environment variable {variable}, which holds a key, is not set"))?;
-            let mut value = HeaderValue::from_str(&format!("{before}{}", value.trim())).map_err(|_| {
-                format!("the value of the environment variable {variable} cannot be a header")
+            let value = std::env::var(variable).map_err(|_| {
+                format!("the environment variable {variable}, which holds a key, is not set")
             })?;
+            let mut value =
+                HeaderValue::from_str(&format!("{before}{}", value.trim())).map_err(|_| {
+                    format!("the value of the environment variable {variable} cannot be a header")
+                })?;
             value.set_sensitive(true);
             Ok::<_, String>(value)
         };
@@ -88,8 +98,8 @@ impl Services {
             headers.insert(AUTHORIZATION, value(key, "Bearer ")?);
         }
         for (name, variable) in extra_headers {
-            let header =
-                HeaderName::try_from(name.as_str()).map_err(|_| format!("{name:?} is no header's name"))?;
+            let header = HeaderName::try_from(name.as_str())
+                .map_err(|_| format!("{name:?} is no header's name"))?;
             headers.insert(header, value(variable, "")?);
         }
         Ok(headers)

@@ -9,9 +9,9 @@ use tokio::sync::Mutex;
 /// Requests that the service received: method with path, and body.
 pub type ReceivedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts a service. `answers` maps the index and path of a request to a status and a body. Returns the
-/// address of the service, and the requests it received. Status 0 closes the connection without a
-/// response.
+/// Starts a service. `answers` maps the index and path of a request to a status and a body. Returns
+/// the address of the service, and the requests it received. Status 0 closes the connection without
+/// a response.
 pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, ReceivedRequests) {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap().to_string();
@@ -37,8 +37,10 @@ pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, Rece
                 let mut body = vec![0; length];
                 stream.read_exact(&mut body).await.unwrap();
                 let requested = head.lines().next().unwrap_or_default();
-                let requested =
-                    requested.rsplit_once(' ').map_or(requested, |(requested, _)| requested).to_owned();
+                let requested = requested
+                    .rsplit_once(' ')
+                    .map_or(requested, |(requested, _)| requested)
+                    .to_owned();
                 let at = {
                     let mut hears = hears.lock().await;
                     hears.push((requested.clone(), String::from_utf8(body).unwrap()));
@@ -49,8 +51,11 @@ pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, Rece
                     return;
                 }
                 let reason = if status == 200 { "OK" } else { "Error" };
-                let head = format!("HTTP/1.1 {status} {reason}\r\ncontent-length: {}\r\n", text.len());
-                let _ = stream.write_all(format!("{head}connection: close\r\n\r\n{text}").as_bytes()).await;
+                let head =
+                    format!("HTTP/1.1 {status} {reason}\r\ncontent-length: {}\r\n", text.len());
+                let _ = stream
+                    .write_all(format!("{head}connection: close\r\n\r\n{text}").as_bytes())
+                    .await;
             });
         }
     });

@@ -8,8 +8,7 @@ use serde_json::json;
 use super::*;
 
 fn command(command: &[&str], dir: &Path, deadline: Duration) -> ToolSet {
-    let parameters =
-        json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] });
+    let parameters = json!({ "type": "object", "properties": { "text": { "type": "string" } }, "required": ["text"] });
     let keys = CommandKeys {
         command: command.iter().map(|element| (*element).to_owned()).collect(),
         dir: dir.to_owned(),
@@ -36,7 +35,8 @@ async fn program_gets_arguments_and_json_line() {
     assert_eq!(run_command(&set, nasty).await.text, format!("{nasty}|a {nasty}"));
     let set = command(&["cat"], dir.path(), LONG);
     assert_eq!(run_command(&set, nasty).await.text, format!("{}\n", json!({ "text": nasty })));
-    let set = command(&["sh", "-c", "pwd; env | cut -d= -f1 | sort | tr '\\n' ' '"], dir.path(), LONG);
+    let set =
+        command(&["sh", "-c", "pwd; env | cut -d= -f1 | sort | tr '\\n' ' '"], dir.path(), LONG);
     let text = run_command(&set, "").await.text;
     let (here, names) = text.split_once('\n').unwrap();
     assert_eq!(Path::new(here).canonicalize().unwrap(), dir.path().canonicalize().unwrap());
@@ -50,8 +50,11 @@ async fn program_gets_arguments_and_json_line() {
 #[tokio::test]
 async fn failure_reports_exit_status_and_last_output() {
     let dir = tempfile::tempdir().unwrap();
-    let of = async |script: &str| run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await;
-    let failed = of("echo begin >&2; yes e | head -c 9000 >&2; echo; echo the end >&2; exit 3").await;
+    let of = async |script: &str| {
+        run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await
+    };
+    let failed =
+        of("echo begin >&2; yes e | head -c 9000 >&2; echo; echo the end >&2; exit 3").await;
     assert!(failed.text.starts_with("Error: run failed (exit code 3): …"), "{}", failed.text);
     assert!(failed.text.ends_with("the end") && !failed.text.contains("begin"), "{}", failed.text);
     assert_eq!((failed.kind, failed.failure), (ObservationKind::Failed, None));
@@ -69,8 +72,9 @@ async fn failure_reports_exit_status_and_last_output() {
 #[tokio::test]
 async fn long_output_keeps_both_ends() {
     let dir = tempfile::tempdir().unwrap();
-    let of =
-        async |script: &str| run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await.text;
+    let of = async |script: &str| {
+        run_command(&command(&["sh", "-c", script], dir.path(), LONG), "x").await.text
+    };
     let text = of("echo first; yes | head -c 20000000; echo last").await;
     assert!(text.starts_with("first\ny\n") && text.ends_with("y\nlast\n"));
     assert!(text.contains("bytes are left out here") && text.len() < 1_100_000, "{}", text.len());

@@ -15,7 +15,10 @@ async fn exceptions_and_return_values_become_results() {
     let set = python(dir.path(), HAZARDS, LONG);
     let mut open = open(&set, "a").await;
     for (mode, wanted) in [
-        ("raise", "Error: ZeroDivisionError: division by zero (own.py, line 10, in divide: return 1 / x)"),
+        (
+            "raise",
+            "Error: ZeroDivisionError: division by zero (own.py, line 10, in divide: return 1 / x)",
+        ),
         ("exit", "Error: it called exit(3)"),
         ("print", "printed"),
         ("close", "closed"),
@@ -29,7 +32,10 @@ async fn exceptions_and_return_values_become_results() {
         ("recursion", "Error: RecursionError: maximum recursion depth exceeded"),
     ] {
         let found = text(&mut open, "does", json!({ "mode": mode })).await;
-        assert!(found.starts_with(wanted) && (!wanted.is_empty() || found.is_empty()), "{mode}: {found}");
+        assert!(
+            found.starts_with(wanted) && (!wanted.is_empty() || found.is_empty()),
+            "{mode}: {found}"
+        );
     }
     let long = text(&mut open, "does", json!({ "mode": "long" })).await;
     assert!((1_000_000..1_000_100).contains(&long.len()), "{}", long.len());
@@ -72,7 +78,11 @@ async fn blocked_call_kills_process_and_pending_calls() {
     };
     let (blocked, heartbeat) = tokio::join!(blocks, heartbeat);
     assert_eq!(blocked.text, "Error: does did not answer within 6s");
-    assert!(heartbeat.text.contains("went on for 2s after it had been given up"), "{}", heartbeat.text);
+    assert!(
+        heartbeat.text.contains("went on for 2s after it had been given up"),
+        "{}",
+        heartbeat.text
+    );
     assert!(heartbeat.failure.is_some());
     let second = text(&mut x, "process", json!({})).await;
     assert_ne!(second, first);

@@ -15,14 +15,19 @@ use std::time::Duration;
 use levade_process::Supervisor;
 use levade_tasks::Task;
 use levade_text::{ParsedCompletion, ToolCall};
-use levade_tools::{Observation, OpenTools, PythonKeys, PythonTools, ToolContext, ToolSet, Toolbox};
+use levade_tools::{
+    Observation, OpenTools, PythonKeys, PythonTools, ToolContext, ToolSet, Toolbox,
+};
 use serde_json::{Map, Value};
 
 /// Returns the supervisor process, which is an example of this crate.
 fn supervisor() -> Supervisor {
     let test = std::env::current_exe().unwrap();
     let supervisor = test.ancestors().nth(2).unwrap().join("examples/supervise_tools");
-    assert!(supervisor.exists(), "first build it: cargo build -p levade-tools --example supervise_tools");
+    assert!(
+        supervisor.exists(),
+        "first build it: cargo build -p levade-tools --example supervise_tools"
+    );
     Supervisor(vec![supervisor.display().to_string()])
 }
 
@@ -68,8 +73,11 @@ async fn open(set: &ToolSet, name: &str) -> OpenTools {
 }
 
 async fn call_tools(open: &mut OpenTools, calls: Vec<ToolCall>) -> Vec<Observation> {
-    let completion =
-        ParsedCompletion { content: String::new(), calls: calls.into_iter().map(Ok).collect(), bare: false };
+    let completion = ParsedCompletion {
+        content: String::new(),
+        calls: calls.into_iter().map(Ok).collect(),
+        bare: false,
+    };
     open.execute_calls(&completion, true).await
 }
 

@@ -64,10 +64,12 @@ async fn type_hints_and_docstrings_become_schemas() {
     let found = text(&mut open, "google", json!({ "city": "Rome", "near": 2 })).await;
     assert_eq!(found, "Rome 3 C 2.0 float");
     let found =
-        text(&mut open, "numpy_style", json!({ "points": [{ "x": 1 }], "weights": { "a": 1 } })).await;
+        text(&mut open, "numpy_style", json!({ "points": [{ "x": 1 }], "weights": { "a": 1 } }))
+            .await;
     assert_eq!(found, "[Point(x=1, y=0.5)] {'a': 1.0}");
     let found =
-        text(&mut open, "sphinx", json!({ "colour": "blue", "tree": { "left": { "leaf": 1 } } })).await;
+        text(&mut open, "sphinx", json!({ "colour": "blue", "tree": { "left": { "leaf": 1 } } }))
+            .await;
     assert_eq!(found, "Colour.BLUE {'left': {'leaf': 1}}");
     let found = text(&mut open, "later", json!({ "pair": ["a", 2] })).await;
     assert_eq!(
@@ -118,8 +120,8 @@ async fn bound_arguments_of_partial_are_hidden() {
     open.close().await.unwrap();
 }
 
-/// Stubs for framework features: defaults of pydantic, and objects that a framework injects into its
-/// tools.
+/// Stubs for framework features: defaults of pydantic, and objects that a framework injects into
+/// its tools.
 const FRAMEWORK: &str = "\
 class RunContextWrapper:
     'Much that no model has to know.'
@@ -143,10 +145,16 @@ async fn arguments_injected_by_frameworks_are_hidden() {
     let parameters =
         |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap().parameters.clone();
     let (f, g) = (parameters("f"), parameters("g"));
-    assert_eq!((&f["properties"], &f["required"]), (&json!({ "x": { "type": "integer" } }), &json!(["x"])));
+    assert_eq!(
+        (&f["properties"], &f["required"]),
+        (&json!({ "x": { "type": "integer" } }), &json!(["x"]))
+    );
     let a = json!({ "type": "integer", "description": "A" });
     let b = json!({ "type": "integer", "description": "B", "default": 2 });
-    assert_eq!((&g["properties"]["a"], &g["properties"]["b"], &g["required"]), (&a, &b, &json!(["a"])));
+    assert_eq!(
+        (&g["properties"]["a"], &g["properties"]["b"], &g["required"]),
+        (&a, &b, &json!(["a"]))
+    );
     for (name, arguments, want) in
         [("f", json!({ "x": 1 }), r#"[null, 1, "me"]"#), ("g", json!({ "a": 1 }), "[1, 2, 3]")]
     {
@@ -163,7 +171,11 @@ async fn invalid_arguments_are_named() {
     let set = python(dir.path(), TYPES, LONG);
     let mut open = open(&set, "a").await;
     for (tool, arguments, why) in [
-        ("google", json!({}), "\"city\" is a required property; the arguments are city, days, unit, near"),
+        (
+            "google",
+            json!({}),
+            "\"city\" is a required property; the arguments are city, days, unit, near",
+        ),
         ("google", json!({ "city": 3 }), "city: 3 is not of type \"string\""),
         ("google", json!({ "city": "a", "day": 3 }), "('day' was unexpected)"),
         ("google", json!({ "city": "a", "unit": "K" }), "unit: \"K\" is not one of"),
@@ -178,7 +190,11 @@ async fn invalid_arguments_are_named() {
             json!({ "points": [{ "x": -1 }], "weights": {} }),
             "points: ValueError: x is below 0",
         ),
-        ("shapes", json!({ "when": "yesterday" }), "when: ValueError: Invalid isoformat string: 'yesterday'"),
+        (
+            "shapes",
+            json!({ "when": "yesterday" }),
+            "when: ValueError: Invalid isoformat string: 'yesterday'",
+        ),
     ] {
         let observation = call_tool(&mut open, tool, arguments).await;
         assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
@@ -206,7 +222,11 @@ async def cancels_itself(): raise asyncio.CancelledError('no')
         ("places", json!({ "d": 5, "more": 6 }), "(1, 2, 3, {'d': 5.0, 'more': 6.0})"),
         ("rest", json!({ "a": [1], "b": "x" }), "{'a': [1], 'b': 'x'}"),
         ("keys", json!({ "x": { "1": "a", "2": "b" } }), "{1: 'a', 2: 'b'}"),
-        ("cancels", json!({}), "CancelledError: no (own.py, line 7, in cancels: def cancels(): raise"),
+        (
+            "cancels",
+            json!({}),
+            "CancelledError: no (own.py, line 7, in cancels: def cancels(): raise",
+        ),
         ("cancels_itself", json!({}), "CancelledError: no (own.py, line 8"),
     ] {
         let found = super::text(&mut open, tool, arguments).await;
@@ -214,7 +234,11 @@ async def cancels_itself(): raise asyncio.CancelledError('no')
     }
     for (tool, arguments, why) in [
         ("places", json!({ "d": "x" }), "d: \"x\" is not of type \"number\""),
-        ("keys", json!({ "x": { "1": "a", "1.0": "b" } }), "two of the keys '1', '1.0' are the same"),
+        (
+            "keys",
+            json!({ "x": { "1": "a", "1.0": "b" } }),
+            "two of the keys '1', '1.0' are the same",
+        ),
     ] {
         let observation = call_tool(&mut open, tool, arguments).await;
         assert_eq!(observation.kind, ObservationKind::BadArguments, "{observation:?}");
@@ -273,7 +297,8 @@ def fresh(x: list = []) -> list:
     ] {
         assert_eq!(super::text(&mut open, tool, arguments).await, want);
     }
-    let huge: serde_json::Value = serde_json::from_str(&format!("{{\"x\": 1{}}}", "0".repeat(400))).unwrap();
+    let huge: serde_json::Value =
+        serde_json::from_str(&format!("{{\"x\": 1{}}}", "0".repeat(400))).unwrap();
     for (tool, arguments, why) in [
         ("keys", json!({ "x": { "one": "a" } }), "x: the key 'one' is none of its type"),
         ("keys", json!({ "x": {}, "y": { "k": 2 } }), "y: the key 'k' is none of its type"),
@@ -359,7 +384,10 @@ def bounded(n: Annotated[int, Bound(ge=1), Bound(le=9)], s: Annotated[str, Bound
         json!({ "n": 1, "s": "b" }),
         json!({ "n": 1, "l": [] }),
     ] {
-        assert_eq!(call_tool(&mut open, "bounded", wrong).await.kind, ObservationKind::BadArguments);
+        assert_eq!(
+            call_tool(&mut open, "bounded", wrong).await.kind,
+            ObservationKind::BadArguments
+        );
     }
     open.close().await.unwrap();
 }
@@ -373,7 +401,8 @@ async fn sync_and_async_calls_run_concurrently() {
     let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
     let start = Instant::now();
-    let calls = (0..12).map(|i| call(if i % 2 == 0 { "slow" } else { "waits" }, json!({}))).collect();
+    let calls =
+        (0..12).map(|i| call(if i % 2 == 0 { "slow" } else { "waits" }, json!({}))).collect();
     let found = call_tools(&mut open, calls).await;
     for (i, observation) in found.iter().enumerate() {
         assert_eq!(observation.text, if i % 2 == 0 { "slow" } else { "waits" });
@@ -396,8 +425,9 @@ async fn tools_are_listed_marked_or_public_functions() {
         names
     };
     assert_eq!(names(python(dir.path(), text, LONG)).await, ["one", "two"]);
-    let marked =
-        format!("{text}@tool\ndef three(): return 3\n@function_tool(strict=True)\ndef four(): return 4\n");
+    let marked = format!(
+        "{text}@tool\ndef three(): return 3\n@function_tool(strict=True)\ndef four(): return 4\n"
+    );
     assert_eq!(names(python(dir.path(), &marked, LONG)).await, ["three", "four"]);
     let of = |functions: &[&str]| {
         let file = write(dir.path(), "own.py", text);
@@ -407,7 +437,8 @@ async fn tools_are_listed_marked_or_public_functions() {
     assert_eq!(names(of(&["two", "_hidden"])).await, ["two", "_hidden"]);
     let error = of(&["tow"]).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(
-        error.contains("`functions` names 'tow', which is not defined in own.py; there is one, two"),
+        error
+            .contains("`functions` names 'tow', which is not defined in own.py; there is one, two"),
         "{error}"
     );
 }
@@ -436,7 +467,8 @@ async fn failed_load_reports_python_error() {
         assert!(error.starts_with("tool \"own\" could not be opened: "), "{error}");
         assert!(error.contains(why), "{error}\n{why}");
     }
-    let missing = set_of(PythonKeys { python: "no-such-python".into(), ..keys("own.py".into()) }, LONG);
+    let missing =
+        set_of(PythonKeys { python: "no-such-python".into(), ..keys("own.py".into()) }, LONG);
     let error = missing.open(&attempt("a", json!({}))).await.unwrap_err().to_string();
     assert!(error.contains("cannot start no-such-python"), "{error}");
     let file = write(dir.path(), "own.py", "import time\ntime.sleep(60)\n");
@@ -453,7 +485,8 @@ async fn worker_gets_named_variables_and_sibling_modules() {
                 def seen(): return [sorted(os.environ), beside.VALUE, os.getcwd(), sys.stdin.read()]\n";
     let set = python(dir.path(), text, LONG);
     let mut open = open(&set, "a").await;
-    let found: Vec<Value> = serde_json::from_str(&super::text(&mut open, "seen", json!({})).await).unwrap();
+    let found: Vec<Value> =
+        serde_json::from_str(&super::text(&mut open, "seen", json!({})).await).unwrap();
     // An interpreter that is a script may set further variables.
     let has = |name: &str| found[0].as_array().unwrap().iter().any(|found| found == name);
     assert!(has("PATH") && !has("CARGO_MANIFEST_DIR") && !has("CARGO_PKG_NAME"), "{}", found[0]);

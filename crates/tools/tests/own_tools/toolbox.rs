@@ -19,7 +19,8 @@ fn names(open: &OpenTools) -> Vec<&str> {
 async fn class_methods_share_state_within_one_attempt() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), BANK, LONG);
-    let mut ann = open_for(&set, "a", json!({ "owner": "Ann", "balance": 5, "question": "?" })).await;
+    let mut ann =
+        open_for(&set, "a", json!({ "owner": "Ann", "balance": 5, "question": "?" })).await;
     let mut bob = open_for(&set, "b", json!({ "owner": "Bob" })).await;
     assert_eq!(names(&ann), ["entries", "deposit", "later", "pair", "add", "kind"]);
     let deposit = &ann.specs()[1];
@@ -45,7 +46,11 @@ async fn class_methods_share_state_within_one_attempt() {
 
     let failed = call_tool(&mut ann, "deposit", json!({ "amount": -1 })).await;
     assert_eq!(failed.kind, ObservationKind::Failed);
-    assert!(failed.text.contains("ValueError: -1.0 is not positive (own.py, line "), "{}", failed.text);
+    assert!(
+        failed.text.contains("ValueError: -1.0 is not positive (own.py, line "),
+        "{}",
+        failed.text
+    );
     let wrong = call_tool(&mut ann, "deposit", json!({ "amount": "much" })).await;
     assert_eq!(wrong.kind, ObservationKind::BadArguments);
     for none in ["undocumented", "_hidden", "size", "reset", "close", "calc_reward"] {
@@ -53,7 +58,10 @@ async fn class_methods_share_state_within_one_attempt() {
     }
 
     let (found, errors) = ann.scorer_input().await;
-    assert_eq!((Value::Object(found), errors.len()), (json!({ "own": { "Bank": { "reward": 10.0 } } }), 0));
+    assert_eq!(
+        (Value::Object(found), errors.len()),
+        (json!({ "own": { "Bank": { "reward": 10.0 } } }), 0)
+    );
     ann.close().await.unwrap();
     drop(bob);
     let closed = dir.path().join("closed");
@@ -64,7 +72,10 @@ async fn class_methods_share_state_within_one_attempt() {
         tokio::time::sleep(Duration::from_millis(50)).await;
     }
     let closed = std::fs::read_to_string(&closed).unwrap();
-    assert_eq!(closed, "close Ann\ndel Ann\nclose Bob\ndel Bob\n", "also of an attempt that was given up");
+    assert_eq!(
+        closed, "close Ann\ndel Ann\nclose Bob\ndel Bob\n",
+        "also of an attempt that was given up"
+    );
 }
 
 #[tokio::test]
@@ -72,7 +83,10 @@ async fn constructor_gets_row_fields() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), BANK, LONG);
     let error = set.open(&attempt("a", json!({ "name": "Ann" }))).await.unwrap_err().to_string();
-    assert!(error.contains("Bank needs 'owner', and the row of the task has no such field"), "{error}");
+    assert!(
+        error.contains("Bank needs 'owner', and the row of the task has no such field"),
+        "{error}"
+    );
     let kwargs = json!({ "tools_kwargs": { "Bank": { "create_kwargs": { "owner": "Eve", "balance": 1 } } } });
     let mut eve = open_for(&set, "b", json!({ "owner": "Ann", "extra_info": kwargs })).await;
     let paid = text(&mut eve, "deposit", json!({ "amount": 1 })).await;
@@ -109,7 +123,9 @@ async fn class_is_selected_by_name_decorator_or_uniqueness() {
     let both = format!("{a}{b}");
     let error = tools(&both, &[]).await.unwrap_err();
     assert!(
-        error.contains("several classes") && error.contains("A, B") && error.contains("`functions`"),
+        error.contains("several classes")
+            && error.contains("A, B")
+            && error.contains("`functions`"),
         "{error}"
     );
     assert_eq!(tools(&both, &["B"]).await.unwrap(), "b c");

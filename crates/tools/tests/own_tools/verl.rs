@@ -48,7 +48,10 @@ async fn attempt_instance_gets_kwargs_from_row() {
     let mut y = set.open(&attempt("y", row("8"))).await.unwrap();
     let parameters = &x.specs()[0].parameters;
     // Misspelled schema keywords are corrected.
-    assert_eq!(parameters["properties"]["steps"], json!({ "type": "array", "items": { "type": "string" } }));
+    assert_eq!(
+        parameters["properties"]["steps"],
+        json!({ "type": "array", "items": { "type": "string" } })
+    );
     assert_eq!(parameters["properties"]["answer"]["type"], "string");
     assert_eq!(parameters["required"], json!(["answer"]));
     let reward_output = call_tool(&mut x, "calc_gsm8k_reward", json!({ "answer": "7" })).await;
@@ -150,8 +153,10 @@ async fn execute_gets_agent_data_as_in_verl() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), KEPT, LONG);
     let row = json!({ "prompt": [{ "role": "user", "content": "Hi" }] });
-    let (mut x, mut y) =
-        (set.open(&attempt("x", row)).await.unwrap(), set.open(&attempt("y", json!({}))).await.unwrap());
+    let (mut x, mut y) = (
+        set.open(&attempt("x", row)).await.unwrap(),
+        set.open(&attempt("y", json!({}))).await.unwrap(),
+    );
     for want in ["1", "2"] {
         assert_eq!(text(&mut x, "any", json!({})).await, want);
     }
@@ -188,7 +193,10 @@ async fn config_is_parsed_or_error_names_missing_parts() {
     match verl(dir.path(), config).open(&attempt("a", json!({}))).await {
         Ok(open) => {
             assert_eq!(open.specs()[0].name, "calc_gsm8k_reward");
-            assert_eq!(open.specs()[0].parameters["properties"]["steps"]["items"]["type"], "string");
+            assert_eq!(
+                open.specs()[0].parameters["properties"]["steps"]["items"]["type"],
+                "string"
+            );
             open.close().await.unwrap();
         }
         // The interpreter of this machine has no YAML parser.
@@ -198,14 +206,18 @@ async fn config_is_parsed_or_error_names_missing_parts() {
         ("{\"tool\": []}", "has no list `tools`"),
         ("{\"tools\": [{\"config\": {}}]}", "tools[0] of bad.json has no `class_name`"),
         ("{\"tools\": [{\"class_name\": \"gsm8k.Gsm9kTool\"}]}", "gsm8k has no class Gsm9kTool"),
-        ("{\"tools\": [{\"class_name\": \"none.Tool\"}]}", "none cannot be imported: ModuleNotFoundError"),
+        (
+            "{\"tools\": [{\"class_name\": \"none.Tool\"}]}",
+            "none cannot be imported: ModuleNotFoundError",
+        ),
         (
             "{\"tools\": [{\"class_name\": \"verl.tools.mcp_base_tool.MCPBaseTool\"}]}",
             "is an MCP server: give it a [[tool]] of its own",
         ),
     ] {
         let config = write(dir.path(), "bad.json", text);
-        let error = verl(dir.path(), config).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
+        let error =
+            verl(dir.path(), config).open(&attempt("a", json!({}))).await.unwrap_err().to_string();
         assert!(error.contains(why), "{error}\n{why}");
     }
 }

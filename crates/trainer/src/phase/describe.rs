@@ -17,8 +17,10 @@ const MIN_REPORTED_WAIT: Duration = Duration::from_millis(1);
 
 /// Adds the age of the trained tokens, in weight versions.
 pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metrics: &mut Metrics) {
-    let segments =
-        attempts.iter().flat_map(|a| a.trajectory.segments()).filter(|s| targets.contains_targets(s));
+    let segments = attempts
+        .iter()
+        .flat_map(|a| a.trajectory.segments())
+        .filter(|s| targets.contains_targets(s));
     let runs = segments.flat_map(|s| s.versions.iter());
     let (mut tokens, mut sum, mut oldest) = (0u64, 0u64, 0u64);
     for run in runs {
@@ -50,7 +52,10 @@ pub(super) fn high_entropy(found: &HighEntropy, metrics: &mut Metrics) {
 
 /// Adds the metrics of the greedy baseline attempts. `missing` is the number of groups without one.
 pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Metrics) {
-    metrics.add_spread("critic/baseline_rewards", baselines.iter().filter_map(|baseline| baseline.reward));
+    metrics.add_spread(
+        "critic/baseline_rewards",
+        baselines.iter().filter_map(|baseline| baseline.reward),
+    );
     metrics.add("training/baselines", baselines.len() as f64);
     metrics.add("training/baselines_missing", missing as f64);
     let tokens: usize = baselines.iter().map(|baseline| baseline.trajectory.sampled_tokens()).sum();
@@ -60,7 +65,11 @@ pub(super) fn baselines(baselines: &[Attempt], missing: usize, metrics: &mut Met
 /// Adds the mean numbers of sampled tokens of the attempts in groups, and of all attempts that were
 /// started for these groups, if there were more. A cancelled attempt counts as the longest attempt
 /// of its group. It was still running when that group was completed, so the mean is a lower bound.
-pub(super) fn oversampled(groups: &[Vec<usize>], excluded: &[ExcludedAttempts], metrics: &mut Metrics) {
+pub(super) fn oversampled(
+    groups: &[Vec<usize>],
+    excluded: &[ExcludedAttempts],
+    metrics: &mut Metrics,
+) {
     let (mut kept, mut started) = (Vec::new(), Vec::new());
     for (lengths, excluded) in groups.iter().zip(excluded) {
         let max_len = lengths.iter().copied().max().unwrap_or(0);
@@ -69,7 +78,8 @@ pub(super) fn oversampled(groups: &[Vec<usize>], excluded: &[ExcludedAttempts], 
         started.extend(std::iter::repeat_n(max_len, excluded.cancelled));
     }
     if started.len() > kept.len() {
-        let mean = |lengths: &[usize]| lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
+        let mean =
+            |lengths: &[usize]| lengths.iter().sum::<usize>() as f64 / lengths.len().max(1) as f64;
         metrics.add("oversample/kept_length_mean", mean(&kept));
         metrics.add("oversample/started_length_mean", mean(&started));
     }
@@ -84,12 +94,20 @@ pub(super) struct SamplerSnapshot {
 impl SamplerSnapshot {
     /// Takes a snapshot of `sampler`.
     pub async fn take(sampler: &dyn Sampler) -> Result<Self, PolicyError> {
-        Ok(SamplerSnapshot { device: sampler.device_stats().await?, paused: sampler.paused().await? })
+        Ok(SamplerSnapshot {
+            device: sampler.device_stats().await?,
+            paused: sampler.paused().await?,
+        })
     }
 }
 
 /// Adds metrics of the sampler between two snapshots, `seconds` apart, if the sampler reports them.
-pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds: f64, metrics: &mut Metrics) {
+pub(super) fn sampling(
+    before: &SamplerSnapshot,
+    now: &SamplerSnapshot,
+    seconds: f64,
+    metrics: &mut Metrics,
+) {
     let learning = now.paused.saturating_sub(before.paused).as_secs_f64();
     let (Some(before), Some(after)) = (&before.device, &now.device) else { return };
     let hits = after.prefix_hits.saturating_sub(before.prefix_hits) as f64;
@@ -103,8 +121,10 @@ pub(super) fn sampling(before: &SamplerSnapshot, now: &SamplerSnapshot, seconds:
         let sampled_tokens = after.sampled.saturating_sub(before.sampled) as f64;
         metrics.add("sampler/generation_tokens_per_busy_s", sampled_tokens / busy);
         metrics.add("sampler/running", (after.running_seconds - before.running_seconds) / busy);
-        metrics
-            .add("sampler/cache_in_use", (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy);
+        metrics.add(
+            "sampler/cache_in_use",
+            (after.cache_in_use_seconds - before.cache_in_use_seconds) / busy,
+        );
     }
 }
 
@@ -135,7 +155,9 @@ pub(super) fn memory(metrics: &mut Metrics) {
         let line = status.lines().find_map(|line| line.strip_prefix(key))?;
         line.trim_end_matches("kB").trim().parse::<f64>().ok()
     };
-    for (name, key) in [("perf/process_memory_gb", "VmRSS:"), ("perf/process_memory_peak_gb", "VmHWM:")] {
+    for (name, key) in
+        [("perf/process_memory_gb", "VmRSS:"), ("perf/process_memory_peak_gb", "VmHWM:")]
+    {
         if let Some(kib) = kib(key) {
             metrics.add(name, kib / f64::from(1 << 20));
         }
@@ -148,12 +170,16 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add_spread("critic/score", attempts.iter().filter_map(|attempt| attempt.score));
     let components = || attempts.iter().flat_map(|attempt| &attempt.outcome.components);
     for name in components().map(|component| component.name.as_str()).collect::<BTreeSet<_>>() {
-        let values = components().filter(|component| component.name == name).map(|component| component.value);
+        let values = components()
+            .filter(|component| component.name == name)
+            .map(|component| component.value);
         metrics.add_spread(&format!("reward/{name}"), values);
     }
     metrics.add_spread("critic/rewards", attempts.iter().filter_map(|attempt| attempt.reward));
-    let rewards: Vec<Vec<f64>> =
-        groups.iter().map(|group| group.iter().filter_map(|attempt| attempt.reward).collect()).collect();
+    let rewards: Vec<Vec<f64>> = groups
+        .iter()
+        .map(|group| group.iter().filter_map(|attempt| attempt.reward).collect())
+        .collect();
     let stats = levade_rl::GroupStats::new(&rewards);
     metrics.add("critic/rewards/std", stats.deviation);
     metrics.add("critic/rewards/best", stats.best);
@@ -162,13 +188,15 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     let sampled = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens() as f64);
     metrics.add_spread("response_length", sampled);
     let prompts = attempts.iter().filter_map(|attempt| attempt.trajectory.segments().first());
-    let prompts =
-        prompts.filter(|segment| segment.kind == Kind::Context).map(|segment| segment.tokens.len() as f64);
+    let prompts = prompts
+        .filter(|segment| segment.kind == Kind::Context)
+        .map(|segment| segment.tokens.len() as f64);
     metrics.add_spread("prompt_length", prompts);
 
     let outcomes: Vec<&Outcome> = attempts.iter().map(|attempt| &attempt.outcome).collect();
     let fraction = |wanted: &dyn Fn(&Outcome) -> bool| {
-        outcomes.iter().filter(|outcome| wanted(outcome)).count() as f64 / outcomes.len().max(1) as f64
+        outcomes.iter().filter(|outcome| wanted(outcome)).count() as f64
+            / outcomes.len().max(1) as f64
     };
     metrics.add(
         "response_length/clip_ratio",
@@ -180,7 +208,8 @@ pub(super) fn attempts(groups: &[&[Attempt]], metrics: &mut Metrics) {
     metrics.add("response/answered_ratio", fraction(&|o| o.finish.is_complete()));
     metrics.add_spread("num_turns", outcomes.iter().map(|o| f64::from(o.turns)));
     metrics.add_spread("tool_call_counts", outcomes.iter().map(|o| f64::from(o.calls.total())));
-    let total = |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
+    let total =
+        |count: &dyn Fn(&Outcome) -> u32| outcomes.iter().map(|o| f64::from(count(o))).sum();
     metrics.add("tool_calls/ok", total(&|o| o.calls.ok));
     metrics.add("tool_calls/malformed", total(&|o| o.calls.malformed));
     metrics.add("tool_calls/unknown_tool", total(&|o| o.calls.unknown_tool));
@@ -216,6 +245,9 @@ mod tests {
         };
         assert_eq!(report(ExcludedAttempts::default()), (None, None));
         // The cancelled attempt counts as 4 tokens.
-        assert_eq!(report(ExcludedAttempts { ended: vec![8], cancelled: 1 }), (Some(3.0), Some(4.5)));
+        assert_eq!(
+            report(ExcludedAttempts { ended: vec![8], cancelled: 1 }),
+            (Some(3.0), Some(4.5))
+        );
     }
 }

@@ -52,7 +52,9 @@ pub(crate) async fn enter(
             // When the phase starts, these are the current weights, which were written or verified
             // just before.
             if !starts_phase {
-                before.verify().map_err(|why| TrainerError::Damaged { path: before.dir.clone(), why })?;
+                before
+                    .verify()
+                    .map_err(|why| TrainerError::Damaged { path: before.dir.clone(), why })?;
             }
             reference.load(&policy_dir, false).await?;
         }

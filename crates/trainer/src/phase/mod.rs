@@ -79,7 +79,9 @@ impl PhaseRun {
             Phase::Sft(keys) => {
                 PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, run, observer, stop).await?))
             }
-            Phase::Rl(keys) => PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, run, progress).await?)),
+            Phase::Rl(keys) => {
+                PhaseRun::Rl(Box::new(Rl::new(phase, number, *keys, run, progress).await?))
+            }
         })
     }
 
@@ -93,7 +95,9 @@ impl PhaseRun {
         stop: &StopFlag,
     ) -> Result<(Metrics, Vec<Attempt>), Exit> {
         match self {
-            PhaseRun::Sft(phase) => Ok((phase.step(run, progress, step, observer).await?, Vec::new())),
+            PhaseRun::Sft(phase) => {
+                Ok((phase.step(run, progress, step, observer).await?, Vec::new()))
+            }
             PhaseRun::Rl(phase) => phase.step(run, progress, step, observer, stop).await,
         }
     }

@@ -44,16 +44,29 @@ impl Rl {
         for step in 0..done {
             let plan = store.step(index, step).await?;
             taken.extend(
-                plan.map_or_else(|| default_positions(&keys, step), |plan| positions_of(&plan, &keys)),
+                plan.map_or_else(
+                    || default_positions(&keys, step),
+                    |plan| positions_of(&plan, &keys),
+                ),
             );
         }
         let initial_version = |name: String| {
             let version = progress.version(&name) - u64::from(done);
             (name, version)
         };
-        let initial_versions = recipe.trained_policies_in(&phase).into_iter().map(initial_version).collect();
-        let scheduler =
-            GroupScheduler::new(index, &keys, order, initial_versions, done, &taken, rollouts, tasks).await?;
+        let initial_versions =
+            recipe.trained_policies_in(&phase).into_iter().map(initial_version).collect();
+        let scheduler = GroupScheduler::new(
+            index,
+            &keys,
+            order,
+            initial_versions,
+            done,
+            &taken,
+            rollouts,
+            tasks,
+        )
+        .await?;
         Ok(Rl { phase, index, keys, scheduler })
     }
 
@@ -74,7 +87,9 @@ impl Rl {
         let planned = store.step(self.index, step).await?;
         let taken = match &planned {
             Some(plan) => {
-                self.scheduler.restore_step(&positions_of(plan, &self.keys), rollouts, tasks).await?
+                self.scheduler
+                    .restore_step(&positions_of(plan, &self.keys), rollouts, tasks)
+                    .await?
             }
             None => collect(&mut self.scheduler, run, observer, stop).await?,
         };
@@ -94,7 +109,8 @@ impl Rl {
 
         // Attempts continue while the weights are trained.
         let Rl { scheduler, phase, index, keys } = self;
-        let has_reward = |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
+        let has_reward =
+            |baseline: &&Option<Attempt>| baseline.as_ref().is_some_and(|b| b.reward.is_some());
         let missing = taken.baselines.len() - taken.baselines.iter().filter(has_reward).count();
         let missing = if keys.needs_baseline() { missing } else { 0 };
         if missing > 0 {
@@ -126,12 +142,14 @@ impl Rl {
             Ok::<_, TrainerError>((plan, outcomes))
         };
         let (plan, outcomes) = run_alongside(scheduler, run, training).await?;
-        let aside = |of: &UpdateOutcome| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
+        let aside =
+            |of: &UpdateOutcome| of.reference_seconds + of.critic_seconds + of.prepare_seconds;
         let updated = learning.elapsed().as_secs_f64() - outcomes.iter().map(aside).sum::<f64>();
 
         let mut metrics = Metrics::default();
         describe::attempts(&groups, &mut metrics);
-        let lengths = |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
+        let lengths =
+            |group: &&[Attempt]| group.iter().map(|a| a.trajectory.sampled_tokens()).collect();
         let lengths: Vec<Vec<usize>> = groups.iter().map(lengths).collect();
         describe::oversampled(&lengths, &taken.excluded, &mut metrics);
         let several = plan.policies.len() > 1;
@@ -146,7 +164,12 @@ impl Rl {
             metrics.add("actor/reference_age", f64::from(step - keys.reference_step(step)));
         }
         let step_seconds = start.elapsed().as_secs_f64();
-        describe::sampling(&before, &SamplerSnapshot::take(&**sampler).await?, step_seconds, &mut metrics);
+        describe::sampling(
+            &before,
+            &SamplerSnapshot::take(&**sampler).await?,
+            step_seconds,
+            &mut metrics,
+        );
         describe::tools(&used, &rollouts.agents.used(), &mut metrics);
         context.timing(&attempts, &outcomes, waited, updated, step_seconds, &mut metrics);
         describe::memory(&mut metrics);
@@ -235,7 +258,8 @@ impl PhaseContext<'_> {
             let policy_learner = self.run.policies.policy_learner(name)?;
             let (models, settings) = (policy_learner.models(self.phase), self.settings(name, step));
             outcomes.push(
-                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer).await?,
+                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer)
+                    .await?,
             );
         }
         Ok(outcomes)
@@ -256,9 +280,9 @@ impl PhaseContext<'_> {
         attempts: &[Attempt],
     ) -> Metrics {
         let mut metrics = Metrics::default();
-        let advantages = plan
-            .sequences()
-            .flat_map(|sequence| sequence.advantage.run_values().map(f64::from).collect::<Vec<_>>());
+        let advantages = plan.sequences().flat_map(|sequence| {
+            sequence.advantage.run_values().map(f64::from).collect::<Vec<_>>()
+        });
         metrics.add_spread("critic/advantages", advantages);
         if let Some(kl) = plan.kl {
             metrics.add("actor/reward_kl_penalty", kl.found);
@@ -282,8 +306,9 @@ impl PhaseContext<'_> {
             return Ok(kl.coefficient);
         };
         let before = self.run.store.step(self.index, before).await?;
-        let before = before
-            .and_then(|plan| plan.policies.into_iter().find(|policy_plan| policy_plan.policy == policy)?.kl);
+        let before = before.and_then(|plan| {
+            plan.policies.into_iter().find(|policy_plan| policy_plan.policy == policy)?.kl
+        });
         Ok(before.map_or(kl.coefficient, |before| {
             adaptive.next(before.coefficient, before.found, before.rollouts as usize)
         }))
@@ -301,12 +326,20 @@ impl PhaseContext<'_> {
         let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
         let (mut plans, mut sampled) = (Vec::new(), Census::default());
-        for (name, policy_learner) in policies.trained_among(&recipe.trained_policies_in(self.phase)) {
+        for (name, policy_learner) in
+            policies.trained_among(&recipe.trained_policies_in(self.phase))
+        {
             let (models, targets) = (policy_learner.models(self.phase), self.run.targets(name));
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
-            let signal_table =
-                SignalTable::query(self.keys, models, targets, groups, policies.context(name), budget)
-                    .await?;
+            let signal_table = SignalTable::query(
+                self.keys,
+                models,
+                targets,
+                groups,
+                policies.context(name),
+                budget,
+            )
+            .await?;
             let kl_coefficient = self.kl_coefficient(name, step).await?;
             let draft = {
                 let signals = |attempt, leaf| signal_table.get(attempt, leaf);
@@ -340,15 +373,20 @@ impl PhaseContext<'_> {
         step_seconds: f64,
         metrics: &mut Metrics,
     ) {
-        let sampled: usize = attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
-        let all: usize = attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
-        let sum = |outcome_field: fn(&UpdateOutcome) -> f64| outcomes.iter().map(outcome_field).sum::<f64>();
+        let sampled: usize =
+            attempts.iter().map(|attempt| attempt.trajectory.sampled_tokens()).sum();
+        let all: usize =
+            attempts.iter().flat_map(|a| a.trajectory.segments()).map(|s| s.tokens.len()).sum();
+        let sum = |outcome_field: fn(&UpdateOutcome) -> f64| {
+            outcomes.iter().map(outcome_field).sum::<f64>()
+        };
         metrics.add("timing_s/gen", generated);
         if self.keys.needs_reference() {
             metrics.add("timing_s/ref", sum(|outcome_field| outcome_field.reference_seconds));
         }
         if self.keys.needs_critic() {
-            metrics.add("timing_s/update_critic", sum(|outcome_field| outcome_field.critic_seconds));
+            metrics
+                .add("timing_s/update_critic", sum(|outcome_field| outcome_field.critic_seconds));
         }
         let prepared = sum(|outcome_field| outcome_field.prepare_seconds);
         if prepared > 0.0 {

@@ -35,7 +35,10 @@ const POOL: usize = 32;
 
 /// Interleaves items by kind, one of each kind in turn. Kinds are in order of first appearance, and
 /// items of a kind keep their order.
-fn interleave_kinds<T, K: PartialEq>(items: impl Iterator<Item = T>, kind: impl Fn(&T) -> K) -> Vec<T> {
+fn interleave_kinds<T, K: PartialEq>(
+    items: impl Iterator<Item = T>,
+    kind: impl Fn(&T) -> K,
+) -> Vec<T> {
     let mut kinds: Vec<(K, VecDeque<T>)> = Vec::new();
     for item in items {
         let kind = kind(&item);
@@ -76,9 +79,10 @@ pub(super) fn demonstrations(
         let mut messages = agent.keys.initial_messages(&task);
         let num_given = messages.len();
         messages.extend(demonstration.messages());
-        let trajectory = demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_given)
-            .map(|trajectory| trajectory.with_names(name, policy))
-            .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
+        let trajectory =
+            demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_given)
+                .map(|trajectory| trajectory.with_names(name, policy))
+                .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
         let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
         let slot = AttemptSlot { purpose, phase, step: 0, group, sample: 0 };
         found.push(Attempt {
@@ -120,13 +124,21 @@ impl Sft {
                 }
             };
             let keys_and_source = (&keys, source);
-            let found =
-                teacher::demonstrations(index, keys_and_source, teacher, tasks, rollouts, observer, stop)
-                    .await?;
+            let found = teacher::demonstrations(
+                index,
+                keys_and_source,
+                teacher,
+                tasks,
+                rollouts,
+                observer,
+                stop,
+            )
+            .await?;
             let demonstrations = found.ok_or(Exit::Stopped)?;
             return Ok(Sft { phase, index, keys, demonstrations });
         }
-        let found = demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
+        let found =
+            demonstrations(index as usize, &keys, recipe, tasks, &rollouts.agents, store.run())?;
         store.record_attempts(&found).await?;
         Ok(Sft { phase, index, keys, demonstrations: found })
     }
@@ -169,16 +181,19 @@ impl Sft {
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
-        let (index_and_phase, mut micro_batches) = ((self.index, &self.phase), Progress::new(&plan));
+        let (index_and_phase, mut micro_batches) =
+            ((self.index, &self.phase), Progress::new(&plan));
         let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = policies.policy_learner(name)?;
             let (targets, version) = (run.targets(name), progress.version(name));
-            let settings = UpdateSettings::new(index_and_phase, step, Some(origin), targets, version, recipe);
+            let settings =
+                UpdateSettings::new(index_and_phase, step, Some(origin), targets, version, recipe);
             let models = policy_learner.models(&self.phase);
             let outcome =
-                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer).await?;
+                run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer)
+                    .await?;
             let mut found = Metrics::default();
             outcome.report(&self.phase, settings.policy, &mut found);
             metrics.extend(several.then_some(name), found);

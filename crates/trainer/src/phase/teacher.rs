@@ -33,14 +33,20 @@ pub(super) async fn demonstrations(
     observer: &mut dyn Observer,
     stop: &StopFlag,
 ) -> Result<Option<Vec<Attempt>>, TrainerError> {
-    let rollouts = Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
+    let rollouts =
+        Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
     let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
     let (wanted, max_tried) = (keys.demonstrations, source.max_tasks(keys.demonstrations));
     let (mut found, mut tried) = (Vec::with_capacity(wanted), 0);
     while found.len() < wanted && tried < max_tried {
         let next = (wanted - found.len()).min(max_tried - tried);
-        let slot_of =
-            |group| AttemptSlot { purpose: Purpose::Demonstration, phase, step: 0, group, sample: 0 };
+        let slot_of = |group| AttemptSlot {
+            purpose: Purpose::Demonstration,
+            phase,
+            step: 0,
+            group,
+            sample: 0,
+        };
         let batch: Vec<_> =
             remaining.by_ref().take(next).map(|(task, group)| (slot_of(group), task)).collect();
         if batch.is_empty() {
@@ -54,7 +60,14 @@ pub(super) async fn demonstrations(
     if found.len() < wanted {
         let (teacher, min_score) = (source.to_string(), source.min_score);
         let found = found.len();
-        return Err(TrainerError::TooFewLessons { phase, teacher, min_score, found, tried, wanted });
+        return Err(TrainerError::TooFewLessons {
+            phase,
+            teacher,
+            min_score,
+            found,
+            tried,
+            wanted,
+        });
     }
     Ok(Some(found))
 }
@@ -69,7 +82,8 @@ fn demonstration_tasks<'t>(
 ) -> impl Iterator<Item = Task> + 't {
     let order = order(seed, "demonstrations", &[phase], tasks.train_len());
     let tasks = order.into_iter().filter_map(|at| tasks.train(at as usize));
-    let can_be = |task: &Task| source.field.as_ref().is_none_or(|field| task.row.contains_key(field));
+    let can_be =
+        |task: &Task| source.field.as_ref().is_none_or(|field| task.row.contains_key(field));
     tasks.filter(can_be)
 }
 
@@ -87,7 +101,9 @@ pub(super) fn check(
 ) -> Result<(), TrainerError> {
     let Some(field) = &source.field else { return Ok(()) };
     let mut found = 0;
-    for task in demonstration_tasks(phase as u32, source, seed, tasks).take(source.max_tasks(wanted)) {
+    for task in
+        demonstration_tasks(phase as u32, source, seed, tasks).take(source.max_tasks(wanted))
+    {
         row_completions(&task, field)
             .map_err(|why| TrainerError::WrittenCompletion { task: task.id, why })?;
         found += 1;

@@ -79,8 +79,9 @@ impl Mlflow {
 /// Creates an HTTP client that returns error statuses as responses, because their message is
 /// needed.
 fn agent() -> ureq::Agent {
-    let config =
-        ureq::Agent::config_builder().timeout_global(Some(RESPONSE_TIMEOUT)).http_status_as_error(false);
+    let config = ureq::Agent::config_builder()
+        .timeout_global(Some(RESPONSE_TIMEOUT))
+        .http_status_as_error(false);
     config.build().new_agent()
 }
 
@@ -188,7 +189,9 @@ impl Client {
                 Message::Close { finished } => {
                     let status = if finished { "FINISHED" } else { "KILLED" };
                     let ended = json!({"run_id": id, "status": status, "end_time": unix_millis()});
-                    return Ok(self.send_with_retries(|| self.post("runs/update", &ended)).map(|_| ())?);
+                    return Ok(self
+                        .send_with_retries(|| self.post("runs/update", &ended))
+                        .map(|_| ())?);
                 }
             }
         }
@@ -215,7 +218,8 @@ impl Client {
             self.post("runs/log-batch", &json!({"run_id": id, "params": params}))?;
         }
         let kept = json!({"server": self.server, "run_id": id}).to_string();
-        std::fs::write(&self.file, kept).map_err(|error| format!("{}: {error}", self.file.display()))?;
+        std::fs::write(&self.file, kept)
+            .map_err(|error| format!("{}: {error}", self.file.display()))?;
         Ok(Run { id, known: HashMap::new() })
     }
 
@@ -242,9 +246,10 @@ impl Client {
     fn experiment(&self) -> Result<String, String> {
         match self.get("experiments/get-by-name", ("experiment_name", &self.experiment)) {
             Ok(found) => text(&found, "/experiment/experiment_id"),
-            Err(Failure::Refused(Rejection { status: 404, .. })) => {
-                text(&self.post("experiments/create", &json!({"name": self.experiment}))?, "/experiment_id")
-            }
+            Err(Failure::Refused(Rejection { status: 404, .. })) => text(
+                &self.post("experiments/create", &json!({"name": self.experiment}))?,
+                "/experiment_id",
+            ),
             Err(failure) => Err(failure.into()),
         }
     }
@@ -276,7 +281,10 @@ impl Client {
 }
 
 /// Converts the response of a server.
-fn read_response(verb: &str, body_text: Result<Response<Body>, ureq::Error>) -> Result<Value, Failure> {
+fn read_response(
+    verb: &str,
+    body_text: Result<Response<Body>, ureq::Error>,
+) -> Result<Value, Failure> {
     let away = |error: &dyn std::fmt::Display| Failure::Unavailable(format!("{verb}: {error}"));
     let mut body_text = body_text.map_err(|error| away(&error))?;
     let status = body_text.status().as_u16();

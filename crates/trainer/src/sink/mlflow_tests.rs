@@ -83,7 +83,11 @@ fn serve(mut stream: TcpStream, kept: &Mutex<RecordedRequests>) -> std::io::Resu
     let body: Value = serde_json::from_slice(&body).unwrap_or_default();
     let (status, said) = respond(&first, &body, &mut kept.lock().unwrap());
     let said = said.to_string();
-    write!(stream, "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{said}", said.len())
+    write!(
+        stream,
+        "HTTP/1.1 {status} X\r\nContent-Length: {}\r\nConnection: close\r\n\r\n{said}",
+        said.len()
+    )
 }
 
 fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Value) {
@@ -97,7 +101,9 @@ fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Valu
     }
     let verb = first.split("/api/2.0/mlflow/").nth(1).unwrap().split([' ', '?']).next().unwrap();
     match (verb, run) {
-        ("experiments/get-by-name", _) if kept.experiments.is_empty() => (404, json!({"message": "none"})),
+        ("experiments/get-by-name", _) if kept.experiments.is_empty() => {
+            (404, json!({"message": "none"}))
+        }
         ("experiments/get-by-name", _) => (200, json!({"experiment": {"experiment_id": "0"}})),
         ("experiments/create", _) => {
             kept.experiments.push(body["name"].as_str().unwrap().into());
@@ -117,8 +123,10 @@ fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Valu
             for (key, step, _) in &kept.runs[run] {
                 last.insert(key, *step);
             }
-            let metrics: Vec<Value> =
-                last.into_iter().map(|(key, step)| json!({"key": key, "step": step, "value": 0.0})).collect();
+            let metrics: Vec<Value> = last
+                .into_iter()
+                .map(|(key, step)| json!({"key": key, "step": step, "value": 0.0}))
+                .collect();
             (200, json!({"run": {"data": {"metrics": metrics}}}))
         }
         ("runs/log-batch", Some(run)) => {
@@ -128,7 +136,8 @@ fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Valu
                 if !name.chars().all(|c| c.is_alphanumeric() || "_-. /:".contains(c)) {
                     return (400, json!({"message": format!("invalid metric name {name:?}")}));
                 }
-                let (step, value) = (number["step"].as_u64().unwrap(), number["value"].as_f64().unwrap());
+                let (step, value) =
+                    (number["step"].as_u64().unwrap(), number["value"].as_f64().unwrap());
                 kept.runs[run].push((name.into(), step, value));
             }
             (200, json!({}))
@@ -145,8 +154,9 @@ fn resumed_run_sends_no_step_twice() {
     // Steps 1 and 2 are repeated.
     server.log("eval/pass@4", 1..5, true).unwrap();
     let kept = server.kept();
-    let expected: Vec<_> =
-        (0..5u32).map(|step| ("eval/pass_at_4".to_owned(), step.into(), f64::from(step) / 2.0)).collect();
+    let expected: Vec<_> = (0..5u32)
+        .map(|step| ("eval/pass_at_4".to_owned(), step.into(), f64::from(step) / 2.0))
+        .collect();
     assert_eq!((kept.experiments.len(), kept.status[0].as_str()), (1, "FINISHED"));
     assert_eq!(kept.runs, [expected]);
 }

@@ -46,7 +46,11 @@ pub(crate) trait Sink: Send + Sync {
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.
-pub(crate) fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Vec<Box<dyn Sink>>, TrainerError> {
+pub(crate) fn open(
+    recipe: &Recipe,
+    dir: &Path,
+    step: u32,
+) -> Result<Vec<Box<dyn Sink>>, TrainerError> {
     let mut sinks: Vec<Box<dyn Sink>> = Vec::new();
     if recipe.metrics.tensorboard {
         sinks.push(Box::new(TensorBoard::open(&dir.join("tensorboard"), step)?));

@@ -69,9 +69,9 @@ impl Wandb {
     pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::unix_time();
         let known = fs::read_dir(dir).ok().and_then(|entries| {
-            entries
-                .flatten()
-                .find_map(|entry| entry.file_name().to_str()?.rsplit_once('-').map(|(_, id)| id.to_owned()))
+            entries.flatten().find_map(|entry| {
+                entry.file_name().to_str()?.rsplit_once('-').map(|(_, id)| id.to_owned())
+            })
         });
         let id = known.unwrap_or_else(|| {
             let name = format!("{} {} {}", dir.display(), recipe.run.seed, now.as_nanos());
@@ -207,7 +207,8 @@ fn clock(seconds: u64) -> String {
     let (days, rest) = (seconds / 86_400, seconds % 86_400);
     let shifted = days + 719_468;
     let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
-    let year_of_era = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
+    let year_of_era =
+        (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
     let shifted_month = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted_month + 2) / 5 + 1;
@@ -250,7 +251,8 @@ mod tests {
                 continue;
             }
             let length = u16::from_le_bytes(bytes[at + 4..at + 6].try_into().unwrap()) as usize;
-            let checked = [&bytes[at + 6..at + 7], &bytes[at + HEADER..at + HEADER + length]].concat();
+            let checked =
+                [&bytes[at + 6..at + 7], &bytes[at + HEADER..at + HEADER + length]].concat();
             assert_eq!(bytes[at..at + 4], crc32fast::hash(&checked).to_le_bytes());
             whole.extend(&checked[1..]);
             if [FULL, LAST].contains(&checked[0]) {

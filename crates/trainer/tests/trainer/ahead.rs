@@ -8,7 +8,9 @@ use std::time::Duration;
 use levade_policy::Simulator;
 use levade_store::testing::wait;
 use levade_store::{Sqlite, Store};
-use levade_trainer::{ReplayComparison, RunEnd, StartMode, StopFlag, Summary, Trainer, TrainerError, replay};
+use levade_trainer::{
+    ReplayComparison, RunEnd, StartMode, StopFlag, Summary, Trainer, TrainerError, replay,
+};
 use levade_tree::Purpose;
 use serde_json::Value;
 
@@ -20,7 +22,8 @@ async fn run(
     latency: Duration,
     overrides: &[&str],
 ) -> Result<Summary, TrainerError> {
-    let mut trainer = Trainer::new(recipe(dir, overrides), parts(policy, latency), StartMode::Fresh).await?;
+    let mut trainer =
+        Trainer::new(recipe(dir, overrides), parts(policy, latency), StartMode::Fresh).await?;
     match trainer.run(&mut (), &StopFlag::default()).await? {
         RunEnd::Finished(summary) => Ok(summary),
         stopped => panic!("{stopped:?}"),
@@ -40,13 +43,17 @@ async fn replayed(dir: &Path, overrides: &[&str]) -> (u32, Vec<ReplayComparison>
 }
 
 /// Returns the number of steps and the comparisons of a replay, and its notes.
-async fn replayed_with_notes(dir: &Path, overrides: &[&str]) -> (u32, Vec<ReplayComparison>, Vec<String>) {
+async fn replayed_with_notes(
+    dir: &Path,
+    overrides: &[&str],
+) -> (u32, Vec<ReplayComparison>, Vec<String>) {
     let mut notes = Notes::default();
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
     let recipe = recipe(dir, overrides);
-    let steps = replay(&recipe, dir, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();
+    let steps =
+        replay(&recipe, dir, policies, &mut notes, &mut |one| compared.push(one)).await.unwrap();
     (steps, compared, notes.0)
 }
 
@@ -73,7 +80,10 @@ async fn algorithms_run_on_policy_and_replay() {
         ("opo", "normalizer='group_rollout_mean'"),
         ("remax", "epochs=2"),
         ("gpg", "kl={estimator='k3', coefficient=0.01}"),
-        ("pass_k", "k=2, loss={kind='clip_cov', low=0.2, high=0.2, fraction=0.1, lower=0.0, upper=5.0}"),
+        (
+            "pass_k",
+            "k=2, loss={kind='clip_cov', low=0.2, high=0.2, fraction=0.1, lower=0.0, upper=5.0}",
+        ),
         ("gspo", "epochs=2"),
         ("gmpo", "epochs=2"),
         ("cispo", "advantage={kind='turns', gamma=0.9}"),
@@ -89,7 +99,9 @@ async fn algorithms_run_on_policy_and_replay() {
         let change = phase(algorithm, keys);
         let overrides = ["eval.tasks=0", &change];
         let policy = simulator(Duration::ZERO, 0.0);
-        run(&dir, &policy, Duration::ZERO, &overrides).await.unwrap_or_else(|e| panic!("{algorithm}: {e}"));
+        run(&dir, &policy, Duration::ZERO, &overrides)
+            .await
+            .unwrap_or_else(|e| panic!("{algorithm}: {e}"));
         for step in steps(&dir) {
             assert_eq!(step["kind"], algorithm);
             assert_eq!(step["training/logprob_mismatch"], 0.0, "{step}");
@@ -131,8 +143,10 @@ async fn sampling_ahead_respects_staleness_and_replays() {
         let overrides = ["eval.tasks=0", "run.keep=50", "run.checkpoint_every=1", &change];
         let policy = simulator(Duration::from_micros(300), 0.0);
         run(&dir, &policy, Duration::from_millis(4), &overrides).await.unwrap();
-        let oldest: Vec<f64> =
-            steps(&dir).iter().map(|step| step["training/staleness/max"].as_f64().unwrap()).collect();
+        let oldest: Vec<f64> = steps(&dir)
+            .iter()
+            .map(|step| step["training/staleness/max"].as_f64().unwrap())
+            .collect();
         assert_eq!(oldest.len(), 12);
         assert!(oldest.iter().all(|age| *age <= f64::from(staleness)), "{oldest:?}");
         assert!(staleness == 0 || oldest.iter().any(|age| *age > 0.0), "{oldest:?}");
@@ -150,7 +164,10 @@ async fn sampling_ahead_respects_staleness_and_replays() {
 
         let (steps, compared) = replayed(&dir, &overrides).await;
         assert_eq!(steps, 18);
-        assert!(compared.len() >= 12 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+        assert!(
+            compared.len() >= 12 && compared.iter().all(|c| c.differs.is_none()),
+            "{compared:?}"
+        );
     }
 }
 

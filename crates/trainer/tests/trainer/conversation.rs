@@ -18,7 +18,8 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
-    let overrides = [&["phase.1.steps=2", "agent.max_tokens=300", "eval.every=0"], overrides].concat();
+    let overrides =
+        [&["phase.1.steps=2", "agent.max_tokens=300", "eval.every=0"], overrides].concat();
     let recipe = recipe(&dir, &overrides);
     let options = chat_options(&recipe.agent, None);
     let chat = Arc::new(Chat::new(tiny_tokenizer().unwrap(), Some(template), options).unwrap());
@@ -34,7 +35,11 @@ async fn run(template: &str, overrides: &[&str]) -> (f64, f64) {
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let attempts = wait(store.summaries(Purpose::Train)).unwrap();
     assert_eq!(attempts.len(), 2 * 3 * 4);
-    assert!(attempts.iter().all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some()));
+    assert!(
+        attempts
+            .iter()
+            .all(|attempt| attempt.status == Status::Completed && attempt.reward.is_some())
+    );
     let lines = metrics(&dir);
     let steps = || lines.iter().filter(|line| line.get("conversation/drift").is_some());
     assert_eq!(steps().count(), 2);

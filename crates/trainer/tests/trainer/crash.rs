@@ -41,12 +41,14 @@ fn child() {
     let overrides = std::env::var(OVERRIDES).unwrap();
     let overrides: Vec<&str> = overrides.lines().collect();
     let start = if dir.join("recipe.toml").exists() { StartMode::Resume } else { StartMode::Fresh };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(async {
         // About a sixth of the requests fail. The same requests must fail again in a resumed run.
         let policy = simulator(latency / 100, 0.15);
         let recipe = recipe(dir, &overrides);
-        let scorers: CustomScorers = [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
+        let scorers: CustomScorers =
+            [("rank".to_owned(), Arc::new(Rank) as Arc<dyn Scorer>)].into();
         let parts = RunParts { scorers, ..parts(&policy, latency) };
         let mut trainer = Trainer::new(recipe, parts, start).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
@@ -79,7 +81,10 @@ fn spawn(dir: &Path, latency: Duration, crash_at: Option<&str>) -> Child {
 
 fn spawn_with(dir: &Path, latency: Duration, crash_at: Option<&str>, overrides: &[&str]) -> Child {
     let mut command = Command::new(std::env::current_exe().unwrap());
-    command.args(["--exact", "crash::child", "--nocapture"]).stdout(Stdio::null()).stderr(Stdio::inherit());
+    command
+        .args(["--exact", "crash::child", "--nocapture"])
+        .stdout(Stdio::null())
+        .stderr(Stdio::inherit());
     command
         .env(OVERRIDES, overrides.join("\n"))
         .env(DIR_VARIABLE, dir)
@@ -185,9 +190,14 @@ fn assert_recovers_from_kill_at(crash_point: &str) {
 #[test]
 fn run_recovers_after_kill_during_sampling() {
     // Counts reach into the first evaluation and into several RL steps.
-    for crash_point in
-        ["sampling:3", "sampling:60", "sampling:110", "tool_call", "tool_call:17", "attempt_recorded:2"]
-    {
+    for crash_point in [
+        "sampling:3",
+        "sampling:60",
+        "sampling:110",
+        "tool_call",
+        "tool_call:17",
+        "attempt_recorded:2",
+    ] {
         assert_recovers_from_kill_at(crash_point);
     }
     assert_recovers_from_kill_at("attempt_recorded:40");
@@ -210,8 +220,9 @@ fn run_recovers_after_kill_before_scoring() {
             "{crash_point} is never passed, or the run failed before"
         );
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-        let all =
-            [Purpose::Train, Purpose::Eval].into_iter().flat_map(|of| wait(store.summaries(of)).unwrap());
+        let all = [Purpose::Train, Purpose::Eval]
+            .into_iter()
+            .flat_map(|of| wait(store.summaries(of)).unwrap());
         let waits: Vec<_> = all.filter(|found| found.status == Status::Unscored).collect();
         assert!(!waits.is_empty(), "{crash_point}");
         assert!(run(None).success(), "{crash_point}: the run does not go on");
@@ -229,8 +240,9 @@ fn run_recovers_after_kill_before_scoring() {
 fn run_recovers_after_kill_between_group_scores() {
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let root = tempfile::tempdir().unwrap();
-    let run =
-        |dir: &Path, crash_point| spawn_with(dir, Duration::ZERO, crash_point, &[scorers]).wait().unwrap();
+    let run = |dir: &Path, crash_point| {
+        spawn_with(dir, Duration::ZERO, crash_point, &[scorers]).wait().unwrap()
+    };
     let dir = root.path().join("undisturbed");
     assert!(run(&dir, None).success());
     let undisturbed = RunResults::read(&dir);
@@ -255,7 +267,9 @@ fn run_recovers_after_kill_between_group_scores() {
 
 #[test]
 fn run_recovers_after_kill_around_optimizer_step() {
-    for point in ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"] {
+    for point in
+        ["ledger_written", "micro_batch", "before_optim_step", "in_optim_step", "after_optim_step"]
+    {
         // In the first phase, and in the second phase between two of its updates.
         for count in [1, 5, 9] {
             assert_recovers_from_kill_at(&format!("{point}:{count}"));
@@ -266,7 +280,8 @@ fn run_recovers_after_kill_around_optimizer_step() {
 
 #[test]
 fn run_recovers_after_kill_during_checkpoint() {
-    let points = ["checkpoint_file", "weights_saved", "companions_saved", "before_rename", "after_rename"];
+    let points =
+        ["checkpoint_file", "weights_saved", "companions_saved", "before_rename", "after_rename"];
     for point in points {
         // The first checkpoint, the one at the end of a phase, and one of the second phase after
         // earlier ones were removed.
@@ -315,8 +330,13 @@ fn ahead_sampling_run_recovers_after_kills() {
                  prefer='first_done', proximal='recompute', correction={bound={kind='clamp', high=2.0}}}";
     let overrides =
         ["eval.tasks=0", "eval.unseen_wordings=0", "run.keep=50", "run.checkpoint_every=1", phase];
-    let named =
-        ["ledger_written:8", "in_optim_step:2", "before_rename:1", "attempt_recorded:4", "tool_call:2"];
+    let named = [
+        "ledger_written:8",
+        "in_optim_step:2",
+        "before_rename:1",
+        "attempt_recorded:4",
+        "tool_call:2",
+    ];
     for round in 0..2u64 {
         let root = tempfile::tempdir().unwrap();
         let dir = root.path().join("run");
@@ -325,7 +345,9 @@ fn ahead_sampling_run_recovers_after_kills() {
             let crash_at = Some(crash_point).filter(|_| round == 0);
             let mut child = spawn_with(&dir, Duration::from_millis(20), crash_at, &overrides);
             if crash_at.is_none() {
-                std::thread::sleep(Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)));
+                std::thread::sleep(
+                    Duration::from_millis(100).mul_f64(1.0 + uniform(round, 1, kills)),
+                );
                 // The process may already have exited.
                 let _ = child.kill();
             }
@@ -335,7 +357,8 @@ fn ahead_sampling_run_recovers_after_kills() {
         assert!(spawn_with(&dir, Duration::ZERO, None, &overrides).wait().unwrap().success());
 
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
-        let plans: Vec<StepPlan> = (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
+        let plans: Vec<StepPlan> =
+            (0..8).map(|step| wait(store.step(1, step)).unwrap().unwrap()).collect();
         let mut taken: Vec<u64> =
             plans.iter().flat_map(|plan| plan.group_positions.iter().copied()).collect();
         taken.sort_unstable();
@@ -356,6 +379,9 @@ fn ahead_sampling_run_recovers_after_kills() {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().unwrap();
         let mut note = |one: ReplayComparison| compared.push(one);
         runtime.block_on(replay(&recipe, &dir, policies, &mut (), &mut note)).unwrap();
-        assert!(compared.len() >= 8 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
+        assert!(
+            compared.len() >= 8 && compared.iter().all(|c| c.differs.is_none()),
+            "{compared:?}"
+        );
     }
 }

@@ -7,7 +7,8 @@ use levade_policy::{
     Learner, OptimParams, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig,
 };
 use levade_rl::{
-    Alignment, Compare, Counting, Estimator, GroupBaseline, Loss, PolicyLoss, Rollout, Sequence, Singleton,
+    Alignment, Compare, Counting, Estimator, GroupBaseline, Loss, PolicyLoss, Rollout, Sequence,
+    Singleton,
 };
 use levade_tree::{SequenceInput, SequenceTarget, Term, TreeBatch};
 
@@ -78,7 +79,12 @@ impl Policy {
         let mut gradients = Gradients::default();
         for attempt in every_attempt() {
             for t in 0..2 {
-                self.add_gradient(attempt, t, self.probability(attempt) * score(attempt), &mut gradients);
+                self.add_gradient(
+                    attempt,
+                    t,
+                    self.probability(attempt) * score(attempt),
+                    &mut gradients,
+                );
             }
         }
         gradients
@@ -93,9 +99,16 @@ impl Policy {
                 for c in &all {
                     let group = [*a, *b, *c];
                     let p: f64 = group.iter().map(|attempt| self.probability(*attempt)).product();
-                    for (attempt, advantages) in group.iter().zip(self.advantages(estimator, &group)) {
+                    for (attempt, advantages) in
+                        group.iter().zip(self.advantages(estimator, &group))
+                    {
                         for (t, advantage) in advantages.iter().enumerate() {
-                            self.add_gradient(*attempt, t, p * advantage / GROUP as f64, &mut gradients);
+                            self.add_gradient(
+                                *attempt,
+                                t,
+                                p * advantage / GROUP as f64,
+                                &mut gradients,
+                            );
                         }
                     }
                 }
@@ -112,7 +125,8 @@ impl Policy {
             let chosen_attempts: Vec<Attempt> =
                 (0..k).map(|i| all[combination / all.len().pow(i) % all.len()]).collect();
             let p: f64 = chosen_attempts.iter().map(|attempt| self.probability(*attempt)).product();
-            let best = chosen_attempts.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
+            let best =
+                chosen_attempts.iter().map(|attempt| score(*attempt)).fold(f64::MIN, f64::max);
             for attempt in chosen_attempts {
                 (0..2).for_each(|t| self.add_gradient(attempt, t, p * best, &mut gradients));
             }
@@ -135,7 +149,10 @@ impl Policy {
                     rewards: vec![early(*attempt), score(*attempt) - early(*attempt)],
                     values: states.iter().map(|s| VALUES[*s]).collect(),
                     behaviour: (0..2).map(|t| self.0[states[t]][attempt[t]].ln()).collect(),
-                    concentration: states.iter().map(|s| self.0[*s].iter().map(|p| p * p).sum()).collect(),
+                    concentration: states
+                        .iter()
+                        .map(|s| self.0[*s].iter().map(|p| p * p).sum())
+                        .collect(),
                     positions: vec![0, 1],
                     masked: vec![],
                 }],
@@ -168,8 +185,13 @@ fn input(attempt: Attempt, advantages: &[f64; 2]) -> SequenceInput {
 
 async fn sample_attempt(simulator: &Simulator, stream: u64) -> Attempt {
     let params = SamplingParams { max_tokens: 2, ..SamplingParams::default() };
-    let request =
-        SampleRequest { seed: 11, stream, prompt: vec![PROMPT], params, ..SampleRequest::default() };
+    let request = SampleRequest {
+        seed: 11,
+        stream,
+        prompt: vec![PROMPT],
+        params,
+        ..SampleRequest::default()
+    };
     let completion = simulator.sample(request).await.unwrap();
     let completion = completion.collect(std::time::Duration::from_secs(5)).await.unwrap();
     [completion.tokens[0] as usize, completion.tokens[1] as usize]
@@ -195,7 +217,10 @@ async fn rows(simulator: &Simulator) -> [usize; 4] {
         for t in 0..2 {
             let advantages = if t == 0 { [1.0, 0.0] } else { [0.0, 1.0] };
             let batch = TreeBatch::merge(&[input(attempt, &advantages)]).unwrap();
-            simulator.forward_backward(Arc::new(batch), Loss::new(PolicyLoss::Reinforce)).await.unwrap();
+            simulator
+                .forward_backward(Arc::new(batch), Loss::new(PolicyLoss::Reinforce))
+                .await
+                .unwrap();
             let gradient = simulator.take_gradient();
             rows[states(attempt)[t]] = gradient.iter().position(|g| *g != 0.0).unwrap() / TOKENS;
         }
@@ -223,9 +248,17 @@ async fn estimators_match_exact_expectation() {
         // The mean includes the attempt's own score: (n − 1) / n of the gradient.
         ("Dr.GRPO", group(Compare::Mean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
         ("RLOO", group(Compare::LeaveOneOut, false), Some(1.0)),
-        ("OPO", group(Compare::LengthWeightedMean, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
+        (
+            "OPO",
+            group(Compare::LengthWeightedMean, false),
+            Some((GROUP as f64 - 1.0) / GROUP as f64),
+        ),
         // With a single group, either no group or every group is informative.
-        ("GPG", group(Compare::MeanOfInformative, false), Some((GROUP as f64 - 1.0) / GROUP as f64)),
+        (
+            "GPG",
+            group(Compare::MeanOfInformative, false),
+            Some((GROUP as f64 - 1.0) / GROUP as f64),
+        ),
         ("verl's GPG", group(Compare::MeanOfNonzero, false), None),
         ("pass@k", group(Compare::SecondBest { k: None }, false), None),
         ("pass@k, k = 2", group(Compare::SecondBest { k: Some(2) }, false), None),
@@ -239,10 +272,18 @@ async fn estimators_match_exact_expectation() {
             },
             None,
         ),
-        ("REINFORCE++", Estimator::ReinforcePlusPlus { gamma: 1.0, counting, one_turn: false }, None),
+        (
+            "REINFORCE++",
+            Estimator::ReinforcePlusPlus { gamma: 1.0, counting, one_turn: false },
+            None,
+        ),
         (
             "REINFORCE++-baseline",
-            Estimator::ReinforcePlusPlusBaseline { singleton: Singleton::Zero, counting, recenter: false },
+            Estimator::ReinforcePlusPlusBaseline {
+                singleton: Singleton::Zero,
+                counting,
+                recenter: false,
+            },
             None,
         ),
         ("GAE", Estimator::Gae { gamma: 1.0, lambda: 1.0, whiten: None }, Some(1.0)),
@@ -271,7 +312,10 @@ async fn estimators_match_exact_expectation() {
         let exact = policy.expectation(&estimator);
         if let Some(fraction) = truth_fraction {
             let scaled = truth.map(|row| row.map(|partial| fraction * partial));
-            assert!(largest_difference(&exact, &scaled) < 1e-12, "{name}: {exact:?}, truth {scaled:?}");
+            assert!(
+                largest_difference(&exact, &scaled) < 1e-12,
+                "{name}: {exact:?}, truth {scaled:?}"
+            );
         } else {
             assert!(largest_difference(&exact, &truth) > 1e-6, "{name} is unbiased");
         }
@@ -314,8 +358,8 @@ async fn second_best_baseline_yields_unbiased_pass_k() {
     let policy = Policy::of(&simulator()).await;
     for k in 2..=GROUP {
         let compare = Compare::SecondBest { k: Some(k) };
-        let found =
-            policy.expectation(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }));
+        let found = policy
+            .expectation(&Estimator::Group(GroupBaseline { compare, ..GroupBaseline::default() }));
         let truth = policy.exact_best_gradient(k as u32);
         let sums = found.map(|row| row.map(|mean| GROUP as f64 * mean));
         assert!(largest_difference(&sums, &truth) < 1e-12, "k = {k}: {sums:?}, truth {truth:?}");

@@ -10,7 +10,9 @@ use levade_recipe::Recipe;
 use levade_store::testing::wait;
 use levade_store::{Attempt, Sqlite, Store};
 use levade_text::testing::tiny_chat;
-use levade_trainer::{AgentSpec, RunEnd, RunParts, StartMode, StopFlag, Toolboxes, Trainer, replay};
+use levade_trainer::{
+    AgentSpec, RunEnd, RunParts, StartMode, StopFlag, Toolboxes, Trainer, replay,
+};
 use levade_tree::Purpose;
 
 use crate::common::{parts, recipe, simulator, trained};
@@ -43,7 +45,8 @@ async fn run(dir: &Path, overrides: &[&str]) -> (Vec<f32>, Vec<Attempt>) {
     drop(trainer);
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
-    let attempts = all.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect();
+    let attempts =
+        all.iter().map(|summary| wait(store.attempt(&summary.id)).unwrap().unwrap()).collect();
     (policy.weights(), attempts)
 }
 
@@ -72,7 +75,8 @@ fn trained_on(dir: &Path, attempts: &[Attempt]) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn helper_agents_are_recorded_and_trained_if_configured() {
     let root = tempfile::tempdir().unwrap();
-    let (one, two, silent) = (root.path().join("one"), root.path().join("two"), root.path().join("silent"));
+    let (one, two, silent) =
+        (root.path().join("one"), root.path().join("two"), root.path().join("silent"));
     let (weights, attempts) = run(&one, &[]).await;
     let helped: Vec<&Attempt> = attempts.iter().filter(|attempt| has_browser(attempt)).collect();
     assert!(!helped.is_empty(), "no answer was condensed in {} attempts", attempts.len());
@@ -92,9 +96,11 @@ async fn helper_agents_are_recorded_and_trained_if_configured() {
     let fresh = vec![trained("default", &simulator(Duration::ZERO, 0.0))];
     let recipe = Recipe::load(&one.join("recipe.toml"), &[]).unwrap();
     let mut differs = 0;
-    replay(&recipe, &one, fresh, &mut (), &mut |compared| differs += usize::from(compared.differs.is_some()))
-        .await
-        .unwrap();
+    replay(&recipe, &one, fresh, &mut (), &mut |compared| {
+        differs += usize::from(compared.differs.is_some())
+    })
+    .await
+    .unwrap();
     assert_eq!(differs, 0);
     // An untrained helper is still recorded.
     let (other, attempts) = run(&silent, &["agent.browser.train=false"]).await;

@@ -49,7 +49,8 @@ async fn run(
     let recipe = crate::common::recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await?;
     let stop = StopFlag::default();
-    let mut observer = StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
+    let mut observer =
+        StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
     let ended = trainer.run(&mut observer, &stop).await?;
     Ok((policy.weights(), matches!(ended, RunEnd::Finished(_)), observer.notes.0.join("\n")))
 }
@@ -74,8 +75,9 @@ async fn replayed(dir: &Path) -> (u32, bool) {
     let policies = vec![crate::common::trained("default", &fresh())];
     let recipe = Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
     let mut same = true;
-    let steps =
-        replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none()).await.unwrap();
+    let steps = replay(&recipe, dir, policies, &mut (), &mut |one| same &= one.differs.is_none())
+        .await
+        .unwrap();
     (steps, same)
 }
 
@@ -84,13 +86,15 @@ async fn extended_run_matches_run_of_full_length() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
     let (longer, uninterrupted) = ("phase.1.steps=8", path("whole"));
-    let (weights, ..) = run(&uninterrupted, StartMode::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
+    let (weights, ..) =
+        run(&uninterrupted, StartMode::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
     // The run is finished, or stopped in the middle.
     for (name, max_steps) in [("finished", 99), ("stopped", 9)] {
         let dir = path(name);
         let (_, finished, _) = run(&dir, StartMode::Fresh, max_steps, &[CONSTANT]).await.unwrap();
         assert_eq!(finished, max_steps == 99);
-        let (grown, finished, notes) = run(&dir, StartMode::Resume, 99, &[CONSTANT, longer]).await.unwrap();
+        let (grown, finished, notes) =
+            run(&dir, StartMode::Resume, 99, &[CONSTANT, longer]).await.unwrap();
         assert!(finished && notes.is_empty(), "{notes}");
         assert_eq!(grown, weights);
         assert_same(&dir, &uninterrupted);
@@ -132,7 +136,8 @@ async fn resume_accepts_added_phase_and_rejects_changed_one() {
     assert_eq!(grown, weights);
     assert_same(&path("grown"), &path("whole"));
 
-    let over = run(&path("grown"), StartMode::Resume, 99, &[&long, "phase.0.epochs=3"]).await.unwrap_err();
+    let over =
+        run(&path("grown"), StartMode::Resume, 99, &[&long, "phase.0.epochs=3"]).await.unwrap_err();
     assert!(
         matches!(over, TrainerError::PhaseFinished { phase: 0, later: 1 }) && over.is_user_error(),
         "{over}"
@@ -148,11 +153,15 @@ async fn schedule_of_extended_phase_applies_to_new_steps() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     run(&dir, StartMode::Fresh, 99, &[]).await.unwrap();
-    let rates =
-        || -> Vec<f64> { metrics(&dir).iter().filter_map(|line| line.get("actor/lr")?.as_f64()).collect() };
+    let rates = || -> Vec<f64> {
+        metrics(&dir).iter().filter_map(|line| line.get("actor/lr")?.as_f64()).collect()
+    };
     let before = rates();
     let (_, _, notes) = run(&dir, StartMode::Resume, 99, &["phase.1.steps=9"]).await.unwrap();
-    assert!(notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"), "{notes}");
+    assert!(
+        notes.contains("the learning rate of phase 1 falls over its steps: from step 5 on"),
+        "{notes}"
+    );
     let after = rates();
     assert_eq!((&after[..11], after.len()), (&before[..], 15));
     // Step 5 of 9 of a linear decay from 0.05, after one warm-up step.
@@ -167,12 +176,15 @@ async fn phase_stops_early_at_success_rate() {
     let path = |name: &str| root.path().join(name);
     // Every answer is correct, so the first evaluation within a phase ends it.
     let right = "reward={scorer={kind='command', command=['echo', '1']}, unfinished=-0.5}";
-    let easy = [right, "phase.0.until=0.1", "phase.1.until=0.1", "eval.before=false", "agent.max_turns=2"];
+    let easy =
+        [right, "phase.0.until=0.1", "phase.1.until=0.1", "eval.before=false", "agent.max_turns=2"];
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = crate::common::recipe(&path("whole"), &easy);
-    let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), StartMode::Fresh).await.unwrap();
+    let mut trainer =
+        Trainer::new(recipe, parts(&policy, Duration::ZERO), StartMode::Fresh).await.unwrap();
     let mut notes = Notes::default();
-    let RunEnd::Finished(summary) = trainer.run(&mut notes, &StopFlag::default()).await.unwrap() else {
+    let RunEnd::Finished(summary) = trainer.run(&mut notes, &StopFlag::default()).await.unwrap()
+    else {
         panic!()
     };
     drop(trainer);
@@ -208,7 +220,9 @@ async fn resume_rejects_changed_files() {
     let (dir, rows, model) =
         (root.path().join("run"), root.path().join("rows.jsonl"), root.path().join("config.json"));
     let written = |answer: u32| {
-        (0..9).map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {answer}}}\n")).collect::<String>()
+        (0..9)
+            .map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {answer}}}\n"))
+            .collect::<String>()
     };
     fs::write(&rows, written(1)).unwrap();
     fs::write(&model, "{}").unwrap();
@@ -219,7 +233,8 @@ async fn resume_rejects_changed_files() {
         let parts = RunParts { model_files: vec![model.clone()], ..parts(&policy, Duration::ZERO) };
         let recipe = crate::common::recipe(&dir, &[&tasks, phase, "eval.tasks=2"]);
         let stop = StopFlag::default();
-        let mut observer = StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
+        let mut observer =
+            StopAfter { stop: stop.clone(), remaining: max_steps, notes: Notes::default() };
         Trainer::new(recipe, parts, start).await?.run(&mut observer, &stop).await
     };
     go(StartMode::Fresh, 1).await.unwrap();

@@ -44,8 +44,11 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
         let segments = attempt.trajectory.segments();
         let policy = segments[0].policy.clone();
         assert_eq!(attempt.outcome.cast.get("default"), Some(&policy));
-        assert!(segments.iter().all(|segment| segment.policy == policy && segment.agent == "default"));
-        *played.entry(policy).or_default() += segments.iter().filter(|s| s.kind == Kind::Sampled).count();
+        assert!(
+            segments.iter().all(|segment| segment.policy == policy && segment.agent == "default")
+        );
+        *played.entry(policy).or_default() +=
+            segments.iter().filter(|s| s.kind == Kind::Sampled).count();
     }
     assert!(played["default"] > 0 && played["opponent"] > 0, "{played:?}");
     for (phase, step) in wait(store.planned_steps()).unwrap() {
@@ -74,14 +77,17 @@ async fn group_baseline_excludes_opponent_attempts() {
         "phase.1.group_size=8",
     ];
     let overrides: Vec<&str> = MIXED.into_iter().chain(plain).collect();
-    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
+    let mut trainer =
+        Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
     drop(trainer);
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let mut checked = 0;
-    for (phase, step) in wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1) {
+    for (phase, step) in
+        wait(store.planned_steps()).unwrap().into_iter().filter(|(phase, _)| *phase == 1)
+    {
         let plan = wait(store.step(phase, step)).unwrap().unwrap();
         let mut groups: BTreeMap<u32, Vec<(f64, f64)>> = BTreeMap::new();
         for path in plan.policies[0].sequences() {

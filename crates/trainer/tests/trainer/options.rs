@@ -10,7 +10,9 @@ use levade_policy::{Learner, Predictions, Simulator};
 use levade_store::testing::wait;
 use levade_store::{Attempt, PlannedSequence, Sqlite, StepPlan, Store};
 use levade_trainer::{Event, Observer, RunEnd, StartMode, StopFlag, Trainer, replay};
-use levade_tree::{AttemptId, AttemptSlot, Finish, Purpose, SequenceInput, SequenceTarget, Term, TreeBatch};
+use levade_tree::{
+    AttemptId, AttemptSlot, Finish, Purpose, SequenceInput, SequenceTarget, Term, TreeBatch,
+};
 use serde_json::Value;
 
 use crate::common::{metrics, parts, recipe, simulator};
@@ -30,7 +32,12 @@ impl Observer for StopAt {
 }
 
 /// Runs to the end, or to the n-th event.
-async fn run(dir: &Path, start: StartMode, overrides: &[&str], events: u32) -> (bool, Arc<Simulator>) {
+async fn run(
+    dir: &Path,
+    start: StartMode,
+    overrides: &[&str],
+    events: u32,
+) -> (bool, Arc<Simulator>) {
     let policy = simulator(Duration::ZERO, 0.0);
     let recipe = recipe(dir, overrides);
     let mut trainer = Trainer::new(recipe, parts(&policy, Duration::ZERO), start).await.unwrap();
@@ -62,7 +69,9 @@ async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
     let fresh = || simulator(Duration::ZERO, 0.0);
     let policies = vec![crate::common::trained("default", &fresh())];
     let mut compared = Vec::new();
-    replay(&recipe(dir, overrides), dir, policies, &mut (), &mut |one| compared.push(one)).await.unwrap();
+    replay(&recipe(dir, overrides), dir, policies, &mut (), &mut |one| compared.push(one))
+        .await
+        .unwrap();
     assert!(compared.len() >= 2 && compared.iter().all(|c| c.differs.is_none()), "{compared:?}");
 
     std::fs::remove_dir_all(stopped.join("checkpoints")).unwrap();
@@ -85,7 +94,8 @@ fn planned(dir: &Path, phase: u32, step: u32) -> (StepPlan, HashMap<AttemptId, A
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let plan = wait(store.step(phase, step)).unwrap().unwrap();
     let keys = plan.sequences();
-    let attempts = keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));
+    let attempts =
+        keys.map(|path| (path.attempt, wait(store.attempt(&path.attempt)).unwrap().unwrap()));
     let attempts = attempts.collect();
     (plan, attempts)
 }
@@ -107,8 +117,11 @@ fn sequence_input(attempt: &Attempt) -> SequenceInput {
     for segment in attempt.trajectory.segments() {
         let start = input.tokens.len() as u32;
         let sampled = 0..segment.logprobs.len() as u32;
-        let target =
-            |i| SequenceTarget { index: start + i, temperature: segment.temperature, term: Term::default() };
+        let target = |i| SequenceTarget {
+            index: start + i,
+            temperature: segment.temperature,
+            term: Term::default(),
+        };
         input.targets.extend(sampled.map(target));
         input.tokens.extend(segment.tokens.iter().copied());
     }
@@ -116,7 +129,10 @@ fn sequence_input(attempt: &Attempt) -> SequenceInput {
 }
 
 async fn predictions(policy: &Simulator, attempt: &Attempt) -> Predictions {
-    policy.predictions(Arc::new(TreeBatch::merge(&[sequence_input(attempt)]).unwrap())).await.unwrap()
+    policy
+        .predictions(Arc::new(TreeBatch::merge(&[sequence_input(attempt)]).unwrap()))
+        .await
+        .unwrap()
 }
 
 fn finish(attempt: &Attempt) -> Finish {
@@ -200,7 +216,8 @@ async fn remax_baseline_is_greedy_attempt_reward() {
         }
     }
     assert!(compared > 6, "{compared}");
-    let steps: Vec<Value> = metrics(&dir).into_iter().filter(|line| line["kind"] == "remax").collect();
+    let steps: Vec<Value> =
+        metrics(&dir).into_iter().filter(|line| line["kind"] == "remax").collect();
     assert_eq!(steps.len(), 4);
     for step in steps {
         assert_eq!(
@@ -228,7 +245,8 @@ async fn optimal_token_baseline_matches_definition() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let [no_eval, change] = phase("advantage={kind='optimal_token', bare_tail=false}");
-    let overrides = [no_eval.as_str(), &change, "reward.malformed_call=0.0", "reward.failed_call=0.0"];
+    let overrides =
+        [no_eval.as_str(), &change, "reward.malformed_call=0.0", "reward.failed_call=0.0"];
     same_however_often_it_stops(&dir, &overrides).await;
 
     let (plan, attempts) = planned(&dir, 1, 0);
@@ -240,10 +258,11 @@ async fn optimal_token_baseline_matches_definition() {
         for attempt in attempts.values().filter(|attempt| attempt.slot.group == group) {
             let found = predictions(&policy, attempt).await;
             let mut sum = 0.0;
-            let of_tokens = found.logprobs.iter().zip(&found.concentrations).map(|(logprob, squares)| {
-                sum += 1.0 - 2.0 * f64::from(*logprob).exp() + f64::from(*squares);
-                sum
-            });
+            let of_tokens =
+                found.logprobs.iter().zip(&found.concentrations).map(|(logprob, squares)| {
+                    sum += 1.0 - 2.0 * f64::from(*logprob).exp() + f64::from(*squares);
+                    sum
+                });
             energies.push((attempt.id, attempt.reward.unwrap(), of_tokens.collect::<Vec<f64>>()));
         }
         // A zero-variance group is not in the plan.
@@ -251,8 +270,9 @@ async fn optimal_token_baseline_matches_definition() {
         for path in paths_of(&plan).filter(|path| attempts[&path.attempt].slot.group == group) {
             let (_, reward, mine) = energies.iter().find(|(key, ..)| *key == path.attempt).unwrap();
             for (t, advantage) in path.advantage.iter().take(mine.len()).enumerate() {
-                let present =
-                    energies.iter().filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
+                let present = energies
+                    .iter()
+                    .filter_map(|(_, reward, energy)| Some((reward, energy.get(t)?)));
                 let (top, bottom) =
                     present.fold((0.0, 1e-8), |(top, bottom), (g, w)| (top + g * w, bottom + w));
                 let want = reward - top / bottom;
@@ -326,13 +346,15 @@ async fn reference_is_updated_at_interval() {
 
     let lines = metrics(&dir);
     let steps: Vec<&Value> = lines.iter().filter(|line| line["kind"] == "grpo").collect();
-    let ages: Vec<f64> = steps.iter().map(|step| step["actor/reference_age"].as_f64().unwrap()).collect();
+    let ages: Vec<f64> =
+        steps.iter().map(|step| step["actor/reference_age"].as_f64().unwrap()).collect();
     assert_eq!(ages, [0.0, 1.0, 2.0, 0.0, 1.0, 2.0, 0.0, 1.0]);
     // Right after an update, the policy equals the reference, and the estimate is exactly 0.
     for (step, age) in steps.iter().zip(&ages) {
         assert_eq!(step["actor/kl_loss"].as_f64().unwrap() == 0.0, *age == 0.0, "{step}");
     }
-    let weights = |of: &str| std::fs::read(dir.join("checkpoints").join(of).join("simulator.weights")).ok();
+    let weights =
+        |of: &str| std::fs::read(dir.join("checkpoints").join(of).join("simulator.weights")).ok();
     // Six SFT steps came before. After eight steps in total, the reference has the weights of the
     // phase's start; after ten, those of step nine.
     assert_eq!(weights("step-000008/reference"), None);
@@ -342,7 +364,8 @@ async fn reference_is_updated_at_interval() {
     assert_eq!(weights("step-000012/reference").as_ref(), None, "it moves to these very weights");
     assert_eq!(weights("step-000014/reference"), weights("step-000012"));
     let fixed = change.replace(", reference_every=3", "");
-    let (_, other) = run(&root.path().join("fixed"), StartMode::Fresh, &[&no_eval, &fixed], u32::MAX).await;
+    let (_, other) =
+        run(&root.path().join("fixed"), StartMode::Fresh, &[&no_eval, &fixed], u32::MAX).await;
     let (_, moved) = run(&dir, StartMode::Resume, &overrides, u32::MAX).await;
     assert_ne!(other.weights(), moved.weights());
 }
@@ -354,8 +377,10 @@ async fn eval_select_reserves_selection_tasks() {
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=8", "eval.select=0.25"];
     let parts = parts(&policy, Duration::ZERO);
-    let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
-    let RunEnd::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap() else {
+    let mut trainer =
+        Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
+    let RunEnd::Finished(summary) = trainer.run(&mut (), &StopFlag::default()).await.unwrap()
+    else {
         panic!()
     };
     for eval in &summary.evals {

@@ -9,10 +9,14 @@ use std::time::Duration;
 
 use async_trait::async_trait;
 use levade_agent::{AgentLoop, Attempt, AttemptContext};
-use levade_policy::{CRASH_AT, SampleRequest, Sampler as _, SamplingParams, Simulator, SimulatorConfig};
+use levade_policy::{
+    CRASH_AT, SampleRequest, Sampler as _, SamplingParams, Simulator, SimulatorConfig,
+};
 use levade_recipe::{Override, Recipe};
 use levade_store::{PolicyPlan, Sqlite, StepPlan, Store};
-use levade_trainer::{Policy, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, replay};
+use levade_trainer::{
+    Policy, RunEnd, RunParts, StartMode, StopFlag, Trainer, TrainerError, replay,
+};
 use levade_tree::{Finish, Outcome, Purpose, Segment, Trajectory};
 
 use crate::common::{last_checkpoint, metrics, parts, simulated, trained};
@@ -34,7 +38,8 @@ impl AgentLoop for Dialogue {
         let AttemptContext { seed, stream, params, .. } = context;
         let params = SamplingParams { max_tokens: 6, ..params };
         let mut trajectory = Trajectory::new();
-        let mut leaf = trajectory.push(Segment::context(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
+        let mut leaf =
+            trajectory.push(Segment::context(None, vec![1, 2, (stream % 7) as u32], 0)).unwrap();
         for (turn, (agent, policy)) in SPEAKERS.into_iter().enumerate() {
             let prompt = trajectory.sequence_tokens(leaf);
             let request = SampleRequest {
@@ -133,7 +138,10 @@ async fn policies_learn_independently_in_one_run() {
     let [a, b] = [fresh(1), fresh(2)];
     let initial_weights = [a.weights(), b.weights()];
     run(recipe(&dir, ["trained"; 2], &[]), parts_of(&a, &b), StartMode::Fresh).await;
-    assert!(a.weights() != initial_weights[0] && b.weights() != initial_weights[1], "both have learnt");
+    assert!(
+        a.weights() != initial_weights[0] && b.weights() != initial_weights[1],
+        "both have learnt"
+    );
 
     let store = Sqlite::open_existing(&dir.join("run.db")).await.unwrap();
     let mut plans: Vec<StepPlan> = Vec::new();
@@ -154,7 +162,10 @@ async fn policies_learn_independently_in_one_run() {
         let step = attempt.slot.phase * 4 + attempt.slot.step;
         for segment in attempt.trajectory.segments().iter().filter(|s| !s.versions.is_empty()) {
             let newest = if segment.policy == "a" { step } else { step.min(4) };
-            assert!(segment.versions.iter().all(|run| run.version == u64::from(newest)), "{segment:?}");
+            assert!(
+                segment.versions.iter().all(|run| run.version == u64::from(newest)),
+                "{segment:?}"
+            );
         }
     }
     let state = std::fs::read_to_string(last_checkpoint(&dir).join("trainer.json")).unwrap();
@@ -168,7 +179,8 @@ async fn policies_learn_independently_in_one_run() {
         part.record_attempts(&attempts).await.unwrap();
         let mut steps = 0;
         for plan in &plans {
-            let own: Vec<PolicyPlan> = plan.policies.iter().filter(|of| of.policy == name).cloned().collect();
+            let own: Vec<PolicyPlan> =
+                plan.policies.iter().filter(|of| of.policy == name).cloned().collect();
             let trains = !own.is_empty();
             if trains {
                 part.record_step(&StepPlan { policies: own, ..plan.clone() }).await.unwrap();
@@ -180,15 +192,16 @@ async fn policies_learn_independently_in_one_run() {
         if name == "b" {
             recipe.phase.truncate(1);
         }
-        let done =
-            replay(&recipe, &alone, policies(&[(name, &learner)]), &mut (), &mut |_| ()).await.unwrap();
+        let done = replay(&recipe, &alone, policies(&[(name, &learner)]), &mut (), &mut |_| ())
+            .await
+            .unwrap();
         assert_eq!(done, steps);
         assert!(learner.weights() == whole.weights(), "{name} learns otherwise alone");
     }
 }
 
-/// A policy gets the same weights whether the other policy is frozen or trained, because its part of
-/// the plan is the same.
+/// A policy gets the same weights whether the other policy is frozen or trained, because its part
+/// of the plan is the same.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn frozen_opponent_does_not_change_training() {
     let root = tempfile::tempdir().unwrap();
@@ -229,7 +242,8 @@ fn child() {
     let Ok(dir) = std::env::var(DIR_VARIABLE) else { return };
     let dir = Path::new(&dir);
     let start = if dir.join("recipe.toml").exists() { StartMode::Resume } else { StartMode::Fresh };
-    let runtime = tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
+    let runtime =
+        tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
     runtime.block_on(run(recipe(dir, ["trained"; 2], &[]), parts_of(&fresh(1), &fresh(2)), start));
 }
 
@@ -289,10 +303,14 @@ fn two_policy_run_recovers_after_kills_and_replays() {
     let mut compared = Vec::new();
     let recipe = recipe(&killed, ["trained"; 2], &[]);
     let policies = policies(&[("a", &fresh(1)), ("b", &fresh(2))]);
-    let steps =
-        runtime.block_on(replay(&recipe, &killed, policies, &mut (), &mut |one| compared.push(one))).unwrap();
+    let steps = runtime
+        .block_on(replay(&recipe, &killed, policies, &mut (), &mut |one| compared.push(one)))
+        .unwrap();
     assert_eq!(steps, 7);
-    assert!(compared.len() == 7 && compared.iter().all(|one| one.differs.is_none()), "{compared:?}");
+    assert!(
+        compared.len() == 7 && compared.iter().all(|one| one.differs.is_none()),
+        "{compared:?}"
+    );
 }
 
 #[tokio::test]
@@ -307,14 +325,20 @@ async fn recipe_rejects_unknown_policy_and_agent_names() {
     for (overrides, want) in [
         (&["agent.policy=x"][..], "`agent.policy` is \"x\", but must be one of `default`"),
         (&["policy.x={kind='frozen'}"], "`policy` is all frozen"),
-        (&["policy.x={kind='frozen', lora={rank=1}}", "policy.y={kind='trained'}"], "`policy.x.lora`"),
+        (
+            &["policy.x={kind='frozen', lora={rank=1}}", "policy.y={kind='trained'}"],
+            "`policy.x.lora`",
+        ),
         (
             &["policy.x={kind='trained'}", "policy.y={kind='trained'}"],
             "`agent.policy` is \"\", but must be one of `x`, `y`",
         ),
         (&["policy.x={kind='external', url='u', model='m'}"], "`policy.x.url` is \"u\""),
         (&["policy.x={kind='external', url='http://u', model=''}"], "`policy.x.model`"),
-        (&["policy.x={kind='external', url='http://u', model='m', concurrency=0}"], "`policy.x.concurrency`"),
+        (
+            &["policy.x={kind='external', url='http://u', model='m', concurrency=0}"],
+            "`policy.x.concurrency`",
+        ),
         (
             &[
                 "policy.x={kind='external', url='http://u', model='m'}",
@@ -335,7 +359,10 @@ async fn recipe_rejects_unknown_policy_and_agent_names() {
             "attempts are of this agent",
         ),
         (&["policy.x={kind='trainde'}"], "did you mean `trained`?"),
-        (&["policy.x={kind='trained', surce='y'}"], "unknown key `policy.x.surce`; did you mean `source`?"),
+        (
+            &["policy.x={kind='trained', surce='y'}"],
+            "unknown key `policy.x.surce`; did you mean `source`?",
+        ),
         (&["agent.x={max_tunrs=3}"], "unknown key `agent.x.max_tunrs`; did you mean `max_turns`?"),
         (&["agent.x={max_turns=0}"], "`agent.x.max_turns` is 0"),
         (&["agent.sampling.top_p=0.5"], "`agent.sampling` is greedy or filtered"),

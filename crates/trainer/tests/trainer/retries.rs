@@ -35,7 +35,10 @@ impl AgentLoop for Third {
         trajectory.push(Segment::context(None, vec![1, 2], 0)).unwrap();
         match tries {
             1 => Attempt::failed("tool", "it is away"),
-            2 => Attempt { trajectory, outcome: Outcome { finish: Finish::Deadline, ..Outcome::initial() } },
+            2 => Attempt {
+                trajectory,
+                outcome: Outcome { finish: Finish::Deadline, ..Outcome::initial() },
+            },
             _ => {
                 let completion = Segment {
                     kind: Kind::Sampled,
@@ -62,7 +65,8 @@ async fn retries_sample_from_separate_streams() {
         let retries = format!("agent.retries={retries}");
         let phase = "phase=[{kind=\"rl\", steps=1, groups=1, group_size=2, learning_rate=0.1}]";
         let overrides = [&retries, phase, "eval.tasks=0", "eval.unseen_wordings=0"];
-        let mut trainer = Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
+        let mut trainer =
+            Trainer::new(recipe(&dir, &overrides), parts, StartMode::Fresh).await.unwrap();
         let ended = trainer.run(&mut (), &StopFlag::default()).await.unwrap();
         assert!(matches!(ended, RunEnd::Finished(_)), "{ended:?}");
         drop(trainer);

@@ -28,7 +28,10 @@ pub async fn run(
     overrides: &[&str],
 ) -> Result<RunEnd, TrainerError> {
     let parts = parts(policy, Duration::ZERO);
-    Trainer::new(recipe(dir, overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+    Trainer::new(recipe(dir, overrides), parts, start)
+        .await?
+        .run(&mut (), &StopFlag::default())
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -41,7 +44,8 @@ async fn run_trains_evaluates_and_checkpoints() {
     };
     // 2 × ⌈10 / 4⌉ steps of SFT, 5 of GRPO.
     assert_eq!(summary.steps, 11);
-    let labels: Vec<_> = summary.evals.iter().map(|e| (e.phase, e.step, e.label.as_str())).collect();
+    let labels: Vec<_> =
+        summary.evals.iter().map(|e| (e.phase, e.step, e.label.as_str())).collect();
     assert_eq!(
         labels,
         [
@@ -56,10 +60,13 @@ async fn run_trains_evaluates_and_checkpoints() {
     let completion = summary.evals[0].uncalled.as_ref().unwrap();
     assert_eq!(completion.attempt, "eval/0/0/0/0");
     assert!(
-        completion.reason.starts_with("it has no <tool_call> in it") && !completion.completion.is_empty(),
+        completion.reason.starts_with("it has no <tool_call> in it")
+            && !completion.completion.is_empty(),
         "{completion:?}"
     );
-    assert!(summary.evals.iter().all(|eval| eval.uncalled.is_some() == (eval.overall.used_tool == 0.0)));
+    assert!(
+        summary.evals.iter().all(|eval| eval.uncalled.is_some() == (eval.overall.used_tool == 0.0))
+    );
     let last = &summary.evals[4];
     assert_eq!((last.overall.tasks, last.slices.len()), (6, 2));
     assert!(last.slices[1].apart && last.slices[1].tasks == 3);
@@ -75,8 +82,9 @@ async fn run_trains_evaluates_and_checkpoints() {
     let lines = metrics(&dir);
     let steps: Vec<_> = lines.iter().filter(|l| l.get("eval").is_none()).collect();
     assert_eq!(steps.len(), 11);
-    let get =
-        |i: usize, name: &str| steps[i][name].as_f64().unwrap_or_else(|| panic!("{name} in {}", steps[i]));
+    let get = |i: usize, name: &str| {
+        steps[i][name].as_f64().unwrap_or_else(|| panic!("{name} in {}", steps[i]))
+    };
     assert!(
         get(5, "train/nll") < 0.5 * get(0, "train/nll"),
         "{} {}",
@@ -116,7 +124,10 @@ async fn run_trains_evaluates_and_checkpoints() {
     // The checkpoints at the ends of both phases, and the newest two of the remaining ones.
     let mut names = names;
     names.sort();
-    assert_eq!(names, ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]);
+    assert_eq!(
+        names,
+        ["best", "step-000003", "step-000006", "step-000008", "step-000010", "step-000011"]
+    );
     assert_eq!(summary.checkpoint.unwrap(), crate::common::last_checkpoint(&dir));
 
     // Another start in the same directory is rejected. A resumed run finishes at once, with the
@@ -124,7 +135,9 @@ async fn run_trains_evaluates_and_checkpoints() {
     let taken = run(&dir, &policy, StartMode::Fresh, &[]).await.unwrap_err();
     assert!(matches!(taken, TrainerError::RunDirExists(_)) && taken.is_user_error(), "{taken}");
     let fresh = simulator(Duration::ZERO, 0.0);
-    let RunEnd::Finished(again) = run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap() else { panic!() };
+    let RunEnd::Finished(again) = run(&dir, &fresh, StartMode::Resume, &[]).await.unwrap() else {
+        panic!()
+    };
     assert_eq!((again.evals, again.gains, again.steps), (summary.evals, summary.gains, 11));
     assert_eq!(fresh.weights(), policy.weights());
     assert_eq!(metrics(&dir), lines);
@@ -143,7 +156,9 @@ async fn evaluation_settings_do_not_affect_training() {
     let made = |purpose| {
         let keys: Vec<_> =
             wait(store.summaries(purpose)).unwrap().into_iter().map(|summary| summary.id).collect();
-        keys.iter().map(|key| wait(store.attempt(key)).unwrap().unwrap().trajectory).collect::<Vec<_>>()
+        keys.iter()
+            .map(|key| wait(store.attempt(key)).unwrap().unwrap().trajectory)
+            .collect::<Vec<_>>()
     };
     let evaluated = made(Purpose::Eval);
     assert_eq!(evaluated.len(), 5 * 9 * 2);
@@ -171,7 +186,8 @@ async fn weights_depend_only_on_recipe_and_seed() {
     }
     assert_eq!(weights[0], weights[1]);
     assert_ne!(weights[0], weights[2]);
-    let largest = weights[0].iter().zip(&weights[3]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
+    let largest =
+        weights[0].iter().zip(&weights[3]).map(|(a, b)| (a - b).abs()).fold(0.0, f32::max);
     assert!(largest < 1e-4, "{largest}");
 }
 
@@ -180,15 +196,18 @@ async fn weights_depend_only_on_recipe_and_seed() {
 async fn rl_increases_answered_ratio() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let config = SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
+    let config =
+        SimulatorConfig { vocabulary: VOCABULARY, order: 0, rows: 1, ..SimulatorConfig::default() };
     let overrides = [
         "phase=[{kind='rl', steps=40, groups=4, group_size=8, learning_rate=0.2}]",
         "agent.max_tokens=30",
         "eval.tasks=0",
     ];
     run(&dir, &Arc::new(Simulator::new(config)), StartMode::Fresh, &overrides).await.unwrap();
-    let finished: Vec<f64> =
-        metrics(&dir).iter().filter_map(|line| line.get("response/answered_ratio")?.as_f64()).collect();
+    let finished: Vec<f64> = metrics(&dir)
+        .iter()
+        .filter_map(|line| line.get("response/answered_ratio")?.as_f64())
+        .collect();
     let mean = |part: &[f64]| part.iter().sum::<f64>() / part.len() as f64;
     assert!(mean(&finished[..5]) < 0.4 && mean(&finished[35..]) > 0.9, "{finished:?}");
 }
@@ -283,7 +302,12 @@ async fn failed_attempts_are_excluded_or_get_reward() {
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         let broken: Vec<_> = all.iter().filter(|s| s.status == Status::Failed).collect();
-        assert!(broken.len() > 3 && broken.len() < all.len() / 2, "{} of {}", broken.len(), all.len());
+        assert!(
+            broken.len() > 3 && broken.len() < all.len() / 2,
+            "{} of {}",
+            broken.len(),
+            all.len()
+        );
         for attempt in broken {
             assert_eq!(attempt.reward, (name == "punished").then_some(-1.0));
             let outcome = wait(store.attempt(&attempt.id)).unwrap().unwrap().outcome;
@@ -296,9 +320,13 @@ async fn failed_attempts_are_excluded_or_get_reward() {
 async fn run_of_failing_attempts_lists_failures_and_resumes() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("dead");
-    let error = run(&dir, &simulator(Duration::ZERO, 1.0), StartMode::Fresh, &[]).await.unwrap_err();
+    let error =
+        run(&dir, &simulator(Duration::ZERO, 1.0), StartMode::Fresh, &[]).await.unwrap_err();
     assert!(!error.is_user_error());
-    assert!(error.to_string().contains("all 9 attempts failed; the first one: the simulator"), "{error}");
+    assert!(
+        error.to_string().contains("all 9 attempts failed; the first one: the simulator"),
+        "{error}"
+    );
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let failures = wait(store.failures(Purpose::Eval)).unwrap();
     assert_eq!(failures.len(), 9);
@@ -331,7 +359,8 @@ async fn untrainable_tokens_are_masked_and_counted() {
         Trainer::new(recipe(&dir, &overrides), parts(&policy, Duration::ZERO), StartMode::Fresh)
             .await
             .unwrap();
-    let mut observer = StopAt { stop: stop.clone(), remaining: 1, what: |e| matches!(e, Event::Step { .. }) };
+    let mut observer =
+        StopAt { stop: stop.clone(), remaining: 1, what: |e| matches!(e, Event::Step { .. }) };
     assert!(matches!(trainer.run(&mut observer, &stop).await.unwrap(), RunEnd::Stopped { .. }));
     drop(trainer);
 
@@ -352,14 +381,18 @@ async fn untrainable_tokens_are_masked_and_counted() {
             parent: Some(SegmentId(parent)),
             ..completion.clone()
         };
-        let temperature = if step == 2 || (group, sample) == (1, 0) { 0.0 } else { completion.temperature };
+        let temperature =
+            if step == 2 || (group, sample) == (1, 0) { 0.0 } else { completion.temperature };
         let mut trajectory = Trajectory::new();
         trajectory.push(prompt.clone()).unwrap();
         trajectory.push(Segment { filtered: true, temperature, ..part(0..3, 0) }).unwrap();
         trajectory.push(Segment { temperature, ..part(3..8, 1) }).unwrap();
         let slot = AttemptSlot { step, ..summary.slot };
         let (id, reward) = (AttemptId::new(store.run(), &slot, 0), Some(f64::from(sample)));
-        store.record_attempts(&[Attempt { id, slot, reward, trajectory, ..attempt }]).await.unwrap();
+        store
+            .record_attempts(&[Attempt { id, slot, reward, trajectory, ..attempt }])
+            .await
+            .unwrap();
     }
     drop(store);
     let error = run(&dir, &policy, StartMode::Resume, &overrides).await.unwrap_err();
@@ -390,14 +423,20 @@ async fn invalid_runs_are_rejected_before_start() {
     assert!(few.contains("`phase.0.demonstrations` is 51, but only 50"), "{few}");
     let long = "agent.system=".to_owned() + &"long ".repeat(400);
     let long = refused(&[&long], StartMode::Fresh).await;
-    assert!(long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"), "{long}");
+    assert!(
+        long.contains("the context holds 2000") && long.contains("arithmetic-train-3-0"),
+        "{long}"
+    );
     let budget = refused(&["agent.max_context_tokens=5"], StartMode::Fresh).await;
     assert!(budget.contains("more than `agent.max_context_tokens` = 5, and with"), "{budget}");
     assert!(!dir.exists(), "a run that cannot start leaves nothing behind");
 
     run(&dir, &policy, StartMode::Fresh, &["eval.tasks=0", "phase.1.steps=1"]).await.unwrap();
-    let other =
-        refused(&["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"], StartMode::Resume).await;
+    let other = refused(
+        &["eval.tasks=0", "phase.1.steps=1", "phase.0.learning_rate=0.1"],
+        StartMode::Resume,
+    )
+    .await;
     assert!(other.contains("`phase.0.learning_rate` is 0.1 now and was 3.0"), "{other}");
     let second_trainer = Trainer::new(
         recipe(&dir, &["eval.tasks=0", "phase.1.steps=1"]),
@@ -412,8 +451,10 @@ async fn invalid_runs_are_rejected_before_start() {
 
     let mut bare = parts(&policy, Duration::ZERO);
     bare.policies[0].learner.as_mut().unwrap().reference = None;
-    let error =
-        Trainer::new(recipe(&root.path().join("x"), &[]), bare, StartMode::Fresh).await.err().unwrap();
+    let error = Trainer::new(recipe(&root.path().join("x"), &[]), bare, StartMode::Fresh)
+        .await
+        .err()
+        .unwrap();
     assert!(matches!(error, TrainerError::NoReference(1)), "{error}");
 }
 
@@ -482,7 +523,8 @@ async fn replay_matches_if_learner_writes_other_tokenizer() {
         parts
     };
     let recipe = recipe(&dir, &[]);
-    let mut trainer = Trainer::new(recipe.clone(), with_tokenizer(), StartMode::Fresh).await.unwrap();
+    let mut trainer =
+        Trainer::new(recipe.clone(), with_tokenizer(), StartMode::Fresh).await.unwrap();
     trainer.run(&mut (), &StopFlag::default()).await.unwrap();
     drop(trainer);
     let replayed = async || {
@@ -492,7 +534,10 @@ async fn replay_matches_if_learner_writes_other_tokenizer() {
         compared
     };
     let compared = replayed().await;
-    assert!(compared.len() >= 2 && compared.iter().all(|one| one.differs.is_none()), "{compared:?}");
+    assert!(
+        compared.len() >= 2 && compared.iter().all(|one| one.differs.is_none()),
+        "{compared:?}"
+    );
     // Changed weights are still detected.
     let changed = compared[0].checkpoint.join("simulator.weights");
     let mut bytes = std::fs::read(&changed).unwrap();
@@ -519,7 +564,8 @@ async fn full_disk_preserves_earlier_checkpoints() {
         Err(PolicyError::Storage("cannot write simulator.weights: no space left on device".into()))
     };
     if let Some(policy_learner) = &mut parts.policies[0].learner {
-        policy_learner.learner = Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
+        policy_learner.learner =
+            Arc::new(HookedSave { simulator: policy.clone(), hook, handed_over });
     }
     let mut trainer = Trainer::new(recipe(&dir, &[]), parts, StartMode::Fresh).await.unwrap();
     let error = trainer.run(&mut (), &StopFlag::default()).await.unwrap_err();
@@ -559,7 +605,9 @@ async fn damaged_checkpoint_is_skipped_on_resume() {
 
     let fresh = simulator(Duration::ZERO, 0.0);
     let mut trainer =
-        Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), StartMode::Resume).await.unwrap();
+        Trainer::new(recipe(&dir, &[]), parts(&fresh, Duration::ZERO), StartMode::Resume)
+            .await
+            .unwrap();
     let mut notes = Notes::default();
     trainer.run(&mut notes, &StopFlag::default()).await.unwrap();
     assert!(notes.0[0].contains("step-000011 is not whole"), "{:?}", notes.0);

@@ -49,7 +49,12 @@ fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     let outcome = &attempt.outcome;
     let is_answered = outcome.finish == Finish::Answered;
     let score = match is_answered {
-        true => NumericScorer::default().grade(&outcome.final_text, &attempt.task["answer"]).unwrap().value,
+        true => {
+            NumericScorer::default()
+                .grade(&outcome.final_text, &attempt.task["answer"])
+                .unwrap()
+                .value
+        }
         false => 0.0,
     };
     let cut = if is_answered { 0.0 } else { -0.5 };
@@ -84,15 +89,23 @@ async fn single_scorer_determines_score() {
             assert_eq!(attempt.outcome.components, [component]);
         }
         let rewards: Vec<f64> = all.iter().filter_map(|attempt| attempt.reward).collect();
-        assert!(rewards.iter().any(|reward| *reward != rewards[0]), "there is nothing to tell apart");
+        assert!(
+            rewards.iter().any(|reward| *reward != rewards[0]),
+            "there is nothing to tell apart"
+        );
         let of_step = |line: &Value| line.get("critic/score/mean").is_some();
         let mut lines: Vec<Value> = metrics(&dir);
         for line in lines.iter_mut().filter(|line| of_step(line)) {
             let line = line.as_object_mut().unwrap();
-            let found = ["mean", "max", "min"].map(|what| line.remove(&format!("reward/{name}/{what}")));
+            let found =
+                ["mean", "max", "min"].map(|what| line.remove(&format!("reward/{name}/{what}")));
             assert_eq!(found[0], Some(line["critic/score/mean"].clone()));
         }
-        bare_attempts.push((policy.weights(), all.into_iter().map(bare).collect::<Vec<_>>(), lines));
+        bare_attempts.push((
+            policy.weights(),
+            all.into_iter().map(bare).collect::<Vec<_>>(),
+            lines,
+        ));
     }
     let [one, listed] = &bare_attempts[..] else { panic!() };
     assert!(one == listed, "a list of one scorer is another one");
@@ -118,7 +131,10 @@ struct LengthScorer;
 impl Scorer for LengthScorer {
     async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let tokens = evidence.trajectory.sampled_tokens() as f64;
-        let first = Component { credit_target: Some(CreditTarget::Turn(0)), ..Component::new("first", 0.5) };
+        let first = Component {
+            credit_target: Some(CreditTarget::Turn(0)),
+            ..Component::new("first", 0.5)
+        };
         Ok(vec![Component::score(1.0), Component::new("tokens", tokens), first])
     }
 }
@@ -145,18 +161,27 @@ async fn scorers_are_weighted_and_selected_by_task() {
         let (right, reward) = by_numbers(&attempt);
         let components: Vec<(&str, Option<f64>)> =
             attempt.outcome.components.iter().map(|c| (c.name.as_str(), c.weight)).collect();
-        let want =
-            [("right", Some(0.75)), ("form", Some(0.25)), ("form.tokens", None), ("form.first", Some(0.5))];
+        let want = [
+            ("right", Some(0.75)),
+            ("form", Some(0.25)),
+            ("form.tokens", None),
+            ("form.first", Some(0.5)),
+        ];
         assert_eq!(components, want);
         assert_eq!(attempt.score, Some(0.75 * right + 0.25 + 0.25));
-        assert!((attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12);
+        assert!(
+            (attempt.reward.unwrap() - (reward - right + attempt.score.unwrap())).abs() < 1e-12
+        );
         // The reward of the first turn is credited to its last token.
         let first = attempt.step_rewards.last().unwrap();
         assert_eq!((&first.credit_target, first.reward), (&CreditTarget::Turn(0), 0.25));
     }
     let lines = metrics(&dir);
     for name in ["right", "form", "form.tokens", "form.first"] {
-        assert!(lines.iter().all(|line| line.get(format!("reward/{name}/mean")).is_some()), "{lines:?}");
+        assert!(
+            lines.iter().all(|line| line.get(format!("reward/{name}/mean")).is_some()),
+            "{lines:?}"
+        );
     }
     assert!(lines.iter().all(|line| line.get("reward/other/mean").is_none()));
 
@@ -165,7 +190,10 @@ async fn scorers_are_weighted_and_selected_by_task() {
     let error = run(&dir, &short(&[nobody]), &policy, &[], StartMode::Fresh, &mut Notes::default())
         .await
         .unwrap_err();
-    assert!(error.is_user_error() && error.to_string().contains("none of other is for it"), "{error}");
+    assert!(
+        error.is_user_error() && error.to_string().contains("none of other is for it"),
+        "{error}"
+    );
 }
 
 /// A numeric scorer that can be unavailable: for its first calls, or for one task.
@@ -189,7 +217,9 @@ impl Judge {
     }
 
     fn misses(&self) -> bool {
-        self.missing.fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1)).is_ok()
+        self.missing
+            .fetch_update(Ordering::SeqCst, Ordering::SeqCst, |left| left.checked_sub(1))
+            .is_ok()
     }
 }
 
@@ -198,8 +228,8 @@ impl Scorer for Judge {
     async fn score(&self, evidence: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let is_first = *self.first.get_or_init(|| evidence.attempt) == evidence.attempt;
         let misses = (is_first || !self.of_first) && self.misses();
-        let shuns =
-            self.shuns && *self.shunned.get_or_init(|| evidence.task["id"].clone()) == evidence.task["id"];
+        let shuns = self.shuns
+            && *self.shunned.get_or_init(|| evidence.task["id"].clone()) == evidence.task["id"];
         if misses || shuns {
             return Err(ScoreError::Unavailable("the judge sleeps".into()));
         }
@@ -257,19 +287,34 @@ async fn unscored_attempts_are_dropped_or_get_value() {
     judged(&dir, &drop, &policy(), &Judge::unavailable_for(2), StartMode::Fresh).await.unwrap();
     let all = attempts(&dir);
     assert_eq!(with(&all, Status::Failed), 2);
-    assert!(all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed)));
+    assert!(
+        all.iter().all(|attempt| attempt.reward.is_some() == (attempt.status == Status::Completed))
+    );
     // If the scorer never succeeds, the run ends with an error, and no attempt counts as worthless.
-    let failing =
-        judged(&root.path().join("dead"), &drop, &policy(), &Judge::unavailable_for(9999), StartMode::Fresh)
-            .await;
+    let failing = judged(
+        &root.path().join("dead"),
+        &drop,
+        &policy(),
+        &Judge::unavailable_for(9999),
+        StartMode::Fresh,
+    )
+    .await;
     let error = failing.unwrap_err().to_string();
-    assert!(error.contains("all 6 attempts failed") && error.contains("the judge sleeps"), "{error}");
+    assert!(
+        error.contains("all 6 attempts failed") && error.contains("the judge sleeps"),
+        "{error}"
+    );
 
     let dir = root.path().join("number");
-    let notes =
-        judged(&dir, &["reward.unscored=0.25"], &policy(), &Judge::unavailable_for(4), StartMode::Fresh)
-            .await
-            .unwrap();
+    let notes = judged(
+        &dir,
+        &["reward.unscored=0.25"],
+        &policy(),
+        &Judge::unavailable_for(4),
+        StartMode::Fresh,
+    )
+    .await
+    .unwrap();
     assert!(notes.iter().any(|note| note.contains("scorer: the judge sleeps")), "{notes:?}");
     let all = attempts(&dir);
     let with_substitute = all.iter().filter(|attempt| attempt.score == Some(0.25));
@@ -280,28 +325,35 @@ async fn unscored_attempts_are_dropped_or_get_value() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
-    let num_sampled = async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().sampled;
+    let num_sampled =
+        async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().sampled;
     let (dir, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
     judged(&dir, &[], &undisturbed, &Judge::unavailable_for(0), StartMode::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&dir);
 
     // The scorer becomes available again soon.
     let (dir, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
-    let notes =
-        judged(&dir, &["reward.unscored=defer"], &policy, &Judge::unavailable_for(5), StartMode::Fresh)
-            .await
-            .unwrap();
-    let reported = notes
-        .iter()
-        .filter(|note| note.contains("wait for the scorer numeric, and are kept: the judge sleeps"));
+    let notes = judged(
+        &dir,
+        &["reward.unscored=defer"],
+        &policy,
+        &Judge::unavailable_for(5),
+        StartMode::Fresh,
+    )
+    .await
+    .unwrap();
+    let reported = notes.iter().filter(|note| {
+        note.contains("wait for the scorer numeric, and are kept: the judge sleeps")
+    });
     assert_eq!(reported.count(), 1, "{notes:?}");
     assert!(policy.weights() == undisturbed.weights() && attempts(&dir) == want);
 
     // The scorer is unavailable for longer than the outage timeout.
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
     let park = ["reward.unscored=defer", "reward.timeout_seconds=0.5"];
-    let error =
-        judged(&dir, &park, &policy, &Judge::unavailable_for(9999), StartMode::Fresh).await.unwrap_err();
+    let error = judged(&dir, &park, &policy, &Judge::unavailable_for(9999), StartMode::Fresh)
+        .await
+        .unwrap_err();
     let text = error.to_string();
     assert!(!error.is_user_error() && matches!(error, TrainerError::Outage { .. }), "{text}");
     assert!(
@@ -310,12 +362,19 @@ async fn attempts_wait_for_unavailable_scorer() {
     );
     let parked = attempts(&dir);
     assert_eq!((parked.len(), with(&parked, Status::Unscored)), (6, 6));
-    assert!(parked.iter().all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0));
+    assert!(
+        parked
+            .iter()
+            .all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0)
+    );
     // Once the scorer is available, it scores the existing attempts, and the run continues.
     let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::unavailable_for(0));
     judged(&dir, &park, &later, &judge, StartMode::Resume).await.unwrap();
     assert!(later.weights() == undisturbed.weights() && attempts(&dir) == want);
-    assert_eq!(num_sampled(&policy).await + num_sampled(&later).await, num_sampled(&undisturbed).await);
+    assert_eq!(
+        num_sampled(&policy).await + num_sampled(&later).await,
+        num_sampled(&undisturbed).await
+    );
     assert_eq!(judge.num_scored.load(Ordering::SeqCst) as usize, want.len());
 }
 
@@ -336,9 +395,15 @@ async fn run_continues_without_score_up_to_staleness() {
         assert!(matches!(error, TrainerError::Outage { .. }), "{error}");
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), staleness);
-        judged(&dir, &park, &simulator(Duration::ZERO, 0.0), &Judge::unavailable_for(0), StartMode::Resume)
-            .await
-            .unwrap();
+        judged(
+            &dir,
+            &park,
+            &simulator(Duration::ZERO, 0.0),
+            &Judge::unavailable_for(0),
+            StartMode::Resume,
+        )
+        .await
+        .unwrap();
         assert_eq!(wait(store.planned_steps()).unwrap().len(), 6);
         let all = attempts(&dir);
         assert_eq!((all.len(), with(&all, Status::Completed)), (36, 36));
@@ -372,7 +437,8 @@ async fn group_scorer_compares_attempts_of_group() {
     let root = tempfile::tempdir().unwrap();
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.5}, {name='rank', kind='numeric', weight=0.5}]";
     let more = [scorers, "eval.tasks=4", "eval.samples=2", "eval.temperature=1.0"];
-    let ranks = |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
+    let ranks =
+        |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
     let mut notes = Notes::default();
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(0)))];
@@ -385,7 +451,8 @@ async fn group_scorer_compares_attempts_of_group() {
         let group: Vec<&Attempt> = group.iter().filter(|a| a.status == Status::Completed).collect();
         for attempt in &group {
             let length = |a: &Attempt| a.trajectory.sampled_tokens();
-            let shorter = group.iter().filter(|other| length(other) < length(attempt)).count() as f64;
+            let shorter =
+                group.iter().filter(|other| length(other) < length(attempt)).count() as f64;
             let want = 0.5 * by_numbers(attempt).0 + 0.5 * (shorter / group.len() as f64);
             assert_eq!(attempt.score, Some(want));
         }
@@ -394,7 +461,8 @@ async fn group_scorer_compares_attempts_of_group() {
     let park = [&more[..2], &["reward.unscored=defer", "reward.timeout_seconds=1.5"]].concat();
     let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
-    let error = run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();
+    let error =
+        run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();
     assert!(error.to_string().contains("the scorer rank was away"), "{error}");
     assert!(with(&attempts(&dir), Status::Unscored) > 0);
     let rank = [("rank", ranks(AtomicU32::new(1)))];
@@ -403,6 +471,7 @@ async fn group_scorer_compares_attempts_of_group() {
     // A greedy attempt has no group to be compared with.
     let remax = "phase=[{kind='rl', algorithm='remax', steps=1, groups=2, group_size=3, learning_rate=0.05}]";
     let dir = root.path().join("greedy");
-    let refused = run(&dir, &short(&[scorers, remax]), &policy, &rank, StartMode::Fresh, &mut notes).await;
+    let refused =
+        run(&dir, &short(&[scorers, remax]), &policy, &rank, StartMode::Fresh, &mut notes).await;
     assert!(matches!(refused.unwrap_err(), TrainerError::GreedyUnscorable { phase: 0, .. }));
 }

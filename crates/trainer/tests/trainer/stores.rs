@@ -32,7 +32,8 @@ async fn store_location_does_not_change_weights() {
     let policy = simulator(Duration::ZERO, 0.0);
     let error = run(&again, &policy, StartMode::Fresh, &[&absolute]).await.unwrap_err();
     assert!(matches!(error, TrainerError::StoreExists(_)) && error.is_user_error(), "{error}");
-    let error = run(&root.path().join("absolute"), &policy, StartMode::Resume, &[]).await.unwrap_err();
+    let error =
+        run(&root.path().join("absolute"), &policy, StartMode::Resume, &[]).await.unwrap_err();
     assert!(error.to_string().contains("`run.store` is not set now and was"), "{error}");
     run(&root.path().join("absolute"), &policy, StartMode::Resume, &[&absolute]).await.unwrap();
 }
@@ -48,6 +49,9 @@ async fn memory_run_cannot_be_resumed() {
         LockedRunDir::check(&keys, StartMode::Resume).unwrap_err(),
         run(&dir, &policy, StartMode::Resume, &memory).await.unwrap_err(),
     ] {
-        assert!(error.is_user_error() && error.to_string().contains("keeps its record in memory"), "{error}");
+        assert!(
+            error.is_user_error() && error.to_string().contains("keeps its record in memory"),
+            "{error}"
+        );
     }
 }

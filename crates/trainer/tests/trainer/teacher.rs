@@ -49,7 +49,11 @@ fn taught(num_requests: &Arc<AtomicUsize>, then: impl Fn() + Send + Sync + 'stat
         let arguments = json!({ "expression": expression }).as_object().unwrap().clone();
         Ok(Message::calls(
             "",
-            vec![ToolCall { id: "t".into(), name: "calculator".into(), arguments: arguments.into() }],
+            vec![ToolCall {
+                id: "t".into(),
+                name: "calculator".into(),
+                arguments: arguments.into(),
+            }],
         ))
     })
 }
@@ -64,7 +68,10 @@ async fn run(
     let mut parts = parts(policy, Duration::ZERO);
     parts.teachers = BTreeMap::from([("teacher".to_owned(), teacher)]);
     let overrides = [&TAUGHT[..], overrides].concat();
-    Trainer::new(recipe(dir, &overrides), parts, start).await?.run(&mut (), &StopFlag::default()).await
+    Trainer::new(recipe(dir, &overrides), parts, start)
+        .await?
+        .run(&mut (), &StopFlag::default())
+        .await
 }
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
@@ -116,7 +123,8 @@ async fn resumed_run_does_not_repeat_teacher_calls() {
         }
     });
     parts.teachers = BTreeMap::from([("teacher".to_owned(), stopping)]);
-    let mut trainer = Trainer::new(recipe(&interrupted, &TAUGHT), parts, StartMode::Fresh).await.unwrap();
+    let mut trainer =
+        Trainer::new(recipe(&interrupted, &TAUGHT), parts, StartMode::Fresh).await.unwrap();
     let ended = trainer.run(&mut (), &stop).await.unwrap();
     assert!(matches!(ended, RunEnd::Stopped { done: 0, .. }), "{ended:?}");
     drop(trainer);
@@ -138,8 +146,9 @@ async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
     let ignorant = Teacher::from_rule(|_| Ok(Message::assistant("I do not know.")));
     let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
-    let error =
-        run(&dir, &policy, StartMode::Fresh, ignorant, &["phase.0.source.tasks=12"]).await.unwrap_err();
+    let error = run(&dir, &policy, StartMode::Fresh, ignorant, &["phase.0.source.tasks=12"])
+        .await
+        .unwrap_err();
     let text = error.to_string();
     assert!(text.contains("teacher reached a score of 1 in 0 of 12 attempts"), "{text}");
     assert!(error.is_user_error());
@@ -151,10 +160,10 @@ async fn sft_imitates_row_completions_that_score_well() {
     let tasks = root.path().join("tasks.jsonl");
     let row = |a: u32| {
         let arguments = json!({ "expression": format!("{a}+4") });
-        let call =
-            json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
+        let call = json!({ "tool_calls": [{ "function": { "name": "calculator", "arguments": arguments } }] });
         // One row in three contradicts its tool result, and four rows have no completions.
-        let assistant_text = format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
+        let assistant_text =
+            format!("The answer is {}.", if a.is_multiple_of(3) { 0 } else { a + 4 });
         let mut row = json!({ "question": format!("What is {a} and 4?"), "answer": a + 4 });
         if a > 4 {
             row["replies"] = json!([call, assistant_text]);
@@ -183,8 +192,13 @@ async fn sft_imitates_row_completions_that_score_well() {
     assert_eq!(made.iter().filter(|attempt| attempt.score == Some(1.0)).count(), 8);
     for summary in &made {
         let attempt = wait(store.attempt(&summary.id)).unwrap().unwrap();
-        assert_eq!((attempt.outcome.calls.ok, attempt.outcome.turns), (1, 2), "its call was answered");
-        let demonstrated = attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
+        assert_eq!(
+            (attempt.outcome.calls.ok, attempt.outcome.turns),
+            (1, 2),
+            "its call was answered"
+        );
+        let demonstrated =
+            attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Demonstrated);
         assert_eq!(demonstrated.count(), 2);
     }
     let lines = metrics(&dir);

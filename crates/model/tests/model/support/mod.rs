@@ -7,8 +7,8 @@ use std::path::{Path, PathBuf};
 use levade_model::{Family, ModelConfig, ModelFiles, Pattern, Rope, RopeScaling, Windows};
 use serde_json::{Value, json};
 
-/// Returns a model with 2 layers, 4 heads and 2 key and value heads of width 8. Its attention pattern is
-/// the one that GGUF files of the family imply, because they cannot represent another.
+/// Returns a model with 2 layers, 4 heads and 2 key and value heads of width 8. Its attention
+/// pattern is the one that GGUF files of the family imply, because they cannot represent another.
 pub fn tiny(family: Family) -> ModelConfig {
     let config = ModelConfig {
         family,
@@ -41,8 +41,8 @@ pub fn tiny(family: Family) -> ModelConfig {
     config
 }
 
-/// Returns pseudo-random weights by Hugging Face name, in the range −2 to 2. Every value is a multiple of
-/// 1/64, so that it is exact in f16 and bf16.
+/// Returns pseudo-random weights by Hugging Face name, in the range −2 to 2. Every value is a
+/// multiple of 1/64, so that it is exact in f16 and bf16.
 pub fn weights(config: &ModelConfig) -> BTreeMap<String, (Vec<usize>, Vec<f32>)> {
     let mut next = 0u32;
     let mut value = || {
@@ -62,7 +62,8 @@ pub fn weights(config: &ModelConfig) -> BTreeMap<String, (Vec<usize>, Vec<f32>)>
 
 /// Encodes numbers in a safetensors type, little-endian.
 pub fn encode(dtype: &str, values: &[f32]) -> Vec<u8> {
-    let each = |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&value| encode(value)).collect();
+    let each =
+        |encode: &dyn Fn(f32) -> Vec<u8>| values.iter().flat_map(|&value| encode(value)).collect();
     match dtype {
         "F32" => each(&|value| value.to_le_bytes().to_vec()),
         "F64" => each(&|value| f64::from(value).to_le_bytes().to_vec()),
@@ -89,8 +90,8 @@ pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
     file
 }
 
-/// Writes a model directory in Hugging Face format. All weights have the type `dtype`, and are split into
-/// `shards` files.
+/// Writes a model directory in Hugging Face format. All weights have the type `dtype`, and are
+/// split into `shards` files.
 pub fn write_dir(dir: &Path, config: &ModelConfig, dtype: &str, shards: usize) {
     std::fs::create_dir_all(dir).unwrap();
     std::fs::write(dir.join("config.json"), config.to_hf_json().to_string()).unwrap();
@@ -256,7 +257,8 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
     metadata.push((epsilon, Meta::F32(config.norm_epsilon)));
     metadata.push((format!("{architecture}.rope.freq_base"), Meta::F32(config.rope.theta)));
     if let Some(window) = config.pattern.window {
-        metadata.push((format!("{architecture}.attention.sliding_window"), Meta::U32(window as u32)));
+        metadata
+            .push((format!("{architecture}.attention.sliding_window"), Meta::U32(window as u32)));
     }
     let tokens = (0..config.vocabulary).map(|id| format!("t{id}")).collect();
     let types = (0..config.vocabulary).map(|id| if id < 3 { 3 } else { 1 }).collect();
@@ -287,7 +289,12 @@ pub fn gguf(config: &ModelConfig) -> Gguf {
                 }
                 () => values,
             };
-            GgufTensor { name: gguf_name(config, &name), shape, kind: 0, bytes: encode("F32", &values) }
+            GgufTensor {
+                name: gguf_name(config, &name),
+                shape,
+                kind: 0,
+                bytes: encode("F32", &values),
+            }
         })
         .collect();
     Gguf { magic: *b"GGUF", version: 3, alignment: 32, metadata, tensors }
@@ -314,8 +321,8 @@ fn gguf_name(config: &ModelConfig, name: &str) -> String {
         .replace("lm_head", "output")
 }
 
-/// Opens an invalid model and returns the error message. Panics if the model opens, or if the message has
-/// 1000 bytes or more, or more than 6 lines.
+/// Opens an invalid model and returns the error message. Panics if the model opens, or if the
+/// message has 1000 bytes or more, or more than 6 lines.
 pub fn open_error(path: &Path) -> String {
     let message = match ModelFiles::open(path) {
         Ok(_) => panic!("it opens"),

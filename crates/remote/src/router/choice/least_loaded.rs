@@ -13,7 +13,8 @@ pub(crate) struct LeastLoaded {
 impl ReplicaSelector for LeastLoaded {
     fn choose(&mut self, _prompt: &[u32], candidates: &[Candidate]) -> usize {
         let min_running = candidates.iter().map(|candidate| candidate.running).min();
-        self.round_robin.pick(candidates.iter().filter(|c| Some(c.running) == min_running).map(|c| c.replica))
+        self.round_robin
+            .pick(candidates.iter().filter(|c| Some(c.running) == min_running).map(|c| c.replica))
     }
 }
 
@@ -29,6 +30,9 @@ mod tests {
                 (0..3).map(|replica| Candidate { replica, running: running[replica] }).collect();
             choice.choose(&[], &candidates)
         };
-        assert_eq!([among([2, 1, 3]), among([1, 1, 1]), among([1, 1, 1]), among([0, 1, 0])], [1, 2, 0, 2]);
+        assert_eq!(
+            [among([2, 1, 3]), among([1, 1, 1]), among([1, 1, 1]), among([0, 1, 0])],
+            [1, 2, 0, 2]
+        );
     }
 }

@@ -1,14 +1,14 @@
 //! Selects the replica that has cached the longest prefix of a prompt.
 //!
-//! Replicas with many more calls than the least loaded one are excluded. Among the remaining replicas,
-//! the rule selects the replica whose recorded sequences share the longest prefix with the prompt; on a
-//! tie the one with the fewest calls, and on a further tie the one with the fewest blocks in the index,
-//! whose size is bounded. *Many more calls* means more than `ratio` (1.5) × the calls of the least loaded
-//! replica + `slack` (8).
+//! Replicas with many more calls than the least loaded one are excluded. Among the remaining
+//! replicas, the rule selects the replica whose recorded sequences share the longest prefix with
+//! the prompt; on a tie the one with the fewest calls, and on a further tie the one with the fewest
+//! blocks in the index, whose size is bounded. *Many more calls* means more than `ratio` (1.5) ×
+//! the calls of the least loaded replica + `slack` (8).
 //!
-//! So attempts at one task and turns of one conversation go to the replica that has cached their prefix.
-//! A burst of them spreads when waiting would cost more than computing the prefix again, and prompts that
-//! are new to all replicas go to the least loaded one.
+//! So attempts at one task and turns of one conversation go to the replica that has cached their
+//! prefix. A burst of them spreads when waiting would cost more than computing the prefix again,
+//! and prompts that are new to all replicas go to the least loaded one.
 
 use super::prefix_index::PrefixIndex;
 use super::{Candidate, ReplicaSelector};
@@ -16,13 +16,13 @@ use super::{Candidate, ReplicaSelector};
 /// Constants of [`Choice::Prefix`](super::Choice::Prefix).
 #[derive(Debug, Clone, PartialEq)]
 pub struct PrefixOptions {
-    /// Factor on the calls of the least loaded replica; a replica with more than `ratio` times these
-    /// calls plus `slack` is excluded.
+    /// Factor on the calls of the least loaded replica; a replica with more than `ratio` times
+    /// these calls plus `slack` is excluded.
     pub ratio: f64,
     /// Number of calls added to that bound.
     pub slack: usize,
-    /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An entry
-    /// takes at most 200 bytes.
+    /// Maximum number of entries in the index, each a block of 16 tokens cached by one replica. An
+    /// entry takes at most 200 bytes.
     pub max_blocks: usize,
 }
 
@@ -47,13 +47,15 @@ impl Prefix {
 
 impl ReplicaSelector for Prefix {
     fn choose(&mut self, prompt: &[u32], candidates: &[Candidate]) -> usize {
-        let min_running = candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
+        let min_running =
+            candidates.iter().map(|candidate| candidate.running).min().unwrap_or_default();
         let max_running = min_running as f64 * self.options.ratio + self.options.slack as f64;
         let shared_blocks = self.index.shared_blocks(prompt);
         let blocks = |replica| shared_blocks.get(&replica).copied().unwrap_or_default();
         let worth = |candidate: &&Candidate| {
             let Candidate { replica, running } = **candidate;
-            let reversed_load = std::cmp::Reverse((running, self.index.blocks_of(replica), replica));
+            let reversed_load =
+                std::cmp::Reverse((running, self.index.blocks_of(replica), replica));
             (blocks(replica), reversed_load)
         };
         let near = candidates.iter().filter(|candidate| candidate.running as f64 <= max_running);

@@ -1,13 +1,13 @@
 //! Index of the prefixes that replicas have cached, in full blocks of tokens.
 //!
 //! A block is identified by a hash of all tokens up to its end, so a sequence is a chain of hashes.
-//! Replicas that share a prefix share entries: the index is a radix tree whose edges are blocks, stored
-//! in one map. Among a billion prefixes, two share a hash with a probability of 3 %. A collision leads to
-//! a worse choice of replica, never to a wrong token.
+//! Replicas that share a prefix share entries: the index is a radix tree whose edges are blocks,
+//! stored in one map. Among a billion prefixes, two share a hash with a probability of 3 %. A
+//! collision leads to a worse choice of replica, never to a wrong token.
 //!
-//! Memory is bounded. The least recently used entries are evicted first. The end of a sequence counts as
-//! used before its start, so sequences are truncated from their ends, and the remaining blocks can always
-//! be found.
+//! Memory is bounded. The least recently used entries are evicted first. The end of a sequence
+//! counts as used before its start, so sequences are truncated from their ends, and the remaining
+//! blocks can always be found.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{DefaultHasher, Hash, Hasher};
@@ -30,8 +30,8 @@ pub(crate) struct PrefixIndex {
     clock: u64,
 }
 
-/// Returns the hashes of all full blocks of a sequence. Each hash covers all tokens up to the block's
-/// end.
+/// Returns the hashes of all full blocks of a sequence. Each hash covers all tokens up to the
+/// block's end.
 fn chain(tokens: &[u32]) -> impl Iterator<Item = u64> {
     tokens.chunks_exact(BLOCK).scan(0u64, |before, block| {
         let mut hash = DefaultHasher::new();
@@ -59,8 +59,8 @@ impl PrefixIndex {
         self.block_counts.get(&replica).copied().unwrap_or_default()
     }
 
-    /// Returns how many blocks at the start of `path` each replica has. Replicas without any are left
-    /// out.
+    /// Returns how many blocks at the start of `path` each replica has. Replicas without any are
+    /// left out.
     pub fn shared_blocks(&self, tokens: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
         for (i, hash) in chain(tokens).enumerate() {
@@ -222,6 +222,10 @@ mod tests {
         assert_eq!(index.shared_blocks(&tokens(1)), [(0, 2)].into());
         assert_eq!(index.shared_blocks(&tokens(2)), [].into());
         index.insert(1, &tokens(4)[..BLOCK]);
-        assert_eq!(index.shared_blocks(&tokens(1)), [(0, 1)].into(), "its end is gone, its beginning is not");
+        assert_eq!(
+            index.shared_blocks(&tokens(1)),
+            [(0, 1)].into(),
+            "its end is gone, its beginning is not"
+        );
     }
 }

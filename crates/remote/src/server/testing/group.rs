@@ -74,7 +74,9 @@ impl BroadcastWeights for Sender {
         self.sending.fetch_sub(1, Ordering::Relaxed);
         match sent {
             Ok(true) => Ok(SendReport { tensors: 1, bytes: 8, seconds: 0.0 }),
-            Ok(false) if fault == SendFault::Exits => Err(PolicyError::Stopped("the learner".into())),
+            Ok(false) if fault == SendFault::Exits => {
+                Err(PolicyError::Stopped("the learner".into()))
+            }
             Ok(false) => Err(PolicyError::Invalid("a process of the server is gone".into())),
             Err(_) => Err(PolicyError::Invalid("a process of the server is late".into())),
         }
@@ -102,7 +104,12 @@ pub fn is_half(state: &FakeState) -> bool {
     state.life.lock().unwrap().membership.updating
 }
 
-pub async fn response(state: &FakeState, behavior: &Behavior, path: &str, body: &Value) -> Response {
+pub async fn response(
+    state: &FakeState,
+    behavior: &Behavior,
+    path: &str,
+    body: &Value,
+) -> Response {
     match path {
         "/get_world_size" => Json(json!({ "world_size": 1 })).into_response(),
         "/init_weight_transfer_engine" => join(state, &body["init_info"]).await,
@@ -115,7 +122,8 @@ pub async fn response(state: &FakeState, behavior: &Behavior, path: &str, body: 
         "/update_weights_from_distributed" => {
             let response = update(state, behavior).await;
             if response.status() == StatusCode::OK {
-                state.life.lock().unwrap().weights = body["weight_version"].as_str().unwrap().into();
+                state.life.lock().unwrap().weights =
+                    body["weight_version"].as_str().unwrap().into();
             }
             response
         }
@@ -167,7 +175,9 @@ async fn update(state: &FakeState, behavior: &Behavior) -> Response {
     sleep::check_can_write(state).await;
     // Half of the weights have arrived when the learner exits.
     state.life.lock().unwrap().shift = 77;
-    let Ok(version) = connection.read_u64().await else { return error_response("the group has ended") };
+    let Ok(version) = connection.read_u64().await else {
+        return error_response("the group has ended");
+    };
     let _ = connection.write_u8(1).await;
     sleep::written(state);
     let mut life = state.life.lock().unwrap();

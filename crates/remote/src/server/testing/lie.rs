@@ -37,7 +37,8 @@ impl Lie {
 
     /// Returns the final weight labels of a completion whose last token has index `last`.
     pub fn spans(self, label: &str, last: usize) -> Option<Value> {
-        let span = |start: usize, end: usize| json!({ "version": label, "start": start, "end": end });
+        let span =
+            |start: usize, end: usize| json!({ "version": label, "start": start, "end": end });
         match self {
             Lie::FewLabels => Some(json!([span(0, last - 1)])),
             Lie::Overlap => Some(json!([span(0, last), span(last - 1, last + 1)])),

@@ -75,7 +75,12 @@ fn ok(value: Value) -> Response {
     Json(value).into_response()
 }
 
-pub async fn response(state: &FakeState, behavior: &Behavior, uri: &Uri, body: &Value) -> Option<Response> {
+pub async fn response(
+    state: &FakeState,
+    behavior: &Behavior,
+    uri: &Uri,
+    body: &Value,
+) -> Option<Response> {
     let sglang = state.api == ServerApi::Sglang;
     let query = uri.query().unwrap_or_default();
     match uri.path() {
@@ -142,7 +147,8 @@ pub async fn response(state: &FakeState, behavior: &Behavior, uri: &Uri, body: &
             }
             let mut life = state.life.lock().unwrap();
             assert_eq!(body["tags"], json!(["kv_cache", "weights"]));
-            (life.released.weights, life.released.cache, life.released.is_empty) = (true, true, true);
+            (life.released.weights, life.released.cache, life.released.is_empty) =
+                (true, true, true);
             life.shift = 1000;
             Some(ok(Value::Null))
         }

@@ -46,8 +46,8 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
     bytes.extend(std::iter::repeat_n(version as u8, end));
     std::fs::write(dir.join("model.safetensors"), bytes).unwrap();
     let tokens = vec![3, 9, 4, 1, 5];
-    let logprobs =
-        (1..tokens.len()).map(|i| distribution(version, &tokens[..i], 1.0)[tokens[i] as usize] as f32);
+    let logprobs = (1..tokens.len())
+        .map(|i| distribution(version, &tokens[..i], 1.0)[tokens[i] as usize] as f32);
     let probe = ProbeFile { logprobs: logprobs.collect(), tokens };
     std::fs::write(dir.join(PROBE), serde_json::to_string(&probe).unwrap()).unwrap();
     let names = ["config.json", "model.safetensors", PROBE].map(str::to_owned);

@@ -46,7 +46,9 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     }
     if is_equal && ratio(last).is_some() {
         return Some(match (item(last, depth + 1)?, ratio(first)) {
-            (Answer::Ratio(found), Some(names)) => Answer::Ratio(Ratio { names: names.parts, ..found }),
+            (Answer::Ratio(found), Some(names)) => {
+                Answer::Ratio(Ratio { names: names.parts, ..found })
+            }
             (other, _) => other,
         });
     }
@@ -57,8 +59,9 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
         return Some(with_label(label(first), item(last, depth + 1)?));
     }
     let before = sides[..sides.len() - 1].iter();
-    let parts: Option<Vec<Expr>> =
-        before.map(|side| Some(strip_modifiers(expression(side)?, &mut About::default()))).collect();
+    let parts: Option<Vec<Expr>> = before
+        .map(|side| Some(strip_modifiers(expression(side)?, &mut About::default())))
+        .collect();
     let mut parts = parts?;
     if let Some(value) = value {
         about = value.about;
@@ -70,7 +73,8 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
     let several = spread(parts.last()?);
     if is_equal && several.len() > 1 {
         let first = parts.swap_remove(0);
-        let each = |value: Expr| Answer::Relation(vec![first.clone(), value], vec!['='], about.clone());
+        let each =
+            |value: Expr| Answer::Relation(vec![first.clone(), value], vec!['='], about.clone());
         return Some(Answer::List(several.into_iter().map(each).collect()));
     }
     is_consistent(&parts, &signs).then_some(Answer::Relation(parts, signs, about))
@@ -110,7 +114,9 @@ fn unit(expr: &Expr) -> Option<f64> {
         Expr::Number(literal) => Some(10f64.powi(literal.scale)),
         Expr::Negative(inner) => unit(inner),
         Expr::Product(factors) => match &factors[..] {
-            [Expr::Number(literal), power @ Expr::Power(base, _)] if **base == Expr::integer(10) => {
+            [Expr::Number(literal), power @ Expr::Power(base, _)]
+                if **base == Expr::integer(10) =>
+            {
                 Some(10f64.powi(literal.scale) * rational(power)?.to_f64())
             }
             _ => None,

@@ -34,15 +34,19 @@ impl Lexer<'_> {
         if let Some(after) = self.rest.strip_prefix(['e', 'E']) {
             let unsigned = after.strip_prefix(['-', '+']).unwrap_or(after);
             let end = unsigned.find(|c: char| !c.is_ascii_digit()).unwrap_or(unsigned.len());
-            let exponent = after[..after.len() - unsigned.len() + end].trim_start_matches('+').parse::<i32>();
-            if let Some(exponent) = exponent.ok().filter(|exponent| end > 0 && exponent.abs() < 10_000) {
+            let exponent =
+                after[..after.len() - unsigned.len() + end].trim_start_matches('+').parse::<i32>();
+            if let Some(exponent) =
+                exponent.ok().filter(|exponent| end > 0 && exponent.abs() < 10_000)
+            {
                 self.rest = &unsigned[end..];
                 scale += exponent;
                 decimal = true;
             }
         }
-        if let Some(rest) =
-            ["...", "…", "\\ldots", "\\dots", "\\cdots"].iter().find_map(|m| self.rest.strip_prefix(m))
+        if let Some(rest) = ["...", "…", "\\ldots", "\\dots", "\\cdots"]
+            .iter()
+            .find_map(|m| self.rest.strip_prefix(m))
             && scale < 0
         {
             self.rest = rest;

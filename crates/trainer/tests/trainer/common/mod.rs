@@ -103,14 +103,17 @@ pub fn simulator(latency: Duration, failures: f64) -> Arc<Simulator> {
 /// Scores each attempt of a group by the fraction of attempts that are shorter.
 pub fn ranks(group: &[ScorerInput]) -> Vec<Vec<Component>> {
     let length = |evidence: &ScorerInput| evidence.trajectory.sampled_tokens();
-    let shorter = |one: &ScorerInput| group.iter().filter(|other| length(other) < length(one)).count() as f64;
+    let shorter =
+        |one: &ScorerInput| group.iter().filter(|other| length(other) < length(one)).count() as f64;
     group.iter().map(|one| vec![Component::score(shorter(one) / group.len() as f64)]).collect()
 }
 
 /// Returns a trainer's parts with a simulated policy.
 pub fn parts(policy: &Arc<Simulator>, latency: Duration) -> RunParts {
-    let tools: Vec<Arc<dyn Toolbox>> =
-        vec![Arc::new(DelayedToolbox::new(Arc::new(Calculator::default()), Duration::ZERO..=latency))];
+    let tools: Vec<Arc<dyn Toolbox>> = vec![Arc::new(DelayedToolbox::new(
+        Arc::new(Calculator::default()),
+        Duration::ZERO..=latency,
+    ))];
     let tools = ToolSet::new(tools, Duration::from_secs(5)).unwrap();
     let agent = AgentSpec::new(DEFAULT, Arc::new(tiny_chat().unwrap()), tools);
     RunParts {
@@ -160,8 +163,10 @@ impl Observer for Notes {
 
 /// Returns the newest checkpoint of a run.
 pub fn last_checkpoint(dir: &Path) -> PathBuf {
-    let mut names: Vec<PathBuf> =
-        std::fs::read_dir(dir.join("checkpoints")).unwrap().map(|entry| entry.unwrap().path()).collect();
+    let mut names: Vec<PathBuf> = std::fs::read_dir(dir.join("checkpoints"))
+        .unwrap()
+        .map(|entry| entry.unwrap().path())
+        .collect();
     names.sort();
     names.pop().unwrap()
 }
