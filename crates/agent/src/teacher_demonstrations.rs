@@ -73,7 +73,7 @@ pub(crate) fn demonstrate_completions<'a>(
     Ok((conversation.into_trajectory(), count))
 }
 
-/// Creates the attempt from an outcome and the demonstrations that `written` renders. Rendering
+/// Creates the attempt from an outcome and the demonstrations that `rendered` renders. Rendering
 /// takes time, so it runs outside of the async workers.
 pub(crate) async fn create_attempt(
     mut outcome: Outcome,

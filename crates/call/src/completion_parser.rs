@@ -121,7 +121,7 @@ impl CompletionParser {
         CompletionParser { source, output }
     }
 
-    /// Limits the number of tool calls that the client receives to `most`.
+    /// Limits the number of tool calls that the client receives to `max`.
     pub(crate) fn set_max_calls(&mut self, max: usize) {
         self.output.max_calls = Some(max);
     }
@@ -151,8 +151,8 @@ impl CompletionParser {
     }
 
     /// Ends the parser. Returns the pieces that the client has not received yet, and the complete
-    /// completion. `reply` is the recorded completion of a chat, and `turn` the way to parse it.
-    /// Without `turn`, all text is the message.
+    /// completion. `recorded_completion` is the recorded completion of a chat, and `parse_options`
+    /// the way to parse it. Without `parse_options`, all text is the message.
     pub(crate) fn end(
         self,
         recorded_completion: Option<RecordedCompletion>,

@@ -254,7 +254,7 @@ struct Parts {
     pending: Vec<Token>,
 }
 
-/// Returns whether `pieces` contain text of the message.
+/// Returns whether `deltas` contain text of the message.
 fn has_text(deltas: &[CompletionDelta]) -> bool {
     deltas.iter().any(|delta| matches!(delta, CompletionDelta::Speech(_)))
 }

@@ -64,8 +64,8 @@ pub enum AgentScope {
 }
 
 /// Resolves a model argument like [`model_source`]. If it is a run that trains several policies, or
-/// the best checkpoint of one, returns the model of the policy that the agents `who` use. If it is
-/// another checkpoint, returns the model in that directory.
+/// the best checkpoint of one, returns the model of the policy that the agents `scope` use. If it
+/// is another checkpoint, returns the model in that directory.
 ///
 /// # Errors
 /// Returns the errors of [`model_source`], and an error if the recipe of the run cannot be read or

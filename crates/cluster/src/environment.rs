@@ -93,8 +93,8 @@ async fn run(host: &Host, words: &[&str]) -> anyhow::Result<()> {
     Ok(())
 }
 
-/// Returns the directory of the package: `given`, or the package in the checkout that contains the
-/// working directory or this binary.
+/// Returns the directory of the package: `explicit`, or the package in the checkout that contains
+/// the working directory or this binary.
 ///
 /// # Errors
 /// Returns an error if no package is found.

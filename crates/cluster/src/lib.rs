@@ -16,7 +16,11 @@
 //!
 //! # async fn example() -> anyhow::Result<()> {
 //! let host = Host::new(Supervisor::this()?, |event| println!("{event:?}"));
-//! let part = Part { run: "/shared/runs/math".into(), node: 1, wait: std::time::Duration::from_secs(900) };
+//! let part = Part {
+//!     run: "/shared/runs/math".into(),
+//!     node: 1,
+//!     wait: std::time::Duration::from_secs(900),
+//! };
 //! let (_stop, stops) = tokio::sync::mpsc::unbounded_channel();
 //! println!("{:?}", join(&part, &host, stops).await?);
 //! # Ok(()) }

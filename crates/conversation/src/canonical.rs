@@ -88,7 +88,7 @@ impl CanonicalForm {
     /// Merges the assistant messages at the start of `messages` that are parts of one completion.
     /// Returns the merged message, its form, and the number of messages. Some clients send
     /// reasoning, text and calls separately, or each call in its own message. Returns `None` if the
-    /// first message is not split. `is_thought` returns whether a message has only reasoning.
+    /// first message is not split. `is_reasoning` returns whether a message has only reasoning.
     pub(crate) fn merge<'a>(
         messages: impl IntoIterator<Item = &'a Message>,
         is_reasoning: impl Fn(&Message) -> bool,

@@ -194,7 +194,7 @@ impl Format {
         Drift::find(&self.chat, &sequence, &messages, tools)
     }
 
-    /// Returns drift if the template renders the complete conversation differently from `path`.
+    /// Returns drift if the template renders the complete conversation differently from `sequence`.
     pub(crate) fn full_drift(&self, sequence: &[u32], round: Round<'_>) -> Option<Drift> {
         let mut messages = to_messages(round.past);
         messages.push(Message::assistant(round.text));

@@ -15,19 +15,26 @@
 //! let format = Arc::new(Format::new(Arc::new(testing::tiny_chat()?), Options::default()));
 //! let mut conversation = Conversation::new();
 //! let mut messages = vec![Message::user("What is 2 + 3?")];
-//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! let request =
+//!     Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Began);
 //!
 //! // A sampler generates a completion for `prepared.prompt`; its tokens are recorded unchanged.
 //! let mut completion = Completion::default();
-//! let drawn = [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()].concat();
+//! let drawn =
+//!     [format.chat().tokenizer().encode(" 5."), format.chat().stop_ids()[..1].to_vec()]
+//!         .concat();
 //! completion.extend(&drawn, &vec![-0.1; drawn.len()], 0);
 //! let reply = conversation.record(prepared, completion, &SamplingParams::default())?;
 //!
 //! // The client sends the completion back, trimmed, with another question.
-//! messages.extend([Message::assistant(reply.message().content.trim()), Message::user("And 2 + 4?")]);
-//! let request = Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
+//! messages.extend([
+//!     Message::assistant(reply.message().content.trim()),
+//!     Message::user("And 2 + 4?"),
+//! ]);
+//! let request =
+//!     Request { agent: "", policy: "", format: &format, messages: &messages, tools: &[] };
 //! let prepared = conversation.prepare(&request)?;
 //! assert_eq!(prepared.origin, Origin::Continued);
 //! assert!(prepared.prompt.starts_with(&conversation.trajectory().path_tokens(reply.segment)));

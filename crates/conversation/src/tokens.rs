@@ -34,7 +34,7 @@ pub(crate) struct ContextTokens {
 }
 
 impl ContextTokens {
-    /// Adds `tokens` as context after `place`. Returns the segment at whose end the added tokens
+    /// Adds `tokens` as context after `position`. Returns the segment at whose end the added tokens
     /// end. Returns `None` if there are no tokens and no position.
     ///
     /// # Errors
@@ -121,7 +121,7 @@ impl ContextTokens {
         Ok(Some(end))
     }
 
-    /// Returns the token before `place` if `place` is within a segment, not at its end.
+    /// Returns the token before `position` if `position` is within a segment, not at its end.
     fn token_before(trajectory: &Trajectory, position: Option<Position>) -> Option<u32> {
         let (segment, after) = position?;
         let tokens = &trajectory.segments()[segment.0 as usize].tokens;

@@ -201,7 +201,7 @@ impl Cut {
         changed.then_some((from..upto, target))
     }
 
-    /// Shortens the longest contents in a range to the same length, to save `over` bytes if
+    /// Shortens the longest contents in a range to the same length, to save `excess` bytes if
     /// possible. Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
         let long = |at: usize| {

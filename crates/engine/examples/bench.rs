@@ -107,8 +107,8 @@ async fn train(engine: &Engine, tokens: Vec<u32>, version: u64) -> Result<Value>
     Ok(json!({ "seconds": seconds, "loss": sums.loss, "parts": parts }))
 }
 
-/// Samples a group of rollouts of several turns, with `new` sampled tokens and `given` tokens of a
-/// tool result per turn, and runs one update by the clipped loss with made-up advantages.
+/// Samples a group of rollouts of several turns, with `new` sampled tokens and `tool_tokens` tokens
+/// of a tool result per turn, and runs one update by the clipped loss with made-up advantages.
 async fn group(
     engine: &Engine,
     prompt: &[u32],

@@ -322,12 +322,12 @@ impl Adapter {
         }
     }
 
-    /// Returns whether the adapter changes the matrix at `place` among the base's weights.
+    /// Returns whether the adapter changes the matrix at `range` among the base's weights.
     pub fn adapts(&self, range: &Range<usize>) -> bool {
         self.layout.maps.iter().flatten().any(|part| part.base == *range)
     }
 
-    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `place` among the base's weights.
+    /// Adds B A, scaled, to `matrix`, a copy of the matrix at `range` among the base's weights.
     /// `array` holds the parameters of an adapter with this layout.
     pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {

@@ -62,7 +62,7 @@ impl Cache {
         blocks.iter().filter(|b| self.running[**b as usize] == 0).count()
     }
 
-    /// Returns the longest prefix of `tokens`, of at most `most` tokens, that `policy` has
+    /// Returns the longest prefix of `tokens`, of at most `max_len` tokens, that `policy` has
     /// computed.
     pub fn longest_prefix(&mut self, policy: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.tree.longest_prefix(policy, tokens, max_len)

@@ -8,7 +8,7 @@ use crate::ops::testing::{close, noise};
 
 const HIDDEN: usize = 24;
 
-/// Writes a small encoder with random weights to `folder`.
+/// Writes a small encoder with random weights to `dir`.
 fn write_encoder(dir: &Path) -> EncoderFiles {
     let config = json!({
         "model_type": "bert", "hidden_size": HIDDEN, "intermediate_size": 40, "num_hidden_layers": 2,

@@ -279,7 +279,7 @@ impl Engine {
     }
 
     /// Writes the base weights, merged with this policy's adapter, into the existing directory
-    /// `folder` in Hugging Face layout.
+    /// `dir` in Hugging Face layout.
     ///
     /// # Errors
     /// Returns an error if a file cannot be written, or if the engine has stopped.

@@ -43,7 +43,7 @@ pub struct Radix {
 }
 
 impl Radix {
-    /// Returns the longest cached prefix of `tokens` under `root`, of at most `most` tokens, and
+    /// Returns the longest cached prefix of `tokens` under `root`, of at most `max_len` tokens, and
     /// marks it as used.
     pub fn longest_prefix(&mut self, root: u32, tokens: &[u32], max_len: usize) -> Prefix {
         self.clock += 1;

@@ -30,7 +30,7 @@ pub struct LogitsRow {
     pub position: usize,
 }
 
-/// Samples or scores a token for each of the `wanted` rows. `logits` holds one row of the
+/// Samples or scores a token for each of the `needed` rows. `logits` holds one row of the
 /// vocabulary for each and is modified in place. Tokens of a prompt are scored; tokens after the
 /// end of a sequence are sampled. Grammar constraints are evaluated in the same tasks, so that a
 /// slow one delays the step as little as possible.

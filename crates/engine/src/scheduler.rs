@@ -340,7 +340,8 @@ impl Scheduler {
         self.end_where(|sequence| sequence.events.is_closed(), |_| ());
     }
 
-    /// Ends all sequences that match `meant`, after calling `goodbye`; returns how many there were.
+    /// Ends all sequences that match `matches`, after calling `on_end`; returns how many there
+    /// were.
     fn end_where(
         &mut self,
         matches: impl Fn(&Sequence) -> bool,

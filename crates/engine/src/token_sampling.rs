@@ -17,10 +17,10 @@ pub struct SampledToken {
     pub top: TopLogprobs,
 }
 
-/// Samples the next token. `logits` are scaled in place. `path` is the sequence before the token,
-/// and its last `reply` tokens belong to the completion. `allowed` are the tokens that a grammar
-/// allows, if there is one. `u` is a uniform number in [0, 1). Returns `None` if logits are not
-/// finite, so that no token can be sampled.
+/// Samples the next token. `logits` are scaled in place. `history` is the sequence before the
+/// token, and its last `num_sampled` tokens belong to the completion. `allowed` are the tokens that
+/// a grammar allows, if there is one. `u` is a uniform number in [0, 1). Returns `None` if logits
+/// are not finite, so that no token can be sampled.
 pub fn sample_token(
     isa: Isa,
     logits: &mut [f32],

@@ -378,7 +378,7 @@ impl Transformer {
     }
 }
 
-/// Copies the `wanted` rows of `x` (`width` values each) to the front of `out`.
+/// Copies the `needed` rows of `x` (`width` values each) to the front of `out`.
 pub fn gather_rows(
     x: &[f32],
     width: usize,
@@ -411,7 +411,7 @@ impl Inference {
         model.forward(rows, &mut kv_blocks, state, temporary, stream, next);
     }
 
-    /// Computes `logits`, one row of the vocabulary for each of the `wanted` rows of the last run.
+    /// Computes `logits`, one row of the vocabulary for each of the `needed` rows of the last run.
     pub fn logits(
         &mut self,
         model: &Transformer,

@@ -12,8 +12,8 @@ use crate::testing::TestGateway;
 
 const CHAT: &str = "/v1/chat/completions";
 
-/// Creates a gateway whose model returns `texts`, with an attempt whose prompts have at most `most`
-/// tokens.
+/// Creates a gateway whose model returns `texts`, with an attempt whose prompts have at most
+/// `budget_tokens` tokens.
 fn gateway_with_policy(texts: &[&str], overflow: Overflow, budget_tokens: usize) -> TestGateway {
     let budget = Budget { max_tokens: budget_tokens, overflow, keep: 1 };
     TestGateway::with_context_policy(texts, |party| {

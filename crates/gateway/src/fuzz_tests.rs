@@ -489,8 +489,8 @@ fn check_shape(path: &str, response: &ReceivedResponse) -> Result<(), TestCaseEr
     Ok(())
 }
 
-/// Closes an attempt. Checks that its record has at most `most` calls, and contains every sampled
-/// token once.
+/// Closes an attempt. Checks that its record has at most `max_calls` calls, and contains every
+/// sampled token once.
 async fn check_record(session: &Arc<Session>, max_calls: usize) -> Result<(), TestCaseError> {
     let recorded = session.close(Duration::from_secs(30)).await.0;
     prop_assert!(

@@ -143,7 +143,7 @@ pub(crate) fn models(gateway: &Gateway, caller: &Caller) -> Vec<Model> {
     found
 }
 
-/// Returns the model that `asked` names, or the first model that the caller can call if `asked`
+/// Returns the model that `query` names, or the first model that the caller can call if `query`
 /// names none.
 fn model(
     gateway: &Gateway,

@@ -7,7 +7,7 @@ use tokio::sync::Mutex;
 use super::*;
 use crate::Hosts;
 
-/// Starts a server that responds to each connection with the result of `answers` for its path, or
+/// Starts a server that responds to each connection with the result of `respond` for its path, or
 /// never if that is `None`. Returns the server's address and a list of the requests that it
 /// received.
 async fn server(respond: fn(&str) -> Option<String>) -> (String, Arc<Mutex<Vec<String>>>) {

@@ -85,7 +85,7 @@ impl AdapterConfig {
     /// File name of the configuration. A directory with this file contains an adapter.
     pub const FILE: &str = "adapter_config.json";
 
-    /// Reads the configuration of the adapter in the directory `folder`.
+    /// Reads the configuration of the adapter in the directory `dir`.
     ///
     /// # Errors
     /// Returns an error if the file is missing or damaged, or if it sets more than plain LoRA.

@@ -385,7 +385,7 @@ fn default_template(value: &Value) -> Option<String> {
 /// Extensions of files with pickled weights: PyTorch's own, and the shards of DeepSpeed and FSDP.
 const PICKLES: [&str; 6] = ["bin", "pt", "pth", "ckpt", "pkl", "distcp"];
 
-/// Returns the first name in `folder` of a file or directory with pickled weights, in alphabetical
+/// Returns the first name in `dir` of a file or directory with pickled weights, in alphabetical
 /// order.
 fn find_pickled(dir: &Path) -> Option<String> {
     let names = std::fs::read_dir(dir)

@@ -61,8 +61,9 @@ pub struct Passes {
     pub epochs: u64,
 }
 
-/// Computes the seconds of the two device handoffs of a step. The learner offloads `moved` bytes of
-/// each device to host memory and loads them back, and servers load the new weights in bf16.
+/// Computes the seconds of the two device handoffs of a step. The learner offloads
+/// `offloaded_bytes` bytes of each device to host memory and loads them back, and servers load the
+/// new weights in bf16.
 pub fn handoff_seconds(shape: &Shape, offloaded_bytes: u64) -> f64 {
     2.0 * offloaded_bytes as f64 / HOST_BANDWIDTH
         + 2.0 * shape.parameters() as f64 / NETWORK_BANDWIDTH
@@ -178,8 +179,8 @@ pub fn service(
     }
 }
 
-/// Describes the assumptions behind the estimates. `shares` is whether sampling and training use
-/// the same devices.
+/// Describes the assumptions behind the estimates. `is_colocated` is whether sampling and training
+/// use the same devices.
 pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
     let handoff_text = match is_colocated {
         true => {

@@ -21,8 +21,8 @@ impl SamplingParams {
             || (self.min_tokens > self.sampled_before && !self.stop_ids.is_empty())
     }
 
-    /// Adjusts raw logits, one for each token of the vocabulary. `path` is the prompt with the
-    /// completion so far, which is its last `reply` tokens.
+    /// Adjusts raw logits, one for each token of the vocabulary. `sequence` is the prompt with the
+    /// completion so far, which is its last `num_sampled` tokens.
     ///
     /// Repetition penalty θ (Keskar et al. 2019, over prompt and completion): z / θ if z > 0, and
     /// otherwise z θ. Frequency and presence penalty (OpenAI's definition): z − c α_frequency − \[c

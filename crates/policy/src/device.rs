@@ -100,7 +100,7 @@ impl Device {
         SequencePermit { device: self, _permit: permit }
     }
 
-    /// Computes a prompt: completely or, if it `shares`, without its longest cached prefix.
+    /// Computes a prompt: completely or, if it `use_cache`, without its longest cached prefix.
     pub async fn prefill(&self, prompt: &[u32], use_cache: bool) {
         let cached = if use_cache {
             let prefix_cache = self.prefix_cache.lock().unwrap_or_else(PoisonError::into_inner);

@@ -203,11 +203,11 @@ pub trait Learner: Send + Sync {
         MicroBatchPlan::pack(update)
     }
 
-    /// Runs one update exactly as `cut` divides it. A gradient accumulated before is part of the
+    /// Runs one update exactly as `plan` divides it. A gradient accumulated before is part of the
     /// update. `done` is called after each micro-batch, in the order in which they finish.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Cut`], before anything has changed, if `cut` does not fit the
+    /// Returns [`PolicyError::Cut`], before anything has changed, if `plan` does not fit the
     /// sequences or the learner's ranks. Returns an error if a batch does not fit the model or the
     /// loss, or if the learner has stopped; the accumulated gradient is then unusable.
     async fn train(
@@ -299,7 +299,7 @@ pub trait Learner: Send + Sync {
     async fn optim_step(&self, params: OptimParams) -> Result<OptimReport, PolicyError>;
 
     /// Writes the weights in Hugging Face layout (`config.json`, `model.safetensors`) into the
-    /// existing directory `folder`, with the optimizer state alongside if `with_optimiser` is set.
+    /// existing directory `dir`, with the optimizer state alongside if `with_optimizer` is set.
     /// Every file is flushed to the disk. For atomicity, the caller must write into a temporary
     /// directory and then rename it. Returns which files were written and where: a remote learner
     /// may keep them on its own machine, under the same path.
@@ -309,8 +309,8 @@ pub trait Learner: Send + Sync {
     /// the learner has stopped.
     async fn save(&self, dir: &Path, with_optimizer: bool) -> Result<Manifest, PolicyError>;
 
-    /// Replaces the weights by those in the directory `folder`. If `with_optimiser` is set and
-    /// `folder` contains the optimizer state, it is loaded too; otherwise the optimizer state is
+    /// Replaces the weights by those in the directory `dir`. If `with_optimizer` is set and
+    /// `dir` contains the optimizer state, it is loaded too; otherwise the optimizer state is
     /// reset. An accumulated gradient is discarded.
     ///
     /// # Errors

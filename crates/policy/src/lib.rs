@@ -16,7 +16,9 @@
 //! ```
 //! use std::time::Duration;
 //!
-//! use levade_policy::{Learner, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig};
+//! use levade_policy::{
+//!     Learner, SampleRequest, Sampler, SamplingParams, Simulator, SimulatorConfig,
+//! };
 //!
 //! # tokio::runtime::Builder::new_current_thread().enable_all().build()?.block_on(async {
 //! let policy = Simulator::new(SimulatorConfig::default());

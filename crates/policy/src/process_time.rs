@@ -77,7 +77,7 @@ impl Clock {
             .saturating_sub(Duration::from_millis(self.paused.load(Ordering::Relaxed)))
     }
 
-    /// Detects pauses, subtracts them from the clock, and calls `noticed` with each. The future
+    /// Detects pauses, subtracts them from the clock, and calls `on_pause` with each. The future
     /// never finishes.
     pub async fn track_pauses(self, mut on_pause: impl FnMut(Duration)) {
         let mut watch = Stopwatch::start();

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use crate::{Sampler, process_time};
 
-/// Awaits `work` for at most `longest` and returns its result, or `None` if it takes longer. The
+/// Awaits `work` for at most `timeout` and returns its result, or `None` if it takes longer. The
 /// deadline excludes the time in which this process or the sampler was paused, because no tokens
 /// are sampled then.
 pub async fn with_sampler_timeout<T>(

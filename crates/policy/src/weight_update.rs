@@ -15,7 +15,7 @@ use crate::{PolicyError, Sampler, WeightsRef};
 ///
 /// # Errors
 /// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the
-/// weights within `longest`, and [`PolicyError::NotAdopted`] with the name of the first sampler
+/// weights within `timeout`, and [`PolicyError::NotAdopted`] with the name of the first sampler
 /// that rejects them. The remaining samplers may have loaded them.
 pub async fn update_sampler_weights(
     samplers: Vec<(String, Arc<dyn Sampler>)>,

@@ -33,7 +33,9 @@
 //!     max_requests: 8,
 //!     cancel_grace: Duration::from_secs(5),
 //! });
-//! let answer = pool.request(Request::new("add", json!({ "a": 2, "b": 3 })), Duration::from_secs(60)).await?;
+//! let answer = pool
+//!     .request(Request::new("add", json!({ "a": 2, "b": 3 })), Duration::from_secs(60))
+//!     .await?;
 //! assert_eq!(answer["b"], 3);
 //! # Ok::<(), WorkerError>(())
 //! # }).unwrap();

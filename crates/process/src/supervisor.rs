@@ -93,8 +93,8 @@ impl Supervisor {
         Ok(child)
     }
 
-    /// Returns the first line for the supervisor process, or `None` without a supervisor. If `asks`
-    /// is set, each later byte asks the program to end.
+    /// Returns the first line for the supervisor process, or `None` without a supervisor. If
+    /// `signals_end` is set, each later byte asks the program to end.
     fn order(&self, launch: &Launch, input: &Input, signals_end: bool) -> Option<String> {
         let input = match input {
             Input::Text(text) => Some(text),

@@ -22,7 +22,7 @@ fn stdout(output: &std::process::Output) -> String {
 }
 
 /// Starts a supervisor of a shell script and keeps the supervisor's input open. `input` is the
-/// script's input; if `asks` is set, later bytes ask the script to end.
+/// script's input; if `signals_end` is set, later bytes ask the script to end.
 fn start_supervised_with(script: &str, input: Option<&str>, signals_end: bool) -> Child {
     let mut process = Command::new(supervisor().0.remove(0))
         .stdin(Stdio::piped())

@@ -79,9 +79,9 @@ impl ContextKeys {
         }
     }
 
-    /// Returns the policy for prompts of at most `most` tokens. If `most` is 0, prompts leave room
-    /// for a completion of `max_tokens` in a context of `context` tokens, but may always use three
-    /// quarters of it.
+    /// Returns the policy for prompts of at most `max_prompt_tokens` tokens. If `max_prompt_tokens`
+    /// is 0, prompts leave room for a completion of `max_tokens` in a context of `context` tokens,
+    /// but may always use three quarters of it.
     pub fn policy(
         &self,
         max_prompt_tokens: usize,

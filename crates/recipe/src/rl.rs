@@ -543,7 +543,7 @@ impl RlKeys {
         Loss::new(PolicyLoss::Value { clip: (self.critic.clip > 0.0).then_some(self.critic.clip) })
     }
 
-    /// Returns how the loss of a step is averaged. `most_tokens` is the maximum number of sampled
+    /// Returns how the loss of a step is averaged. `max_tokens` is the maximum number of sampled
     /// tokens of an attempt.
     pub fn normalizer(&self, max_tokens: usize) -> Normalizer {
         self.normalizer.unwrap_or_else(|| self.algorithm.normalizer(max_tokens))

@@ -30,10 +30,17 @@
 //! # async fn main() -> Result<(), levade_policy::PolicyError> {
 //! let replica = || Arc::new(Simulator::new(SimulatorConfig::default())) as Arc<dyn Sampler>;
 //! let members = vec![("east".into(), replica()), ("west".into(), replica())];
-//! let router = Router::new(members, RouterOptions { most_running: 64, ..RouterOptions::default() })?;
+//! let router =
+//!     Router::new(members, RouterOptions { most_running: 64, ..RouterOptions::default() })?;
 //!
 //! let params = SamplingParams { max_tokens: 8, ..SamplingParams::default() };
-//! let request = SampleRequest { seed: 1, stream: 7, prompt: vec![1, 2, 3], params, ..Default::default() };
+//! let request = SampleRequest {
+//!     seed: 1,
+//!     stream: 7,
+//!     prompt: vec![1, 2, 3],
+//!     params,
+//!     ..Default::default()
+//! };
 //! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
 //!
 //! // Tokens are functions of seed, stream and position, so a single replica samples the same completion.

@@ -171,7 +171,7 @@ impl Router {
     ///
     /// # Errors
     /// Returns [`PolicyError::Deadline`] with the number of remaining calls if they have not ended
-    /// within `longest`. New calls are rejected even then, until [`resume`](Self::resume).
+    /// within `timeout`. New calls are rejected even then, until [`resume`](Self::resume).
     pub async fn drain(&self, timeout: Duration) -> Result<(), PolicyError> {
         self.gate.drain(timeout).await
     }

@@ -304,7 +304,7 @@ impl ColocatedServer {
     ///
     /// # Errors
     /// Returns an error if the server rejects the request, or if it is running and does not fall
-    /// asleep within `longest`.
+    /// asleep within `timeout`.
     async fn sleeps(&self, timeout: Duration) -> Result<(), PolicyError> {
         let mut last = String::new();
         let asleep = with_timeout(timeout, async {

@@ -238,8 +238,9 @@ pub struct FormatScore {
 }
 
 impl FormatScore {
-    /// Returns the score of a text: `right` is whether its answer is correct, `form` whether the
-    /// text is well-formed, and `retrieved` whether the retrieved documents contain the answer.
+    /// Returns the score of a text: `is_correct` is whether its answer is correct, `is_well_formed`
+    /// whether the text is well-formed, and `retrieved` whether the retrieved documents contain the
+    /// answer.
     pub fn score(&self, is_correct: bool, is_well_formed: bool, retrieved: bool) -> f64 {
         match (is_correct, is_well_formed) {
             (true, true) => 1.0,

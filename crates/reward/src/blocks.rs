@@ -51,7 +51,7 @@ impl<'t> Cursor<'t> {
         Cursor { rest: line, column: 0 }
     }
 
-    /// Skips white space up to column `most`; `usize::MAX` skips all of it.
+    /// Skips white space up to column `max_column`; `usize::MAX` skips all of it.
     fn skip_blanks(&mut self, max_column: usize) {
         while self.column < max_column {
             self.column += match self.rest.as_bytes().first() {

@@ -341,8 +341,8 @@ pub(crate) fn gives_up(before: &str) -> bool {
     is_bare && previous.is_some_and(has_phrase)
 }
 
-/// Returns whether the text after a number denies or retracts the number. If `asks`, a question
-/// without another number also counts, unless its answer is yes.
+/// Returns whether the text after a number denies or retracts the number. If `question_denies`, a
+/// question without another number also counts, unless its answer is yes.
 pub(crate) fn is_taken_back(after: &str, question_denies: bool) -> bool {
     let after = first_chars(after, REACH);
     let end = sentence_end(after);

@@ -31,7 +31,7 @@ impl Dice {
         (self.0.wrapping_mul(0x2545_F491_4F6C_DD1D) >> 33) as usize % bound.max(1)
     }
 
-    /// Returns an integer of 1 to `most` random digits, without leading zeros.
+    /// Returns an integer of 1 to `max_digits` random digits, without leading zeros.
     pub fn digits(&mut self, max_digits: usize) -> String {
         let count = 1 + self.below(max_digits);
         let first = char::from(b'1' + self.below(9) as u8);
@@ -40,7 +40,7 @@ impl Dice {
     }
 
     /// Returns a random integer or decimal, with a minus sign in half of the cases. The integer
-    /// part has at most `most` digits, and the decimal part at most 6.
+    /// part has at most `max_digits` digits, and the decimal part at most 6.
     pub fn number(&mut self, max_digits: usize) -> String {
         let sign = if self.below(2) == 0 { "-" } else { "" };
         let integer = self.digits(max_digits);

@@ -40,7 +40,7 @@ fn expected_last_of(sorted: &[f64], k: usize) -> f64 {
     sum
 }
 
-/// Returns the mean score of the majority answer of k attempts, over `draws` random samples of k.
+/// Returns the mean score of the majority answer of k attempts, over `samples` random samples of k.
 /// Among equally frequent answers, the one sampled first wins. An answer's score is the mean over
 /// the sampled attempts that gave it. Attempts without an answer do not vote; a sample without any
 /// answer scores 0.

@@ -114,7 +114,7 @@ impl Correction {
         )
     }
 
-    /// Returns the weight of every token of every sequence. `paths` has their log-ratios.
+    /// Returns the weight of every token of every sequence. `sequences` has their log-ratios.
     pub fn weights(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<f64>> {
         let sequence_weights = |sequence: &Vec<f64>| -> Vec<f64> {
             self.level.log_ratios(sequence).into_iter().map(|x| self.bound.weight(x)).collect()
@@ -138,7 +138,7 @@ impl Correction {
     }
 
     /// Returns the fraction of tokens whose ratio, at the level of the correction, is outside the
-    /// bounds. `paths` has the log-ratios of sequences. Returns `None` if there are no tokens.
+    /// bounds. `sequences` has the log-ratios of sequences. Returns `None` if there are no tokens.
     pub fn out_of_bounds_fraction(&self, sequences: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
         let (mut all, mut outside) = (0usize, 0usize);
@@ -222,7 +222,7 @@ impl Rejection {
         )
     }
 
-    /// Returns whether each token of each sequence is kept. `paths` has their log-ratios.
+    /// Returns whether each token of each sequence is kept. `sequences` has their log-ratios.
     pub fn kept_tokens(&self, sequences: &[Vec<f64>], counting: Counting) -> Vec<Vec<bool>> {
         sequences.iter().map(|sequence| self.kept_tokens_of(sequence, counting)).collect()
     }

@@ -15,14 +15,14 @@ fn mean_of(points: &[Point], number: impl Fn(&Point) -> f64) -> f64 {
     Counting::Exact.mean(points.iter().filter(|point| !point.masked).map(number))
 }
 
-/// GSPO: sets `path_log_ratio` of each point to the mean over the sequence's trained points.
+/// GSPO: sets `sequence_log_ratio` of each point to the mean over the sequence's trained points.
 pub fn sequence_ratios(sequence: &mut [Point]) {
     let mean = mean_of(sequence, Point::log_ratio);
     sequence.iter_mut().for_each(|point| point.sequence_log_ratio = Some(mean));
 }
 
-/// GMPO: sets `path_log_ratio` of each point to the sequence's mean of log-ratios, each clipped in
-/// the direction of the point's advantage. Marks the points that were not clipped, and sets
+/// GMPO: sets `sequence_log_ratio` of each point to the sequence's mean of log-ratios, each clipped
+/// in the direction of the point's advantage. Marks the points that were not clipped, and sets
 /// advantages to their mean. Means are over trained points.
 pub fn set_geometric_means(sequence: &mut [Point], low: f64, high: f64) {
     let clipped = |point: &Point| {
@@ -53,7 +53,7 @@ fn covariances(points: &[Point]) -> Vec<f64> {
     points.iter().map(|point| (point.advantage - advantage) * (point.logp - logp)).collect()
 }
 
-/// Returns the indices of the trained points, and the number of points in a fraction `share` of
+/// Returns the indices of the trained points, and the number of points in a fraction `fraction` of
 /// them, at least 1.
 fn trained_indices(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
     let indices: Vec<usize> = (0..points.len()).filter(|i| !points[*i].masked).collect();
@@ -61,7 +61,7 @@ fn trained_indices(points: &[Point], fraction: f64) -> (Vec<usize>, usize) {
     (indices, count)
 }
 
-/// KL-Cov: marks the fraction `share` of an update's trained points, at least one, whose
+/// KL-Cov: marks the fraction `fraction` of an update's trained points, at least one, whose
 /// log-probability and advantage have the largest covariance.
 pub fn mark_covarying(points: &mut [Point], fraction: f64) {
     let covariances = covariances(points);
@@ -71,9 +71,9 @@ pub fn mark_covarying(points: &mut [Point], fraction: f64) {
 }
 
 /// Clip-Cov: returns the indices of the points that lose their gradient. They are a fraction
-/// `share` of an update's trained points, at least one, from those that are not `clipped` already
-/// and whose covariance is strictly between `lower` and `upper`. `random` returns a number for each
-/// index; points with the smallest numbers are selected.
+/// `fraction` of an update's trained points, at least one, from those that are not `clipped`
+/// already and whose covariance is strictly between `lower` and `upper`. `random` returns a number
+/// for each index; points with the smallest numbers are selected.
 pub fn select_covarying(
     points: &[Point],
     clipped: impl Fn(&Point) -> bool,
@@ -92,7 +92,7 @@ pub fn select_covarying(
     chosen
 }
 
-/// Returns the smallest entropy among the fraction `share` of tokens, at least one, with the
+/// Returns the smallest entropy among the fraction `fraction` of tokens, at least one, with the
 /// highest entropies. Training only tokens with at least this entropy trains the decisions in a
 /// text (Wang et al. 2025, "Beyond the 80/20 rule"). Infinite if there are no tokens.
 pub fn entropy_threshold(entropies: &[f64], fraction: f64) -> f64 {

@@ -147,8 +147,8 @@ pub fn direct(logp: f64, x: f64, advantage: f64, beta: f64) -> Surrogate {
 }
 
 /// Computes −A sg(min(ρ, cap)) log p, or no loss if the token's probability has diverged from the
-/// old one by more than `below` or `above` in the direction of A (DPPO, as in verl). `left` is the
-/// signed divergence, positive if p has increased.
+/// old one by more than `below` or `above` in the direction of A (DPPO, as in verl). `divergence`
+/// is the signed divergence, positive if p has increased.
 pub fn divergence_masked(
     logp: f64,
     x: f64,
@@ -205,8 +205,8 @@ pub fn geometric_mean(sequence_log_ratio: f64, advantage: f64, moves: bool) -> S
 }
 
 /// Computes PPO's clipped loss with the ratio of a complete sequence (GSPO, Zheng et al. 2025):
-/// every token has the sequence's ratio and an equal part of its gradient. `path_log_ratio` is the
-/// mean of x over the sequence's tokens, limited to 10.
+/// every token has the sequence's ratio and an equal part of its gradient. `sequence_log_ratio` is
+/// the mean of x over the sequence's tokens, limited to 10.
 pub fn sequence_clipped(sequence_log_ratio: f64, advantage: f64, low: f64, high: f64) -> Surrogate {
     let bounded = sequence_log_ratio.min(10.0);
     let mut surrogate = clipped(bounded, advantage, low, high, None);

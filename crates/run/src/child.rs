@@ -17,7 +17,7 @@ pub struct ChildTask {
 }
 
 /// Waits until processes that were dropped have exited, because later processes need their memory.
-/// Returns the names of those that are still running after `longest`.
+/// Returns the names of those that are still running after `timeout`.
 pub async fn await_exits(programs: Vec<ChildTask>, timeout: Duration) -> Vec<String> {
     let until = tokio::time::Instant::now() + timeout;
     let mut running = Vec::new();

@@ -10,7 +10,7 @@ use crate::host::Host;
 /// File in the run directory.
 const FILE: &str = "engine.json";
 
-/// Notifies the user if the run in `folder` was computed with numerics that differ from `now` in
+/// Notifies the user if the run in `dir` was computed with numerics that differ from `now` in
 /// their bits.
 pub fn compare(dir: &Path, now: &Fingerprint, host: &Host) {
     let recorded = std::fs::read(dir.join(FILE)).ok();

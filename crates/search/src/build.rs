@@ -53,10 +53,10 @@ pub struct DenseModel<'a> {
     pub runtime: Handle,
 }
 
-/// Builds the index of a corpus in `folder`, which must be absent or empty. Blocks the thread.
+/// Builds the index of a corpus in `dir`, which must be absent or empty. Blocks the thread.
 ///
 /// # Errors
-/// Returns an error if a row of the corpus is invalid, `folder` is not empty or cannot be replaced,
+/// Returns an error if a row of the corpus is invalid, `dir` is not empty or cannot be replaced,
 /// another process is building the same index, the model fails, or a file cannot be written. If the
 /// index cannot be completed, its files are removed.
 pub fn build(

@@ -16,7 +16,7 @@ fn fast_retries() -> Retries {
 /// The remaining responses of a mock server: status and body.
 type Responses = Arc<Mutex<Vec<(u16, String)>>>;
 
-/// Starts a mock server that returns `answers` in order and repeats the last one. A status of 0
+/// Starts a mock server that returns `responses` in order and repeats the last one. A status of 0
 /// never responds. Returns its URL.
 async fn server(responses: Vec<(u16, String)>) -> String {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();

@@ -62,7 +62,7 @@ pub struct FileEntry {
 }
 
 impl Manifest {
-    /// Reads the manifest of the index in `folder`.
+    /// Reads the manifest of the index in `dir`.
     ///
     /// # Errors
     /// Returns [`SearchError::NotAnIndex`] if there is no manifest, [`SearchError::Schema`] if its
@@ -98,8 +98,8 @@ impl Manifest {
         serde_json::from_slice(&text).map_err(damaged)
     }
 
-    /// Compares the sizes of the files in `folder` with the manifest and, if `whole` is true, also
-    /// their checksums.
+    /// Compares the sizes of the files in `dir` with the manifest and, if `with_checksums` is true,
+    /// also their checksums.
     ///
     /// # Errors
     /// Returns an error that names the first file that is missing, unreadable or different.

@@ -232,7 +232,8 @@ impl Inner {
 /// Loads the passages of the rows that were found.
 ///
 /// # Errors
-/// Returns an error if the passages have more than `most` bytes in total, or the index is damaged.
+/// Returns an error if the passages have more than `max_bytes` bytes in total, or the index is
+/// damaged.
 fn hits(
     index: &Index,
     rows: &[Vec<(u32, f32)>],

@@ -97,12 +97,12 @@ pub(crate) fn check_end(stored: &Attempt, end: &End) -> Result<WriteOutcome, Fai
     }
 }
 
-/// Returns those of the `given` segments that are not stored yet, in the form in which they must be
-/// stored.
+/// Returns those of the `segments` segments that are not stored yet, in the form in which they must
+/// be stored.
 ///
 /// The attempt has `len` stored segments. `stored` returns one of them, and `tokens` returns its
-/// number of tokens. Both are called only for segments that `given` refers to, by their id or as a
-/// parent.
+/// number of tokens. Both are called only for segments that `segments` refers to, by their id or as
+/// a parent.
 pub(crate) fn new_segments(
     attempt: &Attempt,
     len: u32,

@@ -18,13 +18,15 @@
 //! ```
 //! use levade_tasks::{Arithmetic, ArithmeticOptions, FileOptions, HeldOut, Split};
 //!
-//! let sums = Arithmetic::new(ArithmeticOptions { words: 0.0, ..ArithmeticOptions::default() }, 7)?;
+//! let sums =
+//!     Arithmetic::new(ArithmeticOptions { words: 0.0, ..ArithmeticOptions::default() }, 7)?;
 //! let task = sums.task(Split::Train, 0);
 //! assert_eq!(task, sums.task(Split::Train, 0));
 //! assert!(task.demonstration.is_some());
 //!
 //! let file = std::env::temp_dir().join(format!("levade-tasks-{}.jsonl", std::process::id()));
-//! let rows = (0..10).map(|n| format!("{{\"question\": \"{n} + 1?\", \"answer\": \"{}\"}}\n", n + 1));
+//! let rows =
+//!     (0..10).map(|n| format!("{{\"question\": \"{n} + 1?\", \"answer\": \"{}\"}}\n", n + 1));
 //! std::fs::write(&file, rows.collect::<String>())?;
 //! let mut options = FileOptions::new(file.clone());
 //! options.held_out = HeldOut::Count(2);

@@ -385,7 +385,7 @@ impl Chat {
         Reader::read(&self.tags, completion, in_reasoning, tools)
     }
 
-    /// Parses the content and the tool calls of a completion, without its reasoning. `in_thought`
+    /// Parses the content and the tool calls of a completion, without its reasoning. `in_reasoning`
     /// states whether the prompt has already opened the reasoning.
     pub fn parse(
         &self,
@@ -404,7 +404,7 @@ impl Chat {
     }
 
     /// Returns the reasoning of a completion without its tags. Its stretches are trimmed and joined
-    /// by line breaks. `in_thought` states whether the prompt has already opened the reasoning.
+    /// by line breaks. `in_reasoning` states whether the prompt has already opened the reasoning.
     pub fn reasoning(&self, completion: &str, in_reasoning: bool) -> String {
         collect_reasoning(&self.read(completion, in_reasoning, &[]).0)
     }

@@ -252,7 +252,7 @@ pub(crate) struct Reader {
 }
 
 impl Reader {
-    /// Creates a parser. `in_thought` states whether the prompt has already opened the reasoning.
+    /// Creates a parser. `in_reasoning` states whether the prompt has already opened the reasoning.
     pub(crate) fn new(in_reasoning: bool) -> Self {
         Reader {
             state: if in_reasoning { State::Reasoning } else { State::Speech },

@@ -188,7 +188,7 @@ fn turns() -> impl Strategy<Value = Vec<Vec<Message>>> {
         .prop_map(|rest| std::iter::once(vec![Message::user("1+1?")]).chain(rest).collect())
 }
 
-/// Returns the tokens between turns if the completions are `said`.
+/// Returns the tokens between turns if the completions are `completions`.
 fn between(
     chat: &Chat,
     turns: &[Vec<Message>],

@@ -13,11 +13,11 @@ pub struct EncoderTokenizer {
 }
 
 impl EncoderTokenizer {
-    /// Creates a tokenizer from the contents of a `tokenizer.json`. `most` is the maximum number of
-    /// tokens of a text, including special tokens; longer texts are truncated.
+    /// Creates a tokenizer from the contents of a `tokenizer.json`. `max_tokens` is the maximum
+    /// number of tokens of a text, including special tokens; longer texts are truncated.
     ///
     /// # Errors
-    /// Returns an error if the file is damaged, or if `most` leaves no room for a text.
+    /// Returns an error if the file is damaged, or if `max_tokens` leaves no room for a text.
     pub fn new(json: &[u8], max_tokens: usize) -> Result<Self, TextError> {
         let to_error =
             |why: String| TextError::Tokenizer(format!("tokenizer.json of the encoder: {why}"));

@@ -87,8 +87,8 @@ pub(crate) struct GrammarSchema {
 }
 
 impl GrammarSchema {
-    /// Creates the enforceable form of a schema. `path` is the JSON pointer of the schema in its
-    /// document. Needs the stack of [`with_room`].
+    /// Creates the enforceable form of a schema. `schema_pointer` is the JSON pointer of the schema
+    /// in its document. Needs the stack of [`with_room`].
     pub(crate) fn from_schema(schema: Schema<'_>, schema_pointer: &str) -> Self {
         let mut flattening = SchemaFlattener::default();
         let mut enforceable = GrammarSchema {
@@ -111,7 +111,7 @@ impl GrammarSchema {
         self.with_definitions(self.root.clone())
     }
 
-    /// Returns a document in which `around` embeds this schema in another one.
+    /// Returns a document in which `embed` embeds this schema in another one.
     pub(crate) fn embed_in(&self, embed: impl FnOnce(Value) -> Value) -> Value {
         self.with_definitions(embed(self.root.clone()))
     }

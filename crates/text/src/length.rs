@@ -64,8 +64,8 @@ fn letters(text: &[u8]) -> usize {
 }
 
 impl TokenSizes {
-    /// Measures the tokens of a vocabulary. `strips` states whether a token absorbs adjacent white
-    /// space.
+    /// Measures the tokens of a vocabulary. `absorbs_space` states whether a token absorbs adjacent
+    /// white space.
     pub(crate) fn measure<'a>(
         tokens: impl IntoIterator<Item = &'a [u8]>,
         normalizer: Option<&NormalizerWrapper>,

@@ -135,7 +135,7 @@ impl Stretch {
 }
 
 impl Chat {
-    /// Creates a parser for a streamed completion. `in_thought` states whether the prompt has
+    /// Creates a parser for a streamed completion. `in_reasoning` states whether the prompt has
     /// already opened the reasoning.
     pub fn stream(
         self: &Arc<Self>,

@@ -100,7 +100,7 @@ impl HelperCaller {
         HelperCaller { slot, toolbox, context, opened: Instant::now(), streams }
     }
 
-    /// Sends `question` to the helper and waits for its conversation, for at most `longest` and
+    /// Sends `question` to the helper and waits for its conversation, for at most `timeout` and
     /// until shortly before the attempt's deadline.
     ///
     /// # Errors

@@ -159,7 +159,7 @@ fn common_end(a: &str, b: &str) -> usize {
 pub type TruncatingToolbox = MiddlewareToolbox<ResultTruncation>;
 
 impl TruncatingToolbox {
-    /// Wraps `toolbox` so that its tool results are truncated to the limits in `cut`.
+    /// Wraps `toolbox` so that its tool results are truncated to the limits in `truncation`.
     pub fn new(toolbox: Arc<dyn Toolbox>, truncation: ResultTruncation) -> Self {
         MiddlewareToolbox::with_middleware(toolbox, truncation)
     }

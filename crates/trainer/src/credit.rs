@@ -182,9 +182,9 @@ impl CreditedReward {
         samples
     }
 
-    /// Converts a sample for the estimators. `more` is added to the rewards of the tokens of each
-    /// sequence, and so to the score. `signals` are the models' numbers for each sequence, and
-    /// `masked` returns whether an agent's tokens are left out of training.
+    /// Converts a sample for the estimators. `extra_rewards` is added to the rewards of the tokens
+    /// of each sequence, and so to the score. `signals` are the models' numbers for each sequence,
+    /// and `masked` returns whether an agent's tokens are left out of training.
     pub fn rollout(
         &self,
         sample: &Sample,

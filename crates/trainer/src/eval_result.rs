@@ -112,7 +112,8 @@ fn interval_over_tasks(values: impl Iterator<Item = f64>) -> Result<Interval, Tr
     Ok(mean_score(&values.collect::<Vec<_>>(), NUM_RESAMPLES, 0)?)
 }
 
-/// Returns 2, 4, 8, … below `most`, then `most`. Empty if `most` is at most 1.
+/// Returns 2, 4, 8, … below `max_attempts`, then `max_attempts`. Empty if `max_attempts` is at most
+/// 1.
 fn k_values(max_attempts: usize) -> Vec<usize> {
     let mut all: Vec<usize> =
         std::iter::successors(Some(2), |k| Some(2 * k)).take_while(|k| *k < max_attempts).collect();

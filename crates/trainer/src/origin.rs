@@ -61,7 +61,7 @@ fn earlier_matching() -> MatchingRule {
     MatchingRule::Questions
 }
 
-/// Returns the rules by which the run in `folder` compares tasks, or the rules of new runs if the
+/// Returns the rules by which the run in `dir` compares tasks, or the rules of new runs if the
 /// directory contains none.
 ///
 /// # Errors
@@ -123,7 +123,7 @@ struct Length {
     steps: u32,
 }
 
-/// Returns the start of the run in `folder` as a Unix timestamp in seconds, or `None` if the
+/// Returns the start of the run in `dir` as a Unix timestamp in seconds, or `None` if the
 /// directory contains no run. Older builds did not record the start; for their runs, returns the
 /// modification time of the recipe.
 ///
@@ -246,7 +246,7 @@ impl Origin {
         Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching })
     }
 
-    /// Reads the recorded inputs of the run in `folder`. Returns `None` if an older build started
+    /// Reads the recorded inputs of the run in `dir`. Returns `None` if an older build started
     /// the run.
     ///
     /// # Errors
@@ -362,7 +362,7 @@ impl Origin {
     }
 }
 
-/// Returns the first item that is not in `others`.
+/// Returns the first item that is not in `other_items`.
 fn first_missing<'a, T: PartialEq>(all: &'a [T], other_items: &[T]) -> Option<&'a T> {
     all.iter().find(|one| !other_items.contains(one))
 }

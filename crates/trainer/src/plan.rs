@@ -117,9 +117,9 @@ impl<'a> Rollout<'a> {
         (rewards, Counting::Exact.mean(found.into_iter()))
     }
 
-    /// Sets the factor of untrained actions to 0. If more than `most` turns remain, keeps a random
-    /// sample of `most` turns and scales their factors by `total / most`, so that the total weight
-    /// stays the same. 0 disables the limit.
+    /// Sets the factor of untrained actions to 0. If more than `max_turns` turns remain, keeps a
+    /// random sample of `max_turns` turns and scales their factors by `total / most`, so that the
+    /// total weight stays the same. 0 disables the limit.
     fn select(&mut self, only: &TrainFilterKeys, max_turns: usize, seed: u64) {
         let mut turn_weights: Vec<&mut f32> = Vec::new();
         for draft in &mut self.sequences {
@@ -463,9 +463,9 @@ pub(crate) fn draft_sft(
     Draft { plan, updates, epochs: 1 }
 }
 
-/// Keeps the advantages of the fraction `share` of an update's trained tokens with the highest
-/// entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still count
-/// all tokens.
+/// Keeps the advantages of the fraction `turn_weight` of an update's trained tokens with the
+/// highest entropies, and sets the remaining ones to 0. Denominators, penalties and a critic still
+/// count all tokens.
 fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut HighEntropy) {
     let trained = |draft: &SequenceDraft| {
         let entropies_and_weights =
@@ -495,7 +495,7 @@ fn keep_high_entropy(groups: &mut [Vec<Rollout>], fraction: f64, found: &mut Hig
 }
 
 /// Returns one optimizer step. Rollouts without advantage are left out unless they have another
-/// source of gradient (`all_learn`), but still count in the denominators. Untrained rollouts do not
+/// source of gradient (`train_all`), but still count in the denominators. Untrained rollouts do not
 /// count.
 fn update(
     groups: &[Vec<Rollout>],

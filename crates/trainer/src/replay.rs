@@ -37,7 +37,7 @@ pub struct ReplayComparison {
     pub differs: Option<String>,
 }
 
-/// Replays the steps of the run in `folder`, compares the weights with every checkpoint that still
+/// Replays the steps of the run in `dir`, compares the weights with every checkpoint that still
 /// exists, and calls `compared` for each. `policies` have the initial weights of the run. Returns
 /// the number of replayed steps.
 ///
@@ -295,10 +295,10 @@ async fn enter(models: Models<'_>, trained: bool, scratch: &Path) -> Result<(), 
     Ok(())
 }
 
-/// Returns the first file of a policy that differs from its file at `place` in a checkpoint. A
+/// Returns the first file of a policy that differs from its file at `policy_dir` in a checkpoint. A
 /// policy that the phase does not train has no optimizer moments to compare.
 ///
-/// `companions` writes the remaining files as it did in the checkpoint: a learner in another
+/// `extra_files` writes the remaining files as it did in the checkpoint: a learner in another
 /// process writes the tokenizer in its own format, which the checkpoint has replaced.
 async fn compare(
     models: Models<'_>,

@@ -135,7 +135,7 @@ impl NamedScorer {
         Ok(named)
     }
 
-    /// Calls the scorer, with retries if `unscored = "retry"`. `longest` is the timeout of each
+    /// Calls the scorer, with retries if `unscored = "retry"`. `timeout` is the timeout of each
     /// call.
     async fn call<T: Send + 'static, W: Future<Output = Result<T, ScoreError>> + Send + 'static>(
         &self,
@@ -338,7 +338,7 @@ impl Scorers {
         if some { Ok(()) } else { Err(none()) }
     }
 
-    /// Checks that the scorers of a task are ready to score it. Skips the scorers in `asked`, and
+    /// Checks that the scorers of a task are ready to score it. Skips the scorers in `checked`, and
     /// adds the checked ones to it.
     ///
     /// # Errors
@@ -421,8 +421,8 @@ impl Scorers {
         Ok(())
     }
 
-    /// Scores `attempts` of a group together with the attempts `beside` them, which already have
-    /// scores. Adds to their components.
+    /// Scores `attempts` of a group together with the attempts `other_attempts` them, which already
+    /// have scores. Adds to their components.
     ///
     /// # Errors
     /// Returns an error if a scorer fails and the recipe has no substitute value for this case.
@@ -491,7 +491,7 @@ impl Scorers {
         if let Some(failed) = failed {
             return Err(failed);
         }
-        // The attempts in `beside` are copies, so changes to them have no effect.
+        // The attempts in `other_attempts` are copies, so changes to them have no effect.
         for (attempt, more) in group_attempts.into_iter().zip(components_by_attempt) {
             attempt.outcome.components.extend(more);
             for (source, why) in &warnings {

@@ -88,7 +88,7 @@ pub struct EvalSlice {
 }
 
 impl EvalSlice {
-    /// Splits held-out tasks: a fraction `share` serves only to select the best checkpoint. Each
+    /// Splits held-out tasks: a fraction `fraction` serves only to select the best checkpoint. Each
     /// part has at least one task, if there are at least two.
     fn split(name: String, mut tasks: Vec<Task>, fraction: f64) -> Vec<Self> {
         let num_selected = ((tasks.len() as f64 * fraction).round() as usize).max(1);
@@ -487,7 +487,8 @@ impl TaskOrder {
         TaskOrder { seed, phase, tasks, epoch: None }
     }
 
-    /// Returns the index of the task at position `place`, from 0. There must be at least one task.
+    /// Returns the index of the task at position `position`, from 0. There must be at least one
+    /// task.
     pub(crate) fn task_index(&mut self, position: u64) -> usize {
         let (epoch, within) =
             ((position / self.tasks as u64) as u32, (position % self.tasks as u64) as usize);

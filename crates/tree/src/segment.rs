@@ -163,7 +163,7 @@ impl Segment {
     }
 
     /// Sets the id of the segment to `id`, after checking it against its parent, which has
-    /// `of_parent` tokens.
+    /// `parent_len` tokens.
     ///
     /// # Errors
     /// Returns an error if the parent does not precede the segment or has too few tokens, or if the

@@ -97,7 +97,7 @@ impl<'a> TokenCursor<'a> {
         self.chunks.first().map(|chunk| chunk.tokens[self.offset])
     }
 
-    /// Advances past the tokens that are equal to a prefix of `others`. Returns their number.
+    /// Advances past the tokens that are equal to a prefix of `other_tokens`. Returns their number.
     pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {

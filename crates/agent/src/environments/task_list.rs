@@ -187,8 +187,8 @@ impl Environment {
     }
 }
 
-/// Divides `count` in proportion to `shares`. The remainder goes to the largest fractional parts,
-/// and to the first of equal ones.
+/// Divides `count` in proportion to `fractions`. The remainder goes to the largest fractional
+/// parts, and to the first of equal ones.
 fn split_by_fraction(count: usize, fractions: &[f64]) -> Vec<usize> {
     let sum: f64 = fractions.iter().sum();
     let exact: Vec<f64> = fractions.iter().map(|fraction| fraction / sum * count as f64).collect();

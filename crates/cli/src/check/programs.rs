@@ -69,7 +69,7 @@ pub async fn check(
     }
 }
 
-/// Returns the file of a program. A path is relative to `folder`, and a name is searched on the
+/// Returns the file of a program. A path is relative to `dir`, and a name is searched on the
 /// PATH.
 ///
 /// # Errors

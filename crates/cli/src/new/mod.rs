@@ -358,7 +358,7 @@ fn inspect_tasks(
     Ok(FileTasks { held_out: (rows / 5).clamp(1, 200), tasks, scorer, question })
 }
 
-/// Checks that a chosen scorer can score tasks that suggest the scorer `expects`. Rejects `code`
+/// Checks that a chosen scorer can score tasks that suggest the scorer `suggested`. Rejects `code`
 /// for numeric answers: a number would be a test that every program passes.
 fn check_scorer_choice(choices: Scorer, suggested: Scorer) -> anyhow::Result<()> {
     let senseless = choices == Scorer::Code && suggested == Scorer::Numeric;

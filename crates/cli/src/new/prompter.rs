@@ -21,7 +21,7 @@ impl Prompter {
         }
     }
 
-    /// Returns `given` if it is set, and otherwise the answer to a question or its default.
+    /// Returns `preset` if it is set, and otherwise the answer to a question or its default.
     ///
     /// # Errors
     /// Returns an error if the terminal cannot be read or is closed before the answer.
@@ -49,7 +49,7 @@ impl Prompter {
         Ok(if line.is_empty() { default.to_owned() } else { line.to_owned() })
     }
 
-    /// Returns `given` if it is set, and otherwise the value whose name the user enters. Repeats
+    /// Returns `preset` if it is set, and otherwise the value whose name the user enters. Repeats
     /// the question until the answer is a valid name.
     ///
     /// # Errors

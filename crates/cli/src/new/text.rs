@@ -204,7 +204,7 @@ min_lr_ratio = 0.1"#,
     )
 }
 
-/// Returns the text of `README.md`. `folder` is the directory of the recipe, for the commands in
+/// Returns the text of `README.md`. `dir` is the directory of the recipe, for the commands in
 /// the text.
 pub fn readme(choices: &RecipeChoices, dir: &Path) -> String {
     let RecipeChoices { name, model, tasks, tools, scorer, algorithm, .. } = choices;

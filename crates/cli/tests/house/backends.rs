@@ -11,8 +11,8 @@ use super::{CRATES, exists, root};
 const BACKENDS: [(&str, &str); 3] =
     [("engine", "Engine"), ("store", "Sqlite"), ("remote", "RemoteLearner")];
 
-/// Returns `CRATE::MODULE` of each module of `room`, outside of tests, that names the type `name`
-/// of the crate `of`.
+/// Returns `CRATE::MODULE` of each module of `crate_name`, outside of tests, that names the type
+/// `name` of the crate `backend`.
 fn modules_naming(crates: &Path, crate_name: &str, backend: &str, name: &str) -> Vec<String> {
     let names =
         modules_using(&crates.join(crate_name).join("src"), &format!("levade_{backend}"), name);

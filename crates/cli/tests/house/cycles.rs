@@ -39,13 +39,13 @@ pub(crate) struct Cycle {
 }
 
 /// Returns the names of the modules of a crate with their tokens, without those of tests and `use`
-/// items. `folder` is the source directory of the crate.
+/// items. `dir` is the source directory of the crate.
 pub(crate) fn modules(dir: &Path) -> Vec<(String, Vec<String>)> {
     read_crate(dir).into_iter().map(|module| (module_path(&module.name), module.tokens)).collect()
 }
 
 /// Returns the modules of a crate that name the item `name` of the crate `krate`, in an import or a
-/// path outside of tests. `folder` is the source directory.
+/// path outside of tests. `dir` is the source directory.
 pub(crate) fn modules_using(dir: &Path, krate: &str, name: &str) -> Vec<String> {
     let is_item = |path: &[String]| {
         path.first().is_some_and(|first| first == krate) && path.contains(&name.to_owned())
@@ -122,7 +122,7 @@ fn find_reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<us
     reached
 }
 
-/// Adds the module of a file and all modules below it to `modules`, without tests. `folder` is the
+/// Adds the module of a file and all modules below it to `modules`, without tests. `dir` is the
 /// directory of its child modules. Returns the index of the module.
 fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -> usize {
     let text =

@@ -430,8 +430,8 @@ unsafe fn multiply(
     }
 }
 
-/// Writes the wanted sums to C or adds them. With `past`, full lines that are overwritten are
-/// written past the caches.
+/// Writes the wanted sums to C or adds them. With `non_temporal`, full lines that are overwritten
+/// are written past the caches.
 ///
 /// # Safety
 /// C must have these rows and columns.

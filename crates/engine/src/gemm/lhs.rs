@@ -112,7 +112,7 @@ impl Lhs {
         }
     }
 
-    /// Returns the address at which part `i` of `shares` equal parts starts. The parts divide the
+    /// Returns the address at which part `i` of `parts` equal parts starts. The parts divide the
     /// first `words` words of the next tile. Tiles are `rows` high; packed tiles are `depth` words
     /// deep.
     pub fn part_of_next(

@@ -83,12 +83,12 @@ pub unsafe fn weigh(
 }
 
 /// Implements [`Scores::make`] for AMX: writes weights and score gradients as words to
-/// `scores.pairs`, and score gradients as an lhs of `high` rows to `left`.
+/// `scores.pairs`, and score gradients as an lhs of `high` rows to `lhs`.
 ///
 /// # Safety
 /// AMX must be available. All rows of `scores` must exist up to `end`. `end` and the scores'
-/// `begin` must be multiples of 32. `left` must have as many steps from `begin` on, with an even
-/// `high`.
+/// `first_position` must be multiples of 32. `lhs` must have as many steps from `first_position`
+/// on, with an even `high`.
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32, high: usize) {
     let Scores { rows, first_position, stride, .. } = *scores;

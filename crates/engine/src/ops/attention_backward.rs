@@ -72,7 +72,7 @@ struct QueryChunk {
 }
 
 /// Returns the maximum number of values of partial sums for a batch of `rows` rows, with sequences
-/// of at most `longest` positions.
+/// of at most `max_positions` positions.
 pub fn max_partial_sums(shape: Shape, rows: usize, max_positions: usize) -> usize {
     let position = 2 * shape.kv_heads * shape.padded();
     let max_positions = stride(max_positions).saturating_mul(position);

@@ -39,7 +39,7 @@ pub struct Tile {
     pub shared: usize,
 }
 
-/// Divides spans into tiles of at most `most` rows, with `group` rows per query.
+/// Divides spans into tiles of at most `max_rows` rows, with `group` rows per query.
 pub fn tiles(spans: &[Span], group: usize, max_rows: usize) -> Vec<Tile> {
     let room = max_rows.min(TOGETHER);
     let (mut small, large): (Vec<usize>, Vec<usize>) =

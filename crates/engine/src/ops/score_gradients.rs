@@ -13,10 +13,10 @@ use crate::simd::{LANES, exp, simd};
 
 impl Scores<'_> {
     /// Computes weights P = exp(s − max) / Σ and score gradients dS = P ∘ (dO Vᵀ − D), 0 at
-    /// positions that a row does not attend to. It covers positions from `begin` to the end of the
-    /// block that holds the last position of the last row. The results are rows of rhs operands, in
-    /// the fields documented for them. The score gradients from `begin` on are also returned as an
-    /// lhs, in `left` if they need packing.
+    /// positions that a row does not attend to. It covers positions from `first_position` to the
+    /// end of the block that holds the last position of the last row. The results are rows of rhs
+    /// operands, in the fields documented for them. The score gradients from `first_position` on
+    /// are also returned as an lhs, in `lhs` if they need packing.
     pub fn compute(mut self, kernel: Kernel, lhs: &mut Buffer) -> Lhs {
         let end = self.seen.next_multiple_of(BLOCK);
         #[cfg(target_arch = "x86_64")]

@@ -39,7 +39,7 @@ pub(crate) struct SamplingFields {
     pub n: Option<i64>,
 }
 
-/// Validates a count that must be at least `least`.
+/// Validates a count that must be at least `minimum`.
 fn count(name: &str, value: Option<i64>, minimum: i64) -> Result<Option<usize>, ApiError> {
     let check = |value: i64| match usize::try_from(value) {
         Ok(count) if value >= minimum => Ok(count),

@@ -56,8 +56,8 @@ pub(crate) fn stop_reason(end: &End) -> Value {
     end.stopped_by.as_deref().map_or(Value::Null, Value::from)
 }
 
-/// Returns the token counts of a call. `replies` contains the number of tokens, and of reasoning
-/// tokens, of each completion.
+/// Returns the token counts of a call. `completions` contains the number of tokens, and of
+/// reasoning tokens, of each completion.
 pub(crate) fn usage(prompt: usize, completions: &[(usize, usize)]) -> Value {
     let completion: usize = completions.iter().map(|(tokens, _)| tokens).sum();
     let reasoning: usize = completions.iter().map(|(_, reasoning_tokens)| reasoning_tokens).sum();

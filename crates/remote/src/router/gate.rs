@@ -148,7 +148,7 @@ impl Gate {
     /// Rejects new calls, and waits until all admitted calls have ended.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `longest`.
+    /// Returns [`PolicyError::Deadline`] with the number of remaining calls after `timeout`.
     pub async fn drain(self: &Arc<Self>, timeout: Duration) -> Result<(), PolicyError> {
         self.resume();
         self.state().is_closed = true;

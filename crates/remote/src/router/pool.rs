@@ -164,7 +164,7 @@ impl Pool {
 
     /// Assigns a call with this prompt to a replica that is not quarantined, or returns `None` if
     /// there is none. Prefers replicas that were not `tried`, then those that serve, then those
-    /// that have version `least`.
+    /// that have version `min_version`.
     pub fn choose(
         &self,
         prompt: &[u32],

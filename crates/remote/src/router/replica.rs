@@ -190,8 +190,8 @@ impl Replica {
     }
 
     /// Records the version of a token, which may have been sampled a while ago. If all replicas
-    /// should have version `least` by now and the token's version is older, schedules a probe at
-    /// once.
+    /// should have version `min_version` by now and the token's version is older, schedules a probe
+    /// at once.
     pub fn note_sampled_version(&self, version: u64, min_version: u64) {
         let mut state = self.state();
         state.status.version = state.status.version.max(version);
@@ -215,7 +215,7 @@ impl Replica {
         may
     }
 
-    /// Counts a call that starts (`begins`) or ends.
+    /// Counts a call that starts (`is_start`) or ends.
     pub fn counts(&self, is_start: bool) {
         let running = &mut self.state().status.running;
         *running = if is_start { *running + 1 } else { *running - 1 };
@@ -277,7 +277,7 @@ impl Replica {
     /// Runs a query to the replica, with a timeout.
     ///
     /// # Errors
-    /// Returns the query's error, or [`PolicyError::Deadline`] after `longest`.
+    /// Returns the query's error, or [`PolicyError::Deadline`] after `timeout`.
     pub async fn call_with_timeout<T>(
         &self,
         timeout: Duration,
@@ -310,7 +310,7 @@ impl Replica {
     }
 
     /// Returns when the replica has sampled nothing for any call for `options.silence`, although it
-    /// may sample for a call that requires version `least`.
+    /// may sample for a call that requires version `min_version`.
     pub async fn wait_until_silent(&self, min_version: u64, options: &RouterOptions) {
         loop {
             let before = self.progress();

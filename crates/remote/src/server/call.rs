@@ -364,7 +364,7 @@ impl Call {
     }
 
     /// Checks that tokens are in the model's vocabulary, and that with the `seen` tokens before
-    /// they do not exceed `most`.
+    /// they do not exceed `max_count`.
     fn check_tokens(
         &self,
         tokens: &[u32],
@@ -446,8 +446,8 @@ impl Call {
         Ok(())
     }
 
-    /// Returns up to `most` tokens to the caller, and moves them into the prompt of the remaining
-    /// work, which requires weights that are no older.
+    /// Returns up to `max_count` tokens to the caller, and moves them into the prompt of the
+    /// remaining work, which requires weights that are no older.
     fn emit_tokens(&mut self, progress: &mut CallProgress, max_count: usize, version: u64) {
         let count = progress.pending.len().min(max_count);
         if count == 0 {

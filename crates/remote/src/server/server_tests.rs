@@ -112,7 +112,7 @@ async fn cpu_server_with_chunked_prefill_gets_no_seed() {
     }
 }
 
-/// Samples 40 tokens from a server that has version 1, loads version 2 once `begun` of them have
+/// Samples 40 tokens from a server that has version 1, loads version 2 once `start` of them have
 /// arrived, and checks that each token has the version that sampled it.
 async fn across(server: &Server, start: usize, update: impl AsyncFnOnce(), what: &str) {
     let issued = request(1, 40);

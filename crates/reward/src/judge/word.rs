@@ -126,7 +126,8 @@ impl ExplicitVerdict {
     }
 }
 
-/// Returns the verdict at the start of a text. If `alone`, the text must contain nothing else.
+/// Returns the verdict at the start of a text. If `is_exclusive`, the text must contain nothing
+/// else.
 fn leading_verdict(text: &str, is_exclusive: bool) -> Option<bool> {
     let start = text.trim_start();
     // List items and headings are not verdicts.

@@ -368,7 +368,7 @@ fn map_sequences(
 }
 
 /// Whitens by the mean and standard deviation of trained tokens; masked tokens are mapped, too.
-/// Without `centre`, advantages are only divided by the standard deviation.
+/// Without `center`, advantages are only divided by the standard deviation.
 fn whiten_advantages(
     rollouts: &[Rollout],
     mut all: Vec<Vec<SequenceAdvantages>>,

@@ -21,8 +21,8 @@ use crate::RowLocation;
 /// left out if it cannot be read or shares its name with another column, unless it is `needed`.
 ///
 /// # Errors
-/// Returns an error if the file is damaged or compressed with brotli, or if `each` fails. `form`
-/// makes an error from a description of the file.
+/// Returns an error if the file is damaged or compressed with brotli, or if `each` fails.
+/// `to_error` makes an error from a description of the file.
 pub(super) fn rows<E>(
     bytes: Vec<u8>,
     needed: &dyn Fn(&str) -> bool,

@@ -339,8 +339,8 @@ fn split<'a>(
     })
 }
 
-/// Splits a text at white space into words, with at most `most` splits. If words remain unsplit,
-/// the last part keeps the white space within it and on its outer side.
+/// Splits a text at white space into words, with at most `max_splits` splits. If words remain
+/// unsplit, the last part keeps the white space within it and on its outer side.
 fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
     let mut words = Vec::new();
     let mut rest = strip(text, None, !from_end, from_end);

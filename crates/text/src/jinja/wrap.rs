@@ -14,7 +14,7 @@ pub(crate) fn wrap(
     let mut chunks = chunks(line, break_hyphens);
     chunks.reverse();
     let blank = |chunk: &str| chunk.chars().all(is_space);
-    // Returns the offset at which a chunk exceeds `most` characters. The search stops there.
+    // Returns the offset at which a chunk exceeds `max_len` characters. The search stops there.
     let over = |chunk: &str, max_len: usize| chunk.char_indices().nth(max_len).map(|(at, _)| at);
     let mut lines: Vec<String> = Vec::new();
     while let Some(chunk) = chunks.last() {

@@ -319,8 +319,8 @@ impl Connection {
         }
     }
 
-    /// Calls a tool. A call that is dropped is cancelled at the server. If `prolonged` is set,
-    /// progress reports extend the call, and the call ends with [`ServiceError::Timeout`] if a
+    /// Calls a tool. A call that is dropped is cancelled at the server. If `progress_timeout` is
+    /// set, progress reports extend the call, and the call ends with [`ServiceError::Timeout`] if a
     /// report is late.
     pub async fn call(
         &self,

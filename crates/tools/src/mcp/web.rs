@@ -499,7 +499,7 @@ fn encoding(headers: &HeaderMap) -> &str {
 /// unchanged.
 ///
 /// # Errors
-/// Returns an error if the body cannot be decompressed, or if it then exceeds `most` bytes.
+/// Returns an error if the body cannot be decompressed, or if it then exceeds `max_bytes` bytes.
 fn unpack_body(headers: &HeaderMap, text: Vec<u8>, max_bytes: usize) -> Result<Vec<u8>, String> {
     let (encoding, text) = (encoding(headers), Bytes::from(text));
     match unpack(encoding, text.clone(), max_bytes) {
@@ -523,7 +523,7 @@ fn shorten(text: &[u8]) -> String {
     }
 }
 
-/// Reads at most `most` bytes of a body. Returns them with whether the body is complete.
+/// Reads at most `max_bytes` bytes of a body. Returns them with whether the body is complete.
 ///
 /// # Errors
 /// Returns an error if the connection breaks, or if data stops before the announced length.
@@ -564,7 +564,7 @@ fn chunks(body: Incoming) -> impl Stream<Item = std::io::Result<Bytes>> + Send +
     frames.try_filter_map(|frame| future::ready(Ok(frame.into_data().ok())))
 }
 
-/// Returns the events of a body. An event of more than `most` bytes is an error.
+/// Returns the events of a body. An event of more than `max_bytes` bytes is an error.
 fn events(
     bytes: impl Stream<Item = std::io::Result<Bytes>> + Send + 'static,
     max_bytes: usize,

@@ -72,7 +72,7 @@ impl Services {
     }
 
     /// Creates headers whose values are in environment variables. The variable `key` holds a bearer
-    /// token; an empty name means no token. `others` maps header names to variables.
+    /// token; an empty name means no token. `extra_headers` maps header names to variables.
     ///
     /// # Errors
     /// Returns an error if a variable is not set, a value is not valid in a header, or a header

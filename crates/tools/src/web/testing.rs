@@ -9,7 +9,7 @@ use tokio::sync::Mutex;
 /// Requests that the service received: method with path, and body.
 pub type ReceivedRequests = Arc<Mutex<Vec<(String, String)>>>;
 
-/// Starts a service. `answers` maps the index and path of a request to a status and a body. Returns
+/// Starts a service. `respond` maps the index and path of a request to a status and a body. Returns
 /// the address of the service, and the requests it received. Status 0 closes the connection without
 /// a response.
 pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, ReceivedRequests) {

@@ -115,7 +115,7 @@ pub(super) fn check(
 }
 
 /// Returns whether an attempt can be imitated: complete, with sampled tokens, and with at least the
-/// score `least`.
+/// score `min_score`.
 fn is_good(attempt: &Attempt, min_score: f64) -> bool {
     attempt.status == Status::Completed
         && attempt.outcome.finish.is_complete()

@@ -42,7 +42,7 @@ pub(crate) trait Sink: Send + Sync {
     fn name(&self) -> String;
 }
 
-/// Opens the sinks of a recipe, for a run in `folder` that starts or resumes after `step` steps.
+/// Opens the sinks of a recipe, for a run in `dir` that starts or resumes after `step` steps.
 ///
 /// # Errors
 /// Returns an error if a file cannot be created.

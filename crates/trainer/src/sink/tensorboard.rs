@@ -32,7 +32,7 @@ pub(crate) struct TensorBoard {
 }
 
 impl TensorBoard {
-    /// Creates a file in `folder`, for a run that starts or resumes after `step` steps.
+    /// Creates a file in `dir`, for a run that starts or resumes after `step` steps.
     pub fn open(dir: &Path, step: u32) -> Result<Self, TrainerError> {
         fs::create_dir_all(dir).map_err(|source| file_error("create", dir, source))?;
         let now = wire::unix_time().as_secs();

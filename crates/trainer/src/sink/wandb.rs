@@ -64,7 +64,7 @@ pub(crate) struct Wandb {
 }
 
 impl Wandb {
-    /// Creates a directory within `folder`, for a run that starts or resumes after `step` steps.
+    /// Creates a directory within `dir`, for a run that starts or resumes after `step` steps.
     /// All directories of a run contain its id.
     pub fn open(recipe: &Recipe, dir: &Path, step: u32) -> Result<Self, TrainerError> {
         let now = wire::unix_time();

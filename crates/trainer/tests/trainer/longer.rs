@@ -37,8 +37,8 @@ impl Observer for StopAfter {
     }
 }
 
-/// Runs for at most `most` steps. Returns the final weights, whether the run is finished, and the
-/// notes.
+/// Runs for at most `max_steps` steps. Returns the final weights, whether the run is finished, and
+/// the notes.
 async fn run(
     dir: &Path,
     start: StartMode,

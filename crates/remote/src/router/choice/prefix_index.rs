@@ -59,7 +59,7 @@ impl PrefixIndex {
         self.block_counts.get(&replica).copied().unwrap_or_default()
     }
 
-    /// Returns how many blocks at the start of `path` each replica has. Replicas without any are
+    /// Returns how many blocks at the start of `tokens` each replica has. Replicas without any are
     /// left out.
     pub fn shared_blocks(&self, tokens: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
@@ -143,8 +143,8 @@ mod tests {
 
     use super::*;
 
-    /// Counts the blocks that each replica shares with `path`, by comparing it with every recorded
-    /// sequence.
+    /// Counts the blocks that each replica shares with `tokens`, by comparing it with every
+    /// recorded sequence.
     fn naive(sequences: &[(usize, Vec<u32>)], tokens: &[u32]) -> HashMap<usize, usize> {
         let mut found = HashMap::new();
         for (replica, known) in sequences {

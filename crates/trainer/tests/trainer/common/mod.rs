@@ -76,7 +76,7 @@ kl = { estimator = "k3", coefficient = 0.01 }
 optimiser = { schedule = "linear", warmup = 1 }
 "#;
 
-/// Returns the recipe, to run in `folder`.
+/// Returns the recipe, to run in `dir`.
 pub fn recipe(dir: &Path, overrides: &[&str]) -> Recipe {
     let file = dir.with_extension("toml");
     std::fs::write(&file, RECIPE).unwrap();
