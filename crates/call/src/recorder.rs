@@ -213,7 +213,7 @@ impl Recorder {
     /// Checks that the attempt has not ended.
     ///
     /// # Errors
-    /// Returns an [`ErrorKind::Gone`] error if the recorder is closed.
+    /// Returns an [`ErrorKind::AttemptEnded`] error if the recorder is closed.
     pub fn check_open(&self) -> Result<(), ApiError> {
         if !self.is_closed() {
             return Ok(());

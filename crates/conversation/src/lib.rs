@@ -53,7 +53,7 @@
 //!   content are accepted, and counted. A completion matches as the model wrote it or parsed, with
 //!   its calls in separate messages. Instructions match under the roles `system` and `developer`.
 //!   Call ids distinguish equal completions.
-//! - **Rewritten completions match** and are counted, unless [`Replies::Strict`] is set. If its
+//! - **Rewritten completions match** and are counted, unless [`CompletionMatching::Strict`] is set. If its
 //!   call ids are kept, a completion can lack its text, and its arguments can have other spacing or
 //!   further members. Appended text becomes context after the sampled tokens. Another value is an
 //!   edit.

@@ -207,9 +207,9 @@ pub trait Learner: Send + Sync {
     /// update. `done` is called after each micro-batch, in the order in which they finish.
     ///
     /// # Errors
-    /// Returns [`PolicyError::Cut`], before anything has changed, if `plan` does not fit the
-    /// sequences or the learner's ranks. Returns an error if a batch does not fit the model or the
-    /// loss, or if the learner has stopped; the accumulated gradient is then unusable.
+    /// Returns [`PolicyError::PlanMismatch`], before anything has changed, if `plan` does not fit
+    /// the sequences or the learner's ranks. Returns an error if a batch does not fit the model or
+    /// the loss, or if the learner has stopped; the accumulated gradient is then unusable.
     async fn train(
         &self,
         update: TrainRequest,
@@ -334,7 +334,7 @@ pub trait Learner: Send + Sync {
     }
 
     /// Makes the current weights those of `version` and returns their location. Each sampler of
-    /// this policy must then [load](crate::Sampler::adopt) them.
+    /// this policy must then [load](crate::Sampler::update_weights) them.
     ///
     /// # Errors
     /// Returns an error if the learner has stopped.

@@ -47,16 +47,16 @@
 //! ```
 //!
 //! # Guarantees
-//! - **Deadlines.** [`Timely`] gives every call of either trait a deadline. A device that hangs
-//!   ends the run with an error that names the pending operation, and a supervisor can restart the
-//!   run. Deadlines count only the time in which the process [runs](process_time), here and in
-//!   every crate above.
-//! - **Errors** are serializable with a code. [`PolicyError::may_pass`] returns whether the same
-//!   call may succeed later.
+//! - **Deadlines.** [`TimeoutPolicy`] gives every call of either trait a deadline. A device that
+//!   hangs ends the run with an error that names the pending operation, and a supervisor can
+//!   restart the run. Deadlines count only the time in which the process [runs](process_time), here
+//!   and in every crate above.
+//! - **Errors** are serializable with a code. [`PolicyError::is_transient`] returns whether the
+//!   same call may succeed later.
 //!
 //! For tests of other crates, [`Simulator`] implements both traits over one small table, and
-//! [`crash_point`] marks the points at which tests kill the process. [`panics()`] converts panics
-//! of library calls on damaged files to errors, and [`environment`] selects the environment
+//! [`crash_point`] marks the points at which tests kill the process. [`catch_panic`] converts
+//! panics of library calls on damaged files to errors, and [`environment`] selects the environment
 //! variables that child processes get.
 //!
 //! Out of scope: prompts as text (`levade-text`), and every real model.

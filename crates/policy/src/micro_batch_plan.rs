@@ -95,7 +95,7 @@ impl MicroBatchPlan {
     /// sequences.
     ///
     /// # Errors
-    /// Returns [`PolicyError::MicroBatchPlan`] with the first difference if the number of ranks
+    /// Returns [`PolicyError::PlanMismatch`] with the first difference if the number of ranks
     /// differs, a rank or sequence does not exist, or a sequence is not in the plan exactly once.
     pub fn check(&self, num_sequences: usize, world_size: u32) -> Result<(), PolicyError> {
         let reject = |why: String| Err(PolicyError::PlanMismatch(why));

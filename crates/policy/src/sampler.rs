@@ -509,8 +509,8 @@ pub trait Sampler: Send + Sync {
     /// this version.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the sampler cannot load these weights, and an error
-    /// if it has stopped.
+    /// Returns [`PolicyError::WeightsNotLoaded`] if the sampler cannot load these weights, and an
+    /// error if it has stopped.
     async fn update_weights(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         weights.check_shared(self.version().await?)
     }

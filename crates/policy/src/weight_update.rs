@@ -15,8 +15,8 @@ use crate::{PolicyError, Sampler, WeightsRef};
 ///
 /// # Errors
 /// Returns [`PolicyError::Deadline`] with the names of all samplers that have not loaded the
-/// weights within `timeout`, and [`PolicyError::NotAdopted`] with the name of the first sampler
-/// that rejects them. The remaining samplers may have loaded them.
+/// weights within `timeout`, and [`PolicyError::WeightsNotLoaded`] with the name of the first
+/// sampler that rejects them. The remaining samplers may have loaded them.
 pub async fn update_sampler_weights(
     samplers: Vec<(String, Arc<dyn Sampler>)>,
     weights: &WeightsRef,

@@ -94,8 +94,8 @@ impl Manifest {
     /// they replace any weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] with the reason if the directory is on another machine,
-    /// no files are listed, or a file is missing, damaged or outside the directory.
+    /// Returns [`PolicyError::WeightsNotLoaded`] with the reason if the directory is on another
+    /// machine, no files are listed, or a file is missing, damaged or outside the directory.
     pub fn verify(&self) -> Result<&Path, PolicyError> {
         let reject = |why: String| Err(PolicyError::WeightsNotLoaded(why));
         let dir = match &self.location {
@@ -186,8 +186,8 @@ impl WeightsRef {
     /// `version`, has these weights.
     ///
     /// # Errors
-    /// Returns [`PolicyError::NotAdopted`] if the sampler has another version, or if these weights
-    /// are not in memory.
+    /// Returns [`PolicyError::WeightsNotLoaded`] if the sampler has another version, or if these
+    /// weights are not in memory.
     pub fn check_shared(&self, version: u64) -> Result<(), PolicyError> {
         match &self.at {
             WeightsAt::Memory if version == self.version => Ok(()),

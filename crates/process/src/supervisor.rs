@@ -37,7 +37,7 @@ pub struct Launch {
     /// Working directory of the program. If empty, the directory of this process.
     pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
-    /// [usual ones](levade_policy::environment::PASSED), if they are set.
+    /// [usual ones](levade_policy::environment::CHILD_VARIABLES), if they are set.
     pub passes: Vec<String>,
     /// Additional environment variables with their values.
     pub variables: Vec<(String, String)>,

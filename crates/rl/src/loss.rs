@@ -77,7 +77,7 @@ pub enum PolicyLoss {
         high: f64,
     },
     /// PPO's clip on the ratio of the complete sequence. Needs
-    /// [`prepare::path_ratios`](crate::prepare::path_ratios).
+    /// [`prepare::sequence_ratios`](crate::prepare::sequence_ratios).
     Gspo {
         /// Lower bound, as for [`PolicyLoss::Clip`].
         low: f64,
@@ -85,7 +85,7 @@ pub enum PolicyLoss {
         high: f64,
     },
     /// The geometric mean of a sequence's ratios, each of which is clipped. Needs
-    /// [`prepare::geometric_means`](crate::prepare::geometric_means).
+    /// [`prepare::set_geometric_means`](crate::prepare::set_geometric_means).
     GeometricMean {
         /// Log-ratios of tokens with a negative advantage are clipped below at −`low`.
         low: f64,
@@ -126,7 +126,7 @@ pub enum PolicyLoss {
         fraction: f64,
     },
     /// PPO's clip; marked tokens have no loss (Cui et al. 2025). Needs
-    /// [`prepare::choose_covarying`](crate::prepare::choose_covarying).
+    /// [`prepare::select_covarying`](crate::prepare::select_covarying).
     ClipCov {
         /// Lower bound, as for [`PolicyLoss::Clip`].
         low: f64,

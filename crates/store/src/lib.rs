@@ -12,7 +12,7 @@
 //! - [`Memory`] keeps the run in the memory of the process, for tests and for runs that need no
 //!   record. It holds every attempt until the last handle is dropped, and then all data is lost. A
 //!   run with this backend can neither be resumed nor read by another process
-//!   ([`StoreError::NotKept`]).
+//!   ([`StoreError::NotDurable`]).
 //!
 //! # Life of an attempt
 //! An attempt starts, its segments are appended as they are generated, and it ends once. An attempt

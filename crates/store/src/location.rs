@@ -52,8 +52,8 @@ impl Location {
     /// Opens the store of the run in the directory `run_dir`.
     ///
     /// # Errors
-    /// - Returns [`StoreError::NotKept`] if the location is [`Memory`](Self::Memory) and `access`
-    ///   is not [`Start`](Access::Start).
+    /// - Returns [`StoreError::NotDurable`] if the location is [`Memory`](Self::Memory) and
+    ///   `access` is not [`Start`](Access::Start).
     /// - For [`Read`](Access::Read), returns [`StoreError::Open`] with [`Code::NotFound`] if the
     ///   file does not exist, and otherwise the errors of [`Sqlite::open_existing`].
     /// - For [`Resume`](Access::Resume), returns the errors of [`Sqlite::resume`] if the file

@@ -75,7 +75,7 @@ pub struct Attempt {
     pub number: u32,
     /// The task that the agent was given, as JSON.
     pub task: serde_json::Value,
-    /// Outcome of the attempt. [`Outcome::from_start`] if it has not ended.
+    /// Outcome of the attempt. [`Outcome::initial`] if it has not ended.
     pub outcome: Outcome,
     /// Weighted sum of the scores. `None` if the attempt was not scored.
     pub score: Option<f64>,

@@ -13,10 +13,10 @@ use crate::{
 /// The store of one run. Share it as `Arc<dyn Store>`.
 ///
 /// When a write returns, it is as durable as the backend allows. Every write can be repeated: a
-/// write of an equal value returns [`Recorded::Before`], a write of a different value returns
-/// [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A write may
-/// still be committed after its future is dropped. Every call returns before a deadline that the
-/// backend sets.
+/// write of an equal value returns [`Recorded::AlreadyRecorded`], a write of a different value
+/// returns [`StoreError::Conflict`]. Only the end of an unscored attempt is ever overwritten. A
+/// write may still be committed after its future is dropped. Every call returns before a deadline
+/// that the backend sets.
 ///
 /// Every method can return an error if the backend fails or does not respond
 /// ([`Code::Unavailable`](crate::Code::Unavailable)). A read also returns an error if stored bytes
@@ -34,7 +34,7 @@ pub trait Store: Debug + Send + Sync {
     /// # Errors
     /// Returns [`StoreError::Unstorable`] if the id does not belong to this run, slot and try,
     /// [`StoreError::Conflict`] if an attempt with another task is recorded under the id, and
-    /// [`StoreError::Over`] if the attempt was abandoned.
+    /// [`StoreError::Ended`] if the attempt was abandoned.
     async fn start(&self, begun: &AttemptStart) -> Result<WriteOutcome, StoreError>;
 
     /// Appends all of `segments`, or none of them, to a running attempt.
@@ -45,7 +45,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if
-    /// a different segment is recorded under an id, and [`StoreError::Over`] if a segment is new
+    /// a different segment is recorded under an id, and [`StoreError::Ended`] if a segment is new
     /// but the attempt has ended. Returns [`StoreError::Unstorable`] if a segment leaves a gap, has
     /// a temperature that is not finite, or does not fit the trajectory: its parent, the position
     /// of its fork or its number of values per token.
@@ -60,7 +60,7 @@ pub trait Store: Debug + Send + Sync {
     ///
     /// # Errors
     /// Returns [`StoreError::Unknown`] if the attempt is not recorded, [`StoreError::Conflict`] if
-    /// it already has a different end, and [`StoreError::Over`] if it was abandoned with a
+    /// it already has a different end, and [`StoreError::Ended`] if it was abandoned with a
     /// different end. Returns [`StoreError::Unstorable`] if the status is
     /// [`Running`](crate::Status::Running) or if a score, a reward or a part of a reward is not
     /// finite.

@@ -299,7 +299,7 @@ impl Chat {
     /// turn's text and calls, and the end-of-turn token.
     ///
     /// `opened` is the closing tag of the reasoning that the prompt has opened
-    /// ([`opened_thought`](Self::opened_thought)), or `None` if the prompt has not opened any. If
+    /// ([`opened_reasoning`](Self::opened_reasoning)), or `None` if the prompt has not opened any. If
     /// `opened` is set, a turn with reasoning continues the opened reasoning, and a turn without
     /// reasoning closes it first.
     ///

@@ -68,12 +68,13 @@ pub enum CompletionDelta {
 /// Parses a completion while it is sampled.
 ///
 /// The concatenated [`CompletionDelta::Speech`] deltas equal
-/// [`Parsed::content`](crate::Parsed::content), the concatenated [`CompletionDelta::Reasoning`]
-/// deltas equal [`Chat::reasoning`], and the calls equal [`Parsed::calls`](crate::Parsed::calls),
-/// in order and to the character. A stretch is an uninterrupted run of content or of reasoning.
-/// Each stretch is trimmed: white space that may end a stretch is held back until more text
-/// arrives. A later stretch of the same kind starts with a line break. Without these line breaks,
-/// all deltas concatenated are the text of the completion.
+/// [`ParsedCompletion::content`](crate::ParsedCompletion::content), the concatenated
+/// [`CompletionDelta::Reasoning`] deltas equal [`Chat::reasoning`], and the calls equal
+/// [`ParsedCompletion::calls`](crate::ParsedCompletion::calls), in order and to the character. A
+/// stretch is an uninterrupted run of content or of reasoning. Each stretch is trimmed: white space
+/// that may end a stretch is held back until more text arrives. A later stretch of the same kind
+/// starts with a line break. Without these line breaks, all deltas concatenated are the text of the
+/// completion.
 ///
 /// Exceptions:
 ///

@@ -41,7 +41,7 @@ pub struct CommandKeys {
     #[serde(rename = "folder")]
     pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
-    /// [usual ones](levade_policy::environment::PASSED).
+    /// [usual ones](levade_policy::environment::CHILD_VARIABLES).
     #[serde(default)]
     pub environment: Vec<String>,
 }

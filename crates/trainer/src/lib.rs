@@ -1,6 +1,6 @@
 //! Trains models as a recipe specifies: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`Parts`] contain its models and tools, and
+//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`RunParts`] contain its models and tools, and
 //! a [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the same
 //! loop drives the embedded engine, a simulator and remote processes.
 //!
@@ -95,7 +95,7 @@
 //! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
 //! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
-//! Out of scope: loading models (the caller provides [`Parts`]), and progress bars (an [`Observer`]
+//! Out of scope: loading models (the caller provides [`RunParts`]), and progress bars (an [`Observer`]
 //! displays them).
 
 mod agents;

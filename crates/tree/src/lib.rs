@@ -6,7 +6,7 @@
 //! assistant turn by another author). Segments form a [`Trajectory`]: a chat turn appends, an
 //! edited history forks. A *sequence* (`sequence` in names) runs from a root to one segment: it
 //! contains the tokens of one model call. Attempts have names ([`AttemptId`]) that are derived from
-//! their slot in a run ([`Placement`]).
+//! their slot in a run ([`AttemptSlot`]).
 //!
 //! A [`TreeBatch`] is the input of a learner. Sequences are merged **on token ids only**, so every
 //! shared token goes through the model once. A trained token has one [`Term`] for each sequence

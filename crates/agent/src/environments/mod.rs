@@ -1,7 +1,7 @@
 //! Runs third-party environments: reasoning-gym, verifiers, gymnasium, OpenEnv.
 //!
 //! An environment is a source of tasks that also scores attempts. Some environments lead their
-//! attempts ([`Leader`]): they call the model through the attempt's endpoint, as programs do, so
+//! attempts ([`LedLoop`]): they call the model through the attempt's endpoint, as programs do, so
 //! everything is recorded without knowledge of the environment. Their rewards are in the last line
 //! of the attempt, each assigned to the turn or the agent that earned it. For other environments
 //! (reasoning-gym), any agent makes the attempts, and the environment scores the final answers

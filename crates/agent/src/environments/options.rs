@@ -15,7 +15,7 @@ pub struct WorkerOptions {
     #[serde(rename = "folder")]
     pub dir: PathBuf,
     /// Names of environment variables that a process receives in addition to the [usual
-    /// ones](levade_policy::environment::PASSED).
+    /// ones](levade_policy::environment::CHILD_VARIABLES).
     pub environment: Vec<String>,
     /// Maximum number of processes.
     pub processes: usize,

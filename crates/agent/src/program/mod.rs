@@ -49,7 +49,7 @@ pub struct Program {
     /// Working directory of the program. Empty for that of this process.
     pub dir: PathBuf,
     /// Names of environment variables that the program receives in addition to the [usual
-    /// ones](levade_policy::environment::PASSED).
+    /// ones](levade_policy::environment::CHILD_VARIABLES).
     pub passes: Vec<String>,
     /// Supervisor that starts the program.
     pub supervisor: Supervisor,

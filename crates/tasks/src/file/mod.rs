@@ -51,15 +51,15 @@ pub struct FileTasks {
 pub struct DemonstrationCounts {
     /// Number of solutions that became demonstrations.
     pub converted: usize,
-    /// Number of solutions skipped as [`Skipped::NoCalls`].
+    /// Number of solutions skipped as [`SkipReason::NoCalls`].
     pub no_calls: usize,
-    /// Number of solutions skipped as [`Skipped::TooManyCalls`].
+    /// Number of solutions skipped as [`SkipReason::TooManyCalls`].
     pub too_many_calls: usize,
-    /// Number of solutions skipped as [`Skipped::Unreadable`].
+    /// Number of solutions skipped as [`SkipReason::Unreadable`].
     pub unreadable: usize,
-    /// Number of solutions skipped as [`Skipped::Disagrees`].
+    /// Number of solutions skipped as [`SkipReason::Disagrees`].
     pub disagrees: usize,
-    /// Number of solutions skipped as [`Skipped::NoAnswer`].
+    /// Number of solutions skipped as [`SkipReason::NoAnswer`].
     pub no_answer: usize,
 }
 

@@ -46,7 +46,7 @@ pub struct FileOptions {
     #[serde(default = "once")]
     pub repeat: usize,
     /// Maximum number of calls in a demonstration that is read from the calculator annotations of
-    /// the answer field (see [`annotated`]). By default, annotations are not read.
+    /// the answer field (see [`parse_annotations`]). By default, annotations are not read.
     #[serde(default)]
     pub annotated_calls: Option<usize>,
 }

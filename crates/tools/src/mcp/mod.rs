@@ -64,7 +64,7 @@ pub struct McpKeys {
     #[serde(rename = "folder")]
     pub dir: PathBuf,
     /// Names of environment variables that the program gets in addition to the
-    /// [usual ones](levade_policy::environment::PASSED).
+    /// [usual ones](levade_policy::environment::CHILD_VARIABLES).
     pub environment: Vec<String>,
     /// URL of the server, for streamable HTTP.
     pub url: String,

@@ -65,7 +65,7 @@ pub struct PythonKeys {
     /// interpreter.
     pub python: String,
     /// Names of environment variables that workers get in addition to the
-    /// [usual ones](levade_policy::environment::PASSED).
+    /// [usual ones](levade_policy::environment::CHILD_VARIABLES).
     pub environment: Vec<String>,
     /// Maximum number of workers. 0 means one per processor, but at most four.
     pub workers: usize,
