@@ -81,9 +81,10 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     match result {
         Ok(finish) => outcome.finish = finish,
         Err(error) => {
-            let source = match is_taught && matches!(error, LoopError::Call(_)) {
-                true => "teacher",
-                false => error.source(),
+            let source = if is_taught && matches!(error, LoopError::Call(_)) {
+                "teacher"
+            } else {
+                error.source()
             };
             outcome.add_warning(source, error.to_string());
             outcome.error = Some(error.to_string());
@@ -92,7 +93,8 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
     let Some(format) = player.format.clone().filter(|_| is_taught) else {
         return Attempt { trajectory: recorded.trajectory, outcome };
     };
-    let (agent, policy) = (agent.name.clone(), player.policy.clone());
+    let agent = agent.name.clone();
+    let policy = player.policy.clone();
     create_attempt(outcome, move || {
         let pupil = ImitatingPolicy { format: &format, agent: &agent, policy: &policy };
         demonstrate_completions([(
@@ -106,9 +108,12 @@ async fn run_attempt(context: AttemptContext) -> Attempt {
 /// Adds the recorded calls to the outcome of an attempt.
 fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
     let calls = recorded.calls.iter().filter(|call| !call.summary);
-    let turns = calls.clone().filter(|call| match call.external {
-        true => call.error.is_none() && call.finish != FinishReason::Aborted,
-        false => call.turn.is_some(),
+    let turns = calls.clone().filter(|call| {
+        if call.external {
+            call.error.is_none() && call.finish != FinishReason::Aborted
+        } else {
+            call.turn.is_some()
+        }
     });
     outcome.turns = turns.count() as u32;
     outcome.sampled_tokens = calls.filter(|call| !call.external).map(|call| call.tokens).sum();
@@ -126,7 +131,8 @@ fn add_recorded_calls(outcome: &mut Outcome, recorded: &Recording) {
 pub(crate) fn to_context_cut(call: &CallRecord) -> Option<ContextTruncation> {
     match call.origin {
         Some(Origin::Forked(Fork { reason, .. })) if reason.is_truncation() => {
-            let (turn, why) = (call.turn.unwrap_or_default(), reason.description().to_owned());
+            let turn = call.turn.unwrap_or_default();
+            let why = reason.description().to_owned();
             Some(ContextTruncation { turn, agent: call.agent.clone(), message: why })
         }
         _ => None,
@@ -145,7 +151,8 @@ async fn open_and_loop(
     let mut messages = context.messages.clone();
     let mut tools = agent.tools.open(&context.tool_context(agent, timeout)).await?;
     add_opening(&mut messages, tools.opening());
-    let (specs, mut helped) = (tools.specs().to_vec(), CallCounts::default());
+    let specs = tools.specs().to_vec();
+    let mut helped = CallCounts::default();
     let mut tool_loop = ToolLoop {
         agent: &agent.name,
         cast,

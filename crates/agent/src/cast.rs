@@ -54,9 +54,10 @@ impl<'a> PartyBuilder<'a> {
     /// Returns a message if the roster lacks the agent's summarizer, or if the summarizer has no
     /// player.
     pub fn party(&self, agent: &Agent, player: &Player) -> Result<Party, String> {
-        let summarizer = match player.context_policy.is_summarizing() {
-            true => Some(Arc::new(self.summarizer(agent, player)?)),
-            false => None,
+        let summarizer = if player.context_policy.is_summarizing() {
+            Some(Arc::new(self.summarizer(agent, player)?))
+        } else {
+            None
         };
         Ok(Party { summarizer, ..self.without_summarizer(agent, player) })
     }
@@ -72,18 +73,17 @@ impl<'a> PartyBuilder<'a> {
             (Some(teacher), Backend::Tokens(_)) => Backend::Messages(Arc::clone(teacher)),
             (_, backend) => backend.clone(),
         };
-        let sampling = match player.is_trained || !self.is_program() {
-            true => {
-                // An evaluation has separate limits for the attempt's own agent.
-                let is_own = agent.name == self.context.agent;
-                let limits = if is_own { &self.context.limits } else { &agent.limits };
-                let max_tokens = limits.max_tokens;
-                SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
-            }
-            false => SamplingRule::Default(SamplingParams {
+        let sampling = if player.is_trained || !self.is_program() {
+            // An evaluation has separate limits for the attempt's own agent.
+            let is_own = agent.name == self.context.agent;
+            let limits = if is_own { &self.context.limits } else { &agent.limits };
+            let max_tokens = limits.max_tokens;
+            SamplingRule::Fixed(SamplingParams { max_tokens, ..self.context.params_of(agent) })
+        } else {
+            SamplingRule::Default(SamplingParams {
                 max_tokens: player.context,
                 ..SamplingParams::default()
-            }),
+            })
         };
         // In the tool loop the sampler enforces its context length, and reports it in the finish
         // reason.
@@ -126,7 +126,8 @@ impl<'a> PartyBuilder<'a> {
         // A teacher demonstrates the completions of the tool loop, but no summaries.
         let backend = if self.is_program() { party.backend } else { player.backend.clone() };
         let party = Party { agent: name, backend, sampling, budget: Budget::NONE, ..party };
-        let (max_tokens, instruction) = (summary.tokens, summary.instruction.clone());
+        let max_tokens = summary.tokens;
+        let instruction = summary.instruction.clone();
         Ok(Summarizer { party: Arc::new(party), max_tokens, instruction })
     }
 }
@@ -189,9 +190,10 @@ impl AttemptContext {
 
     /// Returns the sampling parameters of an agent, without its maximum number of tokens.
     pub(crate) fn params_of(&self, agent: &Agent) -> SamplingParams {
-        match self.has_own_sampling {
-            true => (agent.samples)(self.params.clone()),
-            false => self.params.clone(),
+        if self.has_own_sampling {
+            (agent.samples)(self.params.clone())
+        } else {
+            self.params.clone()
         }
     }
 

@@ -50,7 +50,8 @@ pub fn demonstrate(
         chat.prompt(&messages[..first], tools)?,
         0,
     ))?);
-    let (mut at, mut turn) = (first, 0);
+    let mut at = first;
+    let mut turn = 0;
     loop {
         let opened = chat.opened_reasoning(&messages[..at], tools)?;
         let completion_tokens = chat.assistant(&messages[at], opened)?;

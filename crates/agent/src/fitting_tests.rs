@@ -84,7 +84,8 @@ async fn summary_is_requested_and_recorded_separately() {
         |name: &str| trajectory.segments().iter().filter(|segment| segment.agent == name).count();
     assert_eq!(by("solver.summary"), 2, "a prompt and a reply");
     let chat = bench(&[]).format().chat().clone();
-    let (summary, last) = (&requested[4], &requested[5]);
+    let summary = &requested[4];
+    let last = &requested[5];
     let text = |request: &SampleRequest| chat.tokenizer().decode_with_special(&request.prompt);
     assert!(text(summary).contains("Sum up.\n\nassistant: <tool_call>"), "{}", text(summary));
     assert_eq!(summary.params.max_tokens, 50);

@@ -38,7 +38,8 @@ impl Talk {
         // A user can take any time.
         let tools = agent.tools.open(&context.tool_context(agent, Duration::MAX)).await;
         let tools = tools.map_err(|error| error.to_string())?;
-        let (cast, history) = (cast(&context)?, context.messages.clone());
+        let cast = cast(&context)?;
+        let history = context.messages.clone();
         Ok(Talk { context, limits, cast, tools, history })
     }
 

@@ -20,15 +20,16 @@ impl ChatApi for Script {
         let (sender, receiver) = mpsc::unbounded_channel();
         self.1.lock().unwrap().push(query);
         let mut remaining = self.0.lock().unwrap();
-        let delta = match remaining.is_empty() {
-            true => Err(ApiError::new(ErrorKind::Unavailable, "the teacher is gone")),
-            false => Ok(ChatDelta::Done(Box::new(ChatCompletion {
+        let delta = if remaining.is_empty() {
+            Err(ApiError::new(ErrorKind::Unavailable, "the teacher is gone"))
+        } else {
+            Ok(ChatDelta::Done(Box::new(ChatCompletion {
                 message: remaining.remove(0),
                 finish: FinishReason::StopId,
                 prompt_tokens: 0,
                 tokens: 0,
                 reasoning_tokens: 0,
-            }))),
+            })))
         };
         sender.send(delta).unwrap();
         receiver

@@ -52,7 +52,10 @@ struct Rule<F>(F);
 impl<F: Fn(&[Message]) -> Result<Message, String> + Send + Sync> ChatApi for Rule<F> {
     fn respond(&self, query: ChatQuery) -> UnboundedReceiver<Result<ChatDelta, ApiError>> {
         let (sender, receiver) = unbounded_channel();
-        let (finish, prompt_tokens, tokens, reasoning_tokens) = (FinishReason::StopId, 0, 0, 0);
+        let finish = FinishReason::StopId;
+        let prompt_tokens = 0;
+        let tokens = 0;
+        let reasoning_tokens = 0;
         let delta = (self.0)(&query.messages)
             .map(|message| {
                 ChatDelta::Done(Box::new(ChatCompletion {
@@ -113,8 +116,9 @@ fn message(item: &Value) -> Result<Message, String> {
 /// # Errors
 /// Returns the message of [`row_completions`] if it fails.
 fn row_responder(task: &Task, field: &str) -> Result<Arc<dyn ChatApi>, String> {
-    let (completions, next, field) =
-        (row_completions(task, field)?, AtomicUsize::new(0), field.to_owned());
+    let completions = row_completions(task, field)?;
+    let next = AtomicUsize::new(0);
+    let field = field.to_owned();
     let rule = move |_: &[Message]| {
         let at = next.fetch_add(1, Ordering::Relaxed);
         let used_up = || {

@@ -59,7 +59,8 @@ pub(crate) struct ImitatingPolicy<'a> {
 pub(crate) fn demonstrate_completions<'a>(
     lessons: impl IntoIterator<Item = (ImitatingPolicy<'a>, Vec<TeacherCompletion>)>,
 ) -> Result<(Trajectory, usize), DemonstrationError> {
-    let (mut conversation, mut count) = (Conversation::new(), 0);
+    let mut conversation = Conversation::new();
+    let mut count = 0;
     for (ImitatingPolicy { format, agent, policy }, exchanges) in lessons {
         for TeacherCompletion { messages, tools, message } in exchanges {
             let request = Request { agent, policy, format, messages: &messages, tools: &tools };

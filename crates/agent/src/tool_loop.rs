@@ -98,7 +98,8 @@ impl ToolLoop<'_> {
                 }
                 called => called?,
             };
-            let (finish, sampled) = (end.finish, end.tokens);
+            let finish = end.finish;
+            let sampled = end.tokens;
             let AssistantTurn { turn, parsed, reasoning, message } = AssistantTurn::new(end, index);
             debug!(turn, sampled, ?finish, "reply");
             history.push(message);

@@ -205,7 +205,8 @@ impl CompletionParser {
         let parts = parts.unwrap_or_else(|| message_parts(&Message::assistant(text.as_str())));
         let message = to_message(&parts);
         let calls = !message.tool_calls.is_empty();
-        let (tokens, reasoning_tokens) = (output.tokens, output.reasoning_tokens);
+        let tokens = output.tokens;
+        let reasoning_tokens = output.reasoning_tokens;
         let end = End {
             message,
             parts,
@@ -240,7 +241,9 @@ fn join_parts(deltas: Vec<CompletionDelta>) -> Vec<CompletionDelta> {
 
 /// Creates the message that consists of `parts`.
 fn to_message(parts: &[CompletionDelta]) -> Message {
-    let (mut content, mut reasoning, mut calls) = (String::new(), String::new(), Vec::new());
+    let mut content = String::new();
+    let mut reasoning = String::new();
+    let mut calls = Vec::new();
     for part in parts {
         match part {
             CompletionDelta::Speech(text) => content.push_str(text),

@@ -76,7 +76,8 @@ impl Histories {
         messages: &[Message],
         assistant_message: &Message,
     ) -> (Option<usize>, usize) {
-        let (mut key, mut keys) = (0, Vec::with_capacity(messages.len() + 1));
+        let mut key = 0;
+        let mut keys = Vec::with_capacity(messages.len() + 1);
         for message in messages.iter().chain([assistant_message]) {
             let text = serde_json::to_vec(message).unwrap_or_default();
             key = xxh3_128_with_seed(&text, key as u64 ^ (key >> 64) as u64);
@@ -164,7 +165,8 @@ mod tests {
     #[test]
     fn note_finds_longest_known_prefix() {
         let user = |text: &str| Message::user(text);
-        let (mut histories, assistant_message) = (Histories::default(), Message::assistant("r"));
+        let mut histories = Histories::default();
+        let assistant_message = Message::assistant("r");
         assert_eq!(histories.note(0, &[user("a"), user("b")], &assistant_message), (None, 0));
         let next = [user("a"), user("b"), assistant_message.clone(), user("c")];
         assert_eq!(histories.note(1, &next, &assistant_message), (Some(0), 3));

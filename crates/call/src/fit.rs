@@ -38,7 +38,9 @@ pub(crate) async fn fit(
     (opening, summarize): (Option<OpeningLimit>, SummarizeFn<'_>),
 ) -> Result<FittedPrompt, ApiError> {
     let backend = party.tokens()?;
-    let (agent, policy, budget) = (party.agent.as_str(), party.policy.as_str(), party.budget);
+    let agent = party.agent.as_str();
+    let policy = party.policy.as_str();
+    let budget = party.budget;
     let request = PromptRequest { agent, policy, format: backend.format, messages, tools };
     let mut fitting = recorder.state().conversation.start_fitting(&request, budget);
     // A policy that truncates prompts needs them in full.
@@ -68,7 +70,8 @@ pub(crate) async fn fit(
             }
             FitResult::TooLong(prepared) if opening.is_some() => prepared,
             FitResult::TooLong(prepared) => {
-                let (found, max) = (prepared.prompt.len(), budget.max_tokens);
+                let found = prepared.prompt.len();
+                let max = budget.max_tokens;
                 let message = format!(
                     "the prompt has {found} tokens, more than the {max} that agent.max_context_tokens and the \
                      model's context leave, and agent.context lets none of it go; make it shorter, or allow more"
@@ -101,8 +104,9 @@ fn truncate_opening(
     prepared
         .shorten(shortened.ok_or_else(|| too_long(found, limit.max_tokens, "max_prompt_tokens"))?);
     let prompt_tokens = prepared.prompt.len();
-    match prompt_tokens > budget {
-        true => Err(too_long(prompt_tokens, budget, "max_context_tokens")),
-        false => Ok(FittedPrompt { prepared, is_truncated: prompt_tokens < found }),
+    if prompt_tokens > budget {
+        Err(too_long(prompt_tokens, budget, "max_context_tokens"))
+    } else {
+        Ok(FittedPrompt { prepared, is_truncated: prompt_tokens < found })
     }
 }

@@ -508,9 +508,11 @@ impl Generation {
         (parser, parsing): (CompletionParser, Option<&ChatParseOptions>),
         error: Option<&ApiError>,
     ) -> Result<(Vec<CompletionDelta>, End), ApiError> {
-        let (finish, tokens) = (completion.finish, completion.tokens.len());
+        let finish = completion.finish;
+        let tokens = completion.tokens.len();
         let version = completion.versions.last().map(|run| run.version);
-        let (origin, prompt_tokens) = (prompt.origin(), prompt.ids().len());
+        let origin = prompt.origin();
+        let prompt_tokens = prompt.ids().len();
         let mut state = self.recorder.state();
         let conversation: &mut Conversation = &mut state.conversation;
         let mut recorded_completion = None;
@@ -595,7 +597,8 @@ mod tests {
         let mut parser = CompletionParser::for_chat(&parsing, &[], "");
         let recorded_completion = format!("<think>Hm.</think>One{CALL}Two");
         let ids: Vec<u32> = recorded_completion.bytes().map(u32::from).collect();
-        let (mut parts, logprobs) = (Parts::default(), vec![-0.5; ids.len()]);
+        let mut parts = Parts::default();
+        let logprobs = vec![-0.5; ids.len()];
         parts.add(&mut parser, &mut Completion::default(), (ids, logprobs, Vec::new(), 0));
         let mut tokens = MessageTokens::default();
         for (deltas, of) in parts.into_parts() {

@@ -36,7 +36,8 @@ impl Sampler for Script {
     async fn sample(&self, request: SampleRequest) -> Result<SampleStream, PolicyError> {
         self.requests.lock().unwrap().push(request);
         let (sender, stream) = SampleStream::channel();
-        let (events, hangs) = (self.events.clone(), self.hangs);
+        let events = self.events.clone();
+        let hangs = self.hangs;
         tokio::spawn(async move {
             for event in events {
                 tokio::time::sleep(Duration::from_millis(2)).await;
@@ -94,7 +95,8 @@ impl Attempt {
     }
 
     fn with_chat(chat: Chat, sampler: Script, sampling: SamplingRule) -> Self {
-        let (sampler, metrics) = (Arc::new(sampler), Arc::new(CallMetrics::default()));
+        let sampler = Arc::new(sampler);
+        let metrics = Arc::new(CallMetrics::default());
         let party = Party::new(
             "tiny",
             Backend::Tokens(Arc::clone(&sampler) as Arc<dyn Sampler>),
@@ -196,7 +198,8 @@ async fn prompt_logprobs_arrive_in_parts() {
         let attempt = Attempt::with_script(Script { events, ..Script::default() });
         let mut reader =
             attempt.cast.call("solver", Request::new(Input::Tokens(prompt.clone()))).await.unwrap();
-        let (mut ids, mut logprobs) = (Vec::new(), Vec::new());
+        let mut ids = Vec::new();
+        let mut logprobs = Vec::new();
         while let Some(event) = reader.next().await {
             if let Event::Prompt { tokens, .. } = &*event {
                 ids.extend(tokens.iter().map(|token| token.id));

@@ -61,7 +61,8 @@ pub(crate) async fn prompt(
         }
         Input::Tokens(ids) => ids.into(),
         Input::Text(text) => {
-            let (format, context) = (Arc::clone(backend.format), backend.context);
+            let format = Arc::clone(backend.format);
+            let context = backend.context;
             let encode = move || {
                 let tokenizer = format.chat().tokenizer();
                 tokenizer.check_length(&text, context).map(|()| tokenizer.encode_document(&text))
@@ -69,9 +70,10 @@ pub(crate) async fn prompt(
             blocking(encode).await??.into()
         }
     };
-    match ids.is_empty() {
-        true => Err(ApiError::field("prompt", "the prompt is empty; give at least one token")),
-        false => Ok((Prompt::Ids(ids), false)),
+    if ids.is_empty() {
+        Err(ApiError::field("prompt", "the prompt is empty; give at least one token"))
+    } else {
+        Ok((Prompt::Ids(ids), false))
     }
 }
 

@@ -133,7 +133,8 @@ impl Relay {
         first: ChatDelta,
         mut deltas: UnboundedReceiver<Result<ChatDelta, ApiError>>,
     ) {
-        let (recorder, _ending) = (Arc::clone(&self.recorder), self.transcript.end_guard());
+        let recorder = Arc::clone(&self.recorder);
+        let _ending = self.transcript.end_guard();
         let metrics = &recorder.options.metrics;
         add(&metrics.running, 1);
         metrics.first_token.observe(self.started.elapsed());
@@ -189,7 +190,8 @@ impl Relay {
         first: ChatDelta,
         deltas: &mut UnboundedReceiver<Result<ChatDelta, ApiError>>,
     ) -> Result<ChatCompletion, ApiError> {
-        let (recorder, transcript) = (Arc::clone(&self.recorder), Arc::clone(&self.transcript));
+        let recorder = Arc::clone(&self.recorder);
+        let transcript = Arc::clone(&self.transcript);
         let mut abandoned = std::pin::pin!(recorder.wait_until_abandoned(&transcript));
         let mut next = Some(Ok(first));
         loop {
@@ -229,7 +231,8 @@ impl Relay {
     }
 
     fn record(&mut self, completion: &ChatCompletion, error: Option<&ApiError>) {
-        let (agent, policy) = (self.party.agent.clone(), self.party.policy.clone());
+        let agent = self.party.agent.clone();
+        let policy = self.party.policy.clone();
         let error = error.map(ToString::to_string);
         let mut state = self.recorder.state();
         let index = state.recorded.external.len();

@@ -215,7 +215,8 @@ impl Transcript {
 
     /// Creates a transcript without events.
     pub fn new(head: Head) -> Arc<Self> {
-        let (count, readers) = (watch::Sender::new(0), watch::Sender::new(Readers::default()));
+        let count = watch::Sender::new(0);
+        let readers = watch::Sender::new(Readers::default());
         Arc::new(Transcript { head, events: Mutex::default(), count, readers })
     }
 

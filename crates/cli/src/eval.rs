@@ -188,7 +188,8 @@ async fn measure(
     let dim = Style::stderr().dim("model ");
     eprintln!("{dim} {}: {}", recipe.model.source, model::describe(files));
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
-    let (mut agents, mut first) = (Vec::new(), None);
+    let mut agents = Vec::new();
+    let mut first = None;
     for (name, keys) in recipe.agents() {
         let chat = Arc::new(model::chat(files, chat_options(keys, started_at))?);
         first.get_or_insert_with(|| Arc::clone(&chat));
@@ -198,14 +199,16 @@ async fn measure(
             Some(other) => ChatBackend::Api(Arc::clone(other)),
             None => ChatBackend::Policy(Arc::clone(&chat)),
         };
-        let (tools, when) = (toolboxes.tools_for(keys, &chat)?, programs::when(name, keys)?);
+        let tools = toolboxes.tools_for(keys, &chat)?;
+        let when = programs::when(name, keys)?;
         agents.push(AgentSpec {
             backends: vec![policy_source],
             when,
             ..AgentSpec::new(name, chat, tools)
         });
     }
-    let (threads, running) = (recipe.engine.threads, recipe.engine.sequences());
+    let threads = recipe.engine.threads;
+    let running = recipe.engine.sequences();
     let options = model::sampling_options(
         &files.config,
         threads,
@@ -234,7 +237,8 @@ async fn measure(
         store: Arc::new(Memory::new(RunId("eval".into()))),
     };
     let stop = StopFlag::default();
-    let (mut requests, stop_flag) = (Requests::listen()?, stop.clone());
+    let mut requests = Requests::listen()?;
+    let stop_flag = stop.clone();
     let interrupts = tokio::spawn(async move {
         requests.next().await;
         stop_flag.stop();

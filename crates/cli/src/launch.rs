@@ -188,7 +188,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     let machines = screen::plural(nodes, "machine");
     eprintln!("{} {} on {machines}", Style::stderr().dim("launch"), screen::path(&root));
     let ended = crate::runtime()?.block_on(async {
-        let (log, stops) = (Box::new(std::io::stderr()), Requests::listen()?.stream());
+        let log = Box::new(std::io::stderr());
+        let stops = Requests::listen()?.stream();
         launch.run(args.detach, Watcher { host: host::host()?, log, stops }).await
     })?;
     match ended {

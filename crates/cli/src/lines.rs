@@ -54,7 +54,8 @@ impl LinesFile {
 /// `reply` is the text of the final answer, and empty if a limit ended the attempt. `score` is null
 /// if the attempt could not be scored; `error` then contains the reason.
 pub fn attempt_line(slice: &str, attempt: &Attempt) -> Value {
-    let (task, outcome) = (&attempt.task, &attempt.outcome);
+    let task = &attempt.task;
+    let outcome = &attempt.outcome;
     let mut line = Map::new();
     for name in ["id", "question", "answer"] {
         line.insert(name.to_owned(), task[name].clone());

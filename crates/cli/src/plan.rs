@@ -155,9 +155,10 @@ pub fn main(args: &Args) -> anyhow::Result<ExitCode> {
         hours += print_phase(index, keys, &shape, device, &work);
     }
     let sampling = servers.count.saturating_mul(servers.tensor);
-    let devices = match is_colocated {
-        true => sampling.max(learner.devices),
-        false => sampling.saturating_add(learner.devices),
+    let devices = if is_colocated {
+        sampling.max(learner.devices)
+    } else {
+        sampling.saturating_add(learner.devices)
     };
     screen::print_line(&format!(
         "\n{} {hours:.1} h of training phases on {}",
@@ -463,13 +464,15 @@ fn print_phase(
     device: &Device,
     work: &time::Work,
 ) -> f64 {
-    let (groups, group_size) = (keys.groups as u64, keys.group_size as u64);
+    let groups = keys.groups as u64;
+    let group_size = keys.group_size as u64;
     // Attempts that are cancelled count as complete ones.
     let attempts = time::Attempts {
         sampled: groups.saturating_mul(keys.attempts_of_task() as u64),
         trained: groups.saturating_mul(group_size),
     };
-    let (epochs, batches) = (keys.epochs as u64, keys.mini_batches as u64);
+    let epochs = keys.epochs as u64;
+    let batches = keys.mini_batches as u64;
     let passes =
         time::Passes { group: group_size, updates: epochs.saturating_mul(batches), epochs };
     let step = work.step(shape, device, attempts, passes);

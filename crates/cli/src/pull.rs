@@ -35,7 +35,9 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
     if path.join("modules.json").exists() {
         // The layout in which sentence-transformers saves encoders.
         let config = EncoderFiles::open(&path, &args.source)?.config;
-        let (layers, hidden, most) = (config.layers, config.hidden, config.max_tokens);
+        let layers = config.layers;
+        let hidden = config.hidden;
+        let most = config.max_tokens;
         eprintln!(
             "an encoder of {layers} layers of {hidden}, for texts of up to {most} tokens: `levade search index --dense`"
         );

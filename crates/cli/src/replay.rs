@@ -34,7 +34,8 @@ pub fn main(args: Args) -> anyhow::Result<ExitCode> {
 
 async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
     let run = RunDir::open(&args.run)?;
-    let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
+    let mut recipe = run.recipe()?;
+    let started_at = run.begun()?;
     // The run may have been moved since its recipe was written.
     recipe.run.folder = std::path::absolute(&args.run)?;
     // A remote learner writes to the run directory. The lock prevents a replay from taking over the
@@ -52,7 +53,8 @@ async fn replay_run(args: Args) -> anyhow::Result<ExitCode> {
         policies::start(&trained, started_at, &Environments::default(), &host, &mut Vec::new())
             .await?;
     numerics::compare(&args.run, &fingerprint, &host);
-    let (mut same, mut differ) = (0u32, 0u32);
+    let mut same = 0u32;
+    let mut differ = 0u32;
     let mut watch = Watch::new(Clock::default());
     let style = Style::stdout();
     let mut compared =

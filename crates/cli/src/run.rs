@@ -84,9 +84,12 @@ pub fn resolve_model(text: &str, scope: AgentScope) -> anyhow::Result<(String, O
         agents.flat_map(|(_, keys)| recipe.policies_of(keys)).collect();
     let policies_in_use: Vec<&String> =
         trained.iter().filter(|name| policies_in_use.contains(name)).collect();
-    let model_path = |name: &String| match trained.first() == Some(name) {
-        true => source.clone(),
-        false => policies.join(name).to_string_lossy().into_owned(),
+    let model_path = |name: &String| {
+        if trained.first() == Some(name) {
+            source.clone()
+        } else {
+            policies.join(name).to_string_lossy().into_owned()
+        }
     };
     let is_named = text == source;
     match policies_in_use[..] {

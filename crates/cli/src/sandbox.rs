@@ -138,7 +138,8 @@ impl JailArgs {
     }
 
     fn limits(&self, seconds: f64) -> anyhow::Result<Limits> {
-        let (memory_mb, output_bytes) = (self.memory_mb, self.output_bytes);
+        let memory_mb = self.memory_mb;
+        let output_bytes = self.output_bytes;
         let limits = Limits { seconds, memory_mb, output_bytes, ..Limits::default() };
         limits.check().map_err(unusable)?;
         Ok(limits)

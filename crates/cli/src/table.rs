@@ -14,7 +14,8 @@ fn percent(fraction: f64) -> String {
 pub fn line(result: &EvalResult) -> String {
     let part = |slice: &SliceResult, name: &str| {
         let SliceResult { success, tasks, .. } = slice;
-        let (low, high) = (100.0 * success.low, 100.0 * success.high);
+        let low = 100.0 * success.low;
+        let high = 100.0 * success.high;
         format!("{name}{} of {tasks} (95 %: {low:.1}–{high:.1})", percent(success.estimate))
     };
     let mut line = part(&result.overall, "");
@@ -101,12 +102,11 @@ pub fn table(evals: &[&EvalResult], style: Style) -> String {
 pub fn gains(gains: &[Gain]) -> String {
     let mut text = String::new();
     for Gain { from, to, difference: Interval { estimate, low, high }, graded } in gains {
-        let by = match graded {
-            true => format!("{estimate:+.3} in score (95 %: {low:+.3} to {high:+.3})"),
-            false => {
-                let [estimate, low, high] = [estimate, low, high].map(|fraction| 100.0 * fraction);
-                format!("{estimate:+.1} points (95 %: {low:+.1} to {high:+.1})")
-            }
+        let by = if *graded {
+            format!("{estimate:+.3} in score (95 %: {low:+.3} to {high:+.3})")
+        } else {
+            let [estimate, low, high] = [estimate, low, high].map(|fraction| 100.0 * fraction);
+            format!("{estimate:+.1} points (95 %: {low:+.1} to {high:+.1})")
         };
         text.push_str(&format!("{to} against {from}: {by}, task by task\n"));
     }
@@ -129,8 +129,9 @@ fn row(label: &str, slice: &SliceResult, width: usize, style: Style) -> String {
     let interval =
         format!("{:.1} – {:.1} %", 100.0 * slice.success.low, 100.0 * slice.success.high);
     let correct = format!("{}/{}", slice.correct, slice.attempts());
-    let (answered, tool, tokens) =
-        (percent(slice.answered), percent(slice.used_tool), slice.sampled_tokens);
+    let answered = percent(slice.answered);
+    let tool = percent(slice.used_tool);
+    let tokens = slice.sampled_tokens;
     let score =
         slice.score.map_or(String::new(), |score| format!("  mean score {:.3}", score.estimate));
     let broken = if slice.failed > 0 {

@@ -30,7 +30,8 @@ pub async fn format_terms(
     (token, as_json): (Option<u32>, bool),
 ) -> anyhow::Result<String> {
     let run = RunDir::open(dir)?;
-    let (mut recipe, started_at) = (run.recipe()?, run.begun()?);
+    let mut recipe = run.recipe()?;
+    let started_at = run.begun()?;
     recipe.run.folder = std::path::absolute(dir)?;
     if recipe.cluster.learner.is_some() {
         return Err(unusable(
@@ -62,21 +63,19 @@ pub async fn format_terms(
         }
         for (loss, term) in selected {
             let shown = tokenizer.decode_with_special(&[term.token]);
-            match as_json {
-                true => {
-                    let line = to_document(policy, (phase, step), &loss.formula(), term, &shown);
-                    let _ = writeln!(text, "{line}");
-                }
-                false => write_term(&mut text, &loss.formula(), term, &shown),
+            if as_json {
+                let line = to_document(policy, (phase, step), &loss.formula(), term, &shown);
+                let _ = writeln!(text, "{line}");
+            } else {
+                write_term(&mut text, &loss.formula(), term, &shown)
             }
         }
     }
-    match text.is_empty() {
-        true => {
-            let location = token.map_or(String::new(), |token| format!(" at index {token}"));
-            Err(unusable(format!("step {step} trained no token of {}{location}", attempt.slot)))
-        }
-        false => Ok(text),
+    if text.is_empty() {
+        let location = token.map_or(String::new(), |token| format!(" at index {token}"));
+        Err(unusable(format!("step {step} trained no token of {}{location}", attempt.slot)))
+    } else {
+        Ok(text)
     }
 }
 
@@ -86,7 +85,9 @@ fn write_head(text: &mut String, policy: &PolicyTerms, (phase, step): (u32, u32)
     let PolicyTerms { policy: name, version, .. } = policy;
     let _ =
         writeln!(text, "policy {name}, phase {phase}, step {step}, weights of version {version}");
-    let (sum, total, updates) = (policy.sum(), policy.total(), policy.updates());
+    let sum = policy.sum();
+    let total = policy.total();
+    let updates = policy.updates();
     let _ = match sum.to_bits() == total.to_bits() {
         true if updates > 1 => writeln!(
             text,

@@ -78,7 +78,8 @@ async fn train(args: Args, recipe: Recipe, start: StartMode) -> anyhow::Result<E
     }
     let mut run = levade_run::launch(recipe, start, host::supervisor()?)?;
     let interrupts = tokio::spawn(stop_on_signal(Requests::listen()?, run.stop_flag()));
-    let (mut watch, mut setup) = (Watch::new(run.clock()), Setup::default());
+    let mut watch = Watch::new(run.clock());
+    let mut setup = Setup::default();
     while let Some(event) = run.next().await {
         match &event {
             Event::Training(event) => watch.event(event),
@@ -164,7 +165,8 @@ fn print_summary(summary: &Summary, dir: &Path) {
         ));
     }
     if let Some(checkpoint) = &summary.checkpoint {
-        let (program, dir) = (program(), quoted(&dir));
+        let program = program();
+        let dir = quoted(&dir);
         screen::print_line(&format!("model  {}", screen::path(checkpoint)));
         screen::print_line(&format!("\ntalk to it   {program} chat {dir}"));
         screen::print_line(&format!("look inside  {program} inspect {dir} --worst"));

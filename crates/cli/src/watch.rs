@@ -124,7 +124,8 @@ pub struct Watch {
 impl Watch {
     /// Creates a display of a run that is about to start.
     pub fn new(clock: Clock) -> Self {
-        let (style, start) = (Style::stdout(), clock.elapsed());
+        let style = Style::stdout();
+        let start = clock.elapsed();
         let bars = Bars { clock, since: start, activity: None };
         Watch { style, bars, done: 0, steps: 0, own_steps: 0, start }
     }
@@ -217,11 +218,11 @@ fn sum_over_policies(metrics: &Metrics, name: &str) -> Option<f64> {
 /// number.
 fn format_score(metrics: &Metrics, mean: f64) -> String {
     let exceeds = |name: &str, is: fn(f64) -> bool| metrics.get(name).is_some_and(is);
-    match exceeds("critic/score/min", |min| min < 0.0)
-        || exceeds("critic/score/max", |max| max > 1.0)
+    if exceeds("critic/score/min", |min| min < 0.0) || exceeds("critic/score/max", |max| max > 1.0)
     {
-        true => format!("score {mean:>6.3}"),
-        false => format!("success {:>5.1} %", 100.0 * mean),
+        format!("score {mean:>6.3}")
+    } else {
+        format!("success {:>5.1} %", 100.0 * mean)
     }
 }
 

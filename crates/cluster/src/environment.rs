@@ -52,17 +52,20 @@ impl Environment {
             .await
             .is_ok_and(|found| found.status.success());
         let text = |path: &Path| path.display().to_string();
-        let (dir, package) = (text(&self.dir), format!("{}[lora]", text(&self.package)));
+        let dir = text(&self.dir);
+        let package = format!("{}[lora]", text(&self.package));
         if !python.exists() {
-            match has_uv {
-                true => run(host, &["uv", "venv", "--python", &self.python, &dir]).await?,
-                false => run(host, &[&self.python, "-m", "venv", &dir]).await?,
+            if has_uv {
+                run(host, &["uv", "venv", "--python", &self.python, &dir]).await?
+            } else {
+                run(host, &[&self.python, "-m", "venv", &dir]).await?
             }
         }
         let interpreter = text(&python);
-        let mut install = match has_uv {
-            true => vec!["uv", "pip", "install", "--python", &interpreter],
-            false => vec![&interpreter, "-m", "pip", "install", "--disable-pip-version-check"],
+        let mut install = if has_uv {
+            vec!["uv", "pip", "install", "--python", &interpreter]
+        } else {
+            vec![&interpreter, "-m", "pip", "install", "--disable-pip-version-check"]
         };
         if let Some(index) = &self.torch_index {
             install.extend(["--extra-index-url", index]);

@@ -62,7 +62,8 @@ impl Run {
     /// Opens the run in the directory `root`, and takes the part of machine `node` for this
     /// process.
     fn claim(root: &Path, node: u32) -> io::Result<Self> {
-        let (dir, name) = (root.join(SUBDIR), torchrun::random()?);
+        let dir = root.join(SUBDIR);
+        let name = torchrun::random()?;
         order::take(&dir, node, &name)?;
         Ok(Run { before: order::finished_at(&dir), dir, node, name })
     }
@@ -202,7 +203,9 @@ mod tests {
     use super::*;
 
     fn order(start: &str) -> Order {
-        let (command, variables, environment) = (vec!["true".into()], Vec::new(), Vec::new());
+        let command = vec!["true".into()];
+        let variables = Vec::new();
+        let environment = Vec::new();
         Order {
             start: start.into(),
             command,
@@ -248,8 +251,8 @@ mod tests {
     #[test]
     fn latest_process_takes_part_of_machine() {
         let root = tempfile::tempdir().unwrap();
-        let (first, other) =
-            (Run::claim(root.path(), 1).unwrap(), Run::claim(root.path(), 2).unwrap());
+        let first = Run::claim(root.path(), 1).unwrap();
+        let other = Run::claim(root.path(), 2).unwrap();
         assert!(!first.is_taken());
         let second = Run::claim(root.path(), 1).unwrap();
         assert!(first.is_taken() && !second.is_taken() && !other.is_taken());

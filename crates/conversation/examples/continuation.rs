@@ -78,9 +78,11 @@ fn talk(case: &Asked) -> Result<Value, Box<dyn Error>> {
     let mut conversation = Conversation::new();
     // As the client sends them, with the reasoning of completions, and with completions as their
     // model wrote them.
-    let (mut sent, mut full_messages, mut written) =
-        (Vec::<Message>::new(), Vec::new(), Vec::new());
-    let (mut turns, mut completions) = (Vec::new(), 0);
+    let mut sent = Vec::<Message>::new();
+    let mut full_messages = Vec::new();
+    let mut written = Vec::new();
+    let mut turns = Vec::new();
+    let mut completions = 0;
     for step in &case.steps {
         let step_message = match step {
             CaseStep::Message(message) => {

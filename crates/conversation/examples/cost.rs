@@ -39,7 +39,9 @@ fn main() -> Result<(), Box<dyn Error>> {
     let mut conversation = Conversation::new();
     let mut messages = vec![Message::system("Look things up."), Message::user("What is known?")];
     let before = resident_kib();
-    let (mut prepare, mut record, mut sent) = (Vec::new(), Vec::new(), 0);
+    let mut prepare = Vec::new();
+    let mut record = Vec::new();
+    let mut sent = 0;
     let mut fork = 0;
     for turn in 0..turns {
         let mut request_completion =
@@ -108,7 +110,8 @@ fn main() -> Result<(), Box<dyn Error>> {
         times[times.len() / 2]
     };
     for (name, times) in [("prepare", &prepare), ("record", &record)] {
-        let (early, late) = (median(&times[1..6]), median(&times[turns - 5..]));
+        let early = median(&times[1..6]);
+        let late = median(&times[turns - 5..]);
         let ratio = late.as_secs_f64() / early.as_secs_f64();
         println!("{name:<22} turns 2 to 6 {early:.1?}, last five {late:.1?}, ratio {ratio:.2}");
     }

@@ -99,7 +99,8 @@ impl CanonicalForm {
         let is_silent = |message: &Message| {
             message.tool_calls.is_empty() && (message.content.is_empty() || is_reasoning(message))
         };
-        let (mut length, mut silent) = (1, None);
+        let mut length = 1;
+        let mut silent = None;
         for part in messages {
             let calls_only = part.content.is_empty() && !part.tool_calls.is_empty();
             if !calls_only && !*silent.get_or_insert_with(|| is_silent(&full_message)) {
@@ -347,7 +348,8 @@ mod tests {
             json!({"role": "assistant", "tool_calls": [
             {"id": id, "type": "function", "index": 0, "function": {"name": "f", "arguments": "{}"}}]})
         };
-        let (one, other) = (read(call("x")), read(call("y")));
+        let one = read(call("x"));
+        let other = read(call("y"));
         assert_eq!((one.loose, one.exact), (other.loose, other.exact));
         assert_eq!(one.ids, ["x"]);
         let [trimmed, outer] =
@@ -368,12 +370,14 @@ mod tests {
     #[test]
     fn split_completion_is_joined() {
         let thinks = |message| Message { reasoning_content: Some("hm".into()), ..message };
-        let (one, two) = (call("a", r#"{"a": 1}"#), call("b", r#"{"a": 2}"#));
+        let one = call("a", r#"{"a": 1}"#);
+        let two = call("b", r#"{"a": 2}"#);
         let full_message = CanonicalForm::from_message(&thinks(Message::calls(
             " So",
             vec![one.clone(), two.clone()],
         )));
-        let (text, first) = (Message::assistant(" So"), Message::calls("", vec![one.clone()]));
+        let text = Message::assistant(" So");
+        let first = Message::calls("", vec![one.clone()]);
         let second = Message::calls("", vec![two]);
         for parts in [
             vec![thinks(text.clone()), first.clone(), second.clone(), Message::tool("1")],

@@ -97,13 +97,15 @@ pub(crate) fn appended_length<'a>(
     received: impl IntoIterator<Item = &'a str>,
     sent: &str,
 ) -> Option<usize> {
-    let (full, sent) = (full.trim_start(), sent.trim_start());
+    let full = full.trim_start();
+    let sent = sent.trim_start();
     let rests = std::iter::once(full).chain(received).filter_map(|known| {
         let known = known.trim();
         let tail = full.strip_prefix(known).filter(|_| !known.is_empty())?;
         let rest = sent.strip_prefix(known)?;
         // Sampled text that the client did not receive, has restored or has trimmed.
-        let (text, put_back) = (tail.trim_start(), rest.trim_start());
+        let text = tail.trim_start();
+        let put_back = rest.trim_start();
         let common = common_prefix_length(text, put_back);
         let rest = if common > 0 {
             &put_back[common..]

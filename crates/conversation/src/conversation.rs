@@ -4,6 +4,7 @@ mod counts;
 mod finish;
 mod fitting;
 mod raw;
+mod render;
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -185,126 +186,6 @@ pub struct Conversation {
     cuts: HashMap<Party, HashMap<Key, Cut>>,
 }
 
-impl MatchedRequest {
-    /// Renders the prompt. This takes as long as the chat template does, so run it outside async
-    /// workers. It does not need the conversation.
-    ///
-    /// # Errors
-    /// Returns an error if the template fails, if the format of the tools is not supported, or,
-    /// with [`Options::strict`], if the template renders the recorded history differently.
-    ///
-    /// [`Options::strict`]: crate::Options::strict
-    pub fn render(self) -> Result<PreparedPrompt, ConversationError> {
-        self.render_within(usize::MAX)
-    }
-
-    /// Like [`render`](Self::render), but rejects a prompt whose bytes show that it has more than
-    /// `max_tokens` tokens, before it is tokenized.
-    ///
-    /// # Errors
-    /// Returns [`TextError::TooLong`] for such a prompt, and the errors of
-    /// [`render`](Self::render).
-    pub fn render_within(self, max_tokens: usize) -> Result<PreparedPrompt, ConversationError> {
-        let MatchedRequest { from, format, mut origin, repeated, continuation: after, new, turn } =
-            self;
-        let chat = format.chat();
-        let shifted = chat.count_shifted_systems(&new, after.is_none());
-        let Some(after) = after else {
-            let prompt = chat.prompt_with_limit(&new, &from.tools, max_tokens)?;
-            let in_reasoning = chat.opened_reasoning(&new, &from.tools)?.is_some();
-            return Ok(PreparedPrompt {
-                prompt,
-                in_reasoning,
-                origin,
-                repeated,
-                drift: None,
-                shifted,
-                from,
-                format,
-                continuation: None,
-                recorded: Some(0),
-                is_truncated: false,
-                new,
-                prompt_turn: None,
-                calls: None,
-                fitted: None,
-            });
-        };
-        let ContinuationPoint {
-            node,
-            segment,
-            mut path,
-            mut sampled,
-            past,
-            message: said,
-            is_truncated: cut,
-            drifted,
-            rest,
-        } = after;
-        let extended = (!rest.is_empty()).then(|| append_text(&said, &rest));
-        if extended.is_some() && path.last().is_some_and(|last| chat.stop_ids().contains(last)) {
-            // The client continues the turn, so its end-of-turn token is dropped.
-            path.truncate(path.len() - 1);
-            sampled -= 1;
-        }
-        let completion = path[path.len() - sampled..].to_vec();
-        let text = &extended.as_ref().unwrap_or(&said).content;
-        let (past, tools) = (&past, &from.tools);
-        let round = Round { past, completion: &completion, text, rest: &rest, new: &new, tools };
-        let following = format.following_tokens(round, max_tokens.saturating_sub(path.len()))?;
-        let recorded = path.len();
-        path.extend(&following.tokens);
-        let options = format.options();
-        let found = if cut {
-            // No template renders a truncated prompt, so there is no drift to find.
-            None
-        } else if options.history == History::Template || !format.can_abridge() {
-            format.full_drift(&path, round)
-        } else if let Some(levade_tree::Drift { recorded, printed, .. }) = drifted {
-            // A sequence that has drifted counts as drifted at every later turn.
-            Some(Drift { recorded, printed, prompt: None })
-        } else {
-            format.nearby_drift(round, &following.tokens)
-        };
-        let (mut prompt, mut recorded, mut drift) = (path, Some(recorded), None);
-        if let Some(found) = found {
-            let printed = found.prompt.clone().filter(|_| options.history == History::Template);
-            drift = Some(found.to_record(turn, printed.is_some()));
-            match printed {
-                Some(printed) => {
-                    (prompt, recorded) = (printed, None);
-                    origin = Origin::Forked(Fork { at: 0, reason: Reason::Reprinted });
-                }
-                None if options.strict => {
-                    let Drift { recorded, printed, .. } = found;
-                    return Err(ConversationError::Drift { turn, recorded, printed });
-                }
-                None => {}
-            }
-        }
-        let in_reasoning = following.in_reasoning;
-        let after = Some(SequenceEnd { node, segment, tokens: sampled as u32, extended });
-        let prompt_turn = None;
-        Ok(PreparedPrompt {
-            prompt,
-            in_reasoning,
-            origin,
-            repeated,
-            drift,
-            shifted,
-            from,
-            format,
-            continuation: after,
-            recorded,
-            is_truncated: cut,
-            new,
-            prompt_turn,
-            calls: None,
-            fitted: None,
-        })
-    }
-}
-
 impl PreparedPrompt {
     /// Replaces a prompt that starts a conversation with a shorter one. No template renders the
     /// shorter prompt, so it is not searched for drift. Has no effect on a prompt that continues a
@@ -351,7 +232,8 @@ impl Conversation {
     /// Returns an error if the segments of `other` are inconsistent. Those of a conversation never
     /// are.
     pub fn append_trajectory(&mut self, other: &Trajectory) -> Result<u32, TreeError> {
-        let (segments, first) = (self.trajectory.segments().len() as u32, self.turns);
+        let segments = self.trajectory.segments().len() as u32;
+        let first = self.turns;
         for segment in other.segments() {
             let parent = segment.parent.map(|SegmentId(parent)| SegmentId(segments + parent));
             self.turns = self.turns.max(first + segment.turn + 1);
@@ -475,7 +357,8 @@ impl Conversation {
         let count = self.parties.len() as Party;
         let party = *self.parties.entry((from.agent.clone(), from.policy.clone())).or_insert(count);
         let owner = Owner { party, agent: &from.agent, policy: &from.policy };
-        let (turn, trajectory) = (self.turns, &mut self.trajectory);
+        let turn = self.turns;
+        let trajectory = &mut self.trajectory;
         let end = match (&after, *recorded) {
             (Some(after), Some(recorded)) => {
                 let position = (after.segment, after.tokens);
@@ -633,7 +516,8 @@ impl Conversation {
 
     /// Rejects a completion that the trajectory would reject, before anything is recorded.
     fn check(&self, completion: &Completion) -> Result<(), TreeError> {
-        let (segment, tokens) = (self.trajectory.segments().len() as u32, completion.tokens.len());
+        let segment = self.trajectory.segments().len() as u32;
+        let tokens = completion.tokens.len();
         let versions = completion.versions.iter().map(|run| run.len as usize).sum();
         for (found, what) in
             [(completion.logprobs.len(), "log-probabilities"), (versions, "token versions")]

@@ -303,7 +303,8 @@ fn agents_and_policies_do_not_share_history() {
     assert!(all[..segments].iter().all(|s| of(s) == ("solver".into(), "small".into())));
     let rest: Vec<_> = all[segments..].iter().map(of).collect();
     let pair = |a: &str, p: &str| (a.to_owned(), p.to_owned());
-    let (critic, large) = (pair("critic", "small"), pair("solver", "large"));
+    let critic = pair("critic", "small");
+    let large = pair("solver", "large");
     assert_eq!(rest, [critic.clone(), critic, large.clone(), large]);
     assert!(all[segments].parent.is_none() && all[segments + 2].parent.is_none());
     // An agent with an earlier, different conversation shares no history either.
@@ -317,8 +318,9 @@ fn repeated_prompt_has_sibling_completions() {
     let mut talk = talk();
     let requested = opening();
     // Prepared in parallel, and recorded in the other order.
-    let (one, two, never) =
-        (talk.prepare(&requested), talk.prepare(&requested), talk.prepare(&requested));
+    let one = talk.prepare(&requested);
+    let two = talk.prepare(&requested);
+    let never = talk.prepare(&requested);
     assert!(one.prompt == two.prompt && two.prompt == never.prompt);
     drop(never);
     assert_eq!(talk.conversation.trajectory().segments(), []);

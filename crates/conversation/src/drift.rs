@@ -67,7 +67,8 @@ impl Drift {
             }
         };
         let text = |ids: &[u32]| chat.tokenizer().decode_with_special(ids);
-        let (recorded, printed) = (text(path), text(&prompt));
+        let recorded = text(path);
+        let printed = text(&prompt);
         if recorded == printed {
             return None;
         }

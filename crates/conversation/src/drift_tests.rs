@@ -69,7 +69,8 @@ fn written_or_parsed_completion_is_not_drift() {
 
 #[test]
 fn dropped_or_changed_reasoning_is_drift() {
-    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
+    let tool = [Message::tool("2")];
+    let user = [Message::user("2+2?")];
     let drifts = |completion: &str, new: &[Message]| {
         after(thoughtful(true).unwrap(), completion, new).is_some()
     };
@@ -91,7 +92,8 @@ fn dropped_or_changed_reasoning_is_drift() {
 #[test]
 fn rejecting_template_is_drift_without_prompt() {
     let chat = chat(STRICT, ChatOptions::default());
-    let (question, completion) = (Message::user("1+1?"), Message::assistant("<think>"));
+    let question = Message::user("1+1?");
+    let completion = Message::assistant("<think>");
     let drift = Drift::find(&chat, &[], &[question.clone(), completion, question], &[]).unwrap();
     assert!(drift.prompt.is_none() && drift.printed.contains("not liked"), "{drift:?}");
     assert_eq!(drift.to_record(3, false).turn, 3);

@@ -146,7 +146,8 @@ fn edited_history_forks_with_reason() {
         // The template renders everything that was not recorded.
         let format = &talk.format;
         let printed = format.chat().prompt(&messages, &talk.tools).unwrap();
-        let (printed, text) = (talk.text(&printed), talk.text(&prepared.prompt));
+        let printed = talk.text(&printed);
+        let text = talk.text(&prepared.prompt);
         let last = format!("<|im_start|>{}", messages.last().unwrap().role.as_str());
         let last = printed.rfind(&last).unwrap();
         assert!(text.ends_with(&printed[last..]), "{reason:?}: {text}");
@@ -253,7 +254,8 @@ fn other_tools_and_conversations_are_distinguished() {
     talk.prepare_and_record(&second, "15");
     assert_eq!(talk.prepare(&more).origin, fork_origin(2, Reason::Shortened));
     let (_, final_completion) = talk.prepare_and_record(&messages, "11");
-    let (next, last) = (Message::user("12+13?"), Message::user("Well?"));
+    let next = Message::user("12+13?");
+    let last = Message::user("Well?");
     let requested = [messages, vec![final_completion.message(), next]].concat();
     talk.prepare_and_record(&requested, "25");
     assert_eq!(
@@ -266,7 +268,8 @@ fn other_tools_and_conversations_are_distinguished() {
 fn only_messages_below_count_as_shortened() {
     let mut talk = talk();
     let system = Message::system("Use tools.");
-    let (first, second) = (Message::user("1+2?"), Message::user("3+4?"));
+    let first = Message::user("1+2?");
+    let second = Message::user("3+4?");
     talk.prepare_and_record(&[system.clone(), first.clone()], "3");
     let (_, completion) = talk.prepare_and_record(&[system.clone(), second.clone()], "7");
     let mut messages = vec![system, second.clone(), completion.message()];

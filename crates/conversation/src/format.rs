@@ -247,8 +247,10 @@ mod tests {
             let past: Vec<_> = past.iter().cloned().map(Arc::new).collect();
             abridge(&past, &[]).0
         };
-        let (requested, response_message) = (Message::user("1+1?"), Message::assistant("two"));
-        let (hi, done) = (|| Message::user("Hi"), || Message::assistant("Done."));
+        let requested = Message::user("1+1?");
+        let response_message = Message::assistant("two");
+        let hi = || Message::user("Hi");
+        let done = || Message::assistant("Done.");
         assert_eq!(short(&[]), [hi()]);
         assert_eq!(short(std::slice::from_ref(&requested)), [hi()]);
         assert_eq!(

@@ -72,7 +72,8 @@ fn drift_has_turn_of_recording() {
     let (mut talk, messages) = conversation(always, Options::default(), &["hm</think>four"]);
     let fork_messages = [&messages[..2], &[Message::user("3+3?")]].concat();
     // Both are prepared as if they were turn 1.
-    let (first, second) = (talk.prepare(&messages), talk.prepare(&fork_messages));
+    let first = talk.prepare(&messages);
+    let second = talk.prepare(&fork_messages);
     talk.record(first, "so</think>4");
     talk.record(second, "so</think>6");
     assert_eq!(drift_turns(&talk.conversation.drift()), [(1, false), (2, false)]);
@@ -132,8 +133,8 @@ fn template_history_forks_at_drift() {
     assert_eq!(prepared.prompt, talk.format.chat().prompt(&messages, &[]).unwrap());
     assert_eq!(drift_turns(&talk.conversation.finish()), [(1, true)]);
     // The same request again yields the same branch.
-    let (first, second) =
-        (talk.record(prepared.clone(), "x"), talk.record(talk.prepare(&messages), "y"));
+    let first = talk.record(prepared.clone(), "x");
+    let second = talk.record(talk.prepare(&messages), "y");
     let parent = |completion: &RecordedCompletion| {
         talk.conversation.trajectory().segments()[completion.segment.0 as usize].parent
     };

@@ -53,10 +53,10 @@
 //!   content are accepted, and counted. A completion matches as the model wrote it or parsed, with
 //!   its calls in separate messages. Instructions match under the roles `system` and `developer`.
 //!   Call ids distinguish equal completions.
-//! - **Rewritten completions match** and are counted, unless [`CompletionMatching::Strict`] is set. If its
-//!   call ids are kept, a completion can lack its text, and its arguments can have other spacing or
-//!   further members. Appended text becomes context after the sampled tokens. Another value is an
-//!   edit.
+//! - **Rewritten completions match** and are counted, unless [`CompletionMatching::Strict`] is set.
+//!   If its call ids are kept, a completion can lack its text, and its arguments can have other
+//!   spacing or further members. Appended text becomes context after the sampled tokens. Another
+//!   value is an edit.
 //! - **Late system messages** are joined or moved by one rule
 //!   ([`LateSystem`](levade_text::LateSystem)) if the template does not render them where they are.
 //!   The rule depends on the messages only, changes nothing before a completion, and is counted.

@@ -318,7 +318,8 @@ impl Simulation {
     ) -> Result<(), TestCaseError> {
         let chat = self.talk.format.chat().clone();
         let before = self.talk.conversation.trajectory().clone();
-        let (prompt, repeated) = (prepared.prompt.clone(), prepared.repeated);
+        let prompt = prepared.prompt.clone();
+        let repeated = prepared.repeated;
         let completion = sampled(&chat, step.completion);
         let kept = self.talk.record(prepared, step.completion);
         let trajectory = self.talk.conversation.trajectory();

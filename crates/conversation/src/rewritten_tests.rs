@@ -133,7 +133,8 @@ fn edited_completion_with_call_ids_forks() {
 #[test]
 fn rewritten_call_continues_only_its_own_history() {
     let mut talk = talk(CompletionMatching::Lenient);
-    let (first, second) = (vec![Message::user("12*3?")], vec![Message::user("12 * 3?")]);
+    let first = vec![Message::user("12*3?")];
+    let second = vec![Message::user("12 * 3?")];
     let (_, completion) = talk.prepare_and_record(&first, CALL);
     talk.prepare_and_record(&second, CALL);
     let mut sent = completion.message();

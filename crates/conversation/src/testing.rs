@@ -50,8 +50,10 @@ impl Talk {
     }
 
     pub(crate) fn prepare(&self, messages: &[Message]) -> PreparedPrompt {
-        let (agent, policy, format, tools) =
-            (self.agent, self.policy, &self.format, &self.tools[..]);
+        let agent = self.agent;
+        let policy = self.policy;
+        let format = &self.format;
+        let tools = &self.tools[..];
         self.conversation.prepare(&Request { agent, policy, format, messages, tools }).unwrap()
     }
 

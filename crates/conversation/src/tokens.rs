@@ -47,7 +47,8 @@ impl ContextTokens {
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
-        let (mut position, mut at) = (position, 0);
+        let mut position = position;
+        let mut at = 0;
         while let Some(first) = tokens.get(at)
             && let Some(&next) = self.below.get(&(position.ok_or(owner.party), *first))
         {
@@ -73,7 +74,8 @@ impl ContextTokens {
         tokens: &[u32],
         turn: u32,
     ) -> Result<Option<SegmentId>, TreeError> {
-        let (mut position, mut at) = (None, 0);
+        let mut position = None;
+        let mut at = 0;
         for part in trajectory.sequence(leaf) {
             let same = common_prefix_length(part.tokens(), &tokens[at..]);
             if same > 0 {

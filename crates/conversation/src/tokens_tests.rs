@@ -23,7 +23,8 @@ fn push_completion(
 
 #[test]
 fn prompts_share_common_prefixes() {
-    let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+    let mut trajectory = Trajectory::new();
+    let mut context_tokens = ContextTokens::default();
     let mut give = |tokens: &[u32]| {
         context_tokens.add(&mut trajectory, OWNER, None, tokens, 0).unwrap().unwrap()
     };
@@ -34,7 +35,9 @@ fn prompts_share_common_prefixes() {
     assert_eq!(give(&[1, 2, 9, 9]), other);
     assert_eq!(give(&[1, 2, 3, 4, 5]), longer);
     // Prompts that end within another one.
-    let (short, shorter, one) = (give(&[1, 2, 3]), give(&[1, 2]), give(&[1]));
+    let short = give(&[1, 2, 3]);
+    let shorter = give(&[1, 2]);
+    let one = give(&[1]);
     assert_eq!((give(&[1, 2, 3]), give(&[1, 2]), give(&[1])), (short, shorter, one));
     let stored: usize = trajectory.segments().iter().map(|segment| segment.tokens.len()).sum();
     assert_eq!(stored, 4 + 1 + 2 + 3);
@@ -75,7 +78,8 @@ fn branch_shares_prefix_of_sequence() {
     ];
     let full_tokens = [1, 2, 7, 8, 9, 5];
     for tokens in paths {
-        let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+        let mut trajectory = Trajectory::new();
+        let mut context_tokens = ContextTokens::default();
         let root = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap();
         let leaf = push_completion(&mut trajectory, root, &[7, 8, 9]);
         let leaf =
@@ -108,7 +112,8 @@ fn branch_shares_prefix_of_sequence() {
             context_tokens.branch(&mut trajectory, OWNER, new, &[1, 2, 7, 8], 2).unwrap().unwrap();
         assert_eq!(trajectory.sequence_tokens(second), [1, 2, 7, 8]);
     }
-    let (mut trajectory, mut context_tokens) = (Trajectory::new(), ContextTokens::default());
+    let mut trajectory = Trajectory::new();
+    let mut context_tokens = ContextTokens::default();
     let leaf = context_tokens.add(&mut trajectory, OWNER, None, &[1, 2], 0).unwrap().unwrap();
     assert_eq!(context_tokens.branch(&mut trajectory, OWNER, leaf, &[], 0).unwrap(), None);
 }

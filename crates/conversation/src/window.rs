@@ -164,7 +164,8 @@ impl Cut {
         found: usize,
         budget: &Budget,
     ) -> Option<(Range<usize>, usize)> {
-        let (opening, turn_starts) = (opening(messages), turn_starts(messages));
+        let opening = opening(messages);
+        let turn_starts = turn_starts(messages);
         let from = self.upto.max(opening);
         // End of the messages that can be omitted.
         let newest = turn_starts
@@ -205,7 +206,8 @@ impl Cut {
     /// possible. Returns the number of bytes saved.
     fn shorten(&mut self, messages: &[Message], range: Range<usize>, excess: usize) -> usize {
         let long = |at: usize| {
-            let (message, now) = (&messages[at], self.shortened.get(&at));
+            let message = &messages[at];
+            let now = self.shortened.get(&at);
             let now = now
                 .copied()
                 .unwrap_or_else(|| message.content.len().saturating_sub(MAX_NOTE_BYTES));
@@ -216,7 +218,8 @@ impl Cut {
         long.sort_unstable_by(|a, b| b.cmp(a));
         // As many of the longest contents as needed are shortened, to the length of the next one or
         // less.
-        let (mut level, mut sum) = (MIN_BYTES, 0);
+        let mut level = MIN_BYTES;
+        let mut sum = 0;
         for count in 1..=long.len() {
             sum += long[count - 1].0;
             let next = long.get(count).map_or(MIN_BYTES, |next| next.0);

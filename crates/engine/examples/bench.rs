@@ -56,7 +56,8 @@ async fn main() -> Result<()> {
             Request::Load { model, options } => {
                 let files = ModelFiles::open(&model)?;
                 let started = engine.insert(Engine::start(&files, &options, None)?);
-                let (fingerprint, plan) = (started.fingerprint(), started.memory_plan());
+                let fingerprint = started.fingerprint();
+                let plan = started.memory_plan();
                 let name = format!("levade ({}, {:?})", fingerprint.precision, fingerprint.isa);
                 json!({ "name": name, "planned": plan.total(), "plan": plan.to_string() })
             }
@@ -120,7 +121,8 @@ async fn group(
     let start = Instant::now();
     let tasks: Vec<_> = (0..rollouts)
         .map(|stream| {
-            let (engine, mut sequence) = (engine.clone(), prompt.to_vec());
+            let engine = engine.clone();
+            let mut sequence = prompt.to_vec();
             tokio::spawn(async move {
                 let mut targets = Vec::new();
                 let advantage = if stream % 2 == 0 { 1.0 } else { -1.0 };
@@ -204,7 +206,8 @@ async fn forest(engine: &Engine, sequences: Vec<Vec<u32>>, first: u32) -> Result
         .collect();
     let start = Instant::now();
     let batch = Arc::new(TreeBatch::merge(&sequences)?);
-    let (tokens, sequence_tokens) = (batch.tokens.len(), batch.sequence_tokens);
+    let tokens = batch.tokens.len();
+    let sequence_tokens = batch.sequence_tokens;
     let loss = Loss::new(PolicyLoss::CrossEntropy);
     let sums = engine.forward_backward(batch, loss).await?;
     let seconds = start.elapsed().as_secs_f64();

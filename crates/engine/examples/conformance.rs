@@ -173,7 +173,8 @@ fn logits(model: &Transformer, sequences: &[Vec<u32>], out: &Path) -> Result<Val
         spans: &packing.spans,
         adapters: &adapters,
     };
-    let (mut inference, mut all) = (Inference::default(), Buffer::default());
+    let mut inference = Inference::default();
+    let mut all = Buffer::default();
     inference.run(model, rows, &mut blocks);
     inference.logits(model, 0..batch.tokens.len(), &mut all);
 

@@ -20,7 +20,9 @@ async fn main() -> anyhow::Result<()> {
     let files = EncoderFiles::open(Path::new(&dir), &name)?;
     let tokenizer = EncoderTokenizer::new(&files.tokenizer, files.config.max_tokens)?;
     let encoder = TextEncoder::new(&files, Arc::new(tokenizer), 2)?;
-    let (mut queries, mut passages, mut roles) = (Vec::new(), Vec::new(), Vec::new());
+    let mut queries = Vec::new();
+    let mut passages = Vec::new();
+    let mut roles = Vec::new();
     for line in std::io::stdin().lock().lines() {
         let row: Value = serde_json::from_str(&line?)?;
         let text = row["text"].as_str().context("a row has no text")?.to_owned();

@@ -83,7 +83,8 @@ async fn sample(
     let mut sampled = Vec::new();
     for (task, stream) in waiting {
         let completion = stream.collect(Duration::from_secs(60)).await?;
-        let (token, logprob) = (completion.tokens[0], completion.logprobs[0]);
+        let token = completion.tokens[0];
+        let logprob = completion.logprobs[0];
         sampled.push(Sample { task, token, logprob, reward: tasks[task].reward(token) });
     }
     Ok(sampled)

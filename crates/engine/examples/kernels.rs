@@ -251,11 +251,13 @@ impl std::fmt::Display for Speed {
 /// Measures medians over rounds of calls with `flops` operations each; each round first measures
 /// `limit`.
 fn speed(limit: Option<fn(usize) -> f64>, flops: f64, mut call: impl FnMut()) -> Speed {
-    let (mut rates, mut fractions) = (Vec::new(), Vec::new());
+    let mut rates = Vec::new();
+    let mut fractions = Vec::new();
     let started = Instant::now();
     while rates.len() < 5 || (started.elapsed().as_secs_f64() < 0.5 && rates.len() < 50) {
         let peak = limit.map(|run| at_once(|| run(REPEATS / 10)));
-        let (start, mut calls) = (Instant::now(), 0);
+        let start = Instant::now();
+        let mut calls = 0;
         while calls == 0 || start.elapsed().as_secs_f64() < MIN_ROUND_SECONDS {
             call();
             calls += 1;

@@ -11,7 +11,11 @@ async fn main() -> Result<()> {
     let mut arguments = std::env::args().skip(1);
     let cases: u64 = arguments.next().context("how many cases?")?.parse()?;
     let seed: u64 = arguments.next().map_or(Ok(1), |seed| seed.parse())?;
-    let (mut compared, mut different, mut resumed, mut updated, mut hits) = (0, 0, 0, 0, 0);
+    let mut compared = 0;
+    let mut different = 0;
+    let mut resumed = 0;
+    let mut updated = 0;
+    let mut hits = 0;
     let mut kinds: BTreeMap<String, u64> = BTreeMap::new();
     for case in 0..cases {
         let outcome =

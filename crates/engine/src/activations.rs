@@ -41,7 +41,8 @@ impl Activations {
         model.embed(rows.tokens, self.stream[0].reserve(size));
         for layer in 0..model.weights.config.layers {
             let (before, after) = self.stream.split_at_mut(layer + 1);
-            let (input, out) = (&before[layer][..size], &mut after[0]);
+            let input = &before[layer][..size];
+            let out = &mut after[0];
             let state = self.states.get_mut(layer).unwrap_or(&mut self.recomputed);
             model.forward_layer(layer, rows, &kv_blocks.layer(layer), input, state, temporary, out);
         }

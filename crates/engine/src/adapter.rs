@@ -169,16 +169,19 @@ impl AdapterLayout {
             let name = name_of(map, module);
             let (rank, alpha) = options.rank_and_alpha(&name)?;
             let entry = base.tensors.find(&format!("{name}.weight"))?;
-            let (at, inputs) = (base.linear(map), entry.parameter.shape[1]);
+            let at = base.linear(map);
+            let inputs = entry.parameter.shape[1];
             let [start, end] =
                 [entry.range.start, entry.range.end].map(|i| (i - at.weight.start) / inputs);
             let mut lay = |matrix: &str, shape: [usize; 2]| {
                 let name = format!("base_model.model.{name}.{matrix}.weight");
                 tensors.lay([Parameter { name, shape: shape.to_vec() }])
             };
-            let (a, b) = (lay("lora_A", [rank, inputs]), lay("lora_B", [end - start, rank]));
-            let (base, outputs, scale) =
-                (entry.range.clone(), start..end, options.scale(rank, alpha));
+            let a = lay("lora_A", [rank, inputs]);
+            let b = lay("lora_B", [end - start, rank]);
+            let base = entry.range.clone();
+            let outputs = start..end;
+            let scale = options.scale(rank, alpha);
             Some(Part { base, outputs, width: at.outputs, inputs, rank, scale, a, b })
         };
         let maps = Map::all(base.layers.len())
@@ -332,7 +335,8 @@ impl Adapter {
     pub fn merge_into(&self, array: &[f64], range: &Range<usize>, matrix: &mut [f64]) {
         for part in self.layout.maps.iter().flatten().filter(|part| part.base == *range) {
             let scale = f64::from(part.scale);
-            let (a, b) = (&array[part.a.clone()], &array[part.b.clone()]);
+            let a = &array[part.a.clone()];
+            let b = &array[part.b.clone()];
             for (row, b) in matrix.chunks_exact_mut(part.inputs).zip(b.chunks_exact(part.rank)) {
                 for (r, b) in b.iter().enumerate() {
                     for (w, a) in row.iter_mut().zip(&a[r * part.inputs..]) {

@@ -74,7 +74,8 @@ impl Gradients<'_> {
     ) {
         let at = model.weights.layout.linear(map);
         let rows = x.len() / at.inputs;
-        let (compute, mode) = (&model.compute, self.mode);
+        let compute = &model.compute;
+        let mode = self.mode;
         if let Some(gradient) = &mut self.base {
             let lhs = Matrix::new(dy, rows, at.outputs).transposed();
             let rhs = Rhs::Plain(Matrix::new(x, rows, at.inputs));
@@ -118,7 +119,8 @@ fn backward_norm(
     dx: &mut [f32],
 ) {
     let weights = &model.weights;
-    let (rows, epsilon) = (x.len() / norm.len(), weights.config.norm_epsilon);
+    let rows = x.len() / norm.len();
+    let epsilon = weights.config.norm_epsilon;
     let to = gradients.part(norm);
     norm::backward(&model.compute, rows, x, &weights.norm(norm), epsilon, dy, inverses, dx, to);
 }
@@ -141,10 +143,13 @@ impl RowGradients {
     ) {
         let config = &model.weights.config;
         let shape = attention_shape(config);
-        let (compute, weights) = (&model.compute, &model.weights);
+        let compute = &model.compute;
+        let weights = &model.weights;
         let at = &weights.layout.layers[layer];
         let count = rows.tokens.len();
-        let (hidden, wide, epsilon) = (config.hidden, config.intermediate, config.norm_epsilon);
+        let hidden = config.hidden;
+        let wide = config.intermediate;
+        let epsilon = config.norm_epsilon;
         let (input, state) = activations.restore(model, layer, rows, temporary, keys_values);
         let LayerState { raw, qkv, stats, attended, before_norms, middle, gate_up } = state;
         let TemporaryRows { normed, scratch, .. } = temporary;
@@ -260,7 +265,8 @@ impl RowGradients {
         let width = model.weights.config.hidden;
         let range = model.weights.layout.embedding.clone();
         let table = SharedSlice::new(&mut gradient[range]);
-        let (dx, scale) = (&self.dx, model.weights.config.embedding_scale());
+        let dx = &self.dx;
+        let scale = model.weights.config.embedding_scale();
         model.compute.pool.run(width.div_ceil(COLUMNS), |task| {
             let first = task * COLUMNS;
             let columns = COLUMNS.min(width - first);

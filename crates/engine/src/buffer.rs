@@ -55,7 +55,8 @@ impl Buffer {
         let Some((mapping, start)) = mapped else {
             return lens.iter().map(|len| Buffer::zeroed(*len)).collect();
         };
-        let (mapping, mut next) = (Arc::new(mapping), start);
+        let mapping = Arc::new(mapping);
+        let mut next = start;
         let part = |&len: &usize| {
             let start = next;
             // SAFETY: the mapping is as long as all buffers together.

@@ -94,7 +94,8 @@ impl Reader<'_> {
         inputs: usize,
         outputs: usize,
     ) -> Result<Linear, ModelError> {
-        let (mut weight, mut bias) = (Vec::new(), Vec::new());
+        let mut weight = Vec::new();
+        let mut bias = Vec::new();
         for name in names {
             weight.extend(self.0.tensor(&format!("{name}.weight"), &[outputs, inputs])?);
             bias.extend(self.0.tensor(&format!("{name}.bias"), &[outputs])?);
@@ -112,7 +113,8 @@ impl Encoder {
     pub fn new(files: &EncoderFiles, threads: usize) -> Result<Self, ModelError> {
         let compute = Compute::new(threads);
         let config = &files.config;
-        let (hidden, wide) = (config.hidden, config.intermediate);
+        let hidden = config.hidden;
+        let wide = config.intermediate;
         let read = Reader(files, &compute);
         let tokens =
             files.tensor("embeddings.word_embeddings.weight", &[config.vocabulary, hidden])?;
@@ -185,7 +187,8 @@ impl Encoder {
         let mut vectors = Vec::with_capacity(texts.len());
         let mut rest = texts;
         while !rest.is_empty() {
-            let (mut rows, mut taken) = (0, Vec::new());
+            let mut rows = 0;
+            let mut taken = Vec::new();
             for ids in rest {
                 if rows > 0 && rows + ids.len() > ROWS {
                     break;
@@ -208,13 +211,16 @@ impl Encoder {
     /// Encodes texts, whose rows are `runs`, and appends their vectors.
     fn run(&mut self, texts: &[Vec<u32>], runs: &[Range<usize>], vectors: &mut Vec<Vec<f32>>) {
         let Encoder { compute, hidden, intermediate, .. } = self;
-        let (compute, hidden, wide) = (&*compute, *hidden, *intermediate);
+        let compute = &*compute;
+        let hidden = *hidden;
+        let wide = *intermediate;
         let rows = runs.last().map_or(0, |run| run.end);
         let ids: Vec<u32> = texts.iter().flatten().copied().collect();
         let positions: Vec<usize> = runs.iter().flat_map(|run| 0..run.len()).collect();
         let Buffers { stream, qkv, attended, scores, projected, wide: wide_rows, scratch } =
             &mut self.buffers;
-        let (tokens, position_embeddings) = (&self.tokens, &self.position_embeddings);
+        let tokens = &self.tokens;
+        let position_embeddings = &self.position_embeddings;
 
         let stream = stream.reserve(rows * hidden);
         for_rows(compute, rows, hidden, stream, |row, out| {
@@ -321,7 +327,8 @@ impl Embedder for TextEncoder {
             TextRole::Passage => &self.passage_prefix,
         };
         let texts: Vec<String> = texts.iter().map(|text| format!("{prefix}{text}")).collect();
-        let (encoder, tokenizer) = (Arc::clone(&self.encoder), Arc::clone(&self.tokenizer));
+        let encoder = Arc::clone(&self.encoder);
+        let tokenizer = Arc::clone(&self.tokenizer);
         let work = move || {
             let ids =
                 texts.iter().map(|text| tokenizer.ids(text)).collect::<Result<Vec<_>, _>>()?;

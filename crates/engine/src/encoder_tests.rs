@@ -62,7 +62,8 @@ impl Naive<'_> {
     }
 
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (w, b) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
+        let w = self.tensor(&format!("{name}.weight"));
+        let b = self.tensor(&format!("{name}.bias"));
         let mean = x.iter().sum::<f64>() / x.len() as f64;
         let variance = x.iter().map(|x| (x - mean).powi(2)).sum::<f64>() / x.len() as f64;
         let one = |(i, x): (usize, &f64)| (x - mean) / (variance + 1e-12).sqrt() * w[i] + b[i];
@@ -70,7 +71,8 @@ impl Naive<'_> {
     }
 
     fn linear(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (w, b) = (self.tensor(&format!("{name}.weight")), self.tensor(&format!("{name}.bias")));
+        let w = self.tensor(&format!("{name}.weight"));
+        let b = self.tensor(&format!("{name}.bias"));
         w.chunks(x.len())
             .zip(&b)
             .map(|(row, b)| b + row.iter().zip(x).map(|(w, x)| w * x).sum::<f64>())

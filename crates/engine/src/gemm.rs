@@ -135,7 +135,8 @@ pub fn gemm(
     c_stride: usize,
     mode: Mode,
 ) {
-    let (m, k) = (a.rows, a.cols);
+    let m = a.rows;
+    let k = a.cols;
     let (depth, n) = match b {
         Rhs::Packed(packed) => {
             assert_eq!(packed.precision(), compute.precision, "precision of a packed operand");
@@ -159,8 +160,10 @@ pub fn gemm(
         return;
     }
     let kernel = compute.kernel();
-    let (words, per_word) = (kernel.words(k), kernel.per_word());
-    let (mr, block) = (kernel.tile_rows(), block(kernel.order()));
+    let words = kernel.words(k);
+    let per_word = kernel.per_word();
+    let mr = kernel.tile_rows();
+    let block = block(kernel.order());
     let in_place = kernel.reads_rows(a);
     let panels = n.div_ceil(NR);
     let c = SharedSlice::new(c);
@@ -226,11 +229,13 @@ pub fn gemm(
                 };
                 let run_tile = |tile_at: usize, these: Range<usize>, shared: bool| {
                     let first = tile_at * mr;
-                    let (is_first_tile, tiles_left) = (tile_at == tiles.start, tiles.end - tile_at);
+                    let is_first_tile = tile_at == tiles.start;
+                    let tiles_left = tiles.end - tile_at;
                     let rows = mr.min(mb - first);
-                    let from = match in_place {
-                        true => Lhs::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb)),
-                        false => Lhs::packed(kernel, lhs.pointer(first * wl), rows),
+                    let from = if in_place {
+                        Lhs::rows(a.part(m0 + first..m0 + first + rows, k0..k0 + kb))
+                    } else {
+                        Lhs::packed(kernel, lhs.pointer(first * wl), rows)
                     };
                     let args = MicroKernelArgs {
                         rows,
@@ -275,7 +280,9 @@ pub fn gemm(
 /// that take tasks round-robin processes a contiguous run.
 fn contiguous_index(task: usize, tasks: usize, threads: usize) -> usize {
     // The first threads have one task more if the tasks do not divide evenly.
-    let (thread, each, more) = (task % threads, tasks / threads, tasks % threads);
+    let thread = task % threads;
+    let each = tasks / threads;
+    let more = tasks % threads;
     thread * each + thread.min(more) + task / threads
 }
 
@@ -296,7 +303,10 @@ fn pack_slab(
 ) {
     let kernel = compute.kernel();
     let mr = kernel.tile_rows();
-    let (m0, mb, k0, kb) = (slab.rows.start, slab.rows.len(), slab.steps.start, slab.steps.len());
+    let m0 = slab.rows.start;
+    let mb = slab.rows.len();
+    let k0 = slab.steps.start;
+    let kb = slab.steps.len();
     let wl = kernel.lhs_depth(kernel.words(kb));
     let a_group = lhs.map_or(1, |(a, _)| a.transposed().columns_together(mr));
     let b_group = rhs.map_or(1, |(b, _)| b.columns_together(NR));
@@ -424,8 +434,10 @@ mod tests {
     #[test]
     fn matmul_across_slabs_matches_definition() {
         for (m, n, k) in [(3, 40, 9001), (5000, 33, 450), (40, 1040, 600)] {
-            let (a_data, b_data) = (noise(m * k, 5), noise(k * n, 6));
-            let (a, b) = (Matrix::new(&a_data, m, k), Matrix::new(&b_data, k, n));
+            let a_data = noise(m * k, 5);
+            let b_data = noise(k * n, 6);
+            let a = Matrix::new(&a_data, m, k);
+            let b = Matrix::new(&b_data, k, n);
             for precision in [Precision::F32, Precision::Bf16] {
                 let compute = Compute::with_isa(2, Isa::detect(), precision);
                 let mut expected = vec![0.0; m * n];
@@ -464,8 +476,11 @@ mod tests {
     /// its rows.
     #[test]
     fn large_matmul_matches_its_parts() {
-        let (m, n, k) = (1030, 1040, 40);
-        let (a_data, b_data) = (noise(m * k, 1), noise(k * n, 2));
+        let m = 1030;
+        let n = 1040;
+        let k = 40;
+        let a_data = noise(m * k, 1);
+        let b_data = noise(k * n, 2);
         let b = Rhs::Plain(Matrix::new(&b_data, k, n));
         assert!(m * n > CACHED_C);
         for (compute, stride) in

@@ -95,7 +95,8 @@ impl Head {
         target_results: &mut TargetResults<'_>,
     ) -> ForwardBackward {
         let config = &model.weights.config;
-        let (width, vocabulary) = (config.hidden, config.vocabulary);
+        let width = config.hidden;
+        let vocabulary = config.vocabulary;
         let layout = &model.weights.layout;
         let compute = &model.compute;
         let rows = rows_of(batch, unit);

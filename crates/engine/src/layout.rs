@@ -150,8 +150,9 @@ impl Layout {
                         inputs,
                     }
                 };
-                let (shape, hidden, wide) =
-                    (attention_shape(config), config.hidden, config.intermediate);
+                let shape = attention_shape(config);
+                let hidden = config.hidden;
+                let wide = config.intermediate;
                 let linear = [
                     linear(Site::Qkv, shape.qkv(), hidden),
                     linear(Site::Output, hidden, shape.query()),

@@ -71,11 +71,13 @@ fn losses() -> [Loss; 3] {
 
 /// Computes the sums of −log p and of the entropy over the terms of all sequences, in f64.
 fn exact_counts(reference: &Reference, sequences: &[SequenceInput]) -> (f64, f64) {
-    let (mut nll, mut entropy) = (0.0, 0.0);
+    let mut nll = 0.0;
+    let mut entropy = 0.0;
     for sequence in sequences {
         let logits = reference.logits(&sequence.tokens.to_vec());
         for t in sequence.targets.iter().filter(|t| t.term.weight != 0.0) {
-            let (index, temperature) = (t.index as usize, f64::from(t.temperature));
+            let index = t.index as usize;
+            let temperature = f64::from(t.temperature);
             nll -= Reference::logprob(&logits, &sequence.tokens.to_vec(), index, temperature);
             entropy += Reference::entropy(&logits, index, temperature);
         }
@@ -190,7 +192,8 @@ fn gradient_is_independent_of_merging_and_threads() {
         let pairs = gradients[0][entry.range.clone()]
             .iter()
             .zip(&learning.optimizer.gradient[entry.range.clone()]);
-        let (mut error, mut size) = (0.0, 0.0);
+        let mut error = 0.0;
+        let mut size = 0.0;
         for (a, b) in pairs {
             error += f64::from(a - b).powi(2);
             size += f64::from(*b).powi(2);
@@ -229,7 +232,8 @@ fn gradient_is_independent_of_units_and_recomputation() {
                 assert_eq!(parts.0, logprobs);
                 assert!((parts.1.loss - sums.loss).abs() < 1e-9 * sums.loss.abs().max(1.0));
                 for entry in &model.weights.layout.tensors.entries {
-                    let (mut error, mut size) = (0.0, 0.0);
+                    let mut error = 0.0;
+                    let mut size = 0.0;
                     for (a, b) in
                         parts.2[entry.range.clone()].iter().zip(&gradient[entry.range.clone()])
                     {
@@ -273,9 +277,10 @@ fn bf16_gradient_is_close_to_f32() {
             let norm = |x: &mut dyn Iterator<Item = f32>| {
                 x.map(|x| f64::from(x).powi(2)).sum::<f64>().sqrt()
             };
-            let (a, b) = (&found[entry.range.clone()], &exact[entry.range.clone()]);
-            let (error, size) =
-                (norm(&mut a.iter().zip(b).map(|(a, b)| a - b)), norm(&mut b.iter().copied()));
+            let a = &found[entry.range.clone()];
+            let b = &exact[entry.range.clone()];
+            let error = norm(&mut a.iter().zip(b).map(|(a, b)| a - b));
+            let size = norm(&mut b.iter().copied());
             assert!(error < 0.03 * size, "{}: {error} of {size}", entry.parameter.name);
             assert!(error > 0.0, "{}", entry.parameter.name);
         }
@@ -528,7 +533,8 @@ fn predictions_match_f64() {
             let found = learning.predictions(&model, None, &separate).unwrap();
             let logits = reference.logits(&sequence.tokens.to_vec());
             for (i, target) in sequence.targets.iter().enumerate() {
-                let (index, temperature) = (target.index as usize, f64::from(target.temperature));
+                let index = target.index as usize;
+                let temperature = f64::from(target.temperature);
                 let entropy = Reference::entropy(&logits, index, temperature);
                 assert!(
                     (f64::from(found.entropies[i]) - entropy).abs() < 1e-4,

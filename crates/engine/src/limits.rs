@@ -116,13 +116,16 @@ fn mounts(mountinfo: &str, unified: bool) -> Vec<(PathBuf, PathBuf)> {
         // 35 31 0:32 /root /sys/fs/cgroup/memory rw,relatime - cgroup cgroup rw,memory
         let (mount_info, kind) = line.split_once(" - ")?;
         let mut kind = kind.split(' ');
-        let (name, options) = (kind.next()?, kind.nth(1).unwrap_or_default());
-        let is_match = match unified {
-            true => name == "cgroup2",
-            false => name == "cgroup" && options.split(',').any(|option| option == "memory"),
+        let name = kind.next()?;
+        let options = kind.nth(1).unwrap_or_default();
+        let is_match = if unified {
+            name == "cgroup2"
+        } else {
+            name == "cgroup" && options.split(',').any(|option| option == "memory")
         };
         let mut mount_fields = mount_info.split(' ').skip(3);
-        let (root, mount) = (mount_fields.next()?, mount_fields.next()?);
+        let root = mount_fields.next()?;
+        let mount = mount_fields.next()?;
         is_match.then(|| (unescape(root).into(), unescape(mount).into()))
     };
     mountinfo.lines().filter_map(parse_line).collect()
@@ -199,9 +202,11 @@ mod tests {
     /// systemd, version 2: the limit may be the unit's own, or that of an enclosing slice.
     #[test]
     fn enclosing_slice_limits_systemd_unit() {
-        let (own, slice) = (mib(3000), mib(2500));
-        let (used, more, stat) =
-            (mib(900), mib(1000), format!("anon 1\ninactive_file {}", mib(400)));
+        let own = mib(3000);
+        let slice = mib(2500);
+        let used = mib(900);
+        let more = mib(1000);
+        let stat = format!("anon 1\ninactive_file {}", mib(400));
         let unit = "sys/fs/cgroup/user.slice/user-1000.slice/run-7.scope";
         let files = [
             ("proc/self/cgroup", "0::/user.slice/user-1000.slice/run-7.scope\n"),
@@ -221,7 +226,9 @@ mod tests {
     /// hierarchy of version 2, mounted alongside, has no memory controller.
     #[test]
     fn job_limits_slurm_step() {
-        let (job, used, none) = (mib(4000), mib(1500), "9223372036854771712\n");
+        let job = mib(4000);
+        let used = mib(1500);
+        let none = "9223372036854771712\n";
         let files = [
             (
                 "proc/self/cgroup",
@@ -246,7 +253,8 @@ mod tests {
     /// path, and so is the root of the mount.
     #[test]
     fn docker_container_is_limited_by_its_cgroup() {
-        let (limit, used) = (mib(1000), mib(250));
+        let limit = mib(1000);
+        let used = mib(250);
         let own = [("sys/fs/cgroup/memory.max", &*limit), ("sys/fs/cgroup/memory.current", &*used)];
         let namespace = [("proc/self/cgroup", "0::/\n"), ("proc/self/mountinfo", UNIFIED)];
         assert_eq!(available_mib(&[&own[..], &namespace].concat()), 750);
@@ -267,7 +275,8 @@ mod tests {
     /// statistics.
     #[test]
     fn pod_limit_is_read_from_container_statistics() {
-        let (limit, used) = (mib(3000), mib(500));
+        let limit = mib(3000);
+        let used = mib(500);
         let stat =
             format!("hierarchical_memory_limit {}total_inactive_file {}", mib(2000), mib(100));
         let files = [

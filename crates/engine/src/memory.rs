@@ -109,8 +109,11 @@ impl MemoryPlan {
         kept: usize,
     ) -> Self {
         let shape = attention_shape(config);
-        let (precision, rows) = (options.precision, options.batch_tokens);
-        let (hidden, wide, layers) = (config.hidden, config.intermediate, config.layers);
+        let precision = options.precision;
+        let rows = options.batch_tokens;
+        let hidden = config.hidden;
+        let wide = config.intermediate;
+        let layers = config.layers;
         let context = if options.context == 0 { config.context } else { options.context };
         let packed = |inputs: usize, outputs: usize| {
             Values::new(outputs.next_multiple_of(NR)).times(words(precision, inputs))
@@ -282,9 +285,10 @@ fn scratch(config: &ModelConfig, rows: usize, trains: bool) -> Values {
     let widest = config.intermediate.max(config.hidden).max(attention_shape(config).query());
     // Operands are packed slab by slab. The rhs of dX is a weight matrix; the rhs of dW has as many
     // rows as there are activations.
-    let rhs = match trains {
-        true => Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest),
-        false => Values(0),
+    let rhs = if trains {
+        Values::new(rows.max(2 * config.intermediate).min(SLAB)).times(widest)
+    } else {
+        Values(0)
     };
     Values::new(SLAB_A).plus(rhs)
 }

@@ -98,7 +98,9 @@ impl Schedule<'_> {
     /// Schedules a node whose subtree does not fit.
     fn schedule_large(&mut self, index: usize) {
         let node = self.batch.nodes[index];
-        let (start, len, depth) = (node.start as usize, node.len as usize, node.depth as usize);
+        let start = node.start as usize;
+        let len = node.len as usize;
+        let depth = node.depth as usize;
         // Pieces of about equal size, so that no small piece remains.
         let size = len.div_ceil(len.div_ceil(self.max_tokens));
         let mut chunks: Vec<Unit> = (0..len)
@@ -137,12 +139,14 @@ impl Packing {
         let first =
             batch.nodes.partition_point(|n| ((n.start + n.len) as usize) <= unit.tokens.start);
         for node in &batch.nodes[first..] {
-            let (start, end) = (node.start as usize, (node.start + node.len) as usize);
+            let start = node.start as usize;
+            let end = (node.start + node.len) as usize;
             if start >= unit.tokens.end {
                 break;
             }
             let tokens = start.max(unit.tokens.start)..end.min(unit.tokens.end);
-            let (row, len) = (tokens.start - unit.tokens.start, tokens.len());
+            let row = tokens.start - unit.tokens.start;
+            let len = tokens.len();
             let position = node.depth as usize + tokens.start - start;
             packing.positions.extend((position..position + len).map(|p| p as u32));
 

@@ -126,7 +126,8 @@ impl Pool {
 
 impl State {
     fn work(&self, index: usize) {
-        let (mut spins, mut idle_since) = (0u32, None);
+        let mut spins = 0u32;
+        let mut idle_since = None;
         while !self.stop.load(Ordering::Relaxed) {
             if self.run_one() {
                 (spins, idle_since) = (0, None);

@@ -71,7 +71,8 @@ impl Radix {
     /// tree adds a reference.
     pub fn insert(&mut self, root: u32, tokens: &[u32], blocks: &[u32], mut kept: impl FnMut(u32)) {
         self.clock += 1;
-        let (mut parent, mut done) = (None, 0);
+        let mut parent = None;
+        let mut done = 0;
         while done < tokens.len() {
             let children = match parent {
                 None => self.roots.entry(root).or_default(),
@@ -86,7 +87,8 @@ impl Radix {
                 children.insert(tokens[done], id);
                 let blocks = blocks[done / BLOCK..tokens.len().div_ceil(BLOCK)].to_vec();
                 blocks.iter().for_each(|block| kept(*block));
-                let (tokens, last_use) = (tokens[done..].to_vec(), self.clock);
+                let tokens = tokens[done..].to_vec();
+                let last_use = self.clock;
                 self.nodes.insert(
                     id,
                     Node {

@@ -55,7 +55,8 @@ impl Reference {
 
     /// Computes the RMS norm of `x` with the weights of this name.
     fn norm(&self, name: &str, x: &[f64]) -> Vec<f64> {
-        let (weight, offset) = (&self.parameters[name], f64::from(self.config.norm_offset()));
+        let weight = &self.parameters[name];
+        let offset = f64::from(self.config.norm_offset());
         let mean = x.iter().map(|v| v * v).sum::<f64>() / x.len() as f64;
         let root = (mean + f64::from(self.config.norm_epsilon)).sqrt();
         x.iter().zip(weight).map(|(v, w)| (offset + w) * v / root).collect()
@@ -64,7 +65,8 @@ impl Reference {
     /// Applies norms to one kind of heads, if the model has them, and rotates the heads by
     /// `position`, if the layer has a rotary embedding.
     fn normalize_and_rotate(&self, layer: usize, norm: &str, position: usize, x: &mut [f64]) {
-        let (dim, pattern) = (self.config.head_dim, &self.config.pattern);
+        let dim = self.config.head_dim;
+        let pattern = &self.config.pattern;
         let local = pattern.local_rope.as_ref().filter(|_| self.config.window(layer).is_some());
         let theta = f64::from(local.unwrap_or(&self.config.rope).theta);
         for head in x.chunks_mut(dim) {
@@ -77,7 +79,8 @@ impl Reference {
             for i in 0..dim / 2 {
                 let frequency = theta.powf(-2.0 * i as f64 / dim as f64);
                 let (sin, cos) = (position as f64 * frequency).sin_cos();
-                let (a, b) = (head[i], head[i + dim / 2]);
+                let a = head[i];
+                let b = head[i + dim / 2];
                 head[i] = a * cos - b * sin;
                 head[i + dim / 2] = b * cos + a * sin;
             }

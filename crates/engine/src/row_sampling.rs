@@ -60,7 +60,8 @@ fn sample_or_score_row(
     position: usize,
     row: &mut [f32],
 ) -> Result<SampledToken, PolicyError> {
-    let (isa, params) = (model.compute.isa, &sequence.params);
+    let isa = model.compute.isa;
+    let params = &sequence.params;
     let not_finite = || PolicyError::NotFinite { position: position + 1 };
     if let Some(&known) = sequence.tokens.get(position + 1) {
         let top = params.prompt_logprobs.unwrap_or(0);

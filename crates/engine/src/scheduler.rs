@@ -221,11 +221,15 @@ impl Scheduler {
         }
         crash_point("decode_step");
         let start = Instant::now();
-        let (mut tokens, mut positions, mut spans, mut needed) = (vec![], vec![], vec![], vec![]);
+        let mut tokens = vec![];
+        let mut positions = vec![];
+        let mut spans = vec![];
+        let mut needed = vec![];
         let mut adapters: Vec<(Range<usize>, usize)> = Vec::new();
         for &(index, len) in &batch {
             let sequence = &mut self.running[index];
-            let (from, to) = (sequence.computed, sequence.computed + len);
+            let from = sequence.computed;
+            let to = sequence.computed + len;
             while sequence.blocks.len() * BLOCK < to {
                 sequence.blocks.push(self.cache.take());
             }
@@ -258,7 +262,8 @@ impl Scheduler {
                 self.cache.keep(sequence.policy, prompt_tokens, &sequence.blocks);
             }
         }
-        let (running, cache_in_use) = (batch.len() as f64, self.cache.occupancy()[0]);
+        let running = batch.len() as f64;
+        let cache_in_use = self.cache.occupancy()[0];
         let mut done = self.sample_rows(model, published, &needed);
         let is_empty = |index: &usize| self.running[*index].is_done_without_completion();
         let empty: Vec<usize> = batch
@@ -309,7 +314,8 @@ impl Scheduler {
                         let version = published[sequence.policy as usize].version;
                         let top =
                             if sequence.params.top_logprobs > 0 { vec![top] } else { Vec::new() };
-                        let (tokens, logprobs) = (vec![token], vec![logprob]);
+                        let tokens = vec![token];
+                        let logprobs = vec![logprob];
                         // A closed receiver is noticed before the next step.
                         let _ = sequence.events.send(Ok(SampleEvent::Tokens {
                             tokens,

@@ -16,7 +16,8 @@ fn model() -> Transformer {
 }
 
 fn scheduler(model: &Transformer, blocks: usize, running: usize) -> Scheduler {
-    let (config, precision) = (&model.weights.config, model.compute.precision);
+    let config = &model.weights.config;
+    let precision = model.compute.precision;
     let shape = attention_shape(config);
     let bytes = blocks * config.layers * shape.block(precision) * size_of::<f32>();
     let cache = Cache::new(shape, config.layers, precision, bytes);
@@ -145,7 +146,8 @@ async fn update_respects_memory_and_recomputes_prompt_once() {
         let prefilled = scheduler.prefilled - before;
         assert!(prefilled <= (PROMPT + 11 + 20) as u64, "{prefilled} with {blocks} blocks");
 
-        let (mut tokens, mut logprobs) = (Vec::new(), Vec::new());
+        let mut tokens = Vec::new();
+        let mut logprobs = Vec::new();
         for stream in streams {
             let collected = collect(stream).await;
             assert_eq!(collected.end, Some(FinishReason::Length));

@@ -181,7 +181,9 @@ impl Sequence {
         context: usize,
         token_bytes: Option<&dyn TokenBytes>,
     ) -> Option<FinishReason> {
-        let (policy, stream, sampled) = (self.policy, self.stream, self.tokens.len() - self.prompt);
+        let policy = self.policy;
+        let stream = self.stream;
+        let sampled = self.tokens.len() - self.prompt;
         if sampled == 1 {
             debug!(policy, stream, "first token");
         }

@@ -206,7 +206,8 @@ impl Service {
             let max_wait = if ready < MIN_RUNNING_TO_WAIT { 1 } else { MAX_BATCHES_BEFORE_COMMAND };
             if waited >= max_wait || ready == 0 {
                 if let Some((policy, command)) = self.pending.pop_front() {
-                    let (since, name) = (Instant::now(), command.name());
+                    let since = Instant::now();
+                    let name = command.name();
                     self.command_in_progress
                         .send_replace(Some(CommandInProgress { since, status: self.status() }));
                     debug!(policy, command = name, "learner begins");
@@ -225,7 +226,8 @@ impl Service {
     }
 
     fn status(&self) -> EngineStatus {
-        let (load, device) = (self.scheduler.load(), self.scheduler.stats());
+        let load = self.scheduler.load();
+        let device = self.scheduler.stats();
         EngineStatus { load, device, learning_time: self.learning_time }
     }
 
@@ -233,8 +235,10 @@ impl Service {
         // A response that no caller waits for is dropped.
         match command {
             Command::Sample(policy, request, constraint, events, response) => {
-                let (id, name) = (request.id.clone(), request.policy.clone());
-                let (stream, prompt) = (request.stream, request.prompt.len());
+                let id = request.id.clone();
+                let name = request.policy.clone();
+                let stream = request.stream;
+                let prompt = request.prompt.len();
                 let submitted =
                     self.scheduler.submit(&self.model, policy, request, constraint, events);
                 match &submitted {
@@ -279,21 +283,25 @@ impl Service {
         let adapter = (policy as usize).checked_sub(1);
         let is_frozen = adapter.is_none() && !self.model.adapters.is_empty();
         let frozen = || {
-            match is_frozen {
-            true => Err(PolicyError::Invalid(
+            if is_frozen {
+                Err(PolicyError::Invalid(
                 "the base weights are frozen, because there are adapters over them; train one of these"
                     .into(),
-            )),
-            false => Ok(()),
-        }
+            ))
+            } else {
+                Ok(())
+            }
         };
         let trains = self.trains;
-        let trainable = || match trains {
-            true => frozen(),
-            false => Err(PolicyError::Invalid(
+        let trainable = || {
+            if trains {
+                frozen()
+            } else {
+                Err(PolicyError::Invalid(
                 "this engine was started without memory for training; start it with trains = true"
                     .into(),
-            )),
+            ))
+            }
         };
         let Service { model, learning, .. } = self;
         match command {

@@ -29,7 +29,8 @@ pub fn sample_token(
     allowed: Option<&TokenSet>,
     u: f64,
 ) -> Option<SampledToken> {
-    let (greedy, temperature) = (params.temperature == 0.0, params.behavior_temperature());
+    let greedy = params.temperature == 0.0;
+    let temperature = params.behavior_temperature();
     let candidates = params.is_filtered().then(|| {
         let mut candidates = logits.to_vec();
         params.adjust(&mut candidates, history, num_sampled);
@@ -224,7 +225,8 @@ mod tests {
             |token: u32| f64::from(logits[token as usize]) / f64::from(0.7f32) - plain_total.ln();
         let mut order: Vec<u32> = (0..3000).collect();
         order.sort_by(|a, b| exact(*b).total_cmp(&exact(*a)));
-        let (mut checked, mut same) = (0, 0);
+        let mut checked = 0;
+        let mut same = 0;
         for i in 0..400 {
             let u = uniform(1, 2, i);
             let sample = |params| {

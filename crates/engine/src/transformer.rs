@@ -153,7 +153,8 @@ impl Transformer {
         out: &mut [f32],
     ) {
         let at = self.weights.layout.linear(map);
-        let (rows, width) = (x.len() / at.inputs, at.outputs);
+        let rows = x.len() / at.inputs;
+        let width = at.outputs;
         let bias = self.weights.part(&at.bias);
         let mode = match (residual, bias.is_empty()) {
             (None, true) => Mode::Set,
@@ -244,7 +245,8 @@ impl Transformer {
         out: &mut [f32],
     ) {
         let config = &self.weights.config;
-        let (count, wide) = (rows.tokens.len(), config.intermediate);
+        let count = rows.tokens.len();
+        let wide = config.intermediate;
         let TemporaryRows { hidden, scratch, .. } = temporary;
         let activated = hidden.reserve(count * wide);
         gated::forward(
@@ -288,7 +290,8 @@ impl Transformer {
         let shape = attention_shape(config);
         let at = &self.weights.layout.layers[layer];
         let count = rows.tokens.len();
-        let (compute, epsilon) = (&self.compute, config.norm_epsilon);
+        let compute = &self.compute;
+        let epsilon = config.norm_epsilon;
         let TemporaryRows { normed, scratch, .. } = temporary;
         let map = |site| Map { layer, site };
         let adapters = rows.adapters;

@@ -30,7 +30,8 @@ impl TransposedWeights {
 
     /// Returns the matrix of the head, vocabulary × hidden, as an rhs.
     pub fn head<'a>(&'a mut self, compute: &Compute, weights: &'a Weights) -> Rhs<'a> {
-        let (config, last) = (&weights.config, Map::all(weights.config.layers).count());
+        let config = &weights.config;
+        let last = Map::all(weights.config.layers).count();
         self.matrix(
             compute,
             weights,

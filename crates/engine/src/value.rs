@@ -54,9 +54,12 @@ impl Values {
         values: &mut [f32],
     ) -> ForwardBackward {
         let config = &model.weights.config;
-        let (width, epsilon, compute) = (config.hidden, config.norm_epsilon, &model.compute);
+        let width = config.hidden;
+        let epsilon = config.norm_epsilon;
+        let compute = &model.compute;
         let weight = &model.weights.norm(&model.weights.layout.norm);
-        let (w, b) = (&head.master[..width], head.master[width]);
+        let w = &head.master[..width];
+        let b = head.master[width];
         let predictor = |t: usize| batch.targets[t].predictor as usize;
         let targets: Vec<usize> =
             (0..batch.targets.len()).filter(|t| unit.tokens.contains(&predictor(*t))).collect();

@@ -67,7 +67,8 @@ fn evaluate(loss: Loss, rows: &[Vec<Point>], weights: &[Vec<f64>]) -> (f64, Vec<
     }
 
     let config = ModelConfig { hidden: 48, tied: false, norm_epsilon: 1e-12, ..tiny_config() };
-    let (width, vocabulary) = (config.hidden, config.vocabulary);
+    let width = config.hidden;
+    let vocabulary = config.vocabulary;
     assert!(next <= width, "{next} tokens have no room in {width} states");
     let compute = Compute::with_isa(2, Isa::detect(), Precision::F32);
     let mut model_weights = Weights::zeroed(&config, compute.precision());

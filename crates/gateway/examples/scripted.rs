@@ -1,7 +1,7 @@
 //! Serves a model that returns scripted texts, so that clients can be tried without a model:
 //!
 //! ```sh
-//! cargo run -p levade-gateway --example scripted -- 127.0.0.1:8123 'Hello.' '<think>Hm</think>Yes.'
+//! cargo run -p levade-gateway --example scripted -- 127.0.0.1:8123 'Hello.' '<think>Hm</think>Hi.'
 //! ```
 //!
 //! Each call gets the next text. After the last text, the sampler starts again with the first. Tool

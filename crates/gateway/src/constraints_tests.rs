@@ -106,19 +106,16 @@ async fn tags_in_json_completion_are_text() {
         let body = json!({ "model": "tiny", "messages": [{ "role": "user", "content": "q" }], "stream": stream,
             "response_format": { "type": "json_schema", "json_schema": { "name": "x", "schema": { "const": sent_text } } } });
         let response = served.post("/v1/chat/completions", &body).await;
-        let text = match stream {
-            false => {
-                response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
-            }
-            true => {
-                let chunks = response.text.lines().filter_map(|line| line.strip_prefix("data: {"));
-                let chunks = chunks
-                    .map(|chunk| serde_json::from_str::<Value>(&format!("{{{chunk}")).unwrap());
-                let deltas = chunks.filter_map(|chunk| {
-                    chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
-                });
-                deltas.collect()
-            }
+        let text = if stream {
+            let chunks = response.text.lines().filter_map(|line| line.strip_prefix("data: {"));
+            let chunks =
+                chunks.map(|chunk| serde_json::from_str::<Value>(&format!("{{{chunk}")).unwrap());
+            let deltas = chunks.filter_map(|chunk| {
+                chunk["choices"][0]["delta"]["content"].as_str().map(str::to_owned)
+            });
+            deltas.collect()
+        } else {
+            response.json()["choices"][0]["message"]["content"].as_str().unwrap().to_owned()
         };
         assert_eq!(serde_json::from_str::<Value>(&text).unwrap(), sent_text, "{}", response.text);
         assert!(!response.text.contains("\"reasoning\":\""), "{}", response.text);

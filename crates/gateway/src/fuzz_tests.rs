@@ -132,10 +132,8 @@ fn valid_requests() -> Vec<(&'static str, Value)> {
             "no_stop_trim": true, "min_new_tokens": 1,
         },
     });
-    let (system, text) = (
-        json!("Be brief."),
-        json!({"text": "Hi", "sampling_params": {"stop": ["c"]}, "stream": true}),
-    );
+    let system = json!("Be brief.");
+    let text = json!({"text": "Hi", "sampling_params": {"stop": ["c"]}, "stream": true});
     let count =
         json!({"model": "tiny", "system": system, "messages": [{"role": "user", "content": "Hi"}]});
     let tokenize = json!({"model": "tiny", "messages": [{"role": "user", "content": "Hi"}], "add_generation_prompt": true});

@@ -306,7 +306,8 @@ impl Gateway {
         if let Ok(permit) = Arc::clone(&slots).try_acquire_owned() {
             return Ok(permit);
         }
-        let (options, waiting) = (&self.0.options, &self.0.waiting);
+        let options = &self.0.options;
+        let waiting = &self.0.waiting;
         if waiting.fetch_add(1, Ordering::Relaxed) >= options.waiting as u64 {
             waiting.fetch_sub(1, Ordering::Relaxed);
             let message = format!("{} calls are waiting already; come back later", options.waiting);

@@ -31,8 +31,10 @@ const CHAT: &str = "/v1/chat/completions";
 
 /// Returns the joined deltas of a stream: content, reasoning, tool calls and finish reason.
 fn joined_deltas(text: &str) -> (String, String, Vec<Value>, String) {
-    let (mut content, mut reasoning, mut calls, mut finish) =
-        (String::new(), String::new(), Vec::new(), String::new());
+    let mut content = String::new();
+    let mut reasoning = String::new();
+    let mut calls = Vec::new();
+    let mut finish = String::new();
     for frame in text.split("\n\n").filter(|frame| !frame.is_empty() && *frame != "data: [DONE]") {
         let chunk: Value = serde_json::from_str(frame.strip_prefix("data: ").unwrap()).unwrap();
         let Some(choice) = chunk["choices"].get(0) else { continue };
@@ -301,7 +303,8 @@ async fn equal_call_after_complete_response_is_separate() {
     let gateway = served.gateway.clone();
     let server =
         tokio::spawn(async move { crate::serve(&gateway, listener, std::future::pending()).await });
-    let (key, body) = (served.session.key(), question("Say something.").to_string());
+    let key = served.session.key();
+    let body = question("Say something.").to_string();
     let request = format!(
         "POST {CHAT} HTTP/1.1\r\nhost: here\r\nauthorization: Bearer {key}\r\ncontent-length: {}\r\n\
          connection: close\r\n\r\n{body}",
@@ -322,7 +325,8 @@ async fn equal_call_after_complete_response_is_separate() {
 #[tokio::test]
 async fn failed_call_is_sampled_again_on_retry() {
     let served = TestGateway::failing();
-    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let key = served.session.key().to_owned();
+    let body = question("?").to_string();
     for made in 1..=2 {
         let response = served.send("POST", CHAT, &key, &body).await;
         assert_ne!(response.status, StatusCode::OK, "{}", response.text);
@@ -336,7 +340,8 @@ async fn aborted_call_is_sampled_again_on_late_retry() {
     let long = "x".repeat(3000);
     let served =
         TestGateway::paced_with(&[long.as_str(), "Whole."], Duration::from_millis(2), options);
-    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let key = served.session.key().to_owned();
+    let body = question("?").to_string();
     let hung_up =
         tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body))
             .await;
@@ -375,7 +380,8 @@ async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
     let options = Options { grace: Duration::from_millis(20), ..Options::default() };
     let served =
         TestGateway::paced_with(&["x".repeat(3000).as_str()], Duration::from_millis(2), options);
-    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let key = served.session.key().to_owned();
+    let body = question("?").to_string();
     let hung_up =
         tokio::time::timeout(Duration::from_millis(60), served.send("POST", CHAT, &key, &body))
             .await;
@@ -399,7 +405,8 @@ async fn abandoned_call_aborts_and_keeps_sampled_tokens() {
 #[tokio::test]
 async fn close_aborts_calls_in_flight() {
     let served = TestGateway::paced(&["x".repeat(3000).as_str()], Duration::from_millis(2));
-    let (key, body) = (served.session.key().to_owned(), question("?").to_string());
+    let key = served.session.key().to_owned();
+    let body = question("?").to_string();
     let call = served.send("POST", CHAT, &key, &body);
     let close = async {
         tokio::time::sleep(Duration::from_millis(40)).await;
@@ -522,8 +529,9 @@ async fn several_prompts_are_streamed_concurrently() {
         let served = TestGateway::scripted(&["abcd"]);
         let stream = served.post("/v1/completions", &body).await.text;
         assert!(stream.ends_with("data: [DONE]\n\n"), "{stream}");
-        let (mut texts, mut ends, mut usage) =
-            (vec![String::new(); 4], vec![Value::Null; 4], Value::Null);
+        let mut texts = vec![String::new(); 4];
+        let mut ends = vec![Value::Null; 4];
+        let mut usage = Value::Null;
         for frame in stream.split("\n\n").filter_map(|frame| frame.strip_prefix("data: {")) {
             let chunk: Value = serde_json::from_str(&format!("{{{frame}")).unwrap();
             for choice in chunk["choices"].as_array().unwrap() {

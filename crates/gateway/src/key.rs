@@ -57,7 +57,8 @@ mod tests {
 
     #[test]
     fn keys_are_unique_and_contain_attempt_name() {
-        let (one, other) = (Key::new("a-1"), Key::new("a-1"));
+        let one = Key::new("a-1");
+        let other = Key::new("a-1");
         assert!(
             one.matches(one.text()) && !one.matches(other.text()) && one.text() != other.text()
         );

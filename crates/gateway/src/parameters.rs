@@ -19,7 +19,8 @@ pub(crate) fn schema(parameters: &Value) -> Result<Value, String> {
 }
 
 fn schema_from_list(listed: &[Value]) -> Result<Value, String> {
-    let (mut properties, mut required) = (Map::new(), Vec::new());
+    let mut properties = Map::new();
+    let mut required = Vec::new();
     for (at, item) in listed.iter().enumerate() {
         let named =
             item.as_object().and_then(|fields| Some((fields.get("name")?.as_str()?, fields)));

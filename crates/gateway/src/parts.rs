@@ -157,8 +157,9 @@ impl ContentParser<'_> {
     /// Parses an assistant message: reasoning, text and tool calls, in any order. Parts that belong
     /// to hosted tools are omitted and counted.
     pub(crate) fn assistant(self, content: &Value, field_path: &str) -> Result<Message, ApiError> {
-        let (mut reasoning, mut spoken_text, mut calls) =
-            (String::new(), String::new(), Vec::new());
+        let mut reasoning = String::new();
+        let mut spoken_text = String::new();
+        let mut calls = Vec::new();
         let plain_text = self.for_each_part(content, field_path, |kind, part, field_path| {
             match kind {
                 "thinking" if !part[kind].is_array() => reasoning += field(part, kind, field_path)?,
@@ -205,9 +206,8 @@ impl ContentParser<'_> {
             return Ok(true);
         }
         let of = |name: &str| part[name].as_str();
-        let inner = |content: &Value, field_path: &str| match hides {
-            true => self.result(content, field_path),
-            false => self.text(content, field_path),
+        let inner = |content: &Value, field_path: &str| {
+            if hides { self.result(content, field_path) } else { self.text(content, field_path) }
         };
         match (kind, part["source"]["type"].as_str()) {
             ("document", Some("text")) => {

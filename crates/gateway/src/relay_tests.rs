@@ -254,10 +254,11 @@ async fn silent_call_ends_with_attempt_and_keeps_text() {
     });
     let mut body = question("1?");
     body["stream"] = true.into();
-    let (requested, closed) = (post(&served, &session, "/v1/chat/completions", &body), async {
+    let requested = post(&served, &session, "/v1/chat/completions", &body);
+    let closed = async {
         tokio::time::sleep(Duration::from_millis(50)).await;
         session.close(Duration::from_secs(5)).await.0
-    });
+    };
     let (response, recorded) = tokio::join!(requested, closed);
     assert!(response.text.contains("So "), "{}", response.text);
     assert_eq!(recorded.external[0].message.content.as_str(), "So ");

@@ -53,10 +53,13 @@ impl Sampler for ScriptedSampler {
         let text =
             self.next().ok_or_else(|| PolicyError::Stopped("a script without texts".into()))?;
         let (sender, stream) = SampleStream::channel();
-        let (end, pace, params) = (self.end, self.pace, request.params);
+        let end = self.end;
+        let pace = self.pace;
+        let params = request.params;
         tokio::spawn(async move {
             let ids = text.bytes().map(u32::from).chain([end]);
-            let (mut completion_text, mut finish) = (Vec::new(), FinishReason::StopId);
+            let mut completion_text = Vec::new();
+            let mut finish = FinishReason::StopId;
             for (at, id) in ids.enumerate() {
                 if at == params.max_tokens {
                     finish = FinishReason::Length;
@@ -65,7 +68,9 @@ impl Sampler for ScriptedSampler {
                 if !pace.is_zero() {
                     tokio::time::sleep(pace).await;
                 }
-                let (tokens, logprobs, top) = (vec![id], vec![-0.5], Vec::new());
+                let tokens = vec![id];
+                let logprobs = vec![-0.5];
+                let top = Vec::new();
                 if sender
                     .send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version: 0 }))
                     .is_err()

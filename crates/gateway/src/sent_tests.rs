@@ -163,7 +163,8 @@ async fn check(text: &str, more: &Value, has_tools: bool, want: &[&str]) {
 
 #[tokio::test]
 async fn parts_keep_order_in_every_api() {
-    let (one, two) = (call(r#"{"a": "1"}"#), call(r#"{"a": "2"}"#));
+    let one = call(r#"{"a": "1"}"#);
+    let two = call(r#"{"a": "2"}"#);
     for (text, want) in [
         (
             format!("One. {one} Two. {two} Three."),

@@ -146,7 +146,8 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         ));
     }
     let count = inputs.len();
-    let (mut calls, mut writers) = (Vec::with_capacity(count), Vec::with_capacity(count));
+    let mut calls = Vec::with_capacity(count);
+    let mut writers = Vec::with_capacity(count);
     for (at, input) in inputs.into_iter().enumerate() {
         let (call, writer) = parse_call(gateway, &caller, &request, input, (at, count))?;
         calls.push(call);
@@ -234,7 +235,8 @@ fn parse_call(
 /// Returns the format constraint in the sampling parameters, and removes it from the parameters.
 fn parse_format(params: &mut Map<String, Value>) -> Result<Option<Constraint>, ApiError> {
     let mut take = |name: &str| params.remove(name).filter(|value| !value.is_null());
-    let (schema, pattern) = (take("json_schema"), take("regex"));
+    let schema = take("json_schema");
+    let pattern = take("regex");
     if take("ebnf").is_some() {
         let message = "EBNF grammars are not supported; use regex or json_schema";
         return Err(ApiError::field("sampling_params.ebnf", message));
@@ -292,9 +294,10 @@ impl Writer {
             ids.pop();
         }
         let tokenizer = self.chat.tokenizer();
-        let mut text = match self.skip_special {
-            true => tokenizer.decode(&ids),
-            false => tokenizer.decode_with_special(&ids),
+        let mut text = if self.skip_special {
+            tokenizer.decode(&ids)
+        } else {
+            tokenizer.decode_with_special(&ids)
         };
         let stop = trimming.and_then(|end| end.stopped_by.as_deref());
         if let Some(stop) = stop {
@@ -334,7 +337,8 @@ impl Writer {
     /// log-probability of the first reported token is always null.
     fn add_prompt(&self, meta: &mut Value, prompt: &[Token]) {
         let known = self.start.and_then(|start| prompt.get(start..)).unwrap_or_default();
-        let (mut list, mut tops) = (Vec::new(), Vec::new());
+        let mut list = Vec::new();
+        let mut tops = Vec::new();
         if let Some((first, rest)) = known.split_first() {
             list.push(self.triplet(first.id, None));
             list.extend(rest.iter().map(|token| self.triplet(token.id, Some(token.logprob))));
@@ -442,11 +446,10 @@ impl Dialect for Writer {
             }
             Event::Delta { choice, deltas, tokens } => {
                 self.outputs[*choice].tokens.extend(tokens.iter().cloned());
-                match self.skip_special {
-                    true => self.outputs[*choice].text.extend(deltas.iter().filter_map(speech)),
-                    false => {
-                        self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None)
-                    }
+                if self.skip_special {
+                    self.outputs[*choice].text.extend(deltas.iter().filter_map(speech))
+                } else {
+                    self.outputs[*choice].text = self.text(&self.outputs[*choice].tokens, None)
                 }
                 if tokens.is_empty() {
                     String::new()

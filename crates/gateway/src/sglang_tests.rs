@@ -177,10 +177,8 @@ async fn info_endpoints_describe_model() {
         ("/tokenizer_info", "eos_token", json!("<|endoftext|>")),
         ("/v1/models", "object", json!("list")),
     ] {
-        let (theirs, ours) = (
-            served.send("GET", path, OUTSIDE_KEY, "").await,
-            format!("{}{path}", served.session.path()),
-        );
+        let theirs = served.send("GET", path, OUTSIDE_KEY, "").await;
+        let ours = format!("{}{path}", served.session.path());
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{path}");
         let theirs = served.send("GET", &ours, served.session.key(), "").await;
         assert_eq!((theirs.status, &theirs.json()[field]), (StatusCode::OK, &value), "{ours}");

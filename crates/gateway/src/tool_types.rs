@@ -120,9 +120,10 @@ pub(crate) fn published_spec(tool: &Value) -> Option<ToolSpec> {
                 "new_str": text("Text in its place."),
                 "insert_line": integer("Line after which insert inserts; 0 is the start of the file."),
             });
-            properties[inserted] = text(match is_old {
-                true => "Text in place of old_str, or text to insert.",
-                false => "Text to insert. Required by insert.",
+            properties[inserted] = text(if is_old {
+                "Text in place of old_str, or text to insert."
+            } else {
+                "Text to insert. Required by insert."
             });
             ("Views, creates and edits text files.", properties, json!(["command", "path"]))
         }
@@ -216,8 +217,8 @@ mod tests {
             assert!(!is_hosted_tool(&tool), "{tool}");
             let spec = published_spec(&tool).unwrap();
             assert_eq!(spec.name, name);
-            let (properties, required) =
-                (&spec.parameters["properties"], &spec.parameters["required"]);
+            let properties = &spec.parameters["properties"];
+            let required = &spec.parameters["required"];
             assert!(
                 required
                     .as_array()

@@ -34,7 +34,9 @@ impl Sampler for Recorder {
             requests.len() as u64
         };
         let (sender, stream) = SampleStream::channel();
-        let (tokens, logprobs, top) = (vec![97, IM_END], vec![-0.5; 2], Vec::new());
+        let tokens = vec![97, IM_END];
+        let logprobs = vec![-0.5; 2];
+        let top = Vec::new();
         let _ = sender.send(Ok(SampleEvent::Tokens { tokens, logprobs, top, version }));
         let _ = sender.send(Ok(SampleEvent::Finished(FinishReason::StopId)));
         Ok(stream)

@@ -79,8 +79,8 @@ fn prepare(
     }
     openai::check_fields(gateway, API, &request.rest)?;
     let mut params = request.sampling_params;
-    let (logprobs, prompt_logprobs) =
-        (count(&mut params, "logprobs")?, count(&mut params, "prompt_logprobs")?);
+    let logprobs = count(&mut params, "logprobs")?;
+    let prompt_logprobs = count(&mut params, "prompt_logprobs")?;
     let constraint = structured::from_vllm(gateway, &mut params)?;
     let requested = openai::take_sampling_fields(&mut params)?;
     openai::check_fields(gateway, "generate.sampling_params", &params)?;
@@ -135,9 +135,10 @@ impl Writer {
     /// Returns a completion or a part of a completion. The first of `tokens` has the index `start`
     /// in the completion.
     fn choice(&self, index: usize, tokens: &[Token], start: usize) -> Value {
-        let logprobs = match self.tokens.logprobs {
-            true => self.tokens.content(&self.chat, tokens),
-            false => Value::Null,
+        let logprobs = if self.tokens.logprobs {
+            self.tokens.content(&self.chat, tokens)
+        } else {
+            Value::Null
         };
         json!({
             "index": index,

@@ -111,11 +111,12 @@ impl Access {
     /// Returns [`HttpError::Invalid`] if a host or an origin is malformed.
     pub fn new(hosts: &[String], origins: &[String]) -> Result<Self, HttpError> {
         let hosts = hosts.iter().map(|host| Pattern::parse(host)).collect::<Result<_, _>>()?;
-        let origins = match origins.iter().any(|origin| origin.trim() == "*") {
-            true => Origins::Any,
-            false => Origins::Listed(
+        let origins = if origins.iter().any(|origin| origin.trim() == "*") {
+            Origins::Any
+        } else {
+            Origins::Listed(
                 origins.iter().map(|text| parse_origin(text)).collect::<Result<_, _>>()?,
-            ),
+            )
         };
         Ok(Access { hosts, origins, ..Access::default() })
     }
@@ -286,12 +287,13 @@ fn parse_origin(text: &str) -> Result<String, HttpError> {
                 && !authority.contains(['/', '?', '#', '@', '*'])
                 && split_authority(authority).is_some()
         });
-    match is_origin {
-        true => Ok(text),
-        false => Err(HttpError::Invalid(format!(
+    if is_origin {
+        Ok(text)
+    } else {
+        Err(HttpError::Invalid(format!(
             "{text:?} is no origin; write its scheme, host and port without a path, such as \
              \"http://localhost:3000\", or \"*\" for every origin"
-        ))),
+        )))
     }
 }
 

@@ -117,9 +117,10 @@ fn to_http_error(host: String, error: &Error) -> HttpError {
         cause = error.source();
     }
     let why = crate::causes(error);
-    match error.is_connect() {
-        true => HttpError::Connect { host, why },
-        false => HttpError::Broken { host, why },
+    if error.is_connect() {
+        HttpError::Connect { host, why }
+    } else {
+        HttpError::Broken { host, why }
     }
 }
 

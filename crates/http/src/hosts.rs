@@ -75,11 +75,10 @@ impl Pattern {
     }
 
     pub(crate) fn matches(&self, host: &str, port: u16) -> bool {
-        let named = match self.subdomains_only {
-            true => host
-                .strip_suffix(&self.host)
-                .is_some_and(|rest| rest.len() > 1 && rest.ends_with('.')),
-            false => host == self.host,
+        let named = if self.subdomains_only {
+            host.strip_suffix(&self.host).is_some_and(|rest| rest.len() > 1 && rest.ends_with('.'))
+        } else {
+            host == self.host
         };
         named && self.port.is_none_or(|own| own == port)
     }

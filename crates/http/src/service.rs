@@ -58,7 +58,8 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     };
     // The router adds the header `Allow`.
     let wrong_method = move |request: Request| {
-        let (method, path) = (request.method(), request.uri().path());
+        let method = request.method();
+        let path = request.uri().path();
         let message = format!("{path} has no method {method}; see the header Allow");
         ready(reject_method(
             &request,
@@ -67,7 +68,8 @@ pub fn with_rejections<S: Clone + Send + Sync + 'static>(
     };
     let rules = Arc::new((access, needs_key));
     let guarded = move |request: Request, next: Next| {
-        let (rules, reject) = (Arc::clone(&rules), Arc::clone(&reject));
+        let rules = Arc::clone(&rules);
+        let reject = Arc::clone(&reject);
         async move {
             let (access, needs_key) = &*rules;
             let headers = request.headers();
@@ -116,12 +118,13 @@ pub async fn read_body(headers: &HeaderMap, body: Body, max: usize) -> Result<By
     let rejected = |status, message| Rejection { status, message };
     let body = axum::body::to_bytes(body, max).await.map_err(|error| {
         let error = error.to_string();
-        match error.contains("length limit") {
-            true => rejected(
+        if error.contains("length limit") {
+            rejected(
                 StatusCode::PAYLOAD_TOO_LARGE,
                 format!("the body has more than {max} bytes, the most that is read"),
-            ),
-            false => rejected(StatusCode::BAD_REQUEST, format!("the body broke off: {error}")),
+            )
+        } else {
+            rejected(StatusCode::BAD_REQUEST, format!("the body broke off: {error}"))
         }
     })?;
     let packed = |encoding: &str| {
@@ -167,13 +170,10 @@ pub fn read_json<T: DeserializeOwned>(body: &[u8]) -> Result<T, JsonError> {
     let value = serde_path_to_error::deserialize(&mut deserializer).map_err(|error| {
         let field = Some(error.path().to_string()).filter(|path| path != "." && path != "?");
         let why = error.inner().to_string();
-        let why = match why.contains("surrogate") || why.contains("unexpected end of hex escape") {
-            true => format!(
+        let why = if why.contains("surrogate") || why.contains("unexpected end of hex escape") { format!(
                 "half of a surrogate pair, such as \\ud83d alone, is no character, and no text can hold it; send \
                  U+FFFD in its place ({why})"
-            ),
-            false => why,
-        };
+            ) } else { why };
         JsonError { message: format!("{}: {why}", field.as_deref().unwrap_or("the body")), field }
     })?;
     let rest = |error| JsonError {

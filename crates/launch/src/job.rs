@@ -81,7 +81,8 @@ impl Job {
     /// Renders the recipe and the script.
     pub(crate) fn files(&self, recipe: &Recipe) -> anyhow::Result<Vec<(PathBuf, String)>> {
         let file = self.folder.join(RECIPE);
-        let (binary, root) = (quoted(&self.binary.display()), quoted(&self.root.display()));
+        let binary = quoted(&self.binary.display());
+        let root = quoted(&self.root.display());
         let script = format!(
             "#!/bin/sh\n\
              # One machine of the run {}: number 0 trains, the others take part in its learner.\n\

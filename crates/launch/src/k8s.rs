@@ -47,7 +47,9 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
     let image = image
         .as_ref()
         .ok_or_else(|| unusable("--on k8s needs --image: one that has levade in it"))?;
-    let (mut volumes, mut mounts, mut holds_run) = (Vec::new(), Vec::new(), false);
+    let mut volumes = Vec::new();
+    let mut mounts = Vec::new();
+    let mut holds_run = false;
     for (number, claim) in claims.iter().enumerate() {
         let (of, mount_path) = claim
             .split_once(':')
@@ -129,7 +131,8 @@ pub fn render(job: &Job, options: &K8sOptions) -> anyhow::Result<(Manifests, (Pa
             "publishNotReadyAddresses": true,
             "selector": { "levade/run": name },
     });
-    let (workload, service) = (of("batch/v1", "Job", of_job), of("v1", "Service", of_service));
+    let workload = of("batch/v1", "Job", of_job);
+    let service = of("v1", "Service", of_service);
     // Every JSON document is a YAML document.
     let pretty = |value: &Value| serde_json::to_string_pretty(value);
     let text = format!("---\n{}\n---\n{}\n", pretty(&service)?, pretty(&workload)?);

@@ -162,7 +162,8 @@ impl SchedulerJob for AcceptedRayJob {
 fn state_of(found: &Value) -> anyhow::Result<State> {
     let status =
         found["status"].as_str().with_context(|| format!("the answer has no status: {found}"))?;
-    let (mut text, mut ended) = (status.to_owned(), None);
+    let mut text = status.to_owned();
+    let mut ended = None;
     match status {
         "SUCCEEDED" => ended = Some(0),
         "STOPPED" => ended = Some(INTERRUPTED),

@@ -96,7 +96,8 @@ pub fn render(
     job: &Job,
     options: &SlurmOptions,
 ) -> anyhow::Result<(Batch, [(PathBuf, String); 2])> {
-    let (script, task) = (job.folder.join("job.sbatch"), job.folder.join("task.sh"));
+    let script = job.folder.join("job.sbatch");
+    let task = job.folder.join("task.sh");
     let log = |name: &str| {
         // Slurm expands patterns after a percent sign. A backslash would disable the expansion in
         // the complete name.
@@ -157,16 +158,18 @@ pub fn render(
 /// Quotes a word of an `#SBATCH` line. In sbatch's quotes, a backslash escapes the next character.
 fn directive(word: &str) -> String {
     let plain = |c: char| c.is_ascii_alphanumeric() || "._-/=+:,@%".contains(c);
-    match word.chars().all(plain) {
-        true => word.to_owned(),
-        false => format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\"")),
+    if word.chars().all(plain) {
+        word.to_owned()
+    } else {
+        format!("\"{}\"", word.replace('\\', r"\\").replace('"', "\\\""))
     }
 }
 
 /// Replaces the placeholders in a text by their values. Placeholders within values are not
 /// replaced.
 fn filled(text: &str, values: &[(&str, String)]) -> String {
-    let (mut all, mut rest) = (String::new(), text);
+    let mut all = String::new();
+    let mut rest = text;
     while let Some(at) = rest.find('{') {
         let (before, from) = rest.split_at(at);
         all.push_str(before);
@@ -324,7 +327,10 @@ mod tests {
     /// Parses a line as sbatch does (`_get_argument` in its source): a backslash escapes the next
     /// character, also in quotes.
     fn read_by_sbatch(line: &str) -> Vec<String> {
-        let (mut words, mut word, mut quote, mut chars) = (Vec::new(), None, None, line.chars());
+        let mut words = Vec::new();
+        let mut word = None;
+        let mut quote = None;
+        let mut chars = line.chars();
         while let Some(c) = chars.next() {
             match (c, quote) {
                 ('\\', _) => word.get_or_insert_with(String::new).extend(chars.next()),

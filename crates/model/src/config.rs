@@ -187,14 +187,15 @@ impl ModelConfig {
     /// Returns the names of a block's norms: before attention, after attention, before the
     /// feed-forward part, after the feed-forward part. The name of an absent norm is empty.
     pub fn block_norms(&self) -> [&'static str; 4] {
-        match self.has_post_norms() {
-            true => [
+        if self.has_post_norms() {
+            [
                 "input_layernorm",
                 "post_attention_layernorm",
                 "pre_feedforward_layernorm",
                 "post_feedforward_layernorm",
-            ],
-            false => ["input_layernorm", "", "post_attention_layernorm", ""],
+            ]
+        } else {
+            ["input_layernorm", "", "post_attention_layernorm", ""]
         }
     }
 
@@ -202,8 +203,11 @@ impl ModelConfig {
     /// embedding, blocks from first to last, final norm, output head (unless it is tied to the
     /// embedding).
     pub fn parameters(&self) -> Vec<Parameter> {
-        let (hidden, intermediate, head_dim) = (self.hidden, self.intermediate, self.head_dim);
-        let (queries, keys) = (self.heads * head_dim, self.kv_heads * head_dim);
+        let hidden = self.hidden;
+        let intermediate = self.intermediate;
+        let head_dim = self.head_dim;
+        let queries = self.heads * head_dim;
+        let keys = self.kv_heads * head_dim;
         let mut all = Vec::new();
         let mut add =
             |name: String, shape: &[usize]| all.push(Parameter { name, shape: shape.to_vec() });

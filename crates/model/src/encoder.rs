@@ -197,7 +197,8 @@ impl EncoderFiles {
 impl EncoderConfig {
     /// Returns the names, as in transformers, and shapes of all tensors that the encoder uses.
     pub fn parameters(&self) -> Vec<Parameter> {
-        let (hidden, wide) = (self.hidden, self.intermediate);
+        let hidden = self.hidden;
+        let wide = self.intermediate;
         let one = |name: String, shape: &[usize]| Parameter { name, shape: shape.to_vec() };
         let norm =
             |name: &str| ["weight", "bias"].map(|part| one(format!("{name}.{part}"), &[hidden]));
@@ -244,13 +245,14 @@ fn shape(path: &Path, object: &Map<String, Value>) -> Result<EncoderConfig, Mode
     }
     let is = |key: &str, wanted: &str, default: &str| {
         let found = keys.text(key)?.unwrap_or(default);
-        match found == wanted {
-            true => Ok(()),
-            false => Err(ModelError::unsupported(
+        if found == wanted {
+            Ok(())
+        } else {
+            Err(ModelError::unsupported(
                 path,
                 format!("{key} is {found:?}"),
                 format!("take an encoder whose {key} is {wanted:?}"),
-            )),
+            ))
         }
     };
     is("hidden_act", "gelu", "gelu")?;

@@ -12,13 +12,14 @@
 //! use levade_plan::{Learner, Shape, memory};
 //!
 //! let shape = Shape::read(
-//!     r#"{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16, "num_key_value_heads": 8,
-//!         "head_dim": 128, "intermediate_size": 3072, "vocab_size": 151936, "tie_word_embeddings": true}"#,
+//!     r#"{"hidden_size": 1024, "num_hidden_layers": 28, "num_attention_heads": 16,
+//!         "num_key_value_heads": 8, "head_dim": 128, "intermediate_size": 3072,
+//!         "vocab_size": 151936, "tie_word_embeddings": true}"#,
 //! )?;
 //! assert_eq!(shape.parameters(), 596_042_752);
 //! let learner = Learner {
-//!     processes: 8, tensor: 1, context: 1, pipeline: 1, compute: 2, recompute: true, head_rows: 512,
-//!     tokens: 8192, lora: None, reference: false, critic: false, on_gpu: true,
+//!     processes: 8, tensor: 1, context: 1, pipeline: 1, compute: 2, recompute: true,
+//!     head_rows: 512, tokens: 8192, lora: None, reference: false, critic: false, on_gpu: true,
 //! };
 //! let plan = learner.plan(&shape);
 //! // More than an eighth of the weights, gradients and optimizer moments, in f32.

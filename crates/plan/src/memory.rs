@@ -49,7 +49,9 @@ pub const MAX_TOKENS: u64 = 1 << 24;
 /// or the key does not divide the number of heads or experts. The same holds if `ep` is set for a
 /// model without experts.
 pub fn check_split(keys: &TorchKeys, shape: &Shape) -> Result<(), String> {
-    let (tp, ep, pp) = (u64::from(keys.tp), u64::from(keys.ep), u64::from(keys.pp));
+    let tp = u64::from(keys.tp);
+    let ep = u64::from(keys.ep);
+    let pp = u64::from(keys.pp);
     if pp > shape.layers {
         return Err(format!(
             "`cluster.learner.pp` is {pp}, and the model has {} layers: a stage needs one",
@@ -150,7 +152,8 @@ impl Learner {
     /// Returns the stages that can need the most memory: the first, which gets the remainder of the
     /// layers and has the most micro-batches in flight, and the last, which has the head.
     fn edge_stages(&self, shape: &Shape) -> Vec<Stage> {
-        let (stages, embedding) = (self.pipeline, shape.vocabulary * shape.hidden);
+        let stages = self.pipeline;
+        let embedding = shape.vocabulary * shape.hidden;
         if stages == 1 {
             return vec![Stage {
                 layers: shape.layers,
@@ -344,7 +347,8 @@ mod tests {
             );
             Shape::parse(&text).unwrap()
         };
-        let (dense, mixed) = (shape(""), shape(r#","num_experts":6,"num_experts_per_tok":2"#));
+        let dense = shape("");
+        let mixed = shape(r#","num_experts":6,"num_experts_per_tok":2"#);
         let keys = |tp, ep, pp| TorchKeys { tp, ep, pp, ..TorchKeys::default() };
         assert_eq!(check_split(&keys(4, 1, 2), &dense), Ok(()));
         assert_eq!(check_split(&keys(1, 3, 1), &mixed), Ok(()));

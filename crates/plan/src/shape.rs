@@ -236,7 +236,8 @@ impl Shape {
     /// Describes the shape on one line, for example "llama, 134.5 M parameters, 30 layers of 576,
     /// 49152 tokens".
     pub fn describe(&self) -> String {
-        let (parameters, active) = (self.parameters(), self.active_parameters());
+        let parameters = self.parameters();
+        let active = self.active_parameters();
         let experts = match self.experts {
             Some(_) => format!(" ({} for a token)", display::count(active)),
             None => String::new(),
@@ -284,7 +285,8 @@ mod tests {
             "num_key_value_heads":4,"intermediate_size":6144,"vocab_size":151936,"num_experts":128,
             "num_experts_per_tok":8,"moe_intermediate_size":768}"#;
         let experts = Shape::parse(experts).unwrap();
-        let (all, active) = (experts.parameters() as f64, experts.active_parameters() as f64);
+        let all = experts.parameters() as f64;
+        let active = experts.active_parameters() as f64;
         assert!(
             (all / 30.5e9 - 1.0).abs() < 0.01 && (active / 3.3e9 - 1.0).abs() < 0.1,
             "{all} {active}"

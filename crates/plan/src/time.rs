@@ -91,9 +91,10 @@ impl Step {
     /// Returns the seconds of the step. If sampling and training overlap, this is the longer of the
     /// two; otherwise it is their sum plus the device handoffs.
     pub fn seconds(&self, overlaps: bool) -> f64 {
-        match overlaps {
-            true => self.sampling.max(self.learning),
-            false => self.sampling + self.learning + self.handoff_seconds,
+        if overlaps {
+            self.sampling.max(self.learning)
+        } else {
+            self.sampling + self.learning + self.handoff_seconds
         }
     }
 }
@@ -112,10 +113,12 @@ impl Work {
             round,
             handoff_seconds,
         } = *self;
-        let (samplers, running, tensor) =
-            (samplers.max(1), running.max(1), f64::from(tensor.max(1)));
+        let samplers = samplers.max(1);
+        let running = running.max(1);
+        let tensor = f64::from(tensor.max(1));
         let seen = prompt + completion_tokens / 2;
-        let (flops, bandwidth) = (tensor * device.flops, tensor * device.bandwidth);
+        let flops = tensor * device.flops;
+        let bandwidth = tensor * device.bandwidth;
         // A decoding pass reads the weights once for all running sequences, and the KV cache of
         // each sequence.
         let cache = running as f64 * seen as f64 * shape.cache_of_token(2) as f64;
@@ -182,15 +185,14 @@ pub fn service(
 /// Describes the assumptions behind the estimates. `is_colocated` is whether sampling and training
 /// use the same devices.
 pub fn assumptions(device: &Device, is_colocated: bool, stages: u64) -> String {
-    let handoff_text = match is_colocated {
-        true => {
-            format!(
-                " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
-                HOST_BANDWIDTH / 1e9,
-                NETWORK_BANDWIDTH / 1e9
-            )
-        }
-        false => ", judges or weights on their way".to_owned(),
+    let handoff_text = if is_colocated {
+        format!(
+            " or judges; {:.0} GB/s to the host's memory and {:.1} GB/s of weights",
+            HOST_BANDWIDTH / 1e9,
+            NETWORK_BANDWIDTH / 1e9
+        )
+    } else {
+        ", judges or weights on their way".to_owned()
     };
     let stages = if stages > 1 { "; stages of the pipeline take equally long" } else { "" };
     format!(
@@ -214,7 +216,8 @@ mod tests {
     fn step_estimates_scale_with_devices_and_tokens() {
         let text = r#"{"hidden_size":3584,"num_hidden_layers":28,"num_attention_heads":28,
             "num_key_value_heads":4,"intermediate_size":18944,"vocab_size":152064}"#;
-        let (shape, device) = (Shape::parse(text).unwrap(), Device::by_name("h100").unwrap());
+        let shape = Shape::parse(text).unwrap();
+        let device = Device::by_name("h100").unwrap();
         let work = Work {
             prompt: 500,
             completion_tokens: 1000,

@@ -42,7 +42,8 @@ mod tests {
             };
             read_variable_from(name, find).and_then(|value| value.into_string().ok())
         };
-        let (new, old) = (("LEVADE_LOG", "new"), ("DRESSAGE_LOG", "old"));
+        let new = ("LEVADE_LOG", "new");
+        let old = ("DRESSAGE_LOG", "old");
         assert_eq!(lookup("LEVADE_LOG", &[old, new]).as_deref(), Some("new"));
         assert_eq!(lookup("LEVADE_LOG", &[old]).as_deref(), Some("old"));
         assert_eq!(lookup("LEVADE_LOG", &[("LEVADE_LOG", ""), old]).as_deref(), Some("old"));

@@ -171,7 +171,8 @@ mod tests {
     #[test]
     fn restrict_masks_tokens_outside_the_set() {
         let set: TokenSet = [1, 33, 70].into_iter().collect();
-        let (raw, mut adjusted) = ([0.5; 40], [0.25; 40]);
+        let raw = [0.5; 40];
+        let mut adjusted = [0.25; 40];
         set.restrict(&mut adjusted, &raw);
         let unmasked: Vec<usize> = (0..40).filter(|token| adjusted[*token] == 0.25).collect();
         assert_eq!(unmasked, [1, 33]);

@@ -69,9 +69,10 @@ impl LoraOptions {
 
     /// Returns the factor of B A x.
     pub fn scale(&self, rank: usize, alpha: f32) -> f32 {
-        match self.rank_stabilized {
-            true => (f64::from(alpha) / (rank as f64).sqrt()) as f32,
-            false => alpha / rank as f32,
+        if self.rank_stabilized {
+            (f64::from(alpha) / (rank as f64).sqrt()) as f32
+        } else {
+            alpha / rank as f32
         }
     }
 }

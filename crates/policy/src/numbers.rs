@@ -28,7 +28,8 @@ pub(crate) fn read(
         .map_err(|e| PolicyError::Storage(format!("cannot read {}: {e}", file.display())))?;
     let header = if with_steps { 8 } else { 0 };
     if bytes.len() != header + 4 * numbers {
-        let (found, want) = (bytes.len(), header + 4 * numbers);
+        let found = bytes.len();
+        let want = header + 4 * numbers;
         return Err(PolicyError::Storage(format!(
             "{} has {found} bytes instead of {want}",
             file.display()

@@ -229,7 +229,8 @@ impl SampleRequest {
                 "logit_bias names token {token}, which is outside the model's vocabulary of {vocabulary}"
             )));
         }
-        let (sampled, prompt) = (self.params.sampled_before, self.prompt.len());
+        let sampled = self.params.sampled_before;
+        let prompt = self.prompt.len();
         if sampled > prompt {
             return Err(PolicyError::Invalid(format!(
                 "drawn_before = {sampled}, but the prompt has only {prompt} tokens; it ends with what was sampled before"

@@ -20,7 +20,8 @@ pub async fn with_sampler_timeout<T>(
     };
     let expiry = async {
         let before = paused().await;
-        let (mut ran, mut remaining) = (Duration::ZERO, timeout);
+        let mut ran = Duration::ZERO;
+        let mut remaining = timeout;
         loop {
             ran += process_time::sleep(remaining).await;
             remaining = (timeout + paused().await.saturating_sub(before)).saturating_sub(ran);

@@ -453,8 +453,10 @@ impl Learner for Simulator {
             let scale = (f64::from(params.max_grad_norm) / grad_norm).min(1.0);
             state.steps += 1;
             let correction = |beta: f32| 1.0 - f64::from(beta).powi(state.steps as i32);
-            let (first, second) = (correction(params.beta1), correction(params.beta2));
-            let (beta1, beta2) = (f64::from(params.beta1), f64::from(params.beta2));
+            let first = correction(params.beta1);
+            let second = correction(params.beta2);
+            let beta1 = f64::from(params.beta1);
+            let beta2 = f64::from(params.beta2);
             let half = state.weights.len() / 2;
             for i in 0..state.weights.len() {
                 if i == half {

@@ -126,7 +126,8 @@ async fn prompt_logprobs_match_learner_bitwise() {
             completion.prompt_top.len() == 7
                 && completion.prompt_top.iter().all(|top| top.len() == 2)
         );
-        let (tokens, logprobs) = (prompt[1..].to_vec(), completion.prompt_logprobs);
+        let tokens = prompt[1..].to_vec();
+        let logprobs = completion.prompt_logprobs;
         let full = Completion { tokens, logprobs, ..Completion::default() };
         let batch = Arc::new(
             TreeBatch::merge(&[sequence_input(&prompt[..1], &full, behavior, 0.5)]).unwrap(),
@@ -210,7 +211,8 @@ async fn completions_are_independent_and_follow_the_distribution() {
     // A continued completion samples the same tokens, because positions are absolute.
     let mut full = request(3, 1.0);
     full.params.stop_ids.clear();
-    let (mut first, mut rest) = (full.clone(), full.clone());
+    let mut first = full.clone();
+    let mut rest = full.clone();
     let full = complete(&simulator, full).await;
     first.params.max_tokens = 5;
     let head = complete(&simulator, first).await;
@@ -470,7 +472,8 @@ async fn predictions_match_entropy_and_squared_probabilities() {
 #[tokio::test]
 async fn adjusted_sampling_matches_naive_reference() {
     let simulator = Simulator::new(small());
-    let (weights, mut differ) = (simulator.weights(), 0);
+    let weights = simulator.weights();
+    let mut differ = 0;
     for stream in 0..40 {
         let temperature = [1.0, 0.6, 0.0][stream as usize % 3];
         let mut request = request(stream, temperature);
@@ -548,7 +551,8 @@ async fn adjusted_sampling_matches_naive_reference() {
 /// another update is rejected before anything changes.
 #[tokio::test]
 async fn train_follows_plan_or_rejects_it_unchanged() {
-    let (full, reference) = (Simulator::new(small()), Simulator::new(small()));
+    let full = Simulator::new(small());
+    let reference = Simulator::new(small());
     let mut sequences = Vec::new();
     for stream in 0..5 {
         sequences.push(sequence_input(

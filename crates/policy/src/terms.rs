@@ -52,7 +52,8 @@ impl LossRow {
         targets: impl IntoIterator<Item = (usize, f32)>,
         entropy: f64,
     ) -> Self {
-        let (mut terms, mut weights) = (Vec::new(), Vec::new());
+        let mut terms = Vec::new();
+        let mut weights = Vec::new();
         for (target, logp) in targets {
             let target = &batch.targets[target];
             for (term, index) in batch.terms_of(target).iter().zip(target.first_term..) {

@@ -61,8 +61,9 @@ impl<P: Learner + ?Sized> Learner for TimeoutPolicy<P> {
         plan: &MicroBatchPlan,
         done: &mut (dyn FnMut() + Send),
     ) -> Result<TrainReport, PolicyError> {
-        let (progress, num_done, batches) =
-            (Notify::new(), AtomicUsize::new(0), plan.micro_batches.len());
+        let progress = Notify::new();
+        let num_done = AtomicUsize::new(0);
+        let batches = plan.micro_batches.len();
         let mut on_done = || {
             done();
             num_done.fetch_add(1, Ordering::Relaxed);

@@ -26,7 +26,8 @@ pub async fn update_sampler_weights(
     let missing = Arc::new(Mutex::new(missing));
     let mut calls = JoinSet::new();
     for (name, sampler) in samplers {
-        let (weights, missing) = (weights.clone(), missing.clone());
+        let weights = weights.clone();
+        let missing = missing.clone();
         calls.spawn(async move {
             let result = sampler.update_weights(&weights).await;
             result.map_err(|error| PolicyError::WeightsNotLoaded(format!("{name}: {error}")))?;

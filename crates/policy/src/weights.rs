@@ -143,7 +143,8 @@ impl Manifest {
 /// # Errors
 /// Returns an error if the file cannot be read.
 pub fn checksum(mut file: File) -> io::Result<(u64, u32)> {
-    let (mut bytes, mut sum) = (0, 0);
+    let mut bytes = 0;
+    let mut sum = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let n = file.read(&mut buffer)?;

@@ -9,10 +9,10 @@
 //! A [`Supervisor`] starts a program behind a small supervisor process ([`supervise`]), which runs
 //! the same binary and holds one end of a pipe. When the pipe closes, the supervisor process ends
 //! the program and everything that the program started. This includes detached processes, because
-//! the supervisor process is their subreaper. A [`ProgramRun`] is a program that reads one text and exits.
-//! A [`Child`] is a program whose input and output the caller handles. A [`Pool`] has workers:
-//! programs that stay alive, read requests and write responses, one JSON object per line, and
-//! handle several requests concurrently. Workers in Python share their side of the protocol
+//! the supervisor process is their subreaper. A [`ProgramRun`] is a program that reads one text and
+//! exits. A [`Child`] is a program whose input and output the caller handles. A [`Pool`] has
+//! workers: programs that stay alive, read requests and write responses, one JSON object per line,
+//! and handle several requests concurrently. Workers in Python share their side of the protocol
 //! (`src/python`). Output that is not parsed is kept in a [`Tail`].
 //!
 //! # Example

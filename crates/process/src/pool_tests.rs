@@ -69,7 +69,8 @@ async fn worker_handles_concurrent_requests_by_id() {
         request_value(&pool, json!({ "sleep": 0.5 })),
         request_value(&pool, json!({ "sleep": 0.1 }))
     );
-    let (slow, fast) = (slow.unwrap(), fast.unwrap());
+    let slow = slow.unwrap();
+    let fast = fast.unwrap();
     assert_eq!(slow["process"], fast["process"]);
     assert!(slow["id"] != fast["id"], "{slow} {fast}");
     assert_eq!(request_value(&pool, json!({})).await.unwrap()["count"], 3);

@@ -65,7 +65,8 @@ pub fn supervise() -> ExitCode {
         }
         Err(error) => return fail(&format!("cannot start {program}: {error}")),
     };
-    let (mut stdin, signals_end) = (child.stdin.take(), order.signals_end);
+    let mut stdin = child.stdin.take();
+    let signals_end = order.signals_end;
     if let Some(input) = order.input {
         let mut stdin = stdin.take();
         // A separate thread writes, because the program may never read its input.
@@ -75,9 +76,10 @@ pub fn supervise() -> ExitCode {
         return fail("the program has no process");
     };
     std::thread::spawn(move || {
-        match signals_end {
-            true => signal_end_on_input(leader),
-            false => forward_stdin(stdin.take()),
+        if signals_end {
+            signal_end_on_input(leader)
+        } else {
+            forward_stdin(stdin.take())
         }
         drop(stdin);
         terminate_until_gone(leader)
@@ -133,7 +135,8 @@ fn wait_for_end_signal() -> std::io::Result<()> {
 /// Sends SIGTERM to the program for each byte of the standard input, until the input ends. The
 /// program's descendants get no signal, because the program may need them to exit cleanly.
 fn signal_end_on_input(leader: Pid) {
-    let (mut line, mut byte) = (std::io::stdin().lock(), [0; 1]);
+    let mut line = std::io::stdin().lock();
+    let mut byte = [0; 1];
     loop {
         match line.read(&mut byte) {
             Ok(0) => return,
@@ -148,7 +151,8 @@ fn signal_end_on_input(leader: Pid) {
 
 /// Forwards the standard input to the program until the input ends.
 fn forward_stdin(mut to: Option<ChildStdin>) {
-    let (mut line, mut buffer) = (std::io::stdin().lock(), vec![0; 16 << 10]);
+    let mut line = std::io::stdin().lock();
+    let mut buffer = vec![0; 16 << 10];
     loop {
         match line.read(&mut buffer) {
             Ok(0) => return,

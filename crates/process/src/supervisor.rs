@@ -133,9 +133,12 @@ impl Supervisor {
         // With a group of its own, the child gets no Ctrl-C. This process does, and ends its
         // children cleanly.
         command.process_group(0);
-        let mut process = command.spawn().map_err(|error| match is_direct {
-            true => format!("cannot start {program}: {error}"),
-            false => format!("cannot start {program}, which supervises programs: {error}"),
+        let mut process = command.spawn().map_err(|error| {
+            if is_direct {
+                format!("cannot start {program}: {error}")
+            } else {
+                format!("cannot start {program}, which supervises programs: {error}")
+            }
         })?;
         let group = process.id().filter(|_| is_direct).and_then(|id| Pid::from_raw(id as i32));
         let stdin = process.stdin.take().map(|pipe| Stdin { pipe, pending });

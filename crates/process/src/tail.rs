@@ -66,8 +66,8 @@ impl Tail {
         if excess == 0 && self.dropped == 0 {
             return String::from_utf8_lossy(&[&self.head[..], &self.tail].concat()).into_owned();
         }
-        let (head, end) =
-            (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&self.tail[excess..]));
+        let head = String::from_utf8_lossy(&self.head);
+        let end = String::from_utf8_lossy(&self.tail[excess..]);
         match self.max_head {
             0 => end.into_owned(),
             _ => format!("{head}\n[… {} bytes are left out here …]\n{end}", self.dropped + excess),
@@ -153,7 +153,8 @@ pub fn explaining_lines(text: &str) -> Vec<String> {
     let is_named_below = lines[last..].iter().any(|line| names_error(line));
     match named.filter(|_| !is_named_below) {
         Some(at) => {
-            let (end, rest) = (at + MAX_LINES / 2, last + MAX_LINES / 2);
+            let end = at + MAX_LINES / 2;
+            let rest = last + MAX_LINES / 2;
             let skipped = (end < rest).then(|| "  …".to_owned());
             let above = lines[at..end].iter().map(|line| indent_excerpt(line)).chain(skipped);
             above.chain(lines[rest..].iter().map(|line| indent_excerpt(line))).collect()

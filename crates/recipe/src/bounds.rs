@@ -198,7 +198,8 @@ fn describe_range(range: &Range, value: &Value) -> String {
     let finite = if value.is_float() { "finite and " } else { "" };
     // The shorter notation: 1e9, but 16777216.
     let number = |number: &f64| {
-        let (plain, short) = (number.to_string(), format!("{number:e}"));
+        let plain = number.to_string();
+        let short = format!("{number:e}");
         if short.len() + 2 < plain.len() { short } else { plain }
     };
     match range {
@@ -247,7 +248,8 @@ mod tests {
             (false, _) => Value::Integer(end as i64 + if up { 1 } else { -1 }),
         };
         let at = |end: f64| if is_float { Value::Float(end) } else { Value::Integer(end as i64) };
-        let (mut outside, mut inside) = (Vec::new(), Vec::new());
+        let mut outside = Vec::new();
+        let mut inside = Vec::new();
         for (end, up) in [(range.0, false), (range.1, true)] {
             match end {
                 Bound::Included(end) => {

@@ -96,7 +96,8 @@ impl Checker<'_> {
                 let range = "the field of tasks that holds the replies to imitate, unless `policy` is given";
                 self.check(!field.is_empty(), key("field"), format!("\"{field}\""), range)?;
             }
-            let (tasks, min_tasks) = (source.max_tasks(keys.demonstrations), keys.demonstrations);
+            let tasks = source.max_tasks(keys.demonstrations);
+            let min_tasks = keys.demonstrations;
             self.check(
                 tasks >= min_tasks,
                 key("tasks"),
@@ -289,7 +290,8 @@ impl Checker<'_> {
             );
             self.check((1..=max_buffer).contains(&buffer), key("overlong.buffer"), buffer, range)?;
         }
-        let (from, to) = (keys.only.reward_from, keys.only.reward_to);
+        let from = keys.only.reward_from;
+        let to = keys.only.reward_to;
         self.check(
             from.is_none_or(|from| to.is_none_or(|to| from <= to)),
             key("only.reward_from"),
@@ -396,10 +398,7 @@ impl Recipe {
             samples || (eval.temperature == 0.0 && !several),
             "eval.temperature",
             eval.temperature,
-            match several {
-                true => "in 0.01..=100 where `eval.samples` is more than 1: greedy attempts are all the same",
-                false => "0, for the most likely token, or in 0.01..=100",
-            },
+            if several { "in 0.01..=100 where `eval.samples` is more than 1: greedy attempts are all the same" } else { "0, for the most likely token, or in 0.01..=100" },
         )?;
         checker.eval_sampling(eval)?;
         checker.reward(self)?;

@@ -111,7 +111,8 @@ impl Checker<'_> {
     /// Checks toolboxes, each of which needs a unique name.
     pub(super) fn tools(&self, tools: &[ToolKeys]) -> Result<(), RecipeError> {
         for (i, keys) in tools.iter().enumerate() {
-            let (table, name) = (format!("tool.{i}"), keys.name());
+            let table = format!("tool.{i}");
+            let name = keys.name();
             self.name(&table, name)?;
             let first = tools.iter().position(|other| other.name() == name).unwrap_or(i);
             let range =
@@ -166,7 +167,8 @@ impl Checker<'_> {
         agents.retain(|(_, keys)| keys.train);
         let range = format!("true for one agent at least: phase {index} would train nothing");
         self.check(!agents.is_empty(), "agent.train", false, range)?;
-        let (trained, trainable_agents) = (recipe.trained_policies_in(phase), agents.clone());
+        let trained = recipe.trained_policies_in(phase);
+        let trainable_agents = agents.clone();
         agents.retain(|(_, keys)| {
             recipe.policies_of(keys).iter().any(|policy| trained.contains(policy))
         });

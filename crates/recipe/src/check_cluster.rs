@@ -84,7 +84,8 @@ impl Checker<'_> {
         if cluster.placement == Placement::Disaggregated {
             return Ok(());
         }
-        let (key, value) = ("cluster.placement", "\"shared\"");
+        let key = "cluster.placement";
+        let value = "\"shared\"";
         self.check(
             cluster.learner.is_some(),
             key,

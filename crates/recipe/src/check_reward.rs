@@ -31,8 +31,8 @@ impl Checker<'_> {
 
     /// Checks that the task sources that a scorer names exist.
     fn sources(&self, recipe: &Recipe, key: &str, scorer: &ScorerKeys) -> Result<(), RecipeError> {
-        let (named, known) =
-            (scorer.when.fields().find(|(field, _)| *field == "source"), names_of(recipe));
+        let named = scorer.when.fields().find(|(field, _)| *field == "source");
+        let known = names_of(recipe);
         for name in named.into_iter().flat_map(|(_, names)| names) {
             let is_known =
                 known.iter().any(|(source, files)| source == name || files.contains(name));

@@ -40,15 +40,12 @@ impl Checker<'_> {
             };
             let table = if wanted == DEFAULT { "agent".into() } else { format!("agent.{wanted}") };
             let leads = options.leads_attempts();
-            let range = match leads {
-                true => format!(
-                    "\"environment\" for the tasks of {name}, which leads its attempts itself"
-                ),
-                false => {
-                    format!(
-                        "another kind for the tasks of {name}, which scores answers and leads no attempts"
-                    )
-                }
+            let range = if leads {
+                format!("\"environment\" for the tasks of {name}, which leads its attempts itself")
+            } else {
+                format!(
+                    "another kind for the tasks of {name}, which scores answers and leads no attempts"
+                )
             };
             let fits = (keys.kind == AgentKind::Environment) == leads;
             self.check(fits, format!("{table}.kind"), format!("\"{}\"", keys.kind.name()), range)?;

@@ -255,7 +255,8 @@ impl Algorithm {
                 one_turn: false,
             },
             Algorithm::ReinforcePlusPlusBaseline => {
-                let (singleton, counting) = (Singleton::Zero, Counting::Exact);
+                let singleton = Singleton::Zero;
+                let counting = Counting::Exact;
                 Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: false }
             }
             Algorithm::Ppo => {

@@ -147,7 +147,8 @@ async fn main() -> anyhow::Result<()> {
     });
     let first = lines.recv().await.context("the first line says which servers")?;
     let fleet: Fleet = serde_json::from_str(&first)?;
-    let (silence, update_timeout) = (fleet.silent_seconds, fleet.update_timeout_seconds);
+    let silence = fleet.silent_seconds;
+    let update_timeout = fleet.update_timeout_seconds;
     let learning = match &fleet.learner {
         Some(group) => Some(Arc::new(LearnerHandle::start(&fleet, group).await?)),
         None => None,
@@ -192,7 +193,8 @@ async fn main() -> anyhow::Result<()> {
         let command: Value = serde_json::from_str(&line)?;
         match command["do"].as_str() {
             Some("adopt") => {
-                let (router, servers) = (Arc::clone(&router), servers.clone());
+                let router = Arc::clone(&router);
+                let servers = servers.clone();
                 tokio::spawn(async move {
                     let update_error = update_from_dir(&router, &command)
                         .await
@@ -208,8 +210,8 @@ async fn main() -> anyhow::Result<()> {
             Some("sample") => {
                 let router = Arc::clone(&router);
                 tokio::spawn(async move {
-                    let (id, completion) =
-                        (command["id"].clone(), sample(&router, &command["request"]).await);
+                    let id = command["id"].clone();
+                    let completion = sample(&router, &command["request"]).await;
                     print_json(&match completion {
                         Ok(completion) => {
                             json!({ "reply": id, "tokens": completion.tokens, "logprobs": completion.logprobs,
@@ -228,7 +230,8 @@ async fn main() -> anyhow::Result<()> {
                 });
             }
             Some("publish") => {
-                let (router, servers) = (Arc::clone(&router), servers.clone());
+                let router = Arc::clone(&router);
+                let servers = servers.clone();
                 let learning = learning.clone().context("a learner")?;
                 tokio::spawn(async move {
                     let update_error = learning
@@ -267,9 +270,10 @@ async fn update_from_dir(router: &Router, command: &Value) -> anyhow::Result<()>
     for entry in std::fs::read_dir(dir)? {
         names.push(entry?.file_name().to_string_lossy().into_owned());
     }
-    let content = match names.iter().any(|name| name == "adapter_config.json") {
-        true => Content::Adapter { base: "base".into() },
-        false => Content::Full,
+    let content = if names.iter().any(|name| name == "adapter_config.json") {
+        Content::Adapter { base: "base".into() }
+    } else {
+        Content::Full
     };
     let manifest = Manifest::from_files(dir, content, &names)?;
     let version = command["version"].as_u64().context("a version")?;

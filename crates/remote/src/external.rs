@@ -187,12 +187,14 @@ impl External {
         let permit = waits.wait(what, self.0.permits.clone().acquire_owned()).await?;
         let permit =
             Arc::new(permit.map_err(|_| ExternalError::Invalid("the policy is closed".into()))?);
-        let (per_minute, limit) = (options.requests_per_minute, self.0.requests.as_ref());
+        let per_minute = options.requests_per_minute;
+        let limit = self.0.requests.as_ref();
         let what = format!("the limit requests_per_minute = {per_minute}");
         await_limit(&mut waits, what.clone(), limit, 1).await?;
         let guessed =
             request.tokens(request.body(&servers[0].model, stream).to_string().as_bytes());
-        let (per_minute, tokens) = (options.tokens_per_minute, self.0.tokens.as_ref());
+        let per_minute = options.tokens_per_minute;
+        let tokens = self.0.tokens.as_ref();
         await_limit(
             &mut waits,
             format!("the limit tokens_per_minute = {per_minute}"),
@@ -205,11 +207,13 @@ impl External {
         loop {
             if let Some(number) = course.next(servers, options.tries, waits.remaining()) {
                 course.asked(number);
-                let (permit, mut waits, finish) = (permit.clone(), waits.clone(), &finish);
+                let permit = permit.clone();
+                let mut waits = waits.clone();
+                let finish = &finish;
                 // The first request has waited for the limit before the time of any endpoint
                 // started.
-                let (is_again, what) =
-                    (course.request_counts.iter().sum::<usize>() > 1, what.clone());
+                let is_again = course.request_counts.iter().sum::<usize>() > 1;
+                let what = what.clone();
                 running.push(async move {
                     let request_future = async {
                         if is_again {

@@ -163,7 +163,8 @@ impl Sums {
     /// Parses the sums. `null` becomes NaN.
     fn read(self) -> Result<ForwardBackward, String> {
         let Sums(mut fields) = self;
-        let (null, zero) = (Value::Null, json!(0.0));
+        let null = Value::Null;
+        let zero = json!(0.0);
         let lost: Vec<String> = fields
             .iter()
             .filter(|(_, value)| **value == null)

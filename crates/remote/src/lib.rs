@@ -43,7 +43,8 @@
 //! };
 //! let reply = router.sample(request.clone()).await?.collect(Duration::from_secs(10)).await?;
 //!
-//! // Tokens are functions of seed, stream and position, so a single replica samples the same completion.
+//! // Tokens are functions of seed, stream and position, so a single replica samples the same
+//! // completion.
 //! let alone = replica().sample(request).await?.collect(Duration::from_secs(10)).await?;
 //! assert_eq!(reply, alone);
 //! assert!(router.members().iter().all(|member| member.health == Health::Serving));

@@ -23,7 +23,8 @@ impl Mixture {
     ) -> Result<Self, PolicyError> {
         let invalid =
             |why: String| Err(PolicyError::Invalid(format!("a mixture of policies {why}")));
-        let (mut sum, mut known) = (0.0, Vec::<(String, f64)>::new());
+        let mut sum = 0.0;
+        let mut known = Vec::<(String, f64)>::new();
         for (name, weight) in policies {
             let name = name.into();
             if !(weight >= 0.0 && weight.is_finite()) {
@@ -37,9 +38,10 @@ impl Mixture {
             sum += weight;
             known.push((name, sum));
         }
-        match sum > 0.0 && sum.is_finite() {
-            true => Ok(Mixture { policies: known }),
-            false => invalid("has no policy of a weight above 0".into()),
+        if sum > 0.0 && sum.is_finite() {
+            Ok(Mixture { policies: known })
+        } else {
+            invalid("has no policy of a weight above 0".into())
         }
     }
 
@@ -75,7 +77,8 @@ mod tests {
         let picks = |role: &str| -> Vec<bool> {
             (0..10_000).map(|stream| mixture.pick(7, stream, role) == "policy").collect()
         };
-        let (one, other) = (picks("opponent"), picks("judge"));
+        let one = picks("opponent");
+        let other = picks("judge");
         let fraction = one.iter().filter(|policy| **policy).count() as f64 / 1e4;
         assert!((fraction - 0.8).abs() < 0.02, "{fraction}");
         let both = one.iter().zip(&other).filter(|(a, b)| **a && **b).count() as f64 / 1e4;

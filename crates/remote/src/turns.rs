@@ -186,7 +186,8 @@ impl Colocation {
     /// Returns an error if the learner cannot be offloaded or no server loads the weights.
     async fn hand_to_samplers(&self, weights: &WeightsRef) -> Result<(), PolicyError> {
         let state = Arc::clone(&self.state).lock_owned().await;
-        let (colocation, weights) = (self.itself()?, weights.clone());
+        let colocation = self.itself()?;
+        let weights = weights.clone();
         run_detached(async move { colocation.to_samplers(state, weights).await }).await
     }
 
@@ -237,7 +238,8 @@ impl Colocation {
             self.learner.offload(true).await?;
             let mut calls = JoinSet::new();
             for colocated in &fleet.servers {
-                let (colocated, weights) = (Arc::clone(colocated), weights.clone());
+                let colocated = Arc::clone(colocated);
+                let weights = weights.clone();
                 calls.spawn(async move { colocated.server.preload(&weights).await });
             }
             calls.join_all().await;
@@ -267,7 +269,8 @@ impl Colocation {
         for colocated in
             fleet.servers.iter().filter(|colocated| !is_sure || colocated.running.is_none())
         {
-            let (colocated, sleep_timeout) = (Arc::clone(colocated), self.sleep_timeout);
+            let colocated = Arc::clone(colocated);
+            let sleep_timeout = self.sleep_timeout;
             calls.spawn(async move { colocated.sleeps(sleep_timeout).await });
         }
         // Waits for all servers even if one fails: the next caller then finds the other servers

@@ -92,7 +92,8 @@ async fn connect() -> RemoteLearner {
 #[tokio::test]
 #[ignore = "needs a group of levade_torch, named in the environment"]
 async fn torch_group_supports_every_verb() {
-    let (policy, root) = (connect().await, PathBuf::from(variable("LEARNER_ROOT")));
+    let policy = connect().await;
+    let root = PathBuf::from(variable("LEARNER_ROOT"));
     let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
     let before = policy.logprobs(batch.clone()).await.unwrap();
     assert!(before.iter().all(|logprob| logprob.is_finite() && *logprob < 0.0));
@@ -120,7 +121,8 @@ async fn torch_group_supports_every_verb() {
     assert_eq!(micro_batch_plan, policy.plan(&update).await.unwrap());
     let saved = root.join("saved");
     std::fs::create_dir_all(&saved).unwrap();
-    let (mut losses, mut done) = (Vec::new(), 0);
+    let mut losses = Vec::new();
+    let mut done = 0;
     for step in 0..4 {
         let trained = policy.train(request(), &micro_batch_plan, &mut || done += 1).await.unwrap();
         assert!(trained.step.applied && trained.step.grad_norm > 0.0, "{trained:?}");

@@ -3,7 +3,8 @@
 //! to standard output. `micros` is the grading time in microseconds.
 //!
 //! ```sh
-//! cargo run --release -p levade-reward --example grade -- '{"maths": {"place": "boxed"}}' < answers.jsonl
+//! cargo run --release -p levade-reward --example grade -- \
+//!     '{"maths": {"location": "boxed"}}' < answers.jsonl
 //! ```
 //!
 //! The argument is a `maths` or `numeric` scorer with its options, as JSON. The default is `maths`.

@@ -84,7 +84,8 @@ pub fn f1(found: &str, expected: &str) -> f64 {
     }
     let (found, mut expected): (Vec<&str>, Vec<&str>) =
         (found.split_whitespace().collect(), expected.split_whitespace().collect());
-    let (num_found, num_expected) = (found.len() as f64, expected.len() as f64);
+    let num_found = found.len() as f64;
+    let num_expected = expected.len() as f64;
     let mut common = 0.0;
     for word in found {
         if let Some(at) = expected.iter().position(|other| *other == word) {
@@ -188,7 +189,8 @@ pub(crate) fn schema_of(task: &Value) -> Result<String, ScoreError> {
 /// Returns the text between the last opening tag that is closed and its closing tag. Tags that the
 /// text only mentions before the answer (`I answer in <answer>`) are ignored.
 pub(crate) fn text_in_tag<'t>(text: &'t str, tag: &str) -> Option<&'t str> {
-    let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+    let open = format!("<{tag}>");
+    let close = format!("</{tag}>");
     let (before, _) = text.rsplit_once(&close)?;
     let start = before.rfind(&open)? + open.len();
     text[start..].split_once(&close).map(|(inside, _)| inside.trim())

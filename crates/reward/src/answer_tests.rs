@@ -269,9 +269,13 @@ fn exact_match_distinguishes_generated_answers() {
         "{}", "{}.", " {} ", "the {}", "The {}!", "\"{}\"", "({})", "{}\n", "A {}", "'{}'", "{},",
         "{}?",
     ];
-    let (mut dice, mut right, mut found, mut wrong) = (Dice::new(1), 0, 0, 0);
+    let mut dice = Dice::new(1);
+    let mut right = 0;
+    let mut found = 0;
+    let mut wrong = 0;
     for _ in 0..6_000 {
-        let (number, at) = (dice.number(40), dice.below(units.len()));
+        let number = dice.number(40);
+        let at = dice.below(units.len());
         let frame = frames[dice.below(frames.len())];
         let phrase = |number: &str, at: usize| format!("{number} {}", units[at]).trim().to_owned();
         let expected = serde_json::Value::from(phrase(&number, at));

@@ -112,7 +112,8 @@ fn fence_length(text: &str, mark: char) -> usize {
 /// updated.
 fn opening<'t>(line: &'t str, items: &mut Vec<usize>) -> Option<Fence<'t>> {
     let mut cursor = Cursor::new(line);
-    let (mut quotes, mut is_first) = (0, true);
+    let mut quotes = 0;
+    let mut is_first = true;
     // Quotations and list items can be nested in any order.
     loop {
         while cursor.skip_quote() {
@@ -211,7 +212,10 @@ fn with_text<'t>(lines: impl Iterator<Item = Option<&'t str>>) -> Option<usize> 
 /// `lenient`, any fence closes a block even if text follows it.
 fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, bool) {
     let lines: Vec<&str> = text.split_inclusive('\n').collect();
-    let (mut blocks, mut items, mut at, mut is_open) = (Vec::new(), Vec::new(), 0, false);
+    let mut blocks = Vec::new();
+    let mut items = Vec::new();
+    let mut at = 0;
+    let mut is_open = false;
     // The last lines that can close a block. Searching beyond them is unnecessary.
     let last_closing_line = |mark: char| {
         let is_fence_line = |line: &&str| {
@@ -222,7 +226,8 @@ fn fenced<'t>(text: &'t str, known: &[&str], lenient: bool) -> (Vec<Block<'t>>, 
         };
         lines.iter().rposition(is_fence_line)
     };
-    let (backticks, tildes) = (last_closing_line('`'), last_closing_line('~'));
+    let backticks = last_closing_line('`');
+    let tildes = last_closing_line('~');
     let last_closing = |mark: char| if mark == '`' { backticks } else { tildes };
     while at < lines.len() {
         let line = lines[at];

@@ -276,9 +276,10 @@ fn with_suffix(after: &str, inside: String) -> Option<String> {
     let is_change = words::direction(&lower).is_some_and(|(kind, _)| kind == "change");
     let is_unit =
         word.len() > 1 && words::units(&word).is_some() || ["m", "g", "s"].contains(&word.as_str());
-    match is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
-        true => Some(format!("{inside}\\text{{ {word}}}")),
-        false => Some(inside),
+    if is_bare && (is_change || is_unit) && !["in", "second"].contains(&lower.as_str()) {
+        Some(format!("{inside}\\text{{ {word}}}"))
+    } else {
+        Some(inside)
     }
 }
 

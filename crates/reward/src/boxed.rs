@@ -27,7 +27,8 @@ pub(crate) fn last_box_and_range(text: &str) -> Option<(&str, Range<usize>)> {
         return Some((&text[text.len() - rest.len()..end], start..end))
             .filter(|(inside, _)| !inside.is_empty());
     };
-    let (mut depth, mut escaped) = (1, false);
+    let mut depth = 1;
+    let mut escaped = false;
     for (at, c) in inside.char_indices() {
         match c {
             '{' if !escaped => depth += 1,
@@ -98,7 +99,8 @@ enum Last {
 /// be computed (`3 + x`, `\sqrt{2}`, `2\pi`, `5!`), or if the text is an inequality (`x > 3`).
 pub(crate) fn only_number(text: &str) -> Option<Found> {
     let mut reader = Reader::new(spelled(text.trim()).trim(), true);
-    let (mut only, mut last) = (None, Last::Nothing);
+    let mut only = None;
+    let mut last = Last::Nothing;
     loop {
         reader.skip_spaces();
         let Some(next) = reader.peek(0) else { return only.map(|found| reader.in_context(found)) };

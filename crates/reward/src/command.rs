@@ -114,7 +114,8 @@ impl CommandScorer {
 
     async fn run_program(&self, text: &str, expected: &Value) -> Result<Score, ScoreError> {
         let CommandKeys { command, folder: work_dir, environment, .. } = &self.keys;
-        let (dir, passes) = (work_dir.clone(), environment.clone());
+        let dir = work_dir.clone();
+        let passes = environment.clone();
         let launch = Launch { dir, passes, ..Launch::new(command) };
         let question = format!("{}\n", json!({ "text": text, "expected": expected }));
         let started = ProgramRun::start(

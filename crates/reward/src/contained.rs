@@ -46,9 +46,10 @@ pub(crate) fn contains(text: &str, want: &ShortAnswer) -> bool {
         let ends = tokens[first..].iter().take(2 * words + 4).map(|(_, end)| *end);
         let mut fits = ends.take_while(|end| {
             let has_initials = INITIALS.is_match(&text[*start..*end]);
-            let found = match has_initials {
-                true => ShortAnswer::new(&text[*start..*end], false).text,
-                false => normalize(&text[*start..*end]),
+            let found = if has_initials {
+                ShortAnswer::new(&text[*start..*end], false).text
+            } else {
+                normalize(&text[*start..*end])
             };
             want.text.starts_with(&found)
                 || POSSESSIVE.is_match(&text[*start..*end])
@@ -91,7 +92,8 @@ fn is_in_joined_script(text: &str, want: &ShortAnswer) -> bool {
     let has_all = want.numbers.iter().all(|number| own.numbers.contains(number))
         && want.symbols.iter().all(|symbol| own.symbols.contains(symbol));
     let is_letter = |c: Option<char>| c.is_some_and(char::is_lowercase);
-    let (first, last) = (want.text.chars().next(), want.text.chars().next_back());
+    let first = want.text.chars().next();
+    let last = want.text.chars().next_back();
     // The end of a clause ends a denial: 不，是巴黎.
     let parted = normalize(&MARKS.replace_all(text, " "));
     let haystack = if parted.contains(&want.text) { &parted } else { &own.text };
@@ -115,11 +117,9 @@ fn is_denied(before: &str, after: &str) -> bool {
     let start = before.char_indices().rev().nth(100).map_or(0, |(at, _)| at);
     let near = BUT.replace_all(&before[start..], "except");
     let near = SURE.replace_all(&near, "");
-    let near =
-        RELATIVE.replace_all(&near, |found: &Captures<'_>| match HOLDS.is_match(&found[0]) {
-            true => found[0].to_owned(),
-            false => String::new(),
-        });
+    let near = RELATIVE.replace_all(&near, |found: &Captures<'_>| {
+        if HOLDS.is_match(&found[0]) { found[0].to_owned() } else { String::new() }
+    });
     let clause = CLAUSE.split(&near).last().unwrap_or_default();
     let clause = NO.replace(clause, "");
     let end = after.char_indices().nth(1000).map_or(after.len(), |(end, _)| end);

@@ -102,7 +102,8 @@ const CLOSERS: [&str; 14] =
 /// Returns the number of characters at the start of `after` that close marks opened in `before`; 0
 /// if there are none.
 fn closing_marks(before: &str, after: &str) -> usize {
-    let (mut rest, mut before) = (after, before);
+    let mut rest = after;
+    let mut before = before;
     loop {
         // An HTML tag.
         if let Some(tag) = rest.strip_prefix("</")
@@ -552,7 +553,8 @@ impl NumberPosition<'_> {
             .find(|(_, c)| !inner(c) || "}".contains(**c));
         let (Some((back, open)), Some((ahead, close))) = (open, close) else { return false };
         let is_bracket = matches!((open, close), ('(' | '[', ')' | ']') | ('{', '}'));
-        let (from, to) = (self.range.start - back, self.range.end + ahead);
+        let from = self.range.start - back;
+        let to = self.range.end + ahead;
         // The braces enclose a set, not an argument.
         let is_braced = || from < 2 || self.chars[from - 2] == '\\' || self.chars[from - 2] == ' ';
         let is_set = *open != '{' || is_braced();

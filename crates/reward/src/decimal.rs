@@ -124,7 +124,8 @@ impl Decimal {
         };
         // Power of ten of the first digit, plus 1.
         let size = |number: &Decimal| number.exponent.saturating_add(number.digits.len() as i64);
-        let (own, its) = (sign(self), sign(other));
+        let own = sign(self);
+        let its = sign(other);
         let sizes = size(self).cmp(&size(other)).then_with(|| self.digits.cmp(&other.digits));
         own.cmp(&its).then(match own {
             0 => Ordering::Equal,
@@ -137,7 +138,8 @@ impl Decimal {
     pub fn is_multiple_of(&self, step: &Decimal) -> bool {
         let to_integer =
             |number: &Decimal| BigInt::parse_bytes(&number.digits, 10).unwrap_or_default();
-        let (value, step_digits) = (to_integer(self), to_integer(step));
+        let value = to_integer(self);
+        let step_digits = to_integer(step);
         let tens = self.exponent.saturating_sub(step.exponent);
         // The last digit of the value is not 0, so the value is not a multiple of ten steps.
         value.is_zero()
@@ -175,7 +177,8 @@ mod tests {
         ];
         for (at, low) in ascending.iter().enumerate() {
             for (index, high) in ascending.iter().enumerate() {
-                let (low, high) = (Decimal::parse(low).unwrap(), Decimal::parse(high).unwrap());
+                let low = Decimal::parse(low).unwrap();
+                let high = Decimal::parse(high).unwrap();
                 assert_eq!(low.compare(&high), at.cmp(&index), "{low:?} {high:?}");
             }
         }
@@ -202,7 +205,8 @@ mod tests {
             ("100", "25", true),
             ("25", "100", false),
         ] {
-            let (value, step) = (Decimal::parse(value).unwrap(), Decimal::parse(step).unwrap());
+            let value = Decimal::parse(value).unwrap();
+            let step = Decimal::parse(step).unwrap();
             assert_eq!(value.is_multiple_of(&step), want, "{value:?} {step:?}");
         }
     }

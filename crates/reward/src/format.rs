@@ -94,9 +94,11 @@ impl FormatScorer {
     pub fn grade(&self, text: &str) -> Result<f64, ScoreError> {
         let mut conditions = Vec::new();
         // Byte offset after the last closing tag, and the text outside of the tags.
-        let (mut end, mut outside) = (0, String::new());
+        let mut end = 0;
+        let mut outside = String::new();
         for tag in &self.tags {
-            let (open, close) = (format!("<{tag}>"), format!("</{tag}>"));
+            let open = format!("<{tag}>");
+            let close = format!("</{tag}>");
             let once = text.matches(&open).count() == 1 && text.matches(&close).count() == 1;
             let span = text
                 .find(&open)
@@ -123,9 +125,10 @@ impl FormatScorer {
             conditions.push(chars <= self.max_chars);
         }
         let num_met = conditions.iter().filter(|is_met| **is_met).count();
-        Ok(match self.partial {
-            true => num_met as f64 / conditions.len().max(1) as f64,
-            false => f64::from(u8::from(num_met == conditions.len())),
+        Ok(if self.partial {
+            num_met as f64 / conditions.len().max(1) as f64
+        } else {
+            f64::from(u8::from(num_met == conditions.len()))
         })
     }
 }

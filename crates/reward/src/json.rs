@@ -167,10 +167,8 @@ mod tests {
             "{1: 2}",
         ] {
             let own = serde_json::from_str::<Value>(text);
-            let (own, found) = (
-                own.map_err(|error| error.to_string()),
-                parse(text).map_err(|error| error.to_string()),
-            );
+            let own = own.map_err(|error| error.to_string());
+            let found = parse(text).map_err(|error| error.to_string());
             assert_eq!(found.is_ok(), own.is_ok(), "{text}");
             if let (Ok(found), Ok(own)) = (found, own) {
                 assert_eq!((found.to_string(), &found), (own.to_string(), &own), "{text}");

@@ -296,7 +296,9 @@ fn chinese_digit(c: char) -> Option<u64> {
 
 /// Parses an integer in Chinese words.
 fn chinese_integer(text: &str) -> Option<u64> {
-    let (mut total, mut group, mut digit) = (0u64, 0u64, None::<u64>);
+    let mut total = 0u64;
+    let mut group = 0u64;
+    let mut digit = None::<u64>;
     for c in text.chars() {
         if let Some(value) = chinese_digit(c) {
             // Adjacent digits, such as 一二, are not a number in words. A preceding zero is allowed.

@@ -1,7 +1,7 @@
 //! Scorers: compute the score of an attempt from its recorded data.
 //!
-//! A [`Scorer`] reads the [`ScorerInput`] of an attempt (its task, outcome, final text and tokens, and
-//! data from its tools) and returns [`Component`]s. It scores attempts individually, or all
+//! A [`Scorer`] reads the [`ScorerInput`] of an attempt (its task, outcome, final text and tokens,
+//! and data from its tools) and returns [`Component`]s. It scores attempts individually, or all
 //! attempts of a group together. The store holds all of this input, so scoring can be repeated at
 //! any time.
 //!

@@ -432,13 +432,15 @@ impl Reader {
 
     /// Parses the fraction of a mixed number: plain digits, below 1.
     fn part(&mut self) -> Option<Rational> {
-        let (mut top, mut bottom) = (String::new(), String::new());
+        let mut top = String::new();
+        let mut bottom = String::new();
         self.run(&mut top);
         let slash = self.take("/");
         self.run(&mut bottom);
         let decimal = self.peek(0) == Some('.') && self.is_digit(1);
         let ends = !decimal && !self.peek(0).is_some_and(|c| c == '/' || c.is_alphanumeric());
-        let (top, bottom) = (Rational::parse(&top)?, Rational::parse(&bottom)?);
+        let top = Rational::parse(&top)?;
+        let bottom = Rational::parse(&bottom)?;
         (slash && ends && top.compare(&bottom).is_lt()).then(|| top.divide(&bottom)).flatten()
     }
 

@@ -75,9 +75,10 @@ impl Scorer for ProgramScorer {
 /// # Errors
 /// Returns [`ScoreError::Unusable`] with `why` if the attempt came to its own end.
 fn none(input: &ScorerInput, why: &str) -> Result<Vec<Component>, ScoreError> {
-    match input.is_answered() {
-        true => Err(ScoreError::Unusable(why.to_owned())),
-        false => Ok(vec![Component::score(0.0)]),
+    if input.is_answered() {
+        Err(ScoreError::Unusable(why.to_owned()))
+    } else {
+        Ok(vec![Component::score(0.0)])
     }
 }
 

@@ -64,7 +64,8 @@ impl Rational {
             return None;
         }
         // Leading and trailing zeros do not change the value, however many there are.
-        let (integer, decimals) = (integer.trim_start_matches('0'), decimals.trim_end_matches('0'));
+        let integer = integer.trim_start_matches('0');
+        let decimals = decimals.trim_end_matches('0');
         if integer.len() + decimals.len() > MAX_DIGITS {
             return None;
         }

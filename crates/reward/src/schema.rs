@@ -141,11 +141,10 @@ fn decimal(number: &Value) -> Option<Decimal> {
 
 impl<'i> Keyword<'i> for Limit {
     fn validate(&self, instance: &'i Value) -> Result<(), ValidationError<'i>> {
-        match self.is_valid(instance) {
-            true => Ok(()),
-            false => {
-                Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword)))
-            }
+        if self.is_valid(instance) {
+            Ok(())
+        } else {
+            Err(ValidationError::custom(format!("{instance} is outside of {:?}", self.keyword)))
         }
     }
 
@@ -309,7 +308,9 @@ mod tests {
         ];
         let own = SchemaScorer { field: Some("format".into()), schema: None };
         let mut dice = Dice::new(4);
-        let (mut right, mut found, mut wrong) = (0, 0, 0);
+        let mut right = 0;
+        let mut found = 0;
+        let mut wrong = 0;
         for _ in 0..3_500 {
             let number = dice.number(40);
             let schema = [

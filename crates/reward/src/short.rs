@@ -40,9 +40,11 @@ fn canonical_text(plain: &str) -> String {
     let bare = quoted('"').or_else(|| quoted('\'')).unwrap_or(bare);
     let number = |found: &Captures<'_>| {
         let group_text = |group: usize| found.get(group).map_or("", |part| part.as_str());
-        let (integer, decimals) = (group_text(3), group_text(4).trim_end_matches('0'));
+        let integer = group_text(3);
+        let decimals = group_text(4).trim_end_matches('0');
         let integer = if integer.is_empty() { "0" } else { integer };
-        let (point, unit) = (if decimals.is_empty() { "" } else { "." }, group_text(5));
+        let point = if decimals.is_empty() { "" } else { "." };
+        let unit = group_text(5);
         let (before, behind) = if "€$£¥₹".contains(unit) { (unit, "") } else { ("", unit) };
         format!("{}{}{before}{integer}{point}{decimals}{behind}", group_text(1), group_text(2))
     };
@@ -117,7 +119,8 @@ fn normalized_words(plain: &str) -> String {
 fn numbers(text: &str) -> Vec<String> {
     let chars: Vec<char> = text.chars().collect();
     let digits = |from: usize| chars[from..].iter().take_while(|c| c.is_ascii_digit()).count();
-    let (mut found, mut at) = (Vec::new(), 0);
+    let mut found = Vec::new();
+    let mut at = 0;
     while at < chars.len() {
         if !chars[at].is_ascii_digit() {
             at += 1;
@@ -189,16 +192,19 @@ fn symbols(text: &str) -> Vec<char> {
         (at.saturating_sub(100)..at).any(|at| chars[at] == quote && starts(at))
     };
     let is_symbol = |(at, c): &(usize, &char)| {
-        let (before, after) = (at.checked_sub(1), Some(at + 1));
-        let (word, space) = (char::is_alphanumeric, char::is_whitespace);
+        let before = at.checked_sub(1);
+        let after = Some(at + 1);
+        let word = char::is_alphanumeric;
+        let space = char::is_whitespace;
         let digit = |c: char| c.is_ascii_digit();
         let starts = before.is_none() || is(before, space);
         let is_inner = is(before, word) && is(after, word);
         let has_letters =
             is_inner && (is(before, char::is_alphabetic) || is(after, char::is_alphabetic));
-        let (left, right) = match is_inner {
-            true => (run(&mut chars[..*at].iter().rev()), run(&mut chars[at + 1..].iter())),
-            false => (0, 0),
+        let (left, right) = if is_inner {
+            (run(&mut chars[..*at].iter().rev()), run(&mut chars[at + 1..].iter()))
+        } else {
+            (0, 0)
         };
         let is_single = (left, right) == (1, 1);
         match c {

@@ -280,7 +280,8 @@ pub(crate) fn units(word: &str) -> Option<Vec<(&'static str, i32)>> {
                 .map(|units| units.into_iter().map(|(unit, own)| (unit, own * power)).collect());
         }
     }
-    let (sign, lower) = (word, word.to_lowercase());
+    let sign = word;
+    let lower = word.to_lowercase();
     let word = if word.chars().count() == 1 { word } else { lower.as_str() };
     match UNITS.iter().find(|(_, names)| names.contains(&word)) {
         Some((unit, _)) => Some(vec![(*unit, 1)]),

@@ -77,13 +77,15 @@ impl About {
             of
         };
         self.directions.iter().all(|(kind, _)| {
-            let (own, theirs) = (of(self, *kind), of(other, *kind));
+            let own = of(self, *kind);
+            let theirs = of(other, *kind);
             theirs.is_empty() || own == theirs
         })
     }
 
     fn is_same_unit(&self, other: &About) -> bool {
-        let (a, b) = (&self.units, &other.units);
+        let a = &self.units;
+        let b = &other.units;
         let is =
             |units: &[(&str, i32)], of: &[&str]| matches!(units, [(unit, 1)] if of.contains(unit));
         let is_degree = |units: &[(&str, i32)]| is(units, &["degree"]);

@@ -94,7 +94,9 @@ fn term(random: &mut Random) -> (f32, Term) {
     let logp = random.uniform_in(-6.0, -0.01);
     let spread = if random.next() < 0.1 { 30.0 } else { 1.0 };
     let near = |random: &mut Random| logp + random.uniform_in(-spread, spread);
-    let (behaviour, proximal, reference) = (near(random), near(random), near(random));
+    let behaviour = near(random);
+    let proximal = near(random);
+    let reference = near(random);
     let term = Term {
         sequence: random.below(5),
         weight: if random.next() < 0.1 { 0.0 } else { random.uniform_in(0.001, 0.02) },

@@ -99,7 +99,8 @@ mod tests {
 
     #[test]
     fn majority_of_scores_majority_answer() {
-        let (final_answers, scores) = (["7", "8", "7", "9"].map(Some), [1.0, 0.0, 1.0, 0.0]);
+        let final_answers = ["7", "8", "7", "9"].map(Some);
+        let scores = [1.0, 0.0, 1.0, 0.0];
         assert_eq!(majority_of(&final_answers, &scores, 4, 50, 1), 1.0);
         assert!((majority_of(&final_answers, &scores, 1, 4000, 1) - 0.5).abs() < 0.03);
         // Of three sampled attempts, two answer "7" unless one of them is missing; then the first

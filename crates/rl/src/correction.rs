@@ -141,7 +141,8 @@ impl Correction {
     /// bounds. `sequences` has the log-ratios of sequences. Returns `None` if there are no tokens.
     pub fn out_of_bounds_fraction(&self, sequences: &[Vec<f64>]) -> Option<f64> {
         let (Bound::Clamp { low, high } | Bound::Mask { low, high }) = self.bound;
-        let (mut all, mut outside) = (0usize, 0usize);
+        let mut all = 0usize;
+        let mut outside = 0usize;
         for x in sequences.iter().flat_map(|sequence| self.level.log_ratios(sequence)) {
             all += 1;
             outside += usize::from(!(low..=high).contains(&x.exp()));
@@ -350,8 +351,11 @@ impl Mismatch {
 fn correlation(pairs: impl Iterator<Item = (f64, f64)> + Clone) -> f64 {
     let mean =
         |component: fn((f64, f64)) -> f64| Counting::Exact.mean(pairs.clone().map(component));
-    let (mean_a, mean_b) = (mean(|(a, _)| a), mean(|(_, b)| b));
-    let (mut ab, mut aa, mut bb) = (0.0, 0.0, 0.0);
+    let mean_a = mean(|(a, _)| a);
+    let mean_b = mean(|(_, b)| b);
+    let mut ab = 0.0;
+    let mut aa = 0.0;
+    let mut bb = 0.0;
     for (a, b) in pairs {
         ab += (a - mean_a) * (b - mean_b);
         aa += (a - mean_a).powi(2);

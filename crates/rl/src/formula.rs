@@ -29,16 +29,21 @@ impl PolicyLoss {
             PolicyLoss::Reinforce => "−A ln p".into(),
             PolicyLoss::ImportanceSampling => "−A ρ".into(),
             PolicyLoss::Clip { low, high, dual, trust, keep } => {
-                let (low, high) = (1.0 - low, 1.0 + high);
+                let low = 1.0 - low;
+                let high = 1.0 + high;
                 let mut text = format!("max(−A ρ, −A clip(ρ, {low}, {high}))");
                 if let Some(dual) = dual {
                     text += &format!(", at most −{dual} A if A < 0");
                 }
                 if let Some(keep) = keep {
-                    let (below, above) = (keep.below * low, keep.above * high);
-                    let kept = |part: f64| match keep.in_value_only {
-                        true => format!("max(−A ρ, −A · {part} / ρ)"),
-                        false => format!("−A · {part}"),
+                    let below = keep.below * low;
+                    let above = keep.above * high;
+                    let kept = |part: f64| {
+                        if keep.in_value_only {
+                            format!("max(−A ρ, −A · {part} / ρ)")
+                        } else {
+                            format!("−A · {part}")
+                        }
                     };
                     text += &format!(", {} if A < 0 and ρ < {low}", kept(below));
                     text += &format!(", {} if A > 0 and ρ > {high}", kept(above));
@@ -69,7 +74,8 @@ impl PolicyLoss {
             }
             PolicyLoss::KlCov { coefficient, .. } => format!("−A ρ, + {coefficient} |x| if marked"),
             PolicyLoss::ClipCov { low, high, .. } => {
-                let (low, high) = (1.0 - low, 1.0 + high);
+                let low = 1.0 - low;
+                let high = 1.0 + high;
                 format!("max(−A ρ, −A clip(ρ, {low}, {high})), 0 if marked")
             }
             PolicyLoss::Value { clip: None } => "½ (V − R)²".into(),

@@ -157,7 +157,8 @@ mod tests {
         reference: &[f64; 3],
     ) -> (f64, [f64; 3]) {
         let p = softmax(logits);
-        let (mut value, mut gradient) = (0.0, [0.0; 3]);
+        let mut value = 0.0;
+        let mut gradient = [0.0; 3];
         for token in 0..3 {
             let x = (p[token] / reference[token]).ln();
             let (kl, derivative) = penalty.evaluate(x, (p[token] / behaviour[token]).ln());
@@ -174,8 +175,9 @@ mod tests {
     /// divergence of the current policy, with its gradient.
     #[test]
     fn weighted_kl_is_unbiased_off_policy() {
-        let (logits, behaviour, reference) =
-            ([0.3, -0.4, 0.9], softmax(&[-0.5, 0.6, 0.1]), softmax(&[0.0, 0.8, -0.7]));
+        let logits = [0.3, -0.4, 0.9];
+        let behaviour = softmax(&[-0.5, 0.6, 0.1]);
+        let reference = softmax(&[0.0, 0.8, -0.7]);
         let exact = divergence(&logits, &reference);
         let derivative = |v: usize| {
             let at = |h: f64| {

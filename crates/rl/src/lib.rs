@@ -11,7 +11,8 @@
 //! ```
 //! use levade_rl::{Estimator, GroupBaseline, Normaliser, Path, Rollout, RolloutTokens};
 //!
-//! // Three rollouts of one task; the first has succeeded. Each token gets an advantage and a weight.
+//! // Three rollouts of one task; the first has succeeded. Each token gets an advantage and a
+//! // weight.
 //! let rollout = |score, tokens: usize| Rollout {
 //!     score,
 //!     paths: vec![Path { turns: vec![tokens], rewards: vec![0.0; tokens], ..Path::default() }],

@@ -373,9 +373,10 @@ impl Loss {
     /// # Errors
     /// Returns an error that names the parameter if one is out of range.
     pub fn check_parameters(&self) -> Result<(), RlError> {
-        let (check_range, check_fraction) = (RlError::check_range, RlError::check_fraction);
-        let (check_positive, check_non_negative) =
-            (RlError::check_positive, RlError::check_non_negative);
+        let check_range = RlError::check_range;
+        let check_fraction = RlError::check_fraction;
+        let check_positive = RlError::check_positive;
+        let check_non_negative = RlError::check_non_negative;
         let trusted = |trust: &TrustRegion| {
             check_positive("cap of the trust region", trust.cap)?;
             check_non_negative("age_decay of the trust region", trust.age_decay)

@@ -51,7 +51,8 @@ fn correction_weights_only_policy_loss() {
     assert_eq!(of(at(Some(0.0), false)), (0.25, -0.5, true), "the penalty stays");
     // The ratio of a weighted penalty is that to the policy that sampled the token, e. With the
     // derivatives of both factors, the gradient is e (−1 + 1 / 2).
-    let (e, weighted) = (1f64.exp(), at(Some(0.25), true));
+    let e = 1f64.exp();
+    let weighted = at(Some(0.25), true);
     assert!((weighted.loss - (-0.5 + 0.25 * e)).abs() < 1e-12, "{weighted:?}");
     assert!((weighted.derivative - (-0.5 - 0.25 * e)).abs() < 1e-12, "{weighted:?}");
 }
@@ -139,7 +140,8 @@ fn trust_region_drops_tokens_outside() {
         got.dropped
     };
     // Ratios of 2 and 1/2, outside of 0.8 and 1.3.
-    let (double, half) = (2f64.ln(), -2f64.ln());
+    let double = 2f64.ln();
+    let half = -2f64.ln();
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double - 0.5, a)), [false; 3]);
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, double, a)), [true, false, false]);
     assert_eq!([1.0, 0.0, -1.0].map(|a| dropped(0.2, 0.3, half, a)), [false, false, true]);
@@ -168,7 +170,8 @@ fn clip_cov_drops_marked_tokens() {
 /// gradients without an advantage. So have KL penalties and entropy bonuses.
 #[test]
 fn losses_report_gradient_without_advantage() {
-    let (direct, value) = (PolicyLoss::Direct { beta: 0.1 }, PolicyLoss::Value { clip: None });
+    let direct = PolicyLoss::Direct { beta: 0.1 };
+    let value = PolicyLoss::Value { clip: None };
     let covarying = PolicyLoss::KlCov { coefficient: 1.0, fraction: 0.1 };
     for policy in [PolicyLoss::CrossEntropy, direct, covarying, value] {
         assert!(Loss::new(policy).moves_without_advantage(), "{policy:?}");

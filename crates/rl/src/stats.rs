@@ -136,8 +136,8 @@ fn bootstrap(
     means.sort_by(f64::total_cmp);
     let estimate = mean(total(&mut clusters.iter().copied()));
     let of_clusters = || clusters.iter().map(|cluster| mean(*cluster));
-    let (lowest, highest) =
-        (of_clusters().fold(range.0, f64::min), of_clusters().fold(range.1, f64::max));
+    let lowest = of_clusters().fold(range.0, f64::min);
+    let highest = of_clusters().fold(range.1, f64::max);
     let unseen = Z_95 * Z_95 / (clusters.len() as f64 + Z_95 * Z_95);
     Ok(Interval {
         estimate,
@@ -149,7 +149,8 @@ fn bootstrap(
 /// Returns a quantile of sorted, non-empty numbers, interpolated between neighbors.
 fn quantile(sorted: &[f64], q: f64) -> f64 {
     let at = q * (sorted.len() - 1) as f64;
-    let (below, above) = (at.floor() as usize, at.ceil() as usize);
+    let below = at.floor() as usize;
+    let above = at.ceil() as usize;
     sorted[below] + (sorted[above] - sorted[below]) * (at - at.floor())
 }
 
@@ -265,7 +266,8 @@ mod tests {
         for n in [1, 10, 200] {
             let wrong = mean_score(&vec![0.0; n as usize], 200, 1).unwrap();
             let right = mean_score(&vec![1.0; n as usize], 200, 1).unwrap();
-            let (none, all) = (wilson(0, n).unwrap(), wilson(n, n).unwrap());
+            let none = wilson(0, n).unwrap();
+            let all = wilson(n, n).unwrap();
             near(wrong, 0.0, none.high);
             near(right, all.low, 1.0);
             let pairs = |before, after| -> Vec<ScorePair> {

@@ -175,7 +175,8 @@ pub fn total_variation(logp: f64, old: f64) -> f64 {
 /// Returns the signed divergence of `logp` from `old` as KL(p_old ‖ p) of the event "this token",
 /// negative if p has decreased.
 pub fn binary_kl(logp: f64, old: f64) -> f64 {
-    let (p, q) = (logp.exp(), old.exp());
+    let p = logp.exp();
+    let q = old.exp();
     let rest = if q < 1.0 { (1.0 - q) * ((1.0 - q) / (1.0 - p)).ln() } else { 0.0 };
     let divergence = q * (old - logp) + rest;
     if p > q { divergence } else { -divergence }
@@ -228,7 +229,8 @@ mod tests {
     /// kept.
     #[test]
     fn clip_keeps_part_of_gradient_beyond_bounds() {
-        let (half, double) = (0.5f64.ln(), 2f64.ln());
+        let half = 0.5f64.ln();
+        let double = 2f64.ln();
         let kept = |x, advantage, in_value| {
             loss_parts(clipped_keeping(x, advantage, 0.2, 0.3, (0.5, 0.25), in_value))
         };

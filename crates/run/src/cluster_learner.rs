@@ -168,7 +168,8 @@ fn model_dir(files: &ModelFiles, learner: &Path) -> anyhow::Result<PathBuf> {
     if path.is_dir() {
         return Ok(path);
     }
-    let (dir, config) = (learner.join("model"), "config.json");
+    let dir = learner.join("model");
+    let config = "config.json";
     // The configuration is written last, so that its presence marks a complete directory.
     if !dir.join(config).exists() {
         std::fs::create_dir_all(&dir)

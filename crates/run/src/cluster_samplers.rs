@@ -103,7 +103,8 @@ pub async fn start(
             .with_broadcast(push.clone());
     let options =
         ServerOptions { push: push.clone(), ..options(samplers, wants, text_tokens.clone()) };
-    let (mut named_servers, mut processes) = (Vec::new(), Vec::new());
+    let mut named_servers = Vec::new();
+    let mut processes = Vec::new();
     let model = dir.join("model");
     if keys.start {
         write_model(&model, wants, &learner).await?;
@@ -232,9 +233,10 @@ fn read_urls(file: &Path) -> anyhow::Result<Vec<String>> {
 /// external learner.
 fn with_broadcast(keys: &ServersKeys, wants: &Requirements<'_>) -> Option<Arc<WeightBroadcast>> {
     let learner = wants.group.filter(|_| keys.weights == WeightsKey::Group)?;
-    let backend = match learner.description().layout.device.starts_with("cuda") {
-        true => GroupBackend::Nccl,
-        false => GroupBackend::Gloo,
+    let backend = if learner.description().layout.device.starts_with("cuda") {
+        GroupBackend::Nccl
+    } else {
+        GroupBackend::Gloo
     };
     Some(Arc::new(WeightBroadcast::new(Arc::new(learner.clone()), backend)))
 }

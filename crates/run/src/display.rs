@@ -18,7 +18,9 @@ pub fn plural(number: u32, noun: &str) -> String {
 /// Formats a duration as `0:42`, `12:05` or `1:02:03`.
 pub fn clock(time: Duration) -> String {
     let seconds = time.as_secs();
-    let (hours, minutes, seconds) = (seconds / 3600, seconds / 60 % 60, seconds % 60);
+    let hours = seconds / 3600;
+    let minutes = seconds / 60 % 60;
+    let seconds = seconds % 60;
     if hours > 0 {
         format!("{hours}:{minutes:02}:{seconds:02}")
     } else {

@@ -114,11 +114,13 @@ impl ChatApi for CompleteApi {
 }
 
 async fn complete(api: &External, query: ChatQuery) -> Result<ChatDelta, ApiError> {
-    let mut response =
-        api.chat(&request(query)?).await.map_err(|error| match is_rejected(&error) {
-            true => ApiError::new(ErrorKind::Invalid, error.to_string()),
-            false => api_error(error),
-        })?;
+    let mut response = api.chat(&request(query)?).await.map_err(|error| {
+        if is_rejected(&error) {
+            ApiError::new(ErrorKind::Invalid, error.to_string())
+        } else {
+            api_error(error)
+        }
+    })?;
     // The text of a completion is used even if its tool calls are malformed.
     if response.message().is_err() {
         response.tool_calls.clear();

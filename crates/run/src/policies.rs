@@ -94,7 +94,8 @@ pub async fn start(
         None => learner,
     };
     let mut policies = Vec::new();
-    let (mut fingerprint, mut model_files) = (None, Vec::new());
+    let mut fingerprint = None;
+    let mut model_files = Vec::new();
     // Start the models in order: the memory of earlier models counts for later ones.
     for model in &models {
         let chat = model::chat(&model.found.files, chat_options(&recipe.agent, Some(now)))?;
@@ -144,7 +145,8 @@ pub async fn start(
     let toolboxes = Toolboxes::new(&recipe.tool, host.supervisor().clone());
     let mut agents = Vec::new();
     for (name, keys) in recipe.agents() {
-        let (mut backends, mut first) = (Vec::new(), None);
+        let mut backends = Vec::new();
+        let mut first = None;
         for policy in recipe.policies_of(keys) {
             if let Some(other) = external_apis.get(&policy) {
                 backends.push(ChatBackend::Api(Arc::clone(other)));
@@ -165,7 +167,8 @@ pub async fn start(
             Some(chat) => toolboxes.tools_for(keys, chat)?,
             None => ToolSet::default(),
         };
-        let (pick, when) = (pick(name, keys)?, programs::when(name, keys)?);
+        let pick = pick(name, keys)?;
+        let when = programs::when(name, keys)?;
         agents.push(AgentSpec { name: name.to_owned(), backends, pick, tools, when, custom: None });
     }
     programs::put_in(recipe, &mut agents, environments, host).await?;
@@ -338,8 +341,8 @@ impl Model {
             self.full_options(recipe, wanted, None)?;
         let policy = model::start(files, &policy, Some(chat), &also, host)?;
         let start = |options: EngineOptions| Engine::start(files, &options, None);
-        let (reference, critic) =
-            (reference.map(start).transpose()?, critic.map(start).transpose()?);
+        let reference = reference.map(start).transpose()?;
+        let critic = critic.map(start).transpose()?;
         Ok(Engines { policy, reference, critic })
     }
 
@@ -363,9 +366,10 @@ impl Model {
         let silent = EngineOptions { kv_memory_mb: 1, running: 1, step_rows: 1, ..policy.clone() };
         let frozen = EngineOptions { trains: false, ..silent.clone() };
         let silent = EngineOptions { critic: true, ..silent };
-        let (reference, critic) =
-            (wanted.reference.then_some(frozen), wanted.critic.then_some(silent));
-        let (mut also, mut taken) = (String::new(), 0u64);
+        let reference = wanted.reference.then_some(frozen);
+        let critic = wanted.critic.then_some(silent);
+        let mut also = String::new();
+        let mut taken = 0u64;
         for (options, name) in [(&reference, "the frozen copy"), (&critic, "the critic")] {
             if let Some(options) = options {
                 let total = Engine::plan(config, options)?.total();
@@ -443,7 +447,8 @@ impl Model {
         } else {
             model::start_sampling(&self.found, &options, Some(chat), host).await?
         };
-        let (seed, source) = (recipe.run.seed, &self.keys.source);
+        let seed = recipe.run.seed;
+        let source = &self.keys.source;
         for PolicySpec { name, lora, reference, critic, elsewhere, .. } in policies {
             let Some(lora) = lora else {
                 let engines = Engines { policy: engine.clone(), reference: None, critic: None };
@@ -451,12 +456,16 @@ impl Model {
                 continue;
             };
             let policy = engine.lora(lora.clone(), seed, source).await?;
-            let other = async |needed| match needed {
-                true => engine.lora(lora.clone(), seed, source).await.map(Some),
-                false => Ok(None),
+            let other = async |needed| {
+                if needed {
+                    engine.lora(lora.clone(), seed, source).await.map(Some)
+                } else {
+                    Ok(None)
+                }
             };
             let here = |needed: bool| needed && !elsewhere;
-            let (reference, critic) = (other(here(*reference)).await?, other(here(*critic)).await?);
+            let reference = other(here(*reference)).await?;
+            let critic = other(here(*critic)).await?;
             started.insert(name, Engines { policy, reference, critic }.with_value_head().await?);
         }
         Ok(())

@@ -52,15 +52,19 @@ pub fn resume(recipe: Recipe) -> anyhow::Result<Run> {
 pub fn launch(recipe: Recipe, start: StartMode, supervisor: Supervisor) -> anyhow::Result<Run> {
     LockedRunDir::check(&recipe.run, start)?;
     let (sender, events) = mpsc::unbounded_channel();
-    let (file, dir) = (EventsFile::new(&recipe.run.folder), recipe.run.folder.clone());
+    let file = EventsFile::new(&recipe.run.folder);
+    let dir = recipe.run.folder.clone();
     let host = Host::new(supervisor, move |event| {
         file.record(&event);
         // Sending fails if the receiver was dropped, because no caller reads the events.
         let _ = sender.send(event);
     });
-    let (stop, clock) = (StopFlag::default(), Clock::default());
+    let stop = StopFlag::default();
+    let clock = Clock::default();
     // Uses a blocking thread, because fetching and opening models blocks.
-    let (runtime, clocked, flag) = (Handle::current(), clock.clone(), stop.clone());
+    let runtime = Handle::current();
+    let clocked = clock.clone();
+    let flag = stop.clone();
     let task = tokio::task::spawn_blocking(move || {
         runtime.block_on(drive(recipe, start, host, clocked, flag))
     });
@@ -136,7 +140,8 @@ async fn drive(
     clock: Clock,
     stop: StopFlag,
 ) -> anyhow::Result<Option<RunEnd>> {
-    let (noticed, dir) = (host.clone(), recipe.run.folder.clone());
+    let noticed = host.clone();
+    let dir = recipe.run.folder.clone();
     let pauses = tokio::spawn(clock.track_pauses(move |pause| {
         let pause = display::clock(pause);
         noticed.note(format!("the process stood still for {pause}; no deadline has run meanwhile"));

@@ -114,9 +114,10 @@ fn judge(keys: &JudgeKeys) -> anyhow::Result<Arc<dyn Scorer>> {
 /// Converts an error of a service. A rejection makes the request unusable. Any other error is an
 /// outage, after which the run waits for the service.
 fn score_error(error: &ExternalError) -> ScoreError {
-    match external::is_rejected(error) {
-        true => ScoreError::Unusable(error.to_string()),
-        false => ScoreError::Unavailable(error.to_string()),
+    if external::is_rejected(error) {
+        ScoreError::Unusable(error.to_string())
+    } else {
+        ScoreError::Unavailable(error.to_string())
     }
 }
 

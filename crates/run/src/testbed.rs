@@ -134,7 +134,8 @@ impl RemoteRunner {
 #[async_trait]
 impl Runner for RemoteRunner {
     async fn ready(&self) -> Result<(), ScoreError> {
-        let (language, code) = ("bash".to_owned(), "true".to_owned());
+        let language = "bash".to_owned();
+        let code = "true".to_owned();
         self.run(&Program { language, code, stdin: String::new(), output_bytes: 0 }).await.map(drop)
     }
 

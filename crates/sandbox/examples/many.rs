@@ -76,10 +76,13 @@ async fn main() -> ExitCode {
     println!("one after the other: p50 {:?}, p95 {:?}", sequential[25], sequential[47]);
     tokio::time::sleep(Duration::from_millis(500)).await;
     let before = resource_counts();
-    let (next, wrong, started) =
-        (Arc::new(AtomicUsize::new(0)), Arc::new(AtomicUsize::new(0)), Instant::now());
+    let next = Arc::new(AtomicUsize::new(0));
+    let wrong = Arc::new(AtomicUsize::new(0));
+    let started = Instant::now();
     let workers = (0..at_once).map(|_| {
-        let (sandbox, next, wrong) = (sandbox.clone(), Arc::clone(&next), Arc::clone(&wrong));
+        let sandbox = sandbox.clone();
+        let next = Arc::clone(&next);
+        let wrong = Arc::clone(&wrong);
         tokio::spawn(async move {
             loop {
                 let number = next.fetch_add(1, Ordering::Relaxed);
@@ -103,7 +106,8 @@ async fn main() -> ExitCode {
     let seconds = started.elapsed().as_secs_f64();
     println!("{count} runs, {at_once} at once: {:.1} runs/s", count as f64 / seconds);
     tokio::time::sleep(Duration::from_secs(1)).await;
-    let (after, wrong) = (resource_counts(), wrong.load(Ordering::Relaxed));
+    let after = resource_counts();
+    let wrong = wrong.load(Ordering::Relaxed);
     println!(
         "processes, descriptors, mounts before: {before:?}, after: {after:?}; wrong outcomes: {wrong}"
     );

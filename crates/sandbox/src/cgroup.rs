@@ -168,7 +168,8 @@ fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
             .starts_with("cgroup2 ")
             .then(|| mount_fields.split(' ').collect::<Vec<_>>())
     })?;
-    let (root, at) = (mount.get(3)?, PathBuf::from(mount.get(4)?));
+    let root = mount.get(3)?;
+    let at = PathBuf::from(mount.get(4)?);
     let own = own.lines().find_map(|line| line.strip_prefix("0::"))?;
     // The mount may show only a part of the tree, as in containers.
     let inside = own.strip_prefix(root.trim_end_matches('/')).unwrap_or("");
@@ -180,7 +181,8 @@ fn find_cgroup(mounts: &str, own: &str) -> Option<(PathBuf, PathBuf)> {
 fn delegate(parent: &Path) -> std::io::Result<()> {
     let read = |name: &str| fs::read_to_string(parent.join(name)).unwrap_or_default();
     let has = |text: &str, name: &str| text.split_whitespace().any(|found| found == name);
-    let (on, offered) = (read("cgroup.subtree_control"), read("cgroup.controllers"));
+    let on = read("cgroup.subtree_control");
+    let offered = read("cgroup.controllers");
     for name in ["memory", "pids"] {
         if has(&on, name) {
             continue;

@@ -209,7 +209,8 @@ fn rejection_rules(counted: bool) -> Result<Rules, String> {
     rejection_rules.insert(libc::SYS_prlimit64, vec![other, has_set]);
     // Threads must share their descriptors, and processes must not: the memory watch reads the
     // descriptors of one thread per process, and attributes a lock to the process that took it.
-    let (thread, files) = (libc::CLONE_THREAD as u64, libc::CLONE_FILES as u64);
+    let thread = libc::CLONE_THREAD as u64;
+    let files = libc::CLONE_FILES as u64;
     let mut clones = vec![bits(0, thread | files, thread)?, bits(0, thread | files, files)?];
     for flag in NAMESPACES.map(|flag| u64::from(flag as u32)) {
         clones.push(bits(0, flag, flag)?);

@@ -271,14 +271,16 @@ impl Jail {
     /// time.
     async fn next_idle_event(&mut self, cpu: f64, never: &mut Deadline) -> EventResult {
         let processors = std::thread::available_parallelism().map_or(1, usize::from);
-        let (mut last, mut used) = (None, 0.0);
+        let mut last = None;
+        let mut used = 0.0;
         loop {
             let watch = match self.next(never).await? {
                 Event::Observed(watch) => watch,
                 event => return Ok(event),
             };
             let total = self.group.as_ref().and_then(Group::cpu_seconds);
-            let (now, exact) = (Instant::now(), total.is_some());
+            let now = Instant::now();
+            let exact = total.is_some();
             let total = total.unwrap_or(watch.cpu);
             if let Some((then, before)) = last.replace((now, total)) {
                 // Children that end between two observations leave no processor time behind, but at

@@ -168,8 +168,11 @@ impl MemoryWatch {
     /// Returns the same values for threads, page tables and descriptors, without mappings and
     /// locks.
     fn descriptors(&self, processes: &[Process]) -> (u64, bool) {
-        let (mut watched, mut is_crowding) = (0, false);
-        let (mut pipes, mut sockets, mut bytes) = (HashSet::new(), HashSet::new(), 0);
+        let mut watched = 0;
+        let mut is_crowding = false;
+        let mut pipes = HashSet::new();
+        let mut sockets = HashSet::new();
+        let mut bytes = 0;
         for process in processes {
             if watched > MAX_WATCHED {
                 break;

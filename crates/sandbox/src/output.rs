@@ -45,7 +45,8 @@ impl CapturedOutput {
             let all = [self.head.as_slice(), &tail].concat();
             return String::from_utf8_lossy(&all).into_owned();
         }
-        let (head, tail) = (String::from_utf8_lossy(&self.head), String::from_utf8_lossy(&tail));
+        let head = String::from_utf8_lossy(&self.head);
+        let tail = String::from_utf8_lossy(&tail);
         format!(
             "{head}\n[... {} of {} bytes are left out ...]\n{tail}",
             self.omitted_bytes(),

@@ -193,7 +193,8 @@ mod tests {
     async fn find_exposes_only_files_and_narrow_directories() {
         let dir = tempfile::tempdir().unwrap();
         let shown = std::fs::canonicalize(dir.path()).unwrap();
-        let (file, socket) = (shown.join("file"), shown.join("socket"));
+        let file = shown.join("file");
+        let socket = shown.join("socket");
         std::fs::write(&file, "").unwrap();
         let _listener = std::os::unix::net::UnixListener::bind(&socket).unwrap();
         let find = async |path: &Path| Python::find(Path::new("python3"), &[path.to_owned()]).await;

@@ -96,7 +96,8 @@ impl Remote {
         let body =
             Bytes::from(serde_json::to_vec(request).map_err(|error| broken(error.to_string()))?);
         let limit = Duration::from_secs_f64(seconds.clamp(0.0, 1e6)) + MAX_OVERHEAD;
-        let (mut pause, mut waited) = (INITIAL_RETRY_PAUSE, Duration::ZERO);
+        let mut pause = INITIAL_RETRY_PAUSE;
+        let mut waited = Duration::ZERO;
         let (status, text) = loop {
             let (status, text) = self.send_once(url.clone(), body.clone(), limit).await?;
             if !matches!(status, 429 | 503) || waited >= MAX_OVERHEAD {

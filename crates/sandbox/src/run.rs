@@ -177,7 +177,8 @@ pub(crate) async fn follow(
     let mut jail = Jail::new(streams, &run.limits, zygote.jailed, group);
     let (ended, report) = wait_for_end(&mut jail, deadline(seconds(run.limits.seconds))).await?;
     let report = report.unwrap_or(Report { code: None, signal: None, cpu: 0.0, files: Vec::new() });
-    let (mut files, mut not_fetched) = (BTreeMap::new(), BTreeMap::new());
+    let mut files = BTreeMap::new();
+    let mut not_fetched = BTreeMap::new();
     for (name, content) in jail.fetch_files(&report).await? {
         match content {
             Ok(content) => drop(files.insert(name, content)),

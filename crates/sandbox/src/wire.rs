@@ -77,8 +77,9 @@ impl Frames {
     /// Reads until `size` bytes are buffered. Returns `false` if the stream ends before.
     async fn fill(&mut self, size: usize) -> io::Result<bool> {
         while self.buffer.len() < size {
-            let (stream, buffer, descriptor) =
-                (&self.stream, &mut self.buffer, &mut self.descriptor);
+            let stream = &self.stream;
+            let buffer = &mut self.buffer;
+            let descriptor = &mut self.descriptor;
             let read = stream
                 .async_io(Interest::READABLE, || receive(stream.as_fd(), buffer, descriptor))
                 .await?;

@@ -200,7 +200,8 @@ impl<'a> DenseWriter<'a> {
         if !self.waiting.is_empty() {
             self.embed()?;
         }
-        let (dimensions, residual) = (self.model.embedder.dimensions(), self.writer.finish()?);
+        let dimensions = self.model.embedder.dimensions();
+        let residual = self.writer.finish()?;
         let fingerprint = self.model.embedder.fingerprint().to_owned();
         let DenseModel { source: model, query_prefix, passage_prefix, .. } = self.model;
         Ok(Dense { model, fingerprint, query_prefix, passage_prefix, dimensions, residual })

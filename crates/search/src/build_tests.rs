@@ -18,7 +18,8 @@ fn sample_passages() -> Vec<Passage> {
 #[test]
 fn build_creates_index_and_reports_progress() {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
+    let corpus = dir.path().join("c.jsonl");
+    let index = dir.path().join("i");
     write_corpus(&corpus, &sample_passages());
     let mut reports = Vec::new();
     let manifest = build(&corpus, &index, Analyzer::English, None, &mut |progress| {
@@ -42,7 +43,8 @@ fn build_creates_index_and_reports_progress() {
 #[test]
 fn failed_build_leaves_no_files() {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
+    let corpus = dir.path().join("c.jsonl");
+    let index = dir.path().join("i");
     let build = |contents: &str| {
         fs::write(&corpus, contents).unwrap();
         let error =
@@ -109,8 +111,9 @@ fn open_names_path_that_is_no_index() {
 fn build_follows_symlink_to_empty_directory() {
     use std::os::unix::fs::symlink;
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, disk, link) =
-        (dir.path().join("c.jsonl"), dir.path().join("disk"), dir.path().join("link"));
+    let corpus = dir.path().join("c.jsonl");
+    let disk = dir.path().join("disk");
+    let link = dir.path().join("link");
     write_corpus(&corpus, &sample_passages()[..3]);
     fs::create_dir_all(disk.join("index")).unwrap();
     symlink(disk.join("index"), &link).unwrap();
@@ -223,7 +226,8 @@ fn killed_build_leaves_no_index_that_opens() {
 #[test]
 fn concurrent_builds_of_index_are_rejected() {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, index) = (dir.path().join("c.jsonl"), dir.path().join("i"));
+    let corpus = dir.path().join("c.jsonl");
+    let index = dir.path().join("i");
     write_corpus(&corpus, &sample_passages());
     let site = BuildDir::create(&index).unwrap();
     let error = build(&corpus, &index, Analyzer::English, None, &mut |_| {}).unwrap_err();

@@ -166,16 +166,17 @@ fn parse(line: &[u8]) -> Result<Passage, String> {
         Value::Null => Ok(None),
         other => Err(format!("`{key}` is {}, but must be a text", excerpt(&other))),
     };
-    let (title, contents) =
-        (text("title", row.title)?.unwrap_or_default(), text("contents", row.contents)?);
+    let title = text("title", row.title)?.unwrap_or_default();
+    let contents = text("contents", row.contents)?;
     let passage = match (text("text", row.text)?, contents) {
         (Some(text), _) => Passage { id, title, text },
         (None, Some(contents)) => {
             let read = Passage::from_contents(id, contents);
             // The title may be in `contents`, in `title`, or in both.
-            match title.is_empty() || read.title == title {
-                true => read,
-                false => Passage { text: read.contents(), title, ..read },
+            if title.is_empty() || read.title == title {
+                read
+            } else {
+                Passage { text: read.contents(), title, ..read }
             }
         }
         (None, None) => return Err("it has neither `text` nor `contents`".into()),

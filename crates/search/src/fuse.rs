@@ -28,7 +28,8 @@ mod tests {
 
     #[test]
     fn fuse_ranks_rows_of_both_lists_first() {
-        let (one, other) = ([(7, 9.0), (3, 8.0)], [(3, 0.5), (5, 0.4)]);
+        let one = [(7, 9.0), (3, 8.0)];
+        let other = [(3, 0.5), (5, 0.4)];
         let fused = fuse(&[&one, &other], 3);
         assert_eq!(fused.iter().map(|(row, _)| *row).collect::<Vec<_>>(), [3, 7, 5]);
         assert_eq!(fused[0].1, 1.0 / 62.0 + 1.0 / 61.0);

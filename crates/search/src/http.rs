@@ -154,15 +154,17 @@ impl Service {
         let contents = hit.passage.contents();
         let parts = self.searcher.mode() == Mode::Bm25;
         let part = |text: String| parts.then_some(text);
-        let (title, text) = (part(hit.passage.title), part(hit.passage.text));
+        let title = part(hit.passage.title);
+        let text = part(hit.passage.text);
         Document { id: hit.passage.id, contents, title, text }
     }
 
     /// Rejects a request without a valid key if a key is required.
     fn admit(&self, headers: &HeaderMap) -> Result<(), ErrorResponse> {
-        match service::is_valid_key(&self.options.keys, service::key_of(headers)) {
-            true => Ok(()),
-            false => Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY)),
+        if service::is_valid_key(&self.options.keys, service::key_of(headers)) {
+            Ok(())
+        } else {
+            Err(ErrorResponse::new(StatusCode::UNAUTHORIZED, service::WRONG_KEY))
         }
     }
 
@@ -223,9 +225,10 @@ async fn retrieve(
     let found = service.find(queries, topk).await?;
     let hit = |hit: Hit| {
         let score = hit.score;
-        match return_scores {
-            true => json!({ "document": service.document(hit), "score": score }),
-            false => json!(service.document(hit)),
+        if return_scores {
+            json!({ "document": service.document(hit), "score": score })
+        } else {
+            json!(service.document(hit))
         }
     };
     let lists = found.into_iter().map(|hits| hits.into_iter().map(hit).collect::<Vec<_>>());
@@ -276,7 +279,8 @@ async fn health(State(service): State<SharedState>) -> Json<Value> {
 
 /// Creates the HTTP routes that serve `searcher`.
 pub fn router(searcher: Searcher, options: HttpOptions) -> Router {
-    let (access, needs_key) = (options.access.clone(), !options.keys.is_empty());
+    let access = options.access.clone();
+    let needs_key = !options.keys.is_empty();
     let routes = Router::new()
         .route("/retrieve", post(retrieve))
         .route("/search", get(search_by_url).post(search))

@@ -31,7 +31,8 @@ impl Index {
     pub fn open(dir: &Path, verify: bool) -> Result<Self, SearchError> {
         let manifest = Manifest::read(dir)?;
         manifest.check(dir, verify || manifest.bytes() <= ALWAYS_CHECKED)?;
-        let (analyzer, divides) = (manifest.analyzer, manifest.splits_characters());
+        let analyzer = manifest.analyzer;
+        let divides = manifest.splits_characters();
         let lexical = LexicalIndex::open(&dir.join(LEXICAL), analyzer, divides, manifest.passages)?;
         let vectors = manifest
             .dense

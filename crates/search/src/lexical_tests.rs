@@ -15,7 +15,8 @@ fn rounded_length(length: u32) -> f64 {
 
 /// Computes BM25 scores in f64, directly by the formula.
 fn naive_scores(passages: &[Passage], query: &str, analyzer: Analyzer) -> Vec<f64> {
-    let (k, b) = (1.2, 0.75);
+    let k = 1.2;
+    let b = 0.75;
     let terms: Vec<Vec<String>> =
         passages.iter().map(|passage| analyzer.terms(&passage.contents())).collect();
     let total: usize = terms.iter().map(Vec::len).sum();

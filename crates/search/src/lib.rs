@@ -15,7 +15,7 @@
 //! let corpus = dir.join("corpus.jsonl");
 //! std::fs::write(
 //!     &corpus,
-//!     r#"{"id": "1", "title": "Levade", "text": "A horse raises its forehand and bends its haunches."}
+//!     r#"{"id": "1", "title": "Levade", "text": "A horse raises its forehand."}
 //!        {"id": "2", "title": "Piaffe", "text": "A trot on the spot."}"#,
 //! )?;
 //! build(&corpus, &dir.join("index"), Analyzer::English, None, &mut |_progress| {})?;

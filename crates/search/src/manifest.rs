@@ -155,7 +155,8 @@ fn resolve_file(dir: &Path, name: &str) -> Result<PathBuf, SearchError> {
 /// Returns an error if the file cannot be read.
 pub fn checksum(path: &Path) -> Result<u32, SearchError> {
     let mut file = File::open(path).map_err(SearchError::io("open", path))?;
-    let (mut sum, mut buffer) = (0, vec![0; 1 << 20]);
+    let mut sum = 0;
+    let mut buffer = vec![0; 1 << 20];
     loop {
         match file.read(&mut buffer).map_err(SearchError::io("read", path))? {
             0 => return Ok(sum),

@@ -30,9 +30,10 @@ impl Passage {
 
     /// Returns title and text in Search-R1's format. This string is what is indexed and embedded.
     pub fn contents(&self) -> String {
-        match self.title.is_empty() {
-            true => self.text.clone(),
-            false => format!("\"{}\"\n{}", self.title, self.text),
+        if self.title.is_empty() {
+            self.text.clone()
+        } else {
+            format!("\"{}\"\n{}", self.title, self.text)
         }
     }
 }

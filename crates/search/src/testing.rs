@@ -37,7 +37,8 @@ pub fn try_make(
     dense: bool,
 ) -> Result<TestIndex, SearchError> {
     let dir = tempfile::tempdir().unwrap();
-    let (corpus, index) = (dir.path().join("corpus.jsonl"), dir.path().join("index"));
+    let corpus = dir.path().join("corpus.jsonl");
+    let index = dir.path().join("index");
     write_corpus(&corpus, passages);
     let runtime = Runtime::new().unwrap();
     let model = dense.then(|| DenseModel {

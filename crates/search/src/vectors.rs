@@ -61,7 +61,9 @@ impl VectorWriter {
             let path = dir.join(name);
             File::create(&path).map_err(SearchError::io("create", &path)).map(BufWriter::new)
         };
-        let (values, codes, scales) = (file(VALUES)?, file(CODES)?, file(SCALES)?);
+        let values = file(VALUES)?;
+        let codes = file(CODES)?;
+        let scales = file(SCALES)?;
         Ok(VectorWriter { values, codes, scales, dir: dir.to_owned(), dimensions, residual: 0.0 })
     }
 
@@ -237,22 +239,22 @@ impl Vectors {
             // like any program that maps its files.
             let bytes = unsafe { Mmap::map(&file) }.map_err(SearchError::io("map", &path))?;
             let wanted = rows.checked_mul(width as u64);
-            match wanted == Some(bytes.len() as u64) {
-                true => Ok(bytes),
-                false => {
-                    let found = bytes.len();
-                    Err(SearchError::damaged_error(
-                        &path,
-                        format!("it has {found} bytes, not {rows} × {width}"),
-                    ))
-                }
+            if wanted == Some(bytes.len() as u64) {
+                Ok(bytes)
+            } else {
+                let found = bytes.len();
+                Err(SearchError::damaged_error(
+                    &path,
+                    format!("it has {found} bytes, not {rows} × {width}"),
+                ))
             }
         };
         if dimensions == 0 || !residual.is_finite() {
             let why = format!("its vectors have {dimensions} numbers and a residual of {residual}");
             return Err(SearchError::damaged_error(dir, why));
         }
-        let (values, codes) = (mapped(VALUES, 4 * dimensions)?, mapped(CODES, dimensions)?);
+        let values = mapped(VALUES, 4 * dimensions)?;
+        let codes = mapped(CODES, dimensions)?;
         let scales = mapped(SCALES, 4)?;
         let scales: Vec<f32> =
             scales.as_chunks::<4>().0.iter().map(|bytes| f32::from_le_bytes(*bytes)).collect();
@@ -346,7 +348,8 @@ impl Vectors {
 
     fn query<'a>(&self, exact: &'a [f32]) -> Query<'a> {
         let quantised = QuantizedVector::new(exact);
-        let (length, rounded) = (norm(exact), norm(exact) + quantised.residual);
+        let length = norm(exact);
+        let rounded = norm(exact) + quantised.residual;
         let max_norm = self.max_norm + self.residual;
         let bound = quantised.residual * max_norm
             + rounded * self.residual
@@ -378,7 +381,8 @@ impl Vectors {
 
     /// Computes the f32 products of the candidate rows and returns the best rows, best first.
     fn rescore(&self, query: &Query, candidates: Candidates) -> Vec<(u32, f32)> {
-        let (min_product, width) = (candidates.min_product(query.bound), 4 * self.dimensions);
+        let min_product = candidates.min_product(query.bound);
+        let width = 4 * self.dimensions;
         let kept = candidates.candidates.iter().filter(|(_, product)| *product >= min_product);
         let mut scored: Vec<(u32, f32)> = kept
             .map(|(row, _)| {

@@ -45,7 +45,8 @@ impl TokenStream for Stream<'_> {
             self.at = self.text.len();
             return false;
         };
-        let (word, divides) = (&rest[start..], self.divides);
+        let word = &rest[start..];
+        let divides = self.divides;
         let is_complete = |c: char| divides && needs_no_spaces(c);
         let length = match word.chars().next() {
             Some(first) if is_complete(first) => first.len_utf8(),

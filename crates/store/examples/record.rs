@@ -125,7 +125,8 @@ async fn measure_delay<T>(work: impl Future<Output = T>) -> (T, Duration) {
     let stop = Arc::new(AtomicBool::new(false));
     let stopped = stop.clone();
     let ticks = tokio::spawn(async move {
-        let (every, mut worst) = (Duration::from_millis(1), Duration::ZERO);
+        let every = Duration::from_millis(1);
+        let mut worst = Duration::ZERO;
         while !stopped.load(Ordering::Relaxed) {
             let start = Instant::now();
             tokio::time::sleep(every).await;
@@ -192,8 +193,10 @@ fn bench_ends() {
             if way == WriteMode::Blocking && backend == "memory" {
                 continue;
             }
-            let (mut max_poll, mut late, mut idle, mut rates) =
-                (0u64, Duration::ZERO, Duration::ZERO, Vec::new());
+            let mut max_poll = 0u64;
+            let mut late = Duration::ZERO;
+            let mut idle = Duration::ZERO;
+            let mut rates = Vec::new();
             for _ in 0..ROUNDS {
                 let dir = tempfile::tempdir().unwrap();
                 let runtime = tokio::runtime::Builder::new_multi_thread()
@@ -295,12 +298,14 @@ fn run_long_stage(stage: &str, turns: u32, file: &Path) {
     let id = AttemptId::new(&run(), &slot, 0);
     let runtime =
         tokio::runtime::Builder::new_multi_thread().worker_threads(2).enable_all().build().unwrap();
-    let (before, start) = (peak_memory(), Instant::now());
+    let before = peak_memory();
+    let start = Instant::now();
     let new = runtime.block_on(async {
         if stage == "record" {
             let store = Sqlite::open(file, &run()).await.unwrap();
             store.start(&AttemptStart { id, slot, number: 0, task: json!("?") }).await.unwrap();
-            let (mut trajectory, mut parent) = (Trajectory::new(), None);
+            let mut trajectory = Trajectory::new();
+            let mut parent = None;
             for turn in 0..turns {
                 let num_segments = trajectory.segments().len();
                 parent = Some(add_long_turn(&mut trajectory, turn, parent));
@@ -340,7 +345,8 @@ fn run_long_stage(stage: &str, turns: u32, file: &Path) {
         }
         tokens(trajectory)
     });
-    let (peak, seconds) = (peak_memory() - before, start.elapsed().as_secs_f64());
+    let peak = peak_memory() - before;
+    let seconds = start.elapsed().as_secs_f64();
     let bytes = std::fs::metadata(file).unwrap().len();
     println!(
         "| {turns} | {new} | {:.2} | {stage} | {:.1} | {:.1} | {seconds:.3} |",

@@ -113,7 +113,8 @@ pub(crate) fn new_segments(
     let mut new: Vec<Segment> = Vec::new();
     for incoming in segments {
         let mut incoming = incoming.clone();
-        let (id, next) = (incoming.id, len + new.len() as u32);
+        let id = incoming.id;
+        let next = len + new.len() as u32;
         if id.0 > next {
             let what =
                 format!("segment {} would leave a gap after the {next} that are there", id.0);
@@ -166,7 +167,8 @@ pub(crate) fn difference(a: &Attempt, b: &Attempt) -> Option<&'static str> {
 }
 
 fn same_tokens(a: &Trajectory, b: &Trajectory) -> bool {
-    let (a, b) = (a.segments(), b.segments());
+    let a = a.segments();
+    let b = b.segments();
     a.len() == b.len() && a.iter().zip(b).all(|(a, b)| same_segment(a, b))
 }
 

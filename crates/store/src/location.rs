@@ -76,8 +76,8 @@ impl Location {
         };
         let store = match access {
             Access::Read if !file.exists() => {
-                let (location, source) =
-                    (file.display().to_string(), std::io::ErrorKind::NotFound.into());
+                let location = file.display().to_string();
+                let source = std::io::ErrorKind::NotFound.into();
                 return Err(StoreError::Open {
                     location,
                     code: Code::NotFound,
@@ -187,7 +187,8 @@ mod tests {
     fn open_starts_resumes_and_reads_a_file() {
         let dir = tempfile::tempdir().unwrap();
         let location = Location::Sqlite("records.db".into());
-        let (run, other) = (RunId("run".into()), RunId("other".into()));
+        let run = RunId("run".into());
+        let other = RunId("other".into());
         let error = wait(location.open(dir.path(), Access::Read)).err().unwrap();
         assert!(error.is_user_error() && error.to_string().contains("records.db"), "{error}");
         drop(wait(location.open(dir.path(), Access::Start(&run))).unwrap());
@@ -200,7 +201,8 @@ mod tests {
 
     #[test]
     fn memory_store_rejects_resume_and_read() {
-        let (dir, run) = (Path::new("runs/a"), RunId("run".into()));
+        let dir = Path::new("runs/a");
+        let run = RunId("run".into());
         assert_eq!(*wait(Location::Memory.open(dir, Access::Start(&run))).unwrap().run(), run);
         for access in [Access::Resume(&run), Access::Read] {
             let error = wait(Location::Memory.open(dir, access)).err().unwrap();

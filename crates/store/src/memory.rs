@@ -180,8 +180,8 @@ impl Store for Memory {
             let recorded =
                 if new.is_empty() { WriteOutcome::AlreadyRecorded } else { WriteOutcome::Written };
             for attempt in new.into_values() {
-                let (score, reward) =
-                    (normalize_zero(attempt.score), normalize_zero(attempt.reward));
+                let score = normalize_zero(attempt.score);
+                let reward = normalize_zero(attempt.reward);
                 contents.insert(Attempt { score, reward, ..attempt.clone() });
             }
             Ok(recorded)

@@ -121,7 +121,8 @@ impl Attempt {
     /// Returns the end of the attempt: its outcome, score, reward and status.
     pub fn end(&self) -> End {
         let Attempt { outcome, score, reward, step_rewards, status, .. } = self;
-        let (outcome, step_rewards) = (outcome.clone(), step_rewards.clone());
+        let outcome = outcome.clone();
+        let step_rewards = step_rewards.clone();
         End { outcome, score: *score, reward: *reward, step_rewards, status: *status }
     }
 }

@@ -162,7 +162,8 @@ async fn recorded_data_survives_process_kill() {
         for sample in 0..recorded.last().unwrap() + WRITERS {
             let whole = attempt(sample);
             let Some(found) = store.attempt(&whole.id).await.unwrap() else { continue };
-            let (found, whole) = (found.trajectory.segments(), whole.trajectory.segments());
+            let found = found.trajectory.segments();
+            let whole = whole.trajectory.segments();
             assert_eq!(found, &whole[..found.len()], "round {round}");
         }
         // The next child repeats all writes from the start and finds the recorded data.

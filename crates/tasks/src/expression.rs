@@ -361,7 +361,8 @@ fn apply(
             return Ok(Number::Exact(value));
         }
     }
-    let (a, b) = (lhs.to_f64(), rhs.to_f64());
+    let a = lhs.to_f64();
+    let b = rhs.to_f64();
     let value = match operation {
         Operation::Plus => a + b,
         Operation::Minus => a - b,
@@ -418,7 +419,8 @@ impl fmt::Display for Number {
 /// bits.
 fn round(value: &Rational) -> Option<String> {
     let (numerator, denominator) = value.to_parts()?;
-    let (top, bottom) = (numerator.unsigned_abs(), denominator.unsigned_abs());
+    let top = numerator.unsigned_abs();
+    let bottom = denominator.unsigned_abs();
     let mut decimals = DECIMALS;
     let mut leading = top;
     while leading.checked_mul(10)? < bottom {

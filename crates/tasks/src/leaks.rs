@@ -146,7 +146,8 @@ fn find_contextual(tasks: &[&Task], wanted: &HashSet<QuestionKey>) -> HashSet<Qu
         if !wanted.contains(&question) {
             continue;
         }
-        let (context, answer) = (task.context(), task.answer_with_options());
+        let context = task.context();
+        let answer = task.answer_with_options();
         match seen.get_mut(&question) {
             None => {
                 seen.insert(

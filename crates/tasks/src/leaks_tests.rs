@@ -273,7 +273,8 @@ fn leak_matches_held_out_questions_in_any_spelling() {
 #[test]
 fn questions_shown_in_prompts_leak() {
     let held_tasks = [task("What is 5+1?", "6"), task("What is the capital of France?", "Paris")];
-    let (user, assistant_message) = (Message::user, Message::assistant);
+    let user = Message::user;
+    let assistant_message = Message::assistant;
     let tool_question = |question: &str| {
         let arguments = json!({ "q": [question] });
         let arguments = arguments.as_object().unwrap().clone().into();

@@ -50,10 +50,12 @@ fn ranks_depend_on_split_and_are_uniform() {
     let ranks = |split| {
         (0..2000).map(|i| question_task(&format!("{i}?")).key().rank(split)).collect::<Vec<_>>()
     };
-    let (one, two) = (ranks(1), ranks(2));
+    let one = ranks(1);
+    let two = ranks(2);
     assert_eq!(one, ranks(1));
     let low = |ranks: &[u64]| ranks.iter().map(|rank| *rank < u64::MAX / 4).collect::<Vec<_>>();
-    let (one, two) = (low(&one), low(&two));
+    let one = low(&one);
+    let two = low(&two);
     let both = one.iter().zip(&two).filter(|(a, b)| **a && **b).count();
     for low in [one, two] {
         assert!((440..560).contains(&low.iter().filter(|low| **low).count()));

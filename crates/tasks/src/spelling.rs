@@ -65,7 +65,8 @@ fn without_label(mut line: &str) -> &str {
         line = item;
     }
     while let Some(at) = line.find([':', '.', ')']) {
-        let (label, rest) = (line[..at].trim_start_matches('('), line[at + 1..].trim_start());
+        let label = line[..at].trim_start_matches('(');
+        let rest = line[at + 1..].trim_start();
         let parted = rest.len() < line.len() - at - 1;
         let numbered = label.bytes().any(|byte| byte.is_ascii_digit());
         // `A:B = 2:3` and `A. Smith` start without a label.
@@ -220,7 +221,8 @@ fn normalize_unicode(text: &str) -> String {
         return signs(&text.to_ascii_lowercase());
     }
     let mut plain = String::with_capacity(text.len());
-    let (mut raised, mut lowered) = (false, false);
+    let mut raised = false;
+    let mut lowered = false;
     let is_selector = |c: char| matches!(c, '\u{FE00}'..='\u{FE0F}');
     for c in text.chars().filter(|c| !is_unseen(*c) && !is_selector(*c)) {
         let is_raised = matches!(c, '²' | '³' | '¹' | '⁰' | '⁴'..='⁹' | '⁺' | '⁻');
@@ -345,7 +347,8 @@ fn remove_spaces(text: &str) -> String {
     let mut quote = None;
     let mut number = None;
     for (at, &c) in chars.iter().enumerate() {
-        let (before, next) = (at.checked_sub(1).map(|at| chars[at]), chars.get(at + 1).copied());
+        let before = at.checked_sub(1).map(|at| chars[at]);
+        let next = chars.get(at + 1).copied();
         let test_neighbors = |test: fn(&char) -> bool| {
             (before.as_ref().is_some_and(test), next.as_ref().is_some_and(test))
         };
@@ -380,7 +383,8 @@ fn remove_spaces(text: &str) -> String {
             '*' if next == Some('*') => continue,
             '*' if before == Some('*') => {
                 // Two stars are a power between operands, and emphasis elsewhere.
-                let (left, right) = (&chars[..at - 1], &chars[at + 1..]);
+                let left = &chars[..at - 1];
+                let right = &chars[at + 1..];
                 let blank = |c: Option<&char>| c.is_some_and(|c| c.is_whitespace());
                 let is_spaced = blank(left.last()) && blank(right.first());
                 let outside = |c: &&char| !(is_spaced && c.is_whitespace());

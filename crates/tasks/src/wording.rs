@@ -254,7 +254,8 @@ fn nested_phrase(term: &Term) -> String {
     match term {
         Term::Number(number) => number.to_string(),
         Term::Binary(operator, lhs, rhs) => {
-            let (lhs, rhs) = (nested_phrase(lhs), nested_phrase(rhs));
+            let lhs = nested_phrase(lhs);
+            let rhs = nested_phrase(rhs);
             match operator {
                 Operator::Plus => format!("the sum of {lhs} and {rhs}"),
                 Operator::Minus => format!("the difference of {lhs} and {rhs}"),
@@ -293,7 +294,8 @@ mod tests {
         let mut seen = std::collections::BTreeSet::new();
         for index in 0..6000 {
             let (term, mut sampler) = term(index, 3);
-            let (reserved, words) = (index % 2 == 0, index % 3 > 0);
+            let reserved = index % 2 == 0;
+            let words = index % 3 > 0;
             let wording = Wording::sample(&term, reserved, words, true, &mut sampler);
             assert_eq!(wording.reserved, reserved);
             let question = wording.render(&term, &mut sampler);

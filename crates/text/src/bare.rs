@@ -14,8 +14,10 @@ use crate::{MalformedCall, ParsedCompletion, ToolCall, ToolSpec};
 /// `parameters`, as in Llama 3. An object with a `description` describes a tool instead of calling
 /// it. Objects within arrays and within other objects count.
 pub(crate) fn find(text: &str, tools: &[ToolSpec]) -> Option<ParsedCompletion> {
-    let (mut calls, mut stretches) = (Vec::new(), Vec::new());
-    let (mut at, mut rest) = (0, 0);
+    let mut calls = Vec::new();
+    let mut stretches = Vec::new();
+    let mut at = 0;
+    let mut rest = 0;
     while let Some(brace) = text[at..].find('{') {
         let start = at + brace;
         at = start + 1;

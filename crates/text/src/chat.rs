@@ -119,7 +119,8 @@ impl Chat {
                 model.path().display()
             ))
         })?;
-        let (special, config) = (&model.special_tokens, &model.config);
+        let special = &model.special_tokens;
+        let config = &model.config;
         let tokenizer = Tokenizer::new(source)?.with_named_ends(special, config.bos, &config.eos);
         let options = options.with_names(special);
         Self::new(tokenizer, template.or(model.chat_template.as_deref()), options)
@@ -299,8 +300,8 @@ impl Chat {
     /// turn's text and calls, and the end-of-turn token.
     ///
     /// `opened` is the closing tag of the reasoning that the prompt has opened
-    /// ([`opened_reasoning`](Self::opened_reasoning)), or `None` if the prompt has not opened any. If
-    /// `opened` is set, a turn with reasoning continues the opened reasoning, and a turn without
+    /// ([`opened_reasoning`](Self::opened_reasoning)), or `None` if the prompt has not opened any.
+    /// If `opened` is set, a turn with reasoning continues the opened reasoning, and a turn without
     /// reasoning closes it first.
     ///
     /// # Errors

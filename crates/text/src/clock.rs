@@ -106,15 +106,17 @@ impl Moment {
     }
 
     fn field(&self, conversion: char, upper: bool) -> Result<Option<Field>, String> {
-        let (hour, minute, second) =
-            (self.seconds / 3600 % 24, self.seconds / 60 % 60, self.seconds % 60);
+        let hour = self.seconds / 3600 % 24;
+        let minute = self.seconds / 60 % 60;
+        let second = self.seconds % 60;
         let number = |value, digits| Field::Number { value, digits, fill: '0' };
         let blank = |value| Field::Number { value, digits: 2, fill: ' ' };
         let text = |text: &str| Field::Text(text.to_string());
         let composed = |format| self.print(format, upper).map(Field::Text);
         let hour_of_12 = (hour + 11) % 12 + 1;
         let half = if hour < 12 { "AM" } else { "PM" };
-        let (weekday, month) = (DAYS[self.weekday as usize], MONTHS[self.month as usize - 1]);
+        let weekday = DAYS[self.weekday as usize];
+        let month = MONTHS[self.month as usize - 1];
         let from_monday = (self.weekday + 6) % 7;
         let (iso_year, iso_week) = self.iso_week();
         Ok(Some(match conversion {
@@ -276,8 +278,13 @@ mod tests {
     /// Compares the dates with a calendar that counts day by day.
     #[test]
     fn strftime_agrees_with_day_by_day_calendar() {
-        let (mut year, mut month, mut day, mut of_year, mut weekday) = (1970, 1, 1, 1, 4);
-        let (mut sundays, mut mondays) = (0, 0);
+        let mut year = 1970;
+        let mut month = 1;
+        let mut day = 1;
+        let mut of_year = 1;
+        let mut weekday = 4;
+        let mut sundays = 0;
+        let mut mondays = 0;
         for date in 0..80_000_u64 {
             sundays += i32::from(weekday == 0);
             mondays += i32::from(weekday == 1);

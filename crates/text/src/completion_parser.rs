@@ -74,7 +74,8 @@ impl Stretches {
 impl ParsedCompletion {
     /// Collects the content and the calls of a complete completion.
     pub(crate) fn from_findings(found: Vec<Finding>) -> Self {
-        let (mut content, mut calls) = (Stretches::default(), Vec::new());
+        let mut content = Stretches::default();
+        let mut calls = Vec::new();
         for found in found {
             match found {
                 Finding::Text(Part::Speech, text) => content.open.push_str(&text),
@@ -94,7 +95,8 @@ impl ParsedCompletion {
 
 /// Returns the reasoning of a complete completion.
 pub(crate) fn collect_reasoning(found: &[Finding]) -> String {
-    let (mut reasoning, mut all) = (Stretches::default(), String::new());
+    let mut reasoning = Stretches::default();
+    let mut all = String::new();
     for found in found {
         match found {
             Finding::Text(Part::ReasoningTag, _) => reasoning.end(),
@@ -267,7 +269,8 @@ impl Reader {
         in_reasoning: bool,
         tools: &[ToolSpec],
     ) -> (Vec<Finding>, bool) {
-        let (mut reader, mut found) = (Reader::new(in_reasoning), Vec::new());
+        let mut reader = Reader::new(in_reasoning);
+        let mut found = Vec::new();
         reader.push(tags, tools, text, &mut found);
         reader.finish(tags, tools, &mut found);
         (found, matches!(reader.state, State::Reasoning))

@@ -71,7 +71,8 @@ fn continue_history(chat: &Chat, completion: &str, new: &[Message]) -> String {
 
 #[test]
 fn continuation_is_independent_of_reasoning() {
-    let (tool, user) = ([Message::tool("2")], [Message::user("2+2?")]);
+    let tool = [Message::tool("2")];
+    let user = [Message::user("2+2?")];
     assert_eq!(
         continue_history(&thoughtful(false).unwrap(), "<tool_call>…", &tool),
         "\n<|im_start|>user\n<tool_response>\n2\n</tool_response><|im_end|>\n\
@@ -111,8 +112,8 @@ fn opened_reasoning_is_found_for_any_history() {
     };
     let always = chat(ALWAYS_THINKS, ChatOptions::default());
     let close = Some("</think>".to_owned());
-    let (question, completion) =
-        (Message::user("What is <think>?"), Message::assistant("<think> hm"));
+    let question = Message::user("What is <think>?");
+    let completion = Message::assistant("<think> hm");
     assert_eq!(opened(&always, std::slice::from_ref(&question)), close);
     assert_eq!(opened(&always, &[question.clone(), completion.clone(), question.clone()]), close);
     assert_eq!(
@@ -143,7 +144,8 @@ fn demonstration_continues_reasoning_of_prompt() {
 #[test]
 fn dropped_system_message_becomes_user_message() {
     let chat = chat(HOISTS, ChatOptions::default());
-    let (history, completion) = ([Message::user("1+1?")], sampled(&chat, "two"));
+    let history = [Message::user("1+1?")];
+    let completion = sampled(&chat, "two");
     let after = |chat: &Chat, message: Message| {
         text(chat, &chat.continuation(&history, &completion, &[message], &[]).unwrap())
     };

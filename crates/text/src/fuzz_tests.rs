@@ -90,7 +90,8 @@ fn known_texts(chat: &Chat) -> Vec<String> {
 }
 
 fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
-    let (known, tokenizer) = (known_texts(chat), chat.tokenizer());
+    let known = known_texts(chat);
+    let tokenizer = chat.tokenizer();
     let mut ids = Vec::new();
     for part in parts {
         match part {
@@ -110,7 +111,8 @@ fn ids(chat: &Chat, parts: &[Part]) -> Vec<u32> {
 
 /// Checks that parsing a completion token by token equals parsing it at once.
 fn reads_alike(chat: &Arc<Chat>, parts: &[Part], in_reasoning: bool) -> Result<(), TestCaseError> {
-    let (ids, tools) = (ids(chat, parts), [tool()]);
+    let ids = ids(chat, parts);
+    let tools = [tool()];
     let completion = chat.decode_completion(&ids);
     let streamed = StreamedCompletion::collect_with_tools(chat, &ids, in_reasoning, &tools);
     prop_assert_eq!(&streamed.raw, &completion);

@@ -216,9 +216,11 @@ pub(crate) fn added_tokens(source: &GgufTokenizer) -> Result<Vec<Value>, TextErr
     for (id, kind) in source.types.iter().enumerate() {
         match kind {
             TokenType::Normal | TokenType::Byte => {}
-            TokenType::UserDefined => drop(kinds.insert(id, false)),
+            TokenType::UserDefined => {
+                kinds.insert(id, false);
+            }
             TokenType::Control | TokenType::Unknown | TokenType::Unused => {
-                drop(kinds.insert(id, true))
+                kinds.insert(id, true);
             }
         }
     }

@@ -75,7 +75,8 @@ impl TokenSizes {
         if effect == Effect::Unknown {
             return TokenSizes::default();
         }
-        let (mut bytes, mut letters) = (0, 0);
+        let mut bytes = 0;
+        let mut letters = 0;
         for token in tokens {
             bytes = bytes.max(token.len());
             letters = letters.max(token.iter().filter(|byte| byte.is_ascii_alphanumeric()).count());
@@ -95,15 +96,16 @@ impl TokenSizes {
         let too_long = |count: usize, max_size: usize, what| {
             let min_tokens = if max_size == 0 { 0 } else { count.div_ceil(max_size) };
             let bytes = text.len();
-            match min_tokens > max_tokens {
-                true => Err(TextError::TooLong {
+            if min_tokens > max_tokens {
+                Err(TextError::TooLong {
                     bytes,
                     min_tokens,
                     max_tokens,
                     max_token_size: max_size,
                     what,
-                }),
-                false => Ok(()),
+                })
+            } else {
+                Ok(())
             }
         };
         too_long(text.len(), self.bytes, "bytes")?;

@@ -20,7 +20,8 @@
 //! let parsed = chat.parse(&chat.said(&sampled), false, &[]);
 //! assert_eq!(parsed.calls[0].as_ref().map(|call| call.name.as_str()), Ok("add"));
 //!
-//! // The context tokens that follow: the end of the turn, the tool result, and the next generation prompt.
+//! // The context tokens that follow: the end of the turn, the tool result, and the next
+//! // generation prompt.
 //! let given = chat.continuation(&question, &sampled, &[Message::tool("5")], &[])?;
 //! let text = chat.tokenizer().decode_with_special(&given);
 //! assert_eq!(text, "\n<|im_start|>tool\n5<|im_end|>\n<|im_start|>assistant\n");

@@ -28,7 +28,8 @@ impl Chat {
             return None;
         }
         let compiled = with_large_stack(|| {
-            let (syntax, omitted) = (self.format.syntax(), RefCell::default());
+            let syntax = self.format.syntax();
+            let omitted = RefCell::default();
             let special = |text: &str| self.tokenizer().special(text);
             let forms = GrammarContext {
                 tools,
@@ -135,7 +136,8 @@ mod tests {
         ];
         for protocol in protocols() {
             let chat = family_chat(protocol, ChatOptions::default()).unwrap();
-            let (tools, syntax) = (tools(), chat.format.syntax());
+            let tools = tools();
+            let syntax = chat.format.syntax();
             let any = chat.must_call(&tools, false).unwrap().lark;
             let wait = chat.must_call(&tools[1..], false).unwrap().lark;
             let several = chat.must_call(&tools, true).unwrap().lark;

@@ -273,8 +273,8 @@ impl Preparation<'_> {
         }
         let (found, _) = Reader::read(self.tags, &message.content, false, tools);
         let is_speech = |found: &Finding| matches!(found, Finding::Text(Part::Speech, _));
-        let (parsed, parsed_reasoning) =
-            (ParsedCompletion::from_findings(found.clone()), collect_reasoning(&found));
+        let parsed = ParsedCompletion::from_findings(found.clone());
+        let parsed_reasoning = collect_reasoning(&found);
         let written: Option<Vec<ToolCall>> = parsed.calls.into_iter().map(Result::ok).collect();
         let Some(mut calls) = written.filter(|_| !found.iter().all(is_speech)) else {
             return Cow::Borrowed(message);
@@ -297,8 +297,8 @@ impl Preparation<'_> {
         }
         let parsed_reasoning =
             Some(parsed_reasoning).filter(|parsed_reasoning| !parsed_reasoning.is_empty());
-        let (mut content, mut reasoning) =
-            (parsed.content, message.reasoning_content.clone().or(parsed_reasoning));
+        let mut content = parsed.content;
+        let mut reasoning = message.reasoning_content.clone().or(parsed_reasoning);
         // Templates that print reasoning as separate messages accept only one of reasoning and
         // content before a call.
         if let (Some(parsed_reasoning), true, true) = (

@@ -49,8 +49,8 @@ impl Chat {
     /// content parts will receive parts.
     pub(crate) fn probe_messages(&mut self) -> MessageFormat {
         let parts = json!([{ "type": "text", "text": PROBE_TEXT }]);
-        let (text, listed) =
-            (self.print_of("content", PROBE_TEXT.into()), self.print_of("content", parts));
+        let text = self.print_of("content", PROBE_TEXT.into());
+        let listed = self.print_of("content", parts);
         let prints =
             |text: &Option<String>| text.as_ref().is_some_and(|text| text.contains(PROBE_TEXT));
         self.template.lists = !prints(&text) && prints(&listed);
@@ -202,8 +202,8 @@ impl Chat {
         const PROBE_REPLY_TEXT: &str = "LevadeProbeReply";
         let message = |role: Role, text: &str| json!({ "role": role.as_str(), "content": text });
         let [first, second] = TEXTS.map(|text| message(Role::System, text));
-        let (user, assistant_message) =
-            (message(Role::User, "Hi"), message(Role::Assistant, PROBE_REPLY_TEXT));
+        let user = message(Role::User, "Hi");
+        let assistant_message = message(Role::Assistant, PROBE_REPLY_TEXT);
         let printed = |messages: &[&Value]| {
             let messages: Vec<Value> = messages.iter().copied().cloned().collect();
             self.render(&messages, None, true, None).unwrap_or_default()
@@ -310,7 +310,8 @@ impl Chat {
 
     /// Returns whether a call that the template printed can be parsed in a format.
     fn reads_call(&self, format: CallFormat, print: &PrintedCall) -> bool {
-        let (syntax, text) = (format.syntax(), print.text.as_str());
+        let syntax = format.syntax();
+        let text = print.text.as_str();
         if print.id != probe_id(format) {
             return false;
         }

@@ -263,7 +263,8 @@ fn find<'a>(value: &'a Value, condition: &dyn Fn(&Value) -> bool) -> Option<&'a 
 
 /// Decodes percent-encoded characters such as `%20` in URI fragments.
 fn percent_decoded(text: &str) -> String {
-    let (mut bytes, mut rest) = (Vec::with_capacity(text.len()), text.as_bytes());
+    let mut bytes = Vec::with_capacity(text.len());
+    let mut rest = text.as_bytes();
     while let Some((&byte, after)) = rest.split_first() {
         let hex = after.get(..2).and_then(|hex| std::str::from_utf8(hex).ok());
         match hex.filter(|_| byte == b'%').and_then(|hex| u8::from_str_radix(hex, 16).ok()) {

@@ -95,7 +95,9 @@ pub(crate) fn tokenizer_json(source: &GgufTokenizer) -> Result<Value, TextError>
                 .into(),
         ));
     }
-    let (tokens, scores, types) = (source.tokens.len(), source.scores.len(), source.types.len());
+    let tokens = source.tokens.len();
+    let scores = source.scores.len();
+    let types = source.types.len();
     if scores != tokens || types != tokens {
         return Err(TextError::Tokenizer(format!(
             "the GGUF file has {tokens} tokens, {scores} scores and {types} token types; is it damaged?"

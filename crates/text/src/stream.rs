@@ -28,9 +28,10 @@ impl StreamDecoder {
 
     /// Returns the text that `id` completes. Often empty.
     pub fn push(&mut self, tokenizer: &Tokenizer, id: u32) -> String {
-        self.push_bytes(match self.keep_special {
-            true => tokenizer.bytes_with_special(id),
-            false => tokenizer.token_bytes(id).unwrap_or_default(),
+        self.push_bytes(if self.keep_special {
+            tokenizer.bytes_with_special(id)
+        } else {
+            tokenizer.token_bytes(id).unwrap_or_default()
         })
     }
 
@@ -111,7 +112,8 @@ impl Stretch {
     /// Appends `text` to the stretch. Returns the white space before its first word, and the text
     /// that is now final.
     fn push(&mut self, text: &str) -> (String, String) {
-        let (mut before, mut output) = (String::new(), String::new());
+        let mut before = String::new();
+        let mut output = String::new();
         let words = if self.open { text } else { text.trim_start() };
         before.push_str(&text[..text.len() - words.len()]);
         let until = words.trim_end();

@@ -28,7 +28,9 @@ fn turns(chat: &Chat, messages: &[Message]) -> Vec<String> {
 
 #[test]
 fn leading_instructions_join_for_single_system_template() {
-    let (a, b, q) = (|| Message::system("a"), || Message::system("b"), || Message::user("q"));
+    let a = || Message::system("a");
+    let b = || Message::system("b");
+    let q = || Message::user("q");
     for (template, messages, want) in [
         ("chatml", vec![a(), b(), q()], vec!["system:a", "system:b", "user:q"]),
         (FIRST_SYSTEM_ONLY, vec![a(), b(), q()], vec!["system:a\n\nb", "user:q"]),
@@ -55,8 +57,9 @@ fn leading_instructions_join_for_single_system_template() {
 
 #[test]
 fn dropped_late_instructions_become_user_messages() {
-    let (s, q, r) =
-        (|| Message::system("s"), |text: &str| Message::user(text), || Message::assistant("r"));
+    let s = || Message::system("s");
+    let q = |text: &str| Message::user(text);
+    let r = || Message::assistant("r");
     for (template, messages, want) in [
         (
             "chatml",
@@ -115,8 +118,9 @@ fn dropped_late_instructions_become_user_messages() {
 #[test]
 fn late_instructions_merge_into_first_if_configured() {
     let options = || ChatOptions { late_system: LateSystem::Merge, ..ChatOptions::default() };
-    let (s, q, r) =
-        (|text: &str| Message::system(text), || Message::user("q"), || Message::assistant("r"));
+    let s = |text: &str| Message::system(text);
+    let q = || Message::user("q");
+    let r = || Message::assistant("r");
     let strict = chat(FIRST_SYSTEM_ONLY, options());
     let messages = [s("a"), s("b"), q(), r(), s("c"), q()];
     assert_eq!(
@@ -176,7 +180,8 @@ fn results_and_question_share_alternating_turn() {
 #[test]
 fn shifted_instructions_are_counted_once() {
     let strict = chat(FIRST_SYSTEM_ONLY, ChatOptions::default());
-    let (s, q) = (|| Message::system("s"), || Message::user("q"));
+    let s = || Message::system("s");
+    let q = || Message::user("q");
     let counts = |messages: &[Message], opens: bool| {
         let ShiftedSystems { joined, moved } = strict.count_shifted_systems(messages, opens);
         (joined, moved)

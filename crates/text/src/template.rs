@@ -92,9 +92,10 @@ impl ChatTemplate {
         guard: Option<char>,
     ) -> Result<String, TextError> {
         let mut variables = rendering.variables.clone();
-        let messages = match self.lists {
-            true => rendering.messages.iter().map(content_as_list).collect(),
-            false => rendering.messages.into(),
+        let messages = if self.lists {
+            rendering.messages.iter().map(content_as_list).collect()
+        } else {
+            rendering.messages.into()
         };
         variables.insert("messages".into(), messages);
         variables

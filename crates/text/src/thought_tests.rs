@@ -125,7 +125,8 @@ fn reasoning_tags_are_found_in_template_and_tokenizer() {
 
 #[test]
 fn special_token_tags_round_trip() {
-    let (special, text) = (TokenType::Control, TokenType::UserDefined);
+    let special = TokenType::Control;
+    let text = TokenType::UserDefined;
     for (open, close) in [(special, special), (special, text), (text, special)] {
         let tokens = [
             ("<tool_call>", open),

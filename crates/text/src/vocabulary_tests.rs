@@ -35,7 +35,8 @@ fn sample_completion(vocabulary: &Vocabulary, grammar: &Grammar, stream: u64) ->
 }
 
 fn texts(grammar: &Grammar) -> Vec<String> {
-    let (vocabulary, tokenizer) = (vocabulary(), tiny_tokenizer().expect("the tiny tokenizer"));
+    let vocabulary = vocabulary();
+    let tokenizer = tiny_tokenizer().expect("the tiny tokenizer");
     let completions: Vec<String> = (0..40)
         .filter_map(|stream| sample_completion(&vocabulary, grammar, stream))
         .map(|completion_ids| tokenizer.decode_with_special(&completion_ids))

@@ -31,7 +31,8 @@ impl Arguments {
         })?;
         let properties = schema["properties"].as_object().into_iter().flatten();
         let required = schema["required"].as_array().map_or(&[][..], Vec::as_slice);
-        let (mut names, mut never_null) = (Vec::new(), Vec::new());
+        let mut names = Vec::new();
+        let mut never_null = Vec::new();
         for (name, of) in properties {
             names.push(name.clone());
             let is_required = required.iter().any(|required| required == name);

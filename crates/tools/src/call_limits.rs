@@ -141,8 +141,8 @@ mod tests {
     #[tokio::test(start_paused = true)]
     async fn timed_out_call_releases_permit() {
         let (set, _) = limited_set(CallLimits { max_concurrent: Some(1), ..CallLimits::default() });
-        let (mut x, mut y) =
-            (set.open(&context("x")).await.unwrap(), set.open(&context("y")).await.unwrap());
+        let mut x = set.open(&context("x")).await.unwrap();
+        let mut y = set.open(&context("y")).await.unwrap();
         let hangs = parsed_calls(&[call("a", serde_json::json!({ "hang": true }))]);
         let (cancelled, finished) = tokio::join!(x.execute_calls(&hangs, true), async {
             tokio::task::yield_now().await;

@@ -236,7 +236,9 @@ impl CommandTool {
 
 /// Splits an element of a command into literal texts and placeholders.
 fn parts(element: &str) -> Element {
-    let (mut parts, mut text, mut rest) = (Vec::new(), String::new(), element);
+    let mut parts = Vec::new();
+    let mut text = String::new();
+    let mut rest = element;
     while let Some(at) = rest.find('{') {
         text.push_str(&rest[..at]);
         rest = &rest[at..];

@@ -38,7 +38,8 @@ impl ToolMiddleware for Delay {
         // The standard library seeds each `RandomState` differently, which is enough randomness
         // here.
         let fraction = RandomState::new().hash_one(0) as f64 / u64::MAX as f64;
-        let (min, upper) = (*self.0.start(), *self.0.end());
+        let min = *self.0.start();
+        let upper = *self.0.end();
         tokio::time::sleep(min + upper.saturating_sub(min).mul_f64(fraction)).await;
         session.call(tool, arguments).await
     }
@@ -54,7 +55,8 @@ mod tests {
 
     #[tokio::test(start_paused = true)]
     async fn delay_is_random_and_preserves_results() {
-        let (min, upper) = (Duration::from_secs(1), Duration::from_secs(3));
+        let min = Duration::from_secs(1);
+        let upper = Duration::from_secs(3);
         let toolbox = DelayedToolbox::new(Arc::new(Calculator::default()), min..=upper);
         assert_eq!(toolbox.specs(), Some(vec![Calculator::spec()]));
         let mut session = toolbox.open(&context("a")).await.unwrap();

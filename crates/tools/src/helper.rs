@@ -94,7 +94,8 @@ const END_GRACE: Duration = Duration::from_secs(1);
 impl HelperCaller {
     pub fn new(slot: HelperSlot, toolbox: &str, context: &ToolContext) -> Self {
         let streams = Mutex::new(CallStreams::new(context.stream));
-        let (toolbox, mut context) = (toolbox.to_owned(), context.clone());
+        let toolbox = toolbox.to_owned();
+        let mut context = context.clone();
         // The tools that the task selects belong to its own agent, not to the helper.
         context.task = context.task.selecting_no_tools();
         HelperCaller { slot, toolbox, context, opened: Instant::now(), streams }

@@ -195,8 +195,8 @@ mod tests {
     fn only_unavailable_tool_is_reported_as_failure() {
         let observation = |error| Observation::from_output(ToolOutput::error(error, "no"));
         assert_eq!(observation(CallError::BadArguments).kind, ObservationKind::BadArguments);
-        let (failed, unavailable) =
-            (observation(CallError::Failed), observation(CallError::Unavailable));
+        let failed = observation(CallError::Failed);
+        let unavailable = observation(CallError::Unavailable);
         assert_eq!((failed.kind, failed.failure), (ObservationKind::Failed, None));
         assert_eq!(unavailable.kind, ObservationKind::Failed);
         assert_eq!(

@@ -51,7 +51,8 @@ pub struct SandboxKeys {
 
 impl Default for SandboxKeys {
     fn default() -> Self {
-        let (sandbox, limits) = (Options::default(), Limits::default());
+        let sandbox = Options::default();
+        let limits = Limits::default();
         SandboxKeys {
             persistent: true,
             memory_mb: limits.memory_mb,
@@ -163,7 +164,8 @@ impl CodeTool {
     /// # Errors
     /// Returns an error if the environment variable for the API key is not set or is empty.
     pub fn new(name: String, keys: SandboxKeys, seconds: Option<f64>) -> Result<Self, String> {
-        let (limits, key) = (keys.limits(seconds), key_of(keys.key_env.as_deref())?);
+        let limits = keys.limits(seconds);
+        let key = key_of(keys.key_env.as_deref())?;
         Ok(CodeTool { name, keys, limits, key, started: Arc::default() })
     }
 

@@ -158,7 +158,8 @@ async fn find_reports_missing_interpreter() {
 
 #[test]
 fn new_names_unset_key_variable() {
-    let (url, key_env) = (Some("http://h".to_owned()), Some("LEVADE_TEST_NO_SUCH_KEY".to_owned()));
+    let url = Some("http://h".to_owned());
+    let key_env = Some("LEVADE_TEST_NO_SUCH_KEY".to_owned());
     let error = CodeTool::new("code".into(), SandboxKeys { url, key_env, ..keys(false) }, None)
         .unwrap_err();
     assert!(error.contains("LEVADE_TEST_NO_SUCH_KEY has no key"), "{error}");

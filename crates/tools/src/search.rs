@@ -189,9 +189,10 @@ impl SearchTool {
             return format!("No passage was found for {query:?}.");
         }
         let format_hit = |(at, hit): (usize, &Hit)| {
-            let title = match hit.passage.title.is_empty() {
-                true => String::new(),
-                false => format!(" (Title: {})", hit.passage.title),
+            let title = if hit.passage.title.is_empty() {
+                String::new()
+            } else {
+                format!(" (Title: {})", hit.passage.title)
             };
             format!(
                 "Doc {}{title}\n{}",

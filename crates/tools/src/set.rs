@@ -193,8 +193,12 @@ impl ToolSet {
                 ToolError::Open { tool: name.clone(), why }
             };
             let session = opened.unwrap_or_else(|| Err(late()))?;
-            let (deadline, strict, permit_timeout) = (*deadline, *strict, attempt.deadline);
-            let (tools, appeared, meter) = (Vec::new(), Vec::new(), meter.clone());
+            let deadline = *deadline;
+            let strict = *strict;
+            let permit_timeout = attempt.deadline;
+            let tools = Vec::new();
+            let appeared = Vec::new();
+            let meter = meter.clone();
             open.sessions.push(OpenBox {
                 name,
                 session,
@@ -316,7 +320,8 @@ impl OpenTools {
     /// Collects the scorer input of all toolboxes. Returns the non-empty inputs by toolbox name,
     /// and the errors of the toolboxes that failed.
     pub async fn scorer_input(&mut self) -> (Map<String, Value>, Vec<ToolError>) {
-        let (mut found, mut missing) = (Map::new(), Vec::new());
+        let mut found = Map::new();
+        let mut missing = Vec::new();
         for OpenBox { name, session, deadline, .. } in &mut self.sessions {
             let wrong = |why: String| ToolError::ScorerInput { tool: name.clone(), why };
             let input = with_timeout(*deadline, session.scorer_input()).await;
@@ -422,10 +427,12 @@ impl OpenTools {
         crash_point("tool_call");
         let (observation, time, waited) = self.observe(call).await;
         let Observation { text, kind, .. } = &observation;
-        let (seconds, waited_seconds) = (time.as_secs_f64(), waited.as_secs_f64());
+        let seconds = time.as_secs_f64();
+        let waited_seconds = waited.as_secs_f64();
         debug!(tool = %call.name, ?kind, seconds, waited_seconds, "tool call");
         trace!(tool = %call.name, arguments = ?call.arguments, answer = %text, "what was said");
-        let (mut toolbox, mut breaks) = (None, false);
+        let mut toolbox = None;
+        let mut breaks = false;
         if let Some((open, _)) = self.find(call) {
             open.meter.add(time, waited);
             toolbox = Some(open.name.clone());
@@ -442,7 +449,8 @@ impl OpenTools {
             Some((open, tool)) => with_timeout(open.permit_timeout, open.session.admit(tool)).await,
             None => Some(Permit::default()),
         };
-        let (waited, start) = (start.elapsed(), Instant::now());
+        let waited = start.elapsed();
+        let start = Instant::now();
         let observation = match (permit, found) {
             (Some(_permit), found) => self.execute_admitted(call, found).await,
             (None, found) => {

@@ -42,7 +42,8 @@ impl ToolOptions for SubAgentKeys {
         seconds: Option<f64>,
         _: &Supervisor,
     ) -> Result<Arc<dyn Toolbox>, String> {
-        let (description, slot) = (self.description.clone(), HelperSlot::new(self.agent.as_str()));
+        let description = self.description.clone();
+        let slot = HelperSlot::new(self.agent.as_str());
         Ok(Arc::new(SubAgent {
             name,
             description,

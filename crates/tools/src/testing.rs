@@ -64,7 +64,8 @@ pub struct LoggedToolbox {
 impl LoggedToolbox {
     /// Creates a toolbox with a tool of its own name.
     pub fn new(name: &'static str, log: &Log) -> Self {
-        let (hangs, tools) = ("", Arc::new(Mutex::new(vec![name])));
+        let hangs = "";
+        let tools = Arc::new(Mutex::new(vec![name]));
         LoggedToolbox { name, hangs, tools, parallel: false, acts: false, log: log.clone() }
     }
 

@@ -52,7 +52,8 @@ impl ResultTruncation {
             Side::Middle => (max - max / 2, max / 2),
         };
         // Number of bytes to keep from the start and from the end.
-        let (mut head, mut tail) = (text.len(), text.len());
+        let mut head = text.len();
+        let mut tail = text.len();
         if let Some(max) = self.characters {
             let (first, last) = halves(max);
             (head, tail) =
@@ -69,7 +70,8 @@ impl ResultTruncation {
             return None;
         }
         let omitted = text[head..text.len() - tail].chars().count();
-        let (before, after) = (&text[..head], &text[text.len() - tail..]);
+        let before = &text[..head];
+        let after = &text[text.len() - tail..];
         let breaks = |is_separate: bool| if is_separate { "\n" } else { "" };
         let first = breaks(!before.is_empty() && !before.ends_with('\n'));
         let last = breaks(!after.is_empty());

@@ -208,13 +208,15 @@ impl Agents {
                 context,
             })
         };
-        let (mut all, mut named) = (Vec::new(), Vec::new());
+        let mut all = Vec::new();
+        let mut named = Vec::new();
         for (name, keys) in recipe.agents() {
             let performs_tasks = !recipe.may_be_external(keys);
             let Some(parts) = parts.iter().find(|parts| parts.name == name) else {
-                match performs_tasks {
-                    true => return Err(TrainerError::MissingPart(format!("the agent {name}"))),
-                    false => continue,
+                if performs_tasks {
+                    return Err(TrainerError::MissingPart(format!("the agent {name}")));
+                } else {
+                    continue;
                 }
             };
             let mut policies = recipe.policies_of(keys);

@@ -154,7 +154,8 @@ pub(crate) fn trained_sequences(
                     last.segments.push(trained);
                 }
                 _ => {
-                    let (turn, agent) = (segment.turn, segment.agent.clone());
+                    let turn = segment.turn;
+                    let agent = segment.agent.clone();
                     turns.push(Action { turn, agent, segments: vec![trained] });
                 }
             }
@@ -318,7 +319,8 @@ mod tests {
     fn targets_exclude_other_policies_and_untrained_agents() {
         let mut trajectory = Trajectory::new();
         let by = |parent, token, agent: &str, policy: &str| {
-            let (agent, policy) = (agent.into(), policy.into());
+            let agent = agent.into();
+            let policy = policy.into();
             Segment { agent, policy, ..sampled(parent, &[token]) }
         };
         trajectory.push(Segment::context(None, vec![1], 0)).unwrap();

@@ -40,11 +40,9 @@ impl Best {
         let is_trained = |eval: &&EvalResult| eval.phase > 0 || eval.step > 0;
         let candidates = evals.iter().filter(is_trained).count();
         let checkpoint = checkpoint.filter(|_| is_trained(&best) && candidates > 1)?;
-        let (label, success, uses_selection_tasks) = (
-            best.label.clone(),
-            best.overall.success,
-            best.slices.iter().any(|slice| slice.selects),
-        );
+        let label = best.label.clone();
+        let success = best.overall.success;
+        let uses_selection_tasks = best.slices.iter().any(|slice| slice.selects);
         Some(Best { checkpoint, label, candidates, success, uses_selection_tasks })
     }
 }

@@ -348,7 +348,8 @@ impl Checkpoints {
     /// Removes all checkpoints except the newest `keep`, the best one, and those at the end of a
     /// phase.
     pub fn prune(&self, keep: usize) -> Result<(), TrainerError> {
-        let (found, best) = (self.find()?.complete, self.best());
+        let found = self.find()?.complete;
+        let best = self.best();
         let is_kept = |checkpoint: &Checkpoint| {
             checkpoint.phase_end || best.as_ref() == Some(&checkpoint.dir)
         };

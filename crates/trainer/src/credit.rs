@@ -289,8 +289,8 @@ mod tests {
             .map(|(by, reward)| StepReward { credit_target: by.clone(), reward: *reward })
             .collect();
         let credited = CreditedReward::new(&trajectory, &sequences, 10.0, 8.0, &step_rewards);
-        let (nothing, signals) =
-            (vec![Vec::new(); sequences.len()], vec![Signals::default(); sequences.len()]);
+        let nothing = vec![Vec::new(); sequences.len()];
+        let signals = vec![Signals::default(); sequences.len()];
         let rollout = |sample: &Sample| {
             let rollout = credited.rollout(sample, 0, &sequences, &nothing, &signals, |_| false);
             assert!(

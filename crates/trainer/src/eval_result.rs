@@ -369,7 +369,8 @@ pub(crate) mod tests {
         let slice_with_score = |score| {
             SliceResult::new("x", false, &with_score(score).iter().collect::<Vec<_>>(), 4).unwrap()
         };
-        let (wrong, all_correct) = (slice_with_score(0.0), slice_with_score(1.0));
+        let wrong = slice_with_score(0.0);
+        let all_correct = slice_with_score(1.0);
         let unsure = wilson(0, 2).unwrap().high;
         assert_eq!(
             (wrong.success.estimate, wrong.success.low, all_correct.success.high),

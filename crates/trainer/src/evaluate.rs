@@ -56,7 +56,9 @@ pub async fn evaluate(
         }
     }
     let overall = SliceResult::new("overall", false, &counted, samples)?;
-    let (phase, step, label) = (key.phase, key.step, label.to_owned());
+    let phase = key.phase;
+    let step = key.step;
+    let label = label.to_owned();
     let uncalled =
         if overall.used_tool == 0.0 { find_uncalled(&rollouts, &wanted, &attempts)? } else { None };
     Ok(Some((EvalResult { phase, step, label, overall, slices: results, uncalled }, attempts)))
@@ -77,7 +79,8 @@ fn find_uncalled(
         .find(|(a, (_, task))| a.trajectory.sampled_tokens() > 0 && has_tools(task));
     let Some((attempt, (_, task))) = sampled else { return Ok(None) };
     let agent = rollouts.agents.agent_for(task)?;
-    let (chat, tools) = (agent.format.chat(), agent.agent.tools.specs(task));
+    let chat = agent.format.chat();
+    let tools = agent.agent.tools.specs(task);
     let first =
         attempt.trajectory.segments().iter().filter(|s| s.kind == Kind::Sampled && s.turn == 0);
     let tokens: Vec<u32> = first.flat_map(|segment| segment.tokens.iter().copied()).collect();

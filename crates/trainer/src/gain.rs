@@ -57,7 +57,8 @@ impl Gain {
         let mean = |(sum, made): (f64, f64)| sum / made;
         let mut gains = Vec::new();
         for pair in evals.windows(2) {
-            let (before, after) = (scored(pair[0]), scored(pair[1]));
+            let before = scored(pair[0]);
+            let after = scored(pair[1]);
             let pairs: Vec<ScorePair> = before
                 .into_iter()
                 .filter_map(|(group, before)| {
@@ -66,7 +67,8 @@ impl Gain {
                 })
                 .collect();
             let difference = paired_difference(&pairs, NUM_RESAMPLES, 0)?;
-            let (from, to) = (pair[0].label.clone(), pair[1].label.clone());
+            let from = pair[0].label.clone();
+            let to = pair[1].label.clone();
             let graded = pair.iter().any(|eval| eval.overall.score.is_some());
             gains.push(Gain { from, to, difference, graded });
         }
@@ -112,7 +114,8 @@ mod tests {
     #[tokio::test]
     async fn gain_ignores_separate_slices() {
         let store = Memory::new(RunId("r".into()));
-        let (before, after) = (eval(0, 0, "before"), eval(1, 7, "after"));
+        let before = eval(0, 0, "before");
+        let after = eval(1, 7, "after");
         // Scores by task. If the separate slice counted, the gain would be 5/9.
         let scores = [(&before, "100100010"), (&after, "111011111")];
         for (eval, scores) in scores {

@@ -122,7 +122,8 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
         key: K,
         making: impl Future<Output = Result<GeneratedAttempt, StoreError>> + Send + 'static,
     ) {
-        let (scorers, store) = (self.scorers.clone(), self.store.clone());
+        let scorers = self.scorers.clone();
+        let store = self.store.clone();
         let handle = self.generating.spawn(async move {
             let made = async {
                 let made = making.await?;
@@ -247,9 +248,10 @@ impl<K: Copy + Eq + Hash + Send + 'static> InFlight<K> {
                     let compares = job.compared_with.is_none()
                         && !is_baseline
                         && self.scorers.compares_group(&attempt.task);
-                    self.ended.push(match compares {
-                        true => AttemptEvent::NeedsComparison(key, attempt),
-                        false => AttemptEvent::Attempt(key, self.scorers.finish(attempt)),
+                    self.ended.push(if compares {
+                        AttemptEvent::NeedsComparison(key, attempt)
+                    } else {
+                        AttemptEvent::Attempt(key, self.scorers.finish(attempt))
                     });
                 }
             }

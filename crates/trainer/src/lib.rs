@@ -1,8 +1,8 @@
 //! Trains models as a recipe specifies: sample, score, plan, update, publish, checkpoint.
 //!
-//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`RunParts`] contain its models and tools, and
-//! a [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the same
-//! loop drives the embedded engine, a simulator and remote processes.
+//! A [`Recipe`](levade_recipe::Recipe) describes a run, [`RunParts`] contain its models and tools,
+//! and a [`Trainer`] runs it. The trainer uses samplers and learners through their traits, so the
+//! same loop drives the embedded engine, a simulator and remote processes.
 //!
 //! # Example
 //! ```
@@ -56,7 +56,11 @@
 //! };
 //! let parts = Parts {
 //!     policies: vec![policy],
-//!     agents: vec![AgentParts::new("default", Arc::new(testing::tiny_chat()?), Default::default())],
+//!     agents: vec![AgentParts::new(
+//!         "default",
+//!         Arc::new(testing::tiny_chat()?),
+//!         Default::default(),
+//!     )],
 //!     scorers: Default::default(),
 //!     environments: Default::default(),
 //!     begun: 0,
@@ -95,8 +99,8 @@
 //! `micro_batch`, `before_optim_step`, `in_optim_step`, `after_optim_step`, `metrics_written`,
 //! `checkpoint_file`, `weights_saved`, `companions_saved`, `before_rename`, `after_rename`.
 //!
-//! Out of scope: loading models (the caller provides [`RunParts`]), and progress bars (an [`Observer`]
-//! displays them).
+//! Out of scope: loading models (the caller provides [`RunParts`]), and progress bars (an
+//! [`Observer`] displays them).
 
 mod agents;
 mod batch;

@@ -117,7 +117,8 @@ pub(crate) async fn evaluate_if_due(
         // The label may differ: after a phase became longer, this is no longer its last evaluation.
         Some((_, result)) => EvalResult { label, ..parse_eval(run.store.location(), key, result)? },
         None => {
-            let (slices, keys) = (&run.tasks.eval, &run.recipe.eval);
+            let slices = &run.tasks.eval;
+            let keys = &run.recipe.eval;
             let result = evaluate(&run.rollouts, slices, keys, key, &label, observer, stop).await?;
             let (result, attempts) = result.ok_or(Exit::Stopped)?;
             reporter.note_warnings(&run.rollouts, &attempts, observer).await?;

@@ -242,7 +242,8 @@ impl Origin {
         };
         files.extend(listings.into_iter().map(input));
         let version = env!("CARGO_PKG_VERSION").to_owned();
-        let (tools, lengths) = (Some(tools), Vec::new());
+        let tools = Some(tools);
+        let lengths = Vec::new();
         Ok(Origin { schema: SCHEMA, started_at, version, files, tools, lengths, matching })
     }
 
@@ -395,7 +396,9 @@ mod tests {
 
     fn origin(tools: Option<Vec<OfferedTool>>) -> Origin {
         let version = String::new();
-        let (files, lengths, matching) = (Vec::new(), Vec::new(), MatchingRule::default());
+        let files = Vec::new();
+        let lengths = Vec::new();
+        let matching = MatchingRule::default();
         Origin { schema: SCHEMA, started_at: 0, version, files, tools, lengths, matching }
     }
 

@@ -101,10 +101,11 @@ impl<'a> Rollout<'a> {
         };
         let penalty = levade_rl::KlPenalty { coefficient, ..kl.penalty() };
         let wide = |values: &[f32]| values.iter().map(|v| f64::from(*v)).collect::<Vec<_>>();
-        let (mut rewards, mut found) = (Vec::new(), Vec::new());
+        let mut rewards = Vec::new();
+        let mut found = Vec::new();
         for draft in &self.sequences {
-            let (logprobs, reference) =
-                (wide(&draft.signals.logprobs), wide(&draft.signals.reference));
+            let logprobs = wide(&draft.signals.logprobs);
+            let reference = wide(&draft.signals.reference);
             let mut sequence_rewards = vec![0.0; draft.sequence.tokens()];
             found.push(penalty.apply_to_rewards(
                 &mut sequence_rewards,

@@ -99,7 +99,10 @@ fn baseline_is_greedy_attempt_of_same_policy() {
     let rival = |baseline: &Attempt, keys: &RlKeys| {
         let limits = &TokenLimits { default: 4, by_agent: BTreeMap::new() };
         let constant_length = 4;
-        let (targets, version, seed, kl_coefficient) = (Targets::DEFAULT, 0, 0, 0.0);
+        let targets = Targets::DEFAULT;
+        let version = 0;
+        let seed = 0;
+        let kl_coefficient = 0.0;
         let (baselines, signals): (&[Option<Attempt>], SignalsOf<'_>) =
             (&[], &|_, _| Signals::default());
         let setting = PlanInput {
@@ -157,8 +160,12 @@ fn groups_of_another_policy_are_ignored() {
     let step = plan_of(&all, &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     let alone = plan_of(&all[2..], &RlKeys { group_by: GroupBy::Step, ..keys() }, 1000).unwrap();
     assert_eq!(step.updates, alone.updates);
-    let (estimator, apply_to, adaptive) = (levade_rl::KlEstimator::K1, KlTarget::Reward, None);
-    let (coefficient, importance_weighted, reference_every) = (0.1, false, 0);
+    let estimator = levade_rl::KlEstimator::K1;
+    let apply_to = KlTarget::Reward;
+    let adaptive = None;
+    let coefficient = 0.1;
+    let importance_weighted = false;
+    let reference_every = 0;
     let kl = Some(KlKeys {
         estimator,
         coefficient,

@@ -175,7 +175,8 @@ async fn correction_weights_are_proximal_to_behavior_ratios() {
 async fn corrections_and_rejections_use_only_trained_tokens() {
     let text = "proximal = 'recompute'\ncorrection = { level = 'sequence', bound = { clamp = { high = 9.0 } } }\n\
                 rejection = [{ statistic = 'ratio', over = 'sequence_sum', high = 9.0 }]";
-    let (keys, learner) = (keys(text), FixedLearner::default());
+    let keys = keys(text);
+    let learner = FixedLearner::default();
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     // Log-ratios of 0.5 and 1 for trained tokens. The third, 3, would exceed both bounds if it
     // counted.
@@ -262,7 +263,8 @@ async fn recorded_logprobs_are_used_only_if_exact() {
 /// once.
 #[tokio::test]
 async fn proximal_policy_is_computed_once_per_step() {
-    let (keys, learner) = (keys("proximal = 'recompute'"), FixedLearner::default());
+    let keys = keys("proximal = 'recompute'");
+    let learner = FixedLearner::default();
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     let first = vec![vec![make_input(0, &STALE)], vec![make_input(1, &STALE[..1])]];
     preparer.start(&first).await.unwrap();
@@ -289,7 +291,8 @@ async fn interpolated_proximal_uses_age_without_forward_pass() {
     for (term, age) in found.iter().zip([1.0f64, 2.0, 4.0]) {
         // Interpolates from −1.3 to −1. The last version accounts for a fraction of 1 / age.
         let got = keys.loss().evaluate(-1.0, term);
-        let (ratio, weight) = ((0.3 / age).exp(), (0.3 * (age - 1.0) / age).exp());
+        let ratio = (0.3 / age).exp();
+        let weight = (0.3 * (age - 1.0) / age).exp();
         close(got.ratio, ratio);
         close(got.loss, -weight * ratio.min(1.2));
     }
@@ -342,7 +345,8 @@ async fn sequence_ratios_and_marks_use_current_policy() {
 async fn clip_cov_resamples_tokens_for_each_update() {
     let text =
         "loss = { clip_cov = { low = 0.2, high = 0.2, share = 0.25, lower = 0.5, upper = 1.5 } }";
-    let (keys, learner) = (keys(text), FixedLearner::default());
+    let keys = keys(text);
+    let learner = FixedLearner::default();
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     // Alternating advantages of 1 and −1, and log-probabilities of −1 and −3: all covariances are
     // 1.
@@ -415,7 +419,8 @@ async fn untrained_and_rejected_tokens_are_excluded_from_statistics() {
 async fn rejected_tokens_get_zero_weight_and_are_counted() {
     let text = "proximal = 'recompute'\nrejection = [{ statistic = 'ratio', over = 'sequence_mean', high = 1.5 }, \
                 { statistic = 'ratio', low = 0.5, high = 9.0 }]";
-    let (keys, learner) = (keys(text), FixedLearner::default());
+    let keys = keys(text);
+    let learner = FixedLearner::default();
     let mut preparer = Preparer::new(&keys, &learner, (1, 2), true);
     // Log-ratios of 0.5 and −1 have a geometric mean below 1. A log-ratio of 3 exceeds the bound of
     // its sequence.
@@ -462,7 +467,8 @@ async fn critic_ignores_corrections_and_rejections() {
     let text = "algorithm = 'ppo'\nproximal = 'recompute'\nrejection = [{ statistic = 'ratio', high = 4.0 }]\n\
                 critic = { clip = 0.2 }";
     let phase = Phase::Rl(Box::new(keys(text)));
-    let (policy, critic) = (FixedLearner::default(), FixedLearner::default());
+    let policy = FixedLearner::default();
+    let critic = FixedLearner::default();
     let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
     let optim = OptimParams {
         learning_rate: 1.0,
@@ -521,8 +527,10 @@ async fn critic_warmup_skips_policy_updates() {
         ..Segment::context(Some(root), vec![3], 0)
     };
     trajectory.push(completion).unwrap();
-    let (advantage, weight) = (PerToken::uniform(1.0), PerToken::uniform(1.0));
-    let (returns, values) = (Some(PerToken::uniform(1.0)), Some(PerToken::uniform(0.5)));
+    let advantage = PerToken::uniform(1.0);
+    let weight = PerToken::uniform(1.0);
+    let returns = Some(PerToken::uniform(1.0));
+    let values = Some(PerToken::uniform(0.5));
     let planned =
         PlannedSequence { attempt: id(0), leaf: SegmentId(1), advantage, weight, returns, values };
     let cut = MicroBatchPlan::from_sizes([1]);
@@ -542,7 +550,8 @@ async fn critic_warmup_skips_policy_updates() {
     std::fs::write(&file, text).unwrap();
     let recipe = levade_recipe::Recipe::load(&file, &[]).unwrap();
     for (step, steps) in [(0, 0), (1, 1)] {
-        let (policy, critic) = (FixedLearner::default(), FixedLearner::default());
+        let policy = FixedLearner::default();
+        let critic = FixedLearner::default();
         let models = Models { policy: &policy, reference: None, critic: Some(&critic) };
         let rules =
             UpdateSettings::new((0, &recipe.phase[0]), step, None, Targets::DEFAULT, 0, &recipe);

@@ -158,13 +158,15 @@ impl<'a> ReplayRun<'a> {
         for (_, policy_learner) in policies.trained() {
             policy_learner.restore(None).await?;
         }
-        let (untrained, scratch) = (recipe.untrained_agents(), Scratch::new(recipe, dir)?);
+        let untrained = recipe.untrained_agents();
+        let scratch = Scratch::new(recipe, dir)?;
         Ok(ReplayRun { recipe, store, origin, policies, untrained, scratch })
     }
 
     /// Initializes the models of a phase's policies, as the run did.
     async fn enter(&self, index: usize) -> Result<(), TrainerError> {
-        let (before, phase) = (&self.recipe.phase[..index], &self.recipe.phase[index]);
+        let before = &self.recipe.phase[..index];
+        let phase = &self.recipe.phase[index];
         let trained = self.recipe.trained_policies_in(phase);
         for (name, policy_learner) in
             self.policies.trained_among(&trained).filter(|_| !before.is_empty())
@@ -185,8 +187,8 @@ impl<'a> ReplayRun<'a> {
         for (name, policy_learner) in
             self.policies.trained_among(&self.recipe.trained_policies_in(phase))
         {
-            let (policy_dir, models) =
-                (self.policies.policy_dir(checkpoint, name), policy_learner.models(phase));
+            let policy_dir = self.policies.policy_dir(checkpoint, name);
+            let models = policy_learner.models(phase);
             models.policy.load(&policy_dir, true).await?;
             if let Some(critic) = models.critic {
                 critic.load(&policy_dir.join(CRITIC), true).await?;
@@ -230,7 +232,8 @@ impl<'a> ReplayRun<'a> {
                 copy_weights(models.policy, reference, &self.scratch.0).await?;
             }
             let targets = Targets { policy: name, untrained: &self.untrained };
-            let (at, origin) = ((plan.phase, phase), self.origin.as_ref());
+            let at = (plan.phase, phase);
+            let origin = self.origin.as_ref();
             let settings =
                 UpdateSettings::new(at, plan.step, origin, targets, policy.version, self.recipe);
             match &mut terms {
@@ -363,11 +366,13 @@ impl Drop for Scratch {
 }
 
 fn has_same_bytes(a: &Path, b: &Path) -> io::Result<bool> {
-    let (mut a, mut b) = (File::open(a)?, File::open(b)?);
+    let mut a = File::open(a)?;
+    let mut b = File::open(b)?;
     if a.metadata()?.len() != b.metadata()?.len() {
         return Ok(false);
     }
-    let (mut a_buffer, mut b_buffer) = (vec![0; 1 << 20], vec![0; 1 << 20]);
+    let mut a_buffer = vec![0; 1 << 20];
+    let mut b_buffer = vec![0; 1 << 20];
     loop {
         let n = a.read(&mut a_buffer)?;
         if n == 0 {

@@ -73,8 +73,8 @@ impl Rollouts {
         let mut waiting: VecDeque<usize> = (0..wanted.len())
             .filter(|index| attempts[*index].is_none() && !in_flight.has(index))
             .collect();
-        let (mut scorer_outage, compares) =
-            (ScorerOutage::default(), self.scorers.group_scorers().next().is_some());
+        let mut scorer_outage = ScorerOutage::default();
+        let compares = self.scorers.group_scorers().next().is_some();
         loop {
             while in_flight.num_generating() < self.concurrency
                 && !stop.is_stopped()
@@ -108,8 +108,8 @@ impl Rollouts {
             if attempt.status != Status::Unscored {
                 self.record(&attempt).await?;
                 done += 1;
-                let (purpose, sampled_tokens) =
-                    (attempt.slot.purpose, attempt.trajectory.sampled_tokens());
+                let purpose = attempt.slot.purpose;
+                let sampled_tokens = attempt.trajectory.sampled_tokens();
                 observer.event(&Event::Attempt {
                     purpose,
                     done,
@@ -165,11 +165,15 @@ impl Rollouts {
         TrainerError,
     > {
         let (slot, task, agent) = (*slot, task.clone(), self.agents.agent_for(task)?);
-        let (messages, retries) = (agent.keys.initial_messages(&task), agent.keys.retries);
+        let messages = agent.keys.initial_messages(&task);
+        let retries = agent.keys.retries;
         let agent_loop = agent.agent_loop.clone();
         let (agent, limits) = (agent.agent.name.clone(), agent.agent.limits);
-        let (roster, teacher) = (self.agents.roster.clone(), self.agents.teacher.clone());
-        let (scorers, store, seed) = (self.scorers.clone(), self.store.clone(), self.seed);
+        let roster = self.agents.roster.clone();
+        let teacher = self.agents.teacher.clone();
+        let scorers = self.scorers.clone();
+        let store = self.store.clone();
+        let seed = self.seed;
         Ok(async move {
             let Tries { next: mut number, mut failed } = store.tries(&slot).await?;
             loop {

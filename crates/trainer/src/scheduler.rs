@@ -188,7 +188,8 @@ impl GroupScheduler {
     /// order. That step is not necessarily the step that trains on the attempt.
     fn slot(&self, position: u64, member: GroupMember) -> AttemptSlot {
         let groups = self.keys.groups as u64;
-        let (step, group) = ((position / groups) as u32, (position % groups) as u32);
+        let step = (position / groups) as u32;
+        let group = (position % groups) as u32;
         let (purpose, sample) = match member {
             GroupMember::Sample(sample) => (Purpose::Train, sample),
             GroupMember::Baseline => (Purpose::Baseline, 0),
@@ -206,7 +207,8 @@ impl GroupScheduler {
     ) -> Result<(), TrainerError> {
         let Some(task) = tasks.train(self.order.task_index(position)) else { return Ok(()) };
         let num_started = self.keys.group_size + self.keys.oversample;
-        let (mut attempts, mut waiting) = (Vec::with_capacity(num_started), Vec::new());
+        let mut attempts = Vec::with_capacity(num_started);
+        let mut waiting = Vec::new();
         for member in (0..num_started as u32).map(GroupMember::Sample) {
             let recorded = rollouts.store.last_try(&self.slot(position, member)).await?;
             if recorded.is_none() {
@@ -273,7 +275,8 @@ impl GroupScheduler {
     /// Returns the number of groups that the staleness bound admits by now. Each replaced group
     /// raises it by one.
     fn capacity(&self) -> u64 {
-        let (groups, steps) = (self.keys.groups as u64, u64::from(self.keys.steps));
+        let groups = self.keys.groups as u64;
+        let steps = u64::from(self.keys.steps);
         let ahead = u64::from(self.step) + 1 + u64::from(self.keys.staleness);
         let replaced = self.open.values().filter(|group| group.replaced).count() as u64;
         ahead.min(steps) * groups + self.spent + replaced
@@ -538,7 +541,8 @@ impl GroupScheduler {
         tasks: &Tasks,
     ) -> Result<StepGroups, TrainerError> {
         self.admit_until(end_position(positions), positions, rollouts, tasks).await?;
-        let (mut groups, mut baselines) = (Vec::with_capacity(positions.len()), Vec::new());
+        let mut groups = Vec::with_capacity(positions.len());
+        let mut baselines = Vec::new();
         for position in positions {
             self.open.remove(position);
             let mut attempts = Vec::with_capacity(self.keys.group_size + self.keys.oversample);

@@ -175,15 +175,12 @@ impl NamedScorer {
         self.scorer.check_task(&scorer_input.task)?;
         self.scorer.check_ready(&scorer_input.task).await?;
         let scoring = async {
-            match self.scorer.scores_groups() {
-                false => self.scorer.score(&scorer_input).await,
-                true => {
-                    let group = self
-                        .scorer
-                        .score_group(&[scorer_input.clone(), scorer_input.clone()])
-                        .await?;
-                    Ok(group.into_iter().next().unwrap_or_default())
-                }
+            if self.scorer.scores_groups() {
+                let group =
+                    self.scorer.score_group(&[scorer_input.clone(), scorer_input.clone()]).await?;
+                Ok(group.into_iter().next().unwrap_or_default())
+            } else {
+                self.scorer.score(&scorer_input).await
             }
         };
         let late = || {
@@ -202,7 +199,8 @@ impl NamedScorer {
             UnscoredEffect::Defer if again => FailureAction::Deferred,
             _ => FailureAction::Broken { retry: again },
         };
-        let (scorer, source) = (self.name.clone(), self.source.clone());
+        let scorer = self.name.clone();
+        let source = self.source.clone();
         ScoringFailure { scorer, source, why: error.to_string(), action: fate }
     }
 }
@@ -317,7 +315,9 @@ impl Scorers {
             || self.0.scorers.iter().map(|named| named.name.clone()).collect::<Vec<_>>().join(", ");
         for name in chosen(task).unwrap_or_default() {
             if !self.0.scorers.iter().any(|named| named.name == name) {
-                let (task, name, known) = (id.to_owned(), name.to_owned(), known());
+                let task = id.to_owned();
+                let name = name.to_owned();
+                let known = known();
                 return Err(TrainerError::UnknownScorer { task, name, known });
             }
         }
@@ -387,7 +387,9 @@ impl Scorers {
     pub(crate) async fn score(&self, attempt: &mut Attempt) -> Result<(), ScoringFailure> {
         let task = attempt.task.clone();
         let scorer_input = Arc::new(scorer_input(attempt));
-        let (mut components, mut warnings, mut failed) = (Vec::new(), Vec::new(), None);
+        let mut components = Vec::new();
+        let mut warnings = Vec::new();
+        let mut failed = None;
         let single_scorers: Vec<&NamedScorer> =
             self.scorers_for(&task).filter(|named| !named.scorer.scores_groups()).collect();
         for named in single_scorers {
@@ -443,7 +445,8 @@ impl Scorers {
         let group: Arc<Vec<ScorerInput>> =
             Arc::new(group_attempts.iter_mut().map(|entry| scorer_input(entry)).collect());
         let mut components_by_attempt: Vec<Vec<Component>> = vec![Vec::new(); group_attempts.len()];
-        let (mut warnings, mut failed) = (Vec::new(), None);
+        let mut warnings = Vec::new();
+        let mut failed = None;
         let comparing: Vec<&NamedScorer> =
             self.scorers_for(&task).filter(|named| named.scorer.scores_groups()).collect();
         for named in comparing {
@@ -540,7 +543,8 @@ impl Scorers {
 
 /// Returns the reward of a component that refers to a part of an attempt, as credit of that part.
 fn component_reward(component: &Component) -> Option<StepReward> {
-    let (by, reward) = (component.credit_target.clone()?, component.weighted_value());
+    let by = component.credit_target.clone()?;
+    let reward = component.weighted_value();
     (reward != 0.0).then_some(StepReward { credit_target: by, reward })
 }
 

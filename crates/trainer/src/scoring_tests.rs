@@ -246,7 +246,8 @@ async fn score_together_includes_already_scored_attempts() {
         member.slot.sample = sample;
         member
     };
-    let (mut first, mut third) = (member(0), member(2));
+    let mut first = member(0);
+    let mut third = member(2);
     let compared_with = [member(3), member(1)];
     all.score_together(&mut [&mut third, &mut first], &compared_with).await.unwrap();
     for (made, expected_score) in [(first, 0.25), (third, 0.75)] {

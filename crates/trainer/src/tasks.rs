@@ -136,8 +136,9 @@ impl Tasks {
         environments: &Environments,
         matching: MatchingRule,
     ) -> Result<Self, TrainerError> {
-        let (seed, split_seed, count) =
-            (recipe.run.seed, recipe.eval.split_seed, recipe.eval.tasks);
+        let seed = recipe.run.seed;
+        let split_seed = recipe.eval.split_seed;
+        let count = recipe.eval.tasks;
         let (mut loaded, mut eval, mut notes): (Vec<Loaded<'_>>, Vec<EvalSlice>, Vec<String>) =
             Default::default();
         // Evaluation questions of generators.
@@ -490,8 +491,8 @@ impl TaskOrder {
     /// Returns the index of the task at position `position`, from 0. There must be at least one
     /// task.
     pub(crate) fn task_index(&mut self, position: u64) -> usize {
-        let (epoch, within) =
-            ((position / self.tasks as u64) as u32, (position % self.tasks as u64) as usize);
+        let epoch = (position / self.tasks as u64) as u32;
+        let within = (position % self.tasks as u64) as usize;
         if self.epoch.as_ref().is_none_or(|(known, _)| *known != epoch) {
             self.epoch = Some((epoch, order(self.seed, "tasks", &[self.phase, epoch], self.tasks)));
         }
@@ -523,13 +524,16 @@ pub async fn check_tasks(
     tasks: &Tasks,
     agents: &Agents,
 ) -> Result<(), TrainerError> {
-    let (mut checked_scorers, sources) = (Vec::new(), tasks.sources());
+    let mut checked_scorers = Vec::new();
+    let sources = tasks.sources();
     for task in tasks.tasks_to_check() {
         let named = agents.agent_for(&task)?;
-        let (NamedAgent { agent, format, keys, .. }, player) = (named, named.player());
+        let NamedAgent { agent, format, keys, .. } = named;
+        let player = named.player();
         let opening = player.opening;
         let attempt = "the check before the start".to_owned();
-        let (seed, deadline) = (recipe.run.seed, agent.limits.attempt_timeout);
+        let seed = recipe.run.seed;
+        let deadline = agent.limits.attempt_timeout;
         let params = SamplingParams::default();
         let opened = ToolContext { attempt, task: task.clone(), seed, stream: 0, deadline, params };
         agent.tools.find(&opened).await?;
@@ -557,7 +561,8 @@ pub async fn check_tasks(
             return Err(TrainerError::PromptTooLong { task: task.id, tokens, context });
         }
         for (phase, buffer) in overlong_buffers(recipe) {
-            let (agent, most) = (agent.name.clone(), keys.max_tokens);
+            let agent = agent.name.clone();
+            let most = keys.max_tokens;
             if buffer > most as u64 {
                 return Err(TrainerError::OverlongBuffer {
                     phase,

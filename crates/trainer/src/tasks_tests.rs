@@ -300,8 +300,8 @@ fn overlong_buffer_must_not_exceed_agent_limit() {
 /// first task and the limit `key` of 4.
 #[track_caller]
 fn tokens_over(error: &str, key: &str) -> usize {
-    let (start, end) =
-        ("the prompt of task rows-1 has ", format!(" tokens, more than `{key}` = 4"));
+    let start = "the prompt of task rows-1 has ";
+    let end = format!(" tokens, more than `{key}` = 4");
     let found = error.strip_prefix(start).and_then(|rest| rest.split_once(&end));
     found.unwrap_or_else(|| panic!("{error}")).0.parse().unwrap()
 }

@@ -167,7 +167,8 @@ impl BatchTerms {
                 }
                 let evaluated = self.loss.evaluate(at.logp, term);
                 let point = self.loss.point(at.logp, term);
-                let (weight, bonus) = (f64::from(term.weight), self.loss.entropy * row.entropy);
+                let weight = f64::from(term.weight);
+                let bonus = self.loss.entropy * row.entropy;
                 // A term with weight 0 is not trained, whatever its loss.
                 let part = if weight == 0.0 { 0.0 } else { weight * (at.loss - bonus) };
                 let target =
@@ -265,8 +266,8 @@ impl<'a> RecordingLearner<'a> {
 fn indices(batch: &TreeBatch, sequences: &[SequenceInput]) -> Vec<u32> {
     let mut next = vec![0; sequences.len()];
     let mut index = |term: &Term| {
-        let (sequence, at) =
-            (&sequences[term.sequence as usize], &mut next[term.sequence as usize]);
+        let sequence = &sequences[term.sequence as usize];
+        let at = &mut next[term.sequence as usize];
         *at += 1;
         sequence.targets[*at - 1].index
     };
@@ -289,7 +290,8 @@ impl Learner for RecordingLearner<'_> {
     ) -> Result<TrainReport, PolicyError> {
         let TrainRequest { mut sequences, loss, params } = update;
         cut.check(sequences.len(), 1)?;
-        let (mut sums, mut all) = (Vec::new(), Vec::new());
+        let mut sums = Vec::new();
+        let mut all = Vec::new();
         for micro_batch in &cut.micro_batches {
             if micro_batch.paths.is_empty() {
                 sums.push(ForwardBackward::default());

@@ -158,7 +158,8 @@ impl Trainer {
             }
         }
         let current = {
-            let (recipe, tools) = (recipe.clone(), OfferedTool::all(&tasks, &agents)?);
+            let recipe = recipe.clone();
+            let tools = OfferedTool::all(&tasks, &agents)?;
             let listings = tasks.listings.clone();
             tokio::task::spawn_blocking(move || {
                 Origin::collect(&recipe, begun, &model_files, tools, listings, matching)

@@ -20,7 +20,11 @@
 //! let term = |path| Term { path, weight: 1.0, ..Term::default() };
 //! let path = |path, tokens: &[u32]| PathInput {
 //!     tokens: tokens.to_vec().into(),
-//!     targets: vec![PathTarget { index: tokens.len() as u32 - 1, temperature: 1.0, term: term(path) }],
+//!     targets: vec![PathTarget {
+//!         index: tokens.len() as u32 - 1,
+//!         temperature: 1.0,
+//!         term: term(path),
+//!     }],
 //! };
 //! let batch = TreeBatch::merge(&[path(0, &[1, 2, 3, 4]), path(1, &[1, 2, 3, 5])])?;
 //! assert_eq!(batch.tokens, [1, 2, 3, 4, 5]);

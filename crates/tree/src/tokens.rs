@@ -101,8 +101,8 @@ impl<'a> TokenCursor<'a> {
     pub fn step_along(&mut self, other_tokens: &[u32]) -> usize {
         let mut common_len = 0;
         while let Some(chunk) = self.chunks.first() {
-            let (own_tokens, other_tokens) =
-                (&chunk.tokens()[self.offset..], &other_tokens[common_len..]);
+            let own_tokens = &chunk.tokens()[self.offset..];
+            let other_tokens = &other_tokens[common_len..];
             let common = own_tokens.iter().zip(other_tokens).take_while(|(a, b)| a == b).count();
             common_len += common;
             self.offset += common;
@@ -234,7 +234,8 @@ mod tests {
     #[test]
     fn sequences_share_pieces() {
         let chunk: Arc<[u32]> = vec![1, 2, 3].into();
-        let (mut one, mut two) = (Tokens::default(), Tokens::default());
+        let mut one = Tokens::default();
+        let mut two = Tokens::default();
         one.push(chunk.clone(), 3);
         two.push(chunk.clone(), 2);
         assert_eq!(Arc::strong_count(&chunk), 3);

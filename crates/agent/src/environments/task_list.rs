@@ -133,7 +133,8 @@ impl Environment {
     ) -> Result<Vec<Task>, EnvironmentError> {
         let mut tasks = Vec::new();
         while tasks.len() < range.count {
-            let (from, to) = (tasks.len(), range.count.min(tasks.len() + PAGE));
+            let from = tasks.len();
+            let to = range.count.min(tasks.len() + PAGE);
             let order = json!({
                 "dataset": range.dataset,
                 "seed": range.seed,

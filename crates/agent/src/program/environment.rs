@@ -23,7 +23,8 @@ impl Program {
         model: &str,
     ) -> Vec<(String, String)> {
         let base = format!("{}{}", self.address, session.path());
-        let (v1, key) = (format!("{base}/v1"), session.key());
+        let v1 = format!("{base}/v1");
+        let key = session.key();
         let mut variables = child_environment(&self.passes);
         variables
             .extend(NO_PROXY_VARIABLES.map(|(name, value)| (name.to_owned(), value.to_owned())));

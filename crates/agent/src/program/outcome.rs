@@ -112,12 +112,11 @@ pub(super) fn attempt(
 /// Returns why a program without answered calls makes no attempt, with the last lines of its
 /// output: many programs report a wrong configuration and exit with 0.
 fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail) -> String {
-    let why = match rejected.is_empty() {
-        true => {
-            "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key"
-                .into()
-        }
-        false => format!("had no call answered; refused: {rejected:?}"),
+    let why = if rejected.is_empty() {
+        "never called the model; it must use OPENAI_BASE_URL or ANTHROPIC_BASE_URL, and the key"
+            .into()
+    } else {
+        format!("had no call answered; refused: {rejected:?}")
     };
     let streams = [("standard error", stderr), ("standard output", stdout)];
     let written: Vec<String> = streams
@@ -126,9 +125,10 @@ fn silence_reason(rejected: &BTreeMap<String, u32>, stdout: &Tail, stderr: &Tail
         .filter(|(_, lines)| !lines.is_empty())
         .map(|(name, lines)| format!("its {name} ends with\n{}", lines.join("\n")))
         .collect();
-    match written.is_empty() {
-        true => format!("{why}; it wrote nothing"),
-        false => format!("{why}; {}", written.join("\n")),
+    if written.is_empty() {
+        format!("{why}; it wrote nothing")
+    } else {
+        format!("{why}; {}", written.join("\n"))
     }
 }
 
@@ -276,7 +276,8 @@ mod tests {
 
     #[test]
     fn silent_program_is_quoted_in_error() {
-        let (none, rejected) = (BTreeMap::new(), BTreeMap::from([("not_found".to_owned(), 2)]));
+        let none = BTreeMap::new();
+        let rejected = BTreeMap::from([("not_found".to_owned(), 2)]);
         let tail = |text: &str| Tail::from(text);
         let why = silence_reason(&none, &tail("a\n\nb\nc\nd\n"), &tail("set ONE key, not two\n"));
         assert!(why.starts_with("never called the model"), "{why}");

@@ -53,8 +53,9 @@ impl Program {
         opened: &OpenProgram<'_>,
         stop: impl Future<Output = ()>,
     ) -> Result<RunOutput, String> {
-        let (task, timeout, player) =
-            (task_of(context), context.limits.attempt_timeout, opened.own_player());
+        let task = task_of(context);
+        let timeout = context.limits.attempt_timeout;
+        let player = opened.own_player();
         let variables = self.environment(&opened.session, context, &player.policy);
         let Some(workers) = &self.workers else {
             let mut run = self.start(variables, &task)?;

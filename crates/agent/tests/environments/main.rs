@@ -112,8 +112,10 @@ async fn list_tasks(
 }
 
 async fn score(environments: &Environments, task: &Task, text: &str) -> Result<f64, ScoreError> {
-    let (task, trajectory) = (json!(task), Arc::new(Trajectory::default()));
-    let (attempt, outcome) = (AttemptId::from_bytes([1; 16]), Outcome::demonstrated(text));
+    let task = json!(task);
+    let trajectory = Arc::new(Trajectory::default());
+    let attempt = AttemptId::from_bytes([1; 16]);
+    let outcome = Outcome::demonstrated(text);
     let scorer_input = ScorerInput { attempt, task, outcome, trajectory };
     let components = EnvironmentScorer::new(environments.clone()).score(&scorer_input).await?;
     assert_eq!(components[0].name, Component::SCORE);

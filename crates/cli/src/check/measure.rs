@@ -59,7 +59,8 @@ async fn measure_step(
         RunParts { policies, agents, scorers, environments, started_at, model_files, teachers };
     let mut trainer = Trainer::new(recipe, parts, StartMode::Fresh).await?;
     let first = FirstStep::default();
-    let (mut watch, stop) = (first.clone(), StopFlag::default());
+    let mut watch = first.clone();
+    let stop = StopFlag::default();
     // The run is cancelled when the step is done, because its checkpoint is not needed.
     let ended = tokio::select! {
         ended = trainer.run(&mut watch, &stop) => Some(ended),

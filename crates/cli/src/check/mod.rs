@@ -106,7 +106,9 @@ async fn check(args: &Args, recipe: &Recipe, report: &mut Report) -> anyhow::Res
     let mut parts = Vec::new();
     for (name, chat) in chats.unwrap_or_default() {
         let Some(keys) = recipe.agent_named(&name) else { continue };
-        let (toolboxes, task, call) = (&toolboxes, &first, args.call);
+        let toolboxes = &toolboxes;
+        let task = &first;
+        let call = args.call;
         let trial = tools::Trial { recipe, toolboxes, keys, chat: &chat, task, call };
         if let Some(tools) = tools::check(&trial, report).await {
             parts.push(AgentSpec::new(&name, chat, tools));

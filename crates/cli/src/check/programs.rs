@@ -118,9 +118,10 @@ fn judge(rehearsal: &DryRunResult) -> Verdict {
         )),
         (0, Some(code)) => {
             let way_out =
-                match printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
-                    true => "\ninstall what it lacks where this program runs",
-                    false => "",
+                if printed.contains("ModuleNotFoundError") || printed.contains("Cannot find") {
+                    "\ninstall what it lacks where this program runs"
+                } else {
+                    ""
                 };
             Verdict::Broken(format!(
                 "ended with code {code} before it called the model; {printed}{way_out}"
@@ -139,7 +140,8 @@ async fn trial_run(
     task: &Task,
 ) -> anyhow::Result<DryRunResult> {
     let context = planned.context();
-    let (mut agents, mut samplers) = (Vec::new(), BTreeMap::<String, Arc<dyn Sampler>>::new());
+    let mut agents = Vec::new();
+    let mut samplers = BTreeMap::<String, Arc<dyn Sampler>>::new();
     let first = Arc::new(tokio::sync::Notify::new());
     for (other, keys) in recipe.agents() {
         let Some((_, chat)) = chats.iter().find(|(agent_name, _)| agent_name == other) else {

@@ -21,7 +21,8 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
     // One checkpoint of each phase is kept as well, and one is being written.
     let count = kept + recipe.phase.len() as u64 + 1;
     if let (Some(free), true) = (free(recipe), each > 0) {
-        let (needed, mib) = (each.saturating_mul(count), |bytes: u64| bytes.div_ceil(1 << 20));
+        let needed = each.saturating_mul(count);
+        let mib = |bytes: u64| bytes.div_ceil(1 << 20);
         let text = format!(
             "{count} checkpoints of up to {} MiB each, {} MiB free in {}",
             mib(each),
@@ -29,9 +30,10 @@ pub fn check(recipe: &Recipe, planned: &PlannedModels, report: &mut Report) {
             crate::screen::path(&run.folder)
         );
         let way_out = "set run.folder elsewhere, lower run.keep, or free some";
-        match needed <= free {
-            true => report.pass("disk", &text),
-            false => report.fail("disk", &format!("{text}\n{way_out}")),
+        if needed <= free {
+            report.pass("disk", &text)
+        } else {
+            report.fail("disk", &format!("{text}\n{way_out}"))
         }
     }
 }

@@ -30,7 +30,8 @@ pub struct Trial<'a> {
 /// start the toolboxes again, or `None` if a toolbox does not work.
 pub async fn check(trial: &Trial<'_>, report: &mut Report) -> Option<ToolSet> {
     let Trial { recipe, toolboxes, keys, chat, .. } = trial;
-    let (mut found, mut all_work) = (Vec::new(), true);
+    let mut found = Vec::new();
+    let mut all_work = true;
     for name in &keys.tools {
         let Some(tool) = ToolKeys::find(&recipe.tool, name) else { continue };
         let checked =

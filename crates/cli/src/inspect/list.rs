@@ -95,7 +95,8 @@ pub fn steps(summaries: &[AttemptSummary]) -> String {
             if n > 0.0 { format!("{:.3}", values.iter().sum::<f64>() / n) } else { "–".into() }
         };
         let with = |status| step.iter().filter(|s| s.status == status).count();
-        let (failed, unscored) = (with(Status::Failed), with(Status::Unscored));
+        let failed = with(Status::Failed);
+        let unscored = with(Status::Unscored);
         let _ = writeln!(
             text,
             "{} phase {} step {:>4}: {:>4} attempts · score {} · reward {} · {:.1} tokens sampled{}",

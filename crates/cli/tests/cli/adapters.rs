@@ -30,7 +30,8 @@ fn adapter_is_trained_evaluated_and_merged() {
         let workspace = Workspace::with_trained_model();
         let set = format!("engine.precision={precision}");
         let output = workspace.train().args(ADAPTER).args(["--set", &set]).output().unwrap();
-        let (text, notes) = (stdout(&output), stderr(&output));
+        let text = stdout(&output);
+        let notes = stderr(&output);
         assert!(output.status.success(), "{notes}");
         assert_eq!(text.matches(" · mismatch 0 · ").count(), 3, "{text}");
         let numerics: Value =

@@ -47,7 +47,8 @@ fn held_out_tasks_are_not_trained_on() {
     };
     workspace.write("a.jsonl", rows(0..28, ""));
     workspace.write("b.jsonl", rows(8..36, "  "));
-    let (mut trained, mut measured) = (BTreeSet::new(), Vec::new());
+    let mut trained = BTreeSet::new();
+    let mut measured = Vec::new();
     for seed in ["1", "2"] {
         let run = format!("run-{seed}");
         let output = workspace
@@ -129,7 +130,8 @@ fn merged_model_inherits_trained_tasks_of_run() {
         assert!(output.status.success(), "{}", stderr(&output));
         stderr(&output)
     };
-    let (notes, count) = (eval(), questions(&workspace, "run", Purpose::Train).len());
+    let notes = eval();
+    let count = questions(&workspace, "run", Purpose::Train).len();
     assert!(notes.contains(&format!("trained on {count} of these 20 tasks")), "{notes}");
     fs::rename(workspace.path("run"), workspace.path("moved")).unwrap();
     let notes = eval();

@@ -10,7 +10,8 @@ use crate::support::{Workspace, copy_dir, stderr, stdout};
 fn run_can_be_trained_evaluated_chatted_and_inspected() {
     let workspace = Workspace::with_trained_model();
     let output = workspace.train().output().unwrap();
-    let (text, notes) = (stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    let notes = stderr(&output);
     assert!(output.status.success(), "{notes}");
     for part in [
         "phase 0: sft, 1 step\n",
@@ -375,7 +376,8 @@ fn kl_penalty_is_measured_against_frozen_copy() {
     let penalty =
         ["--set", "phase.1.kl={estimator = 'k3', coefficient = 0.1}", "--set", "eval.tasks=0"];
     let output = workspace.train().args(penalty).output().unwrap();
-    let (text, notes) = (stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    let notes = stderr(&output);
     assert!(output.status.success(), "{notes}");
     assert!(notes.contains(" for the frozen copy"), "{notes}");
     // At the start of the phase, the weights equal those of the copy.

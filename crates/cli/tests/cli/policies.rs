@@ -16,7 +16,8 @@ fn new_workspace() -> Workspace {
     let workspace = Workspace::with_trained_model();
     let mut rows = String::new();
     for i in 0..60u32 {
-        let (a, b) = (i + 3, 7 * i % 40 + 2);
+        let a = i + 3;
+        let b = 7 * i % 40 + 2;
         let agent = if i % 2 == 0 { r#", "agent_name": "checker""# } else { "" };
         writeln!(rows, r#"{{"question": "What is {a} + {b}?", "answer": {}{agent}}}"#, a + b)
             .unwrap();

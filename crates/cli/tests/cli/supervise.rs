@@ -18,7 +18,8 @@ fn killed_run_is_restarted_with_equal_weights() {
         .env("LEVADE_CRASH_AT", "after_rename:3")
         .output()
         .unwrap();
-    let (text, notes) = (stdout(&output), stderr(&output));
+    let text = stdout(&output);
+    let notes = stderr(&output);
     assert!(output.status.success(), "{notes}");
     assert!(
         notes.contains("the run was killed (signal 9: ") && notes.contains("(1 of 1)"),

@@ -173,9 +173,10 @@ pub fn copy_dir(from: &Path, to: &Path) {
     for entry in fs::read_dir(from).unwrap() {
         let entry = entry.unwrap();
         let target = to.join(entry.file_name());
-        match entry.path().is_dir() {
-            true => copy_dir(&entry.path(), &target),
-            false => fs::copy(entry.path(), target).map(drop).unwrap(),
+        if entry.path().is_dir() {
+            copy_dir(&entry.path(), &target)
+        } else {
+            fs::copy(entry.path(), target).map(drop).unwrap()
         }
     }
 }

@@ -115,7 +115,8 @@ fn module_path(name: &[String]) -> String {
 
 /// Returns the nodes that can be reached from `from` in one or more steps.
 fn find_reachable(edges: &[BTreeMap<usize, String>], from: usize) -> BTreeSet<usize> {
-    let (mut reached, mut open) = (BTreeSet::new(), vec![from]);
+    let mut reached = BTreeSet::new();
+    let mut open = vec![from];
     while let Some(at) = open.pop() {
         open.extend(edges[at].keys().filter(|next| reached.insert(**next)));
     }
@@ -128,7 +129,9 @@ fn read(file: &Path, dir: &Path, name: Vec<String>, modules: &mut Vec<Module>) -
     let text =
         fs::read_to_string(file).unwrap_or_else(|error| panic!("{}: {error}", file.display()));
     let tokens = remove_tests(&tokens(&text));
-    let (mut children, mut imports, mut globs) = (BTreeMap::new(), BTreeMap::new(), Vec::new());
+    let mut children = BTreeMap::new();
+    let mut imports = BTreeMap::new();
+    let mut globs = Vec::new();
     let at = modules.len();
     modules.push(Module {
         name: name.clone(),

@@ -32,7 +32,8 @@ impl Conversation {
 
     /// Counts the turns of one sequence exactly.
     fn count_exact_drift(&mut self, end: NodeId, known: &mut KnownDrift) {
-        let (index, trajectory) = (&self.index, &self.trajectory);
+        let index = &self.index;
+        let trajectory = &self.trajectory;
         let format = &index.roots[index.node(end).root].format;
         if format.options().history == History::Template || !format.can_abridge() {
             // Every turn has rendered the complete conversation already.

@@ -85,9 +85,10 @@ impl Conversation {
 impl<'a> ContextFitter<'a> {
     /// Returns the remaining messages, which are those to render.
     pub fn messages(&self) -> Cow<'a, [Message]> {
-        match self.cut.is_none() {
-            true => Cow::Borrowed(self.messages),
-            false => Cow::Owned(self.cut.apply(self.messages)),
+        if self.cut.is_none() {
+            Cow::Borrowed(self.messages)
+        } else {
+            Cow::Owned(self.cut.apply(self.messages))
         }
     }
 

@@ -144,7 +144,9 @@ fn shortened_conversation_continues_its_recorded_prompt() {
     for overflow in POLICIES {
         let mut bounded = BoundedTalk::new(overflow, 400, 1);
         let mut messages = vec![Message::system("Be brief."), Message::user("The task.")];
-        let (mut cuts, mut prints, turns) = (0, Vec::new(), 60);
+        let mut cuts = 0;
+        let mut prints = Vec::new();
+        let turns = 60;
         for turn in 0..turns {
             let before = bounded.printed;
             let (kept, prepared) = bounded.fit(&messages).unwrap();
@@ -173,7 +175,8 @@ fn shortened_conversation_continues_its_recorded_prompt() {
         let counted = bounded.talk.conversation.counts().forked.get(&overflow.reason());
         assert_eq!(counted, Some(&cuts));
         // No turn renders more than the window contains, independent of the number of turns.
-        let (early, late) = (&prints[..30], &prints[30..]);
+        let early = &prints[..30];
+        let late = &prints[30..];
         assert!(late.iter().max() <= early.iter().max(), "{overflow:?}: {prints:?}");
         assert_eq!(overflow == Overflow::Summarize, !bounded.requested.is_empty());
     }

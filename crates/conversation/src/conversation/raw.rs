@@ -48,7 +48,8 @@ impl Conversation {
         // For each segment that the prompt reaches: the number of tokens above it, and the number
         // of its own tokens that the prompt repeats.
         let mut repeated: Vec<Option<(usize, usize)>> = Vec::with_capacity(segments.len());
-        let (mut best, mut length) = (None, 0);
+        let mut best = None;
+        let mut length = 0;
         for segment in segments {
             let above = match segment.parent {
                 None => {

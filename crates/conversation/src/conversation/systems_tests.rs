@@ -34,7 +34,8 @@ fn assert_continues(talk: &mut Talk, first: &[Message], rounds: &[Vec<Message>])
 
 #[test]
 fn shifted_system_messages_continue() {
-    let (s, q) = (|text: &str| Message::system(text), || Message::user("q"));
+    let s = |text: &str| Message::system(text);
+    let q = || Message::user("q");
     for template in [FIRST_SYSTEM_ONLY, STRICT_TURNS, "chatml"] {
         for history in [History::Append, History::Template] {
             let talk = || {

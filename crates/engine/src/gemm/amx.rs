@@ -51,7 +51,8 @@ fn configure() {
         static DONE: Cell<bool> = const { Cell::new(false) };
     }
     if !DONE.get() {
-        let (mut row_bytes, mut rows) = ([0; 16], [0; 16]);
+        let mut row_bytes = [0; 16];
+        let mut rows = [0; 16];
         row_bytes[..8].fill(4 * STEP as u16);
         rows[..8].fill(HALF as u8);
         let configuration =
@@ -164,9 +165,10 @@ pub unsafe fn micro_kernel(
     // first-level cache. This pays if there are several panels and several tiles share them. The
     // first of these tiles finds the panels in memory, the other tiles in the second-level cache.
     let fetched = args.next.is_some();
-    let parts = match args.shared && args.count() >= MIN_PANELS {
-        true => args.words.div_ceil(if fetched { L1_WORDS } else { L1_WORDS_WITH_PANEL }),
-        false => 1,
+    let parts = if args.shared && args.count() >= MIN_PANELS {
+        args.words.div_ceil(if fetched { L1_WORDS } else { L1_WORDS_WITH_PANEL })
+    } else {
+        1
     };
     let part = args.words.div_ceil(parts).next_multiple_of(STEP);
     let a_step = args.rows.next_multiple_of(HALF);
@@ -179,16 +181,16 @@ pub unsafe fn micro_kernel(
         for at in (0..args.words).step_by(part) {
             let depth = part.min(args.words - at);
             for panel in 0..args.count() {
-                let (start, ahead) = ([args.panel(panel, at)], args.ahead(panel, at, depth));
+                let start = [args.panel(panel, at)];
+                let ahead = args.ahead(panel, at, depth);
                 let sums = sums.wrapping_add(panel * sums_stride);
                 let done = at + depth == args.words;
-                let source = match fetched {
-                    true => {
-                        let c = (done && !args.non_temporal)
-                            .then(|| args.continue_at(panel, c, c_stride));
-                        Source::Fetched { c, c_stride }
-                    }
-                    false => Source::Memory,
+                let source = if fetched {
+                    let c =
+                        (done && !args.non_temporal).then(|| args.continue_at(panel, c, c_stride));
+                    Source::Fetched { c, c_stride }
+                } else {
+                    Source::Memory
                 };
                 // SAFETY: the caller guarantees the extents.
                 unsafe {
@@ -238,7 +240,8 @@ fn reserve_sums(sums: &mut Vec<Lines<MAX_ROWS>>, tiles: usize) -> *mut f32 {
 unsafe fn list_runs(b: Rows<'_>, runs: &mut Vec<Run>, last: &mut Lines<STEP>) {
     runs.clear();
     for (start, depth) in b.iter_blocks() {
-        let (steps, rest) = (depth / STEP, depth % STEP);
+        let steps = depth / STEP;
+        let rest = depth % STEP;
         if steps > 0 {
             runs.push(Run { start, stride: 4 * b.stride, steps });
         }
@@ -455,8 +458,10 @@ unsafe fn store_sums(
     for i in 0..rows {
         // SAFETY: row i of the sums and of C; masked-off lanes are not accessed.
         unsafe {
-            let (from, to) = (sums.add(i * NR), c.add(i * c_stride));
-            let (mut low, mut high) = (_mm512_load_ps(from), _mm512_load_ps(from.add(16)));
+            let from = sums.add(i * NR);
+            let to = c.add(i * c_stride);
+            let mut low = _mm512_load_ps(from);
+            let mut high = _mm512_load_ps(from.add(16));
             if add {
                 low = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[0], to), low);
                 high = _mm512_add_ps(_mm512_maskz_loadu_ps(masks[1], to.wrapping_add(16)), high);
@@ -489,7 +494,8 @@ pub fn pack_lhs(a: Matrix<'_>, row: usize, rows: usize, k0: usize, depth: usize,
         return;
     }
     let (data, row_stride, k_stride) = a.part(row..row + rows, k0..k0 + depth);
-    let (padded, steps) = (rows.next_multiple_of(HALF), depth.div_ceil(2 * STEP));
+    let padded = rows.next_multiple_of(HALF);
+    let steps = depth.div_ceil(2 * STEP);
     assert!(steps * padded * STEP <= out.len(), "{} words for {rows} rows of {depth}", out.len());
     for (step, to) in out.chunks_exact_mut(padded * STEP).take(steps).enumerate() {
         let k = 2 * STEP * step;
@@ -561,10 +567,10 @@ unsafe fn transpose_register(
         // Quarter q of `fours[4 g + i]` holds words 4 g … 4 g + 3 of row 4 q + i.
         for i in 0..4 {
             let [a, b, c, d] = [fours[i], fours[4 + i], fours[8 + i], fours[12 + i]];
-            let (ab_even, ab_odd) =
-                (_mm512_shuffle_i32x4::<0x88>(a, b), _mm512_shuffle_i32x4::<0xdd>(a, b));
-            let (cd_even, cd_odd) =
-                (_mm512_shuffle_i32x4::<0x88>(c, d), _mm512_shuffle_i32x4::<0xdd>(c, d));
+            let ab_even = _mm512_shuffle_i32x4::<0x88>(a, b);
+            let ab_odd = _mm512_shuffle_i32x4::<0xdd>(a, b);
+            let cd_even = _mm512_shuffle_i32x4::<0x88>(c, d);
+            let cd_odd = _mm512_shuffle_i32x4::<0xdd>(c, d);
             for (q, row) in [
                 (0, _mm512_shuffle_i32x4::<0x88>(ab_even, cd_even)),
                 (2, _mm512_shuffle_i32x4::<0xdd>(ab_even, cd_even)),

@@ -150,9 +150,10 @@ impl<const IN_ROWS: bool> Walk<IN_ROWS> {
     /// The lhs must have this word.
     #[inline(always)]
     pub unsafe fn word(&self, i: usize) -> f32 {
-        let at = match IN_ROWS {
-            true => self.starts[i / 4].wrapping_add(i % 4 * self.stride),
-            false => self.starts[0].wrapping_add(i),
+        let at = if IN_ROWS {
+            self.starts[i / 4].wrapping_add(i % 4 * self.stride)
+        } else {
+            self.starts[0].wrapping_add(i)
         };
         // SAFETY: guaranteed by the caller.
         unsafe { *at }

@@ -56,9 +56,10 @@ impl MicroKernelArgs {
     /// Returns where C continues after `panel`, if it starts at `c`: at the next panel, or at the
     /// tile below.
     pub fn continue_at(&self, panel: usize, c: *mut f32, c_stride: usize) -> *mut f32 {
-        match panel + 1 < self.count() {
-            true => c.wrapping_add((panel + 1) * NR),
-            false => c.wrapping_add(self.rows * c_stride),
+        if panel + 1 < self.count() {
+            c.wrapping_add((panel + 1) * NR)
+        } else {
+            c.wrapping_add(self.rows * c_stride)
         }
     }
 

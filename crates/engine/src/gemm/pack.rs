@@ -492,8 +492,10 @@ fn transpose_4x16(rows: [&[f32; RUN]; 4], out_stride: usize, out: &mut [f32]) {
         // asserted above.
         unsafe {
             let [a, b, c, d] = rows.map(|row| _mm_loadu_ps(row.as_ptr().add(k)));
-            let (ab_low, ab_high) = (_mm_unpacklo_ps(a, b), _mm_unpackhi_ps(a, b));
-            let (cd_low, cd_high) = (_mm_unpacklo_ps(c, d), _mm_unpackhi_ps(c, d));
+            let ab_low = _mm_unpacklo_ps(a, b);
+            let ab_high = _mm_unpackhi_ps(a, b);
+            let cd_low = _mm_unpacklo_ps(c, d);
+            let cd_high = _mm_unpackhi_ps(c, d);
             let to = out.as_mut_ptr().add(k * out_stride);
             _mm_storeu_ps(to, _mm_movelh_ps(ab_low, cd_low));
             _mm_storeu_ps(to.add(out_stride), _mm_movehl_ps(cd_low, ab_low));

@@ -93,10 +93,12 @@ impl PackedMatrix {
     /// # Panics
     /// Panics if `b` has another shape, or `compute` another precision.
     pub fn replace(&mut self, compute: &Compute, b: Matrix<'_>) {
-        let (kernel, shape) = (compute.kernel(), self.shape);
+        let kernel = compute.kernel();
+        let shape = self.shape;
         assert_eq!((b.rows, b.cols), (shape.depth, shape.columns), "shape of a packed operand");
         assert_eq!(kernel.precision, shape.precision, "precision of a packed operand");
-        let (group, data) = (b.columns_together(NR), SharedSlice::new(&mut self.data));
+        let group = b.columns_together(NR);
+        let data = SharedSlice::new(&mut self.data);
         compute.pool.run(shape.panels().div_ceil(group), |task| {
             let panels = task * group..shape.panels().min((task + 1) * group);
             // SAFETY: each panel is packed by one task.
@@ -175,7 +177,8 @@ impl Panels<'_> {
     /// No other thread may use this panel at the same time.
     pub unsafe fn pack(&self, kernel: Kernel, index: usize, values: &[f32]) {
         assert_eq!(kernel.precision, self.shape.precision, "precision of a packed operand");
-        let (size, depth) = (self.shape.panel(), self.shape.depth);
+        let size = self.shape.panel();
+        let depth = self.shape.depth;
         // SAFETY: guaranteed by the caller.
         let out = unsafe { self.data.slice(index * size, size) };
         let columns = Matrix::new(values, values.len() / depth, depth);
@@ -196,11 +199,13 @@ mod tests {
     fn operand_of_other_precision_panics() {
         let both = [Precision::F32, Precision::Bf16];
         let [f32, bf16] = both.map(|precision| Compute::with_isa(1, Isa::detect(), precision));
-        let (a, b) = ([1.0; 3 * 40], [1.0; 40 * 50]);
+        let a = [1.0; 3 * 40];
+        let b = [1.0; 40 * 50];
         for (own, other) in [(&f32, &bf16), (&bf16, &f32)] {
             let mut packed = PackedMatrix::new(own, Matrix::new(&b, 40, 50));
             let multiply = |packed: &PackedMatrix, compute: &Compute| {
-                let (a, mut c) = (Matrix::new(&a, 3, 40), [0.0; 3 * 50]);
+                let a = Matrix::new(&a, 3, 40);
+                let mut c = [0.0; 3 * 50];
                 let rhs = Rhs::Packed(packed);
                 gemm(compute, &mut Scratch::default(), a, rhs, &mut c, 50, Mode::Set);
             };

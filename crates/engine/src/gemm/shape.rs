@@ -58,7 +58,8 @@ impl<'a> Rows<'a> {
     /// Returns start and number of rows of each block.
     #[inline(always)]
     pub(super) fn iter_blocks(&self) -> impl Iterator<Item = (*const f32, usize)> + 'a {
-        let (block, depth) = (self.block, self.depth);
+        let block = self.block;
+        let depth = self.depth;
         self.blocks.iter().enumerate().map(move |(i, start)| (*start, block.min(depth - i * block)))
     }
 }

@@ -48,7 +48,8 @@ impl MicroKernelArgs {
                     stride: NR,
                     ahead,
                 };
-                let (lhs, c) = (self.lhs.skip_words(at), c.wrapping_add(panel * NR));
+                let lhs = self.lhs.skip_words(at);
+                let c = c.wrapping_add(panel * NR);
                 // SAFETY: forwarded from the caller.
                 unsafe {
                     let chain = Chain::new(add || at > 0);

@@ -121,8 +121,11 @@ mod tests {
             max_grad_norm: 1.0,
         };
         let mut w = noise(n, 1, 2.0);
-        let (mut m, mut v) = (vec![0.0; n], vec![0.0; n]);
-        let (mut ew, mut em, mut ev) = (wide(&w), vec![0.0; n], vec![0.0; n]);
+        let mut m = vec![0.0; n];
+        let mut v = vec![0.0; n];
+        let mut ew = wide(&w);
+        let mut em = vec![0.0; n];
+        let mut ev = vec![0.0; n];
         for t in 1..=5 {
             let g = noise(n, 10 + t, 1.0);
             let eg = wide(&g);
@@ -134,7 +137,8 @@ mod tests {
                 let x = eg[i] * 0.5;
                 em[i] = 0.9 * em[i] + 0.1 * x;
                 ev[i] = 0.999 * ev[i] + 0.001 * x * x;
-                let (c1, c2) = (1.0 - 0.9f64.powi(t as i32), 1.0 - 0.999f64.powi(t as i32));
+                let c1 = 1.0 - 0.9f64.powi(t as i32);
+                let c2 = 1.0 - 0.999f64.powi(t as i32);
                 let decay = if i < BLOCK { 0.1 } else { 0.0 };
                 ew[i] = ew[i] * (1.0 - 0.01 * decay)
                     - 0.01 * (em[i] / c1) / ((ev[i] / c2).sqrt() + 1e-8);

@@ -82,7 +82,8 @@ pub fn forward(
 ) {
     let shape = keys_values.shape;
     keys_values.store(compute, spans, qkv);
-    let (width, group) = (shape.query(), shape.group());
+    let width = shape.query();
+    let group = shape.group();
     let out = SharedSlice::new(out);
     let stats = stats.map(SharedSlice::new);
     // In decreasing order of cost for each key head, so that the last task to finish is a small
@@ -90,7 +91,8 @@ pub fn forward(
     let mut tiles = tiles(spans, group, compute.kernel().tile_rows());
     tiles.reverse();
     compute.pool.run(tiles.len() * shape.kv_heads, |task| {
-        let (tile, head) = (&tiles[task % tiles.len()], task / tiles.len());
+        let tile = &tiles[task % tiles.len()];
+        let head = task / tiles.len();
         SCRATCH.with_borrow_mut(|scratch| {
             attend(
                 compute.kernel(),
@@ -103,8 +105,8 @@ pub fn forward(
                 scratch,
             );
             for (r, tile_row) in tile_rows(spans, &tile.runs, group).enumerate() {
-                let (query_head, [max, sum]) =
-                    (head * group + tile_row.head_in_group, scratch.stats[r]);
+                let query_head = head * group + tile_row.head_in_group;
+                let [max, sum] = scratch.stats[r];
                 // SAFETY: each (row, head) belongs to one tile.
                 let to = unsafe {
                     out.slice(tile_row.row * width + query_head * shape.head_dim, shape.head_dim)
@@ -207,7 +209,8 @@ fn parts<'a>(
         Part { rows: 0..rows, sequence_blocks: first, positions: seen..shared, continues: true };
     let mut at = 0;
     let separate = tile.runs.iter().map(move |run| {
-        let (span, from) = (&spans[run.span], at);
+        let span = &spans[run.span];
+        let from = at;
         at += run.rows;
         let end = span.position + (run.from + run.rows - 1) / group + 1;
         Part {
@@ -234,7 +237,9 @@ fn attend(
     scratch: &mut Scratch,
 ) {
     let shape = keys_values.shape;
-    let (dim, padded, group) = (shape.head_dim, shape.padded(), shape.group());
+    let dim = shape.head_dim;
+    let padded = shape.padded();
+    let group = shape.group();
     let first_position = first_seen(spans, tile, group, attention_window);
     let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
     let max_position =
@@ -255,7 +260,8 @@ fn attend(
         }
     }
     for part in parts(spans, tile, group, first_position) {
-        let (first, rows) = (part.rows.start, part.rows.len());
+        let first = part.rows.start;
+        let rows = part.rows.len();
         let queries = Matrix::new(queries, first + rows, dim);
         let a = Lhs::pack(kernel, queries, part.rows.clone(), 0..dim, packed);
         // A complete matrix register is stored faster than most of its rows. Scores in the rows
@@ -292,7 +298,9 @@ fn attend(
     }
     let mut before = 0;
     for part in parts(spans, tile, group, first_position) {
-        let (first, rows, start) = (part.rows.start, part.rows.len(), part.positions.start);
+        let first = part.rows.start;
+        let rows = part.rows.len();
+        let start = part.positions.start;
         let a = match packed {
             Some(packed) => Lhs::packed(kernel, packed.wrapping_add(before), rows),
             None => {
@@ -305,8 +313,8 @@ fn attend(
             let a = a.skip_words(kernel.words(from - start));
             // A stretch in one part is added directly to the sums. A stretch in two parts is still
             // one chain.
-            let (starts_stretch, ends) =
-                (from.is_multiple_of(STRETCH), to.is_multiple_of(STRETCH) || !part.continues);
+            let starts_stretch = from.is_multiple_of(STRETCH);
+            let ends = to.is_multiple_of(STRETCH) || !part.continues;
             let (out, chain) = match (starts_stretch, ends) {
                 (true, true) => (&mut *sums, Chain::new(from > 0)),
                 (true, false) => (&mut *open, Chain::Set),
@@ -390,7 +398,8 @@ impl ScoreTile<'_> {
         }
         let mut before = 0;
         for part in parts(spans, tile, group, first_position) {
-            let (start, positions) = (part.positions.start, part.positions.len());
+            let start = part.positions.start;
+            let positions = part.positions.len();
             let words = part.words(kernel);
             let step = kernel.lhs_rows(part.rows.len()) * STEP;
             let to = &mut weights[before..before + words];

@@ -92,7 +92,8 @@ pub unsafe fn weigh(
 #[target_feature(enable = "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,avx2,fma")]
 pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32, high: usize) {
     let Scores { rows, first_position, stride, .. } = *scores;
-    let (p, s) = (scores.p.as_ptr(), scores.s.as_ptr());
+    let p = scores.p.as_ptr();
+    let s = scores.s.as_ptr();
     let pairs = scores.pairs.each_mut().map(|words| words.as_mut_ptr());
     let zero = _mm512_setzero_ps();
     for (word, two) in rows.chunks(2).enumerate() {
@@ -100,7 +101,8 @@ pub unsafe fn score_gradients(scores: &mut Scores<'_>, end: usize, lhs: *mut f32
         let two = [two[0], two.get(1).copied().unwrap_or(Row { first: 0, own: 0, ..two[0] })];
         for at in (first_position..end).step_by(WIDE) {
             // Indexed by row, then by half.
-            let (mut weights, mut gradients) = ([[zero; 2]; 2], [[zero; 2]; 2]);
+            let mut weights = [[zero; 2]; 2];
+            let mut gradients = [[zero; 2]; 2];
             // SAFETY: the caller guarantees the extents.
             unsafe {
                 for (i, row) in two.iter().enumerate() {

@@ -170,9 +170,11 @@ pub fn backward(
     dqkv: &mut [f32],
 ) {
     let shape = keys_values.shape;
-    let (width, dim) = (shape.qkv(), shape.head_dim);
+    let width = shape.qkv();
+    let dim = shape.head_dim;
     let first = above.len() / (2 * shape.key());
-    let (shared, above) = (SharedSlice::new(dqkv), SharedSlice::new(above));
+    let shared = SharedSlice::new(dqkv);
+    let above = SharedSlice::new(above);
     compute.pool.run(spans.len(), |task| {
         let span = &spans[task];
         for row in span.row..span.row + span.len {
@@ -215,7 +217,8 @@ pub fn backward(
         // Adds the partial sums. A position's keys and values receive those of all pieces whose
         // sequence contains it.
         compute.pool.run(shape.kv_heads * 2, |task| {
-            let (kv_head, part) = (task / 2, task % 2);
+            let kv_head = task / 2;
+            let part = task % 2;
             let column = part * shape.key() + kv_head * dim;
             for chunk in &chunks {
                 let range = chunk.partial_sums_range(shape, kv_head, part);
@@ -268,7 +271,9 @@ impl Task {
         dqkv: SharedSlice<'_>,
     ) {
         let shape = keys_values.shape;
-        let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+        let width = shape.qkv();
+        let dim = shape.head_dim;
+        let padded = shape.padded();
         let max_tile_rows = kernel.tile_rows();
         let stride = stride(chunk.positions);
         // Number of leading blocks that neither the `own`th query of the sequence nor a later query
@@ -288,7 +293,8 @@ impl Task {
         // Tiles of transposed queries and dO, of about equal height.
         let high = padded.div_ceil(padded.div_ceil(max_tile_rows));
         self.transposed.resize_with(padded.div_ceil(high), Buffer::default);
-        let (mut lhs_tiles, mut of_rows) = (Vec::new(), Vec::with_capacity(max_tile_rows));
+        let mut lhs_tiles = Vec::new();
+        let mut of_rows = Vec::with_capacity(max_tile_rows);
         // The first queries overwrite the partial sums of positions to which they attend.
         let written = span.position + chunk.queries.end.min(chunk.queries.start + QUERIES);
         for row in dkeys.chunks_exact_mut(stride).chain(dvalues.chunks_exact_mut(stride)) {
@@ -449,8 +455,10 @@ impl Task {
         positions: usize,
     ) {
         let shape = keys_values.shape;
-        let (dim, padded) = (shape.head_dim, shape.padded());
-        let (of_dim, of_block) = (kernel.words(dim), kernel.words(BLOCK));
+        let dim = shape.head_dim;
+        let padded = shape.padded();
+        let of_dim = kernel.words(dim);
+        let of_block = kernel.words(BLOCK);
         let used = positions.div_ceil(BLOCK);
         let values_t = self.values_t.reserve(used * of_dim * BLOCK);
         let keys = self.keys.reserve(used * of_block * padded);
@@ -479,7 +487,8 @@ impl Task {
 /// Transposes the columns `positions` of a matrix to `[positions][rows of the matrix]`.
 fn transpose_back(kernel: Kernel, from: Matrix<'_>, positions: Range<usize>, to: &mut [f32]) {
     let kernel = Kernel { precision: Precision::F32, ..kernel };
-    let (count, high) = (positions.len(), from.rows);
+    let count = positions.len();
+    let high = from.rows;
     let (data, stride, _) = from.part(0..high, positions);
     pack_columns(kernel, data, stride, high, count, high, to);
 }

@@ -62,13 +62,16 @@ pub fn forward(
     out: &mut [f32],
 ) {
     let FullHeads { heads, head_dim } = shape;
-    let (width, stride) = (heads * head_dim, 3 * heads * head_dim);
+    let width = heads * head_dim;
+    let stride = 3 * heads * head_dim;
     let scale = 1.0 / (head_dim as f32).sqrt();
     let scores = SharedSlice::new(scores);
     // A task is one head of a text, so that its keys and values stay in the first-level cache.
-    let (out, tasks) = (SharedSlice::new(out), texts.len() * heads);
+    let out = SharedSlice::new(out);
+    let tasks = texts.len() * heads;
     compute.pool.run(tasks, |task| {
-        let (text, head) = (texts[task / heads].clone(), task % heads);
+        let text = texts[task / heads].clone();
+        let head = task % heads;
         let rows = text.len();
         let part = |of: usize| &qkv[text.start * stride + of * width + head * head_dim..];
         // SAFETY: rows of texts do not overlap, so each task has its own scores.
@@ -144,9 +147,11 @@ mod tests {
     fn forward_matches_f64_and_is_batch_invariant() {
         let shape = FullHeads { heads: 3, head_dim: 20 };
         let texts = [0..1, 1..18, 18..40];
-        let (width, rows) = (60, 40);
+        let width = 60;
+        let rows = 40;
         let qkv = noise(rows * 3 * width, 5, 4.0);
-        let (mut scores, mut out) = (vec![0.0; rows * 3], vec![0.0; rows * width]);
+        let mut scores = vec![0.0; rows * 3];
+        let mut out = vec![0.0; rows * width];
         let compute = Compute::new(2);
         forward(&compute, shape, &texts, &qkv, &mut scores, &mut out);
         close(&out, &naive(shape, &texts, &wide(&qkv)), 1e-5);

@@ -16,7 +16,8 @@ pub fn naive(
     sequences: &[Vec<usize>],
     qkv: &[f64],
 ) -> Vec<f64> {
-    let (width, dim) = (shape.qkv(), shape.head_dim);
+    let width = shape.qkv();
+    let dim = shape.head_dim;
     let mut out = Vec::new();
     for (row, sequence) in sequences.iter().enumerate() {
         let sequence = &sequence[attention_window.first(sequence.len())..];
@@ -133,7 +134,8 @@ fn amx_weights_match_packing() {
         let rows: usize = tile.runs.iter().map(|run| run.rows).sum();
         let stride = 800 + LANES;
         let scores = noise(rows * stride, 4, 9.0);
-        let (mut made, mut packed) = (Buffer::default(), Buffer::default());
+        let mut made = Buffer::default();
+        let mut packed = Buffer::default();
         let mut stats = [[0.0; 2]; MAX_ROWS];
         let mut kept = scores.clone();
         let at = ScoreTile { spans: &spans, tile: &tile, group, first_position: 0 }

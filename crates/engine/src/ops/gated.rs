@@ -135,14 +135,17 @@ mod tests {
     #[test]
     fn gated_matches_f64_and_finite_differences() {
         for activation in [Activation::Silu, Activation::GeluTanh] {
-            let (rows, width) = (17, 23);
+            let rows = 17;
+            let width = 23;
             let compute = Compute::new(2);
-            let (x, dh) = (noise(rows * 2 * width, 1, 12.0), noise(rows * width, 2, 1.0));
+            let x = noise(rows * 2 * width, 1, 12.0);
+            let dh = noise(rows * width, 2, 1.0);
             let mut h = vec![0.0; rows * width];
             forward(&compute, activation, rows, width, &x, &mut h);
             close(&h, &naive(activation, &wide(&x), width), 1e-6);
 
-            let (mut dx, mut again) = (x.clone(), dh.clone());
+            let mut dx = x.clone();
+            let mut again = dh.clone();
             backward(&compute, activation, rows, width, &mut dx, &mut again);
             close(&again, &wide(&h), 1e-6);
             let objective = |x: &[f64]| {

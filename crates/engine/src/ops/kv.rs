@@ -183,7 +183,8 @@ impl<'a> KeyValues<'a> {
         let chunks = if are_disjoint(spans) { spans.len().min(MAX_CHUNKS) } else { 1 };
         let heads = self.shape.kv_heads;
         compute.pool.run(heads * chunks, |task| {
-            let (head, chunk) = (task % heads, task / heads);
+            let head = task % heads;
+            let chunk = task / heads;
             for span in &spans[spans.len() * chunk / chunks..spans.len() * (chunk + 1) / chunks] {
                 self.store_head(compute.kernel(), span, head, qkv);
             }
@@ -197,7 +198,8 @@ impl<'a> KeyValues<'a> {
 
     /// Returns the address of a key head's values in a block: `[words of BLOCK][padded]`.
     pub(super) fn values(&self, block: u32, head: usize) -> *mut f32 {
-        let (shape, precision) = (self.shape, self.precision);
+        let shape = self.shape;
+        let precision = self.precision;
         self.blocks[block as usize]
             .pointer(head * shape.head_block(precision) + shape.key_block(precision))
     }
@@ -222,7 +224,9 @@ impl<'a> KeyValues<'a> {
     /// Writes one key head of a span's rows into its blocks.
     fn store_head(&self, kernel: Kernel, span: &Span, head: usize, qkv: &[f32]) {
         let shape = self.shape;
-        let (width, dim, padded) = (shape.qkv(), shape.head_dim, shape.padded());
+        let width = shape.qkv();
+        let dim = shape.head_dim;
+        let padded = shape.padded();
         if let (Some(from), Some(&to)) = (span.inherits, span.blocks.get(span.position / BLOCK)) {
             // SAFETY: blocks of a layer have one size; only this thread accesses this head of them,
             // and a node's first block is never its parent's.
@@ -234,7 +238,8 @@ impl<'a> KeyValues<'a> {
         let mut done = 0;
         while done < span.len {
             let position = span.position + done;
-            let (block, at) = (span.blocks[position / BLOCK], position % BLOCK);
+            let block = span.blocks[position / BLOCK];
+            let at = position % BLOCK;
             let count = (BLOCK - at).min(span.len - done);
             let rows = &qkv[(span.row + done) * width..][..count * width];
             // SAFETY: keys and values of one head of one block; only this thread accesses this
@@ -326,7 +331,8 @@ mod tests {
             blocks: blocks.to_vec(),
             ..Span::default()
         };
-        let (one, other) = (span(40, 1, &[0, 1]), span(70, 30, &[0, 2, 3, 4]));
+        let one = span(40, 1, &[0, 1]);
+        let other = span(70, 30, &[0, 2, 3, 4]);
         assert!(
             are_disjoint(&[]) && are_disjoint(&[one.clone(), other.clone()]),
             "what they share they only read"

@@ -73,9 +73,12 @@ mod tests {
 
     #[test]
     fn layer_norm_matches_f64_on_every_isa() {
-        let (rows, width) = (19, 77);
-        let (x, with) = (noise(rows * width, 1, 8.0), noise(rows * width, 2, 3.0));
-        let (w, b) = (noise(width, 3, 2.0), noise(width, 4, 1.0));
+        let rows = 19;
+        let width = 77;
+        let x = noise(rows * width, 1, 8.0);
+        let with = noise(rows * width, 2, 3.0);
+        let w = noise(width, 3, 2.0);
+        let b = noise(width, 4, 1.0);
         let sum: Vec<f64> = wide(&x).iter().zip(wide(&with)).map(|(x, y)| x + y).collect();
         let expected = naive(&sum, width, &w, &b, 1e-12);
         let mut first: Option<Vec<f32>> = None;

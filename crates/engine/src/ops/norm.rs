@@ -45,7 +45,9 @@ fn triple_dot(x: &[f32], y: &[f32], z: &[f32]) -> f32 {
     let mut lanes = [0.0f32; LANES];
     let full = x.len() / LANES * LANES;
     for start in (0..full).step_by(LANES) {
-        let (x, y, z) = (&x[start..][..LANES], &y[start..][..LANES], &z[start..][..LANES]);
+        let x = &x[start..][..LANES];
+        let y = &y[start..][..LANES];
+        let z = &z[start..][..LANES];
         for i in 0..LANES {
             lanes[i] = (x[i] * y[i]).mul_add(z[i], lanes[i]);
         }
@@ -88,7 +90,8 @@ pub fn backward(
     let width = weight.len();
     let shared = SharedSlice::new(&mut inverses[..rows]);
     for_rows(compute, rows, width, dx, |row, dx| {
-        let (x, dy) = (&x[row * width..][..width], &dy[row * width..][..width]);
+        let x = &x[row * width..][..width];
+        let dy = &dy[row * width..][..width];
         let inverse = backward_row(compute.isa, x, weight, epsilon, dy, dx);
         // SAFETY: each row belongs to one task.
         let slot = unsafe { shared.slice(row, 1) };
@@ -175,7 +178,8 @@ pub fn backward_heads(
     for row in 0..rows {
         for head in 0..at.heads {
             let first = row * at.stride + at.offset + head * at.head_dim;
-            let (x, d) = (&x[first..][..at.head_dim], &d[first..][..at.head_dim]);
+            let x = &x[first..][..at.head_dim];
+            let d = &d[first..][..at.head_dim];
             let inverse = inverse_rms(compute.isa, x, epsilon);
             add_products(compute.isa, x, d, inverse, dweight);
         }
@@ -221,10 +225,12 @@ mod tests {
 
     #[test]
     fn norm_matches_f64_and_finite_differences() {
-        let (rows, width) = (19, 37);
+        let rows = 19;
+        let width = 37;
         let compute = Compute::new(2);
-        let (x, w, dy) =
-            (noise(rows * width, 1, 4.0), noise(width, 2, 2.0), noise(rows * width, 3, 1.0));
+        let x = noise(rows * width, 1, 4.0);
+        let w = noise(width, 2, 2.0);
+        let dy = noise(rows * width, 3, 1.0);
         let mut y = vec![0.0; x.len()];
         forward(&compute, rows, &x, &w, EPSILON, &mut y);
         close(&y, &naive(&wide(&x), &wide(&w)), 1e-6);
@@ -232,7 +238,8 @@ mod tests {
         let objective = |x: &[f64], w: &[f64]| {
             naive(x, w).iter().zip(wide(&dy)).map(|(y, g)| y * g).sum::<f64>()
         };
-        let (mut dx, mut dw) = (vec![0.0; x.len()], vec![0.0; width]);
+        let mut dx = vec![0.0; x.len()];
+        let mut dw = vec![0.0; width];
         backward(&compute, rows, &x, &w, EPSILON, &dy, &mut vec![0.0; rows], &mut dx, &mut dw);
         close(&dx, &differences(&wide(&x), |x| objective(x, &wide(&w))), 1e-5);
         close(&dw, &differences(&wide(&w), |w| objective(&wide(&x), w)), 1e-5);
@@ -250,11 +257,13 @@ mod tests {
         let flat = |m: &[f32]| -> Vec<f32> {
             m.chunks(at.stride).flat_map(|row| row[at.offset..].to_vec()).collect()
         };
-        let (fx, fd) = (flat(&x), flat(&d));
+        let fx = flat(&x);
+        let fd = flat(&d);
         let mut expected = vec![0.0; fx.len()];
         forward(&compute, rows * 2, &fx, &w, EPSILON, &mut expected);
         assert_eq!(flat(&y), expected);
-        let (mut dx_flat, mut dw_flat) = (vec![0.0; fx.len()], vec![0.0; width]);
+        let mut dx_flat = vec![0.0; fx.len()];
+        let mut dw_flat = vec![0.0; width];
         let mut inverses = vec![0.0; rows * 2];
         backward(
             &compute,

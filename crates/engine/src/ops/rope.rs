@@ -52,8 +52,8 @@ impl RopeTable {
     ) {
         for_rows(compute, positions.len(), at.stride, x, |row, x| {
             let first = positions[row] as usize * self.half;
-            let (cosine, sine) =
-                (&self.cosine[first..][..self.half], &self.sine[first..][..self.half]);
+            let cosine = &self.cosine[first..][..self.half];
+            let sine = &self.sine[first..][..self.half];
             let sign = if inverse { -1.0 } else { 1.0 };
             turn(compute.isa, &mut x[at.offset..][..at.heads * at.head_dim], cosine, sine, sign);
         });
@@ -146,7 +146,8 @@ mod tests {
                 for i in 0..4 {
                     let at = row * AT.stride + AT.offset + head * 8 + i;
                     let angle = f64::from(*position) / 10_000f64.powf(i as f64 / 4.0);
-                    let (a, b) = (f64::from(x[at]), f64::from(x[at + 4]));
+                    let a = f64::from(x[at]);
+                    let b = f64::from(x[at + 4]);
                     assert!((f64::from(y[at]) - (a * angle.cos() - b * angle.sin())).abs() < 1e-5);
                     assert!(
                         (f64::from(y[at + 4]) - (b * angle.cos() + a * angle.sin())).abs() < 1e-5

@@ -33,7 +33,8 @@ impl Scores<'_> {
         }
         let Scores { rows, first_position, seen, stride, p, s, pairs: [weights, gradients] } = self;
         for (r, row) in rows.iter().enumerate() {
-            let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
+            let p = &mut p[r * stride..][..end];
+            let s = &mut s[r * stride..][..end];
             let seen = row.first..row.own;
             row_slopes(
                 kernel.isa,
@@ -132,7 +133,8 @@ mod tests {
             let words = count.div_ceil(2) * stride;
             let [mut weights, mut gradients] = [1.0, 2.0].map(|garbage| vec![garbage; words]);
             let mut lhs = Buffer::default();
-            let (mut p_made, mut s_made) = (p.clone(), s.clone());
+            let mut p_made = p.clone();
+            let mut s_made = s.clone();
             let scores = Scores {
                 rows: &rows,
                 first_position,
@@ -144,9 +146,11 @@ mod tests {
             };
             scores.compute(kernel, &mut lhs);
 
-            let (mut p, mut s) = (p, s);
+            let mut p = p;
+            let mut s = s;
             for (r, row) in rows.iter().enumerate() {
-                let (p, s) = (&mut p[r * stride..][..end], &mut s[r * stride..][..end]);
+                let p = &mut p[r * stride..][..end];
+                let s = &mut s[r * stride..][..end];
                 row_slopes(
                     kernel.isa,
                     &mut p[..row.own],

@@ -73,7 +73,8 @@ simd! {
 /// nats.
 pub fn exponentiate(isa: Isa, z: &mut [f32]) -> (Normalizer, f64) {
     let max = row_max(isa, z);
-    let (mut sum, mut moment) = (0.0f64, 0.0f64);
+    let mut sum = 0.0f64;
+    let mut moment = 0.0f64;
     for block in z.chunks_mut(BLOCK) {
         let (s, m) = exp_block(isa, block, max);
         sum += f64::from(s);

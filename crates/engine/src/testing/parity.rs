@@ -48,7 +48,8 @@ impl RandomStream {
     /// Returns an integer in `low..=high`, with smaller integers more likely, because sizes should
     /// vary by factors.
     fn size(&mut self, low: usize, high: usize) -> usize {
-        let (a, b) = ((low as f64).ln(), (high as f64 + 1.0).ln());
+        let a = (low as f64).ln();
+        let b = (high as f64 + 1.0).ln();
         ((a + self.unit() * (b - a)).exp() as usize).clamp(low, high)
     }
 
@@ -222,7 +223,8 @@ impl Script {
         for (turn, (tokens, tool_tokens)) in self.turns.iter().enumerate() {
             let before = attempt.tokens.len();
             if self.aborted == Some(turn) {
-                let (aborting, stream) = (engine.clone(), self.stream);
+                let aborting = engine.clone();
+                let stream = self.stream;
                 let abort = tokio::spawn(async move { aborting.abort(Some(stream)).await });
                 attempt.resumed += u64::from(self.complete(&engine, &mut attempt, *tokens).await?);
                 abort.await.map_err(|_| PolicyError::Stopped("the task that aborts".into()))??;
@@ -257,7 +259,8 @@ fn scripts(random: &mut RandomStream, vocabulary: usize, long: bool, updates: bo
         for _ in 0..random.size(1, 4) {
             let mut turns: Vec<(usize, Vec<u32>)> = (0..random.size(1, 3))
                 .map(|_| {
-                    let (num_sampled, tool_tokens) = (random.size(1, 20), random.size(1, 10));
+                    let num_sampled = random.size(1, 20);
+                    let tool_tokens = random.size(1, 10);
                     (num_sampled, random.tokens(tool_tokens, vocabulary))
                 })
                 .collect();
@@ -359,7 +362,8 @@ pub async fn run(seed: u64, case: u64) -> Result<Outcome, PolicyError> {
         engine.forward_backward(lesson, CROSS_ENTROPY).await?;
     }
     let scripts = scripts(random, config.vocabulary, long && !large, updates);
-    let (attempts, accepted) = (scripts.len() as u32, Arc::clone(&scripts[0].accepted));
+    let attempts = scripts.len() as u32;
+    let accepted = Arc::clone(&scripts[0].accepted);
     let tasks: Vec<_> = scripts
         .into_iter()
         .map(|script| {

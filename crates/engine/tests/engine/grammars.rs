@@ -117,7 +117,8 @@ async fn completions_follow_grammar_in_any_batch() {
     }
     let company: Vec<_> = (0..16)
         .map(|stream| {
-            let (engine, request) = (engine.clone(), of(stream));
+            let engine = engine.clone();
+            let request = of(stream);
             tokio::spawn(async move { sample(&engine, request).await })
         })
         .collect();
@@ -157,7 +158,8 @@ async fn constrained_tokens_are_not_targets() {
     let engine = engine();
     for (grammar, is_target) in [(Some(schema()), false), (None, true)] {
         let request = request(0, grammar);
-        let (prompt, params) = (request.prompt.clone(), request.params.clone());
+        let prompt = request.prompt.clone();
+        let params = request.params.clone();
         let completion = sample(&engine, request.clone()).await;
         // Log-probabilities of a scored prompt with the same tokens.
         let scored =
@@ -248,9 +250,10 @@ async fn failing_constraint_ends_only_its_request() {
 
         fn push(&mut self, _: u32) -> Result<(), PolicyError> {
             self.0 += 1;
-            match self.0 == 3 && self.1 == Grammar::Regex("lost".into()) {
-                true => Err(PolicyError::Invalid("lost".into())),
-                false => Ok(()),
+            if self.0 == 3 && self.1 == Grammar::Regex("lost".into()) {
+                Err(PolicyError::Invalid("lost".into()))
+            } else {
+                Ok(())
             }
         }
     }

@@ -378,7 +378,8 @@ async fn completions_continue_across_update() {
             .iter()
             .zip(&completion.logprobs[old..])
             .filter(|(a, b)| a.to_bits() == b.to_bits());
-        let (equal, new) = (equal.count(), NEW - old);
+        let equal = equal.count();
+        let new = NEW - old;
         assert!(new > 10 && (equal == new) != keep_cache, "{equal} of {new} are equal");
     }
 }

@@ -5,7 +5,10 @@ use levade_engine::testing::parity;
 
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn sampling_and_training_match_in_random_cases() {
-    let (mut compared, mut resumed, mut updated, mut hits) = (0, 0, 0, 0);
+    let mut compared = 0;
+    let mut resumed = 0;
+    let mut updated = 0;
+    let mut hits = 0;
     for case in 0..150 {
         let outcome = parity::run(7, case).await.unwrap();
         assert_eq!(outcome.different, 0, "of {}: {}", outcome.compared, outcome.description);

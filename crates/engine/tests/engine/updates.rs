@@ -73,7 +73,8 @@ async fn train_follows_micro_batch_plan() {
     let mut reversed = planned.clone();
     reversed.micro_batches.reverse();
     for cut in [planned, reversed, MicroBatchPlan::from_sizes([1; 5])] {
-        let (engine, by_hand) = (start(), start());
+        let engine = start();
+        let by_hand = start();
         let mut done = 0;
         let trained = engine.train(request(), &cut, &mut || done += 1).await.unwrap();
         assert_eq!(done, cut.micro_batches.len());
@@ -165,7 +166,8 @@ async fn manifest_lists_saved_files() {
 /// that changed after they were written, or that belong to another model, change nothing.
 #[tokio::test]
 async fn adopt_loads_published_files() {
-    let (learner, sampler) = (start(), start());
+    let learner = start();
+    let sampler = start();
     learner.train(request(), &MicroBatchPlan::from_sizes([5]), &mut || {}).await.unwrap();
     let dir = tempfile::tempdir().unwrap();
     let manifest = learner.save(dir.path(), false).await.unwrap();

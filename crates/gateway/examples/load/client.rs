@@ -66,16 +66,18 @@ impl Client {
     async fn read_response(&mut self, number: usize, stream: bool) -> Result<TimedResponse> {
         let started = Instant::now();
         let mut body = self.request(number, stream).await?.into_body();
-        let (mut first, mut read) = (None, Vec::new());
+        let mut first = None;
+        let mut read = Vec::new();
         while let Some(frame) = body.frame().await {
             first.get_or_insert_with(|| started.elapsed());
             read.extend_from_slice(&frame?.into_data().unwrap_or_default());
         }
         let total = started.elapsed();
         let response = TimedResponse { first: first.unwrap_or(total), total, body: read };
-        match stream && !is_done(&response.body) {
-            true => Err("a stream broke off before its end".into()),
-            false => Ok(response),
+        if stream && !is_done(&response.body) {
+            Err("a stream broke off before its end".into())
+        } else {
+            Ok(response)
         }
     }
 }
@@ -100,12 +102,16 @@ pub async fn calls(
     let ready = Arc::new(Barrier::new(connections));
     let next = Rc::new(Cell::new(0));
     let one = |at: usize| {
-        let (address, ready, next) = (address.to_owned(), Arc::clone(&ready), Rc::clone(&next));
+        let address = address.to_owned();
+        let ready = Arc::clone(&ready);
+        let next = Rc::clone(&next);
         async move {
             let mut client = Client::new(&address).await?;
             with_timeout("a first reply", client.read_response(at, stream)).await?;
             ready.wait().await;
-            let (started, mut times, mut last) = (Instant::now(), Vec::new(), None);
+            let started = Instant::now();
+            let mut times = Vec::new();
+            let mut last = None;
             while started.elapsed() < time {
                 let number = next.replace(next.get() + 1);
                 let response =
@@ -127,8 +133,10 @@ pub async fn calls(
             ended
         })
         .await;
-    let (mut firsts, mut wholes, mut max_duration, mut usage) =
-        (Vec::new(), Vec::new(), Duration::ZERO, Value::Null);
+    let mut firsts = Vec::new();
+    let mut wholes = Vec::new();
+    let mut max_duration = Duration::ZERO;
+    let mut usage = Value::Null;
     for ended in ended {
         let (times, took, last) = ended?;
         firsts.extend(times.iter().map(|(first, _)| *first));
@@ -150,12 +158,15 @@ pub async fn calls(
 /// the server, whose process id is `pid`, before, with all streams open, and after.
 pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
     let before = memory(pid)?;
-    let (opened, ended) = (Rc::new(Cell::new(0)), Rc::new(Cell::new(0)));
+    let opened = Rc::new(Cell::new(0));
+    let ended = Rc::new(Cell::new(0));
     let all = Arc::new(Barrier::new(number + 1));
     let started = Instant::now();
     let one = |at: usize| {
-        let (address, all) = (address.to_owned(), Arc::clone(&all));
-        let (opened, ended) = (Rc::clone(&opened), Rc::clone(&ended));
+        let address = address.to_owned();
+        let all = Arc::clone(&all);
+        let opened = Rc::clone(&opened);
+        let ended = Rc::clone(&ended);
         async move {
             let mut client = Client::new(&address).await?;
             let mut body = client.request(at, true).await?.into_body();
@@ -178,7 +189,8 @@ pub async fn streams(address: &str, number: usize, pid: u32) -> Result<Value> {
         waited.map_err(|_| {
             format!("only {} of {number} streams opened within {TIMEOUT:?}", opened.get())
         })?;
-        let (open, opening) = (memory(pid)?, started.elapsed());
+        let open = memory(pid)?;
+        let opening = started.elapsed();
         let running = running(address).await?;
         for task in tasks {
             task.await??;

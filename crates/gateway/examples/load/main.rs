@@ -2,8 +2,8 @@
 //! prints one line of JSON:
 //!
 //! ```sh
-//! load serve ADDRESS [PACE]                  # a gateway on one thread; PACE: delay per token in ms
-//! load calls ADDRESS CONNECTIONS SECONDS [stream]   # chat completions, sequential on each connection
+//! load serve ADDRESS [PACE]            # a gateway on one thread; PACE: ms per token
+//! load calls ADDRESS CONNECTIONS SECONDS [stream]  # sequential chat completions
 //! load streams ADDRESS NUMBER PID            # concurrent streams, and the server's memory
 //! load sampler NUMBER                        # only the sampler, without a gateway
 //! load turns TURNS ROUNDS                    # an early and a late turn of a session, without HTTP
@@ -134,8 +134,11 @@ pub fn messages(number: usize) -> [Message; 2] {
 
 /// Measures the sampler without a gateway, with the prompts of [`client::calls`].
 async fn measure_sequential(number: usize) -> Result<Value> {
-    let (sampler, chat) = (simulator(), tiny_chat()?);
-    let (mut times, mut tokens, mut prompts) = (Vec::new(), 0, 0);
+    let sampler = simulator();
+    let chat = tiny_chat()?;
+    let mut times = Vec::new();
+    let mut tokens = 0;
+    let mut prompts = 0;
     for at in 0..number {
         let prompt = chat.prompt(&messages(at), &[])?;
         prompts += prompt.len();
@@ -149,7 +152,8 @@ async fn measure_sequential(number: usize) -> Result<Value> {
         tokens += sampler.sample(request).await?.collect(TIMEOUT).await?.tokens.len();
         times.push(started.elapsed());
     }
-    let (prompt, completion) = (prompts as f64 / number as f64, tokens as f64 / number as f64);
+    let prompt = prompts as f64 / number as f64;
+    let completion = tokens as f64 / number as f64;
     Ok(
         json!({ "p50_ms": quantile(&mut times, 0.5), "prompt_tokens": prompt, "reply_tokens": completion }),
     )
@@ -161,7 +165,8 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
     let model = model(Arc::new(script()))?;
     let gateway = Gateway::new(vec![model.clone()], Options::default());
     let mut times = vec![Vec::with_capacity(rounds); turns];
-    let (mut prompt, mut paths) = (0, 0);
+    let mut prompt = 0;
+    let mut paths = 0;
     for round in 0..rounds {
         let party = Arc::new(Party { agent: "default".into(), ..(*model.party).clone() });
         let attempt = format!("a{round}");
@@ -195,7 +200,9 @@ async fn session(turns: usize, rounds: usize) -> Result<Value> {
         paths += recorded.trajectory.leaves().len();
     }
     let mut of = |turn: usize| quantile(&mut times[turn - 1], 0.5);
-    let (second, middle, last) = (of(2), of(turns.div_ceil(2)), of(turns));
+    let second = of(2);
+    let middle = of(turns.div_ceil(2));
+    let last = of(turns);
     Ok(json!({
         "turns": turns, "rounds": rounds, "prompt_tokens": prompt, "paths": paths,
         "second_ms": second, "middle_ms": middle, "last_ms": last, "ratio": last / second,

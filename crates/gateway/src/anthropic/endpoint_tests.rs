@@ -31,7 +31,8 @@ fn streamed(messages: &Value) -> Value {
 /// Returns the message that a stream describes, joined as in Anthropic's SDK. Checks the order of
 /// the events.
 fn message(events: &[Value]) -> Value {
-    let (first, last) = (&events[0], &events[events.len() - 1]);
+    let first = &events[0];
+    let last = &events[events.len() - 1];
     assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("message_stop")));
     let mut message = first["message"].clone();
     let mut input = None::<String>;
@@ -46,7 +47,8 @@ fn message(events: &[Value]) -> Value {
             }
             "content_block_delta" => {
                 assert!(open && event["index"] == blocks.len() - 1);
-                let (block, delta) = (blocks.last_mut().unwrap(), &event["delta"]);
+                let block = blocks.last_mut().unwrap();
+                let delta = &event["delta"];
                 let field = match delta["type"].as_str().unwrap() {
                     "text_delta" => "text",
                     "thinking_delta" => "thinking",
@@ -149,7 +151,8 @@ async fn talk(streams: bool) -> Vec<Value> {
 
 #[tokio::test]
 async fn returned_history_continues_in_document_and_stream() {
-    let (full_response, streamed) = (talk(false).await, talk(true).await);
+    let full_response = talk(false).await;
+    let streamed = talk(true).await;
     for (mut full_response, mut streamed) in full_response.into_iter().zip(streamed) {
         for message in [&mut full_response, &mut streamed] {
             assert!(message["id"].take().as_str().unwrap().starts_with("msg_"));
@@ -162,7 +165,8 @@ async fn returned_history_continues_in_document_and_stream() {
 async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let messages = json!([{"role": "user", "content": content}]);
-        let (one, other) = (TestGateway::simulated(60), TestGateway::simulated(60));
+        let one = TestGateway::simulated(60);
+        let other = TestGateway::simulated(60);
         let full_response = request_message(&one, &messages, false).await;
         let streamed = request_message(&other, &messages, true).await;
         assert_eq!(full_response["content"], streamed["content"]);
@@ -419,7 +423,8 @@ async fn failure_ends_stream_with_error_event() {
     let served = TestGateway::failing();
     let messages = json!([{"role": "user", "content": "Hi"}]);
     let events = served.post("/v1/messages", &streamed(&messages)).await.events();
-    let (first, last) = (&events[0], &events[events.len() - 1]);
+    let first = &events[0];
+    let last = &events[events.len() - 1];
     assert_eq!((&first["type"], &last["type"]), (&json!("message_start"), &json!("error")));
     assert!(last["error"]["message"].is_string() && last["request_id"].is_string(), "{last}");
     let full_response = served.post("/v1/messages", &request(&messages)).await;

@@ -26,15 +26,19 @@ fn describe(model: &Model) -> Value {
 /// Formats a Unix timestamp in seconds as an RFC 3339 date. The algorithm is `civil_from_days`
 /// (Howard Hinnant, "chrono-Compatible Low-Level Date Algorithms").
 fn date(seconds: u64) -> String {
-    let (days, second) = (seconds / 86_400 + 719_468, seconds % 86_400);
-    let (era, day_of_era) = (days / 146_097, days % 146_097);
+    let days = seconds / 86_400 + 719_468;
+    let second = seconds % 86_400;
+    let era = days / 146_097;
+    let day_of_era = days % 146_097;
     let year = (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year + year / 4 - year / 100);
     let shifted = (5 * day_of_year + 2) / 153;
     let day = day_of_year - (153 * shifted + 2) / 5 + 1;
     let month = if shifted < 10 { shifted + 3 } else { shifted - 9 };
     let year = year + era * 400 + u64::from(month <= 2);
-    let (hour, minute, second) = (second / 3600, second / 60 % 60, second % 60);
+    let hour = second / 3600;
+    let minute = second / 60 % 60;
+    let second = second % 60;
     format!("{year:04}-{month:02}-{day:02}T{hour:02}:{minute:02}:{second:02}Z")
 }
 
@@ -55,9 +59,10 @@ fn page(models: &[Value], query: &str) -> Result<Value, ApiError> {
     let before = field("before_id").and_then(find).unwrap_or(models.len()).max(after);
     let window = &models[after..before];
     let backwards = field("before_id").is_some();
-    let shown = match backwards {
-        true => &window[window.len().saturating_sub(limit)..],
-        false => &window[..window.len().min(limit)],
+    let shown = if backwards {
+        &window[window.len().saturating_sub(limit)..]
+    } else {
+        &window[..window.len().min(limit)]
     };
     let id = |model: Option<&Value>| model.map_or(Value::Null, |model| model["id"].clone());
     Ok(json!({
@@ -111,7 +116,9 @@ mod tests {
 
     #[test]
     fn date_counts_every_day_of_eight_centuries() {
-        let (mut year, mut month, mut day) = (1970, 1, 1);
+        let mut year = 1970;
+        let mut month = 1;
+        let mut day = 1;
         for days in 0..2 * 146_097_u64 {
             assert_eq!(
                 date(days * 86_400 + 3_661),

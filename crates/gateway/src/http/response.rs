@@ -290,7 +290,8 @@ async fn follow_all(readers: Vec<Reader>, transcript: Arc<Transcript>) {
                         .push(Event::Prompt { choice: first + choice, tokens: tokens.clone() });
                 }
                 Event::Delta { choice, deltas, tokens } => {
-                    let (deltas, tokens) = (deltas.clone(), tokens.clone());
+                    let deltas = deltas.clone();
+                    let tokens = tokens.clone();
                     transcript.push(Event::Delta { choice: first + choice, deltas, tokens });
                 }
                 Event::Ended { choice, end } => {

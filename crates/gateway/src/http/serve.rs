@@ -73,23 +73,26 @@ fn is_anthropic(uri: &Uri, headers: &HeaderMap) -> bool {
 
 /// Returns the response to a rejected request, in the format of the called API.
 fn rejection_response(gateway: &Gateway, anthropic: bool, error: &ApiError) -> Response {
-    match anthropic {
-        true => anthropic::rejection_response(gateway, error),
-        false => error_response(error, &openai::error_body(error)),
+    if anthropic {
+        anthropic::rejection_response(gateway, error)
+    } else {
+        error_response(error, &openai::error_body(error))
     }
 }
 
 async fn models(State(gateway): State<Gateway>, request: Request) -> Response {
-    match is_anthropic(request.uri(), request.headers()) {
-        true => anthropic::models.call(request, gateway).await,
-        false => openai::models.call(request, gateway).await,
+    if is_anthropic(request.uri(), request.headers()) {
+        anthropic::models.call(request, gateway).await
+    } else {
+        openai::models.call(request, gateway).await
     }
 }
 
 async fn model(State(gateway): State<Gateway>, request: Request) -> Response {
-    match is_anthropic(request.uri(), request.headers()) {
-        true => anthropic::model.call(request, gateway).await,
-        false => openai::model.call(request, gateway).await,
+    if is_anthropic(request.uri(), request.headers()) {
+        anthropic::model.call(request, gateway).await
+    } else {
+        openai::model.call(request, gateway).await
     }
 }
 

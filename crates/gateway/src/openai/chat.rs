@@ -124,7 +124,8 @@ fn prepare(
     if let Some(chat) = &chat {
         check_variables(chat, &variables)?;
     }
-    let (calls, reported) = (vec![0; call.request.n], vec![0; call.request.n]);
+    let calls = vec![0; call.request.n];
+    let reported = vec![0; call.request.n];
     let ended = Vec::new();
     let writer =
         Writer { chat, tokens, include_usage, custom, prompt_tokens: 0, calls, reported, ended };
@@ -494,8 +495,9 @@ impl Dialect for Writer {
     fn event(&mut self, head: &Head, event: &Event) -> String {
         match event {
             Event::Delta { choice, deltas, tokens } => {
-                let (mut content, mut reasoning, mut calls) =
-                    (String::new(), String::new(), Vec::new());
+                let mut content = String::new();
+                let mut reasoning = String::new();
+                let mut calls = Vec::new();
                 for completion_delta in deltas {
                     match completion_delta {
                         CompletionDelta::Speech(text) => content += text,

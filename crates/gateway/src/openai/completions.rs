@@ -149,7 +149,9 @@ fn prepare(gateway: &Gateway, incoming: IncomingRequest) -> Result<PreparedCalls
         request.stream_options.and_then(|options| options.include_usage).unwrap_or(false);
     let top = request.logprobs.unwrap_or(0);
     let completions = n * calls.len();
-    let (offsets, reported, prompts) = (vec![0; completions], vec![0; completions], Vec::new());
+    let offsets = vec![0; completions];
+    let reported = vec![0; completions];
+    let prompts = Vec::new();
     let writer = Writer {
         chat,
         tokens,
@@ -232,7 +234,9 @@ impl Writer {
     }
 
     fn document(&self, calls: &[(Head, Vec<CollectedCompletion>)]) -> Value {
-        let (mut choices, mut prompt_tokens, mut ended) = (Vec::new(), 0, Vec::new());
+        let mut choices = Vec::new();
+        let mut prompt_tokens = 0;
+        let mut ended = Vec::new();
         for (head, completions) in calls {
             prompt_tokens += head.prompt.len();
             for CollectedCompletion { prompt, tokens, end, .. } in completions {

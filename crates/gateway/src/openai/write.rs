@@ -111,9 +111,10 @@ impl TokenReport {
 
     /// Returns the text of a token in a list of log-probabilities.
     pub(crate) fn text(self, chat: &Chat, id: u32) -> String {
-        match self.as_ids {
-            true => format!("token_id:{id}"),
-            false => String::from_utf8_lossy(chat.tokenizer().bytes_with_special(id)).into_owned(),
+        if self.as_ids {
+            format!("token_id:{id}")
+        } else {
+            String::from_utf8_lossy(chat.tokenizer().bytes_with_special(id)).into_owned()
         }
     }
 

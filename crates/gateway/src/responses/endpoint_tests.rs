@@ -38,8 +38,9 @@ fn response(events: &[Value]) -> Value {
         events.iter().take(2).map(|event| event["type"].as_str().unwrap()).collect();
     assert_eq!(kinds, ["response.created", "response.in_progress"]);
     let last = &events[events.len() - 1];
-    let (mut items, mut texts, mut open) =
-        (Vec::new(), std::collections::BTreeMap::new(), None::<Value>);
+    let mut items = Vec::new();
+    let mut texts = std::collections::BTreeMap::new();
+    let mut open = None::<Value>;
     for event in &events[2..events.len() - 1] {
         let kind = event["type"].as_str().unwrap();
         assert_eq!(event["output_index"], items.len(), "{event}");
@@ -50,7 +51,8 @@ fn response(events: &[Value]) -> Value {
                 open = Some(event["item"].clone());
             }
             "output_item.done" => {
-                let (started, item) = (open.take().unwrap(), event["item"].clone());
+                let started = open.take().unwrap();
+                let item = event["item"].clone();
                 assert_eq!((&started["id"], &started["type"]), (&item["id"], &item["type"]));
                 items.push(item);
             }
@@ -251,7 +253,8 @@ async fn history_continues_for_every_kind_of_client() {
 async fn random_completions_are_equal_in_document_and_stream() {
     for content in ["a", "b", "c", "d"] {
         let input = json!([{"role": "user", "content": content}]);
-        let (one, other) = (TestGateway::simulated(60), TestGateway::simulated(60));
+        let one = TestGateway::simulated(60);
+        let other = TestGateway::simulated(60);
         let full_response = request_message(&one, request(&input), false).await;
         let streamed = request_message(&other, request(&input), true).await;
         let text = |response: &Value| response["output"][0]["content"][0]["text"].clone();

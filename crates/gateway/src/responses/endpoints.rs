@@ -78,9 +78,10 @@ pub(crate) async fn get(State(gateway): State<Gateway>, incoming: IncomingReques
 pub(crate) async fn delete(State(gateway): State<Gateway>, incoming: IncomingRequest) -> Response {
     let id = incoming.part("response");
     let found = open_caller_memory(&gateway, incoming).and_then(|(_, memory, _)| {
-        match memory.remove(&id) {
-            true => Ok(json!({ "id": id, "object": "response", "deleted": true })),
-            false => Err(unknown(&id)),
+        if memory.remove(&id) {
+            Ok(json!({ "id": id, "object": "response", "deleted": true }))
+        } else {
+            Err(unknown(&id))
         }
     });
     respond(found)
@@ -116,7 +117,8 @@ fn page(items: &[Value], query: &str) -> Result<Value, ApiError> {
     let has_more = items.len() > limit;
     items.truncate(limit);
     let id = |item: Option<&&Value>| item.map_or(Value::Null, |item| item["id"].clone());
-    let (first_id, last_id) = (id(items.first()), id(items.last()));
+    let first_id = id(items.first());
+    let last_id = id(items.last());
     Ok(json!({
         "object": "list", "data": items, "first_id": first_id, "last_id": last_id, "has_more": has_more,
     }))

@@ -68,7 +68,8 @@ impl Default for Memory {
 
 impl Memory {
     fn with_bounds(max_entries: usize, max_bytes: usize) -> Self {
-        let (kept, uses) = (HashMap::new(), BTreeMap::new());
+        let kept = HashMap::new();
+        let uses = BTreeMap::new();
         Memory { kept, uses, clock: 0, bytes: 0, max_entries, max_bytes }
     }
 
@@ -163,7 +164,8 @@ mod tests {
     #[test]
     fn history_is_complete_and_visible_only_to_owner() {
         let mut memory = Memory::default();
-        let (one, other) = ([1; 32], [2; 32]);
+        let one = [1; 32];
+        let other = [2; 32];
         memory.put(one, "a".into(), response(None, "a"));
         memory.put(one, "b".into(), response(Some("a"), "b"));
         memory.put(one, "c".into(), response(Some("a"), "c"));

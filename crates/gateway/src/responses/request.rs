@@ -149,9 +149,10 @@ pub(super) fn read(
 }
 
 fn not_found(requested: &str, missing: &str) -> ApiError {
-    let why = match requested == missing {
-        true => String::new(),
-        false => format!(" It continues '{missing}', which is no longer there."),
+    let why = if requested == missing {
+        String::new()
+    } else {
+        format!(" It continues '{missing}', which is no longer there.")
     };
     let message = format!(
         "Previous response with id '{requested}' not found.{why} Responses are kept for a while, and only where \

@@ -217,7 +217,8 @@ impl Writer {
     fn end_item(&mut self, head: &Head, status: &str) -> String {
         let Some((open, text)) = self.open.take() else { return String::new() };
         let mut frames = String::new();
-        let (item_text, part) = (text.as_str(), ("content_index", "part"));
+        let item_text = text.as_str();
+        let part = ("content_index", "part");
         match open {
             OpenItem::Message => {
                 let fields = json!({
@@ -283,7 +284,8 @@ impl Writer {
         let field_path = self.output.len();
         let CallItem { item, input } =
             self.received.tools.item(call, |kind| item_id(kind, &head.id, field_path));
-        let (id, name) = (item["id"].clone(), item["name"].clone());
+        let id = item["id"].clone();
+        let name = item["name"].clone();
         let mut started = item.clone();
         started["status"] = "in_progress".into();
         if let Some((field, _)) = input {

@@ -136,7 +136,8 @@ pub(crate) fn sha256(path: &Path, progress: Report) -> Result<String, ModelError
     let total = file.metadata().map_err(ModelError::io("read", path))?.len();
     let name = path.file_name().unwrap_or_default().to_string_lossy();
     let stage = format!("checking {name}");
-    let (mut hasher, mut done) = (Sha256::new(), 0);
+    let mut hasher = Sha256::new();
+    let mut done = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let read = file.read(&mut buffer).map_err(ModelError::io("read", path))?;

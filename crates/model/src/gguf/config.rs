@@ -47,8 +47,9 @@ pub(super) fn model(
             "Levade does not run mixtures of experts: choose a dense model",
         ));
     }
-    let (hidden, heads, context) =
-        (need("embedding_length")?, need("attention.head_count")?, need("context_length")?);
+    let hidden = need("embedding_length")?;
+    let heads = need("attention.head_count")?;
+    let context = need("context_length")?;
     let layers = need("block_count")?;
     let pattern = pattern(metadata, traits, architecture, layers, context)?;
     let head_dim = match size("attention.key_length")? {

@@ -112,7 +112,8 @@ impl GgufFile {
                 *value = interleaved[names::interleaved_row(row, head_dim)];
             }
         } else {
-            let (columns, row_bytes) = (out.len() / rows, data.len() / rows);
+            let columns = out.len() / rows;
+            let row_bytes = data.len() / rows;
             for (row, values) in out.chunks_exact_mut(columns).enumerate() {
                 let from = names::interleaved_row(row, head_dim) * row_bytes;
                 entry.encoding.decode(&data[from..from + row_bytes], values);

@@ -65,7 +65,9 @@ pub(super) fn locate_parameter(config: &ModelConfig, name: &str) -> Option<GgufP
 /// Returns the row of the interleaved matrix that corresponds to `row` of the half-split matrix.
 /// Within a head of width `d`, row `half × d/2 + i` comes from row `2 i + half`.
 pub(super) fn interleaved_row(row: usize, head_dim: usize) -> usize {
-    let (head, within) = (row / head_dim, row % head_dim);
-    let (half, i) = (within / (head_dim / 2), within % (head_dim / 2));
+    let head = row / head_dim;
+    let within = row % head_dim;
+    let half = within / (head_dim / 2);
+    let i = within % (head_dim / 2);
     head * head_dim + 2 * i + half
 }

@@ -151,7 +151,8 @@ fn q4_0(block: &[u8; 18], out: &mut [f32; 32]) {
 
 /// Decodes a block of `Q4_1`: scale, minimum; 16 bytes of nibbles.
 fn q4_1(block: &[u8; 20], out: &mut [f32; 32]) {
-    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let minimum = half_at(block, 2);
     let (low, high) = out.split_at_mut(16);
     for (i, &byte) in block[4..].iter().enumerate() {
         low[i] = scale * f32::from(byte & 15) + minimum;
@@ -179,7 +180,8 @@ fn q5_0(block: &[u8; 22], out: &mut [f32; 32]) {
 
 /// Decodes a block of `Q5_1`: scale, minimum; 32 fifth bits; 16 bytes of nibbles.
 fn q5_1(block: &[u8; 24], out: &mut [f32; 32]) {
-    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let minimum = half_at(block, 2);
     five_bits(&block[4..8], &block[8..], |i, value| out[i] = scale * value + minimum);
 }
 
@@ -226,10 +228,12 @@ fn k_nibbles(
     fifth: impl Fn(usize, usize) -> u8,
     out: &mut [f32; 256],
 ) {
-    let (scale, minimum) = (half_at(block, 0), half_at(block, 2));
+    let scale = half_at(block, 0);
+    let minimum = half_at(block, 2);
     for (j, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
         let (s, m) = scale_and_minimum(packed, j);
-        let (scale, minimum) = (scale * s, minimum * m);
+        let scale = scale * s;
+        let minimum = minimum * m;
         let bytes = &nibbles[j / 2 * 32..];
         for (i, value) in values.iter_mut().enumerate() {
             let nibble = if j % 2 == 0 { bytes[i] & 15 } else { bytes[i] >> 4 };
@@ -245,7 +249,8 @@ fn k_nibbles(
 fn q6_k(block: &[u8; 210], out: &mut [f32; 256]) {
     let scale = half_at(block, 208);
     for (run, values) in out.as_chunks_mut::<32>().0.iter_mut().enumerate() {
-        let (half, quarter) = (run / 4, run % 4);
+        let half = run / 4;
+        let quarter = run % 4;
         let nibbles = &block[half * 64 + quarter % 2 * 32..];
         let pairs = &block[128 + half * 32..];
         for (i, value) in values.iter_mut().enumerate() {
@@ -313,7 +318,8 @@ mod tests {
         let nibble = |start: usize| bits(start + i % 16, i / 16 * 4, 4);
         let fifth = |start: usize| bits(start + i / 8, i % 8, 1) * 16;
         // In K blocks of nibbles, two sub-blocks of 32 values share 32 bytes.
-        let (sub, within) = (i / 32, i % 32);
+        let sub = i / 32;
+        let within = i % 32;
         let six_bits = |is_minimum: usize| {
             let byte = 4 + sub % 4 + 4 * is_minimum;
             if sub < 4 {
@@ -333,7 +339,8 @@ mod tests {
             Encoding::Q4K => k(k_nibble(16)),
             Encoding::Q5K => k(k_nibble(48) + 16 * bits(16 + within, sub, 1)),
             Encoding::Q6K => {
-                let (half, quarter) = (i / 128, i % 128 / 32);
+                let half = i / 128;
+                let quarter = i % 128 / 32;
                 let low = bits(64 * half + i % 64, quarter / 2 * 4, 4);
                 let high = bits(128 + 32 * half + within, 2 * quarter, 2);
                 d * signed(192 + i / 16) * ((low + 16 * high) as f32 - 32.0)

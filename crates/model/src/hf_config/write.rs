@@ -58,7 +58,8 @@ impl ModelConfig {
     }
 
     fn write_pattern(&self, json: &mut Value) {
-        let (pattern, traits) = (&self.pattern, self.family.traits());
+        let pattern = &self.pattern;
+        let traits = self.family.traits();
         let slides = !pattern.windowed.is_empty();
         if traits.windows.are_switched() {
             json["use_sliding_window"] = json!(slides);

@@ -65,9 +65,10 @@ impl Service {
         {
             return Err(format!("{name} is {value}; give seconds from 0 to 1e6"));
         }
-        match batch + sequence > 0.0 {
-            true => Ok(()),
-            false => Err("batch and sequence are 0, and a token takes time".into()),
+        if batch + sequence > 0.0 {
+            Ok(())
+        } else {
+            Err("batch and sequence are 0, and a token takes time".into())
         }
     }
 }
@@ -252,7 +253,8 @@ impl<'a> Simulation<'a> {
 
     /// Returns the totals up to the current time.
     fn measure(&mut self) -> Sums {
-        let (now, service) = (self.now, &self.fleet.service);
+        let now = self.now;
+        let service = &self.fleet.service;
         self.samplers.iter_mut().for_each(|sampler| sampler.advance(now, service));
         Sums {
             time: now,
@@ -280,7 +282,8 @@ impl<'a> Simulation<'a> {
     /// Starts all attempts that `ahead` permits. A group goes to the sampler with the fewest
     /// attempts.
     fn start(&mut self) {
-        let (fleet, of_step) = (self.fleet, self.fleet.groups * self.fleet.group_size);
+        let fleet = self.fleet;
+        let of_step = self.fleet.groups * self.fleet.group_size;
         let last = self.remaining.len().min(self.version + fleet.ahead + 1);
         while self.attempts.len() < last * of_step {
             let first = self.attempts.len();
@@ -293,7 +296,8 @@ impl<'a> Simulation<'a> {
             sampler.block(self.now, fleet.prompt * fleet.service.prompt);
             sampler.attempts += fleet.group_size;
             for at in first..first + fleet.group_size {
-                let (length, step) = (fleet.length(at), at / of_step);
+                let length = fleet.length(at);
+                let step = at / of_step;
                 let tokens = length / fleet.turns.max(1) as f64;
                 self.attempts.push(Attempt {
                     step,
@@ -329,7 +333,8 @@ impl<'a> Simulation<'a> {
 
     /// Requests the next completion of an attempt from its sampler.
     fn start_call(&mut self, attempt: usize) {
-        let (fleet, Attempt { sampler: index, tokens, .. }) = (self.fleet, self.attempts[attempt]);
+        let fleet = self.fleet;
+        let Attempt { sampler: index, tokens, .. } = self.attempts[attempt];
         let sampler = &mut self.samplers[index];
         sampler.advance(self.now, &fleet.service);
         sampler.start(attempt, tokens, fleet.rows);

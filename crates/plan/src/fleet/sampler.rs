@@ -58,9 +58,10 @@ impl Sampler {
     pub(super) fn advance(&mut self, now: f64, service: &Service) {
         let free = now - self.since.max(self.blocked_until);
         if free > 0.0 {
-            match self.running.is_empty() {
-                true => self.idle += free,
-                false => self.sampled += free / self.pass(service).max(f64::MIN_POSITIVE),
+            if self.running.is_empty() {
+                self.idle += free
+            } else {
+                self.sampled += free / self.pass(service).max(f64::MIN_POSITIVE)
             }
         }
         self.since = now;

@@ -59,8 +59,8 @@ impl Sizes<'_> {
 impl Estimate {
     /// Describes the bottleneck of the run: the gateway, the store, the learner or the samplers.
     pub fn bottleneck(&self) -> String {
-        let (gateway, store) =
-            (self.calls / GATEWAY_CALLS_PER_SECOND, self.attempts / STORE_ATTEMPTS_PER_SECOND);
+        let gateway = self.calls / GATEWAY_CALLS_PER_SECOND;
+        let store = self.attempts / STORE_ATTEMPTS_PER_SECOND;
         let parts = [
             (gateway, format!("the gateway: it needs {gateway:.1} cores")),
             (

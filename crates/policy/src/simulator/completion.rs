@@ -29,7 +29,8 @@ impl CompletionTask {
     fn score(&self, weights: &[f32]) -> SampleEvent {
         let SampleRequest { prompt, params, .. } = &self.request;
         let count = params.prompt_logprobs.unwrap_or(0);
-        let (mut logprobs, mut top) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
+        let mut top = Vec::new();
         for at in 1..prompt.len() {
             let row = self.config.row(&prompt[..at]);
             let row = self.config.softmax(weights, row, params.behavior_temperature());
@@ -49,7 +50,8 @@ impl CompletionTask {
         let SampleRequest { seed, stream, prompt, params, .. } = &self.request;
         let constraint = self.constraint.as_deref_mut();
         let allowed = constraint.map(|c| params.allowed(c, self.config.vocabulary)).transpose()?;
-        let (greedy, temperature) = (params.temperature == 0.0, params.behavior_temperature());
+        let greedy = params.temperature == 0.0;
+        let temperature = params.behavior_temperature();
         let at = self.config.row(sequence);
         let row = self.config.softmax(weights, at, temperature);
         let adjusted = params.is_filtered().then(|| {

@@ -237,7 +237,8 @@ impl Server {
 
     /// Records a failure, after which the server ranks behind other servers for a while.
     pub fn failed(&self) {
-        let (mut rest, now) = (self.rest(), Instant::now());
+        let mut rest = self.rest();
+        let now = Instant::now();
         // Failures during one pause count once.
         if rest.avoided_until.is_none_or(|until| until <= now) {
             let pause =
@@ -251,7 +252,8 @@ impl Server {
     /// first, then those that have not failed recently, then those with the fewest calls. A server
     /// that has not responded since it failed gets one call at a time.
     pub fn rank(&self) -> (Duration, bool, usize) {
-        let (rests_for, running) = (self.rests_for(), self.running());
+        let rests_for = self.rests_for();
+        let running = self.running();
         let rest = self.rest();
         let is_avoided = rest.avoided_until.is_some_and(|until| until > Instant::now());
         let is_tried = running > 0 && (rest.failures > 0 || rest.in_a_row > 0);

@@ -201,8 +201,9 @@ mod tests {
 
     #[test]
     fn errors_round_trip_through_json_with_codes() {
-        let (endpoint, message, why) =
-            (|| "https://a/v1".to_owned(), || "m".to_owned(), || "w".to_owned());
+        let endpoint = || "https://a/v1".to_owned();
+        let message = || "m".to_owned();
+        let why = || "w".to_owned();
         let errors = [
             (ExternalError::Invalid("x".into()), false),
             (

@@ -211,7 +211,8 @@ async fn busy_or_unreachable_endpoints_are_skipped() {
 #[tokio::test]
 async fn calls_use_server_with_fewest_calls() {
     let hangs = || vec![Step::Hang];
-    let (one, other) = (TestServer::new(vec![hangs()]).await, TestServer::new(vec![hangs()]).await);
+    let one = TestServer::new(vec![hangs()]).await;
+    let other = TestServer::new(vec![hangs()]).await;
     let policy = external_for(&[&one, &other]);
     let mut calls = Vec::new();
     for num_calls in 1..=6 {

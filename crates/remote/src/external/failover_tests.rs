@@ -117,10 +117,8 @@ async fn concurrent_calls_use_preferred_model_unless_it_fails() {
             json_response("200 OK", "", &completion(text)),
         ]
     };
-    let (first, second) = (
-        TestServer::new(vec![slow("5").concat()]).await,
-        TestServer::new(vec![slow("6").concat()]).await,
-    );
+    let first = TestServer::new(vec![slow("5").concat()]).await;
+    let second = TestServer::new(vec![slow("6").concat()]).await;
     let policy = external_for(&[&first, &second], Duration::from_secs(4));
     let question = question();
     let responses = futures_util::future::join_all((0..8).map(|_| policy.chat(&question))).await;
@@ -173,10 +171,8 @@ async fn stream_ending_with_error_is_failure() {
         [delta_event(&json!({"content": "so"}), None), delta_event(&json!({}), Some("error"))];
     let [first, last] = chunks.map(Step::Send);
     let steps = vec![events_head(), first, Step::Wait(Duration::from_millis(100)), last];
-    let (fails, good) = (
-        TestServer::new(vec![steps]).await,
-        TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await,
-    );
+    let fails = TestServer::new(vec![steps]).await;
+    let good = TestServer::new(vec![json_response("200 OK", "", &completion("5"))]).await;
     let policy = external_for(&[&fails, &good], Duration::from_secs(5));
     let error = policy.stream(&question()).await.unwrap().collect().await.unwrap_err();
     assert!(error.to_string().contains("ended with an error"), "{error}");
@@ -238,8 +234,8 @@ fn course_over(names: &[&str]) -> (Vec<Server>, Course) {
             Endpoint { base_url: format!("http://{name}"), model: "m".into(), key_env: None };
         Server::new(&endpoint, |_| Err(std::env::VarError::NotPresent)).unwrap()
     };
-    let (servers, mut course) =
-        (names.iter().map(server).collect::<Vec<_>>(), Course::new(names.len()));
+    let servers = names.iter().map(server).collect::<Vec<_>>();
+    let mut course = Course::new(names.len());
     (0..names.len()).for_each(|number| course.asked(number));
     (servers, course)
 }
@@ -282,7 +278,8 @@ async fn failure_avoids_endpoint_only_if_at_fault() {
         (waited(endpoint()), false, true),
         (ExternalError::Protocol { endpoint: endpoint(), why: message() }, false, true),
     ] {
-        let ((servers, mut course), what) = (course_over(&["a"]), error.to_string());
+        let (servers, mut course) = course_over(&["a"]);
+        let what = error.to_string();
         course.failed(&servers, 0, error);
         let (rests_for, has_failed, _) = servers[0].rank();
         assert_eq!((!rests_for.is_zero(), has_failed), (is_paused, is_avoided), "{what}");
@@ -335,8 +332,8 @@ async fn error_lists_failure_of_each_endpoint() {
 #[tokio::test]
 async fn rejected_request_is_sent_once_per_endpoint() {
     let rejects = || json_response("400 Bad Request", "", &json!({"error": "too long"}));
-    let (one, other) =
-        (TestServer::new(vec![rejects()]).await, TestServer::new(vec![rejects()]).await);
+    let one = TestServer::new(vec![rejects()]).await;
+    let other = TestServer::new(vec![rejects()]).await;
     let policy = external_for(&[&one, &other], Duration::from_secs(20));
     let start = Instant::now();
     let error = policy.chat(&question()).await.unwrap_err();

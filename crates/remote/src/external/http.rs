@@ -136,7 +136,8 @@ impl ResponseBody {
                 None => return Ok(None),
                 Some(Ok(frame)) => frame,
                 Some(Err(error)) => {
-                    let (endpoint, bytes) = (self.endpoint.clone(), self.bytes);
+                    let endpoint = self.endpoint.clone();
+                    let bytes = self.bytes;
                     return Err(ExternalError::Broken { endpoint, bytes, why: causes(&error) });
                 }
             };
@@ -215,7 +216,8 @@ async fn response_error(
     response: Response<Incoming>,
     waits: &mut Waits,
 ) -> ExternalError {
-    let (status, headers) = (response.status(), response.headers().clone());
+    let status = response.status();
+    let headers = response.headers().clone();
     let endpoint = server.name.clone();
     let body = response.into_body();
     let mut response_body = ResponseBody {

@@ -182,7 +182,8 @@ struct WireDetails {
 
 impl From<WireUsage> for Usage {
     fn from(wire: WireUsage) -> Self {
-        let (prompt, response) = (wire.prompt_tokens_details, wire.completion_tokens_details);
+        let prompt = wire.prompt_tokens_details;
+        let response = wire.completion_tokens_details;
         Usage {
             prompt_tokens: wire.prompt_tokens.unwrap_or_default(),
             cached_tokens: prompt.and_then(|details| details.cached_tokens).unwrap_or_default(),
@@ -289,7 +290,8 @@ mod tests {
     use super::*;
 
     fn assembled(chunks: &[Value]) -> (ChatResponse, Vec<ChatEvent>) {
-        let (mut assembly, mut events) = (Assembly::default(), Vec::new());
+        let mut assembly = Assembly::default();
+        let mut events = Vec::new();
         for chunk in chunks {
             assembly.take(serde_json::from_value(chunk.clone()).unwrap(), &mut events);
         }

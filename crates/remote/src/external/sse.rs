@@ -75,7 +75,8 @@ mod tests {
     use super::*;
 
     fn decode<'a>(chunks: impl IntoIterator<Item = &'a [u8]>) -> (Vec<Vec<u8>>, Option<Vec<u8>>) {
-        let (mut decoder, mut events) = (Decoder::default(), Vec::new());
+        let mut decoder = Decoder::default();
+        let mut events = Vec::new();
         chunks.into_iter().for_each(|chunk| decoder.feed(chunk, &mut events));
         (events, decoder.finish())
     }
@@ -128,7 +129,8 @@ mod tests {
             }
             i += 1;
         }
-        let (mut events, mut data) = (Vec::new(), Vec::<Vec<u8>>::new());
+        let mut events = Vec::new();
+        let mut data = Vec::<Vec<u8>>::new();
         let last = lines.pop().unwrap();
         let take = |data: &mut Vec<Vec<u8>>, line: &[u8]| {
             if line == b"data" {

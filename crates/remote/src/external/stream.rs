@@ -83,9 +83,10 @@ impl ChatStream {
     /// Waits until an event can be returned or the reply has ended.
     async fn fill(&mut self) -> Result<(), ExternalError> {
         while self.ready.is_empty() && !self.has_ended {
-            let read = match self.response.is_stream {
-                true => self.read_events().await,
-                false => self.read_all().await,
+            let read = if self.response.is_stream {
+                self.read_events().await
+            } else {
+                self.read_all().await
             };
             self.ready.reverse();
             if let Err(error) = read {
@@ -162,7 +163,8 @@ impl ChatStream {
     /// Reads the next events of a stream.
     async fn read_events(&mut self) -> Result<(), ExternalError> {
         let options = &self.policy.0.options;
-        let (silence, most) = (options.silence, options.max_event_bytes);
+        let silence = options.silence;
+        let most = options.max_event_bytes;
         let data = match self.first.take() {
             Some(first) => Some(first),
             None => self.response.next(silence, &mut self.waits).await?,
@@ -222,7 +224,8 @@ impl ChatStream {
         })?;
         if let Some(error) = wire.error.as_ref().filter(|error| !error.is_null()) {
             let message = self.without_key(&message_of(error).unwrap_or_default());
-            let (endpoint, status) = (self.waits.endpoint.clone(), 200);
+            let endpoint = self.waits.endpoint.clone();
+            let status = 200;
             return Err(ExternalError::Failed { endpoint, status, message });
         }
         self.assembly.take(wire, &mut self.ready);

@@ -41,7 +41,8 @@ impl Drop for TestServer {
 }
 
 async fn read_request(from: &mut (impl AsyncRead + Unpin)) -> Option<RecordedRequest> {
-    let (mut bytes, mut buffer) = (Vec::new(), [0; 4096]);
+    let mut bytes = Vec::new();
+    let mut buffer = [0; 4096];
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             let head = String::from_utf8(bytes[..end].to_vec()).unwrap().to_lowercase();
@@ -111,7 +112,8 @@ impl TestServer {
                 if responses.peek().is_none() {
                     responses = vec![next.clone()].into_iter().peekable();
                 }
-                let (seen, tls) = (known.clone(), tls.clone());
+                let seen = known.clone();
+                let tls = tls.clone();
                 tokio::spawn(async move {
                     match tls {
                         None => respond(socket, next, seen).await,

@@ -50,8 +50,8 @@ impl Waits {
     ) -> Result<T, ExternalError> {
         let remaining = self.remaining();
         let waited = if timeout < remaining { timeout } else { self.limit };
-        let (endpoint, done) =
-            (self.endpoint.clone(), with_timeout(remaining.min(timeout), work).await);
+        let endpoint = self.endpoint.clone();
+        let done = with_timeout(remaining.min(timeout), work).await;
         done.ok_or_else(|| ExternalError::Deadline { endpoint, waited, what: what.into() })
     }
 }

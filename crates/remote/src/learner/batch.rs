@@ -96,7 +96,8 @@ pub(super) mod decode {
             |values: &Result<Vec<f32>, String>, i: usize| -> Result<Option<f32>, String> {
                 Ok(Some(values.clone()?[i]).filter(|value| !value.is_nan()))
             };
-        let (marked, age) = (body.take_flags("marked")?, body.take_integers("age")?);
+        let marked = body.take_flags("marked")?;
+        let age = body.take_integers("age")?;
         let version = body.take_integers("version")?;
         let term = |i: usize| {
             Ok(Term {
@@ -137,8 +138,10 @@ pub(super) mod decode {
         let [target_token, predictor, first_term, counts] =
             ["target_token", "predictor", "first_term", "terms"]
                 .map(|name| body.take_integers::<u32>(name));
-        let (target_token, predictor, first_term, counts) =
-            (target_token?, predictor?, first_term?, counts?);
+        let target_token = target_token?;
+        let predictor = predictor?;
+        let first_term = first_term?;
+        let counts = counts?;
         let temperature = body.take_all("temperature")?;
         let target = |i: usize| Target {
             token: target_token[i],
@@ -171,7 +174,8 @@ pub(super) mod decode {
     pub fn paths(body: &mut Body) -> Result<Vec<SequenceInput>, String> {
         let tokens = tokens_of(body)?;
         let counts: Vec<usize> = body.take_integers("path_targets")?;
-        let (index, temperature) = (body.take_integers("index")?, body.take_all("temperature")?);
+        let index = body.take_integers("index")?;
+        let temperature = body.take_all("temperature")?;
         let terms = terms_of(body, &vec![0; index.len()])?;
         let mut at = 0;
         let path = |(tokens, count): (Tokens, usize)| {

@@ -108,7 +108,8 @@ async fn remote_learner_matches_local_learner() {
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
     assert_eq!(micro_batch_plan, local_learner.plan(&update_sequences()).await.unwrap());
     assert!(micro_batch_plan.micro_batches.len() > 1);
-    let (mut reported, mut expected) = (0, 0);
+    let mut reported = 0;
+    let mut expected = 0;
     let trained = remote.train(request(), &micro_batch_plan, &mut || reported += 1).await.unwrap();
     assert_eq!(
         trained,
@@ -140,7 +141,8 @@ async fn remote_learner_matches_local_learner() {
 async fn begin_again_restores_initial_weights() {
     let dir = tempfile::tempdir().unwrap();
     let (group, remote) = start(dir.path()).await;
-    let (local_learner, batch) = (local(), Arc::new(TreeBatch::merge(&paths()).unwrap()));
+    let local_learner = local();
+    let batch = Arc::new(TreeBatch::merge(&paths()).unwrap());
     let micro_batch_plan = remote.plan(&update_sequences()).await.unwrap();
     remote.train(request(), &micro_batch_plan, &mut || {}).await.unwrap();
     assert_ne!(remote.logprobs(batch.clone()).await, local_learner.logprobs(batch.clone()).await);

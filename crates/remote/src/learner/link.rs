@@ -147,9 +147,10 @@ impl Link {
         };
         let bounds = Bounds { deadline: SMALL_CALL_TIMEOUT, bytes: 1 << 20, redirects: 0 };
         let response = self.client.send(request, bounds).await.map_err(|error| {
-            match error.is_transient() {
-                true => PolicyError::Stopped(error.to_string().into()),
-                false => PolicyError::Invalid(error.to_string()),
+            if error.is_transient() {
+                PolicyError::Stopped(error.to_string().into())
+            } else {
+                PolicyError::Invalid(error.to_string())
             }
         })?;
         let body = self.check_response(response).map_err(|miss| match miss {

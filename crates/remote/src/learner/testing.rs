@@ -114,7 +114,8 @@ impl TestGroup {
 
 /// Reads a request: method and path, headers in lower case, body.
 async fn read(socket: &mut TcpStream) -> Option<(String, HashMap<String, String>, Vec<u8>)> {
-    let (mut bytes, mut buffer) = (Vec::new(), vec![0; 1 << 16]);
+    let mut bytes = Vec::new();
+    let mut buffer = vec![0; 1 << 16];
     loop {
         if let Some(end) = bytes.windows(4).position(|window| window == b"\r\n\r\n") {
             let head = String::from_utf8(bytes[..end].to_vec()).unwrap();

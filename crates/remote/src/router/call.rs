@@ -150,7 +150,8 @@ impl Call {
             }
         };
         self.accepts();
-        let (mut is_ending, mut read) = (false, 0);
+        let mut is_ending = false;
+        let mut read = 0;
         loop {
             let event = tokio::select! {
                 biased;
@@ -235,7 +236,8 @@ impl Call {
     /// requires weights that are no older.
     fn emit(&mut self, event: SampleEvent) {
         let SampleEvent::Tokens { tokens, version, .. } = &event else { return };
-        let (request, count) = (&mut self.request, tokens.len());
+        let request = &mut self.request;
+        let count = tokens.len();
         if count == 0 {
             return;
         }

@@ -95,7 +95,8 @@ impl Gate {
         let mut state = self.state();
         // Remove waiting calls whose callers have gone.
         state.waiting.retain(|waits| !waits.is_closed());
-        let (running, waiting) = (state.running, state.waiting.len());
+        let running = state.running;
+        let waiting = state.waiting.len();
         let must_wait = state.is_paused || running >= self.max_running;
         if state.is_closed || must_wait && waiting >= self.max_waiting {
             let why = if state.is_closed { "the router is being drained: " } else { "" };
@@ -181,7 +182,8 @@ mod tests {
     async fn full_gate_queues_then_rejects_with_hint() {
         let gate = Gate::new(1, 2);
         let first = gate.enter().unwrap().now().unwrap();
-        let (mut second, mut third) = (gate.enter().unwrap(), gate.enter().unwrap());
+        let mut second = gate.enter().unwrap();
+        let mut third = gate.enter().unwrap();
         assert!(second.now().is_none());
         tokio::time::advance(Duration::from_secs(4)).await;
         let busy = gate.enter().unwrap_err();

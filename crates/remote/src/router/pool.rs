@@ -293,7 +293,8 @@ impl Pool {
         };
         let mut calls = JoinSet::new();
         for replica in targets {
-            let (weights, timeout) = (weights.clone(), self.options.update_timeout);
+            let weights = weights.clone();
+            let timeout = self.options.update_timeout;
             calls.spawn(async move {
                 let what = format!("adopt version {}", weights.version);
                 let update_guard = replica.start_weight_update();
@@ -307,7 +308,8 @@ impl Pool {
                 (replica, loaded)
             });
         }
-        let (mut loaded, mut missed) = (false, Vec::new());
+        let mut loaded = false;
+        let mut missed = Vec::new();
         while let Some(done) = calls.join_next().await {
             match done.unwrap_or_else(|panic| std::panic::resume_unwind(panic.into_panic())) {
                 (_, Ok(())) => loaded = true,
@@ -409,8 +411,8 @@ impl Pool {
     /// Quarantines a replica that has lost its weights, as after a restart, and sends a quarantined
     /// replica the newest weights if its own are older. Returns the newest weights.
     async fn resync(&self, replica: &Replica) -> Result<Option<WeightsRef>, PolicyError> {
-        let (response_timeout, update_timeout) =
-            (self.options.response_timeout, self.options.update_timeout);
+        let response_timeout = self.options.response_timeout;
+        let update_timeout = self.options.update_timeout;
         let version = || {
             replica.call_with_timeout(
                 response_timeout,
@@ -423,8 +425,8 @@ impl Pool {
             PolicyError::Behind { policy, min_version, version }
         };
         // Read before the query, because the replica may load weights at this moment.
-        let (loaded, weight_updates) =
-            (lock(&self.weights).loaded_version, replica.weight_updates());
+        let loaded = lock(&self.weights).loaded_version;
+        let weight_updates = replica.weight_updates();
         let has = version().await?;
         if self.is_resting() {
             return Ok(None);

@@ -99,7 +99,8 @@ impl Replica {
             finished: 0,
             failed: 0,
         };
-        let (due, wait) = (Instant::now() + options.probe_every, options.initial_wait);
+        let due = Instant::now() + options.probe_every;
+        let wait = options.initial_wait;
         let state = State { status, in_a_row: 0, due, wait, is_doubted: false };
         Replica {
             index,

@@ -67,7 +67,8 @@ where
 {
     let mut calls = JoinSet::new();
     for replica in pool.replicas_up_to(Health::Suspected) {
-        let (pending, timeout) = (question(replica.clone()), pool.options.response_timeout);
+        let pending = question(replica.clone());
+        let timeout = pool.options.response_timeout;
         calls.spawn(async move {
             (replica.index, replica.call_with_timeout(timeout, what, pending).await)
         });

@@ -140,7 +140,8 @@ impl Call {
     /// Returns an error if a change of weights takes too long, the server cannot be woken, or its
     /// weights are older than the request requires.
     async fn open(&mut self) -> Result<(u64, Arc<LoadedWeights>), PolicyError> {
-        let (server, min_version) = (Arc::clone(&self.server), self.request.min_version);
+        let server = Arc::clone(&self.server);
+        let min_version = self.request.min_version;
         let limit = server.options.update_timeout * 2;
         let gate = loop {
             let gate_change = async {
@@ -187,8 +188,10 @@ impl Call {
                     .dialect
                     .label(&server.http, &facts, server.options.response_timeout)
                     .await?;
-                let (label, model) = ("as started".to_owned(), facts.model.clone());
-                let (seeds, probe) = (facts.seeds, None);
+                let label = "as started".to_owned();
+                let model = facts.model.clone();
+                let seeds = facts.seeds;
+                let probe = None;
                 Ok((
                     gate.changes,
                     Arc::new(LoadedWeights { version: 0, label, mark, model, seeds, probe }),
@@ -232,7 +235,8 @@ impl Call {
         let bytes = server.options.tokens.clone();
         let mut stops = Stops::new(&strings, bytes.as_deref());
         let max_count = self.request.params.max_tokens;
-        let (mut progress, mut is_crossing) = (CallProgress::default(), false);
+        let mut progress = CallProgress::default();
+        let mut is_crossing = false;
         let mut gate = self.gate.clone();
         loop {
             let event = tokio::select! {
@@ -257,8 +261,8 @@ impl Call {
             let Chunk { tokens, logprobs, top, spans, end } = chunk;
             self.check_tokens(&tokens, seen, max_count)?;
             if let (Some(spans), Some(_)) = (&spans, &end) {
-                let (num_labelled, all) =
-                    (spans.last().map_or(0, |span| span.end), seen + tokens.len());
+                let num_labelled = spans.last().map_or(0, |span| span.end);
+                let all = seen + tokens.len();
                 if num_labelled < all {
                     return Err(server.http.stopped_error(&format!(
                         "it tells weights of {num_labelled} of {all} tokens"
@@ -337,7 +341,8 @@ impl Call {
     /// # Errors
     /// Returns an error if the connection breaks, or nothing arrives for any call for too long.
     async fn next(&self, events: &mut Events, seen: usize) -> Result<Option<Value>, PolicyError> {
-        let (server, silence) = (&self.server, self.server.options.silence);
+        let server = &self.server;
+        let silence = self.server.options.silence;
         let mut next = std::pin::pin!(events.next());
         let data = loop {
             let progress = server.progress.load(Ordering::Relaxed);
@@ -371,17 +376,19 @@ impl Call {
         seen: usize,
         max_count: usize,
     ) -> Result<(), PolicyError> {
-        let (http, vocabulary) = (&self.server.http, self.server.options.vocabulary);
+        let http = &self.server.http;
+        let vocabulary = self.server.options.vocabulary;
         if let Some(id) = tokens.iter().find(|id| **id as usize >= vocabulary) {
             let why =
                 format!("token {id} is none of the {vocabulary} tokens of the model's vocabulary");
             return Err(http.stopped_error(&why));
         }
-        match seen + tokens.len() > max_count {
-            true => Err(http.stopped_error(&format!(
+        if seen + tokens.len() > max_count {
+            Err(http.stopped_error(&format!(
                 "it sampled more than the {max_count} tokens that it was asked for"
-            ))),
-            false => Ok(()),
+            )))
+        } else {
+            Ok(())
         }
     }
 
@@ -389,7 +396,8 @@ impl Call {
     /// last positions of the context.
     fn check_end(&self, end: &End, count: usize, max_count: usize) -> Result<(), PolicyError> {
         const KEPT_FREE: usize = 2;
-        let (server, sequence) = (&self.server, &self.request.prompt);
+        let server = &self.server;
+        let sequence = &self.request.prompt;
         let is_full = sequence.len() + KEPT_FREE >= server.options.context;
         let stopped = || {
             count > 0 && sequence.last().is_some_and(|id| self.request.params.stop_ids.contains(id))
@@ -453,7 +461,9 @@ impl Call {
         if count == 0 {
             return;
         }
-        let (mut tokens, mut logprobs, mut top) = (Vec::new(), Vec::new(), Vec::new());
+        let mut tokens = Vec::new();
+        let mut logprobs = Vec::new();
+        let mut top = Vec::new();
         for (id, logprob, likely) in progress.pending.drain(..count) {
             tokens.push(id);
             logprobs.push(logprob);

@@ -142,9 +142,10 @@ impl Http {
     }
 
     fn good(&self, path: &str, response: JsonResponse) -> Result<Value, PolicyError> {
-        match response.status.is_success() {
-            true => Ok(response.value),
-            false => Err(self.status_error(path, response.status, &response.error_message())),
+        if response.status.is_success() {
+            Ok(response.value)
+        } else {
+            Err(self.status_error(path, response.status, &response.error_message()))
         }
     }
 
@@ -201,9 +202,10 @@ impl JsonResponse {
     pub fn error_message(&self) -> String {
         let message = Some(&self.value).filter(|value| !value.is_null()).and_then(message_of);
         let message = message.unwrap_or_else(|| self.text.trim().to_owned());
-        match message.is_empty() {
-            true => self.status.canonical_reason().unwrap_or("no reason is given").into(),
-            false => truncate(message),
+        if message.is_empty() {
+            self.status.canonical_reason().unwrap_or("no reason is given").into()
+        } else {
+            truncate(message)
         }
     }
 

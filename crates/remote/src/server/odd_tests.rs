@@ -33,15 +33,16 @@ async fn impossible_responses_are_server_errors() {
 /// SGLang ignores stop tokens in requests that ignore the model's end-of-text tokens.
 #[tokio::test]
 async fn stop_ids_override_end_of_text_tokens() {
-    let (fake, root) = (Fake::new(ServerApi::Sglang).await, TempDir::new().unwrap());
+    let fake = Fake::new(ServerApi::Sglang).await;
+    let root = TempDir::new().unwrap();
     let server = fake.server(InFlight::Recompute);
     server.update_weights(&publish(root.path(), 1)).await.unwrap();
     let full = complete(&server, request(1, 12)).await.unwrap();
     let at = |id: u32| full.tokens.iter().position(|found| *found == id).unwrap();
     // The first two different tokens of the completion: one ends texts, the other ends this
     // completion.
-    let (own, last) =
-        (full.tokens[0], *full.tokens.iter().find(|id| **id != full.tokens[0]).unwrap());
+    let own = full.tokens[0];
+    let last = *full.tokens.iter().find(|id| **id != full.tokens[0]).unwrap();
     fake.set(Behavior { ends_texts: Some(own.into()), ..Behavior::default() });
     let mut issued = request(1, 12);
     issued.params.stop_ids = vec![last];
@@ -63,7 +64,8 @@ async fn stop_ids_override_end_of_text_tokens() {
 #[tokio::test]
 async fn incomplete_or_overlapping_labels_are_rejected() {
     for api in [ServerApi::NewVllm, ServerApi::Sglang] {
-        let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let root = TempDir::new().unwrap();
         let server = fake.server(InFlight::Recompute);
         server.update_weights(&publish(root.path(), 1)).await.unwrap();
         for (lie, want) in
@@ -108,7 +110,8 @@ async fn servers_share_directory_check_until_files_change() {
 #[tokio::test]
 async fn stop_string_ends_completion_across_weight_change() {
     for api in [ServerApi::NewVllm, ServerApi::Sglang] {
-        let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let dir = TempDir::new().unwrap();
         let server = fake.server(InFlight::Keep);
         server.update_weights(&publish(dir.path(), 1)).await.unwrap();
         let first = complete(&server, request(1, 12)).await.unwrap().tokens;

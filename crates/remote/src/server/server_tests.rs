@@ -37,7 +37,8 @@ pub(super) fn check(completion: &Completion, prompt: &[u32]) {
 #[tokio::test]
 async fn completions_match_adopted_weights() {
     for api in ALL {
-        let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let dir = TempDir::new().unwrap();
         let server = fake.server(InFlight::Recompute);
         assert!(server.inspect().await.unwrap().contains(" with m"));
         server.update_weights(&publish(dir.path(), 4)).await.unwrap();
@@ -142,7 +143,8 @@ async fn weight_update_during_completion_changes_token_versions() {
         (ServerApi::OldVllm, InFlight::Recompute),
         (ServerApi::Sglang, InFlight::Recompute),
     ] {
-        let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let dir = TempDir::new().unwrap();
         let server = fake.server(in_flight);
         server.update_weights(&publish(dir.path(), 1)).await.unwrap();
         let update = async || server.update_weights(&publish(dir.path(), 2)).await.unwrap();
@@ -288,7 +290,8 @@ async fn look_names_missing_server_flags() {
 
 #[tokio::test]
 async fn invalid_weight_directory_never_reaches_server() {
-    let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
+    let fake = Fake::new(ServerApi::NewVllm).await;
+    let root = TempDir::new().unwrap();
     let server = fake.server(InFlight::Recompute);
     server.update_weights(&publish(root.path(), 1)).await.unwrap();
     let num_updates = fake.requests("/collective_rpc").len();
@@ -347,7 +350,8 @@ fn parent_of(file: &std::path::Path) -> std::path::PathBuf {
 
 #[tokio::test]
 async fn probe_detects_server_that_kept_old_weights() {
-    let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
+    let fake = Fake::new(ServerApi::NewVllm).await;
+    let root = TempDir::new().unwrap();
     let server = fake.server(InFlight::Recompute);
     fake.set(Behavior { keeps_weights: true, ..Behavior::default() });
     let error = server.update_weights(&publish(root.path(), 5)).await.unwrap_err().to_string();
@@ -363,7 +367,8 @@ async fn probe_detects_server_that_kept_old_weights() {
 #[tokio::test]
 async fn adapters_are_loaded_side_by_side_and_unloaded() {
     for in_flight in [InFlight::Recompute, InFlight::Keep] {
-        let (fake, root) = (Fake::new(ServerApi::NewVllm).await, TempDir::new().unwrap());
+        let fake = Fake::new(ServerApi::NewVllm).await;
+        let root = TempDir::new().unwrap();
         let server =
             Server::new(ServerOptions { adapters: true, ..fake.options(in_flight) }).unwrap();
         let adapter = |version| {
@@ -429,7 +434,8 @@ async fn pushed_weights_change_token_versions() {
         (ServerApi::Sglang, InFlight::Keep),
         (ServerApi::Sglang, InFlight::Recompute),
     ] {
-        let (fake, dir) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let dir = TempDir::new().unwrap();
         let (server, _, broadcast) = sent(&fake, in_flight).await;
         server.update_weights(&publish(dir.path(), 1)).await.unwrap();
         let update = async || {
@@ -455,7 +461,8 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
     let rejecting = Behavior { rejects_weights: true, ..Behavior::default() };
     for api in [ServerApi::NewVllm, ServerApi::Sglang] {
         for fault in [SendFault::HasMovedOn, SendFault::Exits, SendFault::Hangs] {
-            let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
+            let fake = Fake::new(api).await;
+            let root = TempDir::new().unwrap();
             let (server, sender, broadcast) = sent(&fake, InFlight::Keep).await;
             server.update_weights(&publish(root.path(), 1)).await.unwrap();
             let issued = request(1, 40);
@@ -473,7 +480,8 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
             );
         }
         // A server that rejects all weights has none, and the learner does not wait for it.
-        let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let root = TempDir::new().unwrap();
         let (server, sender, broadcast) = sent(&fake, InFlight::Recompute).await;
         fake.set(rejecting.clone());
         let start = Instant::now();
@@ -488,7 +496,8 @@ async fn failed_push_falls_back_to_directory_before_sampling() {
 #[tokio::test]
 async fn server_exit_during_push_releases_learner() {
     for api in [ServerApi::NewVllm, ServerApi::Sglang] {
-        let (fake, root) = (Fake::new(api).await, TempDir::new().unwrap());
+        let fake = Fake::new(api).await;
+        let root = TempDir::new().unwrap();
         let (server, sender, broadcast) = sent(&fake, InFlight::Recompute).await;
         fake.set(Behavior { exits_while_reading: true, ..Behavior::default() });
         let start = Instant::now();
@@ -566,7 +575,8 @@ async fn never_mixed(pushes: bool) {
             all_serve().await;
         }
         for stream in 0..4 {
-            let (router, issued) = (router.clone(), request(version * 10 + stream, 20));
+            let router = router.clone();
+            let issued = request(version * 10 + stream, 20);
             let issued = SampleRequest { min_version: version - 1, ..issued };
             completions.spawn(async move { (version, complete(&*router, issued).await) });
         }

@@ -189,7 +189,8 @@ impl Dialect for Sglang {
         if all.len() != prompt.len() {
             return Err(format!("{} input_token_logprobs for {} tokens", all.len(), prompt.len()));
         }
-        let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
+        let mut likely = Vec::new();
         for (i, (id, entry)) in prompt.iter().zip(all).enumerate().skip(1) {
             let (found_id, logprob) = pair(entry)?;
             if found_id != *id {
@@ -246,12 +247,10 @@ impl Dialect for Sglang {
     ) -> Result<(), PolicyError> {
         let call = json!({ "lora_name": load.label, "lora_path": dir });
         let answer = http.post("/load_lora_adapter", &call, load.within).await?;
-        match answer["success"] == false {
-            true => {
-                Err(http
-                    .rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter")))
-            }
-            false => Ok(()),
+        if answer["success"] == false {
+            Err(http.rejection(answer["error_message"].as_str().unwrap_or("it takes no adapter")))
+        } else {
+            Ok(())
         }
     }
 
@@ -275,11 +274,12 @@ impl Dialect for Sglang {
 
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get("/server_info", within).await?;
-        match info["enable_memory_saver"] == false {
-            true => Err(http.rejection(
+        if info["enable_memory_saver"] == false {
+            Err(http.rejection(
                 "it keeps the memory of its devices when it is told to sleep; start it with --enable-memory-saver",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -317,9 +317,10 @@ impl Dialect for Sglang {
 /// # Errors
 /// Returns the server's message if `success` is false.
 fn done(http: &Http, answer: Value) -> Result<Value, PolicyError> {
-    match answer["success"] == false {
-        true => Err(http.rejection(answer["message"].as_str().unwrap_or("it does not say why"))),
-        false => Ok(answer),
+    if answer["success"] == false {
+        Err(http.rejection(answer["message"].as_str().unwrap_or("it does not say why")))
+    } else {
+        Ok(answer)
     }
 }
 

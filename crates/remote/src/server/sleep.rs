@@ -55,7 +55,8 @@ impl Server {
     /// reads the weights from their directory when it wakes.
     pub(crate) async fn preload(&self, weights: &WeightsRef) {
         if let Err(error) = self.0.preload(weights).await {
-            let (server, version) = (&self.0.http.name, weights.version);
+            let server = &self.0.http.name;
+            let version = weights.version;
             warn!(server, version, %error, "weights were not taken, and are when they are adopted");
         }
     }
@@ -77,8 +78,8 @@ impl Inner {
     }
 
     async fn sleep(&self) -> Result<(), PolicyError> {
-        let (response_timeout, timeout) =
-            (self.options.response_timeout, self.options.update_timeout * 2);
+        let response_timeout = self.options.response_timeout;
+        let timeout = self.options.update_timeout * 2;
         let Some(_lock) = with_timeout(timeout, self.update_lock.lock()).await else {
             let what = format!("{} to have adopted weights, so that it can sleep", self.http.name);
             return Err(PolicyError::Deadline(timeout, what));
@@ -148,8 +149,8 @@ impl Inner {
 
     /// Wakes a server that was left asleep, with the weights that it was started with.
     pub async fn wake_if_asleep(&self) -> Result<(), PolicyError> {
-        let (response_timeout, update_timeout) =
-            (self.options.response_timeout, self.options.update_timeout);
+        let response_timeout = self.options.response_timeout;
+        let update_timeout = self.options.update_timeout;
         let asleep = match self.dialect.is_asleep(&self.http, response_timeout).await {
             // The server is of another kind, which the inspection will report.
             Err(error) if !error.is_transient() => false,
@@ -199,8 +200,8 @@ impl Inner {
         facts: &Facts,
         label: &str,
     ) -> Result<(), PolicyError> {
-        let (response_timeout, update_timeout) =
-            (self.options.response_timeout, self.options.update_timeout);
+        let response_timeout = self.options.response_timeout;
+        let update_timeout = self.options.update_timeout;
         let before = lock(&self.sleep).clone();
         if before == Sleep::Asleep {
             self.dialect.wake(&self.http, Part::Weights, update_timeout).await?;

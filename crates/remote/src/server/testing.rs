@@ -438,8 +438,8 @@ async fn generate(state: Arc<FakeState>, behavior: Behavior, body: Value) -> Res
             .into_response();
     }
     let sglang = state.api == ServerApi::Sglang;
-    let (prompt, params) =
-        (if sglang { &body["input_ids"] } else { &body["token_ids"] }, &body["sampling_params"]);
+    let prompt = if sglang { &body["input_ids"] } else { &body["token_ids"] };
+    let params = &body["sampling_params"];
     let path: Vec<u32> =
         prompt.as_array().unwrap().iter().map(|id| id.as_u64().unwrap() as u32).collect();
     let temperature = params["temperature"].as_f64().filter(|t| *t > 0.0).unwrap_or(1.0);

@@ -214,7 +214,8 @@ impl Dialect for Vllm {
         if all.len() != prompt.len() {
             return Err(format!("{} prompt_logprobs for {} tokens", all.len(), prompt.len()));
         }
-        let (mut logprobs, mut likely) = (Vec::new(), Vec::new());
+        let mut logprobs = Vec::new();
+        let mut likely = Vec::new();
         for (id, position_logprobs) in prompt.iter().zip(all).skip(1) {
             let value_of = |entry: &Value| entry["logprob"].as_f64().map(|logprob| logprob as f32);
             logprobs.push(logprob_of(&position_logprobs[&id.to_string()]["logprob"])?);
@@ -310,11 +311,12 @@ impl Dialect for Vllm {
     /// Checks the sleep flag. Without it the server reports that it sleeps, but keeps all memory.
     async fn check_sleeps(&self, http: &Http, within: Duration) -> Result<(), PolicyError> {
         let info = http.get(CONFIG, within).await?;
-        match info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
-            true => Err(http.rejection(
+        if info["vllm_config"]["model_config"]["enable_sleep_mode"] == false {
+            Err(http.rejection(
                 "it keeps the memory of its devices when it is told to sleep; start it with --enable-sleep-mode",
-            )),
-            false => Ok(()),
+            ))
+        } else {
+            Ok(())
         }
     }
 
@@ -344,9 +346,10 @@ impl Dialect for Vllm {
     /// Decides by the label, because a paused server also reports that it sleeps.
     async fn is_asleep(&self, http: &Http, within: Duration) -> Result<bool, PolicyError> {
         let info = http.send(Method::GET, "/weight_info", None, within).await?;
-        match info.status.is_success() {
-            true => Ok(is_asleep_label(&info.value["weight_version"])),
-            false => Ok(http.get("/is_sleeping", within).await?["is_sleeping"] == true),
+        if info.status.is_success() {
+            Ok(is_asleep_label(&info.value["weight_version"]))
+        } else {
+            Ok(http.get("/is_sleeping", within).await?["is_sleeping"] == true)
         }
     }
 

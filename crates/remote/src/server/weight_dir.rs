@@ -120,7 +120,8 @@ impl DirChecks {
         adapters: bool,
     ) -> Result<WeightDir, PolicyError> {
         let mut known = self.0.lock().unwrap_or_else(PoisonError::into_inner);
-        let (question, now) = ((manifest.clone(), vocabulary, adapters), stamps(manifest));
+        let question = (manifest.clone(), vocabulary, adapters);
+        let now = stamps(manifest);
         if let (Some((last_question, then, dir)), Some(now)) = (&known.last, &now)
             && *last_question == question
             && then == now
@@ -163,8 +164,9 @@ fn read_probe(file: &Path) -> Result<Option<ProbeFile>, PolicyError> {
     let bytes = std::fs::read(file).map_err(|error| damaged(error.to_string()))?;
     let probe: ProbeFile =
         serde_json::from_slice(&bytes).map_err(|error| damaged(error.to_string()))?;
-    match probe.tokens.len() == probe.logprobs.len() + 1 {
-        true => Ok(Some(probe)),
-        false => Err(damaged("as many log-probabilities as tokens but one were expected".into())),
+    if probe.tokens.len() == probe.logprobs.len() + 1 {
+        Ok(Some(probe))
+    } else {
+        Err(damaged("as many log-probabilities as tokens but one were expected".into()))
     }
 }

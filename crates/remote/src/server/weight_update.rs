@@ -114,9 +114,10 @@ impl Inner {
     /// Returns whether the server still has weights that it was given.
     pub async fn has(&self, weights: &LoadedWeights) -> Result<bool, PolicyError> {
         let facts = self.facts().await?;
-        let mark = match self.options.adapters {
-            true => self.adapter_mark(&weights.label).await?,
-            false => self.dialect.label(&self.http, &facts, self.options.response_timeout).await?,
+        let mark = if self.options.adapters {
+            self.adapter_mark(&weights.label).await?
+        } else {
+            self.dialect.label(&self.http, &facts, self.options.response_timeout).await?
         };
         Ok(mark == weights.mark)
     }
@@ -154,9 +155,10 @@ impl Inner {
         let gate_guard = ClosedGate::new(self);
         self.gate.send_modify(|gate| gate.weights = None);
         let start = Instant::now();
-        let loaded = match self.options.adapters {
-            true => self.give_adapter(&dir, weights.version, &facts).await,
-            false => self.give(&dir, weights.version, &facts, membership).await,
+        let loaded = if self.options.adapters {
+            self.give_adapter(&dir, weights.version, &facts).await
+        } else {
+            self.give(&dir, weights.version, &facts, membership).await
         };
         let loaded = loaded.inspect_err(|error| {
             warn!(server = self.http.name, version = weights.version, %error, "weights were not adopted");
@@ -201,7 +203,8 @@ impl Inner {
                 )));
             }
         };
-        let (vocabulary, adapters) = (self.options.vocabulary, self.options.adapters);
+        let vocabulary = self.options.vocabulary;
+        let adapters = self.options.adapters;
         let checks = self.options.checks.clone();
         let checked =
             tokio::task::spawn_blocking(move || checks.check(&manifest, vocabulary, adapters));
@@ -213,11 +216,12 @@ impl Inner {
     pub async fn join_group(&self, version: u64, facts: &Facts) -> Option<GroupMembership<'_>> {
         let push = self.options.push.as_ref().filter(|_| !self.options.adapters && facts.labels)?;
         let permit = push.permit(version).await?;
-        let (dialect, within) = (&self.dialect, self.options.response_timeout);
+        let dialect = &self.dialect;
+        let within = self.options.response_timeout;
         let joint = async {
             let ranks = dialect.receivers(&self.http, within).await?;
-            let (rendezvous, seconds) =
-                (dialect.rendezvous(permit.backend()), self.options.update_timeout.as_secs_f64());
+            let rendezvous = dialect.rendezvous(permit.backend());
+            let seconds = self.options.update_timeout.as_secs_f64();
             let (opening, opened) =
                 permit.open(rendezvous, ranks, self.http.host(), seconds).await?;
             let joint = JoinedGroup { opening, opened };
@@ -277,7 +281,8 @@ impl Inner {
         facts: &Facts,
         membership: Option<GroupMembership<'_>>,
     ) -> Result<LoadedWeights, PolicyError> {
-        let (answer, in_flight) = (self.options.response_timeout, self.options.in_flight);
+        let answer = self.options.response_timeout;
+        let in_flight = self.options.in_flight;
         let label = label_of(version, dir.sum);
         if self.sleeps() {
             self.wake_with(dir, facts, &label).await?;
@@ -303,7 +308,8 @@ impl Inner {
                 self.http.name
             )));
         }
-        let (model, probe) = (facts.model.clone(), dir.probe.clone().map(Arc::new));
+        let model = facts.model.clone();
+        let probe = dir.probe.clone().map(Arc::new);
         self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 
@@ -320,7 +326,9 @@ impl Inner {
         if self.adapter_mark(&label).await? != label {
             self.dialect.load_adapter(&self.http, &dir.path, &load).await?;
         }
-        let (mark, model, probe) = (label.clone(), label.clone(), dir.probe.clone().map(Arc::new));
+        let mark = label.clone();
+        let model = label.clone();
+        let probe = dir.probe.clone().map(Arc::new);
         self.confirm(LoadedWeights { version, label, mark, model, seeds: facts.seeds, probe }).await
     }
 

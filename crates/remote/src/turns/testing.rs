@@ -70,9 +70,10 @@ impl Trainee {
     }
 
     pub(super) fn running(&self) -> Result<(), PolicyError> {
-        match self.has_exited.load(Ordering::Relaxed) {
-            true => Err(PolicyError::Stopped("the learner".into())),
-            false => Ok(()),
+        if self.has_exited.load(Ordering::Relaxed) {
+            Err(PolicyError::Stopped("the learner".into()))
+        } else {
+            Ok(())
         }
     }
 }
@@ -177,7 +178,8 @@ impl ColocatedFleet {
         sleep_timeout: Duration,
         started: bool,
     ) -> Self {
-        let (root, log) = (TempDir::new().unwrap(), Log::default());
+        let root = TempDir::new().unwrap();
+        let log = Log::default();
         let mut fakes = Vec::new();
         for api in kinds {
             fakes.push(
@@ -199,7 +201,9 @@ impl ColocatedFleet {
             pushes.then(|| Arc::new(WeightBroadcast::new(trainee.clone(), GroupBackend::Gloo)));
         let colocation = Colocation::new(trainee.clone(), sleep_timeout);
         colocation.make_room().await.unwrap();
-        let (mut replicas, mut servers, mut running) = (Vec::new(), Vec::new(), Vec::new());
+        let mut replicas = Vec::new();
+        let mut servers = Vec::new();
+        let mut running = Vec::new();
         for fake in fakes.iter() {
             let options = ServerOptions {
                 sleeps: true,
@@ -222,8 +226,8 @@ impl ColocatedFleet {
         let options = impatient(Duration::from_millis(50), Duration::from_secs(8));
         let router = Arc::new(Router::new(replicas, options).unwrap());
         colocation.colocate(router.clone(), servers, push.clone()).unwrap();
-        let (learner, sampler) =
-            (colocation.learner(trainee.clone()), colocation.sampler(router.clone()));
+        let learner = colocation.learner(trainee.clone());
+        let sampler = colocation.sampler(router.clone());
         ColocatedFleet {
             root,
             fakes,

@@ -290,7 +290,9 @@ fn named_letter(text: &str) -> Option<char> {
 
 #[test]
 fn stated_option_is_found_among_sentences() {
-    let (mut count, mut lost, mut wrong) = (0, 0, 0);
+    let mut count = 0;
+    let mut lost = 0;
+    let mut wrong = 0;
     for template in STATED.iter().chain(&ELSEWHERE) {
         for letter in "ABCD".chars() {
             let stated = template.replace('@', &letter.to_string());
@@ -324,7 +326,8 @@ fn stated_option_is_found_among_sentences() {
 
 #[test]
 fn unstated_option_is_not_found() {
-    let (mut count, mut wrong) = (0, 0);
+    let mut count = 0;
+    let mut wrong = 0;
     for template in UNSTATED {
         for (letter, other) in
             [('A', 'B'), ('B', 'C'), ('C', 'D'), ('D', 'A'), ('B', 'A'), ('D', 'C')]
@@ -350,7 +353,8 @@ fn unstated_option_is_not_found() {
 
 #[test]
 fn later_statement_wins_and_denial_keeps_earlier() {
-    let (mut count, mut lost) = (0, 0);
+    let mut count = 0;
+    let mut lost = 0;
     for first in STATED.iter().chain(&ELSEWHERE) {
         let is_short = first.starts_with(['@', '(', '\\', '<']) || first.contains("\\boxed");
         for (before, after) in

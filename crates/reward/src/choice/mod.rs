@@ -60,12 +60,13 @@ fn plain(value: &Value) -> String {
 
 impl ChoiceScorer {
     pub(crate) fn check(&self) -> Result<(), ScoreError> {
-        match (2..=LETTERS).contains(&self.options) {
-            true => Ok(()),
-            false => Err(ScoreError::Unusable(format!(
+        if (2..=LETTERS).contains(&self.options) {
+            Ok(())
+        } else {
+            Err(ScoreError::Unusable(format!(
                 "options = {}, but it must be in 2..={LETTERS}",
                 self.options
-            ))),
+            )))
         }
     }
 

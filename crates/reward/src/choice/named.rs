@@ -163,7 +163,8 @@ impl Reader<'_> {
             }
         }
         let mut boxes = boxes.into_iter();
-        let ((last, range), before) = (boxes.next()?, boxes.next());
+        let (last, range) = boxes.next()?;
+        let before = boxes.next();
         let is_one = before.is_none_or(|(other, before)| {
             other.0 == last.0 || !JOINS.is_match(&text[before.end..range.start])
         });
@@ -301,7 +302,8 @@ impl Reader<'_> {
         if leading.len() > 1 {
             return None;
         }
-        let (first, last) = (lines.next()?, lines.next_back());
+        let first = lines.next()?;
+        let last = lines.next_back();
         let last = last.unwrap_or(first);
         // A line with several options does not state one.
         let is_one =
@@ -348,15 +350,17 @@ impl Reader<'_> {
         let sentence = &text[start.map_or(0, |end| end.end())..];
         let mut found = BRACKETED.captures_iter(sentence);
         let (only, None) = (found.next()?, found.next()) else { return None };
-        let (all, letter) = (only.get(0)?, only.get(1)?);
-        let (before, after) = (&sentence[..all.start()], &sentence[all.end()..]);
+        let all = only.get(0)?;
+        let letter = only.get(1)?;
+        let before = &sentence[..all.start()];
+        let after = &sentence[all.end()..];
         let is_last =
             !after.contains(char::is_alphanumeric) && before.ends_with(char::is_whitespace);
         let is_denied = RULED_OUT.is_match(before)
             || UNDONE.is_match(clause(before))
             || NUMBERED.is_match(before);
-        let (before, own) =
-            (before.trim_end().to_lowercase(), self.options.letter(letter.as_str()));
+        let before = before.trim_end().to_lowercase();
+        let own = self.options.letter(letter.as_str());
         let mut texts =
             self.options.texts.iter().enumerate().filter(|(number, _)| Some(*number) != own);
         let is_of_another = texts.any(|(_, text)| {
@@ -426,10 +430,7 @@ impl Reader<'_> {
         if self.is_alternative(rest, false) || self.is_of_another(found.0, rest) {
             return None;
         }
-        match self.ends(&found, rest, first, is_marked) {
-            true => Some(found),
-            false => by_text(),
-        }
+        if self.ends(&found, rest, first, is_marked) { Some(found) } else { by_text() }
     }
 
     /// Returns the option whose capital letter is at the start of a text.

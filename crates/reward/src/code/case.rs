@@ -83,8 +83,8 @@ fn parse_test(item: &Value, task: &Value) -> Result<Case, String> {
             let is =
                 |name: &str, value: &str| fields.get(name).and_then(Value::as_str) == Some(value);
             // `testtype` of LiveCodeBench and DeepCoder; `type` of PrimeIntellect.
-            let (is_functional, is_call) =
-                (is("testtype", "functional"), is("type", "function_call"));
+            let is_functional = is("testtype", "functional");
+            let is_call = is("type", "function_call");
             if !is_functional && !is_call {
                 return prints(input, output);
             }

@@ -27,7 +27,8 @@ impl Tolerance {
 /// Returns whether two outputs have the same lines with the same words. Numbers may differ within
 /// `tolerance`. White space between words and around the complete output is ignored.
 pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool {
-    let (mut found, mut want) = (found.trim().lines(), want.trim().lines());
+    let mut found = found.trim().lines();
+    let mut want = want.trim().lines();
     loop {
         match (found.next(), want.next()) {
             (None, None) => return true,
@@ -38,7 +39,8 @@ pub(super) fn same_output(found: &str, want: &str, tolerance: Tolerance) -> bool
 }
 
 fn same_line(found: &str, want: &str, tolerance: Tolerance) -> bool {
-    let (mut found, mut want) = (found.split_whitespace(), want.split_whitespace());
+    let mut found = found.split_whitespace();
+    let mut want = want.split_whitespace();
     loop {
         match (found.next(), want.next()) {
             (None, None) => return true,

@@ -181,14 +181,17 @@ fn generated_outputs_and_values_are_distinguished() {
     ];
     let nests = ["{}", "[{}]", "[1, {}]", "{\"a\": {}}", "[[{}], []]", "[true, \"x\", {}]"];
     let mut dice = Dice::new(2);
-    let (mut right, mut found, mut wrong) = (0, 0, 0);
+    let mut right = 0;
+    let mut found = 0;
+    let mut wrong = 0;
     // Numbers have at most six decimals, so the tolerance is below a change of the last digit.
     let tolerance = Tolerance { absolute: 1e-9, relative: 0.0 };
     let accepts = |found: &str, want: &str| same_output(found, want, tolerance);
     let valued = |found: &str, want: &str| same_value(&read(found), &read(want), tolerance);
     for _ in 0..6_000 {
         let number = dice.number(40);
-        let (frame, nest) = (frames[dice.below(frames.len())], nests[dice.below(nests.len())]);
+        let frame = frames[dice.below(frames.len())];
+        let nest = nests[dice.below(nests.len())];
         let is_float = number.contains('.');
         let same = match dice.below(3) {
             0 if is_float => format!("{number}0"),

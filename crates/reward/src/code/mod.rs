@@ -407,7 +407,8 @@ impl Scorer for CodeScorer {
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
         let cases = self.cases(&input.task)?;
         let code = program_in(input.text(), &self.keys.language).filter(|_| input.is_answered());
-        let (mut passed, mut limited) = (0, false);
+        let mut passed = 0;
+        let mut limited = false;
         for (number, case) in cases.iter().enumerate() {
             let Some(code) = &code else { break };
             self.check_test(case).await?;
@@ -440,9 +441,10 @@ fn program_in<'t>(text: &'t str, language: &str) -> Option<Cow<'t, str>> {
         other => &[other],
     };
     let answer = text_in_tag(text, "answer").unwrap_or(text);
-    let code = match blocks::has_fence(answer) && !is_bare_python(answer, language) {
-        true => blocks::last_in(answer, names),
-        false => Some(answer.into()),
+    let code = if blocks::has_fence(answer) && !is_bare_python(answer, language) {
+        blocks::last_in(answer, names)
+    } else {
+        Some(answer.into())
     };
     code.filter(|code| !code.trim().is_empty())
 }

@@ -29,7 +29,8 @@ impl Runner for Bare {
             .kill_on_drop(true)
             .spawn()
             .unwrap();
-        let (mut stdin, mut stdout) = (python.stdin.take().unwrap(), python.stdout.take().unwrap());
+        let mut stdin = python.stdin.take().unwrap();
+        let mut stdout = python.stdout.take().unwrap();
         let input = program.stdin.clone();
         tokio::spawn(async move { stdin.write_all(input.as_bytes()).await });
         let mut bytes = Vec::new();
@@ -215,7 +216,8 @@ async fn pytest_and_unittest_tests_are_run() {
     ] {
         let score = |body: &'static str| {
             let answer = format!("```python\ndef f(n):\n    return {body}\n```");
-            let (scorer, tests) = (scorer.clone(), tests.to_owned());
+            let scorer = scorer.clone();
+let tests = tests.to_owned();
             async move { values(&scorer, &answer, json!({ "tests": tests })).await[0] }
         };
         assert_eq!((score("n + 0").await, score("n + 1").await), (1.0, 0.0), "{tests}");

@@ -99,7 +99,8 @@ pub(super) fn is_multiple(text: &str) -> bool {
     let mut unknowns = Vec::new();
     let mut is_changed = false;
     for (index, &c) in terms.iter().enumerate() {
-        let (before, next) = (at(index.checked_sub(1)), at(Some(index + 1)));
+        let before = at(index.checked_sub(1));
+        let next = at(Some(index + 1));
         // In `3 x 4`, `3x4` and "8 parts x 2", the x is a multiplication sign.
         let is_spaced =
             before == ' ' && next == ' ' && "0123456789.$(".contains(at(Some(index + 2)));
@@ -239,7 +240,8 @@ pub(crate) fn without_latex(text: &str) -> String {
 /// Adds the units at the start of a text to `about`: `cm^2`, `square miles per hour`, `m/s`.
 pub(super) fn note_units(text: &str, about: &mut About) {
     let mut rest = text.trim_start();
-    let (mut sign, mut square) = (1, 1);
+    let mut sign = 1;
+    let mut square = 1;
     for _ in 0..4 {
         let word: String = rest.chars().take_while(|c| c.is_alphabetic() || *c == '°').collect();
         let word = if word.starts_with('°') { "°".to_owned() } else { word };

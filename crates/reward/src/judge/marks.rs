@@ -28,9 +28,12 @@ pub(super) fn without_marks(completion: &str) -> String {
 pub(super) fn without_quotations(completion: &str) -> String {
     let is_quoted = |line: &&str| line.trim_start().starts_with('>');
     let lines: String = completion.split_inclusive('\n').filter(|line| !is_quoted(line)).collect();
-    let own = |found: &Captures<'_>| match LABELLED.is_match(&found[0]) {
-        true => format!("{}\"\"", found.get(1).map_or("", |before| before.as_str())),
-        false => found[0].to_owned(),
+    let own = |found: &Captures<'_>| {
+        if LABELLED.is_match(&found[0]) {
+            format!("{}\"\"", found.get(1).map_or("", |before| before.as_str()))
+        } else {
+            found[0].to_owned()
+        }
     };
     QUOTED.replace_all(&lines, own).into_owned()
 }

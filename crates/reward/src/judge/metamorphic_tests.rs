@@ -113,7 +113,9 @@ fn cased(word: &str) -> [String; 3] {
 /// Parses all completions. Returns the numbers of completions with the expected verdict, with none
 /// although one was expected, and with a false verdict.
 fn count(verdict: &Verdict, completions: &[(String, Option<f64>)]) -> (usize, usize, usize) {
-    let (mut right, mut none, mut wrong) = (0, 0, 0);
+    let mut right = 0;
+    let mut none = 0;
+    let mut wrong = 0;
     for (completion, want) in completions {
         match (verdict.read(completion), want) {
             (found, want)
@@ -155,7 +157,8 @@ fn add_explained(verdict: &str, want: Option<f64>, completions: &mut Vec<(String
 
 #[test]
 fn generated_word_verdicts_parse_without_false_ones() {
-    let (mut right, mut wrong) = (Vec::new(), Vec::new());
+    let mut right = Vec::new();
+    let mut wrong = Vec::new();
     for (word, value) in [("correct", 1.0), ("incorrect", 0.0)] {
         for word in cased(word) {
             for phrase in VERDICT_PHRASES {
@@ -241,7 +244,8 @@ const NO_SCORES: [&str; 24] = [
 #[test]
 fn generated_numeric_verdicts_parse_without_false_ones() {
     let ten = Verdict::Number { min: 0.0, max: 10.0 };
-    let (mut right, mut wrong) = (Vec::new(), Vec::new());
+    let mut right = Vec::new();
+    let mut wrong = Vec::new();
     let values = [
         ("7", 0.7),
         ("8/10", 0.8),

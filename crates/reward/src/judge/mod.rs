@@ -301,9 +301,10 @@ impl JudgeScorer {
                 return Ok(verdict);
             }
             let shown = crate::scorer::excerpt(&completion.text);
-            last = match completion.is_truncated {
-                true => format!("{shown:?}, truncated at max_tokens = {}", self.keys.max_tokens),
-                false => format!("{shown:?}"),
+            last = if completion.is_truncated {
+                format!("{shown:?}, truncated at max_tokens = {}", self.keys.max_tokens)
+            } else {
+                format!("{shown:?}")
             };
         }
         let mut models: Vec<&str> =
@@ -374,9 +375,12 @@ impl Scorer for JudgeScorer {
         let order = group::permutation(group.len(), seed);
         let texts: Vec<String> = order
             .iter()
-            .map(|&index| match group[index].is_answered() {
-                true => truncate(group[index].text()),
-                false => "(no answer)".to_owned(),
+            .map(|&index| {
+                if group[index].is_answered() {
+                    truncate(group[index].text())
+                } else {
+                    "(no answer)".to_owned()
+                }
             })
             .collect();
         let mut values = task_values(&first.task);

@@ -82,7 +82,8 @@ impl Scale {
         let mut labels: Vec<(Rank, String, Option<f64>)> = Vec::new();
         for found in LABEL.captures_iter(text) {
             let (Some(all), Some(name)) = (found.get(0), found.get(2)) else { continue };
-            let (before, behind) = (&text[..all.start()], &text[all.end()..]);
+            let before = &text[..all.start()];
+            let behind = &text[all.end()..];
             let sign = found.get(3).map(|sign| sign.as_str().trim());
             let has_colon = sign.is_some_and(|sign| !sign.starts_with(['i', 'I']));
             let name = name.as_str().to_lowercase();
@@ -156,7 +157,9 @@ impl Scale {
     /// phrases.
     fn ends_of_scale(&self, text: &str) -> impl Iterator<Item = (usize, Option<f64>)> {
         OF.captures_iter(text).filter_map(|found| {
-            let (number, end, all) = (found.get(1)?, found.get(2)?, found.get(0)?);
+            let number = found.get(1)?;
+            let end = found.get(2)?;
+            let all = found.get(0)?;
             let is_scale = decimal(end.as_str()) == Some(self.max);
             let is_part = PART.is_match(&text[..all.start()]);
             // "8/10 steps" is a count of steps.

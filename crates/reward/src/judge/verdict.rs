@@ -155,7 +155,8 @@ pub(super) fn json_values(completion: &str, open: char) -> Vec<(usize, usize, Va
 /// Replaces control characters within JSON strings by spaces. Models write them, but JSON forbids
 /// them. Byte offsets are preserved.
 fn without_control_characters(text: &str) -> String {
-    let (mut is_string, mut is_escaped) = (false, false);
+    let mut is_string = false;
+    let mut is_escaped = false;
     let replace = |c: char| {
         is_string ^= c == '"' && !is_escaped;
         is_escaped = c == '\\' && !is_escaped;

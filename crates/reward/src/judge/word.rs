@@ -110,12 +110,13 @@ impl ExplicitVerdict {
             }
             // The verdict can be on the next line.
             let behind = &line[all.end()..];
-            let behind = match is_mark(behind) {
-                true => completion[offset + all.end()..]
+            let behind = if is_mark(behind) {
+                completion[offset + all.end()..]
                     .lines()
                     .find(|line| !is_mark(line))
-                    .unwrap_or_default(),
-                false => behind,
+                    .unwrap_or_default()
+            } else {
+                behind
             };
             let is_correct =
                 leading_verdict(behind, false).or_else(|| statement_verdict(behind.trim(), true));

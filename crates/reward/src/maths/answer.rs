@@ -86,7 +86,8 @@ pub(super) fn readings(text: &str) -> Vec<Answer> {
 fn with_outer_brackets(text: &str) -> Option<String> {
     let plain = text.replace("\\left", "").replace("\\right", "");
     let inner = plain.trim().trim_matches('$').trim();
-    let (is_left_open, is_right_open) = (inner.starts_with(']'), inner.ends_with('['));
+    let is_left_open = inner.starts_with(']');
+    let is_right_open = inner.ends_with('[');
     let inner = inner.strip_prefix([']', '[', '('])?.strip_suffix(['[', ']', ')'])?;
     let is_one = !inner.contains(['[', ']']) && inner.contains([',', ';']);
     let closed = |is_open: bool, open: char, closed: char| if is_open { open } else { closed };
@@ -497,7 +498,8 @@ fn bracket_of(tokens: &[Token]) -> Option<&[Token]> {
     let Some(length) = tokens.get(start..).and_then(closing).filter(|_| is_bracket) else {
         return Some(tokens);
     };
-    let (inner, after) = (&tokens[start..=start + length], &tokens[start + length + 1..]);
+    let inner = &tokens[start..=start + length];
+    let after = &tokens[start + length + 1..];
     let is_several = inner.iter().any(Token::is_separator);
     if !is_several || !after.iter().all(|token| is_word(&token)) {
         return Some(tokens);

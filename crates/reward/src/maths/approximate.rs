@@ -52,8 +52,9 @@ impl Complex {
             if self.im == 0.0 {
                 return Complex::real(self.re.powi(exponent.re as i32));
             }
-            let (mut remaining, mut base, mut product) =
-                (exponent.re.abs() as u32, self, Complex::real(1.0));
+            let mut remaining = exponent.re.abs() as u32;
+            let mut base = self;
+            let mut product = Complex::real(1.0);
             while remaining > 0 {
                 if remaining & 1 == 1 {
                     product = product.times(base);

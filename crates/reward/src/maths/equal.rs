@@ -151,7 +151,8 @@ impl Rules {
         if self.units && units(a) != units(b) {
             return Some(false);
         }
-        let (a, b) = (region::to_region(a)?, region::to_region(b)?);
+        let a = region::to_region(a)?;
+        let b = region::to_region(b)?;
         Some(a.same(&b, &|a, b| self.values(a, b)))
     }
 
@@ -172,7 +173,8 @@ impl Rules {
         if gold.clock.is_some() {
             return gold.clock == answer.clock && gold.about.agrees(&answer.about);
         }
-        let (a, b) = (&gold.parts, &answer.parts);
+        let a = &gold.parts;
+        let b = &answer.parts;
         if !gold.names.is_empty() && !answer.names.is_empty() && gold.names != answer.names {
             return false;
         }
@@ -373,7 +375,8 @@ fn proportion(a: &Expr, b: &Expr) -> Option<f64> {
 }
 
 fn ratio(a: &Expr, b: &Expr, at: Point) -> Option<f64> {
-    let (a, b) = (approximate::value(a, at)?, approximate::value(b, at)?);
+    let a = approximate::value(a, at)?;
+    let b = approximate::value(b, at)?;
     (a.im == 0.0 && b.im == 0.0 && b.re != 0.0).then_some(a.re / b.re)
 }
 
@@ -395,7 +398,8 @@ fn assigned_values(answer: &Answer) -> Vec<Answer> {
 /// Returns the value of an equation of several variables: 204 for `m + n = 204`.
 fn defined_value(answer: &Answer) -> Option<Answer> {
     let Answer::Relation(parts, signs, about) = answer else { return None };
-    let (first, last) = (parts.first()?, parts.last()?);
+    let first = parts.first()?;
+    let last = parts.last()?;
     let mut variables = Vec::new();
     first.variables(&mut variables);
     let is_value = equates(signs) && variables.len() > 1 && last.is_fixed();

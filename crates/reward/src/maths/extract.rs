@@ -148,9 +148,10 @@ pub(super) fn boxes(text: &str) -> Option<String> {
 /// or the last number if the text is prose.
 fn tagged(inside: &str) -> Option<String> {
     let is_word = |word: &&str| word.len() > 1 && word.chars().all(char::is_alphabetic);
-    let rest = || match inside.split_whitespace().filter(is_word).count() >= PROSE {
-        true => last_value_of(inside),
-        false => {
+    let rest = || {
+        if inside.split_whitespace().filter(is_word).count() >= PROSE {
+            last_value_of(inside)
+        } else {
             Some(inside.trim().trim_end_matches('.').to_owned()).filter(|inside| !inside.is_empty())
         }
     };
@@ -270,13 +271,12 @@ fn is_stated(before: &str) -> bool {
         let word = word.trim_matches('\'');
         let is_letter = word.chars().nth(1).is_none();
         let is_joined = word.starts_with(|c| c >= '\u{3000}');
-        match is_joined {
-            true => !DENIALS.iter().any(|denial| word.contains(denial)),
-            false => {
-                is_letter
-                    || word.starts_with(|c: char| c.is_ascii_digit())
-                    || LEADS.split_whitespace().any(|own| own == word)
-            }
+        if is_joined {
+            !DENIALS.iter().any(|denial| word.contains(denial))
+        } else {
+            is_letter
+                || word.starts_with(|c: char| c.is_ascii_digit())
+                || LEADS.split_whitespace().any(|own| own == word)
         }
     })
 }
@@ -349,14 +349,15 @@ fn announced_answer(text: &str) -> Option<Result<String, &str>> {
     let is_question = sentence.ends_with('?') && after.contains(|c: char| c.is_ascii_digit());
     let behind = own.find(&found).map_or(after, |at| &own[at + found.len()..]);
     let before = own.split(|c: char| c.is_ascii_digit()).next().unwrap_or_default();
-    match is_question
+    if is_question
         || found.starts_with("~~")
         || retracts(after)
         || doubts::is_taken_back(behind, false)
         || doubts::gives_up(before)
     {
-        true => Some(Err(after)),
-        false => Some(Ok(found)),
+        Some(Err(after))
+    } else {
+        Some(Ok(found))
     }
 }
 
@@ -419,7 +420,8 @@ fn last_value_of(text: &str) -> Option<String> {
 /// Splits a line into sentences. A period before the first digit may belong to an abbreviation.
 fn sentences(line: &str) -> impl Iterator<Item = &str> {
     let is_digit = |c: char| c.is_ascii_digit();
-    let (first, last) = (line.find(is_digit).unwrap_or(0), line.rfind(is_digit).unwrap_or(0));
+    let first = line.find(is_digit).unwrap_or(0);
+    let last = line.rfind(is_digit).unwrap_or(0);
     let mut start = 0;
     let bytes = line.as_bytes();
     let ends = move |at: &usize| {
@@ -454,8 +456,8 @@ fn formula(text: &str) -> Option<Option<String>> {
     let end = start + inside.len();
     let name = inside.rfind('=').map_or(0, |at| at + 1);
     let marks = |c: char| "$\\()[] ".contains(c);
-    let (before, after) =
-        (text[..start].trim_end_matches(marks), text[end..].trim_start_matches(marks));
+    let before = text[..start].trim_end_matches(marks);
+    let after = text[end..].trim_start_matches(marks);
     let led = format!("{before} {}", &inside[..name]);
     if doubts::is_condition(&led, after) || is_one_of_several(&led) {
         return Some(None);
@@ -478,7 +480,8 @@ fn dollars(text: &str) -> Option<(usize, &str)> {
     let signs = text.match_indices('$').map(|(at, _)| at).filter(|at| !text[..*at].ends_with('\\'));
     let signs: Vec<usize> = signs.collect();
     signs.windows(2).rev().find_map(|pair| {
-        let (inside, after) = (text[pair[0] + 1..pair[1]].trim(), &text[pair[1] + 1..]);
+        let inside = text[pair[0] + 1..pair[1]].trim();
+        let after = &text[pair[1] + 1..];
         let is_amount = after.starts_with(|c: char| c.is_ascii_digit());
         (!inside.is_empty() && !is_amount).then_some((pair[1], inside))
     })

@@ -86,7 +86,8 @@ impl Element {
 
     fn power(self, exponent: i128) -> Option<Self> {
         let mut base = if exponent < 0 { self.inverted()? } else { self };
-        let (mut remaining, mut product) = (exponent.unsigned_abs(), Element::ONE);
+        let mut remaining = exponent.unsigned_abs();
+        let mut product = Element::ONE;
         while remaining > 0 {
             if remaining & 1 == 1 {
                 product = product.times(base);
@@ -102,7 +103,8 @@ impl Element {
             let rest = (value % BigInt::from(P) + P) % P;
             Element::real(rest.to_u64().unwrap_or_default())
         };
-        let (top, bottom) = (part(value.numerator()), part(value.denominator()));
+        let top = part(value.numerator());
+        let bottom = part(value.denominator());
         // The denominator is a multiple of the prime, so there is no exact value; 0 is as good as
         // any other.
         bottom.inverted().map_or(Element::ZERO, |bottom| top.times(bottom))
@@ -293,7 +295,8 @@ fn call(function: Function, arguments: &[Expr]) -> Option<Element> {
             )
         }
         (Function::Binomial, [n, k]) => {
-            let (n, k) = (small(n)?, small(k)?);
+            let n = small(n)?;
+            let k = small(k)?;
             if !(0..=FACTORIAL).contains(&k) || n < k || n > 1 << 60 {
                 return None;
             }

@@ -45,7 +45,10 @@ pub(super) fn matrix(tokens: &[Token]) -> Option<Rows> {
 
 /// Splits a sum into its terms, with whether each is subtracted.
 fn terms(tokens: &[Token]) -> Vec<(bool, &[Token])> {
-    let (mut found, mut start, mut negative, mut at) = (Vec::new(), 0, false, 0);
+    let mut found = Vec::new();
+    let mut start = 0;
+    let mut negative = false;
+    let mut at = 0;
     while at < tokens.len() {
         match &tokens[at] {
             Token::Open(_) | Token::GroupOpen | Token::Begin(_) => {
@@ -81,7 +84,8 @@ fn scaled_matrix(term: &[Token]) -> Option<Rows> {
     let start = bracket.unwrap_or(matrix_start);
     let end = start + closing(&term[start..])?;
     let inner = &term[matrix_start + 1..if bracket.is_some() { end - 1 } else { end }];
-    let (before, after) = (&term[..start], &term[end + 1..]);
+    let before = &term[..start];
+    let after = &term[end + 1..];
     let mut found = parse_rows(inner)?;
     let after = match after {
         [Token::Sign('^'), rest @ ..] => {

@@ -165,6 +165,7 @@ fn is_applied(factors: &[Expr]) -> bool {
 
 /// Returns the name and the value of `x = … = value`.
 pub(super) fn assignment<'a>(parts: &'a [Expr], signs: &[char]) -> Option<(&'a Expr, &'a Expr)> {
-    let (name, value) = (parts.first()?, parts.last()?);
+    let name = parts.first()?;
+    let value = parts.last()?;
     (equates(signs) && is_name(name)).then_some((name, value))
 }

@@ -149,8 +149,8 @@ impl MathsScorer {
 
     /// Returns whether an answer means the same as an expected answer.
     pub fn is_same(&self, expected: &str, answer: &str) -> bool {
-        let (expected, answer) =
-            (without_marks(&spelled(expected)), without_marks(&spelled(answer)));
+        let expected = without_marks(&spelled(expected));
+        let answer = without_marks(&spelled(answer));
         let plain_expected = plain(&expected);
         if plain_expected == plain(&answer) {
             return !plain_expected.is_empty();
@@ -161,7 +161,8 @@ impl MathsScorer {
             units: self.units == Units::Compare,
         };
         let is_read = {
-            let (expected, answer) = (readings(&expected), readings(&answer));
+            let expected = readings(&expected);
+            let answer = readings(&answer);
             expected.iter().any(|expected| answer.iter().any(|answer| rules.same(expected, answer)))
         };
         // Parses numbers in Chinese words, and amounts such as 40k if the expected answer has no

@@ -448,7 +448,8 @@ impl<'t> Parser<'t> {
             "pi" => return Some(Expr::Constant(Constant::Pi)),
             "infty" => return Some(Expr::Constant(Constant::Infinity)),
             "frac" => {
-                let (top, bottom) = (self.argument()?, self.argument()?);
+                let top = self.argument()?;
+                let bottom = self.argument()?;
                 return Some(Expr::Product(vec![top, bottom.inverse()]));
             }
             "binom" => {
@@ -528,10 +529,7 @@ impl<'t> Parser<'t> {
             base = self.argument()?;
         }
         // sin^2 x, and sin^{-1} x.
-        let exponent = match self.take_sign('^') {
-            true => Some(self.nested(Self::postfix)?),
-            false => None,
-        };
+        let exponent = if self.take_sign('^') { Some(self.nested(Self::postfix)?) } else { None };
         let (function, exponent) = match (function, exponent) {
             (F::Sin, Some(power)) if is_minus_one(&power) => (F::Arcsin, None),
             (F::Cos, Some(power)) if is_minus_one(&power) => (F::Arccos, None),

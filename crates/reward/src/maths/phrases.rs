@@ -277,7 +277,8 @@ impl Reader<'_> {
             return self.replace(2, []);
         }
         let Some(word) = self.word(0) else { return false };
-        let (starts, is_value) = (self.starts_operand(), self.is_value(1));
+        let starts = self.starts_operand();
+        let is_value = self.is_value(1);
         // "a" is the article here rather than a variable.
         if let (Some(Token::Letter(_)), Some(Token::Text(next))) = (self.ahead(0), self.ahead(1))
             && starts
@@ -354,7 +355,8 @@ impl Reader<'_> {
             let decimals: String =
                 (taken + 1..).map_while(digit).map(|digit| digit.to_string()).collect();
             if !decimals.is_empty() {
-                let (count, digits) = (decimals.len(), format!("{value}{decimals}"));
+                let count = decimals.len();
+                let digits = format!("{value}{decimals}");
                 let number =
                     Token::Number { digits, scale: -(count as i32), decimal: true, spaced: false };
                 return self.replace(taken + 1 + count, [number]);
@@ -387,7 +389,10 @@ impl Reader<'_> {
 
     /// Parses an integer in words. Returns its value and its number of tokens.
     fn cardinal(&self) -> Option<(u64, usize)> {
-        let (mut total, mut group, mut taken, mut last) = (0u64, 0u64, 0, 0u64);
+        let mut total = 0u64;
+        let mut group = 0u64;
+        let mut taken = 0;
+        let mut last = 0u64;
         loop {
             let joins =
                 taken > 0 && matches!(self.ahead(taken), Some(Token::Sign('-') | Token::And));
@@ -603,7 +608,8 @@ impl Reader<'_> {
 
 /// Returns the tokens of the half-line that an adjective denotes: positive numbers.
 fn half_line(adjective: &str) -> Option<Vec<Token>> {
-    let (zero, infinity) = (Token::integer(0), Token::Command("infty".into()));
+    let zero = Token::integer(0);
+    let infinity = Token::Command("infty".into());
     Some(match adjective {
         "positive" => {
             vec![Token::Open('('), zero, Token::Separator, infinity, Token::Close(')')]

@@ -46,7 +46,8 @@ pub(super) fn to_region(answer: &Answer) -> Option<Region> {
     match answer {
         Answer::Tuple { open, close, items } => {
             let [from, to] = &items[..] else { return None };
-            let (from, to) = ((value(from)?, *open == '['), (value(to)?, *close == ']'));
+            let from = (value(from)?, *open == '[');
+            let to = (value(to)?, *close == ']');
             Region::new(None, vec![Span { from, to }])
         }
         // Points combined with intervals.
@@ -344,7 +345,8 @@ fn parts(expr: &Expr, name: &str) -> Option<(Option<Expr>, Expr)> {
             Some((factor.map(negative), negative(rest)))
         }
         Expr::Sum(terms) => {
-            let (mut factors, mut rests) = (Vec::new(), Vec::new());
+            let mut factors = Vec::new();
+            let mut rests = Vec::new();
             for term in terms {
                 let (factor, rest) = parts(term, name)?;
                 factors.extend(factor);

@@ -18,7 +18,8 @@ const MAX_ROWS: usize = 4;
 /// are not integers, if the range is empty, or if the expansion is too large.
 pub(super) fn terms(body: &Expr, index: &str, from: &Rational, to: &Rational) -> Option<Vec<Expr>> {
     let to_integer = |expr: &Rational| expr.numerator().to_i64().filter(|_| expr.is_integer());
-    let (from, to) = (to_integer(from)?, to_integer(to)?);
+    let from = to_integer(from)?;
+    let to = to_integer(to)?;
     let count = to.checked_sub(from)?.checked_add(1)?;
     if !(1..=MAX_TERMS).contains(&count) || count as usize * body.size() > MAX_SIZE {
         return None;

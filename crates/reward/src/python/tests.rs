@@ -328,9 +328,10 @@ async fn futures<T>(calls: Vec<impl Future<Output = T>>) -> Vec<T> {
                 *done = Some(value);
             }
         }
-        match done.iter().all(Option::is_some) {
-            true => std::task::Poll::Ready(done.iter_mut().filter_map(Option::take).collect()),
-            false => std::task::Poll::Pending,
+        if done.iter().all(Option::is_some) {
+            std::task::Poll::Ready(done.iter_mut().filter_map(Option::take).collect())
+        } else {
+            std::task::Poll::Pending
         }
     })
     .await

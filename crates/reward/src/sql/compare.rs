@@ -149,7 +149,8 @@ impl Comparison<'_> {
         cells.sort_by(|(_, a), (_, b)| a.order(b));
         let mut classes = vec![0; cells.len()];
         for pair in cells.windows(2) {
-            let ((before, a), (row, b)) = (pair[0], pair[1]);
+            let (before, a) = pair[0];
+            let (row, b) = pair[1];
             classes[row] = classes[before] + u32::from(!a.is_same(b));
         }
         classes
@@ -231,9 +232,12 @@ mod tests {
     #[test]
     fn same_distinguishes_generated_tables() {
         let mut dice = Dice::new(3);
-        let (mut right, mut found, mut wrong) = (0, 0, 0);
+        let mut right = 0;
+        let mut found = 0;
+        let mut wrong = 0;
         for _ in 0..4_000 {
-            let (height, width) = (1 + dice.below(8), 1 + dice.below(5));
+            let height = 1 + dice.below(8);
+            let width = 1 + dice.below(5);
             let want: Vec<Vec<Cell>> =
                 (0..height).map(|_| (0..width).map(|_| cell(&mut dice)).collect()).collect();
             let columns = shuffled(&(0..width).collect::<Vec<_>>(), &mut dice);
@@ -253,7 +257,8 @@ mod tests {
             found += usize::from(same(&want, &map(&want, &columns), true, true) == Some(true));
             // One value differs, in any order of rows and columns.
             let mut differs = other.clone();
-            let (row, column) = (dice.below(height), dice.below(width));
+            let row = dice.below(height);
+            let column = dice.below(width);
             differs[row][column] = changed(&differs[row][column], &mut dice);
             wrong += 1;
             assert!(same(&want, &differs, false, true) == Some(false), "{want:?} {differs:?}");

@@ -79,12 +79,14 @@ const RUNS: &str = "runs";
 #[async_trait]
 impl Scorer for SqlScorer {
     fn check_task(&self, task: &Value) -> Result<(), ScoreError> {
-        let (database, gold) = (self.database(task)?, gold(task)?);
+        let database = self.database(task)?;
+        let gold = gold(task)?;
         Query::check(&database, &gold).map_err(|why| unusable(&gold, &why))
     }
 
     async fn score(&self, input: &ScorerInput) -> Result<Vec<Component>, ScoreError> {
-        let (database, gold) = (self.database(&input.task)?, gold(&input.task)?);
+        let database = self.database(&input.task)?;
+        let gold = gold(&input.task)?;
         let Some(query) = query_in(input.text()).filter(|_| input.is_answered()) else {
             return Ok(vec![Component::score(0.0), Component::new(RUNS, 0.0)]);
         };
@@ -114,7 +116,8 @@ impl Scorer for SqlScorer {
         let runs = f64::from(u8::from(found.is_ok()));
         let is_correct = match found {
             Ok(found) if found.is_complete => {
-                let (ordered, any_order) = (is_ordered(&gold), self.columns == Columns::AnyOrder);
+                let ordered = is_ordered(&gold);
+                let any_order = self.columns == Columns::AnyOrder;
                 let same = move || same(&want, &found.rows, ordered, any_order);
                 // The search for an order of many columns can take long.
                 let same = tokio::task::spawn_blocking(same).await;
@@ -225,7 +228,8 @@ fn query_in(text: &str) -> Option<String> {
 /// Returns whether a query orders its rows, by `ORDER BY` outside of parentheses, quotes and
 /// comments.
 fn is_ordered(query: &str) -> bool {
-    let (mut words, mut depth) = (Vec::new(), 0i32);
+    let mut words = Vec::new();
+    let mut depth = 0i32;
     let mut chars = query.chars().peekable();
     while let Some(c) = chars.next() {
         match c {

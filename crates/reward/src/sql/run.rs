@@ -184,7 +184,8 @@ impl Query {
             return Err("it gives no rows, whatever the database holds: it is no query".into());
         }
         let mut rows = statement.query([]).map_err(|error| error.to_string())?;
-        let (mut found, mut bytes) = (Vec::new(), 0);
+        let mut found = Vec::new();
+        let mut bytes = 0;
         while let Some(row) = rows.next().map_err(|error| error.to_string())? {
             if found.len() == self.bounds.enough {
                 return Ok(Table { rows: found, is_complete: false });

@@ -104,8 +104,8 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (integer, num_decimals) =
-        (r.integer_between(1, 9_999_999), r.integer_between(1, 6) as usize);
+    let integer = r.integer_between(1, 9_999_999);
+    let num_decimals = r.integer_between(1, 6) as usize;
     let digits = r.digits(num_decimals);
     let gold = format!("{integer}.{digits}");
     Item {
@@ -129,7 +129,8 @@ fn decimal(r: &mut Random) -> Item {
 }
 
 fn fraction(r: &mut Random) -> Item {
-    let (a, b) = (r.integer_between(1, 60), *r.choose(&[3, 7, 11, 13, 17, 19]));
+    let a = r.integer_between(1, 60);
+    let b = *r.choose(&[3, 7, 11, 13, 17, 19]);
     let a = if a % b == 0 { a + 1 } else { a };
     Item {
         gold: format!("\\frac{{{a}}}{{{b}}}"),
@@ -154,7 +155,8 @@ fn fraction(r: &mut Random) -> Item {
 }
 
 fn mixed(r: &mut Random) -> Item {
-    let (w, b) = (r.integer_between(2, 40), *r.choose(&[3, 5, 7, 8]));
+    let w = r.integer_between(2, 40);
+    let b = *r.choose(&[3, 5, 7, 8]);
     let a = r.integer_between(1, b - 1);
     Item {
         gold: format!("{w}\\frac{{{a}}}{{{b}}}"),
@@ -174,7 +176,8 @@ fn mixed(r: &mut Random) -> Item {
 }
 
 fn pair(r: &mut Random) -> Item {
-    let (a, b) = (r.integer_between(-50, 400), r.integer_between(401, 999));
+    let a = r.integer_between(-50, 400);
+    let b = r.integer_between(401, 999);
     Item {
         gold: format!("({a},{b})"),
         same: strings([
@@ -196,7 +199,8 @@ fn pair(r: &mut Random) -> Item {
 }
 
 fn interval(r: &mut Random) -> Item {
-    let (a, b) = (r.integer_between(-30, 30), r.integer_between(31, 90));
+    let a = r.integer_between(-30, 30);
+    let b = r.integer_between(31, 90);
     Item {
         gold: format!("[{a},{b})"),
         same: strings([
@@ -222,7 +226,8 @@ fn interval(r: &mut Random) -> Item {
 
 fn set(r: &mut Random) -> Item {
     let a = r.integer_between(-40, 0);
-    let (b, c) = (a + r.integer_between(1, 9), a + r.integer_between(10, 40));
+    let b = a + r.integer_between(1, 9);
+    let c = a + r.integer_between(10, 40);
     Item {
         gold: format!("\\{{{a},{b},{c}\\}}"),
         same: strings([
@@ -244,7 +249,8 @@ fn set(r: &mut Random) -> Item {
 
 fn matrix(r: &mut Random) -> Item {
     let [a, b, c] = [(); 3].map(|()| r.integer_between(-20, 20));
-    let (d, b) = (a + r.integer_between(1, 9), if b == c { b + 1 } else { b });
+    let d = a + r.integer_between(1, 9);
+    let b = if b == c { b + 1 } else { b };
     let items = |name: &str, [a, b, c, d]: [i64; 4]| {
         format!("\\begin{{{name}}}{a}&{b}\\\\{c}&{d}\\end{{{name}}}")
     };
@@ -270,7 +276,8 @@ fn matrix(r: &mut Random) -> Item {
 }
 
 fn time(r: &mut Random) -> Item {
-    let (h, m) = (r.integer_between(1, 11), r.integer_between(0, 59));
+    let h = r.integer_between(1, 11);
+    let m = r.integer_between(0, 59);
     Item {
         gold: format!("{h}:{m:02}\\text{{ p.m.}}"),
         same: strings([
@@ -351,7 +358,8 @@ fn magnitude(r: &mut Random) -> Item {
 }
 
 fn names(r: &mut Random) -> Item {
-    let (a, b) = (r.integer_between(1, 50), r.integer_between(51, 99));
+    let a = r.integer_between(1, 50);
+    let b = r.integer_between(51, 99);
     let [x, y] = *r.choose(&[
         ["boys", "girls"],
         ["red balls", "blue balls"],
@@ -450,7 +458,8 @@ fn based(r: &mut Random) -> Item {
 }
 
 fn radical(r: &mut Random) -> Item {
-    let (a, s) = (r.integer_between(2, 60), *r.choose(&[2, 3, 5, 7, 11]));
+    let a = r.integer_between(2, 60);
+    let s = *r.choose(&[2, 3, 5, 7, 11]);
     Item {
         gold: format!("{a}\\sqrt{{{s}}}"),
         same: strings([
@@ -474,7 +483,9 @@ fn maths_rejects_changed_values_and_accepts_rewrites() {
         integer, long, decimal, fraction, mixed, pair, interval, set, matrix, time, unit,
         magnitude, names, percent, ratio, based, radical,
     ];
-    let (scorer, mut r, mut tally) = (MathsScorer::default(), Random(47), Tally::default());
+    let scorer = MathsScorer::default();
+    let mut r = Random(47);
+    let mut tally = Tally::default();
     for _ in 0..ROUNDS {
         for kind in kinds {
             let item = kind(&mut r);

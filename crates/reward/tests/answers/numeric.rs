@@ -43,7 +43,8 @@ fn add(tally: &mut Tally, r: &mut Random, item: &Item) {
 
 /// Returns wrong answers that end with the number.
 fn shapes(number: &str, r: &mut Random) -> Vec<String> {
-    let (k, h) = (r.integer_between(2, 99), r.integer_between(1, 12));
+    let k = r.integer_between(2, 99);
+    let h = r.integer_between(1, 12);
     vec![
         format!("({k}, {number})"),
         format!("[{k}, {number}]"),
@@ -123,8 +124,8 @@ fn long(r: &mut Random) -> Item {
 }
 
 fn decimal(r: &mut Random) -> Item {
-    let (integer, num_decimals) =
-        (r.integer_between(1, 9_999_999), r.integer_between(1, 30) as usize);
+    let integer = r.integer_between(1, 9_999_999);
+    let num_decimals = r.integer_between(1, 30) as usize;
     let digits = r.digits(num_decimals);
     let gold = format!("{integer}.{digits}");
     Item {
@@ -146,7 +147,8 @@ fn decimal(r: &mut Random) -> Item {
 }
 
 fn fraction(r: &mut Random) -> Item {
-    let (a, b) = (r.integer_between(1, 60), *r.choose(&[3, 7, 11, 13]));
+    let a = r.integer_between(1, 60);
+    let b = *r.choose(&[3, 7, 11, 13]);
     let a = if a % b == 0 { a + 1 } else { a };
     Item {
         gold: format!("\\frac{{{a}}}{{{b}}}"),
@@ -167,7 +169,8 @@ fn fraction(r: &mut Random) -> Item {
 }
 
 fn mixed(r: &mut Random) -> Item {
-    let (w, b) = (r.integer_between(2, 40), *r.choose(&[3, 5, 7, 8]));
+    let w = r.integer_between(2, 40);
+    let b = *r.choose(&[3, 5, 7, 8]);
     let a = r.integer_between(1, b - 1);
     Item {
         gold: format!("{w}\\frac{{{a}}}{{{b}}}"),
@@ -239,7 +242,8 @@ fn magnitude(r: &mut Random) -> Item {
 #[test]
 fn numeric_rejects_changed_values_and_accepts_rewrites() {
     let kinds = [integer, long, decimal, fraction, mixed, unit, magnitude];
-    let (mut r, mut tally) = (Random(47), Tally::default());
+    let mut r = Random(47);
+    let mut tally = Tally::default();
     for _ in 0..ROUNDS {
         for kind in kinds {
             let item = kind(&mut r);

@@ -16,7 +16,8 @@ pub fn gae(
     lambda: f64,
 ) -> SequenceAdvantages {
     let mut advantages = vec![0.0; rewards.len()];
-    let (mut next_value, mut later) = (after, 0.0);
+    let mut next_value = after;
+    let mut later = 0.0;
     for t in (0..rewards.len()).rev() {
         let difference = rewards[t] + gamma * next_value - values[t];
         later = difference + gamma * lambda * later;

@@ -189,7 +189,8 @@ impl GroupBaseline {
 /// scores below j. With ascending scores, Aᵢ = Σ_{j<i} (sᵢ − sⱼ) C(j, k − 2) / C(n, k), with j from
 /// 0.
 fn margins_over_second_best(scores: &[f64], k: usize) -> Vec<f64> {
-    let (n, k) = (scores.len(), k.min(scores.len()));
+    let n = scores.len();
+    let k = k.min(scores.len());
     let mut rising: Vec<usize> = (0..n).collect();
     rising.sort_by(|a, b| scores[*a].total_cmp(&scores[*b]));
     // C(j, k − 2) / C(n, k) from the largest j down, so that no binomial coefficient is computed.
@@ -302,7 +303,8 @@ mod tests {
     /// Computes the advantages by enumerating all choices of k.
     fn second_best_of_choices(scores: &[f64], k: usize) -> Vec<f64> {
         let n = scores.len();
-        let (mut sums, mut choices) = (vec![0.0; n], 0.0);
+        let mut sums = vec![0.0; n];
+        let mut choices = 0.0;
         for chosen in (0u32..1 << n).filter(|chosen| chosen.count_ones() as usize == k) {
             choices += 1.0;
             let members: Vec<usize> = (0..n).filter(|i| chosen & 1 << i != 0).collect();

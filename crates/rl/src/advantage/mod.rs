@@ -248,7 +248,8 @@ impl Estimator {
                 let mut sums = vec![0.0; rollouts.len()];
                 for (part, weight) in weights.iter().enumerate() {
                     let part_rollout = |rollout: &Rollout| {
-                        let (needed, found) = (weights.len(), rollout.components.len());
+                        let needed = weights.len();
+                        let found = rollout.components.len();
                         if needed != found {
                             return Err(RlError::Components { needed, found });
                         }
@@ -408,7 +409,8 @@ fn check(rollouts: &[Rollout]) -> Result<(), RlError> {
             }
         }
         for sequence in &rollout.sequences {
-            let (needed, found) = (sequence.len(), sequence.turns.iter().sum());
+            let needed = sequence.len();
+            let found = sequence.turns.iter().sum();
             if needed != found {
                 return Err(RlError::Missing { what: "tokens of its turns", needed, found });
             }

@@ -50,7 +50,8 @@ pub fn advantages(
             }
         }
         let slots = rows.iter().flat_map(|row| row.slots.iter().map(|s| s + 1)).max().unwrap_or(0);
-        let (mut numerator, mut denominator) = (vec![0.0; slots], vec![EPSILON; slots]);
+        let mut numerator = vec![0.0; slots];
+        let mut denominator = vec![EPSILON; slots];
         for row in rows.iter().filter(|_| group_indices.len() > 1) {
             for ((&slot, g), w) in row.slots.iter().zip(&row.returns).zip(&row.weights) {
                 numerator[slot] += g * w;

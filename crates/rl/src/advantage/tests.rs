@@ -56,7 +56,8 @@ fn near(found: &[Vec<f64>], want: &[&[f64]]) {
 }
 
 fn baseline(recentre: bool) -> Estimator {
-    let (singleton, counting) = (Singleton::Zero, Counting::Exact);
+    let singleton = Singleton::Zero;
+    let counting = Counting::Exact;
     Estimator::ReinforcePlusPlusBaseline { singleton, counting, recenter: recentre }
 }
 
@@ -74,11 +75,13 @@ fn zero_variance_groups_count_in_deviation() {
     near(&found(&baseline(false), &rollouts), &[&[half], &[-half; 3], &[0.0; 2], &[0.0; 2]]);
     assert_eq!(found(&baseline(false), &rollouts)[2], [0.0; 2]);
     let moved = 8f64.sqrt() / 8.0;
-    let (up, down) = (half + moved, -half + moved);
+    let up = half + moved;
+    let down = -half + moved;
     near(&found(&baseline(true), &rollouts), &[&[up], &[down; 3], &[moved; 2], &[moved; 2]]);
     let parts = |recentre| {
         let rollouts = rollouts.clone().map(|r| Rollout { components: vec![r.score], ..r });
-        let (baseline, counting) = (GroupBaseline::default(), Counting::Exact);
+        let baseline = GroupBaseline::default();
+        let counting = Counting::Exact;
         found(
             &Estimator::Gdpo { weights: vec![1.0], baseline, counting, recenter: recentre },
             &rollouts,

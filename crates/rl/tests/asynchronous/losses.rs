@@ -19,8 +19,11 @@ struct Agentrl {
 impl Agentrl {
     fn points(&self, age_at: Option<f64>) -> Vec<Vec<Point>> {
         let rows = |name: &str| self.v.rows(&format!("agentrl/inputs/{name}"));
-        let (lp, old, mask) = (rows("lp"), rows("old"), rows("mask"));
-        let (advantage, created) = (rows("adv"), rows("created"));
+        let lp = rows("lp");
+        let old = rows("old");
+        let mask = rows("mask");
+        let advantage = rows("adv");
+        let created = rows("created");
         let point = |i: usize, t: usize| Point {
             logp: lp[i][t],
             old: Some(old[i][t]),
@@ -58,7 +61,9 @@ impl Agentrl {
 fn losses_match_agentrl() {
     let a = Agentrl { v: vectors() };
     let points = a.points(None);
-    let (low, high, dual) = (0.2, 0.3, None);
+    let low = 0.2;
+    let high = 0.3;
+    let dual = None;
     let strict = TrustRegion { strict: true, ..TrustRegion::default() };
     let grpo = |trust, keep| PolicyLoss::Clip { low, high, dual, trust: Some(trust), keep };
     a.expect(grpo(TrustRegion::default(), None), &points, true, "agentrl/cases/grpo_default");
@@ -126,7 +131,10 @@ fn gspo_gradient_has_sign_of_objective() {
 fn losses_match_areal() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
+    let lp = list("lp");
+    let prox = list("prox");
+    let behave = list("behave");
+    let adv = list("adv");
     let log_ratios: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let points = |old: &[f64]| -> Vec<Point> {
         (0..6)
@@ -145,7 +153,8 @@ fn losses_match_areal() {
         gradients[0].iter().zip(want).for_each(|(got, want)| assert_near(*got, want, 2e-7, case));
         assert_near(sum, v.number(&format!("areal/cases/{case}/loss")), 2e-7, case);
     };
-    let (clip, ones) = (Loss::clip(0.2, 0.2), [1.0; 6]);
+    let clip = Loss::clip(0.2, 0.2);
+    let ones = [1.0; 6];
     expect(clip, &points(&prox), &ones, "no_rs");
     expect(clip, &points(&behave), &ones, "naive");
     let weights = |sequences: &[Vec<f64>], correction: Correction| {

@@ -48,7 +48,8 @@ fn advantages_match_agentrl() {
 fn interpolated_proximal_policy_matches_areal() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let (lp, behave) = (list("lp"), list("behave"));
+    let lp = list("lp");
+    let behave = list("behave");
     for (kind, name) in [(Interpolation::LogLinear, "loglinear"), (Interpolation::Linear, "linear")]
     {
         let want = v.list(&format!("areal/prox_approx/{name}"));
@@ -57,7 +58,8 @@ fn interpolated_proximal_policy_matches_areal() {
             assert_near(kind.proximal(behave[t], lp[t], age), want[t], 2e-7, name);
         }
     }
-    let (prox, want) = (list("prox"), v.value_at("areal/m2po_mask_0p05").clone());
+    let prox = list("prox");
+    let want = v.value_at("areal/m2po_mask_0p05").clone();
     let differences: Vec<f64> = prox.iter().zip(&behave).map(|(p, b)| p - b).collect();
     let want: Vec<bool> = serde_json::from_value(want).unwrap();
     assert_eq!(prepare::second_moment_mask(&differences, 0.05), want);
@@ -67,7 +69,10 @@ fn interpolated_proximal_policy_matches_areal() {
 fn formulas_match_slime() {
     let v = vectors();
     let list = |name: &str| v.list(&format!("areal/inputs/{name}"));
-    let (lp, prox, behave, adv) = (list("lp"), list("prox"), list("behave"), list("adv"));
+    let lp = list("lp");
+    let prox = list("prox");
+    let behave = list("behave");
+    let adv = list("adv");
     let log_ratios = [prox.iter().zip(&behave).map(|(p, b)| p - b).collect::<Vec<f64>>()];
     let at =
         |t: usize| Point { logp: lp[t], old: Some(prox[t]), advantage: adv[t], ..Point::default() };

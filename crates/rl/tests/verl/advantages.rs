@@ -30,8 +30,8 @@ fn whitening_matches_verl() {
 fn gae_matches_verl() {
     let f = Fixture::new();
     for (name, gamma, lambda) in [("gae_g1.0_l1.0", 1.0, 1.0), ("gae_g0.99_l0.95", 0.99, 0.95)] {
-        let (raw, returns) =
-            (format!("anchor/{name}/raw_advantages"), format!("anchor/{name}/returns"));
+        let raw = format!("anchor/{name}/raw_advantages");
+        let returns = format!("anchor/{name}/returns");
         f.expect(&Estimator::Gae { gamma, lambda, whiten: None }, &raw, Some(&returns));
         let whitened = Estimator::Gae { gamma, lambda, whiten: Some(Counting::Verl) };
         f.expect(&whitened, &format!("anchor/{name}/whitened_advantages"), Some(&returns));
@@ -57,10 +57,8 @@ fn gae_matches_verl() {
 #[test]
 fn gae_keeps_reward_of_observation() {
     let v = vectors();
-    let (values, want) = (
-        &v.rows("anchor/gae_reward_on_masked_token/values")[0],
-        &v.rows("anchor/gae_reward_on_masked_token/raw_advantages")[0],
-    );
+    let values = &v.rows("anchor/gae_reward_on_masked_token/values")[0];
+    let want = &v.rows("anchor/gae_reward_on_masked_token/raw_advantages")[0];
     let lost = gae(&[0.0; 3], &values[..3], 0.0, 1.0, 1.0);
     lost.advantages
         .iter()
@@ -123,7 +121,8 @@ fn best_of_group_matches_verl() {
 #[test]
 fn reinforce_plus_plus_matches_verl() {
     let f = Fixture::new();
-    let (gamma, counting) = (0.9, Counting::Verl);
+    let gamma = 0.9;
+    let counting = Counting::Verl;
     let right = Estimator::ReinforcePlusPlus { gamma, counting, one_turn: false };
     let name = "head/reinforce_pp_gamma0.9";
     f.expect(&right, &format!("{name}/advantages"), Some(&format!("{name}/returns")));

@@ -107,7 +107,8 @@ fn rejection_matches_verl() {
 #[test]
 fn mismatch_metrics_match_verl() {
     let f = Fixture::new();
-    let (old, rollout) = (f.values_of("old_log_prob"), f.values_of("rollout_log_prob"));
+    let old = f.values_of("old_log_prob");
+    let rollout = f.values_of("rollout_log_prob");
     let pairs: Vec<Vec<(f64, f64)>> =
         old.into_iter().zip(rollout).map(|(o, r)| o.into_iter().zip(r).collect()).collect();
     let got = Mismatch::new(&pairs, Counting::Verl);

@@ -46,7 +46,8 @@ impl Fixture {
     pub fn rollouts(&self) -> Vec<Rollout> {
         let uid = self.v.list("anchor/fixture/uid");
         let all = self.v.rows("anchor/fixture/token_level_rewards");
-        let (rewards, values) = (self.values_of("token_level_rewards"), self.values_of("values"));
+        let rewards = self.values_of("token_level_rewards");
+        let values = self.values_of("values");
         let behaviour = self.values_of("old_log_prob");
         let concentration = self.masked_rows("anchor/otb/sum_pi_squared");
         (0..4)
@@ -105,9 +106,10 @@ impl Fixture {
     }
 
     pub fn points(&self) -> Vec<Vec<Point>> {
-        let (old, new) = (self.values_of("old_log_prob"), self.values_of("log_prob"));
-        let (reference, advantages) =
-            (self.values_of("ref_log_prob"), self.masked_rows("anchor/policy_advantages"));
+        let old = self.values_of("old_log_prob");
+        let new = self.values_of("log_prob");
+        let reference = self.values_of("ref_log_prob");
+        let advantages = self.masked_rows("anchor/policy_advantages");
         let point = |i: usize, t: usize| Point {
             logp: new[i][t],
             old: Some(old[i][t]),
@@ -169,7 +171,8 @@ impl Fixture {
     }
 
     pub fn log_ratios(&self) -> Vec<Vec<f64>> {
-        let (old, rollout) = (self.values_of("old_log_prob"), self.values_of("rollout_log_prob"));
+        let old = self.values_of("old_log_prob");
+        let rollout = self.values_of("rollout_log_prob");
         old.iter()
             .zip(rollout)
             .map(|(o, r)| o.iter().zip(r).map(|(o, r)| o - r).collect())

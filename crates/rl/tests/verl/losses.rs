@@ -9,7 +9,8 @@ use crate::fixture::{Fixture, masked_values, vectors};
 #[test]
 fn normalizers_match_verl() {
     let v = vectors();
-    let (loss, mask) = (v.rows("anchor/agg_loss/loss_mat"), v.rows("anchor/agg_loss/mask"));
+    let loss = v.rows("anchor/agg_loss/loss_mat");
+    let mask = v.rows("anchor/agg_loss/mask");
     let aggregate = |normalizer: Normalizer, loss: &[Vec<f64>], mask: &[Vec<f64>]| -> f64 {
         let tokens =
             |row: &Vec<f64>| RolloutTokens { group: 0, tokens: row.iter().sum::<f64>() as u64 };
@@ -67,10 +68,8 @@ fn normalizers_match_verl() {
     assert_close(share(Normalizer::TokenSum, &all), v.number("head/agg_token-sum_dp2"), "workers");
 
     // TRAP: the mean of the means of micro-batches.
-    let (loss, mask) = (
-        v.rows("anchor/microbatch_token_mean/loss_mat"),
-        v.rows("anchor/microbatch_token_mean/mask"),
-    );
+    let loss = v.rows("anchor/microbatch_token_mean/loss_mat");
+    let mask = v.rows("anchor/microbatch_token_mean/mask");
     assert_close(
         aggregate(Normalizer::TokenMean, &loss, &mask),
         v.number("anchor/microbatch_token_mean/global_token_mean"),
@@ -106,7 +105,8 @@ fn policy_losses_match_verl() {
         f.expect_loss(clip, &points, normalizer, name);
     }
     let per_token = f.masked_rows("anchor/ppo_vanilla/per_token_loss");
-    let (mut clipped, mut kl) = (0.0, 0.0);
+    let mut clipped = 0.0;
+    let mut kl = 0.0;
     for (row, want) in points.iter().zip(&per_token) {
         for (point, want) in row.iter().zip(want) {
             let got = clip.at(point);
@@ -125,7 +125,8 @@ fn policy_losses_match_verl() {
     for case in f.v.value_at("anchor/ppo_single_token").as_array().unwrap() {
         let of = |name: &str| case[name].as_f64().unwrap();
         // Only the difference matters; log-probabilities must be below 0.
-        let (logp, old) = (of("new") - 5.0, Some(of("old") - 5.0));
+        let logp = of("new") - 5.0;
+        let old = Some(of("old") - 5.0);
         let at = Point { logp, old, advantage: of("adv"), ..Point::default() };
         let got = clip.at(&at);
         let share = |counted: bool| f64::from(u8::from(counted)) / Counting::Verl.denominator(1.0);
@@ -190,7 +191,8 @@ fn policy_losses_match_verl() {
 #[test]
 fn value_losses_match_verl() {
     let f = Fixture::new();
-    let (new, old) = (f.masked_rows("anchor/value_loss/vpreds"), f.values_of("values"));
+    let new = f.masked_rows("anchor/value_loss/vpreds");
+    let old = f.values_of("values");
     let returns = f.masked_rows("anchor/gae_g1.0_l1.0/returns");
     let loss = Loss::new(PolicyLoss::Value {
         clip: Some(f.v.number("anchor/value_loss/cliprange_value")),
@@ -203,7 +205,8 @@ fn value_losses_match_verl() {
     };
     let points: Vec<Vec<Point>> =
         (0..4).map(|i| (0..new[i].len()).map(|t| point(i, t)).collect()).collect();
-    let (gradients, sum) = ("anchor/value_loss/grad_vpreds", "anchor/value_loss/loss");
+    let gradients = "anchor/value_loss/grad_vpreds";
+    let sum = "anchor/value_loss/loss";
     f.expect_sum(loss, &points, Normalizer::TokenMean, gradients, sum);
     let clipped = points.iter().flatten().filter(|point| loss.at(point).clipped).count() as f64;
     assert_close(
@@ -211,7 +214,8 @@ fn value_losses_match_verl() {
         f.v.number("anchor/value_loss/clipfrac"),
         "clip fraction",
     );
-    let (returns, values) = (returns.concat(), old.concat());
+    let returns = returns.concat();
+    let values = old.concat();
     let want =
         f.v.value_at("metrics")["critic/vf_explained_var(gae_g1_l1 returns, fixture values)"]
             .as_f64()
@@ -250,7 +254,8 @@ fn kl_penalties_match_verl() {
 #[test]
 fn kl_in_reward_matches_verl() {
     let f = Fixture::new();
-    let (old, reference) = (f.values_of("old_log_prob"), f.values_of("ref_log_prob"));
+    let old = f.values_of("old_log_prob");
+    let reference = f.values_of("ref_log_prob");
     let penalty =
         KlPenalty { estimator: KlEstimator::K1, coefficient: 0.05, importance_weighted: false };
     let mut rollouts = f.rollouts();

@@ -288,7 +288,8 @@ mod tests {
 
     #[test]
     fn random_tokens_are_distinct() {
-        let (one, other) = (random().unwrap(), random().unwrap());
+        let one = random().unwrap();
+        let other = random().unwrap();
         assert!(one.len() == 64 && one != other);
     }
 }

@@ -60,7 +60,8 @@ impl Spec {
         precision: Precision,
         backend: Option<GroupBackend>,
     ) -> anyhow::Result<Self> {
-        let (keys, sleeps) = (samplers.servers(), wants.colocation.is_some());
+        let keys = samplers.servers();
+        let sleeps = wants.colocation.is_some();
         let port = child::free_port(Ipv4Addr::LOCALHOST).map_err(|error| {
             unusable(format!("no port of this machine is free for a sampler: {error}"))
         })?;
@@ -70,7 +71,8 @@ impl Spec {
         };
         let name = format!("{kind}-{number}");
         let text = |value: &dyn std::fmt::Display| value.to_string();
-        let (model, context) = (model.display().to_string(), wants.context.to_string());
+        let model = model.display().to_string();
+        let context = wants.context.to_string();
         let has = |flag: &str| keys.args.iter().any(|arg| arg.split('=').next() == Some(flag));
         let mut command = vec![keys.python.display().to_string(), "-m".into()];
         let mut add = |words: &[&str]| command.extend(words.iter().map(|word| (*word).to_owned()));

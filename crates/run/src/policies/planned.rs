@@ -140,7 +140,8 @@ impl PlannedModels {
         };
         let free =
             levade_engine::available_memory().map_or(1 << 30, |bytes| (bytes >> 20) as usize);
-        let (mut short, mut enough) = (recipe.engine.memory_mb, free);
+        let mut short = recipe.engine.memory_mb;
+        let mut enough = free;
         if short == 0 || short >= enough || !fits(enough) {
             return None;
         }

@@ -221,7 +221,8 @@ async fn cells(service: &Service, request: RunJupyter) -> Result<JupyterResponse
         limits,
     };
     let mut session = service.0.sandbox.session(options)?;
-    let (mut done, mut ended) = (Vec::with_capacity(request.cells.len()), EndReason::Exit(0));
+    let mut done = Vec::with_capacity(request.cells.len());
+    let mut ended = EndReason::Exit(0);
     // Only the cells count: their wait in the queue behind other runs does not.
     let mut spent = 0.0;
     for code in &request.cells {

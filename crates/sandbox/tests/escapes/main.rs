@@ -191,7 +191,8 @@ async fn harmless_attacks_succeed_without_sandbox() {
 /// Checks that an attack ended as its title says. Returns a description of the difference if it did
 /// not.
 fn check_outcome(expect: &str, outcome: &Outcome) -> Result<(), String> {
-    let (out, err) = (outcome.stdout.text(), outcome.stderr.text());
+    let out = outcome.stdout.text();
+    let err = outcome.stderr.text();
     if out.contains("ESCAPED") {
         return Err(out);
     }
@@ -235,7 +236,8 @@ async fn every_attack_is_contained_and_leaves_nothing() {
     let host = Host::new();
     let Some((sandbox, _lock)) = full_sandbox_with(vec![host.shared_path()]).await else { return };
     let only = std::env::var("LEVADE_ATTEMPT").unwrap_or_default();
-    let (mut count, mut wrong) = (0, Vec::new());
+    let mut count = 0;
+    let mut wrong = Vec::new();
     python(&sandbox, "pass").await;
     let before = HeldResources::wait_until_stable().await;
     for (expect, name, code) in attacks() {

@@ -173,7 +173,8 @@ pub async fn incremental_writes_equal_single_write(store: TestStore) {
 
 pub async fn incremental_writes_are_idempotent(store: TestStore) {
     let whole = attempt(store.run(), 0, 0);
-    let (start, segments) = (start_of(&whole), whole.trajectory.segments());
+    let start = start_of(&whole);
+    let segments = whole.trajectory.segments();
     for expected in [WriteOutcome::Written, WriteOutcome::AlreadyRecorded] {
         assert_eq!(store.start(&start).await.unwrap(), expected);
     }
@@ -531,7 +532,8 @@ pub async fn plan_numbers_round_trip_exactly(store: TestStore) {
 }
 
 pub async fn evaluations_are_sorted_and_never_replaced(store: TestStore) {
-    let (before, after) = (EvalKey { phase: 0, step: 0 }, EvalKey { phase: 1, step: 40 });
+    let before = EvalKey { phase: 0, step: 0 };
+    let after = EvalKey { phase: 1, step: 40 };
     assert_eq!(
         store.record_eval(after, &json!({"mean": 0.925})).await.unwrap(),
         WriteOutcome::Written

@@ -165,7 +165,10 @@ fn head(from: &Connection, name: &AttemptId) -> Result<Option<(i64, Attempt)>, F
         [row.get(1)?, row.get(2)?, row.get(6)?, row.get(7)?];
     let purpose =
         Purpose::parse(&purpose).ok_or_else(|| damaged("purpose", format!("is `{purpose}`")))?;
-    let (phase, step, group, sample) = (row.get(8)?, row.get(9)?, row.get(10)?, row.get(11)?);
+    let phase = row.get(8)?;
+    let step = row.get(9)?;
+    let group = row.get(10)?;
+    let sample = row.get(11)?;
     let start = AttemptStart {
         id: *name,
         slot: AttemptSlot { purpose, phase, step, group, sample },
@@ -241,7 +244,10 @@ pub(super) fn summaries(
     let mut rows = statement.query([purpose.name()])?;
     let mut summaries = Vec::new();
     while let Some(row) = rows.next()? {
-        let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+        let phase = row.get(0)?;
+        let step = row.get(1)?;
+        let group = row.get(2)?;
+        let sample = row.get(3)?;
         summaries.push(AttemptSummary {
             id: AttemptId::from_bytes(row.get(9)?),
             slot: AttemptSlot { purpose, phase, step, group, sample },
@@ -267,7 +273,10 @@ pub(super) fn failures(from: &Connection, purpose: Purpose) -> Result<Vec<Failed
     let mut rows = statement.query([purpose.name()])?;
     let mut failures = Vec::new();
     while let Some(row) = rows.next()? {
-        let (phase, step, group, sample) = (row.get(0)?, row.get(1)?, row.get(2)?, row.get(3)?);
+        let phase = row.get(0)?;
+        let step = row.get(1)?;
+        let group = row.get(2)?;
+        let sample = row.get(3)?;
         failures.push(FailedAttempt {
             id: AttemptId::from_bytes(row.get(5)?),
             slot: AttemptSlot { purpose, phase, step, group, sample },

@@ -86,7 +86,8 @@ impl Sqlite {
         let wanted = run.clone();
         let store = Self::open_with_writer(file, move |file| opening::open(file, &wanted)).await?;
         if store.run != *run {
-            let (location, found) = (store.location.clone(), store.run.to_string());
+            let location = store.location.clone();
+            let found = store.run.to_string();
             return Err(StoreError::OtherRun { location, found, expected: run.to_string() });
         }
         Ok(store)
@@ -176,7 +177,8 @@ impl Sqlite {
         key: String,
         work: impl FnMut(&Connection) -> Result<T, Failure> + Send + 'static,
     ) -> Result<T, StoreError> {
-        let (start, (job, outcome)) = (Instant::now(), QueuedJob::new(work));
+        let start = Instant::now();
+        let (job, outcome) = QueuedJob::new(work);
         // If the thread has exited, the job is dropped with its channel, and the wait below ends.
         worker.send(Box::new(job));
         let outcome =
@@ -221,7 +223,8 @@ async fn start_worker(
     work: fn(&mut Connection, &JobReceiver),
 ) -> Result<(Worker, RunId), StoreError> {
     let (to, outcome) = oneshot::channel();
-    let (location, thread_file) = (file.display().to_string(), file.to_owned());
+    let location = file.display().to_string();
+    let thread_file = file.to_owned();
     let thread = move |inbox: &JobReceiver| {
         let opened = open(&thread_file)
             .and_then(|opened| schema::run_of(&opened.0, &thread_file).map(|run| (opened, run)));
@@ -259,7 +262,8 @@ impl Store for Sqlite {
     }
 
     async fn start(&self, start: &AttemptStart) -> Result<WriteOutcome, StoreError> {
-        let (run, start) = (self.run.clone(), start.clone());
+        let run = self.run.clone();
+        let start = start.clone();
         self.write(start.slot, move |to| attempts::start(to, &run, &start)).await
     }
 
@@ -268,12 +272,14 @@ impl Store for Sqlite {
         id: &AttemptId,
         segments: &[Segment],
     ) -> Result<WriteOutcome, StoreError> {
-        let (id, segments) = (*id, segments.to_vec());
+        let id = *id;
+        let segments = segments.to_vec();
         self.write(attempts::key(&id), move |to| attempts::append(to, &id, &segments)).await
     }
 
     async fn end(&self, id: &AttemptId, end: &End) -> Result<WriteOutcome, StoreError> {
-        let (id, end) = (*id, end.clone());
+        let id = *id;
+        let end = end.clone();
         self.write(attempts::key(&id), move |to| attempts::end(to, &id, &end)).await
     }
 
@@ -282,7 +288,8 @@ impl Store for Sqlite {
     }
 
     async fn record_attempts(&self, attempts: &[Attempt]) -> Result<WriteOutcome, StoreError> {
-        let (run, attempts) = (self.run.clone(), attempts.to_vec());
+        let run = self.run.clone();
+        let attempts = attempts.to_vec();
         let key = match &attempts[..] {
             [one] => one.slot.to_string(),
             all => format!("{} attempts", all.len()),

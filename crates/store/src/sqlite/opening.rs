@@ -104,9 +104,10 @@ fn check(connection: &Connection, file: &Path) -> Result<(), StoreError> {
     let (application, version) = identity(connection).map_err(|source| open_error(file, source))?;
     if application != APPLICATION_ID {
         let location = file.display().to_string();
-        return Err(match is_empty(connection).map_err(|source| open_error(file, source))? {
-            true => StoreError::Empty { location },
-            false => StoreError::Foreign { location, found: application },
+        return Err(if is_empty(connection).map_err(|source| open_error(file, source))? {
+            StoreError::Empty { location }
+        } else {
+            StoreError::Foreign { location, found: application }
         });
     }
     if version != SCHEMA_VERSION {

@@ -133,9 +133,11 @@ fn parse_segment(row: &Row<'_>) -> Result<Segment, Failure> {
     if row.get_ref(7)? == rusqlite::types::ValueRef::Null {
         return Err(damaged("its prompt is missing"));
     }
-    let (tokens, logprobs, versions) = (bytes(7)?, bytes(8)?, bytes(9)?);
-    let (chunks, versions) =
-        ([tokens, logprobs].map(<[u8]>::as_chunks::<4>), versions.as_chunks::<12>());
+    let tokens = bytes(7)?;
+    let logprobs = bytes(8)?;
+    let versions = bytes(9)?;
+    let chunks = [tokens, logprobs].map(<[u8]>::as_chunks::<4>);
+    let versions = versions.as_chunks::<12>();
     let [(tokens, []), (logprobs, [])] = chunks else {
         return Err(damaged("a list of numbers is cut off"));
     };

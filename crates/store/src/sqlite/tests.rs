@@ -230,8 +230,8 @@ fn concurrent_handles_share_one_file() {
 /// Starts a job that blocks the writer, in a transaction of its own, until the returned sender is
 /// dropped.
 fn block_writer(store: &Sqlite) -> mpsc::Sender<()> {
-    let ((release, release_receiver), (started_sender, started)) =
-        (mpsc::channel::<()>(), mpsc::channel());
+    let (release, release_receiver) = mpsc::channel::<()>();
+    let (started_sender, started) = mpsc::channel();
     let release_receiver = std::sync::Mutex::new(release_receiver);
     let (job, _) = QueuedJob::new(move |_: &Connection| {
         let _ = started_sender.send(());
@@ -268,7 +268,8 @@ fn queued_writes_share_one_commit() {
     let clash = Attempt { score: None, ..attempt(0, 0) };
     let panicking = |_: &Connection| -> Result<(), Failure> { panic!("on purpose") };
     let endless = Attempt { reward: Some(f64::NAN), ..attempt(2, 0) };
-    let ([one, two], result) = ([attempt(1, 0), attempt(3, 0)], json!(1));
+    let [one, two] = [attempt(1, 0), attempt(3, 0)];
+    let result = json!(1);
     let results = wait(async {
         let all = async {
             tokio::join!(
@@ -320,7 +321,8 @@ fn full_disk_rejects_only_oversized_write() {
     pages(20);
     let release = block_writer(&store);
     let at = |step| EvalKey { phase: 0, step };
-    let (small, large) = (json!("small"), json!("x".repeat(1 << 20)));
+    let small = json!("small");
+    let large = json!("x".repeat(1 << 20));
     let (first, full, last) = wait(async {
         let all = async {
             tokio::join!(
@@ -425,7 +427,9 @@ fn exited_writer_thread_returns_error() {
 fn append_updates_token_counts() {
     let (dir, store) = open();
     let whole = attempt(0, 0);
-    let (id, number, task) = (whole.id, whole.number, whole.task.clone());
+    let id = whole.id;
+    let number = whole.number;
+    let task = whole.task.clone();
     wait(store.start(&AttemptStart { id, slot: whole.slot, number, task })).unwrap();
     let raw = Connection::open(dir.path().join("run.db")).unwrap();
     let sizes = || -> (i64, i64, String) {

@@ -62,7 +62,9 @@ pub(super) fn rows<E>(
         }
         return Ok(halves);
     }
-    let (mut rest, mut line, mut halves) = (text, 1, 0);
+    let mut rest = text;
+    let mut line = 1;
+    let mut halves = 0;
     while !rest.is_empty() {
         // Concatenated files have a byte-order mark each.
         rest = rest.trim_start_matches('\u{feff}');
@@ -203,7 +205,8 @@ impl<'de> Visitor<'de> for UniqueNames {
 
 fn to_row_error(text: &str, line: usize, error: &serde_json::Error) -> JsonRowError {
     // The parser counts lines within the row.
-    let (below, column) = (error.line().saturating_sub(1), error.column());
+    let below = error.line().saturating_sub(1);
+    let column = error.column();
     let mut why = error.to_string().split(" at line ").next().unwrap_or_default().to_owned();
     let at = text
         .lines()
@@ -224,7 +227,10 @@ fn to_row_error(text: &str, line: usize, error: &serde_json::Error) -> JsonRowEr
 /// Replaces lone surrogates in valid JSON. Also returns their number.
 fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
     let bytes = text.as_bytes();
-    let (mut plain, mut kept, mut halves, mut at) = (String::new(), 0, 0, 0);
+    let mut plain = String::new();
+    let mut kept = 0;
+    let mut halves = 0;
+    let mut at = 0;
     // In valid JSON, backslashes occur only within strings.
     while let Some(found) = text[at..].find('\\') {
         at += found;
@@ -253,7 +259,9 @@ fn replace_surrogates(text: &str) -> (Cow<'_, str>, usize) {
 /// another notation. Returns `None` if there are none.
 fn exponents_as_text(text: &str) -> Option<String> {
     let bytes = text.as_bytes();
-    let (mut spelled, mut kept, mut at) = (String::new(), 0, 0);
+    let mut spelled = String::new();
+    let mut kept = 0;
+    let mut at = 0;
     while at < bytes.len() {
         match bytes[at] {
             b'"' => {

@@ -125,8 +125,8 @@ impl FileOptions {
                 self.question,
             ));
         }
-        let (rows, path) =
-            (tasks.rest.len(), files.first().map_or(self.path.first(), |file| file).to_owned());
+        let rows = tasks.rest.len();
+        let path = files.first().map_or(self.path.first(), |file| file).to_owned();
         if rows == 0 {
             return Err(TaskError::Empty { path });
         }
@@ -141,7 +141,8 @@ impl FileOptions {
         let mut rest: Vec<Option<Task>> = tasks.rest.into_iter().map(Some).collect();
         tasks.held_out = ranked.into_iter().filter_map(|(_, at)| rest[at].take()).collect();
         tasks.rest = rest.into_iter().flatten().collect();
-        let (rows, repeat) = (tasks.rest.len().min(self.limit.unwrap_or(usize::MAX)), self.repeat);
+        let rows = tasks.rest.len().min(self.limit.unwrap_or(usize::MAX));
+        let repeat = self.repeat;
         match rows.checked_mul(repeat) {
             Some(all) if all <= MAX_REPEATED || repeat == 1 => Ok(tasks),
             _ => Err(TaskError::Repeat { path, rows, repeat, max_tasks: MAX_REPEATED }),
@@ -393,7 +394,8 @@ impl<'o> Loader<'o> {
     /// Returns the task of a row, without the row itself.
     fn read(&mut self, row: &mut Row<'_>) -> Result<Task, TaskError> {
         let options = self.options;
-        let (path, location) = (row.path, row.location);
+        let path = row.path;
+        let location = row.location;
         let mut opened: Vec<(String, &str)> = Vec::new();
         let paths = fields::layout_paths(&options.question, &options.answer);
         for path in paths.iter().map(String::as_str).chain(["extra_info."]) {

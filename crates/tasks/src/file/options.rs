@@ -282,7 +282,8 @@ fn template<'t>(row: &Row<'_>, question: &'t str) -> Result<Option<Vec<Part<'t>>
 /// and so are line breaks next to empty fields at its ends.
 fn fill_template(row: &Row<'_>, parts: &[Part<'_>]) -> Result<String, TaskError> {
     let spelled = row.spelled.as_ref().and_then(Value::as_object);
-    let (mut question, mut end) = (String::new(), 0);
+    let mut question = String::new();
+    let mut end = 0;
     for part in parts {
         match part {
             Part::Text(text) => {

@@ -37,7 +37,8 @@ pub(super) fn rows<E>(
     }
     let mut reader = builder.quoting(!tabs || quotes_fields(text)).from_reader(input);
     // The reader's line numbers are wrong for Windows line breaks and empty lines.
-    let (mut at, mut line) = (0, 1);
+    let mut at = 0;
+    let mut line = 1;
     let names = reader.headers().map_err(|error| wrong(read_error_text(&error)))?.clone();
     let mut seen = HashSet::new();
     let twice: BTreeSet<&str> = names.iter().filter(|name| !seen.insert(*name)).collect();
@@ -61,7 +62,8 @@ pub(super) fn rows<E>(
             return Ok(twice.iter().map(skipped_columns).collect());
         }
         if record.len() != names.len() {
-            let (len, expected) = (record.len(), names.len());
+            let len = record.len();
+            let expected = names.len();
             return Err(wrong(format!(
                 "has {len} fields in line {line}, but its header has {expected}: put quotes around a text with \
                  commas or line breaks"
@@ -104,7 +106,9 @@ enum Quotes {
 fn quotes(text: &str, delimiter: u8) -> Quotes {
     let ends = |byte: u8| byte == delimiter || matches!(byte, b'\n' | b'\r');
     let bytes = text.as_bytes();
-    let (mut is_start, mut is_quoted, mut at) = (true, false, 0);
+    let mut is_start = true;
+    let mut is_quoted = false;
+    let mut at = 0;
     while let Some(&byte) = bytes.get(at) {
         at += 1;
         if !is_quoted {

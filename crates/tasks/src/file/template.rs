@@ -31,7 +31,8 @@ pub(super) fn parts(template: &str) -> Result<Option<Vec<Part<'_>>>, String> {
     if !template.contains(['{', '}']) {
         return Ok(None);
     }
-    let (mut parts, mut rest) = (Vec::new(), template);
+    let mut parts = Vec::new();
+    let mut rest = template;
     while let Some(at) = rest.find(['{', '}']) {
         let (text, braces) = rest.split_at(at);
         if !text.is_empty() {

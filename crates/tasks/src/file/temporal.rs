@@ -211,7 +211,8 @@ fn date(days: i64) -> Option<String> {
 }
 
 fn time(value: i64, unit: i64) -> String {
-    let (seconds, fraction) = (value / unit, value % unit);
+    let seconds = value / unit;
+    let fraction = value % unit;
     let text = format!("{:02}:{:02}:{:02}", seconds / 3600, seconds / 60 % 60, seconds % 60);
     if fraction == 0 {
         return text;

@@ -553,7 +553,8 @@ fn only_equal_rows_are_repeats() {
 fn json_text_of_messages_loads_as_messages() {
     let chat =
         json!([{"role": "system", "content": "Be brief."}, {"role": "user", "content": "1+1?"}]);
-    let (prompt, model) = (chat.to_string(), json!({"style": "rule", "ground_truth": "2"}));
+    let prompt = chat.to_string();
+    let model = json!({"style": "rule", "ground_truth": "2"});
     let lines = json!({"prompt": prompt, "reward_model": model.to_string()}).to_string();
     let quoted = |text: &str| format!("\"{}\"", text.replace('"', "\"\""));
     let table =

@@ -135,7 +135,8 @@ fn name(inside: &str) -> Option<(String, bool)> {
 
 /// Returns the names of all opening tags, and of all closing tags.
 fn names(text: &str) -> (HashSet<String>, HashSet<String>) {
-    let (mut opened, mut closed) = (HashSet::new(), HashSet::new());
+    let mut opened = HashSet::new();
+    let mut closed = HashSet::new();
     for (at, _) in text.match_indices(['<', '[']) {
         if let Some((name, closes)) = tag_content(&text[at..]).and_then(name) {
             if closes {

@@ -119,15 +119,15 @@ impl Syntax for Deepseek {
             return content.to_owned();
         }
         let calls = calls.iter().map(|call| {
-            let (name, arguments) = (&call.name, arguments(call));
-            match self.fenced {
-                true => {
-                    format!(
-                        "{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}",
-                        FENCE[0], FENCE[1]
-                    )
-                }
-                false => format!("{OPEN}{name}{SEPARATOR}{arguments}{CLOSE}"),
+            let name = &call.name;
+            let arguments = arguments(call);
+            if self.fenced {
+                format!(
+                    "{OPEN}function{SEPARATOR}{name}\n{}\n{arguments}\n{}{CLOSE}",
+                    FENCE[0], FENCE[1]
+                )
+            } else {
+                format!("{OPEN}{name}{SEPARATOR}{arguments}{CLOSE}")
             }
         });
         let between = if self.fenced { "\n" } else { "" };
@@ -139,12 +139,13 @@ impl Syntax for Deepseek {
     }
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        let (before, after): (fn(&str) -> String, String) = match self.fenced {
-            true => (
+        let (before, after): (fn(&str) -> String, String) = if self.fenced {
+            (
                 |name| format!("{OPEN}function{SEPARATOR}{name}\n{}\n", FENCE[0]),
                 format!("\n{}{CLOSE}", FENCE[1]),
-            ),
-            false => (|name| format!("{OPEN}{name}{SEPARATOR}"), CLOSE.to_owned()),
+            )
+        } else {
+            (|name| format!("{OPEN}{name}{SEPARATOR}"), CLOSE.to_owned())
         };
         let between = if self.fenced { "\n" } else { "" };
         Some(forms.calls([SECTION[0], between, SECTION[1]], |at, tool| {

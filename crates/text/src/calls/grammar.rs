@@ -87,7 +87,9 @@ impl GrammarContext<'_> {
     /// Returns the terms of a text: special tokens for the tags that are tokens, and literals for
     /// the rest.
     pub(crate) fn text_terms(&self, text: &str) -> String {
-        let (mut terms, mut plain, mut rest) = (Vec::new(), String::new(), text);
+        let mut terms = Vec::new();
+        let mut plain = String::new();
+        let mut rest = text;
         while let Some(c) = rest.chars().next() {
             let tag = self.tags.iter().filter(|tag| rest.starts_with(**tag));
             let found = tag.filter_map(|tag| Some((tag.len(), (self.special)(tag)?))).max();
@@ -207,11 +209,13 @@ impl GrammarContext<'_> {
         let required = schema.required();
         for (number, (key, of)) in schema.properties().into_iter().enumerate() {
             let value = self.value(&format!("value_{at}_{number}"), tool, (key, of), close);
-            let (opening, terms) = (self.text_terms(&open(key)), value.terms);
+            let opening = self.text_terms(&open(key));
+            let terms = value.terms;
             rule.rules.push_str(&value.rules);
-            rule = rule.append(match required.contains(key) {
-                true => format!("{opening} {terms}"),
-                false => format!("({opening} {terms})?"),
+            rule = rule.append(if required.contains(key) {
+                format!("{opening} {terms}")
+            } else {
+                format!("({opening} {terms})?")
             });
         }
         rule.append(self.text_terms(after))
@@ -231,7 +235,8 @@ impl GrammarContext<'_> {
                 .append_rule(name, all.join(" | "))
                 .append(self.text_terms(close));
         }
-        let (types, schema_pointer) = (schema.types(), format!("/properties/{key}"));
+        let types = schema.types();
+        let schema_pointer = format!("/properties/{key}");
         if !types.is_empty() && !types.contains("string") {
             let schema = self.enforce_schema(tool, schema, &schema_pointer).document();
             return Rule::default()
@@ -258,7 +263,8 @@ impl GrammarContext<'_> {
         let tags = self.tags.iter().filter_map(|tag| close.find(*tag).map(|at| (at, *tag)));
         // Without a tag, the text ends with `close`.
         let (at, tag) = tags.min().unwrap_or((0, close));
-        let (before, after) = (&close[..at], &close[at..]);
+        let before = &close[..at];
+        let after = &close[at..];
         if (self.special)(tag).is_some() {
             // A special token is never text.
             let body = format!("/(.|\\n)*{}/ & {without}", escape_regex(before));
@@ -267,7 +273,8 @@ impl GrammarContext<'_> {
                 .append(self.text_terms(after));
         }
         let suffix = literal(&close[..at + tag.len()]);
-        let (mut rule, terminal) = (Rule::default().append(name), name.to_uppercase());
+        let mut rule = Rule::default().append(name);
+        let terminal = name.to_uppercase();
         let _ = writeln!(rule.rules, "{name}[suffix={suffix}]: {terminal}");
         let _ = writeln!(rule.rules, "{terminal}: /(.|\\n)*/ & {without}");
         rule.append(self.text_terms(&close[at + tag.len()..]))

@@ -79,7 +79,8 @@ impl Syntax for Harmony {
             Some(None) => return Body::Missing,
             None => return Body::More,
         };
-        let (header, from) = (&text[..at], at + MESSAGE.len());
+        let header = &text[..at];
+        let from = at + MESSAGE.len();
         if recipient(header).is_some() {
             return Body::Json(from);
         }
@@ -152,7 +153,8 @@ impl Syntax for Harmony {
             if index > 0 {
                 text.push_str(&format!("{CALL}{START}assistant"));
             }
-            let (name, arguments) = (&call.name, arguments(call));
+            let name = &call.name;
+            let arguments = arguments(call);
             text.push_str(&format!(
                 "{CHANNEL}commentary to=functions.{name} {CONSTRAIN}json{MESSAGE}{arguments}"
             ));

@@ -113,10 +113,13 @@ impl Json {
             }
             (Key | KeyOrEnd, b'"') => Text { key: true },
             (Colon, b':') => Value,
-            (CommaOrEnd, b',') => match self.open.last()? {
-                true => Key,
-                false => Value,
-            },
+            (CommaOrEnd, b',') => {
+                if *self.open.last()? {
+                    Key
+                } else {
+                    Value
+                }
+            }
             _ => return None,
         };
         Some(true)

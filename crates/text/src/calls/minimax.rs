@@ -85,7 +85,8 @@ impl Syntax for Minimax {
     }
 
     fn grammar(&self, forms: &GrammarContext<'_>) -> Option<String> {
-        let (open, end) = (format!("{}\n", SECTION[0]), format!("\n{}", SECTION[1]));
+        let open = format!("{}\n", SECTION[0]);
+        let end = format!("\n{}", SECTION[1]);
         let close = format!("{PARAMETER_END}\n");
         Some(forms.calls([&open, "\n", &end], |at, tool| {
             let before = format!("{INVOKE}\"{}\">\n", tool.name);

@@ -87,7 +87,8 @@ impl<'a> Parser<'a> {
     /// Parses items up to `close`. Also returns whether a comma follows the last one.
     fn items(&mut self, depth: usize, close: &str) -> Option<(Vec<Value>, bool)> {
         self.rest = &self.rest[1..];
-        let (mut items, mut comma) = (Vec::new(), true);
+        let mut items = Vec::new();
+        let mut comma = true;
         while !self.take(close) {
             if !comma {
                 return None;
@@ -100,7 +101,8 @@ impl<'a> Parser<'a> {
 
     fn fields(&mut self, depth: usize) -> Option<Map<String, Value>> {
         self.rest = &self.rest[1..];
-        let (mut fields, mut comma) = (Map::new(), true);
+        let mut fields = Map::new();
+        let mut comma = true;
         while !self.take("}") {
             let Value::String(key) = self.value(depth).filter(|_| comma)? else { return None };
             if !self.take(":") {
@@ -173,7 +175,8 @@ fn escape<'a>(rest: &'a str, text: &mut String) -> Option<&'a str> {
         }
     };
     let code = |text: &str, length: usize| u32::from_str_radix(text.get(..length)?, 16).ok();
-    let (mut found, mut after) = (code(after, length)?, &after[length..]);
+    let mut found = code(after, length)?;
+    let mut after = &after[length..];
     // A surrogate pair, as JSON writes characters beyond 16 bits.
     if let (0xD800..0xDC00, Some(low @ 0xDC00..0xE000)) =
         (found, after.strip_prefix("\\u").and_then(|low| code(low, 4)))

@@ -79,7 +79,8 @@ fn read_in_chunks(
     tools: &[ToolSpec],
 ) -> (ParsedCompletion, String) {
     let tags = Tags::new(&ReasoningTagSet::default(), format.syntax());
-    let (mut reader, mut found) = (Reader::new(false), Vec::new());
+    let mut reader = Reader::new(false);
+    let mut found = Vec::new();
     for chunk in chunks {
         reader.push(&tags, tools, chunk, &mut found);
     }
@@ -218,7 +219,8 @@ fn parser_cost_is_linear_in_every_format() {
         ] {
             let text = format!("{head}{}{tail}", unit.repeat(LENGTH / 8 / unit.len()));
             let tags = Tags::new(&ReasoningTagSet::default(), syntax);
-            let (mut reader, mut found) = (Reader::new(false), Vec::new());
+            let mut reader = Reader::new(false);
+            let mut found = Vec::new();
             let mut buffer = [0; 4];
             for c in text.chars() {
                 reader.push(&tags, &tools, c.encode_utf8(&mut buffer), &mut found);

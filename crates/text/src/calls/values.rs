@@ -198,7 +198,8 @@ mod tests {
         }
         let [optional, either] =
             ["null", "array"].map(|other| json!({"anyOf": [string, {"type": other}]}));
-        let (integer, number) = (json!({"type": "integer"}), json!({"type": "number"}));
+        let integer = json!({"type": "integer"});
+        let number = json!({"type": "number"});
         for (schema, text, want) in [
             (integer.clone(), " 42\n", json!(42)),
             (integer.clone(), "5.0", json!(5)),

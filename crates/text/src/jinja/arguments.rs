@@ -29,7 +29,8 @@ impl<'a> BoundArguments<'a> {
     pub fn new(call: &'a str, names: &'a [&'a str], arguments: &[Value]) -> Result<Self, Error> {
         let (positional, named) = split_arguments(arguments)?;
         if positional.len() > names.len() {
-            let (given, max_arguments) = (positional.len(), names.len());
+            let given = positional.len();
+            let max_arguments = names.len();
             let message =
                 format!("{call} takes at most {max_arguments} arguments, but {given} are given");
             return Err(Error::new(ErrorKind::TooManyArguments, message));

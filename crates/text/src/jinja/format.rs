@@ -80,10 +80,8 @@ pub(crate) fn printf(
             Some(value) => value,
             None => next()?,
         };
-        let (width, precision) = (
-            spend_width(state, width)?,
-            precision.map(|precision| spend_width(state, precision)).transpose()?,
-        );
+        let width = spend_width(state, width)?;
+        let precision = precision.map(|precision| spend_width(state, precision)).transpose()?;
         let body = match conversion {
             's' | 'r' | 'a' => {
                 let body = match (conversion, value.as_str()) {
@@ -375,7 +373,8 @@ struct Layout {
 impl Layout {
     fn parse(spec: &str) -> Self {
         let mut chars = spec.chars();
-        let (first, second) = (chars.next(), chars.next());
+        let first = chars.next();
+        let second = chars.next();
         let is_align = |c: &char| "<>=^".contains(*c);
         let (fill, align) = match (first, second.filter(is_align), first.filter(is_align)) {
             (Some(fill), Some(align), _) => (Some(fill), Some(align)),

@@ -73,7 +73,8 @@ pub(super) fn is_name(text: &str) -> bool {
 pub(super) fn split(source: &str) -> Result<Vec<TemplatePart<'_>>, String> {
     let mut parts = Vec::new();
     let mut rest = source;
-    let (mut line, mut counted) = (1, 0);
+    let mut line = 1;
+    let mut counted = 0;
     loop {
         let start = rest
             .match_indices('{')

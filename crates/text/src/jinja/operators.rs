@@ -200,7 +200,8 @@ fn slice(
             ))),
         },
     };
-    let (start, stop) = (bound(&start, "the start")?, bound(&stop, "the stop")?);
+    let start = bound(&start, "the start")?;
+    let stop = bound(&stop, "the stop")?;
     let step = bound(&step, "the step")?.unwrap_or(1);
     if step == 0 {
         return Err(failure("the step of a slice is 0"));
@@ -273,7 +274,8 @@ pub(super) fn order(operator: &str, left: Value, right: Value) -> Result<Value, 
         Some(None) => return Ok(Value::from(false)),
         None if texts || lists => left.cmp(&right),
         None => {
-            let (left, right) = (left.kind(), right.kind());
+            let left = left.kind();
+            let right = right.kind();
             return Err(failure(format!(
                 "{operator} cannot order a value of kind {left} and one of kind {right}"
             )));
@@ -305,7 +307,8 @@ fn bind(state: &mut State, names: Value, arguments: Rest<ValueOrKwargs>) -> Resu
         names.iter().cloned().zip(positional.iter().cloned()).collect();
     let mut keyword_pairs: Vec<(Value, Value)> = Vec::new();
     for name in named.args() {
-        let (key, value) = (Value::from(name), named.peek::<Value>(name)?);
+        let key = Value::from(name);
+        let value = named.peek::<Value>(name)?;
         if !names.contains(&key) && name != "caller" {
             keyword_pairs.push((key, value));
         } else if bound.iter().any(|(known, _)| *known == key) {

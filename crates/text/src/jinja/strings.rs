@@ -253,7 +253,8 @@ fn is_cased(c: char) -> bool {
 }
 
 fn is_title(text: &str) -> bool {
-    let (mut any, mut inside) = (false, false);
+    let mut any = false;
+    let mut inside = false;
     for c in text.chars() {
         let starts_word = c.is_uppercase() || c.is_letter_titlecase();
         if (starts_word && inside) || (c.is_lowercase() && !inside) {
@@ -351,7 +352,8 @@ fn split_spaces(text: &str, max_splits: usize, from_end: bool) -> Vec<&str> {
             break;
         };
         let space = rest[at..].chars().next().map_or(1, char::len_utf8);
-        let (before, after) = (&rest[..at], &rest[at + space..]);
+        let before = &rest[..at];
+        let after = &rest[at + space..];
         let (word, remaining) = if from_end { (after, before) } else { (before, after) };
         words.push(word);
         rest = strip(remaining, None, !from_end, from_end);
@@ -386,7 +388,8 @@ pub(crate) fn lines(text: &str, keep_ends: bool) -> Vec<&str> {
 }
 
 fn expand_tabs(text: &str, size: usize) -> String {
-    let (mut out, mut column) = (String::new(), 0);
+    let mut out = String::new();
+    let mut column = 0;
     for c in text.chars() {
         match c {
             '\t' => {
@@ -416,12 +419,13 @@ fn part<'a>(
     }
     let length = i64::try_from(text.chars().count()).unwrap_or(i64::MAX);
     let clamp = |bound: i64| if bound < 0 { bound.saturating_add(length).max(0) } else { bound };
-    let (from, to) =
-        (clamp(bound.integer(start, 0)?), clamp(bound.integer(start + 1, length)?).min(length));
+    let from = clamp(bound.integer(start, 0)?);
+    let to = clamp(bound.integer(start + 1, length)?).min(length);
     if from > to {
         return Ok(None);
     }
-    let (from, to) = (usize::try_from(from).unwrap_or(0), usize::try_from(to).unwrap_or(0));
+    let from = usize::try_from(from).unwrap_or(0);
+    let to = usize::try_from(to).unwrap_or(0);
     let byte = |chars: usize| text.char_indices().nth(chars).map_or(text.len(), |(at, _)| at);
     Ok(Some((from, &text[byte(from)..byte(to)])))
 }

@@ -126,7 +126,8 @@ fn urlencode(state: &mut State, value: Value, given: &[Value]) -> Result<Value, 
     }
     let mut parts = Vec::new();
     for (key, item) in pairs(&value) {
-        let (key, item) = (text(state, &key)?, text(state, &item)?);
+        let key = text(state, &key)?;
+        let item = text(state, &item)?;
         parts.push(format!("{}={}", quoted(&key, true), quoted(&item, true)));
     }
     limits::text(state, parts.join("&"))
@@ -148,7 +149,8 @@ fn wordwrap(state: &mut State, value: Value, given: &[Value]) -> Result<Value, E
     let value = text(state, &value)?;
     let width = usize::try_from(bound.integer(0, 79)?).unwrap_or(0);
     let between = bound.text_or_none(2)?.unwrap_or("\n");
-    let (words, hyphens) = (bound.truth(1, true), bound.truth(3, true));
+    let words = bound.truth(1, true);
+    let hyphens = bound.truth(3, true);
     // There is at most one more line break than there are characters.
     spend_bytes(state, value.len().saturating_mul(between.len().saturating_add(1)))?;
     let wrapped = strings::lines(&value, false)
@@ -165,7 +167,8 @@ fn trim(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error
 
 fn replace(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Error> {
     let bound = BoundArguments::new("replace", &["old", "new", "count"], given)?;
-    let (old, new) = (text(state, bound.required(0)?)?, text(state, bound.required(1)?)?);
+    let old = text(state, bound.required(0)?)?;
+    let new = text(state, bound.required(1)?)?;
     let value = text(state, &value)?;
     strings::replace(state, &value, &old, &new, bound.integer(2, -1)?)
 }
@@ -192,7 +195,8 @@ fn indent(state: &mut State, value: Value, given: &[Value]) -> Result<Value, Err
             " ".repeat(width)
         }
     };
-    let (first, blank) = (bound.truth(1, false), bound.truth(2, false));
+    let first = bound.truth(1, false);
+    let blank = bound.truth(2, false);
     let full = format!("{value}\n");
     let lines = strings::lines(&full, false);
     spend_bytes(state, full.len().saturating_add(lines.len().saturating_mul(width.len())))?;

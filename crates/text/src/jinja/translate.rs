@@ -66,7 +66,8 @@ pub(crate) fn translate(source: &str) -> Result<String, String> {
 
 /// Finds the macros that accept any arguments, and the length in bytes of the text in each body.
 fn analyze(parts: &[TemplatePart<'_>]) -> (OpenMacros, HashMap<usize, usize>) {
-    let (mut macros, mut sizes) = (OpenMacros::new(), HashMap::new());
+    let mut macros = OpenMacros::new();
+    let mut sizes = HashMap::new();
     // Index of the block, length of its text in bytes, and whether it reads extra arguments.
     let mut open: Vec<(usize, usize, bool)> = Vec::new();
     for (index, part) in parts.iter().enumerate() {
@@ -237,9 +238,10 @@ impl Token<'_> {
         if !self.quoted {
             return format!("{}{}", self.gap, self.text);
         }
-        let text: Cow<'_, str> = match self.text.contains(['\\', '"']) {
-            true => self.text.replace('\\', "\\\\").replace('"', "\\\"").into(),
-            false => self.text.as_ref().into(),
+        let text: Cow<'_, str> = if self.text.contains(['\\', '"']) {
+            self.text.replace('\\', "\\\\").replace('"', "\\\"").into()
+        } else {
+            self.text.as_ref().into()
         };
         format!("{}\"{text}\"", self.gap)
     }

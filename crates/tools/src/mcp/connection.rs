@@ -148,12 +148,13 @@ impl Connection {
         wants_handshake: &AtomicBool,
         late: &std::sync::Mutex<String>,
     ) -> Result<Self, String> {
-        let first = match wants_handshake.load(Ordering::Relaxed) {
-            true => ClientLifecycleMode::Initialize,
-            false => ClientLifecycleMode::Auto {
+        let first = if wants_handshake.load(Ordering::Relaxed) {
+            ClientLifecycleMode::Initialize
+        } else {
+            ClientLifecycleMode::Auto {
                 preferred_versions: vec![ProtocolVersion::V_2026_07_28],
                 legacy_version: Some(ProtocolVersion::LATEST_WITH_INITIALIZE),
-            },
+            }
         };
         let opened = match Self::connect(server, first, late).await {
             Err(OpenFailure { generation: Some(generation), .. }) => {
@@ -228,7 +229,8 @@ impl Connection {
             }
         };
         let peer = service.peer().clone();
-        let (service, is_silent) = (Mutex::new(service), AtomicBool::new(false));
+        let service = Mutex::new(service);
+        let is_silent = AtomicBool::new(false);
         let tools = std::sync::Mutex::default();
         let connection = Connection { service, peer, process, ledger, tools, is_silent };
         let listed = connection.update_tools().await;
@@ -278,7 +280,8 @@ impl Connection {
 
     async fn list(&self) -> Result<Vec<ToolSpec>, String> {
         let mut tools: Vec<ToolSpec> = Vec::new();
-        let (mut cursor, mut cursors) = (None, Vec::new());
+        let mut cursor = None;
+        let mut cursors = Vec::new();
         loop {
             let page = PaginatedRequestParams::default().with_cursor(cursor.take());
             let listed = self.peer.list_tools(Some(page)).await;

@@ -306,12 +306,11 @@ impl Ledger {
                     !is_error && id.is_number() && id.as_i64() == state.discovery;
                 let was_sent = id.as_i64().is_some_and(|id| id >= 0 && Some(id) <= state.last);
                 if request.is_none() && has_version && !was_sent {
-                    state.doubt = Some(match id.is_null() {
-                        true => {
-                            "its answer has no id, and may be one to a request that was given up"
-                                .to_owned()
-                        }
-                        false => format!("its answer has the id {id}, which no request had"),
+                    state.doubt = Some(if id.is_null() {
+                        "its answer has no id, and may be one to a request that was given up"
+                            .to_owned()
+                    } else {
+                        format!("its answer has the id {id}, which no request had")
                     });
                 }
                 return None;
@@ -397,10 +396,8 @@ impl Ledger {
             }
             return None;
         };
-        let hint = match text.starts_with("\"jsonrpc\"") {
-            true => " (each message must be one line)",
-            false => "",
-        };
+        let hint =
+            if text.starts_with("\"jsonrpc\"") { " (each message must be one line)" } else { "" };
         Some(self.fail(&id, format!("its answer is no JSON: {why}{hint}: {excerpt}")))
     }
 }
@@ -436,9 +433,10 @@ fn to_typed(method: Method, result: Value, id: &RequestId) -> Result<ServerJsonR
 /// Parses the discovery result of a server of the newer generation.
 fn to_discover_result(result: Value) -> Result<DiscoverResult, String> {
     let read: DiscoverResult = serde_json::from_value(result).map_err(|error| error.to_string())?;
-    match read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
-        true => Ok(read),
-        false => Err("it speaks other versions of the protocol".into()),
+    if read.supported_versions.contains(&ProtocolVersion::V_2026_07_28) {
+        Ok(read)
+    } else {
+        Err("it speaks other versions of the protocol".into())
     }
 }
 

@@ -49,7 +49,9 @@ pub(super) fn parse_concatenated(bytes: &[u8]) -> Option<Vec<Value>> {
 /// Replaces the accepted deviations by valid JSON. Returns the text unchanged if there are none.
 fn repair(text: &str) -> Cow<'_, str> {
     let bytes = text.as_bytes();
-    let (mut repaired, mut kept, mut at) = (String::new(), 0, 0);
+    let mut repaired = String::new();
+    let mut kept = 0;
+    let mut at = 0;
     let mut replace = |range: std::ops::Range<usize>, by: &str| {
         repaired.push_str(&text[kept..range.start]);
         repaired.push_str(by);
@@ -103,7 +105,9 @@ fn surrogate(bytes: &[u8]) -> Option<u32> {
 /// Returns the value of the key `id` of a message that is invalid JSON: the key of the outermost
 /// object, if it precedes the syntax error.
 pub(super) fn outer_id(bytes: &[u8]) -> Option<Value> {
-    let (mut depth, mut at, mut key) = (0_usize, 0, None);
+    let mut depth = 0_usize;
+    let mut at = 0;
+    let mut key = None;
     while at < bytes.len() {
         match bytes[at] {
             b'{' | b'[' => depth += 1,

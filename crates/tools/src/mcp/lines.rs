@@ -118,9 +118,8 @@ impl Transport<RoleClient> for Lines {
                 tokio::task::yield_now().await;
             }
             let has_line = !self.line.is_empty() && !self.is_oversized;
-            let available = match has_line || self.ledger.is_doubtful() {
-                false => self.stdout.fill_buf().await,
-                true => match timeout(LINE_END_TIMEOUT, self.stdout.fill_buf()).await {
+            let available = if has_line || self.ledger.is_doubtful() {
+                match timeout(LINE_END_TIMEOUT, self.stdout.fill_buf()).await {
                     Ok(available) => available,
                     // A complete message needs no line break.
                     Err(_)
@@ -134,7 +133,9 @@ impl Transport<RoleClient> for Lines {
                         self.received.extend(self.ledger.fail_doubtful());
                         continue;
                     }
-                },
+                }
+            } else {
+                self.stdout.fill_buf().await
             };
             let available = available.unwrap_or_default();
             if available.is_empty() {

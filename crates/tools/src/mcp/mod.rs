@@ -174,7 +174,8 @@ impl Mcp {
         keys.check(seconds).map_err(|error| error.to_string())?;
         let server = match keys.url.as_str() {
             "" => {
-                let (dir, passes) = (keys.dir.clone(), keys.environment.clone());
+                let dir = keys.dir.clone();
+                let passes = keys.environment.clone();
                 let launch = Launch { dir, passes, ..Launch::new(&keys.command) };
                 McpServer::Program { launch, supervisor: supervisor.clone() }
             }
@@ -282,7 +283,8 @@ impl Toolbox for Mcp {
         let wrong = |why| ToolError::Open { tool: self.name.clone(), why };
         let (connection, _) = self.connect(None).await.map_err(wrong)?;
         let specs = self.offered_tools(&connection.tools()).map_err(wrong)?;
-        let (toolbox, specs) = (self.clone(), std::sync::Mutex::new(specs));
+        let toolbox = self.clone();
+        let specs = std::sync::Mutex::new(specs);
         Ok(Box::new(McpSession { toolbox, specs, connection: Mutex::new(Some(connection)) }))
     }
 

@@ -103,7 +103,8 @@ impl HttpTransport {
             request = request.header(name, value);
         }
         let request = request.body(Full::new(body)).map_err(|error| invalid(&error))?;
-        let (mut wait, mut tries) = (INITIAL_RETRY_WAIT, 0);
+        let mut wait = INITIAL_RETRY_WAIT;
+        let mut tries = 0;
         loop {
             let response =
                 self.client.request(request.clone()).await.map_err(StreamableHttpError::Client)?;
@@ -330,9 +331,10 @@ impl MessageStream {
         let data = event.data.as_deref().unwrap_or_default();
         // A truncated event is sent again after resuming.
         let is_truncated = self.can_resume && lenient::parse(data.as_bytes()).is_err();
-        let messages = match is_truncated {
-            true => Vec::new(),
-            false => self.ledger.read(data.as_bytes(), self.request.as_ref()),
+        let messages = if is_truncated {
+            Vec::new()
+        } else {
+            self.ledger.read(data.as_bytes(), self.request.as_ref())
         };
         if messages.is_empty() && !is_truncated && !data.trim().is_empty() {
             self.noise = Some(shorten(data.as_bytes()));
@@ -501,7 +503,8 @@ fn encoding(headers: &HeaderMap) -> &str {
 /// # Errors
 /// Returns an error if the body cannot be decompressed, or if it then exceeds `max_bytes` bytes.
 fn unpack_body(headers: &HeaderMap, text: Vec<u8>, max_bytes: usize) -> Result<Vec<u8>, String> {
-    let (encoding, text) = (encoding(headers), Bytes::from(text));
+    let encoding = encoding(headers);
+    let text = Bytes::from(text);
     match unpack(encoding, text.clone(), max_bytes) {
         Ok(unpacked) => Ok(unpacked.into()),
         Err(UnpackError::Broken) if lenient::parse(&text).is_ok() => Ok(text.into()),
@@ -606,7 +609,9 @@ fn limit_event_size(
     bytes: impl Stream<Item = std::io::Result<Bytes>>,
     max_bytes: usize,
 ) -> impl Stream<Item = std::io::Result<Bytes>> {
-    let (mut length, mut is_line_empty, mut last) = (0, true, 0);
+    let mut length = 0;
+    let mut is_line_empty = true;
+    let mut last = 0;
     bytes.map(move |chunk| {
         let chunk = chunk?;
         for &byte in &chunk {

@@ -87,7 +87,10 @@ async fn server(injector: FaultInjector) -> String {
         let mut stalled = Vec::new();
         while let Ok((stream, _)) = listener.accept().await {
             let mut stream = BufReader::new(stream);
-            let (mut length, mut session, mut is_post, mut last) = (0, None, false, Value::Null);
+            let mut length = 0;
+            let mut session = None;
+            let mut is_post = false;
+            let mut last = Value::Null;
             loop {
                 let mut line = String::new();
                 stream.read_line(&mut line).await.unwrap();

@@ -164,7 +164,8 @@ impl PythonTools {
             "config": shown(config),
             "functions": keys.functions,
         });
-        let (name, schemas) = (name.into(), Arc::<OnceLock<Arc<ToolSchemas>>>::default());
+        let name = name.into();
+        let schemas = Arc::<OnceLock<Arc<ToolSchemas>>>::default();
         let known = Arc::clone(&schemas);
         let pool = Pool::new(PoolOptions {
             name: name.clone(),
@@ -202,9 +203,10 @@ fn check(known: &OnceLock<Arc<ToolSchemas>>, report: Value) -> Result<(), String
     let tools = serde_json::from_value(report["tools"].clone());
     let tools = tools.map_err(|error| format!("its first line is none of a worker: {error}"))?;
     let schemas = Arc::new(ToolSchemas::new(tools)?);
-    match known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
-        true => Ok(()),
-        false => Err("its tools are others than at the beginning: the file has changed".into()),
+    if known.get_or_init(|| Arc::clone(&schemas)).tools == schemas.tools {
+        Ok(())
+    } else {
+        Err("its tools are others than at the beginning: the file has changed".into())
     }
 }
 
@@ -235,7 +237,8 @@ impl Toolbox for PythonTools {
                 PinnedInstances::open(slot.worker(), &attempt.attempt, attempt_data).await;
             pinned = Some(instances.map_err(|why| self.open_error(why))?);
         }
-        let (toolbox, pool) = (self.name.clone(), Arc::clone(&self.pool));
+        let toolbox = self.name.clone();
+        let pool = Arc::clone(&self.pool);
         Ok(Box::new(PythonSession { toolbox, pool, schemas, pinned }))
     }
 }

@@ -70,9 +70,10 @@ impl Default for HttpKeys {
 impl HttpKeys {
     /// Returns the JSON schema of the arguments.
     fn schema(&self) -> Value {
-        match self.parameters.is_empty() {
-            true => json!({ "type": "object", "properties": {} }),
-            false => Value::Object(self.parameters.clone()),
+        if self.parameters.is_empty() {
+            json!({ "type": "object", "properties": {} })
+        } else {
+            Value::Object(self.parameters.clone())
         }
     }
 
@@ -151,7 +152,8 @@ impl Endpoint {
         let (services, method, arguments) = keys.parts()?;
         let headers = services.headers(&keys.key_env, &keys.headers_env)?;
         let caller = HttpCaller { client: services.client()?, headers, retries: keys.retries };
-        let (description, parameters) = (keys.description.clone(), keys.schema());
+        let description = keys.description.clone();
+        let parameters = keys.schema();
         let spec = ToolSpec { name: name.into(), description, parameters };
         Ok(Endpoint { spec, keys, method, caller, arguments })
     }
@@ -322,7 +324,8 @@ mod tests {
                 "id": {}, "url": {}, "n": { "type": "integer" }, "page": { "type": "integer", "default": 1 },
             },
         });
-        let (parameters, method) = (parameters.as_object().unwrap().clone(), method.to_string());
+        let parameters = parameters.as_object().unwrap().clone();
+        let method = method.to_string();
         let hosts = vec!["*.example.org".to_owned()];
         Endpoint::new("t", HttpKeys { url, method, parameters, hosts, ..HttpKeys::default() })
             .unwrap()

@@ -245,7 +245,8 @@ mod tests {
             _ => (200, json!({"status_code": 500, "detail": "no session"}).to_string()),
         })
         .await;
-        let (url, deny) = (format!("http://{address}/mcpapi/"), vec!["read_file".into()]);
+        let url = format!("http://{address}/mcpapi/");
+        let deny = vec!["read_file".into()];
         let keys = McpapiKeys { url, deny, retries: 1, ..McpapiKeys::default() };
         let node = Node::new("dock", &keys).unwrap();
         let session = node.open(&context("a")).await.unwrap();

@@ -22,7 +22,8 @@ pub async fn service(respond: fn(usize, &str) -> (u16, String)) -> (String, Rece
             let hears = hears.clone();
             tokio::spawn(async move {
                 let mut stream = BufReader::new(stream);
-                let (mut head, mut length) = (String::new(), 0);
+                let mut head = String::new();
+                let mut length = 0;
                 loop {
                     let mut line = String::new();
                     stream.read_line(&mut line).await.unwrap();

@@ -67,7 +67,8 @@ async fn timed_out_loop_is_interrupted_and_process_survives() {
 async fn blocked_call_kills_process_and_pending_calls() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), HAZARDS, Duration::from_secs(6));
-    let (mut x, mut y) = (open(&set, "x").await, open(&set, "y").await);
+    let mut x = open(&set, "x").await;
+    let mut y = open(&set, "y").await;
     let first = text(&mut x, "process", json!({})).await;
     let blocks = call_tool(&mut x, "does", json!({ "mode": "block" }));
     let heartbeat = async {

@@ -144,7 +144,8 @@ async fn arguments_injected_by_frameworks_are_hidden() {
     let mut open = open(&python(dir.path(), text, LONG), "a").await;
     let parameters =
         |name: &str| open.specs().iter().find(|spec| spec.name == name).unwrap().parameters.clone();
-    let (f, g) = (parameters("f"), parameters("g"));
+    let f = parameters("f");
+    let g = parameters("g");
     assert_eq!(
         (&f["properties"], &f["required"]),
         (&json!({ "x": { "type": "integer" } }), &json!(["x"]))

@@ -153,10 +153,8 @@ async fn execute_gets_agent_data_as_in_verl() {
     let dir = tempfile::tempdir().unwrap();
     let set = python(dir.path(), KEPT, LONG);
     let row = json!({ "prompt": [{ "role": "user", "content": "Hi" }] });
-    let (mut x, mut y) = (
-        set.open(&attempt("x", row)).await.unwrap(),
-        set.open(&attempt("y", json!({}))).await.unwrap(),
-    );
+    let mut x = set.open(&attempt("x", row)).await.unwrap();
+    let mut y = set.open(&attempt("y", json!({}))).await.unwrap();
     for want in ["1", "2"] {
         assert_eq!(text(&mut x, "any", json!({})).await, want);
     }

@@ -22,7 +22,9 @@ pub(super) fn age(attempts: &[Attempt], targets: Targets<'_>, version: u64, metr
         .flat_map(|a| a.trajectory.segments())
         .filter(|s| targets.contains_targets(s));
     let runs = segments.flat_map(|s| s.versions.iter());
-    let (mut tokens, mut sum, mut oldest) = (0u64, 0u64, 0u64);
+    let mut tokens = 0u64;
+    let mut sum = 0u64;
+    let mut oldest = 0u64;
     for run in runs {
         let age = version.saturating_sub(run.version);
         tokens += u64::from(run.len);
@@ -70,7 +72,8 @@ pub(super) fn oversampled(
     excluded: &[ExcludedAttempts],
     metrics: &mut Metrics,
 ) {
-    let (mut kept, mut started) = (Vec::new(), Vec::new());
+    let mut kept = Vec::new();
+    let mut started = Vec::new();
     for (lengths, excluded) in groups.iter().zip(excluded) {
         let max_len = lengths.iter().copied().max().unwrap_or(0);
         kept.extend_from_slice(lengths);

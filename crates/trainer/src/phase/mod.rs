@@ -74,7 +74,8 @@ impl PhaseRun {
         observer: &mut dyn Observer,
         stop: &StopFlag,
     ) -> Result<Self, Exit> {
-        let (phase, number) = (phase.clone(), index as u32);
+        let phase = phase.clone();
+        let number = index as u32;
         Ok(match phase.clone() {
             Phase::Sft(keys) => {
                 PhaseRun::Sft(Box::new(Sft::new(phase, number, keys, run, observer, stop).await?))

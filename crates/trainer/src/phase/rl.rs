@@ -81,7 +81,8 @@ impl Rl {
         let start = Instant::now();
         let RunContext { rollouts, tasks, store, .. } = run;
         let sampler = &rollouts.agents.first().sampler;
-        let (before, used) = (SamplerSnapshot::take(&**sampler).await?, rollouts.agents.used());
+        let before = SamplerSnapshot::take(&**sampler).await?;
+        let used = rollouts.agents.used();
         self.scheduler.advance(step);
         move_references(run, &self.phase, step).await?;
         let planned = store.step(self.index, step).await?;
@@ -251,12 +252,14 @@ impl PhaseContext<'_> {
         attempts: &[Attempt],
         observer: &mut dyn Observer,
     ) -> Result<Vec<UpdateOutcome>, TrainerError> {
-        let (trajectories, mut micro_batches) = (by_id(attempts), Progress::new(plan));
+        let trajectories = by_id(attempts);
+        let mut micro_batches = Progress::new(plan);
         let mut outcomes = Vec::with_capacity(plan.policies.len());
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = self.run.policies.policy_learner(name)?;
-            let (models, settings) = (policy_learner.models(self.phase), self.settings(name, step));
+            let models = policy_learner.models(self.phase);
+            let settings = self.settings(name, step);
             outcomes.push(
                 run_plan(policy, &trajectories, models, &settings, &mut micro_batches, observer)
                     .await?,
@@ -267,7 +270,8 @@ impl PhaseContext<'_> {
 
     fn settings<'t>(&'t self, policy: &'t str, step: u32) -> UpdateSettings<'t> {
         let RunContext { origin, recipe, .. } = self.run;
-        let (targets, version) = (self.run.targets(policy), self.progress.version(policy));
+        let targets = self.run.targets(policy);
+        let version = self.progress.version(policy);
         UpdateSettings::new((self.index, self.phase), step, Some(origin), targets, version, recipe)
     }
 
@@ -325,11 +329,13 @@ impl PhaseContext<'_> {
         let RunContext { recipe, policies, .. } = self.run;
         let limits = self.run.rollouts.agents.token_limits();
         let budget = recipe.engine.micro_batch_tokens;
-        let (mut plans, mut sampled) = (Vec::new(), Census::default());
+        let mut plans = Vec::new();
+        let mut sampled = Census::default();
         for (name, policy_learner) in
             policies.trained_among(&recipe.trained_policies_in(self.phase))
         {
-            let (models, targets) = (policy_learner.models(self.phase), self.run.targets(name));
+            let models = policy_learner.models(self.phase);
+            let targets = self.run.targets(name);
             sampled.add(&plan::census(groups.iter().copied().flatten(), targets, self.keys));
             let signal_table = SignalTable::query(
                 self.keys,

@@ -75,7 +75,8 @@ pub(super) fn demonstrations(
     let mut found = Vec::with_capacity(keys.demonstrations);
     for (group, (task, demonstration)) in mixed.into_iter().take(keys.demonstrations).enumerate() {
         let agent = agents.agent_for(&task)?;
-        let (Agent { name, tools, .. }, policy) = (&agent.agent, &agent.player().policy);
+        let Agent { name, tools, .. } = &agent.agent;
+        let policy = &agent.player().policy;
         let mut messages = agent.keys.initial_messages(&task);
         let num_given = messages.len();
         messages.extend(demonstration.messages());
@@ -83,7 +84,9 @@ pub(super) fn demonstrations(
             demonstrate(agent.format.chat(), &tools.specs(&task), &messages, num_given)
                 .map(|trajectory| trajectory.with_names(name, policy))
                 .map_err(|source| TrainerError::Demonstration { task: task.id.clone(), source })?;
-        let (purpose, phase, group) = (Purpose::Demonstration, index as u32, group as u32);
+        let purpose = Purpose::Demonstration;
+        let phase = index as u32;
+        let group = group as u32;
         let slot = AttemptSlot { purpose, phase, step: 0, group, sample: 0 };
         found.push(Attempt {
             id: AttemptId::new(run, &slot, 0),
@@ -99,7 +102,9 @@ pub(super) fn demonstrations(
         });
     }
     if found.len() < keys.demonstrations {
-        let (phase, wanted, found) = (index, keys.demonstrations, found.len());
+        let phase = index;
+        let wanted = keys.demonstrations;
+        let found = found.len();
         return Err(TrainerError::TooFewDemonstrations { phase, wanted, found });
     }
     Ok(found)
@@ -155,7 +160,8 @@ impl Sft {
         let trained = recipe.trained_policies_in(&self.phase);
         let total = self.demonstrations.len();
         let a_pass = total.div_ceil(self.keys.batch) as u32;
-        let (epoch, within) = (step / a_pass, (step % a_pass) as usize);
+        let epoch = step / a_pass;
+        let within = (step % a_pass) as usize;
         let order = order(recipe.run.seed, "batches", &[self.index, epoch], total);
         let picked: Vec<&Attempt> = order
             .iter()
@@ -169,7 +175,8 @@ impl Sft {
                 let budget = recipe.engine.micro_batch_tokens;
                 let mut plans = Vec::new();
                 for (name, policy_learner) in policies.trained_among(&trained) {
-                    let (targets, version) = (run.targets(name), progress.version(name));
+                    let targets = run.targets(name);
+                    let version = progress.version(name);
                     let draft = plan::draft_sft(targets, version, &picked, self.keys.normalizer);
                     plans.push(draft.into_plan(policy_learner.models(&self.phase), budget).await?);
                 }
@@ -181,13 +188,15 @@ impl Sft {
         let trajectories = by_id(&self.demonstrations);
         let mut metrics = Metrics::default();
         metrics.add("training/epoch", f64::from(step) / f64::from(a_pass));
-        let (index_and_phase, mut micro_batches) =
-            ((self.index, &self.phase), Progress::new(&plan));
-        let (several, mut forward_tokens) = (plan.policies.len() > 1, 0);
+        let index_and_phase = (self.index, &self.phase);
+        let mut micro_batches = Progress::new(&plan);
+        let several = plan.policies.len() > 1;
+        let mut forward_tokens = 0;
         for policy in &plan.policies {
             let name = policy.policy.as_str();
             let policy_learner = policies.policy_learner(name)?;
-            let (targets, version) = (run.targets(name), progress.version(name));
+            let targets = run.targets(name);
+            let version = progress.version(name);
             let settings =
                 UpdateSettings::new(index_and_phase, step, Some(origin), targets, version, recipe);
             let models = policy_learner.models(&self.phase);

@@ -36,8 +36,10 @@ pub(super) async fn demonstrations(
     let rollouts =
         Rollouts { agents: rollouts.agents.taught(source, teacher)?, ..rollouts.clone() };
     let mut remaining = demonstration_tasks(phase, source, rollouts.seed, tasks).zip(0..);
-    let (wanted, max_tried) = (keys.demonstrations, source.max_tasks(keys.demonstrations));
-    let (mut found, mut tried) = (Vec::with_capacity(wanted), 0);
+    let wanted = keys.demonstrations;
+    let max_tried = source.max_tasks(keys.demonstrations);
+    let mut found = Vec::with_capacity(wanted);
+    let mut tried = 0;
     while found.len() < wanted && tried < max_tried {
         let next = (wanted - found.len()).min(max_tried - tried);
         let slot_of = |group| AttemptSlot {
@@ -58,7 +60,8 @@ pub(super) async fn demonstrations(
         found.extend(made.into_iter().filter(|attempt| is_good(attempt, source.min_score)));
     }
     if found.len() < wanted {
-        let (teacher, min_score) = (source.to_string(), source.min_score);
+        let teacher = source.to_string();
+        let min_score = source.min_score;
         let found = found.len();
         return Err(TrainerError::TooFewLessons {
             phase,

@@ -66,7 +66,8 @@ impl Server {
 
 fn serve(mut stream: TcpStream, kept: &Mutex<RecordedRequests>) -> std::io::Result<()> {
     let mut reader = BufReader::new(stream.try_clone()?);
-    let (mut first, mut length) = (String::new(), 0);
+    let mut first = String::new();
+    let mut length = 0;
     reader.read_line(&mut first)?;
     loop {
         let mut line = String::new();
@@ -136,8 +137,8 @@ fn respond(first: &str, body: &Value, kept: &mut RecordedRequests) -> (u16, Valu
                 if !name.chars().all(|c| c.is_alphanumeric() || "_-. /:".contains(c)) {
                     return (400, json!({"message": format!("invalid metric name {name:?}")}));
                 }
-                let (step, value) =
-                    (number["step"].as_u64().unwrap(), number["value"].as_f64().unwrap());
+                let step = number["step"].as_u64().unwrap();
+                let value = number["value"].as_f64().unwrap();
                 kept.runs[run].push((name.into(), step, value));
             }
             (200, json!({}))

@@ -204,9 +204,11 @@ fn item(key: &str, value: &str) -> Vec<u8> {
 /// Formats a Unix timestamp in seconds as `YYYYMMDD_hhmmss`, UTC. The conversion of days to dates
 /// follows the algorithm `civil_from_days` (Howard Hinnant).
 fn clock(seconds: u64) -> String {
-    let (days, rest) = (seconds / 86_400, seconds % 86_400);
+    let days = seconds / 86_400;
+    let rest = seconds % 86_400;
     let shifted = days + 719_468;
-    let (era, day_of_era) = (shifted / 146_097, shifted % 146_097);
+    let era = shifted / 146_097;
+    let day_of_era = shifted % 146_097;
     let year_of_era =
         (day_of_era - day_of_era / 1_460 + day_of_era / 36_524 - day_of_era / 146_096) / 365;
     let day_of_year = day_of_era - (365 * year_of_era + year_of_era / 4 - year_of_era / 100);
@@ -244,7 +246,9 @@ mod tests {
         }
         let bytes = fs::read(&path).unwrap();
         assert_eq!((&bytes[..7], bytes.len()), (&IDENT[..], log.written));
-        let (mut at, mut whole, mut records) = (7, Vec::new(), Vec::new());
+        let mut at = 7;
+        let mut whole = Vec::new();
+        let mut records = Vec::new();
         while at < bytes.len() {
             if BLOCK - at % BLOCK < HEADER {
                 at += BLOCK - at % BLOCK;

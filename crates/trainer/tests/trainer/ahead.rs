@@ -126,7 +126,8 @@ async fn algorithms_run_on_policy_and_replay() {
 async fn sampling_ahead_respects_staleness_and_replays() {
     let root = tempfile::tempdir().unwrap();
     let keep = "keep";
-    let (recompute, interpolate) = ("recompute", "interpolate");
+    let recompute = "recompute";
+    let interpolate = "interpolate";
     let cases = [
         (0, "oldest", keep, recompute),
         (1, "oldest", keep, recompute),

@@ -236,7 +236,8 @@ fn largest_difference(a: &Gradients, b: &Gradients) -> f64 {
 async fn estimators_match_exact_expectation() {
     const GROUPS: usize = 3000;
     let simulator = simulator();
-    let (policy, rows) = (Policy::of(&simulator).await, rows(&simulator).await);
+    let policy = Policy::of(&simulator).await;
+    let rows = rows(&simulator).await;
     let truth = policy.truth();
     let group = |compare, scale_by_std| {
         Estimator::Group(GroupBaseline { compare, scale_by_std, ..GroupBaseline::default() })
@@ -319,7 +320,8 @@ async fn estimators_match_exact_expectation() {
         } else {
             assert!(largest_difference(&exact, &truth) > 1e-6, "{name} is unbiased");
         }
-        let (mut sums, mut squares) = (Gradients::default(), Gradients::default());
+        let mut sums = Gradients::default();
+        let mut squares = Gradients::default();
         for group in &groups {
             let advantages = policy.advantages(&estimator, group);
             let paths: Vec<SequenceInput> =
@@ -369,9 +371,11 @@ async fn second_best_baseline_yields_unbiased_pass_k() {
 /// A critic trained on sampled attempts converges to the values of the states.
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn critic_converges_to_true_values() {
-    let (actor, critic) = (simulator(), simulator());
+    let actor = simulator();
+    let critic = simulator();
     let policy = Policy::of(&actor).await;
-    let (rows, loss) = (rows(&critic).await, Loss::new(PolicyLoss::Value { clip: Some(0.5) }));
+    let rows = rows(&critic).await;
+    let loss = Loss::new(PolicyLoss::Value { clip: Some(0.5) });
     let mut expected = [0.0; 4];
     for attempt in every_attempt() {
         expected[0] += policy.probability(attempt) * score(attempt);

@@ -75,8 +75,9 @@ fn trained_on(dir: &Path, attempts: &[Attempt]) -> usize {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn helper_agents_are_recorded_and_trained_if_configured() {
     let root = tempfile::tempdir().unwrap();
-    let (one, two, silent) =
-        (root.path().join("one"), root.path().join("two"), root.path().join("silent"));
+    let one = root.path().join("one");
+    let two = root.path().join("two");
+    let silent = root.path().join("silent");
     let (weights, attempts) = run(&one, &[]).await;
     let helped: Vec<&Attempt> = attempts.iter().filter(|attempt| has_browser(attempt)).collect();
     assert!(!helped.is_empty(), "no answer was condensed in {} attempts", attempts.len());

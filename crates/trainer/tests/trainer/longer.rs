@@ -85,7 +85,8 @@ async fn replayed(dir: &Path) -> (u32, bool) {
 async fn extended_run_matches_run_of_full_length() {
     let root = tempfile::tempdir().unwrap();
     let path = |name: &str| root.path().join(name);
-    let (longer, uninterrupted) = ("phase.1.steps=8", path("whole"));
+    let longer = "phase.1.steps=8";
+    let uninterrupted = path("whole");
     let (weights, ..) =
         run(&uninterrupted, StartMode::Fresh, 99, &[CONSTANT, longer]).await.unwrap();
     // The run is finished, or stopped in the middle.
@@ -110,7 +111,8 @@ async fn extended_run_matches_run_of_full_length() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_writes_changed_keys_to_recipe() {
     let root = tempfile::tempdir().unwrap();
-    let (dir, moved) = (root.path().join("run"), root.path().join("moved"));
+    let dir = root.path().join("run");
+    let moved = root.path().join("moved");
     let written = |dir: &Path| Recipe::load(&dir.join("recipe.toml"), &[]).unwrap();
     let (_, finished, _) = run(&dir, StartMode::Fresh, 5, &[]).await.unwrap();
     assert!(!finished);
@@ -129,7 +131,8 @@ async fn resume_accepts_added_phase_and_rejects_changed_one() {
     let path = |name: &str| root.path().join(name);
     let sft = "{kind='sft', demonstrations=10, epochs=2, batch=4, learning_rate=3.0}";
     let rl = "{kind='rl', steps=2, groups=2, group_size=4, learning_rate=0.05}";
-    let (short, long) = (format!("phase=[{sft}]"), format!("phase=[{sft}, {rl}]"));
+    let short = format!("phase=[{sft}]");
+    let long = format!("phase=[{sft}, {rl}]");
     let (weights, ..) = run(&path("whole"), StartMode::Fresh, 99, &[&long]).await.unwrap();
     run(&path("grown"), StartMode::Fresh, 99, &[&short]).await.unwrap();
     let (grown, ..) = run(&path("grown"), StartMode::Resume, 99, &[&long]).await.unwrap();
@@ -217,8 +220,9 @@ async fn phase_stops_early_at_success_rate() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resume_rejects_changed_files() {
     let root = tempfile::tempdir().unwrap();
-    let (dir, rows, model) =
-        (root.path().join("run"), root.path().join("rows.jsonl"), root.path().join("config.json"));
+    let dir = root.path().join("run");
+    let rows = root.path().join("rows.jsonl");
+    let model = root.path().join("config.json");
     let written = |answer: u32| {
         (0..9)
             .map(|i| format!("{{\"question\": \"{i}?\", \"answer\": {answer}}}\n"))

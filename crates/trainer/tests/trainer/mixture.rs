@@ -25,7 +25,8 @@ const MIXED: [&str; 6] = [
 async fn opponent_attempts_are_recorded_but_not_trained() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let opponent = simulator(Duration::ZERO, 0.0);
     let before = opponent.weights();
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
@@ -64,7 +65,8 @@ async fn opponent_attempts_are_recorded_but_not_trained() {
 async fn group_baseline_excludes_opponent_attempts() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let opponent = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     // The opponent plays half of the attempts.
@@ -113,7 +115,8 @@ async fn group_baseline_excludes_opponent_attempts() {
 async fn evaluation_uses_only_trained_policies() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let (policy, opponent) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let opponent = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
     parts.policies.push(Policy { learner: None, ..trained("opponent", &opponent) });
     let pick = Arc::new(|_: u64, stream: u64| usize::from(stream.is_multiple_of(2)));

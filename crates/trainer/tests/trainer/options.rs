@@ -53,7 +53,8 @@ async fn same_however_often_it_stops(dir: &Path, overrides: &[&str]) {
     assert!(finished);
 
     let stopped = dir.with_extension("stopped");
-    let (mut start, mut stops) = (StartMode::Fresh, 0);
+    let mut start = StartMode::Fresh;
+    let mut stops = 0;
     let again = loop {
         let (finished, policy) = run(&stopped, start, overrides, 11).await;
         if finished {
@@ -151,7 +152,8 @@ async fn bootstrap_adds_critic_value_to_truncated_attempts() {
 
     let (plan, attempts) = planned(&dir, 0, 0);
     let critic = simulator(Duration::ZERO, 0.0);
-    let (mut cut, mut ended) = (0, 0);
+    let mut cut = 0;
+    let mut ended = 0;
     for path in paths_of(&plan) {
         let attempt = &attempts[&path.attempt];
         let input = sequence_input(attempt);
@@ -307,7 +309,8 @@ async fn low_entropy_tokens_lose_advantages() {
     let found = plan.policies[0].high_entropy.as_ref().unwrap();
     assert_eq!((found.tokens, found.thresholds.len()), (entropies.len() as u64, 1));
     assert_eq!(found.thresholds[0] as f32, threshold);
-    let (mut kept, mut taken) = (0, 0);
+    let mut kept = 0;
+    let mut taken = 0;
     for path in &plan.policies[0].updates[0].sequences {
         let of_path = predictions(&policy, &attempts[&path.attempt]).await.entropies;
         let all: Vec<f32> = path.advantage.iter().take(of_path.len()).collect();

@@ -148,7 +148,8 @@ async fn run_trains_evaluates_and_checkpoints() {
 async fn evaluation_settings_do_not_affect_training() {
     let root = tempfile::tempdir().unwrap();
     let own = ["eval.temperature=0.7", "eval.samples=2", "eval.max_turns=1", "eval.max_tokens=9"];
-    let (policy, plain) = (simulator(Duration::ZERO, 0.0), simulator(Duration::ZERO, 0.0));
+    let policy = simulator(Duration::ZERO, 0.0);
+    let plain = simulator(Duration::ZERO, 0.0);
     run(&root.path().join("own"), &policy, StartMode::Fresh, &own).await.unwrap();
     run(&root.path().join("plain"), &plain, StartMode::Fresh, &[]).await.unwrap();
     assert_eq!(policy.weights(), plain.weights());
@@ -373,7 +374,8 @@ async fn untrainable_tokens_are_masked_and_counted() {
     for (step, summary) in (1..3).flat_map(|step| made.iter().map(move |summary| (step, summary))) {
         let attempt = store.attempt(&summary.id).await.unwrap().unwrap();
         let [prompt, completion] = attempt.trajectory.segments() else { panic!() };
-        let (group, sample) = (summary.slot.group, summary.slot.sample);
+        let group = summary.slot.group;
+        let sample = summary.slot.sample;
         let part = |range: std::ops::Range<usize>, parent| Segment {
             tokens: completion.tokens[range.clone()].to_vec(),
             logprobs: completion.logprobs[range.clone()].to_vec(),
@@ -388,7 +390,8 @@ async fn untrainable_tokens_are_masked_and_counted() {
         trajectory.push(Segment { filtered: true, temperature, ..part(0..3, 0) }).unwrap();
         trajectory.push(Segment { temperature, ..part(3..8, 1) }).unwrap();
         let slot = AttemptSlot { step, ..summary.slot };
-        let (id, reward) = (AttemptId::new(store.run(), &slot, 0), Some(f64::from(sample)));
+        let id = AttemptId::new(store.run(), &slot, 0);
+        let reward = Some(f64::from(sample));
         store
             .record_attempts(&[Attempt { id, slot, reward, trajectory, ..attempt }])
             .await

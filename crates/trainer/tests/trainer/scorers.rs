@@ -48,14 +48,10 @@ fn attempts(dir: &Path) -> Vec<Attempt> {
 fn by_numbers(attempt: &Attempt) -> (f64, f64) {
     let outcome = &attempt.outcome;
     let is_answered = outcome.finish == Finish::Answered;
-    let score = match is_answered {
-        true => {
-            NumericScorer::default()
-                .grade(&outcome.final_text, &attempt.task["answer"])
-                .unwrap()
-                .value
-        }
-        false => 0.0,
+    let score = if is_answered {
+        NumericScorer::default().grade(&outcome.final_text, &attempt.task["answer"]).unwrap().value
+    } else {
+        0.0
     };
     let cut = if is_answered { 0.0 } else { -0.5 };
     let calls = outcome.calls_by_turn.iter().map(|(_, calls)| {
@@ -78,7 +74,8 @@ async fn single_scorer_determines_score() {
     for (name, scorers) in
         [("numeric", &[][..]), ("right", &["reward.scorers=[{name='right', kind='numeric'}]"][..])]
     {
-        let (dir, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.1));
+        let dir = root.path().join(name);
+        let policy = simulator(Duration::ZERO, 0.1);
         run(&dir, scorers, &policy, &[], StartMode::Fresh, &mut Notes::default()).await.unwrap();
         let all = attempts(&dir);
         for attempt in all.iter().filter(|attempt| attempt.status == Status::Completed) {
@@ -142,7 +139,8 @@ impl Scorer for LengthScorer {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn scorers_are_weighted_and_selected_by_task() {
     let root = tempfile::tempdir().unwrap();
-    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
     let scorers = "reward.scorers=[{name='right', kind='numeric', weight=0.75, when={source=['arithmetic']}}, \
          {name='form', kind='numeric', weight=0.25, weights={first=0.5}}, \
          {name='other', kind='numeric', when={source='arithmetic', kind='none'}}]";
@@ -327,12 +325,14 @@ async fn attempts_wait_for_unavailable_scorer() {
     let root = tempfile::tempdir().unwrap();
     let num_sampled =
         async |policy: &Arc<Simulator>| policy.device_stats().await.unwrap().unwrap().sampled;
-    let (dir, undisturbed) = (root.path().join("undisturbed"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("undisturbed");
+    let undisturbed = simulator(Duration::ZERO, 0.0);
     judged(&dir, &[], &undisturbed, &Judge::unavailable_for(0), StartMode::Fresh).await.unwrap();
     let want: Vec<Attempt> = attempts(&dir);
 
     // The scorer becomes available again soon.
-    let (dir, policy) = (root.path().join("back"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("back");
+    let policy = simulator(Duration::ZERO, 0.0);
     let notes = judged(
         &dir,
         &["reward.unscored=defer"],
@@ -349,7 +349,8 @@ async fn attempts_wait_for_unavailable_scorer() {
     assert!(policy.weights() == undisturbed.weights() && attempts(&dir) == want);
 
     // The scorer is unavailable for longer than the outage timeout.
-    let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("away");
+    let policy = simulator(Duration::ZERO, 0.0);
     let park = ["reward.unscored=defer", "reward.timeout_seconds=0.5"];
     let error = judged(&dir, &park, &policy, &Judge::unavailable_for(9999), StartMode::Fresh)
         .await
@@ -368,7 +369,8 @@ async fn attempts_wait_for_unavailable_scorer() {
             .all(|attempt| attempt.score.is_none() && attempt.trajectory.sampled_tokens() > 0)
     );
     // Once the scorer is available, it scores the existing attempts, and the run continues.
-    let (later, judge) = (simulator(Duration::ZERO, 0.0), Judge::unavailable_for(0));
+    let later = simulator(Duration::ZERO, 0.0);
+    let judge = Judge::unavailable_for(0);
     judged(&dir, &park, &later, &judge, StartMode::Resume).await.unwrap();
     assert!(later.weights() == undisturbed.weights() && attempts(&dir) == want);
     assert_eq!(
@@ -440,7 +442,8 @@ async fn group_scorer_compares_attempts_of_group() {
     let ranks =
         |missing| -> Arc<dyn Scorer> { Arc::new(Rank(Judge { missing, ..Judge::default() })) };
     let mut notes = Notes::default();
-    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.1));
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.1);
     let rank = [("rank", ranks(AtomicU32::new(0)))];
     run(&dir, &short(&more), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap();
     let all = attempts(&dir);
@@ -459,7 +462,8 @@ async fn group_scorer_compares_attempts_of_group() {
     }
     // An unavailable group scorer defers complete groups, which are compared after the run resumes.
     let park = [&more[..2], &["reward.unscored=defer", "reward.timeout_seconds=1.5"]].concat();
-    let (dir, policy) = (root.path().join("away"), simulator(Duration::ZERO, 0.1));
+    let dir = root.path().join("away");
+    let policy = simulator(Duration::ZERO, 0.1);
     let rank = [("rank", ranks(AtomicU32::new(9999)))];
     let error =
         run(&dir, &short(&park), &policy, &rank, StartMode::Fresh, &mut notes).await.unwrap_err();

@@ -20,7 +20,8 @@ async fn store_location_does_not_change_weights() {
         ("relative", "run.store='sqlite:records.db'"),
         ("absolute", absolute.as_str()),
     ] {
-        let (dir, policy) = (root.path().join(name), simulator(Duration::ZERO, 0.0));
+        let dir = root.path().join(name);
+        let policy = simulator(Duration::ZERO, 0.0);
         run(&dir, &policy, StartMode::Fresh, &[store]).await.unwrap();
         assert_eq!(policy.weights(), usual.weights(), "{name}");
         assert!(!dir.join("run.db").exists());
@@ -41,7 +42,8 @@ async fn store_location_does_not_change_weights() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn memory_run_cannot_be_resumed() {
     let root = tempfile::tempdir().unwrap();
-    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
     let memory = ["run.store='memory:'"];
     run(&dir, &policy, StartMode::Fresh, &memory).await.unwrap();
     let keys = recipe(&dir, &memory).run;

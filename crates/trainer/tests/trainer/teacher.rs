@@ -105,18 +105,22 @@ async fn sft_imitates_good_teacher_attempts() {
 #[tokio::test(flavor = "multi_thread", worker_threads = 2)]
 async fn resumed_run_does_not_repeat_teacher_calls() {
     let root = tempfile::tempdir().unwrap();
-    let (uninterrupted, interrupted) = (root.path().join("whole"), root.path().join("cut"));
+    let uninterrupted = root.path().join("whole");
+    let interrupted = root.path().join("cut");
     let num_requests = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
     run(&uninterrupted, &policy, StartMode::Fresh, teacher(&num_requests), &[]).await.unwrap();
-    let (want, all) = (policy.weights(), num_requests.load(Ordering::Relaxed));
+    let want = policy.weights();
+    let all = num_requests.load(Ordering::Relaxed);
 
     // Stops during the last demonstrations. Attempts end at once, so those of the first round end
     // together.
-    let (stop, num_requests) = (StopFlag::default(), Arc::new(AtomicUsize::new(0)));
+    let stop = StopFlag::default();
+    let num_requests = Arc::new(AtomicUsize::new(0));
     let policy = simulator(Duration::ZERO, 0.0);
     let mut parts = parts(&policy, Duration::ZERO);
-    let (ends, seen) = (stop.clone(), Arc::clone(&num_requests));
+    let ends = stop.clone();
+    let seen = Arc::clone(&num_requests);
     let stopping = taught(&num_requests, move || {
         if seen.load(Ordering::Relaxed) == all - 2 {
             ends.stop();
@@ -145,7 +149,8 @@ async fn resumed_run_does_not_repeat_teacher_calls() {
 async fn weak_teacher_is_reported_by_name() {
     let root = tempfile::tempdir().unwrap();
     let ignorant = Teacher::from_rule(|_| Ok(Message::assistant("I do not know.")));
-    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
     let error = run(&dir, &policy, StartMode::Fresh, ignorant, &["phase.0.source.tasks=12"])
         .await
         .unwrap_err();
@@ -173,7 +178,8 @@ async fn sft_imitates_row_completions_that_score_well() {
     std::fs::write(&tasks, (1..=30).map(row).collect::<String>()).unwrap();
     let source = format!("tasks.0={{kind='file', path='{}', held_out=6}}", tasks.display());
     let with = [source.as_str(), "eval.unseen_wordings=0", "phase.1.steps=1", "phase.0.epochs=6"];
-    let (dir, policy) = (root.path().join("run"), simulator(Duration::ZERO, 0.0));
+    let dir = root.path().join("run");
+    let policy = simulator(Duration::ZERO, 0.0);
     let start = async |overrides: &[&str]| {
         let recipe = recipe(&dir, &[&with[..], overrides].concat());
         Trainer::new(recipe, parts(&policy, Duration::ZERO), StartMode::Fresh).await

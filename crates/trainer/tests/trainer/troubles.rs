@@ -217,7 +217,8 @@ async fn oversampling_does_not_wait_for_stragglers() {
 async fn slow_update_does_not_time_out_completions() {
     let root = tempfile::tempdir().unwrap();
     let dir = root.path().join("run");
-    let (batch, update) = (Duration::from_millis(1), Duration::from_millis(2500));
+    let batch = Duration::from_millis(1);
+    let update = Duration::from_millis(2500);
     let timing = Timing { batch, update, ..Timing::default() };
     let policy = Arc::new(Simulator::new(SimulatorConfig { timing, ..crate::common::simulated() }));
     let overrides = [

@@ -84,7 +84,8 @@ fn hub(address: &str, cache: &Path, offline: Option<&'static str>) -> Hub {
 fn respond(mut stream: TcpStream, state: &Mutex<State>) -> std::io::Result<()> {
     let mut lines = BufReader::new(stream.try_clone()?).lines();
     let first = lines.next().unwrap_or_else(|| Ok(String::new()))?;
-    let (mut from, mut seen) = (0, first.clone());
+    let mut from = 0;
+    let mut seen = first.clone();
     for line in lines {
         let line = line?.to_ascii_lowercase();
         if line.is_empty() {

@@ -75,7 +75,8 @@ pub fn encode(dtype: &str, values: &[f32]) -> Vec<u8> {
 
 /// Returns the bytes of a safetensors file with these tensors (name, type, shape, bytes).
 pub fn safetensors(tensors: &[(String, &str, Vec<usize>, Vec<u8>)]) -> Vec<u8> {
-    let (mut header, mut data) = (serde_json::Map::new(), Vec::new());
+    let mut header = serde_json::Map::new();
+    let mut data = Vec::new();
     for (name, dtype, shape, bytes) in tensors {
         let entry = json!({
             "dtype": dtype, "shape": shape, "data_offsets": [data.len(), data.len() + bytes.len()],

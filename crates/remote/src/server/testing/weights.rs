@@ -34,7 +34,8 @@ pub fn publish(root: &Path, version: u64) -> WeightsRef {
         (layer("mlp.down_proj"), vec![hidden, 8]),
     ];
     tensors.extend(["q_proj", "k_proj", "v_proj", "o_proj"].map(square));
-    let (mut header, mut end) = (serde_json::Map::new(), 0);
+    let mut header = serde_json::Map::new();
+    let mut end = 0;
     for (name, shape) in tensors {
         let from = end;
         end += shape.iter().product::<usize>() * 4;

@@ -16,7 +16,8 @@ pub(super) fn relation(tokens: &[Token], sides: &[&[Token]], depth: u32) -> Opti
         at += 1;
     }
     let is_equal = equates(&signs);
-    let (first, last) = (sides.first()?, sides.last()?);
+    let first = sides.first()?;
+    let last = sides.last()?;
     // "Integers x > 0" is not an interval.
     let is_kind = |token: &Token| {
         matches!(token, Token::Text(word) if ["integer", "integers", "naturals", "整数", "自然数"]
@@ -100,7 +101,8 @@ fn rounds(exact: &Expr, written: &Expr, sign: char) -> bool {
     };
     let (Some(a), Some(b)) = (real(exact), real(written)) else { return sign == '=' };
     let far = both.and_then(|(a, b)| a.minus(&b)).map_or((a - b).abs(), |far| far.to_f64().abs());
-    let (near, size) = (far / a.abs().max(b.abs()), b.abs());
+    let near = far / a.abs().max(b.abs());
+    let size = b.abs();
     // Both values are exact, so only floating-point errors are allowed.
     let Some(unit) = unit(written) else { return near <= 1e-10 };
     let truncates = size < a.abs() && far < unit;

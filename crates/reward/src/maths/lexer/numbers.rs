@@ -16,7 +16,8 @@ impl Lexer<'_> {
                 digits.push_str(&self.run_of_digits());
             }
         }
-        let (mut decimal, mut scale) = (false, 0);
+        let mut decimal = false;
+        let mut scale = 0;
         if let Some(rest) = self.rest.strip_prefix('.')
             && (rest.starts_with(|c: char| c.is_ascii_digit())
                 || period(rest).is_some()
